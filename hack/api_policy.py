@@ -73,10 +73,11 @@ def check(root: Path = ROOT) -> list[str]:
     known = releases(root)
     if not known:
         return []
-    last, found = known[-1], []
+    last = known[-1]
+    found: list[str] = []
     for path in sorted((root / "crds").glob("*.yaml")):
         name = f"{last.commit}:crds/{path.name}"
-        command = ["git", "-C", root, "show", name]
+        command = ["git", "-C", str(root), "show", name]
         shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         if shown.returncode and "exists on disk, but not in" not in shown.stderr:
             raise ReleaseError(f"release {last.version}: found no {name} here. Run git fetch --unshallow")

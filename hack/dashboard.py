@@ -14,7 +14,7 @@ _BY_JOB = "by (namespace, dljob)"
 
 @dataclass(frozen=True)
 class Panel:
-    """One graph of the dashboard. ``queries``: text of the legend → PromQL expression."""
+    """One graph of the dashboard. ``queries``: its text in the graph's legend → PromQL expression."""
 
     title: str
     text: str
@@ -34,7 +34,10 @@ def _ranks(metric: str) -> dict[str, str]:
 
 
 def _total(metric: str, label: str, function: str, window: str) -> dict[str, str]:
-    """Return legend → PromQL query for the ``function`` (rate or increase) of an operator's counter, by ``label``."""
+    """Return legend text → PromQL query of a panel with one graph for each value of ``label``.
+
+    The query applies ``function`` (rate or increase) over ``window`` to the operator's counter ``metric``.
+    """
     return {f"{{{{{label}}}}}": f"sum by ({label}) ({function}(dljob_operator_{metric}_total[{window}]))"}
 
 

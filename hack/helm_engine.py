@@ -33,7 +33,7 @@ def seconds(text: str) -> int:
 
 
 def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Return ``base`` with the values of ``over``. Maps are merged; all other values are replaced."""
+    """Return ``base`` with the values of ``over`` in it. Nested maps are merged; ``over`` replaces all other values."""
     both = base.keys() & over.keys()
     nested = {k: merged(base[k], over[k]) for k in both if isinstance(base[k], dict) and isinstance(over[k], dict)}
     return {**base, **over, **nested}

@@ -40,7 +40,7 @@ def operator() -> list[Exported]:
 
 
 def trainer() -> list[Exported]:
-    """Return the metrics of the agent in the coordinator's pod, before ranks have reported anything."""
+    """Return the metrics of the trainer pod that runs a job's coordinator, before ranks have reported anything."""
     rank = Rank(rank=0, pod="a-0", host="a-0.a", group="cpu", device="cpu", share=1)
     plan = Plan(
         job="a", namespace="a", uid="a", number=1, ranks=(rank,), global_batch=1, steps=1,

@@ -68,7 +68,7 @@ def record(root: Path = ROOT) -> Release:
     """
     versions = {name: _version((root / name).read_text()) for name in VERSION_FILES}
     if len(set(versions.values())) > 1:
-        raise ReleaseError(f"version: found {versions}; expected the same in all distributions")
+        raise ReleaseError(f"version: found {versions}; expected the same in all distributions. Edit these files")
     version = next(iter(versions.values()))
     if version in (release.version for release in releases(root)):
         raise ReleaseError(f"release: found {version} in {FILE}; expected a new version. Raise it in {VERSION_FILES}")

@@ -15,9 +15,10 @@ MEMBERS = {"dlcontract": "operator/contract", "dljob": "operator", "dltrain": "t
 
 
 def requirements(*wanted: str) -> list[str]:
-    """Return the requirements of groups and distributions, sorted, each once.
+    """Return the requirements of the dependency groups and distributions ``wanted``, sorted, each once.
 
-    A distribution of the workspace is replaced by its requirements. Raise KeyError for an unknown group or extra.
+    If a requirement is a distribution of this repository, its own requirements replace it. Raise KeyError for an
+    unknown group or extra.
     """
     groups = _toml(".")["dependency-groups"]
     found: set[str] = set()

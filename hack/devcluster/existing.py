@@ -24,7 +24,8 @@ class Existing:
         chosen = spec.kubernetes or spec.feature_gates or spec.runtime_config
         if recreate or chosen or any(node.cpus or node.gpus or node.memory_nbytes for node in spec.nodes):
             raise ClusterError(
-                "--provider existing takes the cluster as it is: drop --node, --recreate and the options of Kubernetes"
+                "--provider existing takes the cluster as it is: found options that would change it. Drop "
+                "--node, --recreate and the options of Kubernetes"
             )
         if not have("kubectl"):
             raise ClusterError("kubectl is not on PATH: install it to use your own cluster")

@@ -20,9 +20,9 @@ from devcluster.shell import end_running
 
 
 def prepare(spec: ClusterSpec, provider: Provider, progress: Progress) -> str:
-    """Return the images' references as JSON once everything that `up` needs is in the cache.
+    """Put everything that `up` needs into the cache: images and Kubernetes. Return the images' references as JSON.
 
-    After an error in one part, end the other part and raise this error. Finished results remain in the cache.
+    Both are made at the same time. If one fails, stop the other and raise the error. Finished results remain.
     """
     arguments = chosen_arguments({}, provider.name)
     references = {name: reference(image, arguments, None) for name, image in IMAGES.items()}

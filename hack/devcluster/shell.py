@@ -64,7 +64,10 @@ def run(
     except BaseException as failure:
         _end_group(process)
         if isinstance(failure, subprocess.TimeoutExpired):
-            raise ClusterError(f"no end after {timeout_s:.0f} s: {shlex.join(words)}") from failure
+            raise ClusterError(
+                f"command: found it still running after its time limit of {timeout_s:.0f} s, and ended it. "
+                f"Run it yourself to find the cause: {shlex.join(words)}"
+            ) from failure
         raise
     finally:
         _running.discard(process)

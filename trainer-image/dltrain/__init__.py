@@ -30,7 +30,8 @@ def init(
 ) -> "Trainer":
     """Join the other ranks of this run. Call it once, before the script creates its model.
 
-    The arguments apply to runs without a manifest. In a DLJob, the plan overrides them.
+    The arguments apply only if the script runs without the operator, for example on a laptop. In a DLJob (the custom
+    resource of a training), the operator's plan overrides them.
 
     ``batch``: global batch size, in samples. ``epochs``: number of passes over the dataset. ``seed``: seeds the data
     order and the random generators of torch, numpy and Python, so that all ranks create the same model and split the

@@ -53,7 +53,7 @@ class Input:
 
 @dataclass(frozen=True)
 class Profile:
-    """The costs of one sample, and the number of trainable ``parameters`` of the model."""
+    """Operations and memory that a model needs per sample, and its number of trainable ``parameters``."""
 
     parameters: int
     forward_FLOPs: float
@@ -64,7 +64,7 @@ class Profile:
     sample_nbytes: int
 
     def hints(self) -> str:
-        """Return the hints as YAML for a DLJob's manifest."""
+        """Return these numbers as YAML for ``spec.model.hints``, from which the operator plans a custom model."""
         return (
             f"model:\n  hints:\n    parameters: {self.parameters}\n"
             f"    flopsPerSample: {self.forward_FLOPs + self.backward_FLOPs:.0f}"
@@ -133,11 +133,11 @@ def _pass(model: nn.Module, inputs: Sequence[Input], batch: int) -> tuple[float,
 
 
 def profile(model: nn.Module, inputs: Sequence[Input]) -> Profile:
-    """Return the costs of ``model`` in training mode on samples of ``inputs``. The model moves to the meta device.
+    """Return the operations and memory per sample of ``model`` in training mode. The model moves to the meta device.
 
-    FLOPs are those of matrix products, convolutions and attention; a multiply-add counts as two. Raise ValueError if
-    the model fails on such inputs, returns no tensor with a gradient, has no trainable parameter, or computes
-    something that depends on tensor values.
+    ``inputs``: shapes of the model's arguments. FLOPs are those of matrix products, convolutions and attention; a
+    multiply-add counts as two. Raise ValueError if the model fails on such inputs, returns no tensor with a gradient,
+    has no trainable parameter, or computes something that depends on tensor values.
     """
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
     if not parameters:
@@ -150,7 +150,7 @@ def profile(model: nn.Module, inputs: Sequence[Input]) -> Profile:
         if isinstance(error, NotImplementedError) or "meta tensors" in str(error):
             raise ValueError(
                 f"the model needs tensor values, which the meta device does not have ({_line(error)}). Remove this use "
-                "from forward(), or write the hints by hand: the number of parameters, and 6 x parameters as FLOPs"
+                "from forward(), or write spec.model.hints by hand: parameters, and 6 x parameters as flopsPerSample"
             ) from error
         shapes = ", ".join(f"(batch, {', '.join(map(str, i.shape))}) of {i.dtype}" for i in inputs)
         raise ValueError(f"the model fails on {shapes}: {_line(error)}. Give --input for each input") from error
@@ -180,7 +180,10 @@ def load(name: str) -> nn.Module:
         try:
             model = factory()
         except Exception as error:
-            raise ValueError(f"{name}() fails on the meta device: {type(error).__name__}: {_line(error)}") from error
+            raise ValueError(
+                f"{name}() fails on the meta device: {type(error).__name__}: {_line(error)}. Name a function that "
+                "needs no arguments and no tensor values"
+            ) from error
     if not isinstance(model, nn.Module):
         raise ValueError(f"{name}() returned {type(model).__name__}; expected a torch.nn.Module")  # noqa: TRY004
     return model

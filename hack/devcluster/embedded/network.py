@@ -24,14 +24,15 @@ _BRIDGE = "switch"
 
 
 def pick_ranges() -> Ranges:
-    """Return the first ranges that overlap no route of this machine. Raise ClusterError if there are none."""
+    """Return the first address ranges that overlap no route of this machine. Raise ClusterError if there are none."""
     taken = _routed()
     for slot in range(SLOTS):
         ranges = Ranges(slot)
         if not any(ours.overlaps(theirs) for ours in ranges.all for theirs in taken):
             return ranges
     raise ClusterError(
-        "every address range of the embedded cluster overlaps a route here: see `ip route show table all`"
+        "network: found routes on this machine that overlap every address range of the embedded cluster; expected one "
+        "range without. Remove other clusters with hack/cluster down, or routes (see `ip route show table all`)"
     )
 
 
@@ -42,12 +43,16 @@ def _routed() -> list[ipaddress.IPv4Network]:
 
 
 def link_name(ranges: Ranges) -> str:
-    """Return the name of the machine's network link to the switch."""
+    """Return the name of the network interface that connects this machine to the cluster's virtual switch."""
     return f"dljob{ranges.slot}"
 
 
 def create(state: State, ranges: Ranges) -> None:
-    """Create the unreachable routes, and then the switch, the machine's link to it and an address for DNS."""
+    """Create the cluster's virtual switch, the machine's link to it, and an address for DNS.
+
+    Before these, create a route of type `unreachable` for each address range of the cluster, so that its packets never
+    leave this machine.
+    """
     for network in ranges.all:
         _ip("route", "add", "unreachable", network, "metric", _LAST_RESORT_METRIC, "proto", _ROUTE_PROTOCOL)
     switch, link = state.prefix, link_name(ranges)
@@ -90,12 +95,15 @@ def set_cut(state: State, node: NodeSpec, cut: bool) -> None:
 
 
 def remove(state: State) -> None:
-    """Remove all parts of the network that exist. This also works without a record of the cluster."""
+    """Remove all parts of the network that exist, even if `State.read` returns no record of the cluster."""
     for link in json.loads(run(["ip", "-json", "link", "show"]).stdout):
         if link.get("ifalias") == state.prefix:  # may go by itself meanwhile, with a namespace that held its peer
             run(["ip", "link", "delete", link["ifname"]], check=False)
             if not wait_until(partial(_link_is_gone, link["ifname"]), 10):
-                raise ClusterError(f"link {link['ifname']} will not go: see ip link show {link['ifname']}")
+                raise ClusterError(
+                    f"link {link['ifname']}: found it 10 s after its deletion; expected it to be gone. "
+                    f"Look for the cause with `ip link show {link['ifname']}`"
+                )
     namespaces = [line.split()[0] for line in run(["ip", "netns", "list"]).stdout.splitlines() if line.strip()]
     for name in namespaces:
         if name == state.prefix or name.startswith(state.prefix + "."):

@@ -51,7 +51,10 @@ def debian_mirror() -> str:
 
 
 def missing(wanted: Mapping[str, str]) -> list[str]:
-    """Return the packages whose program or path is missing."""
+    """Return the packages of `wanted` that must be installed, sorted.
+
+    `wanted`: name of a program, or absolute path → Debian package that contains it.
+    """
     absent = {
         package
         for program, package in wanted.items()
@@ -61,7 +64,7 @@ def missing(wanted: Mapping[str, str]) -> list[str]:
 
 
 def install(wanted: Mapping[str, str], progress: Progress) -> None:
-    """Install missing packages. Update the package lists only if necessary. Raise ClusterError if this fails."""
+    """Install the packages that `missing` returns. Update the lists only if needed. Raise ClusterError on failure."""
     if missing(wanted):
         with locked("packages"):
             _install(missing(wanted), progress)

@@ -93,7 +93,10 @@ def end(identities: Iterable[Identity], grace_s: float) -> None:
             send(one, signal.SIGKILL)
     if not wait_until(lambda: not any(map(_present, doomed)), 20):
         left = [one.pid for one in doomed if _present(one)]
-        raise ClusterError(f"processes {left} survive SIGKILL: look at `cat /proc/{left[0]}/stack`")
+        raise ClusterError(
+            f"processes {left}: found them running 20 s after SIGKILL; expected none. See where they hang with "
+            f"`cat /proc/{left[0]}/stack`"
+        )
 
 
 def _present(identity: Identity) -> bool:
@@ -165,7 +168,7 @@ class Registry:
             (self._folder / f"{name}.json").unlink(missing_ok=True)
 
     def strays(self) -> Iterator[Identity]:
-        """Yield every running process with this cluster's marker, including unrecorded ones."""
+        """Yield every running process whose environment has this cluster's MARKER, recorded or not."""
         for entry in Path("/proc").iterdir():
             if not entry.name.isdigit() or int(entry.name) == os.getpid():
                 continue

@@ -143,7 +143,7 @@ class Embedded:
             raise ClusterError(f"cluster {self._cluster!r} is not up: run hack/cluster up")
         found = [node for node in record.spec.nodes if node.name == name]
         if not found:
-            raise ClusterError(f"no node {name!r}: found {[node.name for node in record.spec.nodes]}")
+            raise ClusterError(f"no node {name!r}: found {[node.name for node in record.spec.nodes]}; use one of them")
         if action == "stop":
             nodes.stop(self._state, found[0])
         elif action == "start":
@@ -238,7 +238,10 @@ class Embedded:
     # -- taking down ------------------------------------------------------------------------------------------
 
     def _remove(self) -> None:
-        """Remove all parts of the cluster that exist. Remove the routes that keep its packets on this machine last."""
+        """Remove all parts of the cluster that exist.
+
+        The last parts are its `unreachable` routes, because they prevent its packets from leaving this machine.
+        """
         state, record = self._state, self._state.read()
         if record and this_boot(record):
             _all(lambda node: nodes.stop(state, node), record.spec.nodes)
@@ -255,7 +258,7 @@ class Embedded:
             )
 
     def _remains(self) -> bool:
-        """Return True if parts of a cluster with this name exist without a record of the cluster."""
+        """Return True if cgroups, networks or processes of a cluster with this name exist, even without its Record."""
         groups = cgroups.detect().trees(self._state.prefix)
         return bool(groups) or Path("/run/netns", self._state.prefix).exists() or any(self._state.processes.strays())
 

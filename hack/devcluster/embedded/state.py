@@ -16,7 +16,7 @@ SLOTS = 32
 
 @dataclass(frozen=True)
 class Ranges:
-    """Address ranges of a cluster. Each slot (a number) has different ranges, so that several clusters can coexist."""
+    """Address ranges of a cluster. Each cluster on a machine has its own `slot` (a number), which determines them."""
 
     slot: int
 
@@ -67,7 +67,10 @@ class Ports:
 
 @dataclass(frozen=True)
 class Record:
-    """All decisions of `up`. The record is written before the first side effect, so that `down` can undo all."""
+    """All decisions of the command `up`: the requested cluster, its addresses, ports and programs.
+
+    `up` writes the record to a file before it changes anything on the machine, so that `down` can undo every change.
+    """
 
     spec: ClusterSpec
     ranges: Ranges
@@ -94,7 +97,7 @@ class State:
     def prefix(self) -> str:
         """Return the name of the cluster's switch namespace and cgroup, with which the names of its nodes begin.
 
-        The name also depends on the folder, because clusters with one name in two caches are different clusters.
+        It contains a digest of the folder, so that clusters with equal names in different cache folders do not collide.
         """
         return f"dljob-{self.name}-{hashlib.sha256(str(self.folder).encode()).hexdigest()[:4]}"
 

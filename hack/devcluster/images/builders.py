@@ -160,7 +160,10 @@ class Buildah:
         self._buildah("push", reference, f"docker://{reference}")
 
     def base(self) -> str:
-        """Return the public base image if a registry answers soon, else one made by debootstrap. Decide only once."""
+        """Return the public base image if a registry answers soon, else one made by debootstrap.
+
+        The cache stores the decision for later builds.
+        """
         note = cache_root() / "images" / "base"
         if note.exists() and self._exists(note.read_text()):
             return note.read_text()
@@ -203,7 +206,10 @@ def _storage() -> Path:
 
 
 def _temporary() -> Path:
-    """Return the folder for buildah's temporary files. Its cache mount `dljob-uv` there is this machine's uv cache."""
+    """Return the folder for buildah's temporary files.
+
+    A link in it makes builds use uv's folder in this cache where a Dockerfile mounts the cache `dljob-uv`.
+    """
     mounts = cache_root() / "images" / "tmp" / "buildah-cache"
     mounts.mkdir(parents=True, exist_ok=True)
     (cache_root() / "uv").mkdir(exist_ok=True)
@@ -214,7 +220,10 @@ def _temporary() -> Path:
 
 @contextmanager
 def _secrets() -> Iterator[list[str]]:
-    """Yield the flags that pass pip's configuration to a build as secrets. Serve local indexes in the context."""
+    """Yield the command-line flags that pass pip's configuration (as secrets) and proxies to a build.
+
+    Inside the context, package indexes in local folders are served over HTTP, because a build cannot read the folders.
+    """
     config = pip_config.read()
     with pip_config.serving(config) as served, tempfile.TemporaryDirectory(prefix="dljob-pip-") as folder:
         conf, environment = Path(folder, "pip.conf"), Path(folder, "uv.env")

@@ -57,14 +57,17 @@ def write(name: str, upgrade: bool) -> None:
         )
         pins = without_builds(resolved.read_text())
     if not pins:
-        raise ClusterError(f"{lock.path}: uv resolved nothing for {', '.join(lock.wanted)}")
+        raise ClusterError(
+            f"{lock.path}: found no packages after uv resolved {', '.join(lock.wanted)}; expected at least one. "
+            "Check their requirements in pyproject.toml"
+        )
     head = f"# What `{name}` holds, with the SHA-256 of every file. Made by: hack/lock\n"
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_text(head + pins)
 
 
 def without_builds(text: str) -> str:
-    """Return a lock without PyTorch and the packages that only some of its builds need."""
+    """Return the lock `text` without PyTorch, and without packages that only some PyTorch builds need (CUDA)."""
     entries = re.split(r"^(?=[a-zA-Z0-9])", text, flags=re.MULTILINE)
     return "".join(entry for entry in entries if entry[:1].isalnum() and not _BUILD_DEPENDENT.match(entry))
 

@@ -97,7 +97,10 @@ def render(config: PipConfig, served: Mapping[str, str]) -> str:
 
 
 def render_for_uv(config: PipConfig, served: Mapping[str, str]) -> str:
-    """Return shell statements for use in a build that export pip's settings for uv."""
+    """Return a shell script that gives uv the same settings as pip in a build, by exporting variables.
+
+    `served`: local location → HTTP address that replaces it.
+    """
     options = {name: tuple(served.get(value, value) for value in values) for name, values in config.options.items()}
     settings = for_uv(PipConfig(options, None))
     if config.ca_bundle:
@@ -144,7 +147,10 @@ def _server(root: Path) -> Iterator[int]:
 
 
 def proxies(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the proxy settings. Both builders accept them as build arguments without a declaration."""
+    """Return the proxy variables in `environment`.
+
+    Docker and buildah accept them as build arguments that the Dockerfile does not declare.
+    """
     names = ("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy")
     return {name: environment[name] for name in names if environment.get(name)}
 

@@ -45,12 +45,18 @@ class Kind:
         if not have("docker"):
             raise ClusterError("docker is not on PATH: install it, or use --provider embedded as root on Debian")
         if spec.kubernetes.startswith("/"):
-            raise ClusterError("--kubernetes DIR is for --provider embedded; with kind take --kubernetes-version")
+            raise ClusterError(
+                "--kubernetes DIR is for --provider embedded: found it with kind. Choose a version with "
+                "--kubernetes-version instead"
+            )
         kindtool.install(self._progress)
         with locked(self._lock):
             present = self._present()
             if present and not recreate and self._recorded() != spec:
-                raise ClusterError(f"cluster {self._cluster!r} runs with other nodes: add --recreate to replace it")
+                raise ClusterError(
+                    f"cluster {self._cluster!r} runs with other nodes or options than requested: add --recreate "
+                    "to replace it"
+                )
             if present and not recreate:
                 self._stock_volumes()
                 self._progress.say(f"cluster {self._cluster!r} is up: {len(spec.nodes)} nodes")
@@ -113,7 +119,7 @@ class Kind:
         aliases = {node.name: container for container, node in known.items()}
         container = aliases.get(name, name)
         if container not in known:
-            raise ClusterError(f"no node {name!r}: found {sorted(known)}")
+            raise ClusterError(f"no node {name!r}: found {sorted(known)}; use one of them")
         if action == "stop":
             run(["docker", "kill", container])
         elif action == "start":

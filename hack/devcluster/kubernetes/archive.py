@@ -69,7 +69,7 @@ def _download(address: str, target: Path) -> str:
 
 
 def _unpack(archive: Path, folder: Path) -> Path:
-    """Unpack the programs that a cluster runs and kubectl, and no other files. Return their folder."""
+    """Unpack kubectl and the Kubernetes programs that a cluster runs; skip other files. Return their folder."""
     folder.mkdir(parents=True)
     with tarfile.open(archive) as tar:
         for member in tar:

@@ -134,9 +134,10 @@ def _numbers(version: str) -> tuple[int, ...]:
 
 
 def _memory_settings() -> dict[str, str]:
-    """Return variables that switch off the garbage collection of each Go process until it has its part of the memory.
+    """Return environment variables with which a Go process collects garbage only near its memory limit.
 
-    A quarter of the machine's memory is shared by one compiler per processor. Users' own settings take precedence.
+    Go runs one compiler per processor. The limit of each is a quarter of the machine's memory divided by the number of
+    processors, or less. Variables that the user has set are not returned.
     """
     total_nbytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     each_nbytes = min(_MOST_MEMORY_NBYTES, total_nbytes // 4 // (os.cpu_count() or 1))

@@ -35,9 +35,9 @@ class Kubernetes:
 
 
 def provide(wanted: Kubernetes, progress: Progress) -> tuple[Path, Release]:
-    """Return a folder with the programs, and their release; say in one line where they come from.
+    """Return a folder with the Kubernetes programs, and their release. Print one line with their origin.
 
-    In this order: the folder that the user names, the cache, an official release archive, a build.
+    Try in this order: the folder that the user names, the cache, an official release archive, a build.
     Raise ClusterError if a named folder is unsuitable or the build fails. The cache never contains incomplete results.
     """
     if wanted.folder:
@@ -47,7 +47,7 @@ def provide(wanted: Kubernetes, progress: Progress) -> tuple[Path, Release]:
         if wanted.release and wanted.release != release:
             raise ClusterError(
                 f"--kubernetes {folder}: found {release}; expected {wanted.release} of --kubernetes-version: "
-                "drop one of them"
+                "drop one of the two options"
             )
         progress.say(f"Kubernetes {release}: from {folder}")
         return folder, release
@@ -92,7 +92,10 @@ def _make(release: Release, progress: Progress) -> Path:
             target, how = parent / f"{_stem(release)}-{build.digest(release)}", "built from its Go modules"
             shutil.rmtree(parent / build.COMPILED, ignore_errors=True)
         if _said_version(fetched) != release:
-            raise ClusterError(f"{fetched}: found Kubernetes {_said_version(fetched)}; expected {release}")
+            raise ClusterError(
+                f"{fetched}: found Kubernetes {_said_version(fetched)}; expected {release}. "
+                "Pass --kubernetes DIR with the programs of this release"
+            )
         fetched.rename(target)
     progress.say(f"Kubernetes {release}: {how}")
     return target
@@ -124,5 +127,8 @@ def _said_version(folder: Path) -> Release:
     said = run([program, "--version"], check=False, timeout_s=60).stdout
     match = re.search(r"v(\d+\.\d+\.\d+)", said)
     if not match:
-        raise ClusterError(f"{program}: found {said.strip()!r} as its version; expected a release of Kubernetes")
+        raise ClusterError(
+            f"{program}: found {said.strip()!r} as its version; expected a release of Kubernetes, such as v1.36.3. "
+            "Pass a folder with released programs as --kubernetes DIR"
+        )
     return parse_release(match[1])

@@ -71,7 +71,7 @@ def check_folder(folder: Path) -> None:
         if found != architecture():
             raise ClusterError(
                 f"--kubernetes {folder}: found {name} for {found}; expected {architecture()}: "
-                "take the archive for this machine's architecture"
+                "download the archive for this machine's architecture"
             )
 
 

@@ -67,7 +67,9 @@ class OptimizerRef(Record):
     @model_validator(mode="after")
     def _scaling_has_a_base(self) -> Self:
         if (self.scaling is None) != (self.base_batch is None):
-            raise ValueError(f"optimizer: found scaling {self.scaling}, base_batch {self.base_batch}; expected both")
+            raise ValueError(
+                f"optimizer: found scaling {self.scaling}, base_batch {self.base_batch}; expected both or neither"
+            )
         return self
 
 
@@ -234,7 +236,9 @@ class Plan(Record):
                 f"{len(self.ranks)}; expected a built-in model on a fixed set of ranks"
             )
         if self.collective == "ParameterServer":
-            raise ValueError(f"collective: found ParameterServer with parallelism {self.parallelism}; expected another")
+            raise ValueError(
+                f"collective: found ParameterServer with parallelism {self.parallelism}; expected another collective"
+            )
 
     @property
     def splits_model(self) -> bool:
@@ -249,8 +253,9 @@ class Plan(Record):
     def to_json(self) -> str:
         """Return the plan as canonical JSON, so that equal plans have equal text.
 
-        Fields with their default values are omitted. An agent of an earlier release rejects unknown fields, so it
-        accepts a plan that uses nothing new. Because of the omission, the default of a field must never change.
+        Fields with their default values are omitted. The trainer's agent (a process in each pod that starts the ranks)
+        rejects unknown fields. Because of the omission, an agent of an earlier release accepts a plan that uses no new
+        field. Therefore, the default of a field must never change.
         """
         fields = self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
         return json.dumps({"schema": self.schema_, **fields}, separators=(",", ":"))
@@ -267,7 +272,8 @@ class Plan(Record):
     def digest(self) -> str:
         """Return a digest of 12 hex digits. Plans with equal digests train in the same way.
 
-        The digest does not depend on ``number``, ``term`` and ``expected``.
+        The digest does not depend on ``number`` (counts the job's plans), ``term`` (rises when a lost node is fenced)
+        and ``expected`` (predicted times).
         """
         body = self.model_copy(update={"number": 1, "term": 1, "expected": Expectation()})
         return hashlib.sha256(body.to_json().encode()).hexdigest()[:12]

@@ -4,7 +4,7 @@ PLAN_KEY = "plan.json"
 REPORT_KEY = "report.json"
 
 AGENT_PORT = 7470
-"""TCP port for mTLS between the agents of one job."""
+"""TCP port on which the agents of one job connect with mTLS. Each trainer pod has an agent, which starts its ranks."""
 MPI_PORTS = (7500, 7599)
 """First and last TCP port that Open MPI and its daemons use, unencrypted. Only the job's own pods may connect."""
 METRICS_PORT = 9470

@@ -110,7 +110,7 @@ class Outcome(UntrustedRecord):
 
 
 class Mismatch(UntrustedRecord):
-    """A rank that found a different device than planned."""
+    """A rank that runs on a different device than its plan expects."""
 
     rank: Count
     planned: Annotated[str, Field(max_length=63)]

@@ -68,7 +68,7 @@ def learn(
     expected_s: Callable[[int], float] | None = None,
     fetch_s: float | None = None,
 ) -> Learned:
-    """Return the one-device and link constants after one more run. Other constants in ``before`` are not returned.
+    """Update the one-device and link constants of ``before`` with one more run. Return no other constants.
 
     ``steady``: steps of the run itself. ``probes``: short timings before the run. ``expected_s``: function from a batch
     to the catalogue's time for it, to reject absurd measurements. ``fetch_s``: seconds to prepare a sample. Times of
@@ -111,9 +111,10 @@ def _moved(old: float | None, new: float | None, least: float, most: float) -> f
 
 
 def _bounded(points: list[LearnedPoint]) -> tuple[LearnedPoint, ...]:
-    """Return at most ``MAX_POINTS`` points, of points in rising order of their batches.
+    """Return ``points`` if they are at most ``MAX_POINTS``; otherwise drop those that add the least information.
 
-    Drop the points whose two neighbours have the smallest ratio of batches, but never the first and the last point.
+    The points are in rising order of their batches. Drop the points whose two neighbours have the smallest ratio of
+    batches, but never the first and the last point.
     """
     while len(points) > MAX_POINTS:
         inner = range(1, len(points) - 1)

@@ -17,7 +17,7 @@ MAX_PLACES = 64
 MAX_RUNS = 20
 """Maximum number of runs that count in the mean of a point, so that later runs keep some weight."""
 _ALONE = 1e6
-"""Factor on the computing time that makes communication negligible. Dividing by it makes computing negligible."""
+"""A computing time multiplied by this factor makes communication negligible; divided by it, computing is negligible."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,6 @@ def _runs(points: Sequence[StepPoint], one_s: Callable[[int], float]) -> Runs:
 
 
 def _deviation(posterior: Posterior, runs: Runs) -> float:
-    """Return the standard deviation of the first run's log(step time), from the p90: the end of the 80 % interval."""
+    """Return the standard deviation of log(step time) of the first run, from its p90 (end of the 80 % interval)."""
     found = posterior.predict(runs, 0.8)
     return float(np.log(found.high_s / found.median_s)[0] / P90)

@@ -48,7 +48,7 @@ def after(before: NoiseOf | None, run: NoiseOf) -> NoiseOf | None:
 
 
 def known(profiles: Mapping[str, NoiseOf | None], data: str) -> NoiseOf | None:
-    """Return the noise scale of a model that was measured in the most runs on ``data``, or None if there is none.
+    """Return the gradient noise scale that was measured in the most runs on the dataset ``data``; None without one.
 
     ``profiles``: the model's noise scale in the profile of each device; None if it was not measured.
     """

@@ -88,10 +88,10 @@ def prior_covariance(prior: Prior, a: Runs, at_a: Steps, b: Runs, at_b: Steps) -
 
 
 def effects_of(prior: Prior, a: Runs, at_a: Steps, b: Runs, at_b: Steps) -> Floats:
-    """Return the covariance of log(step time) between runs ``a`` (rows) and ``b`` (columns) that effects cause.
+    """Return the covariance of the formulas' errors in log(step time), runs ``a`` (rows) by runs ``b`` (columns).
 
-    Effects are what the formulas for the step time do not model: the ``session``, ``network``, ``batch`` and ``smooth``
-    factors in ``prior``. ``at_a``, ``at_b``: step times of the runs by the formulas.
+    The errors come from effects that the formulas for the step time do not model: the ``session``, ``network``,
+    ``batch`` and ``smooth`` factors in ``prior``. ``at_a``, ``at_b``: step times of the runs by the formulas.
     """
     session = (a.nodes[:, None] == b.nodes) * prior.session**2
     network = prior.network**2 * _near(
@@ -110,6 +110,6 @@ def effects_of(prior: Prior, a: Runs, at_a: Steps, b: Runs, at_b: Steps) -> Floa
 
 
 def _near(a: list[Floats], b: list[Floats], reach: float) -> Floats:
-    """Return exp(-distance^2 / (2 reach^2)) for each pair of a point in ``a`` and a point in ``b``."""
+    """Return exp(-distance^2 / (2 reach^2)) for each pair of points in ``a`` and ``b``; ``reach``: length scale."""
     square = sum(((x[:, None] - y) ** 2 for x, y in zip(a, b, strict=True)), np.zeros((len(a[0]), len(b[0]))))
     return np.asarray(np.exp(-square / (2 * reach**2)))

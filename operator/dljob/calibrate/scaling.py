@@ -28,8 +28,8 @@ MIN_MEASUREMENTS = 5
 MAX_MEASUREMENTS = 256
 """Maximum number of measurements in a fit, because its cost grows with their cube. Longer lists are thinned evenly."""
 HESITANT = 20
-"""Number of measurements beyond ``MIN_MEASUREMENTS`` at which two widths of an interval have equal weight: the width by
-the scatter of the measurements, and the width by the prior distribution."""
+"""Number of measurements beyond ``MIN_MEASUREMENTS`` at which an interval of predicted step times has the mean of two
+widths: one from the scatter of the measurements, and one from the normal distribution."""
 WIDEST = 3.0
 """Maximum factor by which the scatter of measurements widens an interval of predicted step times."""
 _ROUNDS = 20
@@ -91,7 +91,9 @@ class Posterior:
         return covariance, noise_variance(self.prior, here)
 
     def widening(self, level: float) -> float:
-        """Return the factor by which intervals are wider than the normal distribution's. ``level``: their probability.
+        """Return the factor by which predicted intervals are wider than those of the normal distribution.
+
+        ``level``: probability with which an interval contains a measurement.
 
         The factor is a quantile of the leave-one-out residuals (conformal prediction; Vovk, Gammerman, Shafer 2005)
         divided by the normal quantile, at most ``WIDEST``. It is averaged with 1, which has the weight of ``HESITANT``
@@ -149,7 +151,10 @@ def fit(reference_s: float, given: Runs, step_s: Floats, prior: Prior = Prior())
 def _damped(
     vector: Floats, move: Floats, given: Runs, log_s: Floats, reference_s: float, prior: Prior, inverse: Floats
 ) -> float:
-    """Return the largest factor of 1, 1/2, 1/4, ..., 1/128 on ``move`` that does not make the fit worse, or 1/128."""
+    """Return the largest f of 1, 1/2, 1/4, ..., 1/128 with which ``vector`` + f ``move`` fits no worse than ``vector``.
+
+    Return 1/128 if there is none. ``vector``: the current constants. ``move``: their change in a Gauss-Newton step.
+    """
 
     def misfit(tried: Floats) -> float:
         residual = log_s - steps(Constants(*tried), given, reference_s).log_s

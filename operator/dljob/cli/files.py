@@ -73,7 +73,9 @@ def cluster(path: str) -> ClusterView:
     """Return the cluster that a file describes, or raise BadInputError."""
     found = documents(path)
     if len(found) != 1:
-        raise BadInputError(f"{path}: found {len(found)} documents; expected one with nodes")
+        raise BadInputError(
+            f"{path}: found {len(found)} documents; expected one that describes the cluster, with the key nodes"
+        )
     try:
         return cluster_view(found[0])
     except ValueError as error:

@@ -10,11 +10,11 @@ from dljob.api import DLJobStatus, Phase
 from dljob.planner.types.texts import duration
 
 FOLLOWED_CONDITIONS = {"Planned", "VolumeReady", "PodsReady", "DeviceMismatch", "Failed", "Complete", "Suspended"}
-"""Conditions whose changes are printed."""
+"""Types of conditions of a DLJob whose changes ``dljob run`` prints."""
 
 
 class Follower:
-    """Prints the changes between two reads of a job."""
+    """Prints what has changed in a job's status since it was last read from the API server."""
 
     def __init__(self, generation: int) -> None:
         """Begin to follow a job. ``generation``: metadata.generation of the applied manifest.

@@ -74,7 +74,10 @@ async def _apply_and_follow(api: Any, body: Mapping[str, Any], follow: bool, tim
                 await asyncio.sleep(LOOK_S)
                 answer = await api.get(DLJOB, metadata["namespace"], metadata["name"])
                 if answer["metadata"]["uid"] != metadata["uid"]:
-                    raise BadInputError(f"{metadata['name']}: found a new job with this name; expected the applied job")
+                    raise BadInputError(
+                        f"{metadata['name']}: found a new job with this name; expected the applied job, "
+                        "which was deleted. Run the command again to follow the new job"
+                    )
     except TimeoutError:
         print(f"dljob: the job is not finished after {timeout_s:g} s; {OUTLIVES}", file=sys.stderr)
         return 1

@@ -29,7 +29,9 @@ def run(given: argparse.Namespace) -> int:
     try:
         service = Service((given.host, given.port), view)
     except (OSError, OverflowError) as error:
-        raise BadInputError(f"--host {given.host} --port {given.port}: {error}") from None
+        raise BadInputError(
+            f"--host {given.host} --port {given.port}: expected a local address and a free port; found {error}"
+        ) from None
     with service:
         host, port = service.server_address[:2]
         print(f"dljob serve: http://{host!s}:{port}/v1/plan", file=sys.stderr, flush=True)

@@ -40,7 +40,7 @@ STEADY_STEPS = 50
 """Number of steps over which a rank averages the times that it reports."""
 PROBE_STEPS = 5
 MAX_PROFILES = 256
-"""Most profiles of one namespace. Beyond that, the one that was not updated for longest is deleted."""
+"""Maximum number of profiles in one namespace. The profiles beyond it that were updated least recently are deleted."""
 LIFE = timedelta(days=180)
 MANAGED_LABEL, MANAGER = "app.kubernetes.io/managed-by", "dljob"
 
@@ -88,7 +88,7 @@ def learned_by_model(profiles: Iterable[Mapping[str, Any]], namespace: str) -> d
 
 
 def learned(status: DLProfileStatus) -> Learned:
-    """Return the planner's constants of a profile."""
+    """Convert the status of a DLProfile to the measured constants that the planner uses."""
     known = status.constants
     return Learned(
         points=tuple(LearnedPoint(p.batch, p.seconds, p.observations) for p in status.compute),

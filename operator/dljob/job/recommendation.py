@@ -40,7 +40,10 @@ class Recommendation:
     answer: Decision | Infeasible
 
     def document(self) -> dict[str, Any]:
-        """Return the JSON form: either ``plan`` (as in status.plan) and ``warning``, or ``infeasible``."""
+        """Return the recommendation as a JSON object.
+
+        It has the keys ``plan`` (as in the job's status.plan) and ``warning``, or the key ``infeasible``.
+        """
         if isinstance(self.answer, Infeasible):
             found = self.answer
             rejected = [Rejected(summary=r.summary, reason=r.reason).manifest() for r in found.refusals]

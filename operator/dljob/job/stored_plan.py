@@ -25,7 +25,10 @@ _RUN_POLICY_NOT_IN_DIGEST = ("activeDeadlineSeconds", "ttlSecondsAfterFinished",
 
 @dataclass(frozen=True)
 class PodGroup:
-    """The pods of one group, run by one StatefulSet. ``cpu_m``: CPU request of a pod in thousandths."""
+    """The pods of one group (``nodes`` pods of the plan on one type of device), which one StatefulSet runs.
+
+    ``cpu_m``: CPU request of a pod in thousandths of a CPU.
+    """
 
     name: str
     device: str
@@ -77,7 +80,7 @@ class StoredPlan(BaseModel):
 
     @property
     def groups(self) -> tuple[PodGroup, ...]:
-        """Return the groups of the plan's ranks, in rank order."""
+        """Return the groups of pods (one StatefulSet each) that run the plan's ranks, in rank order."""
         return tuple(
             PodGroup(name, ranks[0].device, ranks[0].gpu, nodes, len(ranks) // nodes, self.cpu_m[name])
             for name, ranks, nodes in _grouped(self.plan)
@@ -98,7 +101,10 @@ class StoredPlan(BaseModel):
         return copy
 
     def with_term(self, term: int) -> Self:
-        """Return the plan with another term. Nothing else in its stored form changes."""
+        """Return the plan with another term, a number that the operator raises when it fences a lost node.
+
+        Nothing else changes in the data that ``data`` returns.
+        """
         changed = self.model_copy(update={"plan": self.plan.model_copy(update={"term": term})})
         if self._stored is not None:
             document = json.loads(self._stored[dlcontract.PLAN_KEY]) | {"term": term}
@@ -127,7 +133,7 @@ class StoredPlan(BaseModel):
         """Parse the ConfigMap's data, in the form that ``data`` returns. Raise ValueError for any other form."""
         missing = [key for key in (dlcontract.PLAN_KEY, OPERATOR_KEY) if key not in data]
         if missing:
-            raise ValueError(f"plan ConfigMap: found keys {sorted(data)}; expected {' and '.join(missing)} too")
+            raise ValueError(f"plan ConfigMap: found keys {sorted(data)}; expected also {' and '.join(missing)}")
         mine: Any = json.loads(data[OPERATOR_KEY])
         if not isinstance(mine, dict):
             raise ValueError(f"{OPERATOR_KEY}: found {type(mine).__name__}; expected an object")  # noqa: TRY004
@@ -140,7 +146,7 @@ class StoredPlan(BaseModel):
 
 
 def _plan_groups(plan: dlcontract.Plan) -> tuple[PlanGroup, ...]:
-    """Return the groups of ``status.plan`` for the ranks of a trainer's plan."""
+    """Return the entries of ``status.plan.groups`` for a trainer's plan: nodes of one device type, with their ranks."""
     return tuple(
         PlanGroup(
             name=name,

@@ -99,7 +99,9 @@ def trainer_plan(
     service: str,
     cluster_domain: str,
 ) -> dlcontract.Plan:
-    """Return the trainer's plan for a decision.
+    """Return the trainer's plan for a decision of the planner.
+
+    ``number``: counts the plans of the job. ``term``: rises when the operator fences a lost node.
 
     Pods have the names of their StatefulSets, ``<job>-<group>-<index>``, and the DNS names of the headless ``service``,
     ``<pod>.<service>.<namespace>.svc.<cluster_domain>``.

@@ -42,8 +42,8 @@ from dljob.planner.search.screen import Screen
 from dljob.planner.types import Choice, CollectiveName, Decision, Infeasible, Refusal, Request, Strategy
 
 EVALUATED_ROWS = 10
-"""Number of best candidates of a search to evaluate exactly. Exact evaluation also includes the best candidate of each
-of so many sets of device types."""
+"""Number of best candidates of a search to evaluate exactly. For each of the same number of sets of device types, the
+best candidate is evaluated exactly too."""
 MAX_REFUSALS = 20
 
 Constants = Mapping[tuple[str, str], Learned]
@@ -66,7 +66,10 @@ def plan(request: Request, view: ClusterView, learned: Constants) -> Decision | 
 
 
 def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -> Decision | Infeasible:
-    """Return the plan for one global batch size. ``made``: cache of options for all batch sizes of the request."""
+    """Return the plan for one global batch size.
+
+    ``made``: cache of options (ways to use a type of device), which all batch sizes of the request share.
+    """
     try:
         workload = workload_of(request)
     except ValueError as error:
@@ -153,7 +156,7 @@ def collectives(request: Request, parts: Sequence[Part]) -> tuple[CollectiveName
 def _candidates(
     request: Request, nodes: Eligible, workload: Workload, learned: Constants, made: Made
 ) -> tuple[list[Found], list[Refusal]]:
-    """Return the most promising data-parallel candidates, evaluated exactly, and the refusals of others.
+    """Return the most promising data-parallel candidates, evaluated exactly, and the rejected devices with reasons.
 
     ``made``: cache of options. A job never mixes GPUs and CPUs, because NCCL does not span both.
     """

@@ -29,7 +29,7 @@ def test_repeated_steps_use_their_last_shares() -> None:
     even, uneven, without = {"a/0": 6, "b/0": 6}, {"a/0": 8, "b/0": 4}, {"b/0": 12}
     recorded = document((0, even), (50, uneven), (100, even), (80, uneven), (90, without), (95, even))
     assert timeline(recorded) == ((0, (6, 6)), (50, (8, 4)), (80, (8, 4)), (90, (0, 12)), (95, (6, 6)))
-    with pytest.raises(ValueError, match="found 1 of 2 splits"):
+    with pytest.raises(ValueError, match="found 1 of 2 changes"):
         timeline(document((0, even), count=2))
 
 

@@ -121,7 +121,7 @@ class TestBadSpecs:
         [
             ({"globalBatchSize": 0}, "spec.globalBatchSize: found 0"),
             ({"nodes": {"min": 4, "max": 2}}, "spec.nodes.min must not be larger than max"),
-            ({"batchSize": 3}, "spec.batchSize: found an unknown field"),
+            ({"seed": -1}, "spec.seed: found -1"),
         ],
     )
     def test_invalid_spec_creates_nothing(self, changes: Json, words: str) -> None:

@@ -12,7 +12,7 @@ _REQUEST_S = 5.0
 
 
 class Health:
-    """An HTTP server.
+    """An HTTP server for Prometheus and the kubelet's probes.
 
     ``unready``: a function that returns the reason why the pod is not ready, or None if it is ready.
     """

@@ -90,14 +90,17 @@ class Agent:
             (ended,) = done
             await self.local.end()
             ended.result()
-            raise AssertionError("a task of the agent ended by itself; expected a signal first")
+            raise AssertionError(
+                "agent: found a background task that has ended; expected all tasks to run until SIGTERM. Report this "
+                "bug"
+            )
         return await self._leave()
 
     def _ledger(self) -> Ledger | None:
         return None if self.coordinator is None else self.coordinator.job.ledger
 
     async def _stand_by(self) -> None:
-        """Become the coordinator whenever it is lost, unless an earlier pod of the plan takes over first."""
+        """Become the job's coordinator when the current one is lost, unless an earlier pod of the plan does so."""
         member = self.member
         while True:
             await member.orphaned.wait()
@@ -178,7 +181,7 @@ class Agent:
                 async with asyncio.timeout(grace_s):
                     await self.coordinator.done.wait()
             except TimeoutError:
-                log.warning("the ranks of other pods did not end within the grace period")
+                log.warning("ranks of other pods still run at the end of the grace period; exiting without them")
             await self.reporter.last(LAST_REPORT_S)
         else:
             self.local.stop(grace_s, progressed=None if self.member.has_coordinator else False)

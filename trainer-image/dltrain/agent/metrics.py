@@ -23,7 +23,7 @@ T = TypeVar("T", bound=Record)
 
 @dataclass(frozen=True)
 class StepMetric:
-    """A gauge that shows one value of a rank's last ``Step``."""
+    """A gauge that shows one value of a rank's last progress message (``Step``)."""
 
     name: str
     text: str

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 
 class Clocks:
-    """The clocks of the workers. ``done``: completed steps of each worker.
+    """The clocks of the workers. A worker's clock is its number of completed steps, an element of ``done``.
 
-    ``total``: steps that each worker must do.
+    ``total``: steps that each worker must do. ``bound``: a worker may begin a step if it is at most ``bound`` steps
+    ahead of the slowest worker; None: no limit.
     """
 
     def __init__(self, done: Sequence[int], total: int, bound: int | None) -> None:
@@ -23,7 +24,7 @@ class Clocks:
         self._read = [0] * len(done)
 
     def may_begin(self, worker: int) -> bool:
-        """Return True if the worker has steps left and the bound allows the next one."""
+        """Return True if the worker has steps left and is not too far ahead of the slowest worker to begin one."""
         if self.done[worker] >= self.total:
             return False
         return self._bound is None or self.ahead(worker) <= self._bound

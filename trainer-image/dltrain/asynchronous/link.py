@@ -75,13 +75,13 @@ class Link:
             self._wait([self._process_group.comm.Isend(part, peer, _BODY) for part in _parts(body)])
 
     def reply(self, peer: int) -> Reply:
-        """Receive the server's reply."""
+        """Receive the reply of the parameter server, which is rank ``peer``."""
         header = np.empty(len(Reply._fields))
         self._wait([self._process_group.comm.Irecv(header, peer, _HEADER)])
         return Reply(*header)
 
     def body(self, room: Tensor, peer: int) -> None:
-        """Receive the tensor that follows a header into ``room``."""
+        """Receive into ``room`` the tensor that rank ``peer`` sends after its request or reply."""
         self._wait([self._process_group.comm.Irecv(part, peer, _BODY) for part in _parts(room)])
 
     def request(self) -> tuple[int, Request]:

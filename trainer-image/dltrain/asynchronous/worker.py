@@ -23,7 +23,11 @@ LossOf = Callable[[nn.Module, Any], Tensor]
 
 
 class Worker:
-    """In each step, read the parameters, compute the gradient of this worker's part of the batch, and send it."""
+    """A worker of asynchronous training.
+
+    In each step, it reads the parameters from the parameter server, computes the gradient of its part of the batch, and
+    sends this gradient to the server.
+    """
 
     def __init__(self, run: Run) -> None:
         self._run, self._trainer, self._link, self._flat = run, run.trainer, run.link, run.flat
@@ -87,7 +91,11 @@ class Worker:
         return reply
 
     def _compute(self, batch: Any, weight: float, samples: int, loss_of: LossOf) -> Request:
-        """Compute this worker's gradient into the buffer. Return the request for the server."""
+        """Compute the gradient of ``batch`` into this worker's buffer. Return the request that sends it to the server.
+
+        ``weight``: this worker's fraction of the global batch; with 0, no gradient is computed or sent. ``samples``:
+        global batch size.
+        """
         trainer = self._trainer
         if not weight:
             return Request(RequestKind.NOTHING)

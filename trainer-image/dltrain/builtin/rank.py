@@ -28,7 +28,7 @@ from dltrain.train.trainer import Trainer
 
 
 def main() -> int:
-    """Train as the plan describes that ``$DLTRAIN_PLAN`` names. Return the exit code of the process."""
+    """Train as described by the plan in the file ``$DLTRAIN_PLAN``. Return the exit code of the process."""
     return session.run(train)
 
 

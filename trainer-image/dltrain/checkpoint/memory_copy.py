@@ -21,17 +21,23 @@ RESERVE_NBYTES, RESERVE_GPU_NBYTES = 32 * 2**20, 192 * 2**20
 """Bytes left free for the shared memory of Open MPI, and of NCCL per GPU, which is in the same file system as the copy.
 NCCL may allocate late, because it connects on first use."""
 NOTHING = -1.0
-"""Value that stands for the step of a copy if a pod has no copy."""
+"""Step number that stands for "no copy", in place of the training step after which a pod's copy was made."""
 
 
 def directory(process_group: ProcessGroup) -> Path | None:
-    """Return the directory of this pod's copy, or None if there is no agent or another rank writes the copy."""
+    """Return the directory for this pod's copy of the training state in memory.
+
+    Return None if no agent started this rank, or if another rank of the pod writes the copy.
+    """
     path = os.environ.get(MEMORY_ENV)
     return Path(path) if path and process_group.local_rank == 0 else None
 
 
 def room_for(folder: Path, snapshot: Snapshot, gpus: int = 0) -> bool:
-    """Return True if a copy fits beside the previous one, in a pod whose ranks use ``gpus`` GPUs."""
+    """Return True if the file system of ``folder`` has room for a copy of ``snapshot`` beside the previous copy.
+
+    ``gpus``: number of GPUs of the pod's ranks. NCCL needs room for each of them.
+    """
     parts = (snapshot.model, snapshot.optimizer, snapshot.kept)
     nbytes = sum(tensor.nbytes for part in parts for tensor in part.values())
     system = os.statvfs(folder)
@@ -39,7 +45,10 @@ def room_for(folder: Path, snapshot: Snapshot, gpus: int = 0) -> bool:
 
 
 def step_of(files: dict[str, bytes]) -> float:
-    """Return the step of a checkpoint's files, or ``NOTHING`` if there are no files."""
+    """Return the training step after which a checkpoint was made, or ``NOTHING`` without files.
+
+    ``files``: the checkpoint's files, as name → content.
+    """
     return float(json.loads(files[STATE])["step"]) if files else NOTHING
 
 
@@ -50,7 +59,7 @@ def newest_files(checkpoints: Checkpoints | None) -> dict[str, bytes]:
 
 
 class Pace:
-    """Decide when to copy the state again: every ``INTERVAL_S``, or less often if a copy takes long."""
+    """Decide when to copy the training state to memory: every ``INTERVAL_S``, or less often if a copy takes long."""
 
     def __init__(self) -> None:
         self._at, self._interval_s = time.monotonic(), INTERVAL_S

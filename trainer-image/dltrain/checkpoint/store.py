@@ -171,7 +171,7 @@ class Checkpoints:
         manifest = json.loads((folder / MANIFEST).read_bytes())
         claimed = manifest.pop("sha256", None)
         if claimed not in (None, _digest(manifest)):  # None: an older version wrote no hash of the manifest.
-            raise _CorruptError(f"{folder / MANIFEST}: its hash does not match its content")
+            raise _CorruptError(f"{folder / MANIFEST}: found content that does not match its sha256 field")
         if manifest["format"] != FORMAT:
             found = f"{folder} of format {manifest['format']}"
             raise BadInputError(_FIELD, found, f"format {FORMAT}", "use the trainer image that wrote it")
@@ -179,7 +179,7 @@ class Checkpoints:
         for name, claim in manifest["files"].items():
             files[name] = (folder / name).read_bytes()
             if hashlib.sha256(files[name]).hexdigest() != claim["sha256"]:
-                raise _CorruptError(f"{folder / name}: its hash does not match the manifest")
+                raise _CorruptError(f"{folder / name}: found content that does not match its sha256 in the manifest")
         if manifest["identity"] != self.identity:
             found = f"{folder}, a checkpoint of another model"
             raise BadInputError(_FIELD, found, "a checkpoint of this job's model", "use another volume or that model")
@@ -203,9 +203,9 @@ class _CorruptError(Exception):
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:
-    """Return the hash of a manifest.
+    """Return the hash of a checkpoint's manifest, which is stored in the manifest itself.
 
-    Without it, a flipped bit in the manifest could look like another model's checkpoint.
+    Without this hash, a flipped bit in the manifest could look like another model's checkpoint.
     """
     return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()
 

@@ -56,7 +56,10 @@ def _pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
     for name in order:
         tensor = tensors[name]
         if tensor.dtype not in NAMES:
-            raise ValueError(f"checkpoint: found tensor {name} of {tensor.dtype}; expected one of {list(NAMES)}")
+            raise ValueError(
+                f"checkpoint: found tensor {name} of {tensor.dtype}; expected one of {list(NAMES)}. Convert the "
+                "tensor to one of these dtypes"
+            )
         header[name] = {
             "dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [at, at + tensor.nbytes],
         }  # fmt: skip

@@ -63,7 +63,7 @@ def decode(value: Any, tensor: Callable[[str], Tensor]) -> Any:
 
 
 class UserObjects:
-    """The objects that a script keeps, by name."""
+    """The objects that a script registers with ``t.keep``, by name. Checkpoints contain their state."""
 
     def __init__(self) -> None:
         self._objects: dict[str, Any] = {}
@@ -82,10 +82,12 @@ class UserObjects:
         self._resumed, self._stored, self._stored_tensors = step, stored, tensors
 
     def add(self, name: str, given: Any) -> None:
-        """Add an object and restore its state if the run is resumed. Raise MisuseError if it cannot be kept."""
+        """Add an object and restore its state if the run is resumed. Raise MisuseError if it cannot be stored."""
         kind = type(given).__name__
         if isinstance(given, LRScheduler):
-            raise MisuseError(f"t.keep: {name}: found {kind}; expected it in t.schedule, which also steps it")
+            raise MisuseError(
+                f"t.keep: {name}: found {kind}; expected it in t.schedule, which also steps it. Call t.schedule instead"
+            )
         both = all(callable(getattr(given, method, None)) for method in ("state_dict", "load_state_dict"))
         if isinstance(given, type) or not (isinstance(given, list | dict) or both):
             raise MisuseError(
@@ -93,7 +95,7 @@ class UserObjects:
                 "a dict"
             )
         if name in self._objects:
-            raise MisuseError(f"t.keep: {name}: found a second object with this name; expected another name")
+            raise MisuseError(f"t.keep: {name}: found a second object with this name; expected a unique name")
         if self._complete:
             raise MisuseError(f"t.keep: {name}: found a call after t.steps has begun; expected a call before it")
         if self._resumed is not None and name not in self._stored:
@@ -109,7 +111,8 @@ class UserObjects:
             except (RuntimeError, LookupError, ValueError, TypeError, AttributeError) as error:
                 raise MisuseError(
                     f"t.keep: {name}: found a {kind} that cannot load its state of the checkpoint of step "
-                    f"{self._resumed}; expected an equal object: {type(error).__name__}: {error}"
+                    f"{self._resumed}; expected an object like the saved one. Keep such an object, or use another "
+                    f"volume: {type(error).__name__}: {error}"
                 ) from error
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ SLOWEST_S, SLOWEST_BPS = 60.0, 10e6
 
 
 def patience_s(nbytes: int) -> float:
-    """Return how many seconds writing a checkpoint of this size may take."""
+    """Return the maximum seconds for writing a checkpoint of ``nbytes`` bytes, after which the rank counts as hung."""
     return SLOWEST_S + nbytes / SLOWEST_BPS
 
 
@@ -45,9 +45,10 @@ class Writer:
     def __init__(
         self, checkpoints: Checkpoints, reporter: RankReporter | None, on_cost: Callable[[float], float] | None = None
     ) -> None:
-        """Prepare to write. ``on_cost``: called with the seconds of training time that a checkpoint cost.
+        """Create the writer. ``reporter``: None to report no checkpoints.
 
-        The function returns the seconds until the next checkpoint. ``reporter``: None to report no checkpoints.
+        ``on_cost``: a function that is called with the seconds of training time that a checkpoint cost, and returns the
+        seconds until the next checkpoint.
         """
         self.checkpoints = checkpoints
         self._reporter, self._on_cost = reporter, on_cost
@@ -263,7 +264,10 @@ class CheckpointManager:
         try:
             gpus = self.process_group.local_size if self.plan.ranks[self.process_group.rank].gpu else 0
             if not memory_copy.room_for(writer.checkpoints.directory, snapshot, gpus):
-                raise OSError(f"{writer.checkpoints.directory}: found too little memory for two copies of the state")
+                raise OSError(
+                    f"{writer.checkpoints.directory}: found too little memory; expected room for two copies of the "
+                    "training state"
+                )
             writer.begin(snapshot)
         except OSError as error:
             self._memory = None

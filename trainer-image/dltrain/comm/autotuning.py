@@ -97,7 +97,7 @@ class Auto(Collective):
             self.use({number: pick for number, pick in mine.items() if pick is not None})
 
     def use(self, picks: Picks) -> None:
-        """Use ``picks`` from now on."""
+        """Reduce each buffer with the collective that ``picks`` names for its size class, from now on."""
         for part in self._parts:
             part.close()
         self.picks = dict(picks)

@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     local = options.uri.startswith("file://")
     if local == (options.to is not None):
-        parser.error("--to: expected with http, https and s3 URIs, and only with these")
+        parser.error("--to: expected for http, https and s3 URIs, and not for file:// URIs. Add or omit it")
     try:
         if local:
             check(Path(options.uri.removeprefix("file://")), options.sha256)

@@ -142,7 +142,7 @@ class Source:
         except Exception as error:
             raise self._meaning(error) from error
         if len(data) != end - begin:
-            raise TransientError(f"{self.shown}: found {len(data)} bytes at {begin}; expected {end - begin}")
+            raise TransientError(f"{self.shown}: found {len(data)} bytes from byte {begin} on; expected {end - begin}")
         return data
 
     def _meaning(self, error: Exception) -> Exception:

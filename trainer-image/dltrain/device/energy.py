@@ -23,9 +23,10 @@ class Meter:
     """A meter of the energy that a device has used since the meter was created."""
 
     def __init__(self, source: Literal["NVML", "RAPL"], read_J: Callable[[], float]) -> None:
-        """Read the counter once. ``read_J``: returns a counter in J that never falls.
+        """Store the counter's present value, from which ``used`` counts.
 
-        Raise OSError if the counter is unreadable.
+        ``read_J``: a function that returns the counter's value in J, which never falls. Raise OSError if the counter is
+        unreadable.
         """
         self._source, self._read_J = source, read_J
         self._first_J = read_J()
@@ -39,7 +40,11 @@ class Meter:
 
 
 def meter(device: torch.device, local_rank: int) -> Meter | None:
-    """Return the meter of this rank's device; None if there is no readable counter or another rank reads it."""
+    """Return an energy meter for this rank's device, or None if no counter is readable or another rank reads it.
+
+    Ranks can share a counter: those on one GPU, and all CPU ranks of a pod. ``local_rank``: this rank's number in its
+    pod.
+    """
     try:
         if device.type == "cuda":
             if local_rank >= torch.cuda.device_count():
@@ -61,7 +66,7 @@ class Packages:
             if folder.name.count(":") == 1 and (folder / "name").read_text().startswith("package")
         )
         if not self._folders:
-            raise FileNotFoundError(f"{powercap}: found no CPU package; expected intel-rapl:0 or more")
+            raise FileNotFoundError(f"{powercap}: found no CPU package; expected at least the folder intel-rapl:0")
         self._ranges = [int((folder / "max_energy_range_uj").read_text()) for folder in self._folders]
         self._last = self._read()
         self._total_uJ = 0
@@ -79,7 +84,7 @@ class Packages:
 
 
 def _gpu(identity: str, library: str = NVML) -> Callable[[], float]:
-    """Return a function that reads the energy counter, in J, of the GPU with this UUID.
+    """Return a function that reads the energy counter, in J, of the GPU with the UUID ``identity``.
 
     Raise OSError if NVML is missing or the GPU has no such counter.
     """

@@ -17,10 +17,13 @@ CPU = torch.device("cpu")
 
 
 def seed(number: int, device: torch.device = CPU, *, everywhere: bool = False) -> None:
-    """Seed torch's CPU generator and, on a GPU, the GPU generators. ``everywhere``: also seed numpy's and Python's.
+    """Seed torch's CPU generator and, if ``device`` is a GPU, the GPU generators, with ``number``.
 
-    ``torch.manual_seed`` is not used. Without a GPU it defers three calls and records their stacks as text, which took
-    a third of a small step. With a GPU, it would seed GPUs even for samples, which are made on the CPU.
+    ``everywhere``: also seed the global generators of numpy and Python.
+
+    ``torch.manual_seed`` is not used, because it is slow and seeds too much. On a machine without a GPU, it stores
+    three calls for later, each with a stack trace, which took a third of a small step. On a machine with a GPU, it
+    would seed the GPU even for the random augmentation of a sample, which runs on the CPU.
     """
     torch.default_generator.manual_seed(number)
     if device.type == "cuda":
@@ -31,7 +34,7 @@ def seed(number: int, device: torch.device = CPU, *, everywhere: bool = False) -
 
 
 def of_step(seed: int, step: int, rank: int) -> int:
-    """Return the seed for one step of one rank. ``seed``: the plan's seed."""
+    """Return the seed for one step of one rank. ``seed``: the seed of the whole run, from the plan."""
     return int.from_bytes(hashlib.blake2b(f"{seed} {step} {rank}".encode(), digest_size=7).digest(), "big")
 
 

@@ -20,11 +20,11 @@ fragmentation."""
 
 
 def find_device(rank: Rank) -> tuple[torch.device, str]:
-    """Return (torch device of a rank, its name). The name is the plan's name if the device found matches the plan.
+    """Return (torch device of a rank, name of this device).
 
-    For a rank that is planned on a CPU, the name is always the plan's name, because the rank cannot check the kind of
-    CPU. A GPU becomes the current device, so that code without a device index (a script's ``"cuda"``, pinned memory, a
-    library) uses this rank's GPU.
+    If the device is the one that the plan expects, the name is spelled as in the plan. For a rank that is planned on a
+    CPU, the name is always that of the plan, because the rank cannot check the kind of CPU. A GPU becomes the current
+    device, so that code without a device index (a script's ``"cuda"``, pinned memory, a library) uses this rank's GPU.
     """
     if not rank.gpu:
         return torch.device("cpu"), rank.device
@@ -51,7 +51,7 @@ def same_product(found: str, label: str) -> bool:
 
 
 def check(process_group: ProcessGroup, plan: Plan, device: torch.device) -> None:
-    """Check that ranks planned on GPUs have them. All ranks must call it together.
+    """Check that every rank has a GPU if the plan puts ranks on GPUs. All ranks must call it together.
 
     If no rank has a GPU, all ranks train slowly on CPUs, and the log gives the reason, such as a simulated GPU or an
     image for CPUs. Raise DeviceMissingError on all ranks if only some ranks have a GPU, because GPUs and CPUs cannot
@@ -71,7 +71,9 @@ def check(process_group: ProcessGroup, plan: Plan, device: torch.device) -> None
     if 0 < len(lacking) < process_group.size:
         names = ", ".join(f"{number} (pod {plan.ranks[number].pod})" for number in lacking[:8])
         why = f": {gpu_missing_reason()}" if process_group.rank in lacking else ""
-        raise DeviceMissingError(f"found no GPU on rank {names} of {process_group.size}; expected one on each{why}")
+        raise DeviceMissingError(
+            f"found no GPU on rank {names} of {process_group.size}; expected one on each rank of this run{why}"
+        )
 
 
 def gpu_missing_reason() -> str:
@@ -104,8 +106,9 @@ def peak_nbytes(device: torch.device) -> int | None:
 def max_samples(device: torch.device, share: int, batch: int) -> int:
     """Return how many samples per step fit into the device's memory, at most ``batch``.
 
-    The result follows from the peak memory of the steps so far, which had ``share`` samples each. Call this function
-    between two steps, when only persistent memory is allocated. On a CPU, return ``batch``.
+    The result follows from the peak memory of the steps so far. ``share``: this rank's local batch size in these steps.
+    ``batch``: the global batch size. Call this function between two steps, when only persistent memory is allocated.
+    On a CPU, return ``batch``.
     """
     if device.type != "cuda":
         return batch
@@ -117,7 +120,8 @@ def max_samples(device: torch.device, share: int, batch: int) -> int:
 def samples_within(usable_nbytes: int, persistent_nbytes: int, peak_nbytes: int, share: int, batch: int) -> int:
     """Return how many samples per step fit into ``usable_nbytes`` of memory, from ``share`` to ``batch``.
 
-    ``peak_nbytes``: the peak memory of a step with ``share`` samples. It consists of ``persistent_nbytes`` and of an
+    ``share``: the present local batch size. ``batch``: the global batch size. ``peak_nbytes``: the peak memory of a
+    step with ``share`` samples. It consists of ``persistent_nbytes``, which stays allocated between steps, and of an
     amount in proportion to the number of samples.
     """
     each = max(1, peak_nbytes - persistent_nbytes) / max(1, share)

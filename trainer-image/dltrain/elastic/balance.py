@@ -14,25 +14,31 @@ from dltrain.batch.shares import Speed, fit, worthwhile
 
 WINDOW_STEPS = 20
 WINDOW_S = 2.0
-"""Minimum number of steps and minimum duration of a window. 2 s are twenty periods of a CPU quota. In each period, a
-process that has used up its quota is stopped for the rest of the period."""
+"""Minimum number of steps and minimum duration in seconds of a window, a sequence of steps whose times are averaged.
+
+2 s are twenty periods of a CPU quota. In each period, a process that has used up its quota is stopped for the rest of
+the period."""
 SETTLING_STEPS = 2
-"""Number of steps after a change that are not measured, because they allocate buffers of a new size."""
+"""Number of steps after a change of local batch sizes that are not measured, because they allocate new buffers."""
 MIN_PREDICTED_GAIN = 0.05
-"""Start a trial only if it is predicted to shorten the slowest rank's computing by at least this fraction."""
+"""Minimum fraction by which new local batch sizes must shorten the slowest rank's predicted computing to be tried."""
 MIN_MEASURED_GAIN = 0.02
-"""Keep a trial only if it shortens steps by at least this fraction."""
+"""Keep new local batch sizes only if measured steps are shorter than before by at least this fraction."""
 MEMORY = 4
-"""Number of a rank's last windows from which its speed is estimated, by fitting a line to (share, seconds)."""
+"""Number of windows (sequences of measured steps) from which a rank's speed is estimated.
+
+A line is fitted to the points (local batch size, seconds per step) of the rank's last windows."""
 LONGEST_REST = 64
-"""Maximum number of windows between a failed trial and the next trial. Each failure doubles the number."""
+"""Maximum number of windows (sequences of measured steps) to wait after new local batch sizes did not shorten steps.
+
+Each such failure in a row doubles the wait before the next trial, up to this number."""
 
 
 class Balance:
     """Measure steps and propose local batch sizes (shares). All ranks have the same state."""
 
     def __init__(self, shares: Sequence[int], limits: Sequence[int]) -> None:
-        """Begin with ``shares``, 0 for parameter servers.
+        """Begin with ``shares``, the local batch size of each rank; 0 for parameter servers.
 
         ``limits``: the largest share that fits into each rank's memory.
         """
@@ -51,10 +57,10 @@ class Balance:
         self._step_s: list[float] = []
 
     def add(self, computed_s: Sequence[float], demanded_s: Sequence[float], step_s: float) -> tuple[int, ...] | None:
-        """Add a step with the current shares. Return new shares, or None to keep the current ones.
+        """Add the times of a step. Return new local batch sizes, or None to keep the current ones.
 
         All times are in seconds. ``computed_s``: each rank's computing time. ``demanded_s``: the time in which each
-        rank gets the CPU time that it needs for the step, or 0 if unknown. ``step_s``: the time of the whole step.
+        rank's CPU quota grants the CPU time of the step, or 0 if unknown. ``step_s``: the time of the whole step.
         """
         if self._skip:
             self._skip -= 1

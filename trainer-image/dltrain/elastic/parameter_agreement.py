@@ -27,7 +27,7 @@ _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @cache
 def _odd(device: torch.device) -> Tensor:
-    """Return the odd factors by which the elements of a block are multiplied, one per element, on ``device``."""
+    """Return the hash's odd factors on ``device``: the i-th element of every hashed block is multiplied by the i-th."""
     count, generator = _WORDS if device.type == "cpu" else _GPU_WORDS, torch.Generator().manual_seed(0)
     return torch.randint(-(2**63), 2**63 - 1, (count,), generator=generator).bitwise_or_(1).to(device)
 
@@ -51,9 +51,10 @@ def fingerprint(parameters: Iterable[Tensor]) -> int:
 
 
 def dissenters(values: Sequence[object], kinds: Sequence[str]) -> list[int]:
-    """Return the ranks whose value differs from that of most ranks of the same kind, by position.
+    """Return the indices of the ranks whose value differs from that of most ranks of the same kind.
 
-    In a tie, the value of the lowest rank counts as right.
+    ``values[i]`` and ``kinds[i]``: the hash of rank i, and the name of its device. In a tie, the value of the lowest
+    rank counts as right.
     """
     right = {kind: Counter(v for v, k in zip(values, kinds, strict=True) if k == kind).most_common(1) for kind in kinds}
     return [rank for rank, kind in enumerate(kinds) if values[rank] != right[kind][0][0]]
@@ -71,6 +72,6 @@ def compare(process_group: ProcessGroup, parameters: Iterable[Tensor], kinds: Ma
     if wrong := [ranks[index] for index in dissenters(values, list(kinds.values()))]:
         others = ", ".join(str(rank) for rank in ranks if rank not in wrong)
         raise ParametersDivergedError(
-            f"after step {step}, parameters of rank {', '.join(map(str, wrong))} differ from those of rank {others}: "
-            "memory or a device failed, or the script changes parameters on some ranks only"
+            f"after step {step}, parameters of rank {', '.join(map(str, wrong))} differ from those of rank {others}; "
+            "expected equal ones. Memory or a device failed, or the script changes parameters on some ranks only"
         )

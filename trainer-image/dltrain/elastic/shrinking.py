@@ -26,9 +26,9 @@ def inherit(shares: Sequence[int], alive: Sequence[int]) -> tuple[int, ...]:
 
 
 class Elastic:
-    """The live ranks of a plan.
+    """The ranks of a plan that are still alive, and how they continue if another rank is lost.
 
-    ``alive``: the numbers of these ranks in the plan, in the order of the process group.
+    ``alive``: the numbers of the live ranks in the plan, in the order of the process group.
     """
 
     def __init__(self, plan: Plan, process_group: ProcessGroup, *, on_cpu: bool) -> None:
@@ -48,8 +48,8 @@ class Elastic:
     def run_or_abort(self, operation: Callable[[], T], wake: Callable[[], None]) -> T | None:
         """Run a collective operation. Return None on all ranks if a rank is lost before all complete the operation.
 
-        ``wake``: a function that aborts the operation on other ranks, where it may wait for a lost rank. If not
-        ``active``, raise PeerLostError after a loss.
+        ``wake``: a function that aborts the operation on other ranks, where it may wait for a lost rank. If the process
+        group cannot shrink (``active`` is false), raise PeerLostError after a loss.
         """
         if not self.active:
             return operation()
@@ -65,7 +65,7 @@ class Elastic:
         return result if agreed else None
 
     def regroup(self, step: int) -> None:
-        """Shrink the process group to the live ranks. All of them must be at ``step``.
+        """Shrink the process group to the live ranks. All of them must be at ``step``, the number of completed steps.
 
         Raise PeerLostError if fewer ranks are left than the plan needs.
         """
@@ -73,10 +73,14 @@ class Elastic:
         while rows is None:  # Repeat if another rank is lost in the meantime.
             self._process_group.shrink()
             if self._process_group.size < self._min_ranks:
-                raise PeerLostError(f"found {self._process_group.size} ranks left; expected at least {self._min_ranks}")
+                raise PeerLostError(
+                    f"process group: found {self._process_group.size} ranks left; expected at least {self._min_ranks}"
+                )
             rows = self.run_or_abort(
                 lambda: self._process_group.gather([self._number, step]), self._process_group.abandon
             )
         if any(row[1] != step for row in rows):
-            raise PeerLostError(f"found survivors at steps {[int(row[1]) for row in rows]}; expected all at {step}")
+            raise PeerLostError(
+                f"remaining ranks: found them at steps {[int(row[1]) for row in rows]}; expected all at step {step}"
+            )
         self.alive = tuple(int(row[0]) for row in rows)

@@ -70,7 +70,7 @@ class Team:
     def parallel(self) -> DataParallel:
         """Return the parallelism strategy. Raise MisuseError before ``take``."""
         if self._parallel is None:
-            raise MisuseError("found no model; expected t.wrap(model, optimizer) first")
+            raise MisuseError("t.wrap: found no call yet; expected t.wrap(model, optimizer) first")
         return self._parallel
 
     def take(self, model: nn.Module, optimizer: Optimizer, sample: Tensor | None) -> None:
@@ -84,10 +84,10 @@ class Team:
         self._rebuild()
 
     def measure(self, step: int, steps: int, *, always: bool) -> bool:
-        """Decide if ranks exchange the norms of their local gradients at step ``step`` of ``steps``.
+        """Return True if ranks exchange the norms of their local gradients at step ``step`` of ``steps``.
 
-        Set up the strategy for it, and return True if they do. ``always``: exchange the norms at every step instead of
-        at some steps, if the strategy allows it.
+        The norms show the noise of the gradient. If they are exchanged, also tell the parallelism strategy to do so.
+        ``always``: exchange the norms at every step instead of at some steps, if the strategy allows it.
         """
         measures_square = self.plan.parallelism == "Data" and self.workers > 1
         measures_square = measures_square and (always or step % stride(steps) == 0)
@@ -95,7 +95,7 @@ class Team:
         return measures_square
 
     def continue_after_loss(self, step: int) -> None:
-        """Shrink the process group after a loss, and prepare the remaining ranks to continue from ``step``.
+        """Shrink the process group after the loss of ranks, and let the remaining ranks continue from ``step``.
 
         Raise PeerLostError if the remaining ranks cannot continue.
         """
@@ -138,12 +138,11 @@ class Team:
     def balance(
         self, step: int, computed_s: Sequence[float], exposed_s: Sequence[float], demanded_s: Sequence[float]
     ) -> None:
-        """Rebalance the local batch sizes by times of the previous step.
+        """Adapt the local batch sizes to the measured times of the previous step.
 
-        Ranks exchange them with this step's gradients.
-
-        All times are in seconds. ``computed_s``: computing time, by rank. ``exposed_s``: exposed communication, by
-        worker. ``demanded_s``: time in which a rank gets the CPU time of a step, by rank; 0 if unknown.
+        Ranks have exchanged these times together with this step's gradients. All times are in seconds. ``computed_s``:
+        computing time of each rank. ``exposed_s``: communication of each worker that did not overlap with computing.
+        ``demanded_s``: the time in which each rank's CPU quota grants the CPU time of a step; 0 if unknown.
         """
         if not self.plan.rebalance or self.workers == 1 or not exposed_s:
             return
@@ -170,21 +169,23 @@ class Team:
         return limits
 
     def check_weights(self, agreed: Shared, step: int) -> None:
-        """Check the weights that ranks passed to ``t.weigh`` in this step. The sum of all weights divides the gradient.
+        """Check the weights that ranks passed to ``t.weigh`` in this step. The gradient is divided by their sum.
 
-        Raise MisuseError if only some ranks called it, and RuntimeError if the sum of the weights is 0.
+        ``agreed``: the values that ranks exchanged in this step, summed over ranks. Raise MisuseError if only some
+        ranks called it, and RuntimeError if the sum of the weights is 0.
         """
         if agreed.weighed != self.workers:
             raise MisuseError(
-                f"t.weigh: found calls on {agreed.weighed:g} of {self.workers} ranks; expected all or none"
+                f"t.weigh: found calls on {agreed.weighed:g} of {self.workers} ranks; expected calls on all or none"
             )
         if not agreed.weight:
             raise RuntimeError(f"t.weigh: found no token in the whole batch at step {step}; expected at least one")
 
     def agree_on_parameters(self, step: int) -> bool:
-        """Compare parameters over the workers, report the result and return True.
+        """Check that all workers have equal parameters, and report the result to the agent.
 
-        Raise ParametersDivergedError if they differ, and PeerLostError if a rank is lost.
+        Return True, because ``together`` takes None for a loss of ranks. Raise ParametersDivergedError if they differ,
+        and PeerLostError if a rank is lost.
         """
         parameters = self.parallel.replicated(self.model)
         if self.workers == 1 or not self.shares[self.rank] or not parameters:

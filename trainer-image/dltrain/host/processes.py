@@ -84,7 +84,10 @@ class StoppedProcesses:
         self._since: dict[Process, float] = {}
 
     def poll(self, processes: Iterable[Process], now_s: float) -> dict[Process, float]:
-        """Return {process: seconds stopped} for processes stopped for at least ``STOPPED_S``. ``now_s``: monotonic."""
+        """Return {process: seconds stopped} for processes that have been stopped for at least ``STOPPED_S``.
+
+        ``now_s``: time of a monotonic clock.
+        """
         self._since = {each: self._since.get(each, now_s) for each in processes if _stopped(each.pid)}
         return {each: now_s - since for each, since in self._since.items() if now_s - since >= STOPPED_S}
 

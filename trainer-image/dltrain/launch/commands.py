@@ -33,9 +33,11 @@ def bin_dir() -> Path:
 def mpirun_command(plan: Plan, own_pod: str, own_hostname: str, *, as_root: bool) -> list[str]:
     """Return mpirun's command line for a plan. Raise ValueError if the ranks of a pod are not consecutive.
 
-    Hosts are pod names and are never resolved: mpirun identifies its own host as ``own_hostname`` and reaches the
-    others only through the shim (``launch.shim``). The shim is called through ``env``, because mpirun looks up commands
-    with access(2), which ignores capabilities.
+    ``own_pod``, ``own_hostname``: name and host name of the pod in which mpirun runs. ``as_root``: True if mpirun runs
+    as root, which it must be told. Hosts are pod names and are never resolved. mpirun identifies its own host as
+    ``own_hostname`` and reaches the others only through the shim (``launch.shim``), a stand-in for ssh that asks the
+    agent of a pod to start a process. The shim is called through ``env``, because mpirun looks up commands with
+    access(2), which ignores capabilities.
     """
     shim = ("env", sys.executable, "-I", "-S", str(SHIM))
     slots = Counter(rank.pod for rank in plan.ranks)
@@ -55,10 +57,10 @@ def mpirun_command(plan: Plan, own_pod: str, own_hostname: str, *, as_root: bool
 
 
 def daemon_arguments(command: str) -> tuple[str, ...]:
-    """Return the daemon's arguments from the shell command that mpirun would run on another pod.
+    """Return the arguments of the MPI daemon (prted) from the shell command that mpirun would run on another pod.
 
-    Only the arguments are sent. The pod's agent runs its own prted, in its own environment, without a shell. Raise
-    ValueError if the command does not start prted.
+    Only these arguments are sent to that pod. The pod's agent runs its own prted, in its own environment, without a
+    shell. Raise ValueError if the command does not start prted.
     """
     words = shlex.split(command)
     for i, word in enumerate(words):
@@ -68,11 +70,12 @@ def daemon_arguments(command: str) -> tuple[str, ...]:
 
 
 def without_others_settings(arguments: Sequence[str], env: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the MPI daemon's arguments without the settings that the environment ``env`` of its pod contains.
+    """Return the MPI daemon's ``arguments`` without the settings that its pod's environment ``env`` contains, too.
 
-    mpirun passes its own settings, such as its network interface and its session directory, to the daemons as
-    arguments, which override the environment. Two pods that share a directory could then write the same file, because
-    processes of different pods can have the same process id. Daemons crashed for this reason.
+    The pod's own settings then apply. mpirun passes its own settings, such as its network interface and its session
+    directory, to the daemons as arguments, which override the environment. Two pods that share a directory could then
+    write the same file, because processes of different pods can have the same process id. Daemons crashed for this
+    reason.
     """
     kept: list[str] = []
     rest = iter(arguments)
@@ -89,9 +92,10 @@ def without_others_settings(arguments: Sequence[str], env: Mapping[str, str]) ->
 def mpi_environment(base: Mapping[str, str], interface: str, attempt: str, run_dir: Path) -> dict[str, str]:
     """Return the environment of mpirun and the MPI daemon: the container's environment, ports and interface.
 
-    ``interface``: the name of a network interface. If mpirun 5.0.11 gets a network ("10.1.2.3/32") instead of a name,
-    it crashes in a third of its starts. The messaging layer (``pml``) is fixed to ``ob1``, because probing the
-    alternatives took 1.0 s of a 1.3 s start.
+    ``base``: the container's environment. ``attempt``: the name of this launch of all ranks. ``run_dir``: the agent's
+    directory for sockets and temporary files. ``interface``: the name of a network interface. If mpirun 5.0.11 gets a
+    network ("10.1.2.3/32") instead of a name, it crashes in a third of its starts. The messaging layer (``pml``) is
+    fixed to ``ob1``, because probing the alternatives took 1.0 s of a 1.3 s start.
     """
     prefix = bin_dir().parent
     return {
@@ -150,8 +154,9 @@ def rank_environment(
 ) -> dict[str, str]:
     """Return a rank's environment: ``base``, the agent's paths and torchrun's variables, but no variables of MPI.
 
-    ``plan_file``: the plan. ``socket``: the agent's socket for messages of ranks. ``memory``: the pod's directory for
-    in-memory copies of the training state.
+    ``base``: the environment that the agent gives to every process. ``plan_file``: the file with the plan. ``socket``:
+    the agent's socket for messages of ranks. ``memory``: the pod's directory for in-memory copies of the training
+    state.
     """
     pods = plan.pods
     workers = sum(r.pod == rank.pod for r in plan.ranks)

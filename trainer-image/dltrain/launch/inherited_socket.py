@@ -12,5 +12,5 @@ def hand_over(number: int) -> None:
 
 
 def take() -> socket.socket:
-    """Return the inherited socket. Call this at most once per process."""
+    """Return the socket that this process inherited from the zygote. Call this at most once per process."""
     return socket.socket(fileno=int(os.environ.pop(_NUMBER_ENV)))

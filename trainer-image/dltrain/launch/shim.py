@@ -18,14 +18,20 @@ FORWARDED = ("OMPI_", "PMIX_", "PRTE_", "OPAL_PREFIX=", ATTEMPT_ENV)
 
 
 def request(arguments: list[str], environ: dict[str, str]) -> bytes:
-    """Encode a request: length (8 digits), number of arguments, arguments, MPI variables. Fields end with NUL."""
+    """Encode a request to the pod's agent to start a process with ``arguments`` and the MPI variables of ``environ``.
+
+    Format: length in bytes (8 digits), number of arguments, arguments, variables. Fields after the length end with NUL.
+    """
     variables = [f"{name}={value}" for name, value in environ.items() if f"{name}=".startswith(FORWARDED)]
     body = "".join(field + "\0" for field in (str(len(arguments)), *arguments, *variables)).encode()
     return b"%08d" % len(body) + body
 
 
 def parse_request(body: bytes) -> tuple[list[str], dict[str, str]]:
-    """Parse a request without its length. Return (arguments, variables). Raise ValueError if it is malformed."""
+    """Parse a request of ``request`` without its length. Return (arguments, variables) of the process to start.
+
+    Raise ValueError if the request is malformed.
+    """
     fields = body.decode().split("\0")[:-1]
     count = int(fields[0])
     variables = dict(field.partition("=")[::2] for field in fields[1 + count :])

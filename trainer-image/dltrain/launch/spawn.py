@@ -55,7 +55,9 @@ class Spawner:
         try:
             first = await reader.readline()
             if not first:
-                raise ConnectionError("the zygote, which forks ranks, ended; see its output above")
+                raise ConnectionError(
+                    "zygote (the process that forks ranks): found it ended; expected it to run. See its output above"
+                )
         except BaseException:
             writer.close()  # Also on cancellation: the zygote then kills the fork.
             raise

@@ -50,7 +50,10 @@ class Order:
 
 
 class Serving:
-    """Fork a child for each ``Order``. ``run`` returns only in a child, with the Order that the child must execute."""
+    """Fork a child for each ``Order`` (a command to run) that the agent sends.
+
+    ``run`` returns only in a child, with the Order that the child must execute.
+    """
 
     def __init__(self, listener: socket.socket) -> None:
         self.listener = listener
@@ -262,10 +265,11 @@ def import_ahead() -> None:
 
 
 def main() -> None:
-    """Serve orders until the parent process ends. A forked child runs its order instead.
+    """Fork a process for each requested command, until the parent process ends. Each fork runs its command.
 
-    The optional argument PARENT is the process id of the parent. The zygote ends at once if that process has already
-    ended. ``DLTRAIN_IMPORT_AHEAD=off`` skips the imports, for commands that do not use torch.
+    The first command-line argument is the descriptor of the socket for requests. The optional argument PARENT is the
+    process id of the parent. The zygote ends at once if that process has already ended. ``DLTRAIN_IMPORT_AHEAD=off``
+    skips the imports, for commands that do not use torch.
     """
     die_with(int(sys.argv[2]) if len(sys.argv) > 2 else os.getppid())
     signal.signal(signal.SIGINT, signal.SIG_IGN)

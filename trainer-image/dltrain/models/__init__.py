@@ -18,7 +18,10 @@ from dltrain.protocol.errors import BadInputError
 
 @dataclass(frozen=True)
 class InputShape:
-    """Input of a model: ``shape`` of one sample, and number of ``classes`` (of different tokens, if ``tokens``)."""
+    """Input of a model: the ``shape`` of one sample, and the number of ``classes``.
+
+    If ``tokens`` is true, samples are sequences of tokens, and ``classes`` is the size of the vocabulary.
+    """
 
     shape: tuple[int, ...]
     classes: int
@@ -26,9 +29,9 @@ class InputShape:
 
 
 Build = Callable[[tuple[int, ...], int], nn.Module]
-"""Maps (shape of one sample, number of classes) to a new model that returns logits.
+"""A function that creates a model for (shape of one sample, number of classes). The model returns logits.
 
-Raises ValueError if the model does not support the shape.
+The function raises ValueError if the model does not support the shape.
 """
 
 _MODELS: dict[str, tuple[Build, bool]] = {

@@ -12,7 +12,7 @@ LAYERS, HEADS, WIDTH = 4, 4, 128
 
 
 class Block(nn.Module):
-    """A transformer block: x = x + attention(norm(x)), then x + mlp(norm(x)) with a hidden layer of 4 ``WIDTH``."""
+    """A transformer block: x = x + attention(norm(x)), then x + mlp(norm(x)) with 4 ``WIDTH`` hidden features."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -20,10 +20,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class Pair:
-    """Two linear layers with independent *units* between them.
+    """Two linear layers of a model, between which the hidden *units* are independent, so that ranks can split them.
 
-    A unit is a feature of an element-wise function or an attention head. The layer ``first`` computes ``blocks``
-    vectors per unit (3 for a head: query, key and value), and the layer ``second`` reads one vector per unit.
+    A unit is a hidden feature of an MLP or an attention head. The layer ``first`` computes ``blocks`` vectors per unit
+    (3 for a head: query, key and value), and the layer ``second`` reads one vector per unit.
     """
 
     first: str
@@ -49,13 +49,14 @@ def layers_of(model: nn.Module) -> list[Layer]:
         return [Layer(module, tuple(module.parameters())) for module in model]
     if isinstance(model, Layered):
         return model.layers()
-    raise ValueError(f"found a {type(model).__name__}; expected a Sequential, or a model with a method layers()")
+    raise ValueError(f"model: found a {type(model).__name__}; expected a Sequential, or a model with a method layers()")
 
 
 def pairs_of(model: nn.Module) -> list[Pair]:
-    """Return the disjoint pairs of linear layers.
+    """Return the pairs of linear layers that tensor parallelism splits. No layer is in two pairs.
 
-    In a ``Sequential``, a pair consists of two linear layers with one activation between them.
+    In a ``Sequential``, a pair consists of two linear layers with a ReLU between them. Other models return their pairs
+    from a method ``pairs``.
     """
     if isinstance(model, Paired):
         return model.pairs()

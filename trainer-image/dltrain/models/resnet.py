@@ -8,7 +8,7 @@ from torch.nn.functional import relu
 
 _GROUPS = 32
 _SMALL_SIDE = 64
-"""For images with shorter sides (in pixels), the first layer is the paper's layer for CIFAR: 3 x 3, without pooling.
+"""For images with shorter sides (in pixels), the first layer is that of He et al. for CIFAR: 3 x 3, without pooling.
 
 With the layer for large images, small images would shrink to 1 x 1.
 """
@@ -28,7 +28,7 @@ class _Block(Protocol):
 class Residual(nn.Module):
     """A residual block: relu(body(x) + shortcut(x)).
 
-    The shortcut is the identity, or a 1 x 1 convolution if the shape changes (option B of the paper).
+    The shortcut is the identity, or a 1 x 1 convolution if the shape changes (option B of He et al. 2015).
     """
 
     def __init__(self, body: nn.Sequential, inputs: int, outputs: int, stride: int) -> None:
@@ -49,7 +49,7 @@ def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> tup
 
 
 class Basic(Residual):
-    """A residual block of two 3 x 3 convolutions (figure 5 of the paper, left)."""
+    """A residual block of two 3 x 3 convolutions (He et al. 2015, figure 5, left)."""
 
     expansion = 1
 
@@ -59,7 +59,7 @@ class Basic(Residual):
 
 
 class Bottleneck(Residual):
-    """A residual block of 1 x 1, 3 x 3 and 1 x 1 convolutions (figure 5 of the paper, right).
+    """A residual block of 1 x 1, 3 x 3 and 1 x 1 convolutions (He et al. 2015, figure 5, right).
 
     The 3 x 3 convolution applies the stride.
     """

@@ -35,7 +35,10 @@ class Steps(Protocol):
     left_out: bool
 
     def unscale(self, divide: Callable[[], Found], nothing: Found, scale: float, inverse: float) -> Found:
-        """Unscale the gradients of the global batch. Return flags that are not 0 if any rank found a non-finite one."""
+        """Unscale the gradients of the global batch. Return flags that are not 0 if any rank found a non-finite one.
+
+        ``Step.unscale`` describes the arguments.
+        """
         ...
 
 
@@ -55,7 +58,10 @@ class LossScale:
         return self._scaler.get_scale() if self._scaler is not None else None
 
     def watch(self, optimizer: Optimizer, steps: Steps, skipped: Callable[[], None]) -> None:
-        """Connect every GradScaler of ``optimizer`` to ``steps``. ``skipped``: called when an update is skipped."""
+        """Let ``steps`` decide for every GradScaler that is used with ``optimizer``, so that all ranks decide alike.
+
+        ``skipped``: called when a GradScaler skips an update of the optimizer.
+        """
         global _newest
         _replace_methods()
         self.steps, self.skip = steps, skipped
@@ -72,7 +78,7 @@ class LossScale:
         self._before = scaler.state_dict()  # ``restore`` needs it if the current step is already abandoned
 
     def freeze(self) -> None:
-        """Save the scaler's state when a step is abandoned. ``restore`` undoes later changes by the script."""
+        """Save the scaler's state when a step is abandoned. ``restore`` undoes changes that the script makes later."""
         self._before = self._scaler.state_dict() if self._scaler is not None else None
 
     def restore(self) -> None:
@@ -93,12 +99,12 @@ class LossScale:
 
 _runs: "WeakKeyDictionary[Optimizer, ReferenceType[LossScale]]" = WeakKeyDictionary()
 _newest: "ReferenceType[LossScale] | None" = None
-"""The loss scale of the newest trainer. ``GradScaler.scale`` cannot find it by the optimizer, because it gets none."""
+"""The loss scale of the newest trainer, for ``GradScaler.scale``, which gets no optimizer to find the trainer by."""
 _replaced = False
 
 
 def _run_of(optimizer: Optimizer) -> LossScale | None:
-    """Return the loss scale of the trainer whose open step uses ``optimizer``, or None."""
+    """Return the loss scale of the trainer of ``optimizer``, or None if there is none or no step is in progress."""
     found = _runs.get(optimizer)
     run = found() if found is not None else None
     return run if run is not None and run.steps.open else None

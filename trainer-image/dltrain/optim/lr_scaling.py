@@ -13,7 +13,10 @@ from dltrain.optim.noise_scale import estimates
 
 
 class Scaling:
-    """The current factor on the learning rate. For AdaScale, ``observe`` must get the gradient norms of each step."""
+    """The factor by which the learning rate is multiplied for a batch that is larger than the base batch.
+
+    For the rule AdaScale, ``observe`` must get the gradient norms of each step.
+    """
 
     def __init__(self, optimizer: OptimizerRef, batch: int) -> None:
         self._rule = optimizer.scaling
@@ -30,7 +33,10 @@ class Scaling:
 
     @property
     def factor(self) -> float:
-        """Return the factor on the learning rate of the base batch size. AdaScale uses √S until it has measurements."""
+        """Return the factor on the learning rate that the user chose for the base batch size.
+
+        Until AdaScale has measurements, it uses √S, where S is the batch size divided by the base batch size.
+        """
         scale = self._batch / self._base
         if self._rule is None:
             return 1.0
@@ -44,7 +50,7 @@ class Scaling:
         return min(max(gain, min(1.0, scale)), max(1.0, scale))
 
     def observe(self, within: float, together: float, ranks: int) -> None:
-        """Add the squared gradient norms of a step; ``noise_scale.estimates`` defines them."""
+        """Add the squared gradient norms of a step. ``noise_scale.estimates`` defines the arguments."""
         if ranks < 2 or not (isfinite(within) and isfinite(together)):
             return  # a single gradient does not show how noisy gradients are
         noise, signal = estimates(within, together, ranks, self._batch)

@@ -34,7 +34,7 @@ class Schedules:
         if not isinstance(scheduler, LRScheduler) or isinstance(scheduler, ReduceLROnPlateau):
             raise MisuseError(
                 f"scheduler: found {type(scheduler).__name__}; expected a torch.optim.lr_scheduler whose step() "
-                "needs no argument. If the rate depends on more than t.step, set it in the optimizer's groups"
+                "needs no argument. For any other rule, set the rate in optimizer.param_groups yourself"
             )
         if len(self._registered) < len(self._saved_states):
             scheduler.load_state_dict(_merged(scheduler.state_dict(), self._saved_states[len(self._registered)]))

@@ -30,10 +30,12 @@ Measuring at every step made the steps of a small model 10 % longer with a quota
 MIN_MEASUREMENTS = 60
 """Number of measurements that a run should have. The interval between measurements is shortened in short runs.
 
-The number is higher than what is required to store the noise scale of a run in a profile.
+The operator requires fewer measurements to store a run's noise scale for later plans, so some may be missing.
 """
 MAX_STRETCHES = 16
-"""Maximum number of sections of a run. Before there would be more, pairs of neighbouring sections are merged."""
+"""Maximum number of sections of a run, each with its own sums of measurements.
+
+When a further section would begin, each two neighbouring sections are merged, so that memory is bounded."""
 MIN_STEPS = 16
 """Minimum number of measured steps for an estimate of the noise scale."""
 
@@ -44,11 +46,12 @@ def stride(steps: int) -> int:
 
 
 def estimates(within: float, together: float, ranks: int, batch: int) -> tuple[float, float]:
-    """Return estimates of (tr Σ, |G|²), as defined in the module's docstring, from the gradients of one step.
+    """Return estimates of (tr Σ, |G|²) from the gradients of one step.
 
-    The estimate of |G|² may be negative, because it is a difference. Rank r has b_r of the B = ``batch`` samples and
-    the gradient g_r. ``within``: Σ (b_r / B) ‖g_r‖² over ``ranks`` >= 2 ranks with samples; its expectation is
-    |G|² + tr Σ ranks / B. ``together``: ‖Σ (b_r / B) g_r‖²; its expectation is |G|² + tr Σ / B.
+    tr Σ is the variance of the gradient of one sample, and |G|² the squared norm of the true gradient. The estimate of
+    |G|² may be negative, because it is a difference. Rank r has b_r of the B = ``batch`` samples and the gradient g_r.
+    ``within``: Σ (b_r / B) ‖g_r‖² over ``ranks`` >= 2 ranks with samples; its expectation is |G|² + tr Σ ranks / B.
+    ``together``: ‖Σ (b_r / B) g_r‖²; its expectation is |G|² + tr Σ / B.
     """
     noise = max(0.0, within - together) * batch / (ranks - 1)
     return noise, together - noise / batch
@@ -90,7 +93,7 @@ class NoiseScale:
         return found if found <= MAX_NOISE else None  # a larger value would be invalid in the job's report
 
     def observe(self, within: float, together: float, ranks: int) -> None:
-        """Add the squared gradient norms of a step; ``estimates`` defines them. Ignore values that are not finite."""
+        """Add the squared gradient norms of a step, unless they are not finite. ``estimates`` defines the arguments."""
         if ranks < 2 or not (isfinite(within) and isfinite(together)):
             return
         noise, _ = estimates(within, together, ranks, self._batch)

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 @dataclass(frozen=True)
 class Ranks:
-    """Functions with which a layer communicates with the other ranks. Copies of a model share these functions."""
+    """Functions with which a BatchNorm layer communicates with other ranks. Copies of a model share these functions."""
 
     sum: Callable[[Sequence[float]], list[float]]
     """Returns the element-wise sum over ranks in double precision. All ranks must make the same sequence of calls."""
@@ -38,7 +38,7 @@ class SyncBatchNorm(_BatchNorm):
 
     def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002 - torch's name
         if input.dim() < 2:
-            raise ValueError(f"batch norm: found input of {input.dim()} dimensions; expected samples by channels")
+            raise ValueError(f"batch norm: found input of {input.dim()} dimensions; expected (samples, channels, …)")
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
         """Normalize ``input`` of shape (N, C, …) over all dimensions except C.
@@ -116,8 +116,8 @@ class _Normalize(torch.autograd.Function):
         own = ctx.ranks.weight() if ctx.counted else 0.0
         if ctx.counted and not own:
             raise RuntimeError(
-                "batch norm: found a rank with samples but without tokens; expected tokens on every rank. Increase the "
-                "local batch sizes"
+                "batch norm: found a rank with samples that passed 0 tokens to t.weigh; expected tokens on every rank. "
+                "Increase the local batch sizes"
             )
         g, gx = gradient.sum(ctx.over), (gradient * normal).sum(ctx.over)
         sums = torch.cat([g, gx]).double() * own if own else torch.zeros(2 * len(g), dtype=torch.float64)

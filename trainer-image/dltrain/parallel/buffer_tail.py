@@ -8,8 +8,9 @@ from typing import NamedTuple
 
 
 class Shared(NamedTuple):
-    """A rank's values in the tail, which are summed over ranks at every step. ``stop``, ``save``, ``keep``: requests.
+    """Values that a rank appends to its gradient buffer (the tail), so that ranks sum them together with the gradients.
 
+    ``stop``, ``save``, ``keep``: 1 if this rank requests to stop, to save a checkpoint, or to save the state to memory.
     In the tail, the times of each rank follow these values.
     """
 
@@ -31,7 +32,11 @@ class Shared(NamedTuple):
 
 
 class Agreed(NamedTuple):
-    """The shared values, summed over ranks, and lists of each rank's times in the previous step, in seconds."""
+    """The content of the tail after the reduction over ranks.
+
+    ``shared``: the values of ``Shared``, summed over ranks. The lists contain each rank's times in the previous step,
+    in seconds; ``pack`` describes them.
+    """
 
     shared: Shared
     computed: list[float]
@@ -40,17 +45,18 @@ class Agreed(NamedTuple):
 
 
 def length(ranks: int) -> int:
-    """Return the number of values in the tail for a number of ranks."""
+    """Return the length of the tail (the values after the gradients in the buffer) for a number of ranks."""
     return len(Shared()) + 3 * ranks
 
 
 def pack(
     shared: Shared, rank: int, ranks: int, compute_s: float, exposed_s: float, demanded_s: float = 0.0
 ) -> list[float]:
-    """Return this rank's values for the tail. The times are those of this rank's previous step, in seconds.
+    """Return this rank's values for the tail (the end of the gradient buffer): ``shared``, then the times of all ranks.
 
-    ``compute_s``: computing. ``exposed_s``: communication that did not overlap with computing. ``demanded_s``: the time
-    in which the rank gets the CPU time that it needs for a step (see ``stopwatch.Budget``), or 0 if unknown.
+    The times of other ranks are 0. The times of this rank are those of its previous step, in seconds. ``compute_s``:
+    computing. ``exposed_s``: communication that did not overlap with computing. ``demanded_s``: the time in which the
+    rank's CPU quota grants the CPU time of a step (see ``stopwatch.Budget``), or 0 if unknown.
     """
     by_rank = [0.0] * (3 * ranks)
     by_rank[rank::ranks] = compute_s, exposed_s, demanded_s
@@ -58,7 +64,7 @@ def pack(
 
 
 def unpack(total: Sequence[float], ranks: int) -> Agreed:
-    """Split the tail, summed over ranks, into its fields."""
+    """Split the tail (the end of the gradient buffer, summed over ranks) into the values that ``pack`` wrote."""
     own, times = total[: len(Shared())], list(total[len(Shared()) :])
     return Agreed(Shared(*own), *(times[i * ranks : (i + 1) * ranks] for i in range(3)))
 

@@ -107,9 +107,10 @@ class DataParallel(Placement):
         ]
 
     def begin(self, weight: float, shared: list[float]) -> None:
-        """Zero the gradients and open a step.
+        """Zero the gradients and begin a step.
 
-        ``weight``: this rank's fraction of the global batch. ``shared``: this rank's values for the tail.
+        ``weight``: this rank's fraction of the global batch. ``shared``: this rank's values for the tail (the end of
+        the gradient buffer), which ranks sum together with the gradients.
 
         Raise MisuseError if the script has made frozen parameters trainable.
         """
@@ -133,9 +134,9 @@ class DataParallel(Placement):
         self._open, self._finished, self._left = True, False, 1.0
 
     def share(self, position: int, values: Sequence[torch.Tensor | float]) -> bool:
-        """Write ``values`` into the tail, starting at index ``position``.
+        """Write ``values`` into the tail (the end of the gradient buffer), starting at its index ``position``.
 
-        Return False if no step is open or if the tail was already sent. Tensors are copied without being read,
+        Return False if no step is in progress or if the tail was already sent. Tensors are copied without being read,
         because reading would wait for the forward pass on a GPU.
         """
         if not self._open or len(self._works) == len(self.buffer.buckets):
@@ -152,9 +153,10 @@ class DataParallel(Placement):
         self._weight = weight
 
     def unscaled(self, scale: float, left: float) -> None:
-        """Record, after ``finish``, the effect of a GradScaler.
+        """Record that a GradScaler has divided the reduced gradients, so that norms are reported without its scale.
 
-        ``scale``: factor by which losses were multiplied. ``left``: factor that gradients still contain.
+        Call this after ``finish``. ``scale``: the factor by which the script multiplied its losses. ``left``: the
+        factor that gradients still contain, 1 if the GradScaler has removed all of ``scale``.
         """
         self.measured_norm /= scale
         self._left = left
@@ -207,7 +209,7 @@ class DataParallel(Placement):
             self._accumulates = False
 
     def finish(self) -> list[float]:
-        """Wait for the reduction of all gradients. Return the summed tail.
+        """Wait for the reduction of all gradients. Return the tail (the values after the gradients), summed over ranks.
 
         Afterwards, parameters that no rank's backward pass reached have no gradient, so optimizers skip them as in one
         process. Raise PeerLostError, and MisuseError if the script changed gradients before their reduction.
@@ -266,7 +268,7 @@ class DataParallel(Placement):
         self._seen()
 
     def _catch_up(self) -> None:
-        """Wait for the GPU. Otherwise the time of its work would count as waiting for other ranks.
+        """Wait until the GPU has done its work. Otherwise its time would be measured as waiting for other ranks.
 
         The wait does not reduce the overlap of work, because all further work needs the reduced gradients.
         """
@@ -332,7 +334,7 @@ class DataParallel(Placement):
         return ready
 
     def _drive(self) -> None:
-        """Make progress on the oldest running reductions, at most once in ``_DRIVE_S`` seconds.
+        """Let MPI make progress on the oldest running reductions, at most once in ``_DRIVE_S`` seconds.
 
         The oldest few are enough to use the whole bandwidth. Calls are rare, because testing an unfinished reduction
         yields the CPU, which would slow down the backward pass.

@@ -53,7 +53,11 @@ def plan_buckets(sizes: Iterable[int], max_size: int, align: int = 1) -> list[Bu
 
 
 class GradientBuffer:
-    """A contiguous buffer with the gradients of parameters, the marks of the parameters, and the tail."""
+    """A contiguous buffer with all gradients, then the marks and the tail. Ranks sum all of it.
+
+    The mark of a parameter is 1 on a rank whose backward pass has reached the parameter. The tail consists of values
+    that ranks share at every step, such as the loss.
+    """
 
     def __init__(
         self,
@@ -66,8 +70,9 @@ class GradientBuffer:
     ) -> None:
         """Allocate the buffer.
 
-        ``bucket_nbytes``: maximum size of a bucket. ``tail``: number of shared numbers. ``zeros``: allocates the buffer
-        for (number of elements, dtype, device); by default torch does. ``marked``: add marks to the buffer.
+        ``bucket_nbytes``: maximum size of a bucket, the part of the buffer that one all-reduce sums. ``tail``: number
+        of values that ranks share at every step. ``zeros``: allocates the buffer for (number of elements, dtype,
+        device); by default torch does. ``marked``: add a mark for each parameter.
 
         Raise MisuseError if no parameter is trainable, or if parameters differ in dtype or device.
         """
@@ -109,11 +114,14 @@ class GradientBuffer:
             parameter.grad = view
 
     def set_tail(self, numbers: Sequence[float]) -> None:
-        """Write ``numbers`` into the tail."""
+        """Write ``numbers``, the values that this rank shares in this step, into the tail of the buffer."""
         _fill(self.tail, numbers)
 
     def mark(self, reached: Collection[int]) -> None:
-        """Set the marks of the parameters with the indices ``reached`` to 1, and all other marks to 0."""
+        """Mark the parameters that this rank's backward pass has reached with 1, and all others with 0.
+
+        ``reached``: indices of the reached parameters in ``parameters``.
+        """
         if len(reached) == len(self.marks):
             self.marks.fill_(1)
         else:

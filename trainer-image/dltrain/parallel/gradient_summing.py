@@ -21,10 +21,13 @@ from dltrain.protocol.reporter import RankReporter
 _BUCKETS, _MIN_NBYTES = 8, 256 * 2**10
 """Maximum number of buckets of a small model, and the minimum size of these buckets in bytes.
 
-One bucket would not be enough, because it would be reduced only after the backward pass.
+A bucket is a part of the gradients that one all-reduce sums. A single bucket would be reduced only after the backward
+pass and could not overlap with it.
 """
 Choices = list[list[Any]]
-"""Choices of all-reduce algorithms for a checkpoint (JSON): [size class, algorithm, segment size in bytes]."""
+"""The all-reduce algorithms of a run, for its checkpoint (JSON): a list of [n, algorithm, segment size in bytes].
+
+An entry applies to buffers from 4**n bytes up to those of the next entry."""
 
 
 def data_parallel(
@@ -66,7 +69,7 @@ def data_parallel(
 
 
 def measured_by(parallel: DataParallel) -> Auto | None:
-    """Return the collective of ``parallel`` if this collective measures algorithms, otherwise None."""
+    """Return the collective of ``parallel`` if it chooses its all-reduce algorithm by measurement, otherwise None."""
     collective = getattr(parallel, "collective", None)
     return collective if isinstance(collective, Auto) else None
 
@@ -82,7 +85,7 @@ def choices(parallel: DataParallel) -> Choices:
 
 
 def choices_from_record(sums: Sequence[Summing]) -> Choices:
-    """Convert choices in the form that ``report`` sends to the form that ``reuse`` accepts."""
+    """Convert the all-reduce algorithms ``sums`` of a run report to the form that ``reuse`` accepts."""
     return [[size_class(each.nbytes), each.strategy, each.segment_nbytes] for each in sums]
 
 

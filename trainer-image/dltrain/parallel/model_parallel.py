@@ -43,7 +43,10 @@ Held = Mapping[str, Cut | None]
 
 
 class ModelParallel(DataParallel):
-    """Base class for a model that is split over the ranks: shared numbers, checkpoints and the optimizer."""
+    """Base class for a model that is split over the ranks.
+
+    It exchanges the values that ranks share at every step, gathers checkpoints and splits the optimizer.
+    """
 
     def __init__(
         self,
@@ -53,15 +56,19 @@ class ModelParallel(DataParallel):
         held_by: Callable[[int], Held],
         tail: int,
     ) -> None:
-        """Split ``model`` and ``optimizer``. ``held_by``: returns the parts of parameters that the given rank has.
+        """Split ``model`` and ``optimizer``, so that this rank has only its part.
 
-        Raise ValueError for a model with buffers or with two names for one parameter, or an optimizer with state.
+        ``held_by``: returns the parts of parameters that a rank with the given number has. ``tail``: number of values
+        that ranks share at every step. Raise ValueError for a model with buffers or with two names for one parameter,
+        or an optimizer with state.
         """
         named = dict(model.named_parameters())
         state = model.state_dict()
         if set(state) != set(named) or optimizer.state:
             extra = sorted(set(state) - set(named))
-            raise ValueError(f"found buffers or second names {extra}, or an optimizer with state; expected neither")
+            raise ValueError(
+                f"model: found buffers or shared parameters {extra}, or an optimizer with state; expected neither"
+            )
         self._process_group, self._held_by = process_group, held_by
         self.shapes = {name: torch.empty_like(tensor, device="meta") for name, tensor in state.items()}
         """Shapes of the whole model's tensors."""
@@ -97,7 +104,10 @@ class ModelParallel(DataParallel):
         return []
 
     def finish(self) -> list[float]:
-        """Complete the gradients of this rank's parameters. Return the tail, summed over ranks. Raise PeerLostError."""
+        """Complete the gradients of this rank's parameters. Raise PeerLostError.
+
+        Return the tail, summed over ranks: the values that ranks share at every step.
+        """
         assert self._open, "begin comes before finish"
         began = time.perf_counter()
         self._open = False
@@ -118,7 +128,7 @@ class ModelParallel(DataParallel):
         self.waited += Lap(seconds)
 
     def gradient_norm(self) -> float:
-        """Return the gradient norm of the parameters that this rank contributes."""
+        """Return the gradient norm of this rank's parameters. If several ranks have one, only the lowest counts it."""
         return float(self.square**0.5)
 
     # Checkpoints
@@ -176,9 +186,10 @@ class ModelParallel(DataParallel):
         optimizer.load_state_dict({"state": states, "param_groups": groups})
 
     def _gathered(self, mine: dict[str, Tensor], name_of: Callable[[str], str]) -> dict[str, Tensor]:
-        """Return whole tensors, assembled from ``mine`` of all ranks, on rank 0; an empty dictionary elsewhere.
+        """Return whole tensors on rank 0, assembled from the parts of all ranks; an empty dictionary elsewhere.
 
-        ``name_of``: returns the name of the parameter to which the entry with this key belongs.
+        ``mine``: this rank's parts of parameters or of their optimizer state, by key. ``name_of``: returns the name of
+        the parameter to which a key belongs.
         """
         from safetensors.torch import load, save
 

@@ -29,10 +29,10 @@ LossOf = Callable[[Tensor, Tensor], Tensor]
 
 
 class Neighbours:
-    """Exchange of tensors in main memory with the previous and the next rank."""
+    """Send tensors to the previous and the next pipeline stage and receive theirs, through main memory."""
 
     def __init__(self, comm: Any, segment_nbytes: int, waited: Callable[[float], None]) -> None:
-        """Prepare the exchange.
+        """Store the arguments; nothing is sent yet.
 
         ``comm``: an MPI communicator that nothing else uses. ``segment_nbytes``: maximum size of a message.
         ``waited``: called with the seconds of each wait for another rank.
@@ -178,7 +178,10 @@ class Pipeline(ModelParallel):
         return None
 
     def _input(self, x: Tensor) -> Tensor:
-        """Return this stage's input for ``len(x)`` samples."""
+        """Return the input of this stage for the samples ``x``.
+
+        On the first stage, this is ``x`` itself. Other stages receive the activations of the previous stage.
+        """
         if not self.stage:
             return x
         room = torch.empty((len(x), *self._shape_in), dtype=self._dtype)

@@ -31,7 +31,7 @@ class Cost:
 
 
 def costs(model: nn.Module, sample: Tensor) -> list[Cost]:
-    """Return the cost of each layer, counted on PyTorch's meta device without computing.
+    """Return the operations, parameters and output shape of each layer, counted without computing (meta device).
 
     ``sample``: an input with batch size 1. A backward pass has twice the operations of a forward pass: once for the
     gradients of the weights, and once for the gradients of the input. The first layer with parameters does not compute

@@ -14,17 +14,20 @@ from dltrain.batch.sampling import Part, Sampler
 
 
 class Placement:
-    """Base class for the parts of one rank. It also assembles the whole model and optimizer for checkpoints."""
+    """Base class of strategies: which part of the batch, the model and the optimizer a rank has.
+
+    It also assembles the whole model and optimizer for checkpoints.
+    """
 
     sharded = False
     """True if a rank gets only its part of the reduced gradient. A script then cannot use ``p.grad``."""
 
     def part(self, sampler: Sampler, step: int, shares: Sequence[int], rank: int) -> Part:
-        """Return the part of a step's batch that ``rank`` processes, given all ranks' ``shares``."""
+        """Return the samples of a step's batch that ``rank`` processes. ``shares``: local batch size of each rank."""
         return sampler.part(step, shares, rank)
 
     def predict(self, model: nn.Module, x: torch.Tensor) -> torch.Tensor | None:
-        """Return the model's outputs, or None on a rank that does not compute them."""
+        """Return the model's outputs for ``x``, or None on a rank that does not compute the last layer."""
         outputs: torch.Tensor = model(x)
         return outputs
 
@@ -64,7 +67,7 @@ class Placement:
                     state[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
     def any_rank(self, found: bool) -> bool:
-        """Return True if ``found`` is true on any rank.
+        """Return True if ``found`` is true on any rank. ``found``: this rank found a gradient that is not finite.
 
         The default returns ``found``, because every rank checks all gradients and has the same result.
         """

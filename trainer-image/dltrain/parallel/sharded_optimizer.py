@@ -233,7 +233,7 @@ def _check(optimizer: Optimizer) -> None:
             "choose one of them, or strategy Data",
         )
     if optimizer.state:
-        raise ValueError("optimizer: found state; expected none, because t.wrap loads it from the checkpoint")
+        raise ValueError("optimizer: found state; expected none, because t.wrap loads it. Create a new optimizer")
 
 
 def _run(collective: Collective) -> None:

@@ -90,13 +90,16 @@ class _Leave(torch.autograd.Function):
 
 
 def units_of(pair: Pair, rank: int, ranks: int) -> range:
-    """Return the numbers of the units of ``pair`` that ``rank`` computes."""
+    """Return the numbers of the units (attention heads or hidden features) of ``pair`` that ``rank`` computes."""
     counts = apportion(pair.units, [1] * ranks)
     return range(sum(counts[:rank]), sum(counts[: rank + 1]))
 
 
 def cuts_of(model: nn.Module, pairs: Sequence[Pair], rank: int, ranks: int) -> Held:
-    """Return the parts of parameters that ``rank`` has: its units of each pair, and all parameters outside of pairs."""
+    """Return the parts of parameters that ``rank`` has, by name.
+
+    These are its units (attention heads or hidden features) of each pair of linear layers, and all other parameters.
+    """
     held: dict[str, Cut | None] = {name: None for name, _ in model.named_parameters()}
     for pair in pairs:
         units, width = units_of(pair, rank, ranks), _linear(model, pair.second).in_features // pair.units
@@ -110,7 +113,10 @@ def cuts_of(model: nn.Module, pairs: Sequence[Pair], rank: int, ranks: int) -> H
 
 
 class TensorParallel(ModelParallel):
-    """The strategy of tensor parallelism. A rank has its units of each pair of linear layers, and all other layers."""
+    """The strategy of tensor parallelism.
+
+    A rank has some attention heads or hidden features of each pair of linear layers, and all other layers.
+    """
 
     def __init__(
         self, plan: Plan, process_group: ProcessGroup, model: nn.Module, optimizer: Optimizer, tail: int

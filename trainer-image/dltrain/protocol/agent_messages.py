@@ -24,11 +24,11 @@ MAX_LINE = 4 * 2**20
 
 
 class Welcome(Record):
-    """The first message of a member.
+    """The first message of a member (the agent of one pod) to a coordinator (the agent that directs the job).
 
-    ``term``: the highest coordinator's term that the member has seen; 0 if it has seen none. ``obeys``: the ``boot`` id
-    of the coordinator with that term (see ``Assign``), or an empty string. ``has_coordinator``: True if that
-    coordinator is connected to the member.
+    ``term``: the highest term that the member has seen; 0 if it has seen none. A term is a number that rises whenever
+    another coordinator takes over. ``obeys``: the ``boot`` id (see ``Assign``) of the coordinator with that term, which
+    the member obeys, or an empty string. ``has_coordinator``: True if that coordinator is connected to the member.
     """
 
     type: Literal["welcome"] = "welcome"
@@ -39,9 +39,10 @@ class Welcome(Record):
 
 
 class Assign(Record):
-    """The coordinator sends the plan as JSON. The member answers Assigned or Refused.
+    """The coordinator sends the plan as JSON. A member answers Assigned, or Refused if it obeys another coordinator.
 
     ``coordinator``: the name of the coordinator's pod. ``boot``: a UUID that each coordinator creates when it starts.
+    ``term``: a number that rises whenever another coordinator takes over. ``digest``: the hash of the plan.
     """
 
     type: Literal["assign"] = "assign"
@@ -128,9 +129,9 @@ class AttemptEnded(Record):
 
 
 class PhaseNow(Record):
-    """The coordinator sends the job's phase.
+    """The coordinator sends the job's phase to all members.
 
-    Agents use it for readiness and to decide if a pod may replace a coordinator.
+    From the phase, an agent decides if its pod is ready (readiness probe) and if it may replace a lost coordinator.
     """
 
     type: Literal["phase_now"] = "phase_now"
@@ -167,7 +168,7 @@ class Explain(Record):
 
 
 class RankLog(Record):
-    """The last lines of a running rank's log."""
+    """A member sends the last lines of a running rank's log, which contain its stacks, as the answer to Explain."""
 
     type: Literal["rank_log"] = "rank_log"
     attempt: str
@@ -188,7 +189,7 @@ class RankEnded(Record):
 
 
 class Leaving(Record):
-    """A member reports that its pod received SIGTERM."""
+    """A member reports that its pod received SIGTERM, so its ranks will soon end."""
 
     type: Literal["leaving"] = "leaving"
 

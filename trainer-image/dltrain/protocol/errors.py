@@ -23,7 +23,10 @@ class PeerLostError(RuntimeError):
 
 
 class FencedError(PeerLostError):
-    """Another coordinator has taken over and started a run with a higher term, so this run must stop writing."""
+    """Another coordinator has taken over the job and restarted its ranks, so this run must no longer write checkpoints.
+
+    A coordinator is the agent that directs all pods of a job.
+    """
 
 
 class BadInputError(ValueError):

@@ -38,16 +38,20 @@ EXIT_STOPPED = 143
 
 
 class AttemptPlan(Plan):
-    """The plan that an agent writes for the ranks of one launch: the operator's plan and the run's history."""
+    """The plan that an agent writes for the ranks of one launch.
+
+    It is the operator's plan, with the numbers of faults and training seconds before this launch.
+    """
 
     prior_faults: Annotated[int, Field(ge=0, description="Faults of the run before this attempt.")] = 0
     prior_trained_s: Annotated[float, Field(ge=0, description="Training time in steps before this attempt.")] = 0.0
 
     @classmethod
     def of(cls, plan: Plan, **history: float) -> Self:
-        """Return ``plan`` as an AttemptPlan with the values ``history`` of ``prior_faults`` and ``prior_trained_s``.
+        """Return ``plan`` as an AttemptPlan.
 
-        If ``plan`` is an AttemptPlan already and ``history`` is empty, return ``plan`` unchanged.
+        ``history``: the values of the fields ``prior_faults`` and ``prior_trained_s``. If ``plan`` is an AttemptPlan
+        already and ``history`` is empty, return ``plan`` unchanged.
         """
         if isinstance(plan, cls) and not history:
             return plan
@@ -62,7 +66,7 @@ class Hello(Record):
 
 
 class Mark(Record):
-    """A rank has reached a milestone of its start."""
+    """A rank has reached a milestone of its start, ``what``, at the Unix time ``unix_s``."""
 
     type: Literal["mark"] = "mark"
     rank: int
@@ -79,7 +83,10 @@ class Probed(Record):
 
 
 class Summing(Record):
-    """The all-reduce algorithm for buffers from ``nbytes`` up to the next entry's ``nbytes``."""
+    """The all-reduce algorithm ``strategy`` that a run uses for buffers of at least ``nbytes`` bytes.
+
+    In a list of such entries, each entry applies up to the ``nbytes`` of the next one.
+    """
 
     nbytes: Annotated[int, Field(ge=0)]
     strategy: str
@@ -88,7 +95,7 @@ class Summing(Record):
 
 
 class Chosen(Record):
-    """The all-reduce algorithms that were fastest when measured at the start."""
+    """The all-reduce algorithms that were the fastest when the ranks measured several at the start of the run."""
 
     type: Literal["chosen"] = "chosen"
     rank: int
@@ -139,7 +146,7 @@ class Evaluated(Record):
 
 
 class Compared(Record):
-    """The result of comparing the parameters of all ranks after this step."""
+    """The result of comparing the parameters of all ranks after ``step`` steps. ``agree``: True if they are equal."""
 
     type: Literal["compared"] = "compared"
     rank: int

@@ -106,7 +106,7 @@ class RankReporter:
 
 
 def describe(message: RankMessage) -> str:
-    """Return a line for people to read, or an empty string if only an agent needs the update."""
+    """Return a line for the log that describes ``message``, or an empty string if only the agent needs the message."""
     match message:
         case Step():
             loss = f" loss {message.loss:.4f}" if message.loss is not None else ""

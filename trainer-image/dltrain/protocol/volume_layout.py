@@ -9,8 +9,10 @@ from pathlib import Path
 from dlcontract import Plan
 
 TERM = "term"
-"""Name of the term file beside the checkpoints. A term is a number that rises whenever another coordinator takes over.
-The file contains the highest term of any run that writes checkpoints there."""
+"""Name of the term file beside the checkpoints.
+
+A term is a number that rises whenever another coordinator (the agent that directs the job) takes over. The file
+contains the highest term of any run that writes checkpoints there."""
 
 
 def job_directory(plan: Plan) -> Path:
@@ -23,9 +25,10 @@ def step_name(step: int) -> str:
 
 
 def claimed_term(plan: Plan) -> int:
-    """Return the highest coordinator's term of any run of this job that writes checkpoints.
+    """Return the highest term of any run of this job that writes checkpoints, from the term file beside them.
 
-    Return 0 if there is no readable term file.
+    A term is a number that rises whenever another coordinator (the agent that directs the job) takes over. Return 0 if
+    there is no readable term file.
     """
     try:
         return term_in(job_directory(plan))
@@ -34,9 +37,10 @@ def claimed_term(plan: Plan) -> int:
 
 
 def term_in(folder: Path) -> int:
-    """Return the coordinator's term in the term file of ``folder``, or 0 if there is no such file or it is damaged.
+    """Return the number in the term file of ``folder``, or 0 if there is no such file or it is damaged.
 
-    Raise OSError if the file exists but cannot be read.
+    The number rises whenever another coordinator (the agent that directs the job) takes over. Raise OSError if the file
+    exists but cannot be read.
     """
     try:
         return int((folder / TERM).read_text() or 0)

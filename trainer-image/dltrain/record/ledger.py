@@ -36,7 +36,10 @@ time."""
 
 
 class Ledger:
-    """Accumulate the messages of ranks for ``report``. Counters continue after restarts and changes of coordinator."""
+    """Accumulate the messages that ranks send, from which ``report`` makes the job's report to the operator.
+
+    Counters (of restarts, for example) continue after restarts and if another pod becomes coordinator.
+    """
 
     def __init__(self, plan: Plan, previous: Report | None) -> None:
         self.plan = self._placed = plan
@@ -83,15 +86,18 @@ class Ledger:
         self.leader = 0
 
     def mark_start(self, **marks: float) -> None:
-        """Set milestones of the start: Unix times by field name of ``StartupMarks``.
+        """Set times at which milestones of the job's start were reached. Do nothing after the first step.
 
-        Do nothing after the first step.
+        ``marks``: field name of ``StartupMarks`` = Unix time in seconds.
         """
         if self.startup.first_step_unix_s is None:
             self.startup = self.startup.model_copy(update=marks)
 
     def record(self, message: RankMessage, now_s: float) -> bool:
-        """Record one message. Return True if a report should be written at once. ``now_s``: a monotonic clock."""
+        """Record one message of a rank. Return True if it is so important that a report should be sent at once.
+
+        ``now_s``: time of arrival on a monotonic clock.
+        """
         transition = False
         limit_s = self._deadlines.get(message.rank, (0.0, START_DEADLINE_S))[1]
         match message:
@@ -135,11 +141,15 @@ class Ledger:
         self.restarts = dict(Counter(self.restarts) + Counter([cause]))
 
     def forget_rank(self, number: int) -> None:
-        """Remove the deadline of a rank that has ended."""
+        """Remove a rank that has ended from hang detection, so that its silence is not reported."""
         self._deadlines.pop(number, None)
 
     def silent_rank(self, now_s: float) -> tuple[int, float] | None:
-        """Return (most overdue rank, seconds of its silence), or None if no rank is overdue."""
+        """Return (rank that hangs, seconds since its last message), or None if no rank hangs.
+
+        A rank hangs if its last message is older than its limit. If several do, return the one that is latest.
+        ``now_s``: present time of the clock that ``record`` got.
+        """
         overdue = [(now_s - heard_s - limit_s, n, now_s - heard_s) for n, (heard_s, limit_s) in self._deadlines.items()]
         worst = max(overdue, default=None)
         return None if worst is None or worst[0] <= 0 else (worst[1], worst[2])
@@ -150,7 +160,7 @@ class Ledger:
         return (step.steps - step.step) * step.step_s * missing / ranks if step is not None else 0.0
 
     def mismatches(self) -> tuple[Mismatch, ...]:
-        """Return the ranks on a different device than planned, as far as they have reported their device."""
+        """Return the ranks whose device differs from the planned one, among those that have reported their device."""
         return tuple(
             Mismatch(rank=n, planned=self._placed.ranks[n].device[:63], found=found[:63])
             for n, found in sorted(self._found.items())
@@ -158,7 +168,7 @@ class Ledger:
         )
 
     def report(self, unix_s: float) -> Report:
-        """Return the report for the operator."""
+        """Return the present state of the job for the operator. ``unix_s``: present Unix time, stored in the report."""
         step, evaluated, before = self._step or self._before, self._evaluated, self._before
         accuracy = before.accuracy if before else None
         if evaluated or self.outcome:

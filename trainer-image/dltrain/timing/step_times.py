@@ -59,7 +59,7 @@ class Window:
         self._samples.append(samples)
 
     def add_exposed(self, of_all_ranks: Sequence[float]) -> None:
-        """Add the exposed communication times of all workers in the previous step, in seconds."""
+        """Add the seconds of each worker's communication that did not overlap with computing in the previous step."""
         self._comm_s.append(min(of_all_ranks))
 
     @property

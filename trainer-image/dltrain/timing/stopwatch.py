@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from dltrain.timing.step_times import Times
 
 BUDGET_WINDOW_S = 1.0
-"""Minimum seconds of steps from which ``Budget`` updates its estimate: ten periods of a CPU quota."""
+"""Minimum total duration of steps, in seconds, from which ``Budget`` updates its estimate: ten CPU quota periods."""
 FORGETTING = 1.01
 """Factor by which the estimate of ``Budget`` may grow at each update, because the cause of a slowdown may have
 ended."""
@@ -31,12 +31,12 @@ NOTHING = Lap()
 
 
 def reading() -> Lap:
-    """Return the current values of the clocks. The difference of two such values is a duration."""
+    """Return the current values of the wall clock and CPU clocks. The difference of two such values is a duration."""
     return Lap(time.perf_counter(), time.thread_time(), time.process_time())
 
 
 class Budget:
-    """Estimate ``rate``, the fraction of a CPU that this rank gets under full load.
+    """Estimate ``rate``, the fraction of a CPU that this rank gets if it computes all the time.
 
     ``rate`` is below 1 under a CPU quota or on a shared CPU. A quota throttles a process only after it has used its
     part of a period, and a rank that waits uses no CPU time. The duration of computing therefore does not show how much
@@ -49,9 +49,9 @@ class Budget:
         self._computed = self._whole = Lap()
 
     def add(self, computed: Lap, whole: Lap) -> float:
-        """Add a step. Return the seconds in which this rank gets the step's CPU time under full load.
+        """Add a step. Return the seconds in which this rank, if it never waited, would get the CPU time of the step.
 
-        ``computed``: the durations of the step's computing. ``whole``: the durations of the whole step.
+        ``computed``: wall-clock and CPU time of the step's computing. ``whole``: the same for the whole step.
         """
         self._computed += computed
         self._whole += whole
@@ -63,7 +63,7 @@ class Budget:
 
 
 class Stopwatch:
-    """Measure one step after another: fetching the batch, then computing and waiting in turns."""
+    """Measure the parts of each step: waiting for the batch, then computing and waiting for other ranks by turns."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
@@ -83,9 +83,9 @@ class Stopwatch:
         self._data = self._lap()
 
     def computed(self, waited: Lap = NOTHING) -> None:
-        """Record the end of computing.
+        """Count the time since the previous call of a method as computing, except ``waited``.
 
-        ``waited``: the part of the time since the last record spent waiting for other ranks.
+        ``waited``: the part of this time in which the rank waited for other ranks.
         """
         self._computed += self._lap() - waited
         self._waited += waited
@@ -94,7 +94,7 @@ class Stopwatch:
         self._waited += self._lap()
 
     def differentiated(self, backward_s: float) -> None:
-        """Divide the time of computing so far into the forward pass and ``backward_s`` seconds of the backward pass."""
+        """Divide this step's computing time so far: ``backward_s`` seconds are backward pass, the rest is forward."""
         self._backward_s = backward_s
         self._forward_s = max(0.0, self._computed.wall_s - backward_s) if backward_s else 0.0
 
@@ -116,7 +116,7 @@ class Stopwatch:
         )
 
     def demand(self) -> None:
-        """Add the last step to the budget and update ``demanded_s``."""
+        """Update the estimate of this rank's CPU rate by the last step, and ``demanded_s`` by the estimate."""
         self.demanded_s = self._budget.add(self._computed, self._data + self._computed + self._waited)
 
     def _lap(self) -> Lap:

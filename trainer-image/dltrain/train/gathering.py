@@ -24,7 +24,7 @@ from dltrain.train.step import Step
 
 @dataclass(frozen=True)
 class Participants:
-    """Access to the other workers, and the weight of this rank's samples."""
+    """Functions to communicate with the workers (the ranks that compute gradients), and the weight of this rank."""
 
     together: Callable[[Callable[[ProcessGroup], Any]], Any]
     """Function that runs a collective operation on the process group of the workers and returns its result."""
@@ -40,9 +40,10 @@ class Participants:
 
 
 def participants(team: Team, step: Step, number: int) -> Participants:
-    """Return access to the workers. ``number``: number of completed steps.
+    """Return functions to communicate with the workers (the ranks that compute gradients).
 
-    Weights are those of the current step. Between steps, all ranks have equal weights.
+    ``number``: number of completed steps. During a step, the weight of a rank is that of its loss in this step. Between
+    steps, all ranks have equal weights.
     """
 
     def together(operation: Callable[[ProcessGroup], Any]) -> Any:

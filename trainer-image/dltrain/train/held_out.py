@@ -11,7 +11,7 @@ from dltrain.data.feeding.loader import Loader, check_loader
 def held_out_batches(loader: Loader, shares: Sequence[int], rank: int, seed: int) -> Iterator[Any]:
     """Yield batches that cover this rank's part of the held-out data once.
 
-    ``shares``: local batch size of each rank. A batch has at most ``shares[rank]`` samples. ``seed``: the plan's seed.
+    ``shares``: local batch size of each rank. A batch has at most ``shares[rank]`` samples. ``seed``: the run's seed.
     """
     check_loader("t.held_out", loader)
     parts = once(loader.samples, shares, rank)

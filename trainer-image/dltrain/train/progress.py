@@ -65,7 +65,7 @@ class Progress:
         self._losses.append(loss)
 
     def warm_up(self, times: Times, samples: int) -> None:
-        """Record the first step of ``samples`` samples over all ranks.
+        """Record the first step of this process. ``samples``: size of the step's batch, over all ranks.
 
         This step allocates and compiles. Averages therefore omit it as soon as there is a second step.
         """
@@ -75,9 +75,10 @@ class Progress:
         self._cold = True
 
     def add(self, times: Times, samples: int, exposed_before: Sequence[float]) -> None:
-        """Record a step of ``samples`` samples over all ranks.
+        """Record a step. ``samples``: size of the step's batch, over all ranks.
 
-        ``exposed_before``: exposed communication of each worker in the previous step, in seconds.
+        ``exposed_before``: seconds in which communication of each worker did not overlap with computing, in the
+        previous step.
         """
         if self._cold:
             self._window, self._cold = Window(), False
@@ -87,9 +88,10 @@ class Progress:
             self._window.add_exposed(exposed_before)
 
     def asynchronous(self, staleness: float, ahead: float) -> None:
-        """Record the staleness of an update in asynchronous training.
+        """Record how stale the parameters of an update were in asynchronous training.
 
-        ``ahead``: number of steps by which this worker is ahead of the slowest worker.
+        ``staleness``: number of updates by other workers since this worker got the parameters. ``ahead``: number of
+        steps by which this worker is ahead of the slowest worker.
         """
         self._stale.append(staleness)
         self._ahead = ahead

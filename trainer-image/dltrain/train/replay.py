@@ -21,39 +21,43 @@ REPLAY_ENV = "DLTRAIN_REPLAY"
 
 @dataclass(frozen=True)
 class Replay:
-    """A recorded run.
+    """Choices that another run recorded in its report. This run repeats them, so that it makes the same additions.
 
-    ``splits``: (step, shares of all ranks from this step on), in ascending order of steps. ``sums``: the all-reduce
-    algorithms that were the fastest in measurements at the start of the run.
+    ``splits``: (step, local batch sizes of all ranks from this step on), in ascending order of steps. ``sums``: the
+    all-reduce algorithms that were the fastest in measurements at the start of the recorded run.
     """
 
     splits: tuple[tuple[int, tuple[int, ...]], ...]
     sums: tuple[Summing, ...] = ()
 
     def shares(self, step: int) -> tuple[int, ...] | None:
-        """Return the shares of all ranks at ``step`` (counted from 0).
+        """Return the recorded local batch sizes of all ranks at ``step`` (counted from 0).
 
-        Return None for a step before the first record; the plan's shares apply to such a step.
+        Return None for a step before the first record; the plan's local batch sizes apply to such a step.
         """
         return next((shares for since, shares in reversed(self.splits) if since <= step), None)
 
 
 def timeline(document: Document) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Return (step, shares of all ranks from this step on) for the steps that led to the final model of a run.
+    """Return the local batch sizes of a recorded run as (step, local batch sizes of all ranks from this step on).
 
-    If a restart repeated steps, the last repetition counts. Shares are in the rank order of the largest process group,
-    and a lost rank has the share 0. Raise ValueError if the report does not contain all changes of shares.
+    ``document``: the report of the run. If a restart repeated steps, the last repetition counts, because it led to the
+    final model. Ranks are in the order of the largest process group, and lost ranks have 0. Raise ValueError if the
+    report does not contain all changes of local batch sizes.
     """
     if len(document.splits) < document.totals.splits:
-        found = f"{len(document.splits)} of {document.totals.splits} splits"
-        raise ValueError(f"found {found}; expected all. The report of a run with many splits omits some")
+        found = f"{len(document.splits)} of {document.totals.splits} changes of local batch sizes"
+        raise ValueError(f"splits: found {found}; expected all. The report of a run with many changes omits some")
     if not document.splits:
         return ()
     places: Sequence[str] = list(max(document.splits, key=lambda split: len(split.shares)).shares)
     standing: list[tuple[int, tuple[int, ...]]] = []
     for split in document.splits:
         if strange := set(split.shares) - set(places):
-            raise ValueError(f"found ranks {sorted(strange)} besides {places}; expected the same pods throughout")
+            raise ValueError(
+                f"splits: found ranks {sorted(strange)}, which are not among {places}; expected the same ranks "
+                "(pod/local rank) in the whole run"
+            )
         while standing and standing[-1][0] >= split.step:
             standing.pop()
         standing.append((split.step, tuple(split.shares.get(place, 0) for place in places)))

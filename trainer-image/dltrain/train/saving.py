@@ -37,7 +37,7 @@ def check_optimizer(kept: Sequence[Mapping[str, Any]], optimizer: Optimizer) -> 
 
 
 class Saved(Protocol):
-    """Interface of an object whose state is saved in checkpoints. ``state`` returns JSON types."""
+    """Interface of an object whose state checkpoints contain. ``state`` returns it as JSON types; ``load`` sets it."""
 
     def state(self) -> Any: ...
 
@@ -47,7 +47,7 @@ class Saved(Protocol):
 class Saving:
     """Save and restore the model, the optimizer and all other state on which the next step depends.
 
-    ``parts``: name in the checkpoint → object, for objects with state apart from model, optimizer and user objects.
+    ``parts``: the trainer's own objects with state, such as schedulers, by their name in the checkpoint.
     """
 
     def __init__(
@@ -88,7 +88,10 @@ class Saving:
         return snapshot
 
     def same_ranks(self, snapshot: Snapshot) -> bool:
-        """Return True if the plan has the same local batch sizes as the plan of the run that wrote the snapshot."""
+        """Return True if this plan has the same local batch sizes as the plan of the run that wrote the checkpoint.
+
+        ``snapshot``: the checkpoint. A resumed run then continues with the checkpoint's local batch sizes.
+        """
         return tuple(snapshot.state["planned_shares"]) == self._team.planned_shares
 
     def save(self, step: int, epoch: int, *, durable: bool = True) -> None:

@@ -18,7 +18,7 @@ _INTERRUPTED = 128 + signal.SIGINT
 
 
 class _Script:
-    """Observer of the end of this process, which reports a normal exit or an uncaught exception to the agent."""
+    """Report to the agent how this process ends: by a normal exit of the user's script or an uncaught exception."""
 
     made = False
 

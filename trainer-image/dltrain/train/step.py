@@ -25,7 +25,10 @@ from dltrain.train.progress import Progress
 
 
 class StepRequests(NamedTuple):
-    """Actions that this rank requests after the step. All ranks act if at least one requests it."""
+    """Actions that this rank requests for the time after the step: stop training, or save its state.
+
+    All ranks perform an action if at least one rank requests it.
+    """
 
     stop: bool
     save: bool
@@ -34,7 +37,7 @@ class StepRequests(NamedTuple):
 
 
 class Step:
-    """The current step. The same object is used for all steps."""
+    """The training step in progress, on this rank. The same object is used for all steps."""
 
     def __init__(
         self,
@@ -80,7 +83,10 @@ class Step:
         self._buffers_before: list[Tensor] = []
 
     def begin(self, part: Part, number: int, steps: int, requests: StepRequests) -> None:
-        """Begin step ``number`` (counted from 0) of ``steps``. ``part``: this rank's samples, already loaded."""
+        """Begin step ``number`` (counted from 0) of ``steps``.
+
+        ``part``: this rank's samples, already loaded. ``requests``: what this rank wants to happen after the step.
+        """
         team = self._team
         self.weight = self.weight_by_samples = part.weight
         self._number, self._last, self.samples = number, number == steps - 1, part.batch
@@ -109,14 +115,14 @@ class Step:
     def weigh(self, tokens: float) -> None:
         """Weight this rank's loss by ``tokens`` instead of samples, as ``Trainer.weigh`` describes."""
         if not 0 <= tokens < inf:
-            raise MisuseError(f"t.weigh: found {tokens} tokens; expected the number of tokens in the mean loss")
+            raise MisuseError(f"t.weigh: found {tokens} tokens; expected the number of tokens in the loss, 0 or more")
         # A rank without samples computes a sample of another rank. This sample must not count twice.
         self.weight = float(tokens) if self.weight_by_samples else 0.0
         self._team.parallel.weigh(self.weight)
         self._team.parallel.share(WEIGHED, (1.0, self.weight))
 
     def sum(self) -> None:
-        """Wait for the reduced gradients, before an update. Set ``given_up`` if ranks were lost while waiting.
+        """Wait for the reduced gradients, before an update. If ranks were lost meanwhile, set ``given_up`` and return.
 
         Raise DivergedError if a loss or gradient is not finite, and PeerLostError if the run cannot continue without
         the lost ranks.
@@ -155,7 +161,7 @@ class Step:
         self.left_out = parallel.any_rank(any(bool(part) for part in found.values()))
         if self.left_out:
             if scale < LEAST:
-                what = f"at a loss scale of {scale:.2g}: lower the learning rate, or check the loss for inf and NaN"
+                what = f"at a loss scale of {scale:.2g}; expected finite ones. Check the loss and the learning rate"
                 raise DivergedError(f"gradients are not finite at step {self._number}, even {what}")
             for part in found.values():
                 part.fill_(1.0)
@@ -164,15 +170,18 @@ class Step:
         return found
 
     def _carry(self) -> None:
-        """Convert the residuals of gradient compression to the current loss scale."""
+        """Multiply the residuals of gradient compression (rounding errors of earlier steps) to match a new loss scale.
+
+        The residuals contain the loss scale at which they arose, and are added to the next gradients.
+        """
         if self._team.plan.compression and (scale := self._loss_scale.scale) is not None:
             self._team.parallel.rescale_residuals(scale / self._carried_scale)
             self._carried_scale = scale
 
     def _receive(self) -> bool:
-        """Wait for the reduction and read the shared values. Return False if the step was abandoned.
+        """Wait for the reduction of gradients, and read the values (loss, requests, times) that ranks exchange with it.
 
-        Later calls in the same step do nothing.
+        Return False if the step was abandoned, because ranks were lost. Later calls in the same step do nothing.
         """
         if self._received:
             return True
@@ -201,7 +210,9 @@ class Step:
 
     def _finite(self, value: float, what: str) -> float:
         if not isfinite(value):
-            raise DivergedError(f"{what} is {value} at step {self._number}: lower the learning rate")
+            raise DivergedError(
+                f"{what} is {value} at step {self._number}; expected a finite number. Try to lower the learning rate"
+            )
         return value
 
     def updated(self) -> bool:

@@ -55,7 +55,10 @@ class Trainer:
     def __init__(
         self, plan: Plan, process_group: ProcessGroup, reporter: RankReporter, device: torch.device, device_name: str
     ) -> None:
-        """Prepare a run. ``device_name``: the name of the hardware under which measurements are recorded."""
+        """Create the objects that a run needs: the workers' process group, checkpoints, progress updates and others.
+
+        ``device``: this rank's torch device. ``device_name``: the name of this hardware in reports of measurements.
+        """
         self._replay = replay.asked(plan)
         if self._replay is not None:
             plan = plan.model_copy(update={"rebalance": False})
@@ -347,7 +350,10 @@ class Trainer:
         return len(self._team.elastic.alive)
 
     def reshard(self, shares: Sequence[int], reason: str) -> None:
-        """Set the local batch sizes of all ranks for the next and later steps. Every rank must pass the same values."""
+        """Set the local batch sizes of all ranks from the next step on. Every rank must pass the same values.
+
+        ``shares``: the local batch sizes, in the plan's order. ``reason``: text for the report of the change.
+        """
         self._team.reshard(self.step, shares, reason)
 
     def outcome(self) -> Outcome:
@@ -385,7 +391,7 @@ class Trainer:
             self.end_of_epoch = False
 
     def _conclude(self, fetch_s: float) -> None:
-        """Finish a step: send a progress update if it is due, and save or stop if the ranks agreed to.
+        """Finish a step: send a progress update if it is due, and save or stop if a rank requested it.
 
         ``fetch_s``: seconds to load the step's batch.
         """

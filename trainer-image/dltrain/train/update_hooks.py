@@ -25,7 +25,10 @@ class UpdateHooks:
         after: Callable[[], object],
         stands_in: Callable[[nn.Parameter], bool],
     ) -> None:
-        """Register the hooks. ``stands_in``: returns True for an optimizer shard that replaces a model parameter."""
+        """Register the hooks at ``optimizer``.
+
+        ``stands_in``: returns True for a parameter of a sharded optimizer that is a rank's part of a model parameter.
+        """
         # The set refers to the parameters, so that they exist and no other object can get the same id.
         self._tracked = {*model.parameters(), *_parameters(optimizer)}
         self._known = {id(parameter) for parameter in self._tracked}

@@ -21,7 +21,7 @@ NO_UPDATE = (
 
 
 def check_wrapped(model: Any, optimizer: Any, *, again: bool) -> None:
-    """Raise MisuseError if the arguments of ``t.wrap`` are invalid, or if it is called ``again``."""
+    """Raise MisuseError if the arguments of ``t.wrap`` are invalid, or if this is its second call (``again``)."""
     for name, given, kind in (("model", model, nn.Module), ("optimizer", optimizer, Optimizer)):
         if not isinstance(given, kind):
             found = f"{type(given).__module__}.{type(given).__name__}"
@@ -59,7 +59,7 @@ def number(loss: Any) -> Tensor:
     except (TypeError, ValueError, RuntimeError):
         raise MisuseError(f"t.log: loss: found {type(loss).__name__}; expected a number") from None
     if found.numel() != 1:
-        raise MisuseError(f"t.log: loss: found shape {tuple(found.shape)}; expected one number, the batch mean")
+        raise MisuseError(f"t.log: loss: found shape {tuple(found.shape)}; expected one number, the batch's mean")
     return found.reshape(())
 
 

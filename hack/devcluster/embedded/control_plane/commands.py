@@ -18,16 +18,20 @@ _FIRST_PORT, _PORTS_PER_SLOT = 21000, 20
 
 
 def free_ports(ranges: Ranges) -> Ports:
-    """Return free loopback ports: 6443 for the API server if it is free, and ports that depend on the cluster's slot.
+    """Return free loopback ports for the control plane: 6443 if it is free, then ports of the cluster's slot.
 
-    The ports are below the range of ports that the kernel assigns to clients. A port in that range could be in use
-    again before its server starts. Raise ClusterError if there are not enough free ports.
+    The slot is the cluster's number on this machine; each slot has its own ports. All of them are below the ports that
+    the kernel assigns to outgoing connections. Such a connection could otherwise take a port between this check and
+    the start of the server. Raise ClusterError if there are not enough free ports.
     """
     first = _FIRST_PORT + ranges.slot * _PORTS_PER_SLOT
     found = [port for port in (API_PORT, *range(first, first + _PORTS_PER_SLOT)) if _is_free(port)]
     count = len(fields(Ports))
     if len(found) < count:
-        raise ClusterError(f"ports {first} to {first + _PORTS_PER_SLOT - 1} of 127.0.0.1: expected {count} free ones")
+        raise ClusterError(
+            f"ports {first} to {first + _PORTS_PER_SLOT - 1} of 127.0.0.1: found {len(found)} free; expected at least "
+            f"{count}. End the programs that use these ports (ss -ltnp)"
+        )
     return Ports(*found[:count])
 
 

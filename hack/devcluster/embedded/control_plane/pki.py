@@ -59,7 +59,10 @@ class Authority:
         extensions.unlink()
 
     def write_kubeconfig(self, path: Path, name: str, server: str, context: str = "dljob") -> None:
-        """Write a kubeconfig (as JSON, which is valid YAML) with all certificates. Only its owner can read it."""
+        """Write a kubeconfig (as JSON, which is valid YAML) that only its owner can read.
+
+        It contains the authority's certificate, and the certificate and key that were issued for `name`.
+        """
 
         def inline(file: Path) -> str:
             return base64.b64encode(file.read_bytes()).decode()

@@ -35,7 +35,7 @@ def detect(root: Path = ROOT) -> Cgroups:
         return Unified(root)
     if (root / "cpu" / "cgroup.procs").exists():
         return Legacy(root)
-    raise ClusterError(f"no cgroups under {root}: expected cgroup2 or the v1 hierarchies mounted there")
+    raise ClusterError(f"{root}: found no cgroups; expected cgroup v2 or v1. Mount one of them there")
 
 
 class Unified:
@@ -110,7 +110,10 @@ def remove(cgroups: Cgroups, name: str) -> None:
                 except OSError:  # busy until the kernel has removed killed processes: retried below
                     continue
         if time.monotonic() > deadline_s:
-            raise ClusterError(f"cgroup {trees[0]} will not go: look at its cgroup.procs")
+            raise ClusterError(
+                f"cgroup {trees[0]}: found it 10 s after its processes were killed; expected it to be removed. "
+                "Its file cgroup.procs lists the remaining processes"
+            )
         time.sleep(0.01)
 
 

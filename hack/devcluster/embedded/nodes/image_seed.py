@@ -37,7 +37,7 @@ def image_layout() -> Layout:
 
 
 def prepare(progress: Progress) -> None:
-    """Update the seed to the images that are built now. Import only missing layers."""
+    """Import the images in the layout into the seed, the containerd root that all nodes' image stores are made from."""
     layout = image_layout()
     with locked("images"):
         _ensure_pause(layout, progress)
@@ -52,7 +52,10 @@ def prepare(progress: Progress) -> None:
 
 
 def plant(target: Path) -> None:
-    """Create a containerd root in the folder `target` from the seed."""
+    """Create a node's containerd root (its image store) in the folder `target`.
+
+    Link its files to those of the seed (the prepared store in the cache). Copy only the databases.
+    """
     root = cache_root() / "seed" / "root"
     scratch = target.with_name(target.name + ".new")
     shutil.rmtree(scratch, ignore_errors=True)
@@ -156,7 +159,10 @@ def _ensure_pause(layout: Layout, progress: Progress) -> None:
 
 
 def _update(root: Path, layout: Layout, wanted: dict[str, str]) -> None:
-    """Update the seed with a temporary containerd. `wanted`: image reference → manifest digest."""
+    """Make the image store in `root` contain exactly the images `wanted`, with a temporary containerd.
+
+    `layout`: the source of the images. `wanted`: image reference → manifest digest.
+    """
     root.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="dljob-seed-") as folder:
         address = f"{folder}/containerd.sock"
@@ -172,7 +178,10 @@ def _update(root: Path, layout: Layout, wanted: dict[str, str]) -> None:
         try:
             ready = ["ctr", "--address", address, "version"]
             if not wait_until(lambda: run(ready, check=False).returncode == 0, 30):
-                raise ClusterError("containerd does not start:\n" + Path(folder, "log").read_text()[-2000:])
+                raise ClusterError(
+                    "containerd: found no answer after 30 s; expected one. The end of its log shows the cause:\n"
+                    + Path(folder, "log").read_text()[-2000:]
+                )
             client = ["ctr", "--address", address, "--namespace", "k8s.io", "images"]
             listed = run([*client, "list"]).stdout.splitlines()[1:]
             have = {line.split()[0]: line.split()[2] for line in listed}

@@ -54,7 +54,7 @@ kubelet then retries only after 10 to 15 s, which delayed the first job of a bus
 
 
 def process_name(node: NodeSpec) -> str:
-    """Return the name under which the node's outermost process is registered."""
+    """Return the name under which the Registry records the process that starts the node (nsenter and unshare)."""
     return f"node-{node.name}"
 
 
@@ -83,7 +83,7 @@ def start(state: State, record: Record, node: NodeSpec) -> None:
 
 
 def init_process(state: State, node: NodeSpec) -> Identity | None:
-    """Return the node's first process with its PID on this machine, or None if the node does not run."""
+    """Return the process that is PID 1 in the node, with its PID on this machine; None if the node does not run."""
     outer = state.processes.get(process_name(node))
     inner = children(outer.pid) if outer else []
     return identify(inner[0]) if inner else None
@@ -258,5 +258,5 @@ def _may_raise_limits() -> bool:
 
 
 def remove_files(state: State, node: NodeSpec) -> None:
-    """Remove the node's folder, including its images (hard links to the seed)."""
+    """Remove the node's folder, including its image store."""
     shutil.rmtree(state.node_folder(node), ignore_errors=True)

@@ -59,7 +59,7 @@ class Api:
                 raise
 
     def watch(self, path: str, listed: Object) -> Iterator[Object]:
-        """Yield the watch events after the list `listed`, until the server ends the watch."""
+        """Yield the changes after `listed` (the answer to a list request for `path`), until the watch ends."""
         version = listed["metadata"]["resourceVersion"]
         connection = http.client.HTTPSConnection(self._address, self._port, context=self._tls, timeout=330)
         try:

@@ -70,7 +70,7 @@ def _hosts(state: State) -> Path:
 
 
 def reconciler(api: Api, state: State) -> Reconciler:
-    """Return the reconciler that updates dnsmasq after changes in the API."""
+    """Return the reconciler that updates the hosts file of dnsmasq after changes of Services or Endpoints."""
 
     def step() -> None:
         serve(state, records(services.objects(), endpoints.objects()))

@@ -8,7 +8,7 @@ from devcluster.model import GPU_RESOURCE, ClusterSpec
 
 
 def patch_for(node: Object, gpus: int) -> list[Object]:
-    """Return the JSON patch that adds the GPUs to a node's status; empty if the status already contains them."""
+    """Return the JSON patch that adds `gpus` simulated GPUs to a node's status; empty if it contains them already."""
     status, key = node.get("status", {}), GPU_RESOURCE.replace("/", "~1")
     return [
         {"op": "add", "path": f"/status/{part}/{key}", "value": str(gpus)}
@@ -18,7 +18,7 @@ def patch_for(node: Object, gpus: int) -> list[Object]:
 
 
 def reconciler(api: Api, spec: ClusterSpec) -> Reconciler:
-    """Return the reconciler that adds the GPUs of the cluster's specification to the status of nodes."""
+    """Return the reconciler that adds the simulated GPUs in `spec` to the status of the nodes."""
     wanted = {node.name: node.gpus for node in spec.nodes if node.gpus}
 
     def step() -> None:

@@ -96,9 +96,12 @@ def through(points: Sequence[tuple[float, float]]) -> Curve:
     """
     for batch, seconds in points:
         if not (0 < batch < np.inf and 0 < seconds < np.inf):
-            raise ValueError(f"batch {batch:g} in {seconds:g} s: expected a finite batch and time above 0; drop it")
+            raise ValueError(
+                f"points: found batch {batch:g} in {seconds:g} s; expected a finite batch and time above 0. "
+                "Leave out this point"
+            )
     if not points:
-        raise ValueError("no measured batch: expected at least one (batch, seconds) point")
+        raise ValueError("points: found none; expected at least one measured (batch, seconds) point")
     votes = agreeing(points)
     by_batch: dict[float, list[float]] = {}
     for (batch, seconds), kept in zip(points, votes, strict=True):

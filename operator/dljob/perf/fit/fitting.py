@@ -20,7 +20,7 @@ def checked(name: str, values: Sequence[float] | Floats) -> Floats:
     bad = ~usable(array)
     if array.size == 0 or bad.any():
         found = "none" if array.size == 0 else f"{array[bad].flat[0]:g} at position {int(np.argmax(bad))}"
-        raise ValueError(f"{name}: found {found}; expected finite numbers above 0; drop what was not measured")
+        raise ValueError(f"{name}: found {found}; expected finite numbers above 0. Leave out invalid values")
     return array
 
 

@@ -123,16 +123,22 @@ def next_probe(sheets: Mapping[str, Sheet], known: Collection[Point], candidates
 def _points(sheets: Mapping[str, Sheet], known: Collection[Point], asked: Sequence[Point]) -> list[Point]:
     """Return the known points, followed by the asked points. Raise ValueError under the conditions of ``seconds``."""
     if not known or not asked:
-        raise ValueError(f"points: found {len(known)} known and {len(asked)} asked; expected at least one of each")
+        raise ValueError(
+            f"points: found {len(known)} measured and {len(asked)} to predict; expected at least one of each"
+        )
     points = [*known, *asked]
     for point in points:
         if point.device not in sheets:
             raise ValueError(
-                f"device {point.device}: not in the catalogue ({', '.join(sorted(sheets))}); add its sheet"
+                f"device {point.device}: not in the catalogue of data sheets (found {', '.join(sorted(sheets))}); "
+                "expected one for each device. Add its data sheet"
             )
     strangers = {p.workload for p in asked} - {p.workload for p in known}
     if strangers:
-        raise ValueError(f"workload {min(strangers)}: never measured; measure a batch on any device")
+        raise ValueError(
+            f"workload {min(strangers)}: never measured; expected a measured step time on at least one device. "
+            "Measure one batch on any device"
+        )
     return points
 
 

@@ -34,7 +34,10 @@ class Runs:
         assert len({len(getattr(self, f.name)) for f in fields(self)}) == 1, "an element of each for every run"
         possible = (self.nodes >= 1) & (self.busiest >= 1) & (self.devices >= self.busiest + self.nodes - 1)
         if not np.all(possible & (self.devices <= self.nodes * self.busiest) & (self.one_s > 0) & (self.batch > 0)):
-            raise ValueError("runs: expected 1 or more devices on every node, and a batch and its time above 0")
+            raise ValueError(
+                "runs: found a run with impossible values; expected 1 or more devices on every node, at most busiest "
+                "on each, and a batch and its one-device time above 0"
+            )
 
     def __len__(self) -> int:
         return len(self.nodes)
@@ -99,7 +102,7 @@ class Constants:
 
 @dataclass(frozen=True)
 class Steps:
-    """Step times and their derivatives."""
+    """Step times of runs, and their derivatives with respect to the constants."""
 
     log_s: Floats
     """Logarithm of the step seconds, for each run."""

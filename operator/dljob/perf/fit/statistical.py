@@ -15,18 +15,18 @@ from math import ceil
 
 
 def efficiency(batch: int, base: int, noise: float) -> float:
-    """Return the progress per sample with batch size ``batch``, divided by that with batch size ``base``.
+    """Return the training progress per sample with batch size ``batch``, divided by that with batch size ``base``.
 
-    ``noise``: the noise scale, in samples. The result is above 1 if ``batch`` is smaller than ``base``.
+    ``noise``: the gradient noise scale, in samples. The result is above 1 if ``batch`` is smaller than ``base``.
     """
     return (noise + base) / (noise + batch)
 
 
 def step_progress(batch: int, noise: float, samples: int | None = None) -> float:
-    """Return the progress of a step with ``batch`` samples, divided by that of a step without noise, in (0, 1].
+    """Return the training progress of a step with ``batch`` samples, divided by that of a step without gradient noise.
 
-    ``noise``: the noise scale, in samples. ``samples``: samples in an epoch, if known. Then return the mean over the
-    steps of an epoch, whose last batch may be smaller.
+    The result is in (0, 1]. ``noise``: the gradient noise scale, in samples. ``samples``: samples in an epoch, or None
+    if unknown. If it is known, return the mean over the steps of an epoch, whose last batch may be smaller.
     """
     if samples is None or samples <= batch:
         return _of_full(min(batch, samples or batch), noise)
@@ -36,9 +36,10 @@ def step_progress(batch: int, noise: float, samples: int | None = None) -> float
 
 
 def steps(base_steps: int, base: int, batch: int, noise: float, samples: int | None = None) -> int:
-    """Return how many steps of ``batch`` samples progress as much as ``base_steps`` steps of ``base`` samples.
+    """Return how many steps of ``batch`` samples train as far as ``base_steps`` steps of ``base`` samples.
 
-    ``noise``: the noise scale, in samples. ``samples``: samples in an epoch, if known.
+    A step with more samples progresses more, because its gradient is less noisy. ``noise``: the gradient noise scale,
+    in samples. ``samples``: samples in an epoch, whose last batch may be smaller; None if unknown.
     """
     if batch == base:
         return base_steps

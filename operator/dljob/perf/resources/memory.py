@@ -62,7 +62,7 @@ def held_nbytes(parameter_nbytes: float, kept_nbytes: float, largest_nbytes: flo
 
     ``parameter_nbytes``: parameters, gradients and optimizer state. ``kept_nbytes``: samples, and activations kept for
     the backward pass. ``largest_nbytes``: the largest transient activations. CPU kernels also copy tensors to other
-    layouts; ``structure``'s regression covers these copies.
+    layouts; the coefficients ``structure.GROWTH``, fitted to measurements, cover these copies.
     """
     if is_gpu:
         return GPU_CONTEXT_NBYTES + MARGIN * (parameter_nbytes + kept_nbytes + largest_nbytes)

@@ -32,7 +32,7 @@ class Link:
     def __post_init__(self) -> None:
         near_s = 0.0 if self.near_latency_s is None else self.near_latency_s
         if not (self.latency_s >= 0 and near_s >= 0 and self.bandwidth_Bps > 0 and self.reduce_Bps > 0):
-            raise ValueError(f"{self}: expected latencies of 0 or more and bandwidths above 0")
+            raise ValueError(f"link: found {self}; expected latencies of 0 or more and bandwidths above 0")
 
     @property
     def inside_s(self) -> float:

@@ -67,10 +67,10 @@ def catalogue_curve(workload: Workload, device: Device, cores: float = 1.0) -> C
 
 
 def regressed(workload: Workload, device: Device, cores: float = 1.0) -> Curve:
-    """Return a CPU's compute seconds of a step over the batch: a line from the measured terms in ``structure``.
+    """Return a CPU's compute seconds of a step over the batch, as a line with the fitted coefficients in ``structure``.
 
     The framework's overhead runs in one thread, which may use ``cores`` CPUs but at most one. The times of all other
-    terms are inversely proportional to the device's peak.
+    operations are inversely proportional to the device's peak.
     """
     speed = device.fp32_FLOPs / structure.CORE_FLOPs
     host = structure.total(structure.host_terms(workload), structure.HOST_S) / min(1.0, cores)

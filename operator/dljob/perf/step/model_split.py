@@ -200,8 +200,8 @@ def cut_up(workload: Workload) -> Model:
 def kept_part(part: float, units: int, ranks: int) -> float:
     """Return the fraction of a model that the rank with the most units holds.
 
-    The fraction ``part`` of the model consists of ``units`` equal units, which are divided among ``ranks`` ranks. Each
-    rank holds the rest of the model completely.
+    The fraction ``part`` of the model consists of ``units`` equal units (such as attention heads), which are divided
+    among ``ranks`` ranks. Each rank holds the rest of the model completely.
     """
     return 1 - part + part * ceil(units / ranks) / units
 

@@ -114,4 +114,4 @@ REFERENCES: dict[str, tuple[Callable[[Dataset], Net], Dataset]] = {
     "GPT-2-large": (gpt2_large, OPENWEBTEXT),
     "GPT-2-XL": (gpt2_xl, OPENWEBTEXT),
 }
-"""Model name -> (function that builds its table, dataset of the published model)."""
+"""Model name -> (function that builds its layer table, dataset of the published model)."""

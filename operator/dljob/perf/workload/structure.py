@@ -34,7 +34,10 @@ GROWTH: Mapping[str, float] = {"process": 3.51e7, "parameter_B": 1.35, "kept_B":
 
 
 def host_terms(workload: Workload) -> dict[str, float]:
-    """Return the counts that ``HOST_S`` multiplies to give the framework's overhead: one step, the number of layers."""
+    """Return {"step": 1, "layer": number of layers}.
+
+    These counts, multiplied by the seconds in ``HOST_S``, give the framework's overhead per step.
+    """
     return {"step": 1.0, "layer": float(len(workload.layers))}
 
 

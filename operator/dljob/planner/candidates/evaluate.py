@@ -26,7 +26,7 @@ start, to evaluate the model and to write checkpoints."""
 
 @dataclass(frozen=True)
 class Part:
-    """A part of a candidate: ``nodes`` nodes of one device type, used as ``option`` describes.
+    """One group of equal nodes in a candidate plan: ``nodes`` nodes of one device type, used as ``option`` describes.
 
     ``batch_per_rank``: the local batch size that the user fixed; None if the planner chooses.
     """
@@ -41,7 +41,7 @@ class Part:
 
 
 def describe(parts: Sequence[Part]) -> str:
-    """Return a text such as '2 x a100 (4 ranks each) + 3 x t4'."""
+    """Describe the nodes and ranks of a candidate plan, such as '2 x a100 (4 ranks each) + 3 x t4'."""
     each = [(p.nodes, p.option.label, p.option.ranks_per_node) for p in parts]
     return " + ".join(f"{n} x {label}" + (f" ({g} ranks each)" if g > 1 else "") for n, label, g in each)
 
@@ -49,7 +49,8 @@ def describe(parts: Sequence[Part]) -> str:
 def shares_of(parts: Sequence[Part], batch: int, uneven: bool, servers: int = 0) -> list[list[int]] | None:
     """Return a list of local batch sizes for each part, or None if they do not fit into memory.
 
-    The last ``servers`` ranks are parameter servers and get no samples.
+    ``uneven``: True if faster ranks get larger batches. The last ``servers`` ranks are parameter servers and get no
+    samples.
     """
     counts = [p.ranks for p in parts]
     for i in reversed(range(len(parts))):
@@ -86,7 +87,10 @@ def held_by(parts: Sequence[Part], workload: Workload) -> Workload:
 
 
 def too_large(held: Workload, share: int, option: Option, what: str) -> str:
-    """Return a text such as 'does not fit: 64 samples need 23.4 GiB (21 GiB of it activations), available 16 GiB'."""
+    """Return the reason why ``share`` samples (named ``what``) exceed a rank's memory.
+
+    Example: 'does not fit: 64 samples need 23.4 GiB (21 GiB of it activations), available 16 GiB'.
+    """
     needed = memory.rank_nbytes(held, share, option.pool.is_gpu)
     activations = needed - memory.rank_nbytes(held, 0, option.pool.is_gpu)
     mostly = f"{gibibytes(activations)} of it activations"
@@ -174,10 +178,10 @@ def evaluate(
 
 
 def _as_measured(formulas: Step, known: Sequence[Posterior], run: Runs) -> Step:
-    """Return the slowest step that the device profiles in ``known`` predict for ``run``, plus the input time.
+    """Return the predicted step of ``run``, based on measured multi-device steps.
 
-    The computing time and the input time are those of ``formulas``. The rest of the predicted step counts as
-    communication.
+    ``known``: posterior distribution of step times for each device type; the slowest predicted step counts. Its
+    computing time, and the input time that is added, are those of ``formulas``. The rest is communication.
     """
     said = [predicted(p, run) for p in known]
     step_s, spread = max((float(median[0]), float(deviation[0])) for median, deviation in said)
@@ -203,7 +207,7 @@ def _cpus(option: Option, share: int, timing: Step, link: Link) -> float:
 
 
 def _how(collective: CollectiveName, request: Request) -> str:
-    """Return a text such as 'Ring' or 'ParameterServer within 3 steps'."""
+    """Describe how ranks combine gradients, such as 'Ring', or 'ParameterServer within 3 steps' of staleness."""
     within = {
         "Synchronous": "",
         "Asynchronous": ", asynchronous",

@@ -17,7 +17,10 @@ def fixed_parts(
     learned: Mapping[tuple[str, str], Learned],
     strategy: Strategy = "Data",
 ) -> list[Part] | Infeasible:
-    """Return the groups that the user fixes as parts of a candidate, or ``Infeasible`` if the nodes have no room."""
+    """Return a ``Part`` for each group in ``spec.planning.groups``, in which the user fixes nodes and ranks per node.
+
+    Return ``Infeasible`` if the nodes have no room for a group, or if the batch sizes do not add up.
+    """
     if (wrong := _batch(request)) is not None:
         return wrong
     parts = []

@@ -61,7 +61,7 @@ class _Step:
 
 
 def predict(candidate: SplitCandidate, request: Request, model: split.Model) -> Prediction | Refusal:
-    """Return the prediction, or a refusal if a rank's part of the model does not fit into memory.
+    """Predict step time, memory, energy and cost, or return a ``Refusal`` if a rank's part does not fit into memory.
 
     Raise ValueError if the model cannot be split as the candidate demands.
     """

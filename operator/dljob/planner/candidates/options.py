@@ -43,7 +43,7 @@ HALVES: tuple[CollectiveName, ...] = ("Ring", "Torch")
 
 @dataclass(frozen=True)
 class Option:
-    """One way to use a pool: ``ranks_per_node`` ranks on each node that has room for them."""
+    """One way to use a pool of equal devices: ``ranks_per_node`` ranks on each node that has room for them."""
 
     pool: Pool
     ranks_per_node: int
@@ -79,7 +79,7 @@ class Option:
         return self.pool.device
 
     def data_s(self, samples: float) -> float:
-        """Return the exposed input time in seconds for ``samples`` samples; ``curve`` includes it."""
+        """Return the seconds for which a step with ``samples`` samples waits for its input; ``curve`` includes them."""
         return self.curve.seconds(samples) - self.computing.seconds(samples)
 
 
@@ -290,7 +290,7 @@ def summing(option: Option) -> tuple[CollectiveName, ...]:
 
 
 def priced(collective: CollectiveName, is_gpu: bool) -> communication.Collective:
-    """Return the collective whose formula applies on these devices: on GPUs, ``Torch`` means NCCL."""
+    """Return the collective whose time formula applies on these devices: on GPUs, ``Torch`` means NCCL."""
     return "NCCL" if is_gpu and collective == "Torch" else collective
 
 

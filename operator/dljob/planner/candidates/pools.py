@@ -124,7 +124,10 @@ class Eligible:
 
 
 def eligible(request: Request, view: ClusterView) -> Eligible:
-    """Return one pool for each device type that the request may use, and a refusal for each kind of excluded node."""
+    """Return one pool for each device type that the request may use, and the nodes that it cannot use, with reasons.
+
+    Each reason is a ``Refusal``, which counts the nodes of one type that are excluded for this reason.
+    """
     usable: dict[tuple[str, bool], list[Node]] = defaultdict(list)
     left_out: dict[tuple[str, str], int] = defaultdict(int)
     busy = 0

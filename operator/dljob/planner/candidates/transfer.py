@@ -24,7 +24,9 @@ MAX_BATCHES = 8
 def carried(
     profile: str, label: str, workload: Workload, learned: Mapping[tuple[str, str], Learned]
 ) -> tuple[list[tuple[int, float]], float]:
-    """Return predicted (batch, seconds) points and the standard deviation of log(measured / predicted).
+    """Predict (batch, step seconds) points of a GPU from the model's measurements on other GPUs.
+
+    Return the points and the standard deviation of log(measured / predicted).
 
     ``profile``: key of the model in ``learned``. ``label``: node label of the GPU for which to predict. Return no
     points if this GPU is not in the catalogue, or if the model was measured on no other GPU in the catalogue.

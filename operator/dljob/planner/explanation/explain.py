@@ -20,9 +20,10 @@ DIFFERENT = 0.15
 
 
 def memory_refusals(ways: list[Option], request: Request, workload: Workload) -> list[Refusal]:
-    """Return a refusal for each type of device of which a few nodes cannot hold the global batch in memory.
+    """Return, for each type of device, up to how many ranks cannot hold the global batch in memory, and the reason.
 
-    Its summary is a text such as 'up to 3 x t4'. ``ways``: the options that candidates consist of.
+    Each ``Refusal`` has a summary such as 'up to 3 x t4'. Skip types of which the fewest allowed ranks can hold the
+    batch. ``ways``: the options (ways to use the nodes of one type of device) that candidates consist of.
     """
     lines = []
     for label in dict.fromkeys(option.label for option in ways):
@@ -83,9 +84,9 @@ def shown(request: Request, chosen: Choice, choices: list[Choice]) -> tuple[Choi
 
 
 def slower(request: Request, chosen: Choice, choices: list[Choice], shown: tuple[Choice, ...]) -> list[Refusal]:
-    """Return a refusal for each combination of devices, strategy and collective that ``shown`` lacks.
+    """Return the best candidate of each combination of devices, strategy and collective that ``shown`` lacks.
 
-    The refusal says why the best candidate of the combination is worse than the chosen one.
+    Each is returned as a ``Refusal``, with the reason why it is worse than the chosen candidate.
     """
     lines: dict[tuple[object, ...], Refusal] = {}
     shown_kinds = {(_kind(c), c.collective) for c in shown}
@@ -113,9 +114,10 @@ def _worse(request: Request, choice: Choice, chosen: Choice) -> str:
 def model_parallel_refusals(
     request: Request, chosen: Choice, choices: list[Choice], shown: tuple[Choice, ...]
 ) -> list[Refusal]:
-    """Return refusals of the best pipeline and the best tensor-parallel candidate if a data-parallel plan is chosen.
+    """Return why the best pipeline and the best tensor-parallel candidate lost to the chosen data-parallel plan.
 
-    A candidate that is already shown gets a refusal only if its predicted score beats the chosen plan's. Example:
+    Return an empty list if the chosen plan is model-parallel. Skip a candidate that is already shown, unless its
+    predicted score beats the chosen plan's. Example of a summary and a reason:
     '3 x cpu, Pipeline of 3 stages, 12 micro-batches' and '18 % slower: 9.4ms per step instead of 8ms; ...'.
     """
     if chosen.splits_model:

@@ -36,7 +36,11 @@ def grid(most: int, fine: bool = True) -> list[int]:
 
 
 class Search:
-    """Search over rows. A row has a number of nodes for each option, and uses at most one option of each device."""
+    """Search over candidate plans, stored as rows of an array.
+
+    A row contains the number of nodes for each option (way to use one device type). It uses at most one option of each
+    device type.
+    """
 
     def __init__(self, options: Sequence[Option], request: Request, screen: Screen) -> None:
         self.options, self.request, self.screen = options, request, screen
@@ -120,7 +124,10 @@ class Search:
         return np.concatenate([self._stacked(pairs), self._scaled(most), self._filled(most, fastest)])
 
     def _scaled(self, most: Counts) -> Counts:
-        """Return each row of ``most`` at several sizes, with the same fraction of every device's nodes."""
+        """Return each row of ``most`` scaled down to several total numbers of nodes.
+
+        A scaled row has nearly the same fraction of the nodes of every device type.
+        """
         total = most.sum(axis=1, keepdims=True)
         bounds = [np.full_like(total, self.request.nodes_min), np.minimum(total, self.request.nodes_max or total)]
         nodes = np.concatenate([total >> np.arange(12), *bounds], axis=1)
@@ -164,7 +171,7 @@ class Search:
         return rows
 
     def _look(self, counts: Counts) -> None:
-        """Screen the rows that are within the request's bounds and were not screened before."""
+        """Predict and score the rows that are within the request's bounds and were not evaluated before."""
         nodes = counts.sum(axis=1)
         most = self.request.nodes_max or int(self._most.sum())
         counts = counts[(nodes >= max(1, self.request.nodes_min)) & (nodes <= most)]

@@ -38,9 +38,10 @@ def candidates(
     learned: Mapping[tuple[str, str], Learned],
     fixed: Sequence[Part] = (),
 ) -> Found | Infeasible:
-    """Return (evaluated placements of the requested ranks, refusals), or the reason why no placement is possible.
+    """Evaluate all ways to split the model with the requested strategy, on every possible set of ranks.
 
-    ``fixed``: the groups that the user fixes.
+    Return (candidates, nodes that the job cannot use, with reasons), or ``Infeasible`` if there is no possible set of
+    ranks. ``fixed``: the groups of nodes that the user fixes (``spec.planning.groups``).
     """
     model = split.cut_up(workload)
     if request.strategy == "Tensor" and model.pairs is None:
@@ -72,7 +73,8 @@ def candidates(
 def like(part: Part, request: Request, workload: Workload) -> Choice | Refusal | str:
     """Return the fastest model-parallel candidate on the ranks of ``part``.
 
-    Return a refusal if no candidate fits into memory, or a text with the reason if the model cannot be split.
+    Return a ``Refusal`` (candidate and reason) if none fits into memory, or a text with the reason if the model cannot
+    be split.
     """
     model = split.cut_up(workload)
     if request.strategy == "Tensor" and model.pairs is None:
@@ -88,7 +90,7 @@ def like(part: Part, request: Request, workload: Workload) -> Choice | Refusal |
 
 
 def evaluate(candidate: SplitCandidate, request: Request, model: split.Model) -> Choice | Refusal:
-    """Return the candidate with its prediction, or a refusal if it does not fit into memory.
+    """Return the candidate with its prediction, or a ``Refusal`` with the reason if it does not fit into memory.
 
     Raise ValueError if the model cannot be split as the candidate demands.
     """
@@ -149,11 +151,11 @@ def search(
     options_of: Callable[[Pool, int], Sequence[Option]],
     fixed: Sequence[Part] = (),
 ) -> tuple[list[Choice], list[Refusal]]:
-    """Return (best candidates of both strategies, refusals).
+    """Return (best pipeline and tensor-parallel candidates, rejected strategies and devices with reasons).
 
-    There is a refusal for each strategy that is not considered and for each device on which a strategy does not fit.
-    ``options_of``: function from a pool and a number of ranks per node to options. ``fixed``: the groups that the user
-    fixes.
+    A strategy is rejected if it cannot be used, and a device if the strategy does not fit into its memory.
+    ``options_of``: function from a pool and a number of ranks per node to options. ``fixed``: the groups of nodes that
+    the user fixes (``spec.planning.groups``).
     """
     found: list[Choice] = []
     refusals: list[Refusal] = []
@@ -232,9 +234,10 @@ def _places(
 
 
 def _placed(kind: Kind, places: Sequence[tuple[Option, range]], model: split.Model) -> Iterator[Part]:
-    """Yield placements with at least 2 ranks, and at most as many as the model has stages or units to split.
+    """Yield placements with at least 2 ranks, and at most as many as the model can be split into.
 
-    For pipelines, yield every number of nodes; for tensor parallelism, a grid of numbers.
+    A pipeline has at most the model's number of stages, tensor parallelism at most one rank for each unit (such as an
+    attention head). For pipelines, yield every number of nodes; for tensor parallelism, a grid of numbers.
     """
     most = len(model.stages) if kind == "Pipeline" else model.pairs.units if model.pairs is not None else 0
     for option, counts in places:

@@ -55,7 +55,10 @@ class Screened:
 
 
 class Screen:
-    """Approximate evaluation for one request, with tables of the samples that each option processes by given times."""
+    """Approximate evaluation of many candidates for one request.
+
+    A table holds, for each option (way to use one device type), how many samples a node processes within given times.
+    """
 
     def __init__(self, options: Sequence[Option], request: Request, workload: Workload) -> None:
         self.options, self.request, self.workload = options, request, workload
@@ -115,7 +118,7 @@ class Screen:
         )
 
     def _compute_s(self, counts: Counts, used: NDArray[np.bool_], ranks: NDArray[np.int64]) -> Floats:
-        """Return the time at which the slowest rank ends, for each candidate; infinite if the candidate is infeasible.
+        """Return the seconds in which the slowest rank processes its batch, for each candidate; infinite if infeasible.
 
         With uneven local batch sizes, this is the time by which all ranks can process the global batch together.
         """

@@ -22,7 +22,7 @@ BOUND = 3
 
 
 def others(request: Request, chosen: Choice, parts: Sequence[Part], workload: Workload) -> list[Refusal]:
-    """Return a refusal, with a predicted step time, for each other strategy that the chosen plan's ranks could use.
+    """Return the other strategies that the chosen plan's ranks could use, each with the reason why it was not chosen.
 
     Return an empty list if the plan has only one rank.
     """
@@ -57,7 +57,7 @@ def _not_asked_for(strategy: str, found: Choice, chosen: Choice) -> Refusal:
 
 
 def _in_parts(request: Request, chosen: Choice, parts: Sequence[Part], workload: Workload) -> list[Refusal]:
-    """Return refusals that compare model parallelism on the same ranks with the chosen plan.
+    """Return the model-parallel plans for the same ranks, each with a reason that compares it with the chosen plan.
 
     Return an empty list if the model is not built in, if the ranks have different devices, if there are more than
     ``MAX_STAGES`` ranks, or if the user requests another strategy than Data.
@@ -81,7 +81,7 @@ def _in_parts(request: Request, chosen: Choice, parts: Sequence[Part], workload:
 
 
 def _synchronization(request: Request, chosen: Choice, parts: Sequence[Part], workload: Workload) -> list[Refusal]:
-    """Return refusals that compare stale-synchronous and asynchronous training with the chosen plan.
+    """Return a stale-synchronous and an asynchronous plan, each with a reason that compares it with the chosen plan.
 
     The same ranks are used, one of them as parameter server. The trainer supports both kinds of training only for
     built-in models.

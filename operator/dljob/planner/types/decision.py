@@ -55,7 +55,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Choice:
-    """A candidate that fits into memory, with its prediction."""
+    """A possible plan that fits into memory, with its predicted times, memory and cost."""
 
     summary: str
     """Text such as '3 x cpu, Ring, 40+40+40'."""

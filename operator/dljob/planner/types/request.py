@@ -9,7 +9,7 @@ from dlcontract import CollectiveName
 
 @dataclass(frozen=True)
 class FixedChoice:
-    """A group that the user fixes (``spec.planning.groups``)."""
+    """Nodes, ranks and batch size that the user fixes for one type of device (``spec.planning.groups``)."""
 
     device: str
     nodes: int

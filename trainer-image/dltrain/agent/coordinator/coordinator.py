@@ -21,10 +21,11 @@ from dltrain.protocol import agent_messages as proto
 log = logging.getLogger(__name__)
 
 SETTLE_S = 0.5
-"""Maximum time in seconds to wait for the cause after the first failure. Messages about the consequences of a fault can
-arrive before the message about its cause."""
+"""Maximum time in seconds to wait, after the first message about a failure, for the message about its cause. Messages
+about consequences of the cause can arrive earlier."""
 FAREWELL_S = 10.0
-"""Maximum time in seconds to wait, after the result has arrived, until all ranks have exited by themselves."""
+"""Maximum time in seconds to wait, after rank 0 has reported the result of the training, until all ranks have exited by
+themselves."""
 END_S = 10.0
 GATHER_S = 1.0
 """Maximum time in seconds to wait for missing pods before an elastic job continues without them. The agent of a missing
@@ -41,10 +42,13 @@ TERMINAL = (RunPhase.SUCCEEDED, RunPhase.FAILED)
 
 
 class Coordinator:
-    """Coordinate one plan after another until this pod must leave or another coordinator supersedes this one."""
+    """Launch, watch and restart a job's ranks on all its pods, for one plan after another.
+
+    The coordinator ends when its pod receives SIGTERM or when another coordinator takes over the job.
+    """
 
     def __init__(self, job: ObservedJob, previous: Report | None) -> None:
-        """Prepare to coordinate ``job``. ``previous``: the last report of an earlier coordinator, or None."""
+        """Create the coordinator of ``job``. ``previous``: the last report of an earlier coordinator, or None."""
         self.job = job
         self.done = asyncio.Event()
         """An event that is set when the coordinator has ended."""
@@ -60,7 +64,7 @@ class Coordinator:
         self.job.events.put(plan)
 
     def leave(self) -> None:
-        """End the procedure, because this pod received SIGTERM."""
+        """Interrupt ``run``, because this pod received SIGTERM. ``run`` then stops the ranks and returns."""
         self.job.events.leave()
 
     async def launch_daemon(self, host: str, command: str) -> tuple[int, str]:
@@ -70,7 +74,7 @@ class Coordinator:
     # The procedure
 
     async def run(self) -> None:
-        """Coordinate until ``leave`` is called. Raise SupersededError if another coordinator has a higher term."""
+        """Coordinate until ``leave`` is called. Raise SupersededError if another coordinator has taken over the job."""
         try:
             while True:
                 try:
@@ -91,7 +95,11 @@ class Coordinator:
             self.done.set()
 
     async def _coordinate(self) -> None:
-        """Coordinate one plan. Stay connected after the job's end, so that a restarted pod learns of the end."""
+        """Launch the current plan's ranks, and launch them again after failures, until the job succeeds or fails.
+
+        Then stay connected to the pods, so that a restarted pod learns that the job has ended. This method ends only
+        with an exception, such as LeavingError after SIGTERM or ReplannedError when a new plan has arrived.
+        """
         self.job.membership.call(self.job.plan)
         if (outcome := finished_marker.read(self.job.plan)) is not None:
             self.job.ledger.outcome = outcome
@@ -152,7 +160,10 @@ class Coordinator:
         return waited and gain_s > RESTART_COST_S and self.job.membership.complete and self.job.plan.checkpoint.enabled
 
     def _report_losses(self, attempt: Attempt) -> None:
-        """Report lost ranks without which the others continue. These losses do not count towards the back-off limit."""
+        """Report each lost rank without which the other ranks continue to train.
+
+        These losses do not count towards the job's back-off limit.
+        """
         for end in attempt.losses:
             failure = failure_of_exit(attempt, end).model_copy(update={"counts": False})
             log.warning("%s: %s; the other ranks continue", failure.reason, failure.message)
@@ -229,7 +240,7 @@ class Coordinator:
         await self._until(lambda: False, delay_s(self._failed_in_a_row))
 
     async def _idle(self, phase: RunPhase) -> None:
-        """Do nothing until a new plan arrives or this pod must leave."""
+        """Publish ``phase`` as the job's phase. Then wait until a new plan arrives or this pod receives SIGTERM."""
         self.job.set_phase(phase)
         await self._until(lambda: False)
 
@@ -247,7 +258,7 @@ class Coordinator:
         self.job.ledger.term = self.job.membership.term
 
     async def _stop_attempt(self, grace_s: float) -> None:
-        """Let the ranks checkpoint and exit. Kill those that still run afterwards."""
+        """Ask the ranks to checkpoint and exit within ``grace_s`` seconds. Then kill those that still run."""
         attempt = self.job.attempt
         if attempt is not None:
             attempt.stopping = True

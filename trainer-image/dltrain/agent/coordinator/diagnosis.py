@@ -24,7 +24,7 @@ SIGKILL = 9
 
 @dataclass
 class Attempt:
-    """The recorded events of one attempt, in the order of their arrival."""
+    """The events of one attempt, which is one launch of the plan's ranks, recorded in the order of their arrival."""
 
     plan: Plan
     name: str
@@ -63,12 +63,12 @@ class Attempt:
 
     @property
     def deaths(self) -> list[RankEnded]:
-        """The end of each rank that failed, except killed ranks without which the others continue."""
+        """The exit records of all failed ranks, except killed ranks without which the other ranks continue to train."""
         return [end for n, end in self.ended.items() if end.exit_code != EXIT_OK and not self._survived(n)]
 
     @property
     def losses(self) -> list[RankEnded]:
-        """The end of each killed rank without which the others continue and whose loss is not yet reported."""
+        """The exit records of killed ranks without which the others continue to train, if not reported yet."""
         return [self.ended[n] for n in sorted(self.absent - self.handled) if n in self.ended and self._survived(n)]
 
     @property
@@ -110,7 +110,7 @@ class Attempt:
 
     @property
     def over_or_troubled(self) -> bool:
-        """True if the attempt succeeded, cannot succeed any more, or has a result."""
+        """True if the attempt succeeded, cannot succeed any more, or rank 0 has reported the result of the training."""
         return self.succeeded or self.troubled or self.outcome is not None
 
     @property
@@ -131,7 +131,8 @@ class Attempt:
 def diagnose(attempt: Attempt) -> Failure:
     """Return the failure that most likely ended the attempt.
 
-    ``counts`` of the failure is False if a pod left or was lost, because the job did not cause that.
+    ``counts`` of the failure is True if it counts towards the job's back-off limit. It is False if a pod received
+    SIGTERM or was lost, because the job did not cause that.
     """
     for number, failure in attempt.failures:
         if failure.reason != "PeerLost":
@@ -172,7 +173,7 @@ def diagnose(attempt: Attempt) -> Failure:
 
 
 def _of_hung(attempt: Attempt, number: int, silent_s: float) -> Failure:
-    """Return the failure of the rank that hangs.
+    """Return the failure of the rank that hangs. ``number``: the rank that sent no message for ``silent_s`` seconds.
 
     All other ranks wait for the hung rank, so the rank with the longest silence may be a waiting rank. If its stack
     shows that it waits, blame the first rank whose stack shows no wait.

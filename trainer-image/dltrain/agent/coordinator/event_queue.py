@@ -13,7 +13,7 @@ from dltrain.agent.coordinator.links import LinkEvent
 
 TICK_S = 0.5
 Event = LinkEvent | Plan | None
-"""An event of a connection, a new plan, or None, which only makes ``until`` check its condition again."""
+"""An event of the connection to a pod, a new plan, or None, which only makes ``until`` check its condition again."""
 
 
 class ReplannedError(Exception):
@@ -25,7 +25,7 @@ class LeavingError(Exception):
 
 
 class EventQueue:
-    """Events in order of arrival. A new plan or a request to leave interrupts the procedure that waits in ``until``."""
+    """The coordinator's events in order of arrival. A new plan or SIGTERM interrupts a wait in ``until``."""
 
     def __init__(self, record: Callable[[Event], None], tick: Callable[[], None]) -> None:
         """Create the queue. ``record``: called with each event.
@@ -44,7 +44,7 @@ class EventQueue:
         self._events.put_nowait(event)
 
     def leave(self) -> None:
-        """Interrupt the procedure, because this pod received SIGTERM."""
+        """Make every interruptible wait in ``until`` raise LeavingError, because this pod received SIGTERM."""
         self._leaving = True
         self._events.put_nowait(None)
 

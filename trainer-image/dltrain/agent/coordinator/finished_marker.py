@@ -10,7 +10,7 @@ log = logging.getLogger(__name__)
 
 
 class Marker(Record):
-    """The content of ``finished-<uid>.json``."""
+    """The content of ``finished-<uid>.json``, a file that records the result of a job that has succeeded."""
 
     uid: str
     plan_digest: str
@@ -18,12 +18,15 @@ class Marker(Record):
 
 
 def marker_path(plan: Plan) -> Path:
-    """Return the marker's path. The job's uid in the path prevents a new job of the same name from using the marker."""
+    """Return the path of the job's finished marker, a file in its checkpoint directory.
+
+    The job's uid in the path prevents a new job of the same name from using the marker.
+    """
     return Path(plan.checkpoint.directory) / f"finished-{plan.uid}.json"
 
 
 def read(plan: Plan) -> Outcome | None:
-    """Return the result of this job, or None if there is no readable marker."""
+    """Return the result that the job's finished marker records, or None if there is no readable marker."""
     if not plan.checkpoint.enabled:
         return None
     try:
@@ -37,7 +40,7 @@ def read(plan: Plan) -> Outcome | None:
 
 
 def write(plan: Plan, outcome: Outcome) -> None:
-    """Write the marker durably. If that fails, log a warning; the job's report still holds the result."""
+    """Write the finished marker durably. If that fails, log a warning; the job's report still holds the result."""
     if not plan.checkpoint.enabled:
         return
     path = marker_path(plan)
@@ -50,4 +53,9 @@ def write(plan: Plan, outcome: Outcome) -> None:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        log.warning("cannot write the finished marker %s: %s", path, error)
+        log.warning(
+            "finished marker %s: cannot be written (%s); expected a writable checkpoint volume. Check the volume. "
+            "The job's report still holds the result",
+            path,
+            error,
+        )

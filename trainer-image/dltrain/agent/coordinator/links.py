@@ -38,7 +38,7 @@ LinkEvent = Connected | Lost | Received
 
 
 class Links:
-    """One connection to each pod that ``want`` names.
+    """The coordinator's connections: one to the agent of each pod that ``want`` names.
 
     ``emit`` is called with the events of all connections, in order.
     """
@@ -61,7 +61,7 @@ class Links:
         return set(self._channels)
 
     def send(self, pod: str, line: proto.Line) -> bool:
-        """Send a line to a pod. Return False if the pod is not connected."""
+        """Send a protocol message to a pod. Return False if the pod is not connected."""
         channel = self._channels.get(pod)
         if channel is not None:
             channel.send(line)
@@ -72,7 +72,7 @@ class Links:
             channel.send(line)
 
     async def close(self) -> None:
-        """Send the queued lines, then close all connections."""
+        """Send the queued messages, then close all connections."""
         await asyncio.gather(*(channel.flush() for channel in self._channels.values()))
         self.want({})
 
@@ -100,7 +100,12 @@ class Links:
         try:
             welcome = await channel.receive()
             if not isinstance(welcome, proto.Welcome) or welcome.pod != pod:
-                log.warning("pod %s: found %r as the first message; expected a Welcome from it", pod, welcome)
+                log.warning(
+                    "pod %s: found %r as the first message; expected a Welcome message from this pod's agent. "
+                    "Connecting again",
+                    pod,
+                    welcome,
+                )
                 return
             self._channels[pod] = channel
             self._emit(Connected(pod, welcome))

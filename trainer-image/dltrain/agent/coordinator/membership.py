@@ -14,7 +14,10 @@ from dltrain.protocol.volume_layout import claimed_term
 
 
 class SupersededError(Exception):
-    """Another coordinator has a higher term, so this coordinator must end."""
+    """Another coordinator has taken over the job, so this coordinator must end.
+
+    The other one has a higher term, a number that rises with each takeover.
+    """
 
 
 class Membership:
@@ -23,8 +26,9 @@ class Membership:
     def __init__(self, settings: Settings, links: Links, plan: Plan, min_term: int, *, acting: bool = False) -> None:
         """Create the membership for ``plan``. ``min_term``: a lower bound of this coordinator's term.
 
-        The term becomes higher if the plan has a higher term or members have obeyed a higher one. ``acting``: True if
-        this pod replaces the plan's first pod. A majority of the pods must then elect this coordinator (``_elect``).
+        A term is a number that rises with each new coordinator. This coordinator's term becomes higher than
+        ``min_term`` if the plan has a higher term or members have obeyed a higher one. ``acting``: True if this pod
+        replaces the plan's first pod. A majority of the pods must then elect this coordinator (``_elect``).
         """
         self.term = max(plan.term, min_term)
         self._boot = uuid.uuid4().hex
@@ -67,7 +71,10 @@ class Membership:
             self.term = welcome.term + 1
             self._assign_all()
         else:
-            raise SupersededError(f"pod {pod} obeys term {welcome.term}, this coordinator has {self.term}")
+            raise SupersededError(
+                f"pod {pod} obeys term {welcome.term}, but this coordinator has term {self.term}: another coordinator "
+                "has taken over the job, so this one ends"
+            )
 
     def _elect(self, pod: str, welcome: proto.Welcome) -> None:
         """Count ``pod`` as a vote. Become the coordinator when more than half of the plan's pods have voted.
@@ -126,7 +133,8 @@ class Membership:
 def term_after(plan: Plan, previous: Report | None) -> int:
     """Return a term for a new coordinator: higher than the terms in the job's last report and on the checkpoint volume.
 
-    Members cannot tell the highest term, because agents that have just started have seen no term.
+    Agents obey the coordinator with the highest term. They cannot tell the highest term, because agents that have just
+    started have seen no term.
     """
     reported = previous.term if previous is not None and previous.uid == plan.uid else 0
     return max(reported, claimed_term(plan) if plan.checkpoint.enabled else 0) + 1

@@ -34,7 +34,7 @@ _LAUNCH_TIMEOUT = Failure(
 
 
 class ObservedJob:
-    """The current plan, the membership, the ledger of progress updates, and the running attempt, if any."""
+    """The current plan, the connected pods, the recorded progress of the ranks, and the running attempt, if any."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class ObservedJob:
         *,
         acting: bool = False,
     ) -> None:
-        """Begin to observe ``plan``. ``previous``: the last report of an earlier coordinator, or None.
+        """Create the record of a job with ``plan``. ``previous``: the last report of an earlier coordinator, or None.
 
         ``acting``: True if this pod coordinates in place of the plan's first pod, which was lost.
         """

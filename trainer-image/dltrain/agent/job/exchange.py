@@ -16,7 +16,7 @@ _RETRY_S = (0.2, 5.0)
 
 
 class Exchange(ABC):
-    """The source of plans and the destination of reports."""
+    """The source of the operator's plans and the destination of the job's progress reports."""
 
     @abstractmethod
     def plans(self) -> AsyncIterator[Plan]:
@@ -24,7 +24,7 @@ class Exchange(ABC):
 
     @abstractmethod
     async def previous_report(self) -> Report | None:
-        """Return the last report under this job's name, or None if there is no readable one."""
+        """Return the last report that an agent wrote for a job of this name, or None if there is no readable one."""
 
     @abstractmethod
     async def write(self, report: Report) -> None:
@@ -32,7 +32,7 @@ class Exchange(ABC):
 
 
 class Files(Exchange):
-    """Exchange through files, for tests and laptops without Kubernetes."""
+    """Exchange plans and reports through files, for tests and laptops without Kubernetes."""
 
     def __init__(self, plan: Path, report: Path) -> None:
         self._plan, self._report = plan, report
@@ -56,7 +56,7 @@ class Files(Exchange):
 
 
 class ConfigMaps(Exchange):
-    """Exchange through the job's two ConfigMaps."""
+    """Exchange plans and reports through the job's two ConfigMaps."""
 
     def __init__(self, api: KubeApi, job: str) -> None:
         self._api = api
@@ -115,7 +115,12 @@ def parse_plan(text: str) -> Plan | None:
             schema = schema_of(text)
         except ValueError:
             schema = None
-        log.error("ignored a plan with schema %s; this trainer reads schema 1: %s", schema, error)
+        log.error(
+            "ignored a plan: found schema %s; expected a valid plan of schema 1. Use the trainer image of the "
+            "operator's version: %s",
+            schema,
+            error,
+        )
         return None
 
 
@@ -123,12 +128,16 @@ def parse_report(text: str) -> Report | None:
     try:
         return Report.parse(text) if text else None
     except ValueError as error:
-        log.warning("cannot read the previous report; counters start from 0: %s", error)
+        log.warning(
+            "ignored the job's previous report: expected a valid report. The job's counts of failures and restarts "
+            "start from 0: %s",
+            error,
+        )
         return None
 
 
 class ReportWriter:
-    """Write the report that ``compose()`` returns every ``PERIOD_S``, and at once after ``urge``.
+    """Write the job's progress report, from ``compose()``, every ``PERIOD_S`` seconds and at once after ``urge``.
 
     Skip unchanged reports.
     """
@@ -161,12 +170,12 @@ class ReportWriter:
                 self._urgent.set()
 
     async def last(self, within_s: float) -> None:
-        """Try once more to write the report before the agent exits."""
+        """Try once more to write the report, for at most ``within_s`` seconds, before the agent exits."""
         try:
             async with asyncio.timeout(within_s):
                 await self._write()
         except TimeoutError:
-            log.warning("cannot write the last report within %.0f s", within_s)
+            log.warning("the job's last report was not written within %.0f s; its status may be outdated", within_s)
 
     async def _write(self) -> bool:
         if self.compose is None:

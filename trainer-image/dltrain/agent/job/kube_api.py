@@ -126,7 +126,9 @@ async def _head(reader: asyncio.StreamReader) -> tuple[int, bool]:
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     except asyncio.IncompleteReadError as error:
-        raise ConnectionError("the API server closed the connection without an answer") from error
+        raise ConnectionError(
+            "the API server closed the connection without an answer; expected an HTTP response"
+        ) from error
     status = head.split(" ", 2)[1]
     return int(status), "transfer-encoding: chunked" in head.lower()
 

@@ -45,13 +45,13 @@ class Settings:
 
         def required(name: str, what: str) -> str:
             if not (value := env.get(name, "")):
-                raise ValueError(f"{name}: found nothing; expected {what}. The operator's pod template sets it")
+                raise ValueError(f"{name}: found nothing; expected {what}. Set it as the operator's pod template does")
             return value
 
         def port(name: str, default: int) -> int:
             value = env.get(name) or str(default)
             if not value.isdecimal() or not 0 < int(value) < 65536:
-                raise ValueError(f"{name}: found {value!r}; expected a TCP port")
+                raise ValueError(f"{name}: found {value!r}; expected a TCP port from 1 to 65535")
             return int(value)
 
         def seconds(name: str, default: float) -> float:
@@ -71,7 +71,10 @@ class Settings:
             report_file = Path(required("DLTRAIN_REPORT_FILE", "a path for the report, because DLJOB_API is off"))
         run_dir = Path(env.get("DLTRAIN_RUN_DIR") or Path(tempfile.gettempdir()) / "dljob")
         if len(str(run_dir / "zygote.sock")) > MAX_SOCKET_PATH:
-            raise ValueError(f"DLTRAIN_RUN_DIR: found {run_dir}, too long for Unix sockets; expected a shorter path")
+            raise ValueError(
+                f"DLTRAIN_RUN_DIR: found {run_dir}, too long for Unix sockets; expected {run_dir}/zygote.sock to have "
+                f"at most {MAX_SOCKET_PATH} characters. Set a shorter path"
+            )
         return cls(
             job=required(pods.JOB_VARIABLE, "the job's name"),
             namespace=env.get(pods.NAMESPACE_VARIABLE) or "default",

@@ -35,7 +35,8 @@ def load(directory: Path) -> Identity:
             context.load_cert_chain(certificate, key)
         except ssl.SSLError as error:
             raise ValueError(
-                f"{directory}: found invalid certificates ({error}); expected PEM files with a matching key"
+                f"{directory}: found invalid certificates ({error}); expected ca.crt and tls.crt in PEM format, "
+                "and the key of tls.crt in tls.key. Correct the job's TLS Secret"
             ) from error
         contexts.append(context)
     return Identity(*contexts)

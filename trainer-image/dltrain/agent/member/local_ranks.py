@@ -43,7 +43,10 @@ WRITE_S = 0.2
 
 
 class LocalRanks:
-    """The ranks of the current attempt in this pod. ``emit`` is called with every event of these ranks, in order."""
+    """The ranks of this pod in the current attempt, which is one launch of the plan's ranks.
+
+    ``emit`` is called with every event of these ranks, in order.
+    """
 
     def __init__(
         self,
@@ -79,7 +82,10 @@ class LocalRanks:
         return bool(self.running or self._starting) or self._daemon is not None
 
     async def listen(self) -> None:
-        """Open both sockets. They stay open until the process ends."""
+        """Open two Unix sockets: one for the ranks, one for the programs that mpirun runs in place of ranks and ssh.
+
+        The sockets stay open until the process ends.
+        """
         for name, handler in (("ranks.sock", self._read_rank), ("local.sock", self._serve_shim)):
             path = self.run_dir / name
             path.unlink(missing_ok=True)
@@ -97,7 +103,7 @@ class LocalRanks:
                 if process in ranks:
                     self._emit(RankStopped(attempt=self.attempt, rank=ranks[process], stopped_s=stopped_s))
                 else:
-                    log.warning("the MPI daemon was stopped %.0f s ago; killing it", stopped_s)
+                    log.warning("SIGSTOP stopped the MPI daemon %.0f s ago; killing it, so all ranks end", stopped_s)
                     process.kill()
 
     async def begin(self, attempt: str, plan: Plan) -> None:
@@ -265,7 +271,11 @@ class LocalRanks:
                 try:
                     message = rank_message_adapter.validate_json(line)
                 except ValidationError as error:
-                    log.warning("closed the connection of a rank after an invalid message: %s", error)
+                    log.warning(
+                        "closed a rank's connection to the agent: found an invalid message; expected one of this "
+                        "version of dltrain. Use the same version in the script: %s",
+                        error,
+                    )
                     break
                 if isinstance(message, Hello):
                     if message.rank in self._coming:
@@ -274,7 +284,7 @@ class LocalRanks:
                     if run is not None:
                         run.writer = writer
                 if run is None or message.rank != run.rank.rank:
-                    log.warning("ignored a message of rank %d, which does not run here", message.rank)
+                    log.warning("ignored a message of rank %d; expected one of a rank in this pod", message.rank)
                     continue
                 run.latest[type(message)] = message
                 run.last_message_unix_s = time.time()

@@ -18,7 +18,10 @@ log = logging.getLogger(__name__)
 
 
 class Member:
-    """The state of a member: its term, its plan, and the coordinator that it obeys."""
+    """The member of a job in one pod: it controls the pod's ranks and obeys the coordinator with the highest term.
+
+    A term is a number that rises with each new coordinator.
+    """
 
     def __init__(self, pod: str, job_uid: str) -> None:
         self.pod = pod
@@ -65,7 +68,7 @@ class Member:
                 else:
                     break
         except ValueError as error:
-            log.warning("closed a connection with an invalid message: %s", error)
+            log.warning("closed a coordinator's connection to this pod after an invalid message: %s", error)
         finally:
             await channel.flush()
             channel.close()
@@ -112,7 +115,9 @@ class Member:
             case proto.Prepare():
                 plan = shrink_plan(self.plan, line.pods) if line.pods else self.plan
                 if plan is None:
-                    raise ValueError(f"found an attempt with pods {line.pods}; expected enough pods for the plan")
+                    raise ValueError(
+                        f"found a launch with only pods {line.pods}; expected enough pods of the plan to run the job"
+                    )
                 current_plan = plan.model_copy(update={"term": self.term})
                 history = {"prior_faults": line.faults, "prior_trained_s": line.trained_s}
                 await self.local.begin(line.attempt, AttemptPlan.of(current_plan, **history))

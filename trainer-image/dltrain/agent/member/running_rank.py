@@ -30,10 +30,10 @@ class Running:
         return Step in self.latest or (isinstance(mark, Mark) and mark.what == "first_step")
 
     def ask_to_stop(self, writer: asyncio.StreamWriter, grace_s: float) -> None:
-        """Ask the rank to stop.
+        """Ask the rank to checkpoint and exit within ``grace_s`` seconds.
 
-        Write to the socket directly. An asyncio transport that fails to write, because the rank has ended, would also
-        drop the rank's last unread messages.
+        Write to the socket directly. If the rank has ended, an asyncio transport would fail to write and would also
+        discard the rank's last messages, which the agent has not read yet.
         """
         with contextlib.suppress(OSError):
             os.write(writer.get_extra_info("socket").fileno(), Stop(grace_s=grace_s).model_dump_json().encode() + b"\n")

@@ -29,7 +29,7 @@ class Compressed(Polled):
     name = "Compressed"
 
     def __init__(self, comm: Any, buffers: list[torch.Tensor], kind: str, tail: int = 0) -> None:
-        """Prepare the buffers. ``kind``: one of ``KINDS``.
+        """Create the all-reduce of ``buffers`` over the ranks of ``comm``. ``kind``: 16-bit format, one of ``KINDS``.
 
         ``tail``: number of elements at the end of the last buffer that are not compressed.
 
@@ -67,10 +67,10 @@ class Compressed(Polled):
 
 
 class _Run(Run):
-    """The reduction of one buffer.
+    """The all-reduce of one buffer. Each rank sums one part of the buffer for all ranks.
 
-    In phase 0, this rank waits for the other ranks' numbers of the part that it sums. In phase 1, it waits for the
-    totals of the parts that the other ranks sum. Phase 2 means that the reduction is done.
+    In phase 0, this rank waits until every other rank has sent its numbers of this rank's part. In phase 1, it waits
+    for the totals of the other parts. Phase 2 means that the all-reduce is done.
     """
 
     def __init__(self, comm: Any, tag: int, buffer: torch.Tensor, dtype: torch.dtype) -> None:
@@ -139,7 +139,7 @@ class _Run(Run):
         return self._phase == 2
 
     def _total(self) -> None:
-        """Sum this rank's part and round it."""
+        """Sum this rank's part of the buffer over all ranks, and round the total to 16 bits."""
         mine, total = self._mine, self._buffer[self._mine]
         for peer in self._others:
             total.add_(self._received[peer])

@@ -17,7 +17,10 @@ NAMES = ("Ring", "Torch")
 
 
 def owned(rank: int, size: int, count: int) -> tuple[int, int]:
-    """Return the range of ``0:count`` that ``rank`` owns. With fewer elements than ranks, some ranges are empty."""
+    """Return (start, stop) of the part of ``count`` elements that ``rank`` owns: it receives the totals of this part.
+
+    With fewer elements than ranks, some parts are empty.
+    """
     return chunks(count, size)[(rank + 1) % size]
 
 
@@ -70,7 +73,7 @@ class Scattered(Collective):
     name = "Scattered"
 
     def __init__(self, comm: Any, buffers: list[torch.Tensor], tail: int, name: str, segment_nbytes: int, host: str):
-        """Prepare the buffers. ``tail``: number of elements at the end of the last buffer that all ranks receive.
+        """Create the collective. ``tail``: number of elements at the end of the last buffer that all ranks receive.
 
         ``name``: one of ``NAMES``. ``host``: the address of rank 0, which only ``Torch`` uses.
         """
@@ -98,9 +101,9 @@ class Scattered(Collective):
 
 
 def make_all_gather(comm: Any, buffers: list[torch.Tensor], name: str, segment_nbytes: int, host: str) -> Collective:
-    """Return the all-gather for ``buffers``, which takes over ``comm``. ``name``: one of ``NAMES``.
+    """Return the all-gather for ``buffers``. ``comm``: a communicator that nothing else uses from now on.
 
-    ``host``: the address of rank 0, for ``Torch``.
+    ``name``: one of ``NAMES``. ``host``: the address of rank 0, for ``Torch``.
     """
     if name == "Torch":
         return TorchAllGather(comm, buffers, host)

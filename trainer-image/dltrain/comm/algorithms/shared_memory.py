@@ -23,7 +23,7 @@ class SharedMemory(Polled):
     name = "SharedMemory"
 
     def __init__(self, comm: Any, buffers: list[torch.Tensor], region: Region) -> None:
-        """Prepare ``buffers``, which must be in ``region``."""
+        """Create the all-reduce of ``buffers``, which must be in ``region``, the memory that all ranks share."""
         super().__init__(comm, buffers)
         self.use_runs([_Run(comm, tag, buffer, region) for tag, buffer in enumerate(buffers)])
 

@@ -97,7 +97,7 @@ class _Pending:
 
 
 def identity(device: torch.device) -> str:
-    """Return the identity of a GPU. All CPUs have the same identity."""
+    """Return a text that identifies a GPU among the GPUs of all ranks, or "cpu" for every CPU."""
     if device.type != "cuda":
         return device.type
     found = torch.cuda.get_device_properties(device)
@@ -105,11 +105,17 @@ def identity(device: torch.device) -> str:
 
 
 def backend_for(identities: Sequence[str]) -> str:
-    """Return the backend for ranks on these devices. Raises RuntimeError if only some ranks are on a GPU."""
+    """Return torch's backend: nccl if every rank has its own GPU, gloo if ranks are on CPUs or share a GPU.
+
+    ``identities``: result of ``identity`` for each rank's device. Raises RuntimeError if only some ranks are on a GPU.
+    """
     cpus = identities.count("cpu")
     if 0 < cpus < len(identities):
         numbers = [number for number, device in enumerate(identities) if device == "cpu"]
-        raise RuntimeError(f"found gradients of ranks {numbers} on a CPU; expected all {len(identities)} on GPUs")
+        raise RuntimeError(
+            f"found gradients of ranks {numbers} on a CPU; expected all {len(identities)} on GPUs. Check that these "
+            "ranks can use their GPUs"
+        )
     return "nccl" if not cpus and len(set(identities)) == len(identities) else "gloo"
 
 

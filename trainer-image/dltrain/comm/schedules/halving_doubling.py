@@ -113,7 +113,10 @@ class _Halves:
 
 
 class _Ready:
-    """Append messages to a schedule. Each send starts only after all of its elements have been received."""
+    """A builder that appends messages to ``schedule``, so that no rank sends an element before it has received it.
+
+    ``cuts``: bounds of the smallest pieces of the buffer. Each message starts and ends at one of them.
+    """
 
     def __init__(self, cuts: list[int], schedule: Schedule) -> None:
         self._schedule = schedule

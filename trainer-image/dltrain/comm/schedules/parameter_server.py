@@ -17,7 +17,7 @@ class ParameterServer(Scheduled):
     name = "ParameterServer"
 
     def __init__(self, comm: Any, buffers: list[torch.Tensor], segment_nbytes: int, servers: tuple[int, ...]) -> None:
-        """Prepare the buffers. ``servers``: the ranks of the servers, at least one."""
+        """Create the all-reduce of ``buffers``. ``servers``: the ranks that are parameter servers, at least one."""
         assert servers, "a parameter server is needed"
         self.servers = servers
         super().__init__(comm, buffers, segment_nbytes)
@@ -27,7 +27,11 @@ class ParameterServer(Scheduled):
 
 
 def parameter_server(rank: int, size: int, count: int, longest: int, servers: tuple[int, ...]) -> Schedule:
-    """Return the messages of ``rank``. Segments alternate between slices, so that all servers work from the start."""
+    """Return the messages of ``rank`` for ``count`` elements in segments of at most ``longest`` elements.
+
+    Each server sums one slice of the elements. Segments of different slices alternate, so that all servers work from
+    the start.
+    """
     slices = [pieces(*chunk, longest) for chunk in chunks(count, len(servers))]
     schedule = Schedule()
     others = [peer for peer in range(size) if peer != rank]

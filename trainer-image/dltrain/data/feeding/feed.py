@@ -141,7 +141,7 @@ class Feed:
     """
 
     def __init__(self, loader: Loader, part_of: Callable[[int], Part], seed: int, steps: int) -> None:
-        """Choose a loading method.
+        """Choose how to load batches: in this thread, in another thread, or in worker processes.
 
         ``part_of``: function that returns this rank's samples in a future step, if local batch sizes do not change.
         ``seed``: the plan's seed. ``steps``: the number of steps in the training.

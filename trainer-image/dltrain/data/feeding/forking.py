@@ -24,7 +24,10 @@ from dltrain.protocol.rank_messages import SOCKET_ENV
 
 
 class Child:
-    """A process that was forked from a zygote to run a Python command line. It inherits one file descriptor."""
+    """A process that was forked from a zygote to run a Python command line. It inherits one file descriptor.
+
+    A zygote is a process that has imported torch and does nothing else, so that its forks start fast.
+    """
 
     def __init__(self, zygote: socket.socket, argv: Sequence[str], fd: int) -> None:
         """Request the fork.
@@ -67,12 +70,12 @@ class Child:
 
 
 class WorkerForker:
-    """A zygote, and one connection to the zygote for each process to fork."""
+    """One connection per worker process to a zygote, the process from which workers are forked."""
 
     def __init__(self, count: int) -> None:
-        """Connect to the agent's zygote, or start a zygote, with ``count`` connections. Raise OSError.
+        """Open ``count`` connections to the agent's zygote or, if this rank cannot use it, to a new zygote.
 
-        A new zygote may still import modules when this returns. Requests wait until it is done.
+        A new zygote may still import modules when this returns. It answers requests after that. Raise OSError.
         """
         self._own: subprocess.Popen[bytes] | None = None
         self.connections: list[socket.socket] = []

@@ -139,7 +139,10 @@ def _write(fd: int, content: Any, room_nbytes: int | None, receivers: int) -> No
         sum(part.nbytes for part in parts) + receivers * parts[0].nbytes
     )  # receivers share buffers, but copy objects
     if room_nbytes is not None and needed > room_nbytes:
-        raise MemoryError(f"found {needed / 2**20:.0f} MiB to send; expected at most {room_nbytes / 2**20:.0f} MiB")
+        raise MemoryError(
+            f"found {needed / 2**20:.0f} MiB for the object and its copies; expected at most "
+            f"{room_nbytes / 2**20:.0f} MiB"
+        )
     lengths = np.array([len(parts), *(part.nbytes for part in parts)], np.int64).tobytes()
     _put(fd, memoryview(lengths), 0)
     at = len(lengths)

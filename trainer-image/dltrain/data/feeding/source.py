@@ -109,7 +109,7 @@ class Source:
         if not self.samples:
             raise MisuseError("dataset: found no samples; expected at least one")
         if collate is not None and not self.foreign:
-            raise MisuseError("collate_fn: found a function; expected None for tensors. Omit it")
+            raise MisuseError("collate_fn: found a function; expected None for tensors. Omit collate_fn")
         self.collate = default_collate if collate is None else collate
 
     @property
@@ -134,7 +134,9 @@ class Source:
         except (BadInputError, MemoryError):
             raise
         except Exception as error:
-            raise SampleError(f"collate_fn of samples {request}: {type(error).__name__}: {error}") from error
+            raise SampleError(
+                f"collate_fn: found an error for the batch of samples {request}: {type(error).__name__}: {error}"
+            ) from error
 
     def _samples(self, request: Request) -> list[Any]:
         indices, seeds = request.indices.tolist(), request.sample_seeds

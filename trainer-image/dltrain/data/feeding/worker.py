@@ -21,7 +21,10 @@ from dltrain.protocol.errors import SampleError
 
 
 class MessageKind(IntEnum):
-    """Kinds of message. The rank sends HELLO, MAKE and FORGET, and the worker sends the others."""
+    """Kinds of messages between a rank and its data workers. The rank sends HELLO, MAKE and FORGET.
+
+    Workers send the other kinds.
+    """
 
     HELLO = 0
     """Sent twice at the start: first with ``sys.path``, then with the Source, which contains the dataset."""
@@ -51,7 +54,7 @@ class Head(NamedTuple):
 
 
 class RemoteError(NamedTuple):
-    """The text of an exception and its traceback.
+    """The text and the traceback of an exception that a data worker raised.
 
     The exception itself is not sent, because its class may not exist in the other process.
     """
@@ -83,7 +86,7 @@ def main() -> None:
 
 
 def _unpacked(connection: socket.socket) -> Source | None:
-    """Receive and return the Source. Return None if the rank has closed the connection."""
+    """Receive the dataset from the rank, as a Source. Return None if the rank has closed the connection."""
     if (first := serialization.receive(connection)) is None:
         return None
     sys.path[:] = first[1]  # set first: unpickling imports the dataset's modules

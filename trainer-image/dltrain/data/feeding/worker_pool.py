@@ -87,7 +87,7 @@ class Workers:
                 serialization.send(worker.connection, Head(MessageKind.FORGET, ticket).packed(), None)
 
     def wake(self) -> None:
-        """Make ``get`` fail in a thread that waits for it. Call this before ``close``."""
+        """Close the connections, so that a thread that waits in ``get`` gets an error. Call this before ``close``."""
         self._closing = True
         for worker in self._workers:
             with contextlib.suppress(OSError):

@@ -15,7 +15,7 @@ SCHEMA = 1
 
 
 class Point(Record):
-    """Means over ``steps`` steps, the last of which is ``step``."""
+    """A point of the report's curves: means of loss, times, … over ``steps`` steps, the last of which is ``step``."""
 
     step: int
     steps: Annotated[int, Field(ge=1)]
@@ -43,7 +43,7 @@ class Evaluation(Record):
 
 
 class PlanEntry(Record):
-    """A plan, and the time and step at which it took effect."""
+    """A plan, and the Unix time and step at which ranks were first launched with it."""
 
     number: int
     digest: str
@@ -56,7 +56,10 @@ class PlanEntry(Record):
 
 
 class Split(Record):
-    """The local batch sizes from ``step`` on. ``shares``: samples by place; a place is ``<pod name>/<local rank>``."""
+    """The local batch sizes of all ranks from ``step`` on. They were reported at the Unix time ``unix_s``.
+
+    ``shares``: samples per step, by ``<pod name>/<local rank>``. ``reason``: the reason for the change.
+    """
 
     step: int
     unix_s: float
@@ -65,7 +68,10 @@ class Split(Record):
 
 
 class AttemptRecord(Record):
-    """The number of ranks that train from ``unix_s`` on; 0 while the job is stopped or restarts."""
+    """A change of the number of ranks that train. ``size``: the number from the Unix time ``unix_s`` and ``step`` on.
+
+    The number is 0 while the job is stopped or restarts.
+    """
 
     step: int
     unix_s: float
@@ -87,7 +93,7 @@ class Checkpoint(Record):
 
 
 class RankTotal(Record):
-    """The total times of the rank at one place (``<pod name>/<local rank>``), over all attempts.
+    """The total times of the rank at one place (``<pod name>/<local rank>``), over all launches of the ranks.
 
     Each progress update of the rank adds the number of new steps, multiplied by the mean times of its last 50 steps.
     """
@@ -105,7 +111,7 @@ class RankTotal(Record):
 
 
 class Totals(Record):
-    """Totals over the whole run. They remain exact when lists of events are thinned."""
+    """Totals over the whole run. They are exact, even if the report's lists omit some events to save space."""
 
     training_s: Annotated[float, Field(description="Time spent in steps.")] = 0.0
     down_s: Annotated[float, Field(description="Time from each fault to the next step.")] = 0.0
@@ -178,7 +184,7 @@ MEANS = (
 
 
 def merged(first: Point, second: Point) -> Point:
-    """Return one point for the steps of two points. ``second`` is the later point."""
+    """Return one point with the means over the steps of two consecutive points. ``second`` is the later point."""
     steps = first.steps + second.steps
     means: dict[str, Any] = {}
     for name in MEANS:

@@ -55,7 +55,11 @@ class RunReportWriter:
     """Write the run report of one job in a background thread, on the coordinator."""
 
     def __init__(self, ledger: Ledger, unix_s: float) -> None:
-        """Prepare the report. ``ledger``: the source of the plan, the phase and the term."""
+        """Read the job's earlier report, if there is one, to continue it. Write nothing yet.
+
+        ``ledger``: the record of the job from which reports take the plan, the phase and the coordinator's term.
+        ``unix_s``: present Unix time, at which a new report begins.
+        """
         self.history = History(ledger.plan, unix_s, read(ledger.plan))
         self._ledger = ledger
         self._writing: asyncio.Future[None] | None = None
@@ -66,7 +70,8 @@ class RunReportWriter:
     def tick(self, unix_s: float) -> None:
         """Start to write the report in the background, if ``INTERVAL_S`` has passed or a fault was recorded.
 
-        A fault is written at once, because this pod may be the next to fail.
+        Call it regularly with the present Unix time ``unix_s``. A fault is written at once, because this pod may be the
+        next to fail.
         """
         due = unix_s - self._written_unix_s >= INTERVAL_S or self.history.faults != self._written_faults
         if not due or (self._writing is not None and not self._writing.done()):
@@ -79,7 +84,10 @@ class RunReportWriter:
             await asyncio.shield(self._writing)
 
     async def write(self, phase: RunPhase, unix_s: float, outcome: Outcome | None = None) -> str | None:
-        """Write the report after the ranks have stopped. Return the HTML page's path, or None on failure or timeout."""
+        """Write the report after the ranks have stopped. Return the HTML page's path, or None on failure or timeout.
+
+        ``unix_s``: present Unix time. ``outcome``: the result of the run; None if it has not finished.
+        """
         self.history.halted(unix_s)
         plan = self._ledger.plan
         if not plan.checkpoint.enabled:
@@ -89,7 +97,7 @@ class RunReportWriter:
                 await self.idle()
                 await asyncio.shield(self._begin(self.history.document(phase, self._ledger.term, unix_s, outcome)))
         except TimeoutError:
-            log.warning("cannot write the run report within %.0f s", LIMIT_S)
+            log.warning("run report: found it unwritten after %.0f s; the job ends. Check the volume", LIMIT_S)
             return None
         return None if self._failed else str(job_directory(plan) / HTML)
 

@@ -25,8 +25,7 @@ from dltrain.record.run_report.document import (
 CAPACITY = 512
 """Maximum number of points in a series, and of entries in a list."""
 SHARES = 20_000
-"""Maximum number of local batch sizes that one report stores. A split is one assignment of local batch sizes to all
-ranks, and the number counts the ranks of all splits."""
+"""Maximum number of local batch sizes that one report stores, summed over all changes of the split and all ranks."""
 E = TypeVar("E")
 
 
@@ -36,7 +35,7 @@ def place(rank: Rank) -> str:
 
 
 def thinned(entries: Sequence[E], capacity: int = CAPACITY) -> list[E]:
-    """Return at most ``capacity`` entries. Drop every second entry until they fit, but keep the first and the last."""
+    """Return at most ``capacity`` of the ``entries``. Omit every second one until they fit, but keep both ends."""
     kept = list(entries)
     while len(kept) > max(2, capacity):
         kept = [*kept[:-1:2], kept[-1]]
@@ -44,7 +43,11 @@ def thinned(entries: Sequence[E], capacity: int = CAPACITY) -> list[E]:
 
 
 class History:
-    """The history of one run. ``previous``: the report of an earlier coordinator, to be continued."""
+    """Accumulate the messages and events of one run for its run report.
+
+    ``unix_s``: Unix time at which a new report begins. ``previous``: the report that an earlier coordinator (the agent
+    that directs the job) has written and that is continued; None: begin a new report.
+    """
 
     def __init__(self, plan: Plan, unix_s: float, previous: Document | None = None) -> None:
         self._plan = self._placed = plan
@@ -86,7 +89,7 @@ class History:
 
     @property
     def lost(self) -> int:
-        """Number of faults that left no time for a checkpoint: all except pods that received SIGTERM."""
+        """Number of faults so sudden that no checkpoint could be saved: all except pods that received SIGTERM."""
         return self.faults - self._totals.faults.get("PodStopped", 0)
 
     @property
@@ -95,9 +98,9 @@ class History:
         return self._totals.training_s
 
     def begin_attempt(self, whole: Plan, placed: Plan, unix_s: float) -> None:
-        """Begin an attempt (a launch of all ranks) of the plan ``whole``.
+        """Record that an attempt (a launch of all ranks) of the plan ``whole`` begins at the Unix time ``unix_s``.
 
-        ``placed``: the same plan, shrunk to the pods that are present.
+        ``placed``: the same plan, with the ranks of the present pods only.
         """
         self._plan, self._placed = whole, placed
         self._measures, self._last_steps, self._used_J, self._split_known = {}, {}, {}, False
@@ -116,7 +119,10 @@ class History:
             self._plans = thinned([*self._plans, entry])
 
     def record(self, message: RankMessage, leader: int, unix_s: float) -> None:
-        """Record a message of a rank. ``leader``: the rank whose progress represents the job."""
+        """Record a message of a rank, which arrived at the Unix time ``unix_s``.
+
+        ``leader``: the rank whose progress represents the job.
+        """
         match message:
             case Step():
                 self._stepped(message, leader, unix_s)
@@ -133,7 +139,7 @@ class History:
                 self._measures = {rank: measure for rank, measure in self._measures.items() if rank in message.alive}
 
     def fault(self, failure: Failure, unix_s: float) -> None:
-        """Record a fault. The training counts as down until the next step."""
+        """Record a fault at the Unix time ``unix_s``. The time from then until the next step counts as downtime."""
         fault = Fault(step=self.step, unix_s=unix_s, failure=failure)
         self._faults = thinned([*self._faults, fault])
         counts = Counter(self._totals.faults) + Counter([failure.reason])
@@ -142,11 +148,15 @@ class History:
             self._down_since = unix_s
 
     def halted(self, unix_s: float) -> None:
-        """Record that no rank trains until the next reported step."""
+        """Record that no rank trains from the Unix time ``unix_s`` until the next reported step."""
         self._sized(0, unix_s)
 
     def document(self, phase: RunPhase, term: int, unix_s: float, outcome: Outcome | None = None) -> Document:
-        """Return the current report."""
+        """Return the present run report.
+
+        ``phase``, ``term``: the job's phase and its coordinator's term. ``unix_s``: present Unix time. ``outcome``: the
+        result of the run; None if it has not finished.
+        """
         return self._document.model_copy(
             update={
                 "phase": phase,
@@ -258,9 +268,9 @@ class History:
         self._points = merged_points
 
     def _go_back(self, step: int) -> None:
-        """Discard the points and evaluations after ``step``, the step from which training resumes.
+        """Discard the points and evaluations after ``step``, from which the training resumes after a restart.
 
-        Count repeated steps.
+        Add the discarded steps, which are now computed again, to the total of repeated steps.
         """
         if step < self.step:
             repeated = self._totals.steps_repeated + self.step - step
