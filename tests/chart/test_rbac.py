@@ -19,6 +19,14 @@ def permissions(rules: list[Json]) -> set[tuple[str, str, str]]:
     return {(g, r, v) for rule in rules for g in rule["apiGroups"] for r in rule["resources"] for v in rule["verbs"]}
 
 
+def operators(objects: list[Json]) -> Json:
+    """Return the ClusterRole of the operator."""
+    [binding] = of_kind(objects, "ClusterRoleBinding")
+    return next(
+        role for role in of_kind(objects, "ClusterRole") if role["metadata"]["name"] == binding["roleRef"]["name"]
+    )
+
+
 def test_every_permission_has_a_reason_and_no_wildcard() -> None:
     for rule in [rule for part in TABLE.values() for rule in part]:
         assert len(rule["reason"]) > 10
@@ -27,7 +35,7 @@ def test_every_permission_has_a_reason_and_no_wildcard() -> None:
 
 def test_cluster_wide_permissions() -> None:
     objects = render()
-    assert permissions(one(objects, "ClusterRole")["rules"]) == permissions(TABLE["cluster"] + TABLE["jobs"])
+    assert permissions(operators(objects)["rules"]) == permissions(TABLE["cluster"] + TABLE["jobs"])
     assert [r["metadata"]["name"] for r in of_kind(objects, "Role")] == ["dljob-self"]
     assert permissions(one(objects, "Role")["rules"]) == permissions(TABLE["self"])
 
@@ -38,7 +46,7 @@ def test_cluster_wide_permissions() -> None:
 )
 def test_permissions_limited_to_namespaces(values: Json, namespaces: set[str]) -> None:
     objects = render(values, namespace="here")
-    assert permissions(one(objects, "ClusterRole")["rules"]) == permissions(TABLE["cluster"])
+    assert permissions(operators(objects)["rules"]) == permissions(TABLE["cluster"])
     roles = [r for r in of_kind(objects, "Role") if not r["metadata"]["name"].endswith("-self")]
     assert {r["metadata"]["namespace"] for r in roles} == namespaces
     assert all(permissions(r["rules"]) == permissions(TABLE["jobs"]) for r in roles)
@@ -84,3 +92,14 @@ def test_bindings_name_the_service_account() -> None:
         assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "mine", "namespace": "here"}]
     assert one(objects, "Deployment")["spec"]["template"]["spec"]["serviceAccountName"] == "mine"
     assert not of_kind(objects, "ServiceAccount")
+
+
+def test_users_of_namespaces_get_roles_for_jobs_only() -> None:
+    roles = {role["metadata"]["name"]: role for role in of_kind(render(), "ClusterRole")}
+    for name, aggregated in (("dljob-view", "view"), ("dljob-edit", "edit")):
+        role = roles[name]
+        assert role["metadata"]["labels"][f"rbac.authorization.k8s.io/aggregate-to-{aggregated}"] == "true"
+        assert {resource.split("/")[0] for _, resource, _ in permissions(role["rules"])} == {"dljobs"}
+        assert "*" not in {verb for _, _, verb in permissions(role["rules"])}
+    assert not any("status" in resource for _, resource, _ in permissions(roles["dljob-edit"]["rules"]))
+    assert {r["metadata"]["name"] for r in of_kind(render({"rbac": {"userRoles": False}}), "ClusterRole")} == {"dljob"}

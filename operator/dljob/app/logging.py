@@ -6,11 +6,17 @@ import sys
 from datetime import UTC, datetime
 
 
+ABOUT = ("job", "uid", "plan", "attempt")
+"""Attributes of log records about a job: namespace and name, uid, number of the plan (0: none) and of the attempt."""
+
+
 class TextFormatter(logging.Formatter):
     """One line per message. Users write parts of messages, and must not be able to forge further lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name in logging
-        return super().formatMessage(record).replace("\r", "\\r").replace("\n", "\\n")
+        text = super().formatMessage(record).replace("\r", "\\r").replace("\n", "\\n")
+        about = {key: getattr(record, key) for key in ABOUT if hasattr(record, key)}
+        return f"{text} [{' '.join(f'{key}={value}' for key, value in about.items())}]" if about else text
 
 
 class JsonFormatter(logging.Formatter):
@@ -20,6 +26,7 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
+            **{key: getattr(record, key) for key in ABOUT if hasattr(record, key)},
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)

@@ -89,15 +89,15 @@ class Controller:
         except RejectedError as refusal:
             delay_s = self._queue.failed(key)
             self._metrics.reconciles.labels("rejected").inc()
-            log.warning("%s/%s: the API server rejected %s; retrying in %.1f s", *key, refusal, delay_s)
+            log.warning("the API server rejected %s; retrying in %.1f s", refusal, delay_s, extra=self._about(key))
         except ApiError as error:
             delay_s = self._queue.failed(key)
             self._metrics.reconciles.labels("error").inc()
-            log.warning("%s/%s: %s; retrying in %.1f s", *key, error, delay_s)
+            log.warning("%s; retrying in %.1f s", error, delay_s, extra=self._about(key))
         except Exception as error:  # An error in one job must not stop the others.
             delay_s = self._queue.failed(key)
             self._metrics.reconciles.labels("error").inc()
-            log.exception("%s/%s: reconcile failed; retrying in %.1f s", *key, delay_s)
+            log.exception("reconcile failed; retrying in %.1f s", delay_s, extra=self._about(key))
             await self._report(key, error)
         else:
             self._queue.succeeded(key)
@@ -107,7 +107,18 @@ class Controller:
         took_s = monotonic() - began
         self._metrics.reconcile_s.observe(took_s)
         if took_s > SLOW_S:
-            log.warning("%s/%s: a reconcile took %.1f s; is the API server slow?", *key, took_s)
+            log.warning("a reconcile took %.1f s; is the API server slow?", took_s, extra=self._about(key))
+
+    def _about(self, key: JobKey) -> dict[str, object]:
+        """Return what log lines say about a job: its name and uid, and the number of its plan and attempt."""
+        job = self._cache.job(key)
+        status = job.status if job is not None else {}
+        return {
+            "job": f"{key[0]}/{key[1]}",
+            "uid": job.uid if job is not None else "",
+            "plan": (status.get("plan") or {}).get("number", 0),
+            "attempt": status.get("restarts", 0) + 1,
+        }
 
     async def _report(self, key: JobKey, error: Exception) -> None:
         """Report an error of the operator itself in the job's conditions."""
@@ -117,7 +128,7 @@ class Controller:
         try:
             await self._publish(observed, failed(observed, f"{type(error).__name__}: {error}", self._now()))
         except Exception as again:  # noqa: BLE001 - the log has the first error
-            log.warning("%s/%s: the condition was not written: %s", *key, again)
+            log.warning("the condition was not written: %s", again, extra=self._about(key))
 
     async def _reconcile(self, key: JobKey) -> float | None:
         observed = self._cache.observe(key)
@@ -167,7 +178,7 @@ class Controller:
     async def _do(self, observed: Observed, desired: Desired) -> None:
         job, kube = observed.job, self._kube
         if desired.delete_job:
-            log.info("%s/%s: runPolicy.ttlSecondsAfterFinished has passed; deleting the job", *job.key)
+            log.info("runPolicy.ttlSecondsAfterFinished has passed; deleting the job", extra=self._about(job.key))
             await kube.delete_job(job)
             return
         before = previous(observed.job)
@@ -227,13 +238,14 @@ class Controller:
         """
         job = observed.job
         unsent: list[Event] = []
+        about = self._about(job.key)
         for event in desired.events:
-            log.info("%s/%s: %s: %s", *job.key, event.reason, event.message)
+            log.info("%s: %s", event.reason, event.message, extra=about)
         for event in (*self._unsent.pop(job.key, ()), *desired.events):
             try:
                 await self._kube.record_event(job, event, self._now())
             except ApiError as error:
-                log.warning("%s/%s: the event %s was not written: %s", *job.key, event.reason, error)
+                log.warning("the event %s was not written: %s", event.reason, error, extra=about)
                 if not error.rejected or error.not_found:
                     unsent.append(event)
         if unsent:
