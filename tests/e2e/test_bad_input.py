@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from support.cluster.kubectl import Kubectl, KubectlError, condition, example, wait_for
+from dljob.cli.logs import outputs_of
+from support.cluster.kubectl import Kubectl, KubectlError, condition, example, no_pods, wait_for
 
 pytestmark = pytest.mark.e2e
 WITHIN_S = 60.0
@@ -87,6 +88,26 @@ def test_error_is_reported_in_a_condition_and_an_event(case: str, kubectl: Kubec
         WITHIN_S,
     )
     kubectl.delete("dljob", name, "--wait=false")
+
+
+def test_output_of_ranks_outlives_the_pods(kubectl: Kubectl) -> None:
+    """Seen before: when a job had ended, its pods and all their output were gone."""
+    script = "print('a long story'); import sys; sys.exit('that ends badly')"
+    changes = {
+        "model": {"hints": {"parameters": 1000, "flopsPerSample": 1000}},
+        "trainer": {"command": ["python", "-c", script]},
+        "runPolicy": {"backoffLimit": 0},
+    }
+    kubectl.apply(example("digits.yaml", job="story", **changes))
+    job = kubectl.wait_phase("story", "Failed", 120)
+    assert "that ends badly" in (condition(job, "Failed") or {})["message"], "kubectl describe shows the last lines"
+    no_pods(kubectl, "story", 60)
+    found = kubectl.get("configmap", "story-logs")
+    assert found is not None
+    outputs = outputs_of(found)
+    assert outputs and all("a long story" in text and "that ends badly" in text for text in outputs.values())
+    kubectl.delete("dljob", "story", "--wait=true")
+    wait_for("the logs to be deleted with the job", lambda: kubectl.get("configmap", "story-logs") is None, 60)
 
 
 def test_other_jobs_and_the_operator_keep_running(admin: Kubectl, kubectl: Kubectl) -> None:

@@ -34,6 +34,7 @@ from dlcontract.record import SCHEMA, Record, UntrustedRecord, schema_of
 from dlcontract.report import (
     MAX_LOG_TAIL,
     MAX_NOISE,
+    MAX_OUTPUT,
     CheckpointMark,
     Failure,
     Mismatch,
@@ -59,6 +60,7 @@ __all__ = [
     "JOB_VARIABLE",
     "MAX_LOG_TAIL",
     "MAX_NOISE",
+    "MAX_OUTPUT",
     "MEASURABLE",
     "METRICS_PORT",
     "MPI_PORTS",

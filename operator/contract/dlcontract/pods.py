@@ -40,6 +40,6 @@ EXIT_BAD_INPUT = 64
 """Exit code of a rank, or of the init container that fetches the dataset, if the job's spec cannot succeed."""
 
 
-def config_map_names(job: str) -> tuple[str, str]:
-    """Return (name of the ConfigMap with the plan, name of the ConfigMap with the report) of a job."""
-    return f"{job}-plan", f"{job}-report"
+def config_map_names(job: str) -> tuple[str, str, str]:
+    """Return the names of a job's ConfigMaps: that of the plan, of the report, and of the ranks' last output."""
+    return f"{job}-plan", f"{job}-report", f"{job}-logs"

@@ -11,6 +11,8 @@ from pydantic import ConfigDict, Field
 from dlcontract.record import Count, Name, Seconds, Text, UnixTime, UntrustedRecord
 
 MAX_LOG_TAIL = 4096
+MAX_OUTPUT = 32 * 2**10
+"""Bytes of a rank's last output that outlive its pod."""
 MAX_NOISE = 1e9
 """Largest valid noise scale in samples. The largest published scales are 1e7 (McCandlish et al. 2018, figure 4)."""
 

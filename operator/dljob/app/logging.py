@@ -5,7 +5,6 @@ import logging
 import sys
 from datetime import UTC, datetime
 
-
 ABOUT = ("job", "uid", "plan", "attempt")
 """Attributes of log records about a job: namespace and name, uid, number of the plan (0: none) and of the attempt."""
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from dljob.cli import plan, run, serve, top
+from dljob.cli import logs, plan, run, serve, top
 from dljob.cli.errors import BadInputError
 
 EXAMPLES = """examples:
@@ -16,6 +16,7 @@ EXAMPLES = """examples:
   dljob plan job.yaml --json | jq .plan         print the plan as JSON
   dljob run job.yaml                            apply the job and follow it; exit with 1 if it fails
   dljob top -A                                  show all jobs with progress and step times
+  dljob logs digits --rank 0                    print the last output of a rank after the job has ended
   dljob serve --port 8470                       serve the planner over HTTP
 """
 
@@ -31,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top_level.add_argument("--version", action="version", version=f"dljob {_version()}")
     commands = top_level.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (plan, run, top, serve):
+    for command in (plan, run, top, logs, serve):
         command.add_to(commands)
     return top_level
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from dljob.job.observed import APPLIED_ANNOTATION, SUPPORT_ANNOTATION, JobSeen
+from dljob.job.observed import APPLIED_ANNOTATION, JOB_LABEL, SUPPORT_ANNOTATION, JobSeen
 from dljob.kube import kinds
 from dljob.kube.cache import Cache, JobKey
 from dljob.kube.kinds import Kind
@@ -49,7 +49,7 @@ class Applier:
         the names, RejectedError if the API server rejects an object, and ApiError if a request fails otherwise.
         """
         wanted = list(manifests)
-        support = _digest([item for item in wanted if _kind(item) not in WATCHED])
+        support = _digest([item for item in wanted if not _watched(item)])
         due = [item for item in wanted if not self._stands(job, item, support)]
         errors: list[Exception] = []
         for group in _ordered(due, Names.of(job).plan):
@@ -70,7 +70,7 @@ class Applier:
         """Return True if the object was applied from the same manifest and need not be applied again."""
         kind, name, digest = _kind(manifest), manifest["metadata"]["name"], _digest(manifest)
         plan_name = Names.of(job).plan
-        if kind in WATCHED:
+        if _watched(manifest):
             found = self._cache.found(kind, job.namespace, name)
             if found is None or found.seen.applied != digest:
                 return False
@@ -89,7 +89,8 @@ class Applier:
     async def _apply(self, job: JobSeen, manifest: Manifest, support: str | None) -> None:
         kind, meta = _kind(manifest), manifest["metadata"]
         name = meta["name"]
-        uid = await self._uid(job, kind, name)
+        watched = _watched(manifest)
+        uid = await self._uid(job, kind, name, watched=watched)
         if uid is None and kind is kinds.CLAIM and self._cache.found(kind, job.namespace, name) is not None:
             return  # A claim that an earlier job of this name left, with its checkpoints.
         annotations = {**meta.get("annotations", {}), APPLIED_ANNOTATION: _digest(manifest)}
@@ -104,18 +105,18 @@ class Applier:
             if error.rejected or (error.code == 500 and "typed" in error.message):
                 raise RejectedError(kind.kind, name, error.message) from error
             raise
-        if kind in WATCHED:
+        if watched:
             self._cache.put(kind, answer)
         else:
             found = _Applied(_digest(manifest), monotonic(), answer["metadata"]["uid"])
             self._applied.setdefault(job.key, {})[kind.kind, name] = found
 
-    async def _uid(self, job: JobSeen, kind: Kind, name: str) -> str | None:
+    async def _uid(self, job: JobSeen, kind: Kind, name: str, *, watched: bool) -> str | None:
         """Return the uid of the job's object, or None if there is no object of this name.
 
         Raise NameTakenError if the object has another owner, or none.
         """
-        if kind in WATCHED:
+        if watched:
             cached = self._cache.found(kind, job.namespace, name)
             if cached is not None and cached.owner == job.uid:
                 return cached.uid
@@ -134,6 +135,11 @@ class Applier:
             self._cache.put(kind, {**body, "kind": kind.kind, "apiVersion": kind.api_version})
             return None
         raise name_taken(job, kind, body)
+
+
+def _watched(manifest: Manifest) -> bool:
+    """Return True if the operator watches the object: its kind, and the label by which objects of jobs are selected."""
+    return _kind(manifest) in WATCHED and JOB_LABEL in manifest["metadata"].get("labels", {})
 
 
 def _kind(manifest: Manifest) -> Kind:

@@ -28,6 +28,11 @@ class Names:
         return config_map_names(self.job)[1]
 
     @property
+    def logs(self) -> str:
+        """Return the name of the ConfigMap with the last output of each rank, which outlives the pods."""
+        return config_map_names(self.job)[2]
+
+    @property
     def service(self) -> str:
         return self.job
 

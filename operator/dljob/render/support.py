@@ -28,6 +28,16 @@ def _report_config_map(job: JobSeen) -> Manifest:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata(job, Names.of(job).report)}
 
 
+def _logs_config_map(job: JobSeen) -> Manifest:
+    """Return the ConfigMap of the ranks' last output, which the coordinator fills.
+
+    It lacks the label of the job's objects, so that the operator does not watch it and never holds its content.
+    """
+    meta = metadata(job, Names.of(job).logs)
+    meta["labels"] = {key: value for key, value in meta["labels"].items() if key != JOB_LABEL}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta}
+
+
 def _service_account(job: JobSeen) -> Manifest:
     return {
         "apiVersion": "v1",
@@ -54,7 +64,7 @@ def _role(job: JobSeen) -> Manifest:
             {
                 "apiGroups": [""],
                 "resources": ["configmaps"],
-                "resourceNames": [names.report],
+                "resourceNames": [names.report, names.logs],
                 "verbs": ["get", "update", "patch"],
             },
         ],
@@ -127,6 +137,7 @@ def support(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, config: RenderC
         _role_binding(job),
         plan_config_map(job, accepted),
         _report_config_map(job),
+        _logs_config_map(job),
         _service(job),
         network_policy(job, spec, accepted, config),
     )

@@ -1,5 +1,7 @@
 """Tests of the command line: its output, and one line with exit code 2 for invalid input."""
 
+import base64
+import gzip
 import json
 import os
 import re
@@ -15,6 +17,7 @@ import pytest
 
 from dljob.cli import main
 from dljob.cli.follow import Follower
+from dljob.cli.logs import outputs_of
 from dljob.cli.tables import cost, scaling_curve, table
 from dljob.cli.top import lines
 
@@ -300,3 +303,11 @@ class TestFollow:
         text = capsys.readouterr().out
         assert "* 3 x cpu: 12ms a step" in text
         assert "- 1 x t4: no free device" in text
+
+
+def test_logs_are_unpacked_by_rank() -> None:
+    packed = {
+        f"rank-{rank}.log.gz": base64.b64encode(gzip.compress(f"rank {rank}\n".encode())).decode() for rank in (10, 2)
+    }
+    assert list(outputs_of({"binaryData": {**packed, "other": "AA=="}}).items()) == [(2, "rank 2\n"), (10, "rank 10\n")]
+    assert outputs_of({}) == {}

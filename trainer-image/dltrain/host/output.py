@@ -5,7 +5,7 @@ import contextlib
 import os
 import sys
 
-from dlcontract import MAX_LOG_TAIL
+from dlcontract import MAX_LOG_TAIL, MAX_OUTPUT
 
 _DRAIN_S = 1.0
 
@@ -17,6 +17,12 @@ class Output:
         self._prefix = prefix.encode()
         self._tail = b""
         self._task = asyncio.create_task(self._pump(fd))
+
+    @property
+    def end(self) -> str:
+        """The last ``MAX_OUTPUT`` bytes of the output, from the start of a line if there is one."""
+        text = self._tail.decode(errors="replace")
+        return text.partition("\n")[2] or text if len(self._tail) == MAX_OUTPUT else text
 
     @property
     def tail(self) -> str:
@@ -36,7 +42,7 @@ class Output:
         line = b""
         try:
             while chunk := await reader.read(65536):
-                self._tail = (self._tail + chunk)[-MAX_LOG_TAIL:]
+                self._tail = (self._tail + chunk)[-MAX_OUTPUT:]
                 *lines, line = (line + chunk).split(b"\n")
                 self._write(lines)
                 if len(line) > 65536:

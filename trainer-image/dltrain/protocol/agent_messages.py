@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from dlcontract import MAX_LOG_TAIL, Record, RunPhase
+from dlcontract import MAX_LOG_TAIL, MAX_OUTPUT, Record, RunPhase
 from dltrain.protocol.rank_messages import RankMessage
 
 HEARTBEAT_S = 1.0
@@ -186,6 +186,7 @@ class RankEnded(Record):
     signal: int | None = None
     out_of_memory: bool = False
     tail: Annotated[str, Field(max_length=MAX_LOG_TAIL)] = ""
+    output: Annotated[str, Field(max_length=MAX_OUTPUT, description="The last output of the rank, with the tail.")] = ""
 
 
 class Leaving(Record):

@@ -194,6 +194,7 @@ class Coordinator:
         now_s = time.monotonic()
         attempt = Attempt(plan, f"{self.job.ledger.term}.{self.job.attempts}", now_s, shrunk_s=now_s)
         self.job.attempt = attempt
+        self.job.outputs.clear()
         self.job.ledger.begin_attempt(plan)
         self.job.account.history.begin_attempt(self.job.plan, plan, time.time())
         self.job.prepared.clear()
@@ -224,6 +225,7 @@ class Coordinator:
         finished_marker.write(self.job.plan, outcome)
         self.job.ledger.failure = None
         await self._end_attempt()
+        await self.job.store_outputs()
         await self._idle(RunPhase.SUCCEEDED)
 
     async def _after(self, failure: Failure, attempt: Attempt) -> None:
@@ -233,6 +235,7 @@ class Coordinator:
         self.job.ledger.failures += failure.counts
         if not failure.retry or self.job.ledger.failures > self.job.plan.backoff_limit:
             await self.job.account.write(RunPhase.FAILED, time.time())
+            await self.job.store_outputs()
             await self._idle(RunPhase.FAILED)
         self.job.ledger.count(failure.reason)
         self._failed_in_a_row = 0 if attempt.progressed or not failure.counts else self._failed_in_a_row + 1

@@ -20,6 +20,7 @@ from dltrain.host.processes import Reaper
 from dltrain.protocol import agent_messages as proto
 from dltrain.protocol.rank_messages import Failed, Finished, Mark, Resharded, Shrunk, Step
 from dltrain.record.ledger import Ledger
+from dltrain.record.outputs import RankOutput, packed
 from dltrain.record.run_report import files as runreport
 
 log = logging.getLogger(__name__)
@@ -66,6 +67,8 @@ class ObservedJob:
         self.ending: set[str] = set()
         """Pods that may still run processes of the previous attempt."""
         self.attempt: Attempt | None = None
+        self.outputs: dict[int, RankOutput] = {}
+        """The last output of each rank that has ended in the current attempt or, until it begins, the previous one."""
         self.attempts = 0
         self.trained = False
         """True if ranks have completed a step of this plan, under this or an earlier coordinator."""
@@ -139,6 +142,7 @@ class ObservedJob:
                 attempt.logs[line.rank] = line.tail
             case proto.RankEnded():
                 attempt.ended[line.rank] = line
+                self.outputs[line.rank] = RankOutput(line.output or line.tail, failed=line.exit_code != 0)
                 self.ledger.forget_rank(line.rank)
             case proto.DaemonEnded():
                 self.launcher.daemon_ended(pod, line.exit_code, line.tail)
@@ -176,6 +180,11 @@ class ObservedJob:
     def _running(self) -> None:
         if self.ledger.phase in (RunPhase.LAUNCHING, RunPhase.RESTARTING):
             self.set_phase(RunPhase.RUNNING)
+
+    async def store_outputs(self) -> None:
+        """Store the ranks' last output where it outlives the pods."""
+        if self.outputs:
+            await self.reporter.write_outputs(packed(self.outputs))
 
     def record_failure(self, failure: Failure) -> None:
         self.ledger.failure = failure

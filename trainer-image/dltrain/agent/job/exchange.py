@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 
 from dlcontract import PLAN_KEY, REPORT_KEY, Plan, Report, config_map_names, schema_of
@@ -30,6 +30,10 @@ class Exchange(ABC):
     async def write(self, report: Report) -> None:
         """Write the report. Raise OSError, TimeoutError or ApiError."""
 
+    @abstractmethod
+    async def write_outputs(self, files: Mapping[str, bytes]) -> None:
+        """Write the files with the ranks' last output, in place of earlier ones. Raise like ``write``."""
+
 
 class Files(Exchange):
     """Exchange plans and reports through files, for tests and laptops without Kubernetes."""
@@ -54,13 +58,21 @@ class Files(Exchange):
         temporary.write_text(report.to_json())
         temporary.replace(self._report)
 
+    async def write_outputs(self, files: Mapping[str, bytes]) -> None:
+        folder = self._report.with_suffix(".logs")
+        folder.mkdir(exist_ok=True)
+        for old in folder.iterdir():
+            old.unlink()
+        for name, data in files.items():
+            (folder / name).write_bytes(data)
+
 
 class ConfigMaps(Exchange):
     """Exchange plans and reports through the job's two ConfigMaps."""
 
     def __init__(self, api: KubeApi, job: str) -> None:
         self._api = api
-        self._plan, self._report = config_map_names(job)
+        self._plan, self._report, self._logs = config_map_names(job)
 
     async def plans(self) -> AsyncIterator[Plan]:
         last, wait_s = "", _RETRY_S[0]
@@ -103,6 +115,9 @@ class ConfigMaps(Exchange):
     async def write(self, report: Report) -> None:
         await self._api.patch_data(self._report, {REPORT_KEY: report.to_json()})
 
+    async def write_outputs(self, files: Mapping[str, bytes]) -> None:
+        await self._api.put_files(self._logs, files)
+
 
 def parse_plan(text: str) -> Plan | None:
     """Parse a plan. If the text is no valid plan, log an error and return None, because the agent must continue."""
@@ -143,12 +158,21 @@ class ReportWriter:
     """
 
     PERIOD_S = 10.0
+    OUTPUTS_S = 5.0
 
     def __init__(self, exchange: Exchange) -> None:
         self.compose: Callable[[], Report] | None = None
         self._exchange = exchange
         self._written: Report | None = None
         self._urgent = asyncio.Event()
+
+    async def write_outputs(self, files: Mapping[str, bytes]) -> None:
+        """Write the ranks' last output within ``OUTPUTS_S`` seconds. Log a failure, which must not fail the job."""
+        try:
+            async with asyncio.timeout(self.OUTPUTS_S):
+                await self._exchange.write_outputs(files)
+        except (ApiError, OSError, TimeoutError) as error:
+            log.warning("the last output of the ranks was not stored: %s. It remains in the logs of the pods", error)
 
     def urge(self) -> None:
         """Request that a report is written now, for example after a change of phase."""

@@ -4,10 +4,11 @@ The Kubernetes client library is not used, because it takes 60 MB in every pod.
 """
 
 import asyncio
+import base64
 import json
 import os
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,12 @@ class KubeApi:
         """Merge keys into a ConfigMap's data."""
         await self._call("PATCH", self._path(name), json.dumps({"data": data}).encode())
 
+    async def put_files(self, name: str, files: Mapping[str, bytes]) -> None:
+        """Replace the files (``binaryData``) of a ConfigMap."""
+        value = {key: base64.b64encode(data).decode() for key, data in files.items()}
+        patch = [{"op": "add", "path": "/binaryData", "value": value}]
+        await self._call("PATCH", self._path(name), json.dumps(patch).encode(), "application/json-patch+json")
+
     async def watch(self, name: str, resource_version: str) -> AsyncIterator[dict[str, Any]]:
         """Yield the ConfigMap's events after a version. End when the server closes the watch or after 5 minutes."""
         query = f"?watch=true&fieldSelector=metadata.name%3D{name}&resourceVersion={resource_version}"
@@ -91,9 +98,11 @@ class KubeApi:
     def _path(self, name: str) -> str:
         return f"/api/v1/namespaces/{self.namespace}/configmaps/{name}"
 
-    async def _call(self, method: str, path: str, body: bytes = b"") -> bytes:
+    async def _call(
+        self, method: str, path: str, body: bytes = b"", content: str = "application/merge-patch+json"
+    ) -> bytes:
         async with asyncio.timeout(_TIMEOUT_S):
-            reader, writer = await self._open(method, path, body)
+            reader, writer = await self._open(method, path, body, content)
             try:
                 status, chunked = await _head(reader)
                 answer = b"".join([part async for part in _body(reader, chunked)])
@@ -103,7 +112,9 @@ class KubeApi:
             raise ApiError.of(status, answer)
         return answer
 
-    async def _open(self, method: str, path: str, body: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _open(
+        self, method: str, path: str, body: bytes, content: str = ""
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         async with asyncio.timeout(_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(self.host, self.port, ssl=self.tls, limit=2**22)
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -113,7 +124,7 @@ class KubeApi:
             f"Host: {host}:{self.port}",
             f"Authorization: Bearer {token}",
             "Accept: application/json",
-            *(["Content-Type: application/merge-patch+json"] if method == "PATCH" else []),
+            *([f"Content-Type: {content}"] if method == "PATCH" else []),
             f"Content-Length: {len(body)}",
             "Connection: close",
         ]

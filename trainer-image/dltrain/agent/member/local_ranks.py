@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from dlcontract import Plan, Rank
+from dlcontract import MAX_OUTPUT, Plan, Rank
 from dltrain.agent.member.running_rank import Running
 from dltrain.host import cgroup
 from dltrain.host.output import Output
@@ -260,6 +260,7 @@ class LocalRanks:
                 signal=end.signal,
                 out_of_memory=killed,
                 tail=run.output.tail,
+                output=run.output.end[-MAX_OUTPUT:],
             )
         )
         return end

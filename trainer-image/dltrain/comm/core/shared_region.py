@@ -28,7 +28,10 @@ class Memory:
         self._comm = comm
 
     def zeros(self, count: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-        """Return a tensor of zeros. All ranks must call this method together, and only once. Raise PeerLostError."""
+        """Return ``count`` zeros in memory that all ranks share, if that is possible.
+
+        All ranks must call this method together, once per ``Memory``. Raise PeerLostError if a rank ends meanwhile.
+        """
         if self._comm is not None and device.type == "cpu":
             self.region = Region.make(self._comm, count * dtype.itemsize)
         if self.region is not None:

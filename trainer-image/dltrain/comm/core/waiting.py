@@ -87,7 +87,10 @@ class Backoff:
         return _all_wake and self.waited_s >= _SPIN_S
 
     def pause(self, longest_s: float = LONGEST_LISTEN_S) -> None:
-        """Pause before the next poll. ``longest_s``: maximum time to listen, for callers that may miss a wake-up."""
+        """Pause before the next poll, until another rank wakes this one or at most ``longest_s`` seconds have passed.
+
+        A caller that may miss a wake-up passes a small ``longest_s``.
+        """
         waited = self.waited_s
         if waited < _SPIN_S:
             os.sched_yield()
