@@ -80,7 +80,10 @@ def check(root: Path = ROOT) -> list[str]:
         command = ["git", "-C", str(root), "show", name]
         shown = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
         if shown.returncode and "exists on disk, but not in" not in shown.stderr:
-            raise ReleaseError(f"release {last.version}: found no {name} here. Run git fetch --unshallow")
+            raise ReleaseError(
+                f"release {last.version}: found no file {name} in the git history of this clone; expected it there. "
+                "Run git fetch --unshallow"
+            )
         if shown.returncode == 0:
             found += definition_breaks(yaml.safe_load(shown.stdout), yaml.safe_load(path.read_text()))
     return found

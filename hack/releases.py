@@ -37,7 +37,10 @@ def releases(root: Path = ROOT) -> tuple[Release, ...]:
     try:
         found = tuple(Release(**entry) for entry in list[dict[str, str]](json.loads(path.read_text())))
     except (OSError, ValueError, TypeError) as error:
-        raise ReleaseError(f"{FILE}: found {error}; expected a list of version, commit and date") from None
+        raise ReleaseError(
+            f"{FILE}: found invalid content ({error}); expected a JSON list of releases, each with version, commit "
+            "and date. Correct the file"
+        ) from None
     for release in found:
         if not re.fullmatch(r"\d+\.\d+\.\d+", release.version) or not re.fullmatch(r"[0-9a-f]{40}", release.commit):
             raise ReleaseError(f"{FILE}: found {release}; expected a version such as 0.2.0 and a whole commit hash")
@@ -50,10 +53,14 @@ def unpack(version: str, folder: Path, root: Path = ROOT) -> None:
     if version not in known:
         raise ReleaseError(f"release: found {version}; expected one of {', '.join(known) or 'no release yet'}")
     if folder.exists():
-        raise ReleaseError(f"{folder}: found something there; expected a new folder. Choose another path")
+        raise ReleaseError(
+            f"{folder}: found an existing file or folder; expected a path that does not exist. Choose another path"
+        )
     commit = known[version].commit
     if _git(root, "cat-file", "-e", f"{commit}^{{commit}}").returncode:
-        raise ReleaseError(f"release {version}: found no commit {commit} here. Run git fetch --unshallow")
+        raise ReleaseError(
+            f"release {version}: found no commit {commit} in this clone; expected it there. Run git fetch --unshallow"
+        )
     folder.mkdir(parents=True)
     with tempfile.TemporaryFile() as archive:
         subprocess.run(["git", "-C", root, "archive", commit], stdout=archive, check=True, timeout=300)
@@ -68,18 +75,25 @@ def record(root: Path = ROOT) -> Release:
     """
     versions = {name: _version((root / name).read_text()) for name in VERSION_FILES}
     if len(set(versions.values())) > 1:
-        raise ReleaseError(f"version: found {versions}; expected the same in all distributions. Edit these files")
+        raise ReleaseError(f"version: found {versions}; expected the same version in all these files. Edit them")
     version = next(iter(versions.values()))
     if version in (release.version for release in releases(root)):
-        raise ReleaseError(f"release: found {version} in {FILE}; expected a new version. Raise it in {VERSION_FILES}")
+        raise ReleaseError(
+            f"release: found version {version} in {FILE} already; expected a new version. Raise the version in "
+            f"{VERSION_FILES}"
+        )
     if _git(root, "status", "--porcelain").stdout.strip():
-        raise ReleaseError("release: found files that are not committed; expected none. Commit them")
+        raise ReleaseError(
+            "release: found changes in the working tree that are not committed; expected none. Commit them first"
+        )
     commit = _git(root, "rev-parse", "HEAD").stdout.strip()
     release = Release(version, commit, datetime.now(UTC).strftime("%Y-%m-%d"))
     changelog = root / "CHANGELOG.md"
     unreleased = f"## [{version}] - Unreleased"
     if unreleased not in (text := changelog.read_text()):
-        raise ReleaseError(f"CHANGELOG.md: found no section {unreleased!r}; expected one. Add it")
+        raise ReleaseError(
+            f"CHANGELOG.md: found no section {unreleased!r}; expected one that describes this release. Add it"
+        )
     changelog.write_text(text.replace(unreleased, f"## [{version}] - {release.date}"))
     entries = [asdict(one) for one in (*releases(root), release)]
     (root / FILE).write_text(json.dumps(entries, indent=2) + "\n")

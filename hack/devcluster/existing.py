@@ -24,14 +24,20 @@ class Existing:
         chosen = spec.kubernetes or spec.feature_gates or spec.runtime_config
         if recreate or chosen or any(node.cpus or node.gpus or node.memory_nbytes for node in spec.nodes):
             raise ClusterError(
-                "--provider existing takes the cluster as it is: found options that would change it. Drop "
-                "--node, --recreate and the options of Kubernetes"
+                "--provider existing: found --recreate, a --node with CPUs, memory or GPUs, or one of --kubernetes, "
+                "--kubernetes-version, --feature-gates and --runtime-config; expected none of these options, because "
+                "this provider does not change the cluster. Remove them"
             )
         if not have("kubectl"):
-            raise ClusterError("kubectl is not on PATH: install it to use your own cluster")
+            raise ClusterError(
+                "kubectl: found none on PATH; expected it, because --provider existing needs it. Install kubectl"
+            )
         answer = run(["kubectl", *self._flags(), "get", "nodes", "-o", "name"], check=False, timeout_s=30)
         if answer.returncode:
-            raise ClusterError(f"the cluster of {self.kubeconfig()} does not answer:\n{answer.stderr.strip()}")
+            raise ClusterError(
+                f"cluster of {self.kubeconfig()}: found an error on listing its nodes; expected an answer. Correct "
+                f"the kubeconfig or start the cluster:\n{answer.stderr.strip()}"
+            )
         self._progress.say(f"using your cluster: {len(answer.stdout.split())} nodes")
 
     def down(self) -> None:
@@ -48,25 +54,32 @@ class Existing:
         found = [path for path in listed or [Path.home() / ".kube" / "config"] if path.is_file()]
         if len(found) != 1:
             raise ClusterError(
-                f"found {len(found)} kubeconfig files in {os.environ.get('KUBECONFIG') or '~/.kube/config'}; expected "
-                "one: set KUBECONFIG to the cluster you mean (merge several: kubectl config view --flatten --minify)"
+                f"KUBECONFIG: found {len(found)} files that exist in "
+                f"{os.environ.get('KUBECONFIG') or '~/.kube/config'}; expected one kubeconfig file. Set KUBECONFIG to "
+                "the file of your cluster (merge several: kubectl config view --flatten --minify)"
             )
         return found[0]
 
     def kubectl(self) -> Path:
         found = find("kubectl")
         if not found:
-            raise ClusterError("kubectl: found none on PATH; expected one for your own cluster: install it")
+            raise ClusterError(
+                "kubectl: found no such program on PATH; expected one, because --provider existing needs it. Install "
+                "kubectl"
+            )
         return Path(found)
 
     def load(self, archives: Sequence[Path]) -> None:
         raise ClusterError(
-            "nodes of your own cluster pull images: push them with "
-            "hack/images --registry REGISTRY --provider existing --load"
+            "--provider existing: found images to load into nodes; expected images in a registry, because nodes of "
+            "your own cluster pull them. Push them with hack/images --registry REGISTRY --provider existing --load"
         )
 
     def node(self, action: str, name: str) -> None:
-        raise ClusterError(f"nodes of your own cluster are not touched: {action} {name} yourself")
+        raise ClusterError(
+            f"node {name}: found the action {action} with --provider existing; expected a cluster that hack/cluster "
+            "created, because nodes of your own cluster are not changed. Change this node yourself"
+        )
 
     def _flags(self) -> list[str]:
         return ["--kubeconfig", str(self.kubeconfig())]

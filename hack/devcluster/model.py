@@ -98,7 +98,8 @@ def parse_node(text: str, name: str) -> NodeSpec:
         key, found, value = part.partition("=")
         if not found or not value or key not in ("name", "device", "cpu", "memory", "gpu"):
             raise ValueError(
-                f"--node {text!r}: {part!r} is not one of name=, device=, cpu=, memory=, gpu=PRODUCT:COUNT"
+                f"--node {text!r}: found {part!r}; expected KEY=VALUE pairs, separated by commas, with the keys name, "
+                "device, cpu, memory and gpu (gpu=PRODUCT:COUNT)"
             )
         if key in values:
             raise ValueError(f"--node {text!r}: {key}= is given twice")
@@ -130,7 +131,10 @@ def parse_cluster(name: str, nodes: Sequence[str], count: int | None) -> Cluster
     _checked(name, _NAME, "a cluster's name")
     total = count if count is not None else max(DEFAULT_NODES if not nodes else 0, len(nodes))
     if total < max(1, len(nodes)) or total > MAX_NODES:
-        raise ValueError(f"--nodes {total}: expected {max(1, len(nodes))} (the --node options given) to {MAX_NODES}")
+        raise ValueError(
+            f"--nodes: found {total}; expected a number of nodes from {max(1, len(nodes))} (the number of --node "
+            f"options, at least 1) to {MAX_NODES}"
+        )
     texts = [*nodes, *[""] * (total - len(nodes))]
     parsed = tuple(parse_node(text, f"n{number}") for number, text in enumerate(texts, start=1))
     _unique(node.name for node in parsed)
@@ -150,13 +154,17 @@ def _parse_cpus(text: str) -> float:
 def _parse_gpu(text: str) -> tuple[str, int]:
     product, _, count = text.rpartition(":")
     if not product or not count.isdigit() or not 1 <= int(count) <= 64:
-        raise ValueError(f"gpu={text!r}: expected PRODUCT:COUNT such as NVIDIA-A100-SXM4-40GB:2, 1 to 64 of them")
+        raise ValueError(
+            f"gpu={text!r}: expected PRODUCT:COUNT with a count from 1 to 64, such as NVIDIA-A100-SXM4-40GB:2"
+        )
     return _checked(product, _LABEL_VALUE, "a GPU product label"), int(count)
 
 
 def _checked(text: str, pattern: re.Pattern[str], what: str) -> str:
     if not pattern.match(text):
-        raise ValueError(f"{text!r} is not {what}: expected {pattern.pattern}")
+        raise ValueError(
+            f"{what}: found {text!r}; expected a text that matches the regular expression {pattern.pattern}"
+        )
     return text
 
 
@@ -164,5 +172,7 @@ def _unique(names: Iterable[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise ValueError(f"two nodes are called {name!r}: give them different names")
+            raise ValueError(
+                f"--node: found two nodes with the name {name!r}; expected unique names. Change one of them"
+            )
         seen.add(name)

@@ -65,8 +65,8 @@ def run(
         _end_group(process)
         if isinstance(failure, subprocess.TimeoutExpired):
             raise ClusterError(
-                f"command: found it still running after its time limit of {timeout_s:.0f} s, and ended it. "
-                f"Run it yourself to find the cause: {shlex.join(words)}"
+                f"command {shlex.join(words)}: found it running after its time limit of {timeout_s:.0f} s, and ended "
+                "it; expected it to end by itself. Run it yourself to find the cause"
             ) from failure
         raise
     finally:
@@ -77,7 +77,10 @@ def run(
     if check and process.returncode:
         tail = "\n".join(((output or "") + (errors or "")).strip().splitlines()[-TAIL_LINES:])
         where = f"\n(whole output: {log})" if log else ""
-        raise ClusterError(f"exit status {process.returncode}: {shlex.join(words)}\n{tail}{where}")
+        raise ClusterError(
+            f"command {shlex.join(words)}: found exit status {process.returncode}; expected 0. The end of its "
+            f"output:\n{tail}{where}"
+        )
     return subprocess.CompletedProcess(words, process.returncode, output or "", errors or "")
 
 

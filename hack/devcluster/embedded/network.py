@@ -31,8 +31,9 @@ def pick_ranges() -> Ranges:
         if not any(ours.overlaps(theirs) for ours in ranges.all for theirs in taken):
             return ranges
     raise ClusterError(
-        "network: found routes on this machine that overlap every address range of the embedded cluster; expected one "
-        "range without. Remove other clusters with hack/cluster down, or routes (see `ip route show table all`)"
+        "network: found routes on this machine that overlap every address range that the embedded cluster can use; "
+        "expected one range without such routes. Remove other clusters with hack/cluster down, or remove routes (see "
+        "`ip route show table all`)"
     )
 
 

@@ -74,7 +74,10 @@ def _install(packages: Sequence[str], progress: Progress) -> None:
     if not packages:
         return
     if os.geteuid() != 0:
-        raise ClusterError(f"packages {' '.join(packages)} are missing: run as root, or apt-get install them first")
+        raise ClusterError(
+            f"system packages {' '.join(packages)}: found them missing; expected them on this machine. Run this "
+            "command as root, or install them with apt-get install"
+        )
     command = ["apt-get", "install", "--yes", "--no-install-recommends", "-oDPkg::Lock::Timeout=300", *packages]
     env = {"DEBIAN_FRONTEND": "noninteractive"}
     with progress.step(f"installing {' '.join(packages)}"):

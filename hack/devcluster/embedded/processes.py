@@ -94,8 +94,8 @@ def end(identities: Iterable[Identity], grace_s: float) -> None:
     if not wait_until(lambda: not any(map(_present, doomed)), 20):
         left = [one.pid for one in doomed if _present(one)]
         raise ClusterError(
-            f"processes {left}: found them running 20 s after SIGKILL; expected none. See where they hang with "
-            f"`cat /proc/{left[0]}/stack`"
+            f"processes with the ids {left}: found them running 20 s after SIGKILL; expected them to end. See where "
+            f"they hang with `cat /proc/{left[0]}/stack`"
         )
 
 

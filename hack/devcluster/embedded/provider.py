@@ -116,7 +116,9 @@ class Embedded:
         assert record
         found = client(Path(record.binaries)) or find("kubectl")
         if not found:
-            raise ClusterError(f"kubectl: found none in {record.binaries} nor on PATH; expected one: install it")
+            raise ClusterError(
+                f"kubectl: found no such program in {record.binaries} nor on PATH; expected one. Install kubectl"
+            )
         return Path(found)
 
     def load(self, archives: Sequence[Path]) -> None:
@@ -143,7 +145,10 @@ class Embedded:
             raise ClusterError(f"cluster {self._cluster!r} is not up: run hack/cluster up")
         found = [node for node in record.spec.nodes if node.name == name]
         if not found:
-            raise ClusterError(f"no node {name!r}: found {[node.name for node in record.spec.nodes]}; use one of them")
+            raise ClusterError(
+                f"node {name!r}: found no such node in cluster {self._cluster!r}; expected one of "
+                f"{[node.name for node in record.spec.nodes]}. Correct the name"
+            )
         if action == "stop":
             nodes.stop(self._state, found[0])
         elif action == "start":
@@ -224,7 +229,10 @@ class Embedded:
         def all_ready() -> bool:
             for name, node in list(waiting.items()):
                 if not self._state.processes.get(nodes.process_name(node)):
-                    raise ClusterError(f"node {name} ended: {self._log_tail(f'{name}-init')}")
+                    raise ClusterError(
+                        f"node {name}: found that its first process has ended; expected it to run. The end of its "
+                        f"log: {self._log_tail(f'{name}-init')}"
+                    )
                 if _is_ready(api, node):
                     del waiting[name]
             return not waiting

@@ -80,7 +80,10 @@ def choose(progress: Progress) -> Builder:
         return Docker(progress)
     if os.geteuid() == 0 and (have("buildah") or have("apt-get")):
         return Buildah(progress)
-    raise ClusterError("images are built by Docker, or by buildah as root on Debian or Ubuntu: found neither")
+    raise ClusterError(
+        "image builder: found neither Docker nor, as root on Debian or Ubuntu, buildah; expected one of them. Install "
+        "Docker, or run this command as root"
+    )
 
 
 @dataclass

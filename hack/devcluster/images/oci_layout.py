@@ -63,7 +63,10 @@ class Layout:
         """Return the digests of all blobs of an image: manifest, configuration, layers."""
         digest = self.images().get(reference)
         if digest is None:
-            raise ClusterError(f"no image {reference}: found {sorted(self.images())}; build it with hack/images")
+            raise ClusterError(
+                f"image {reference}: found only {sorted(self.images())} in {self.folder}; expected it there. Build it "
+                "with hack/images"
+            )
         manifest = json.loads(self.blob(digest).read_text())
         return [digest, manifest["config"]["digest"], *(layer["digest"] for layer in manifest["layers"])]
 

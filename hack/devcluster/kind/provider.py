@@ -43,11 +43,14 @@ class Kind:
 
     def up(self, spec: ClusterSpec, recreate: bool) -> None:
         if not have("docker"):
-            raise ClusterError("docker is not on PATH: install it, or use --provider embedded as root on Debian")
+            raise ClusterError(
+                "docker: found none on PATH; expected it, because --provider kind needs it. Install Docker, or use "
+                "--provider embedded as root on Debian"
+            )
         if spec.kubernetes.startswith("/"):
             raise ClusterError(
-                "--kubernetes DIR is for --provider embedded: found it with kind. Choose a version with "
-                "--kubernetes-version instead"
+                f"--kubernetes: found the folder {spec.kubernetes} with --provider kind; expected this option only "
+                "with --provider embedded. Choose a version with --kubernetes-version instead"
             )
         kindtool.install(self._progress)
         with locked(self._lock):
@@ -97,7 +100,7 @@ class Kind:
     def kubectl(self) -> Path:
         found = find("kubectl")
         if not found:
-            raise ClusterError("kubectl: found none on PATH; expected one: install it")
+            raise ClusterError("kubectl: found no such program on PATH; expected one. Install kubectl")
         return Path(found)
 
     def load(self, archives: Sequence[Path]) -> None:
@@ -119,7 +122,10 @@ class Kind:
         aliases = {node.name: container for container, node in known.items()}
         container = aliases.get(name, name)
         if container not in known:
-            raise ClusterError(f"no node {name!r}: found {sorted(known)}; use one of them")
+            raise ClusterError(
+                f"node {name!r}: found no such node in cluster {self._cluster!r}; expected one of {sorted(known)}. "
+                "Correct the name"
+            )
         if action == "stop":
             run(["docker", "kill", container])
         elif action == "start":

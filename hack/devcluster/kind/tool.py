@@ -60,12 +60,16 @@ def _from_release() -> str:
             content: bytes = answer.read()
     except (OSError, ValueError, IndexError) as failure:
         raise ClusterError(
-            f"kind: found none on PATH, and neither its Go module nor {address} can be had ({failure}): "
-            "install kind (https://kind.sigs.k8s.io), or run this as root on Debian or Ubuntu"
+            f"kind (Kubernetes in Docker): found none on PATH, and neither its Go module nor {address} could be "
+            f"downloaded ({failure}); expected one of them. Install kind (https://kind.sigs.k8s.io), or run this as "
+            "root on Debian or Ubuntu, which uses the embedded cluster"
         ) from None
     found = hashlib.sha256(content).hexdigest()
     if found != expected:
-        raise ClusterError(f"{address}: found SHA-256 {found[:16]}…; expected {expected[:16]}…: install kind yourself")
+        raise ClusterError(
+            f"{address}: found a download with SHA-256 {found[:16]}…; expected {expected[:16]}…, as published. The "
+            "file is damaged or was replaced. Install kind yourself"
+        )
     _cached().parent.mkdir(parents=True, exist_ok=True)
     scratch = _cached().with_suffix(".new")
     scratch.write_bytes(content)

@@ -42,8 +42,9 @@ def fetch(release: Release, work: Path, progress: Progress) -> Path | None:
             return None
     if found != expected:
         raise ClusterError(
-            f"{address}: found SHA-512 {found[:16]}…; expected {expected[:16]}…: the file is damaged or was replaced; "
-            "delete nothing here, check the server, or pass --kubernetes DIR"
+            f"{address}: found a download with SHA-512 {found[:16]}…; expected {expected[:16]}…, as published. The "
+            "file is damaged or was replaced. Check the server, or pass --kubernetes DIR with the programs of "
+            "Kubernetes"
         )
     return _unpack(archive, work / "bin")
 

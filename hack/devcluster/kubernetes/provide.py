@@ -46,8 +46,8 @@ def provide(wanted: Kubernetes, progress: Progress) -> tuple[Path, Release]:
         release = _said_version(folder)
         if wanted.release and wanted.release != release:
             raise ClusterError(
-                f"--kubernetes {folder}: found {release}; expected {wanted.release} of --kubernetes-version: "
-                "drop one of the two options"
+                f"--kubernetes {folder}: found Kubernetes {release} in this folder; expected {wanted.release}, as "
+                "--kubernetes-version says. Remove one of the two options"
             )
         progress.say(f"Kubernetes {release}: from {folder}")
         return folder, release

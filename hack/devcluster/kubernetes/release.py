@@ -40,10 +40,15 @@ def parse_release(text: str) -> Release:
     oldest = re.fullmatch(r"(\d+)\.(\d+)\.\d+", OLDEST_SUPPORTED)
     assert oldest
     if not match:
-        raise ValueError(f"--kubernetes-version: found {text!r}; expected a release such as {default_release()}")
+        raise ValueError(
+            f"--kubernetes-version: found {text!r}; expected a release of Kubernetes such as {default_release()}"
+        )
     release = Release(*map(int, match.groups()))
     if (release.major, release.minor) < (int(oldest[1]), int(oldest[2])) or release.major != 1:
-        raise ValueError(f"--kubernetes-version: found {text!r}; expected 1.{oldest[2]}.0 or later")
+        raise ValueError(
+            f"--kubernetes-version: found {text!r}; expected 1.{oldest[2]}.0 or later, because older releases of "
+            "Kubernetes are not supported"
+        )
     return release
 
 
@@ -64,7 +69,8 @@ def check_folder(folder: Path) -> None:
     absent = [name for name in PROGRAMS if not (folder / name).is_file()]
     if absent:
         raise ClusterError(
-            f"--kubernetes {folder}: found no {', '.join(absent)}; expected a folder with {', '.join(PROGRAMS)}"
+            f"--kubernetes {folder}: found no {', '.join(absent)} in this folder; expected the programs "
+            f"{', '.join(PROGRAMS)}"
         )
     for name in PROGRAMS:
         found = _elf_architecture(folder / name)

@@ -68,7 +68,8 @@ class OptimizerRef(Record):
     def _scaling_has_a_base(self) -> Self:
         if (self.scaling is None) != (self.base_batch is None):
             raise ValueError(
-                f"optimizer: found scaling {self.scaling}, base_batch {self.base_batch}; expected both or neither"
+                f"optimizer: found scaling {self.scaling} and base_batch {self.base_batch}; expected values for both, "
+                "or None for both"
             )
         return self
 
@@ -166,10 +167,16 @@ class Plan(Record):
         if self.splits_model:
             self._check_model_parallel()
         elif (total := sum(r.share for r in self.ranks)) != self.global_batch:
-            raise ValueError(f"ranks: found shares that sum to {total}; expected global_batch {self.global_batch}")
+            raise ValueError(
+                f"ranks: found shares (local batch sizes) that sum to {total}; expected global_batch "
+                f"{self.global_batch}"
+            )
         for r in self.ranks:
             if (r.share == 0) != (r.role is Role.SERVER):
-                raise ValueError(f"ranks: found {r.role} {r.rank} with share {r.share}; expected 0 only for servers")
+                raise ValueError(
+                    f"ranks: found {r.role} {r.rank} with share (local batch size) {r.share}; expected 0 for "
+                    "parameter servers and at least 1 for workers"
+                )
         servers = [r.rank for r in self.ranks if r.role is Role.SERVER]
         if servers and (self.collective != "ParameterServer" or 0 in servers):
             raise ValueError(
@@ -180,60 +187,78 @@ class Plan(Record):
             raise ValueError("ranks: found no parameter server; expected at least one with collective ParameterServer")
         if self.compression and (self.collective != "Ring" or self.parallelism != "Data" or self.measure_collective):
             raise ValueError(
-                f"compression: found collective {self.collective} with parallelism {self.parallelism}; expected Ring "
-                "with Data and without measure_collective"
+                f"compression: found {self.compression} with collective {self.collective}, parallelism "
+                f"{self.parallelism} and measure_collective {self.measure_collective}; expected collective Ring, "
+                "parallelism Data and measure_collective False"
             )
         if self.measure_collective and (self.collective not in MEASURABLE or self.parallelism != "Data"):
             raise ValueError(
-                f"measure_collective: found collective {self.collective} with parallelism {self.parallelism}; "
-                f"expected one of {', '.join(MEASURABLE)} with Data"
+                f"measure_collective: found True with collective {self.collective} and parallelism "
+                f"{self.parallelism}; expected one of the collectives {', '.join(MEASURABLE)}, and parallelism Data"
             )
         if self.parallelism == "Optimizer" and self.collective not in ("Ring", "Torch") and len(self.ranks) > 1:
-            raise ValueError(f"collective: found {self.collective} with parallelism Optimizer; expected Ring or Torch")
+            raise ValueError(
+                f"collective: found {self.collective} with parallelism Optimizer (sharded optimizer); expected Ring "
+                "or Torch"
+            )
         if self.parallelism != "Data" and self.optimizer.scaling == "AdaScale":
             raise ValueError(f"optimizer.scaling: found AdaScale with parallelism {self.parallelism}; expected Data")
         if self.micro_batches > (self.global_batch if self.parallelism == "Pipeline" else 1):
             raise ValueError(
-                f"micro_batches: found {self.micro_batches} with parallelism {self.parallelism}; expected at most "
-                f"global_batch {self.global_batch} with Pipeline, else 1"
+                f"micro_batches: found {self.micro_batches} with parallelism {self.parallelism}; expected 1, or from "
+                f"1 to global_batch {self.global_batch} with parallelism Pipeline"
             )
         if (self.staleness_bound is not None) != (self.synchronization == "StaleSynchronous"):
             raise ValueError(
-                f"staleness_bound: found {self.staleness_bound} with {self.synchronization}; expected a number with "
-                "StaleSynchronous, else None"
+                f"staleness_bound: found {self.staleness_bound} with synchronization {self.synchronization}; expected "
+                "a number of steps with StaleSynchronous, and None otherwise"
             )
         if self.synchronization != "Synchronous":
             self._check_asynchronous()
         if (self.epochs is None) == (self.steps is None):
-            raise ValueError(f"epochs, steps: found {self.epochs} and {self.steps}; expected exactly one number")
+            raise ValueError(
+                f"epochs, steps: found {self.epochs} and {self.steps}; expected a number for exactly one of them, and "
+                "None for the other"
+            )
         if self.min_ranks > len(self.ranks):
-            raise ValueError(f"min_ranks: found {self.min_ranks}; expected at most the plan's {len(self.ranks)} ranks")
+            raise ValueError(
+                f"min_ranks: found {self.min_ranks}; expected at most {len(self.ranks)}, the number of ranks in the "
+                "plan"
+            )
         return self
 
     def _check_asynchronous(self) -> None:
         """Raise ValueError if other fields of the plan do not allow asynchronous or stale-synchronous training."""
         servers = sum(r.role is Role.SERVER for r in self.ranks)
         if servers != 1:
-            raise ValueError(f"ranks: found {servers} parameter servers with {self.synchronization}; expected 1")
+            raise ValueError(
+                f"ranks: found {servers} parameter servers with synchronization {self.synchronization}; expected "
+                "exactly 1"
+            )
         if self.parallelism != "Data" or self.model.command or self.optimizer.find_rate or self.rebalance:
             raise ValueError(
-                f"synchronization: found {self.synchronization}; expected parallelism Data and a built-in model, "
-                "without find_rate or rebalance"
+                f"synchronization: found {self.synchronization} with parallelism {self.parallelism}, command "
+                f"{self.model.command}, find_rate {self.optimizer.find_rate} and rebalance {self.rebalance}; expected "
+                "parallelism Data, no command (a built-in model), find_rate False and rebalance False"
             )
         if self.optimizer.scaling == "AdaScale":
-            raise ValueError(f"optimizer.scaling: found AdaScale with {self.synchronization}; expected Synchronous")
+            raise ValueError(
+                f"optimizer.scaling: found AdaScale with synchronization {self.synchronization}; expected Synchronous"
+            )
 
     def _check_model_parallel(self) -> None:
         """Raise ValueError if other fields of the plan do not allow its model parallelism."""
         if any(r.share != self.global_batch for r in self.ranks):
             found = sorted({r.share for r in self.ranks})
             raise ValueError(
-                f"ranks: found shares {found} with parallelism {self.parallelism}; expected {self.global_batch}"
+                f"ranks: found shares (local batch sizes) {found} with parallelism {self.parallelism}; expected "
+                f"{self.global_batch}, because each rank processes the whole batch"
             )
         if self.model.command or self.optimizer.find_rate or self.rebalance or self.min_ranks < len(self.ranks):
             raise ValueError(
-                f"parallelism: found {self.parallelism} with a command, find_rate, rebalance or min_ranks below "
-                f"{len(self.ranks)}; expected a built-in model on a fixed set of ranks"
+                f"parallelism: found {self.parallelism} with command {self.model.command}, find_rate "
+                f"{self.optimizer.find_rate}, rebalance {self.rebalance} and min_ranks {self.min_ranks}; expected no "
+                f"command (a built-in model), find_rate False, rebalance False and min_ranks {len(self.ranks)}"
             )
         if self.collective == "ParameterServer":
             raise ValueError(

@@ -61,7 +61,10 @@ class Settings:
         """
         image = env.get("DLJOB_TRAINER_IMAGE", "")
         if not image:
-            raise ValueError("DLJOB_TRAINER_IMAGE: found nothing; expected the trainer image of jobs; set it")
+            raise ValueError(
+                "DLJOB_TRAINER_IMAGE: found nothing; expected the container image that pods of jobs run. Set this "
+                "variable"
+            )
         return cls(
             trainer_image=image,
             trainer_pull_policy=_one_of(
@@ -120,7 +123,9 @@ def _peers(text: str) -> tuple[Mapping[str, Any], ...]:
     try:
         peers = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"DLJOB_METRICS_SOURCES: found {text!r}; expected JSON: {error}") from None
+        raise ValueError(
+            f"DLJOB_METRICS_SOURCES: found {text!r}; expected JSON, a list of NetworkPolicy peers: {error}"
+        ) from None
     if not isinstance(peers, list) or not all(isinstance(peer, dict) and peer for peer in peers):
         raise ValueError(f"DLJOB_METRICS_SOURCES: found {text!r}; expected a list of NetworkPolicy peers")
     return tuple(peers)

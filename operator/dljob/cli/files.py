@@ -26,7 +26,9 @@ def documents(path: str) -> list[Any]:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
         raise BadInputError(f"{path}: {reason}") from None
     if len(text) > MAX_NBYTES:
-        raise BadInputError(f"{path}: found more than {MAX_NBYTES >> 20} MiB; expected a manifest")
+        raise BadInputError(
+            f"{path}: found more than {MAX_NBYTES >> 20} MiB; expected a manifest of at most this size. Check the path"
+        )
     try:
         return [document for document in yaml.safe_load_all(text) if document is not None]
     except (yaml.YAMLError, RecursionError) as error:
@@ -40,7 +42,7 @@ def manifests(path: str) -> list[Any]:
         items = document.get("items") if isinstance(document, dict) and document.get("kind") == "List" else None
         found += items if isinstance(items, list) else [document]
     if not found:
-        raise BadInputError(f"{path}: found nothing; expected a DLJob")
+        raise BadInputError(f"{path}: found no YAML document; expected the manifest of a DLJob")
     return found
 
 
@@ -48,7 +50,7 @@ def jobs(path: str) -> list[Job]:
     """Return all DLJobs of a file. Raise BadInputError if there is none, or if one is invalid."""
     wanted = [m for m in manifests(path) if not isinstance(m, dict) or m.get("kind") == "DLJob"]
     if not wanted:
-        raise BadInputError(f"{path}: found no DLJob among its documents; expected one")
+        raise BadInputError(f"{path}: found no DLJob among its documents; expected at least one")
     try:
         return [parse_job(manifest) for manifest in wanted]
     except ValueError as error:
@@ -62,7 +64,10 @@ def profiles(path: str) -> dict[tuple[str, str], Learned]:
     """
     found = [m for m in manifests(path) if isinstance(m, dict) and m.get("kind") == "DLProfile"]
     if not found:
-        raise BadInputError(f"{path}: found no DLProfile among its documents; expected one")
+        raise BadInputError(
+            f"{path}: found no DLProfile among its documents; expected at least one. Create the file with kubectl get "
+            "dlprofiles -o yaml"
+        )
     try:
         return parse_profiles(found)
     except ValueError as error:

@@ -16,8 +16,8 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     command = commands.add_parser(
         "logs",
         help="print the last output of the ranks of a job that has ended",
-        description="Print the last output of each rank of a job that has ended. The ConfigMap JOB-logs stores it, with "
-        "at most 32 KiB per rank and 256 KiB per job, compressed. While a job runs, use kubectl logs.",
+        description="Print the last output of each rank of a job that has ended. The ConfigMap JOB-logs stores at most "
+        "32 KiB per rank and 256 KiB per job, compressed. While a job runs, use kubectl logs.",
     )
     remote.add_namespace(command)
     command.add_argument("job", help="name of the DLJob")

@@ -43,7 +43,10 @@ def run(given: argparse.Namespace) -> int:
         view = files.cluster(given.cluster)
         known = files.profiles(given.profiles) if given.profiles else known
     elif given.profiles:
-        raise BadInputError("--profiles: found no --cluster; expected both. The current cluster has its own profiles")
+        raise BadInputError(
+            "--profiles: found this option without --cluster; expected both, because the current cluster has its own "
+            "profiles. Add --cluster FILE or remove --profiles"
+        )
     else:
         view, known = remote.reach(remote.observe)
     code = 0
@@ -92,7 +95,9 @@ def draw(path: Path, index: int, found: Recommendation, points: Sequence[tuple[i
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise BadInputError("--plot: found no matplotlib; expected it. Run pip install 'dljob[plot]'") from None
+        raise BadInputError(
+            "--plot: found no Python package matplotlib; expected it. Run pip install 'dljob[plot]'"
+        ) from None
     nodes = [n for n, _ in points]
     steps = [c.prediction.step_s for _, c in points]
     figure = Figure(figsize=(7, 4.2), layout="constrained")

@@ -27,8 +27,8 @@ def reach(work: Callable[[Any], Awaitable[T]]) -> T:
         from dljob.kube import ApiError
     except ImportError as error:
         raise BadInputError(
-            f"current cluster: found no package {error.name}; expected it. Run pip install 'dljob[operator]', or use "
-            "--cluster FILE"
+            f"current cluster: found no Python package {error.name}, which dljob needs to read the cluster; expected "
+            "it. Run pip install 'dljob[operator]', or use --cluster FILE"
         ) from None
 
     async def connected() -> T:

@@ -84,7 +84,9 @@ def cluster_view(document: object) -> ClusterView:
     entries = document.get("nodes") if isinstance(document, Mapping) else None
     if not isinstance(entries, list) or not isinstance(document, Mapping) or set(document) != {"nodes"}:
         found = sorted(map(str, document)) if isinstance(document, Mapping) else type(document).__name__
-        raise ValueError(f"cluster: found {found}; expected a mapping with one key, nodes, that holds a list")
+        raise ValueError(
+            f"cluster: found {found}; expected a mapping with the single key nodes, whose value is a list of nodes"
+        )
     nodes: list[Node] = []
     for i, entry in enumerate(entries):
         try:
@@ -105,7 +107,7 @@ def _nodes(index: int, entry: object) -> Iterator[Node]:
         raise ValueError(f".{unknown[0]}: no such field; expected one of {', '.join(_FIELDS)}")
     device = entry.get("device", "cpu")
     if not isinstance(device, str) or not 1 <= len(device) <= 63:
-        raise ValueError(f".device: found {device!r}; expected a name of at most 63 characters")
+        raise ValueError(f".device: found {device!r}; expected the name of a device type, of at most 63 characters")
     count = _whole(entry, "count", 1, least=1, most=MAX_NODES)
     devices = _whole(entry, "devices", 1, least=1, most=64)
     cpu, memory, bandwidth = (

@@ -52,9 +52,15 @@ def connect() -> Connection:
                 info = kopf.login_via_client(logger=log, settings=settings) or info
     except (kopf.LoginError, KeyError, TypeError, OSError, yaml.YAMLError) as error:
         what = f"{type(error).__name__}: {' '.join(str(error).split())}"
-        raise ValueError(f"kubeconfig: found an unusable one ({what}); set KUBECONFIG to one that works") from error
+        raise ValueError(
+            f"kubeconfig: found an invalid file or invalid credentials ({what}); expected valid ones. Set KUBECONFIG "
+            "to a kubeconfig that works"
+        ) from error
     if info is None:
-        raise ValueError("credentials: found none; expected a pod's service account or a kubeconfig; set KUBECONFIG")
+        raise ValueError(
+            "credentials: found none for the API server; expected a pod's service account or a kubeconfig. Set "
+            "KUBECONFIG to the path of a kubeconfig"
+        )
     if TOKEN.exists() and (host := os.environ.get("KUBERNETES_SERVICE_HOST")):
         # The IP address works even if the cluster's DNS is not available yet.
         address = f"[{host}]" if ":" in host else host

@@ -89,7 +89,7 @@ def parse_profiles(documents: object) -> dict[tuple[str, str], Learned]:
     The objects have the form in which the API server returns them. Raise ValueError for invalid objects.
     """
     if not isinstance(documents, list):
-        raise ValueError(f"profiles: found {type(documents).__name__}; expected a list")  # noqa: TRY004 - user input
+        raise ValueError(f"profiles: found {type(documents).__name__}; expected a list of DLProfile objects")  # noqa: TRY004 - user input
     constants = {}
     for i, document in enumerate(documents):
         body = document if isinstance(document, Mapping) else {}
@@ -117,11 +117,16 @@ def answer(question: object, view: ClusterView | None = None, constants: Constan
     """
     if not isinstance(question, Mapping) or set(question) - {"job", "cluster", "profiles"} or "job" not in question:
         found = sorted(map(str, question)) if isinstance(question, Mapping) else type(question).__name__
-        raise ValueError(f"question: found {found}; expected a mapping with job, cluster and, optionally, profiles")
+        raise ValueError(
+            f"request: found {found}; expected a JSON object with the keys job, cluster and, optionally, profiles"
+        )
     job = parse_job(question["job"])
     if "cluster" in question:
         view = cluster_view(question["cluster"])
     if view is None:
-        raise ValueError('cluster: found none; expected {"nodes": [...]}. The service was started without a cluster')
+        raise ValueError(
+            'cluster: found none in the request; expected {"nodes": [...]}, because the service was started without '
+            "--cluster. Add the cluster to the request"
+        )
     known = parse_profiles(question["profiles"]) if "profiles" in question else constants or {}
     return recommend(job, view, known).document()

@@ -67,7 +67,10 @@ class StoredPlan(BaseModel):
     def _groups_have_requests(self) -> Self:
         groups = {rank.group for rank in self.plan.ranks}
         if groups != self.cpu_m.keys():
-            raise ValueError(f"cpu_m: found groups {sorted(self.cpu_m)}; expected {sorted(groups)}, as in the plan")
+            raise ValueError(
+                f"cpu_m (CPU request by node group): found the node groups {sorted(self.cpu_m)}; expected "
+                f"{sorted(groups)}, as in the plan"
+            )
         return self
 
     @property

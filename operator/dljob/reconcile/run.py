@@ -48,7 +48,7 @@ def _no_data(parsed: ParsedJob) -> Verdict | None:
                 "Failed",
                 TRUE,
                 reasons.BAD_INPUT,
-                f"pod {pod.name}: {pod.fetching.message} (exit code {EXIT_BAD_INPUT})",
+                f"pod {pod.name} could not fetch the dataset: {pod.fetching.message} (exit code {EXIT_BAD_INPUT})",
             )
     return None
 

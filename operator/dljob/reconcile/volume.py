@@ -84,9 +84,9 @@ def _existing(claim: ClaimSeen) -> Verdict:
     if claim.problem:
         return _no(
             "ProvisioningFailed",
-            f"claim {claim.name!r} of class {claim.storage_class!r} gets no volume: {claim.problem}; set "
-            f"spec.checkpoint.volume.storageClassName to a class that supports {_list(claim.access_modes)}, or "
-            "claimName to an existing claim",
+            f"PersistentVolumeClaim {claim.name!r} of StorageClass {claim.storage_class!r} gets no volume: "
+            f"{claim.problem}; set spec.checkpoint.volume.storageClassName to a class that supports "
+            f"{_list(claim.access_modes)}, or claimName to an existing claim",
         )
     return Verdict("VolumeReady", UNKNOWN, "Binding", f"claim {claim.name!r} waits for its volume")
 

@@ -35,7 +35,7 @@ def detect(root: Path = ROOT) -> Cgroups:
         return Unified(root)
     if (root / "cpu" / "cgroup.procs").exists():
         return Legacy(root)
-    raise ClusterError(f"{root}: found no cgroups; expected cgroup v2 or v1. Mount one of them there")
+    raise ClusterError(f"{root}: found no cgroup hierarchy; expected cgroup v2 or v1. Mount one of them at this path")
 
 
 class Unified:
@@ -111,8 +111,8 @@ def remove(cgroups: Cgroups, name: str) -> None:
                     continue
         if time.monotonic() > deadline_s:
             raise ClusterError(
-                f"cgroup {trees[0]}: found it 10 s after its processes were killed; expected it to be removed. "
-                "Its file cgroup.procs lists the remaining processes"
+                f"cgroup {trees[0]}: found it 10 s after its processes were killed; expected it to be removed. End "
+                "the remaining processes, which its file cgroup.procs lists"
             )
         time.sleep(0.01)
 

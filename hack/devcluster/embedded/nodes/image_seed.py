@@ -105,7 +105,10 @@ def _import(
                 process.wait()
         if process.returncode:
             errors.seek(0)
-            raise ClusterError(f"containerd at {address} refused the images: {errors.read().decode()[-2000:]}")
+            raise ClusterError(
+                f"containerd at {address}: found an error on the import of images; expected all to be imported. The "
+                f"end of its output: {errors.read().decode()[-2000:]}"
+            )
 
 
 def _adopt(client: Sequence[str], root: Path, blob: Path, digest: str) -> None:
@@ -179,7 +182,8 @@ def _update(root: Path, layout: Layout, wanted: dict[str, str]) -> None:
             ready = ["ctr", "--address", address, "version"]
             if not wait_until(lambda: run(ready, check=False).returncode == 0, 30):
                 raise ClusterError(
-                    "containerd: found no answer after 30 s; expected one. The end of its log shows the cause:\n"
+                    "containerd: found no answer to `ctr version` 30 s after its start; expected one. The end of its "
+                    "log shows the cause:\n"
                     + Path(folder, "log").read_text()[-2000:]
                 )
             client = ["ctr", "--address", address, "--namespace", "k8s.io", "images"]

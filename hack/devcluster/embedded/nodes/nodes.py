@@ -106,7 +106,10 @@ def containerd_address(state: State, node: NodeSpec, timeout_s: float = 30) -> s
         return Path(f"/proc/{inner.pid}/root{CONTAINERD_SOCKET}") if inner else None
 
     if not wait_until(lambda: (found := path()) is not None and found.exists(), timeout_s):
-        raise ClusterError(f"containerd of node {node.name} does not run: see {state.logs / node.name}-containerd.log")
+        raise ClusterError(
+            f"containerd of node {node.name}: found no socket {timeout_s:g} s after its start; expected containerd to "
+            f"run. See its log {state.logs / node.name}-containerd.log"
+        )
     return str(path())
 
 

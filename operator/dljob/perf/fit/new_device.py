@@ -124,13 +124,14 @@ def _points(sheets: Mapping[str, Sheet], known: Collection[Point], asked: Sequen
     """Return the known points, followed by the asked points. Raise ValueError under the conditions of ``seconds``."""
     if not known or not asked:
         raise ValueError(
-            f"points: found {len(known)} measured and {len(asked)} to predict; expected at least one of each"
+            f"points: found {len(known)} measured points and {len(asked)} points to predict; expected at least one of "
+            "each"
         )
     points = [*known, *asked]
     for point in points:
         if point.device not in sheets:
             raise ValueError(
-                f"device {point.device}: not in the catalogue of data sheets (found {', '.join(sorted(sheets))}); "
+                f"device {point.device}: found no data sheet of this device, only of {', '.join(sorted(sheets))}; "
                 "expected one for each device. Add its data sheet"
             )
     strangers = {p.workload for p in asked} - {p.workload for p in known}

@@ -35,8 +35,8 @@ class Runs:
         possible = (self.nodes >= 1) & (self.busiest >= 1) & (self.devices >= self.busiest + self.nodes - 1)
         if not np.all(possible & (self.devices <= self.nodes * self.busiest) & (self.one_s > 0) & (self.batch > 0)):
             raise ValueError(
-                "runs: found a run with impossible values; expected 1 or more devices on every node, at most busiest "
-                "on each, and a batch and its one-device time above 0"
+                "runs: found a run with impossible values; expected 1 or more devices on every node, at most the "
+                "number in `busiest` on each node, and a batch size and a step time on one device above 0"
             )
 
     def __len__(self) -> int:

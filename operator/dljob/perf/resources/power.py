@@ -56,7 +56,9 @@ def under_limits(low: LimitPoint, high: LimitPoint, limits_W: Floats) -> tuple[F
     lower limit.
     """
     if not low.limit_W < high.limit_W:
-        raise ValueError(f"limits: found {low.limit_W:g} and {high.limit_W:g} W; expected the lower one first")
+        raise ValueError(
+            f"power limits: found {low.limit_W:g} W and then {high.limit_W:g} W; expected the lower limit first"
+        )
     limits = np.clip(checked("limits_W", limits_W), low.limit_W, high.limit_W)
     if low.power_W >= high.power_W:  # the limit has no effect; the difference is noise
         same = np.ones_like(limits)

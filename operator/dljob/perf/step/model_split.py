@@ -186,7 +186,8 @@ class Model:
         """Return the split into ``stages`` stages. Raise ValueError if the model has too few layers."""
         if stages > len(self.stages):
             raise ValueError(
-                f"found {len(self.stages)} layers with parameters; expected one for each of {stages} stages"
+                f"model: found {len(self.stages)} layers with parameters; expected at least {stages}, one for each "
+                "pipeline stage"
             )
         return self.stages[stages - 1]
 

@@ -60,8 +60,9 @@ def asynchronous_updates_per_s(
     """
     if workers < 1 or not (think_s >= 0 and service_s > 0 and 0 <= variation < 1e3):
         raise ValueError(
-            f"found {workers} workers, {think_s:g} s of computing, {service_s:g} s of service and variation "
-            f"{variation:g}; expected one worker or more, a service time above 0 and a variation of 0 or more"
+            f"parameter server: found {workers} workers, {think_s:g} s of computing, {service_s:g} s of service and "
+            f"variation {variation:g} of these times; expected one worker or more, a service time above 0, a "
+            "computing time of 0 or more, and a variation from 0 to 1000"
         )
     waiting, busy, rate = 0.0, 0.0, 0.0
     for n in range(1, workers + 1):

@@ -35,8 +35,9 @@ def fixed_parts(
             return Infeasible(
                 "TooFewNodes" if nodes.busy == 0 else "DeviceBusy",
                 f"{field}.nodes",
-                f"found {max(0, room)} nodes of {choice.device} with room for {choice.ranks_per_node} ranks each, "
-                f"expected {choice.nodes}: lower nodes or ranksPerNode, or wait until more nodes are free",
+                f"found {max(0, room)} nodes with device {choice.device} and room for {choice.ranks_per_node} ranks "
+                f"on each node; expected {choice.nodes}, as this group requests: lower nodes or ranksPerNode, or wait "
+                "until more nodes are free",
                 transient=True,
                 refusals=nodes.refusals,
             )
@@ -61,15 +62,16 @@ def _batch(request: Request) -> Infeasible | None:
         return Infeasible(
             "BatchTooSmall",
             "spec.globalBatchSize",
-            f"found {request.global_batch} samples for {ranks} ranks; expected at least one per rank: raise "
-            "globalBatchSize or use fewer ranks",
+            f"found a global batch of {request.global_batch} samples for {ranks} ranks; expected at least one sample "
+            "per rank: raise globalBatchSize or use fewer ranks",
         )
     if fixed_samples + rest > request.global_batch or (not rest and fixed_samples != request.global_batch):
         expected = f"{request.global_batch}" if not rest else f"at most {request.global_batch - rest}"
         return Infeasible(
             "BatchMismatch",
             "spec.planning.groups",
-            f"found batchPerRank that adds up to {fixed_samples} samples over the groups; expected {expected} "
-            f"(globalBatchSize {request.global_batch}): change batchPerRank or globalBatchSize",
+            f"found batchPerRank of all ranks that adds up to {fixed_samples} samples; expected {expected}, because "
+            f"globalBatchSize is {request.global_batch}, and each of the {rest} ranks without batchPerRank needs at "
+            "least one sample: change batchPerRank or globalBatchSize",
         )
     return None

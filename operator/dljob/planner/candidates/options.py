@@ -98,7 +98,10 @@ def workload_of(request: Request) -> Workload:
         known = reference(request.like, request.optimizer, request.momentum)
         return replace(known, sample_nbytes=float(request.sample_nbytes or known.sample_nbytes))
     if request.model is None:
-        raise ValueError("found neither a model nor its size; expected spec.model.name or spec.model.hints")
+        raise ValueError(
+            "found neither a model nor its size; expected spec.model.name (a built-in model) or spec.model.hints (the "
+            "size of your own model). Set one of them"
+        )
     return builtin(request.model, request.dataset, request.optimizer, request.momentum)
 
 

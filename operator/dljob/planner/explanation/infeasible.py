@@ -8,7 +8,7 @@ from dljob.planner.types import Infeasible, Refusal, Request
 
 
 def no_such_device(request: Request, view: ClusterView) -> Infeasible | None:
-    present = ", ".join(view.device_types) or "no nodes at all"
+    present = ", ".join(view.device_types) or "none"
     field, names = (
         ("spec.planning.groups", [f.device for f in request.fixed])
         if request.fixed
@@ -19,7 +19,8 @@ def no_such_device(request: Request, view: ClusterView) -> Infeasible | None:
         return Infeasible(
             "NoSuchDevice",
             field,
-            f"found {', '.join(missing)}, but the cluster has {present}: correct the name, or add such nodes",
+            f"found the device types {', '.join(missing)}, which no node has; expected a device type of the cluster "
+            f"(it has {present}): correct the name of the device type, or add nodes with it",
             transient=True,
         )
     return None
@@ -32,8 +33,8 @@ def too_few(request: Request, nodes: Eligible, view: ClusterView) -> Infeasible 
         return Infeasible(
             "BatchTooSmall",
             "spec.globalBatchSize",
-            f"found {request.global_batch} samples; expected at least {request.nodes_min}, one per node (nodes.min): "
-            "raise globalBatchSize or lower nodes.min",
+            f"found a global batch of {request.global_batch} samples; expected at least {request.nodes_min}, one per "
+            "node of nodes.min: raise globalBatchSize or lower nodes.min",
         )
     needed = max(1, request.nodes_min)
     if available >= needed:
@@ -43,7 +44,8 @@ def too_few(request: Request, nodes: Eligible, view: ClusterView) -> Infeasible 
         return Infeasible(
             "TooFewNodes",
             "spec.scheduling.nodeSelector",
-            f"found no node with {wanted_labels}; expected at least {needed}: correct the labels, or label nodes",
+            f"found no node with the labels {wanted_labels}; expected at least {needed} such nodes: correct the "
+            "labels, or label nodes",
             transient=True,
             refusals=nodes.refusals,
         )
