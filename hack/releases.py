@@ -51,7 +51,10 @@ def unpack(version: str, folder: Path, root: Path = ROOT) -> None:
     """Write the source of a release into the new ``folder``. Raise ReleaseError if it is not in this clone."""
     known = {release.version: release for release in releases(root)}
     if version not in known:
-        raise ReleaseError(f"release: found {version}; expected one of {', '.join(known) or 'no release yet'}")
+        raise ReleaseError(
+            f"release: found {version}, which {FILE} does not list; expected one of "
+            f"{', '.join(known) or 'no release yet'}"
+        )
     if folder.exists():
         raise ReleaseError(
             f"{folder}: found an existing file or folder; expected a path that does not exist. Choose another path"

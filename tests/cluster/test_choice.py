@@ -84,16 +84,16 @@ def test_provider_existing_uses_only_the_current_kubeconfig(
     machine: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["kubeconfig", "--provider", "existing"]) == 1
-    assert "found 0 kubeconfig files" in capsys.readouterr().err
+    assert "KUBECONFIG: found 0 files" in capsys.readouterr().err
     mine = machine / "mine"
     mine.write_text("apiVersion: v1")
     monkeypatch.setenv("KUBECONFIG", str(mine))
     assert cli.main(["kubeconfig", "--provider", "existing"]) == 0
     assert capsys.readouterr().out.strip() == str(mine)
     assert cli.main(["load", "--provider", "existing", "image.tar"]) == 1
-    assert "push them with" in capsys.readouterr().err
+    assert "Push them with" in capsys.readouterr().err
     assert cli.main(["up", "--provider", "existing", "--recreate"]) == 1
-    assert "takes the cluster as it is" in capsys.readouterr().err
+    assert "does not change the cluster" in capsys.readouterr().err
 
 
 def test_provider_existing_checks_that_the_cluster_answers(
@@ -107,4 +107,4 @@ def test_provider_existing_checks_that_the_cluster_answers(
     assert "2 nodes" in capsys.readouterr().err
     programs(machine, monkeypatch, kubectl="echo connection refused >&2; exit 1")
     assert cli.main(["up", "--provider", "existing"]) == 1
-    assert "does not answer:\nconnection refused" in capsys.readouterr().err
+    assert "start the cluster:\nconnection refused" in capsys.readouterr().err

@@ -139,5 +139,5 @@ def test_old_images_and_their_blobs_are_removed(layout: Layout) -> None:
 
 
 def test_missing_image_is_reported(layout: Layout) -> None:
-    with pytest.raises(ClusterError, match=r"no image localhost/hello:9: found .*hello:1.*build it with hack/images"):
+    with pytest.raises(ClusterError, match=r"image localhost/hello:9: found only .*hello:1.*Build it with hack/images"):
         layout.blobs("localhost/hello:9")

@@ -98,7 +98,7 @@ def test_release_archive_is_downloaded_once(
 @pytest.mark.usefixtures("any_program")
 def test_archive_with_a_wrong_checksum_is_rejected(server: FileServer, cache: Path) -> None:
     publish(server, packed(), digest="0" * 128)
-    with pytest.raises(ClusterError, match=r"found SHA-512 .*; expected 0000"):
+    with pytest.raises(ClusterError, match=r"found a download with SHA-512 .*; expected 0000"):
         provide.provide(Kubernetes(release=RELEASE), Progress(quiet=True))
     assert remnants(cache) == []
 
@@ -127,7 +127,9 @@ def test_archive_for_another_architecture_is_rejected(server: FileServer, cache:
 def test_folder_without_a_program_is_rejected(tmp_path: Path) -> None:
     for name in PROGRAMS[1:]:
         (tmp_path / name).write_bytes(b"")
-    with pytest.raises(ClusterError, match="found no kube-apiserver; expected a folder with kube-apiserver, "):
+    with pytest.raises(
+        ClusterError, match="found no kube-apiserver in this folder; expected the programs kube-apiserver, "
+    ):
         check_folder(tmp_path)
 
 

@@ -161,17 +161,21 @@ def test_command_prints_hints(tmp_path: Path) -> None:
 
 REJECTED = {
     "no factory": ("torch", "3", "expected MODULE:FACTORY"),
-    "no module": ("nowhere:model", "3", "cannot import nowhere:model"),
-    "no attribute": ("torch.nn:Nothing", "3", "cannot import torch.nn:Nothing"),
+    "no module": ("nowhere:model", "3", "nowhere:model: found an import error"),
+    "no attribute": ("torch.nn:Nothing", "3", "torch.nn:Nothing: found an import error"),
     "no function": ("math:pi", "3", "found float; expected a function"),
-    "no model": ("builtins:dict", "3", "returned dict; expected a torch.nn.Module"),
+    "no model": ("builtins:dict", "3", "found a result of type dict; expected a torch.nn.Module"),
     "arguments": ("torch.nn:Linear", "3", "torch.nn:Linear() fails on the meta device: TypeError"),
     "nothing to train": ("torch.nn:ReLU", "3", "no trainable parameter"),
-    "shape": ("test_profile_models:small", "5", "the model fails on (batch, 5) of torch.float32"),
+    "shape": ("test_profile_models:small", "5", "found an error on inputs of shapes (batch, 5) of torch.float32"),
     "letters": ("test_profile_models:small", "a,b", "expected the shape of one sample"),
     "zero": ("test_profile_models:small", "0", "expected the shape of one sample"),
     "type": ("test_profile_models:small", "4:real", "expected one of PyTorch's"),
-    "assertion": ("test_profile_models:Strict", "4", "fails on (batch, 4) of torch.float32: AssertionError"),
+    "assertion": (
+        "test_profile_models:Strict",
+        "4",
+        "found an error on inputs of shapes (batch, 4) of torch.float32: AssertionError",
+    ),
     "values": ("test_profile_models:Choosy", "4", "needs tensor values"),
     "no gradient": ("test_profile_models:Detached", "4", "found no output with a gradient"),
 }

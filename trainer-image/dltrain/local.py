@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--checkpoints", help="a folder to save checkpoints to and to resume from")
     given = parser.parse_args(arguments)
     if (given.script is None) == (given.model is None):
-        parser.error("found both or neither of --model and a script; expected exactly one of them")
+        parser.error("--model, SCRIPT: found both or neither; expected exactly one of them")
     if given.script is None:
         _built_in(given)
     try:

@@ -125,7 +125,9 @@ def _pass(model: nn.Module, inputs: Sequence[Input], batch: int) -> tuple[float,
     with FlopCounterMode(display=False) as forward, saved_tensors_hooks(save, lambda tensor: tensor), _Fused():
         outputs = _differentiable(model(*samples))
     if not outputs:
-        raise ValueError("found no output with a gradient; expected at least one tensor. Return the logits or the loss")
+        raise ValueError(
+            "model: found no output with a gradient; expected at least one tensor. Return the logits or the loss"
+        )
     with FlopCounterMode(display=False) as backward:
         torch.autograd.backward(outputs, [torch.empty_like(output) for output in outputs])
     nbytes = sum(storage.nbytes() for storage in saved.values())
@@ -141,7 +143,7 @@ def profile(model: nn.Module, inputs: Sequence[Input]) -> Profile:
     """
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
     if not parameters:
-        raise ValueError("found no trainable parameter; expected at least one to train")
+        raise ValueError("model: found no trainable parameter; expected at least one to train")
     model = model.to("meta").train()
     try:
         with torch.device("meta"):  # for tensors that forward() creates
@@ -149,11 +151,15 @@ def profile(model: nn.Module, inputs: Sequence[Input]) -> Profile:
     except (RuntimeError, TypeError, LookupError, AttributeError, AssertionError) as error:
         if isinstance(error, NotImplementedError) or "meta tensors" in str(error):
             raise ValueError(
-                f"the model needs tensor values, which the meta device does not have ({_line(error)}). Remove this use "
-                "from forward(), or write spec.model.hints by hand: parameters, and 6 x parameters as flopsPerSample"
+                f"model: found code that needs tensor values, which the meta device does not have ({_line(error)}). "
+                "Remove this code from forward(), or write spec.model.hints by hand: parameters, and 6 x parameters "
+                "as flopsPerSample"
             ) from error
         shapes = ", ".join(f"(batch, {', '.join(map(str, i.shape))}) of {i.dtype}" for i in inputs)
-        raise ValueError(f"the model fails on {shapes}: {_line(error)}. Give --input for each input") from error
+        raise ValueError(
+            f"model: found an error on inputs of shapes {shapes}: {_line(error)}. Give --input with the right shape "
+            "for each input of the model"
+        ) from error
     samples = BATCHES[1] - BATCHES[0]
     forward, backward, saved = ((b - a) / samples for a, b in zip(low, high, strict=True))
     return Profile(parameters, forward, backward, saved, sum(i.nbytes for i in inputs))
@@ -171,7 +177,10 @@ def load(name: str) -> nn.Module:
     try:
         factory = resolve_name(name)
     except (ImportError, AttributeError) as error:
-        raise ValueError(f"cannot import {name}: {_line(error)}. Run this where `import {module}` works") from error
+        raise ValueError(
+            f"{name}: found an import error: {_line(error)}; expected a function in a module. Run this where `import "
+            f"{module}` works"
+        ) from error
     if isinstance(factory, nn.Module):
         return factory
     if not callable(factory):
@@ -185,7 +194,9 @@ def load(name: str) -> nn.Module:
                 "needs no arguments and no tensor values"
             ) from error
     if not isinstance(model, nn.Module):
-        raise ValueError(f"{name}() returned {type(model).__name__}; expected a torch.nn.Module")  # noqa: TRY004
+        raise ValueError(  # noqa: TRY004 - input of a user
+            f"{name}(): found a result of type {type(model).__name__}; expected a torch.nn.Module. Return the model"
+        )
     return model
 
 

@@ -166,7 +166,7 @@ class Operator:
                     for key in await kube.prune(kind, JOB_LABEL if kind in LABELLED else ""):
                         self._queue.add(key)
                 except ApiError as error:
-                    log.warning("%s could not be checked against the API server: %s", kind.plural, error)
+                    log.warning("cached %s could not be compared with the API server: %s", kind.plural, error)
             for job in self._cache.jobs():
                 self._queue.add(job.key)
             if self._leader is None or self._leader.leads():

@@ -226,7 +226,7 @@ class Api:
         attempt = 1
         while True:
             if method != "GET" and not self._may_write():
-                raise ApiError(0, "NotLeader", f"{method} {path}: this operator is not the leader")
+                raise ApiError(0, "NotLeader", f"{method} {path}: not sent, because this operator is not the leader")
             began = monotonic()
             wait_s = RETRY_FIRST_S * 2 ** (attempt - 1)
             try:

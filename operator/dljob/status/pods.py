@@ -26,7 +26,7 @@ def pods_ready(observed: Observed, wanted: int) -> Verdict:
         return Verdict("PodsReady", FALSE, "ObjectRejected", text)
     if wanted == 0:
         reason = "Stopping" if observed.pods else "Stopped"
-        return Verdict("PodsReady", FALSE, reason, f"{len(observed.pods)} pods are left; expected 0")
+        return Verdict("PodsReady", FALSE, reason, f"{len(observed.pods)} pods of the job are left; expected 0")
     if ready >= wanted:
         return Verdict("PodsReady", TRUE, "AllReady", f"{ready} of {wanted} pods are ready")
     starting = Verdict("PodsReady", FALSE, "Starting", f"{ready} of {wanted} pods are ready")

@@ -88,7 +88,7 @@ def test_mpirun_command_has_pod_names_and_one_slot_per_rank() -> None:
 
 def test_ranks_of_a_pod_must_be_consecutive() -> None:
     ranks = [{"rank": i, "pod": f"p-{i % 2}", "host": "h", "group": "g", "device": "cpu", "share": 1} for i in range(3)]
-    with pytest.raises(ValueError, match="in a row"):
+    with pytest.raises(ValueError, match="consecutive rank numbers"):
         commands.mpirun_command(
             Plan(**(make_plan(3, global_batch=3).model_dump(by_alias=True) | {"ranks": ranks})),
             "p-0",
@@ -150,5 +150,5 @@ def test_environment_is_completed_for_a_user_without_home(tmp_path: Path) -> Non
 
 def test_network_interface_is_found_by_address() -> None:
     assert interface_of("127.0.0.1") == "lo"
-    with pytest.raises(ValueError, match="expected an address of one of"):
+    with pytest.raises(ValueError, match="expected the address of one of"):
         interface_of("192.0.2.250")

@@ -143,7 +143,7 @@ def test_superseded_coordinator_ends() -> None:
             assert await asyncio.to_thread(made.pods[0].wait) == 1
 
         run(made, body)
-        assert "superseded: pod test-cpu-1 obeys term 10" in made.pods[0].text()
+        assert "superseded: pod test-cpu-1 follows a coordinator of term 10" in made.pods[0].text()
 
 
 @pytest.mark.parametrize(

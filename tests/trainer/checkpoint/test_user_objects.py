@@ -105,13 +105,13 @@ def test_repeated_step_changes_kept_objects_once() -> None:
         (
             "ema",
             3.5,
-            r"t\.keep: ema: found float; expected something with state_dict\(\) and load_state_dict\(\), a list",
+            r"t\.keep: ema: found float; expected an object with state_dict\(\) and load_state_dict\(\), a list",
         ),
         ("ema", nn.Linear, "t.keep: ema: found type; expected"),
-        ("rate", StepLR(SGD(nn.Linear(1, 1).parameters(), 0.1), 3), r"found StepLR; expected it in t\.schedule"),
+        ("rate", StepLR(SGD(nn.Linear(1, 1).parameters(), 0.1), 3), r"\(StepLR\); expected it in t\.schedule"),
         ("ema", {"of": [set()]}, r"t\.keep: ema: found set in its state\['of'\]\[0\]; expected tensors, numbers"),
         ("ema", {(1, 2): 3}, r"found a key of tuple in its state"),
-        ("ema", [torch.zeros(2, dtype=torch.complex128)], r"found a tensor of torch\.complex128"),
+        ("ema", [torch.zeros(2, dtype=torch.complex128)], r"found a tensor of dtype torch\.complex128"),
         ("history", [1], r"t\.keep: history: found a second object with this name"),
         ("new", [1], r"t\.keep: new: found a checkpoint of step 7 that holds ema, history; expected new in it"),
         (

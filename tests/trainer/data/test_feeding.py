@@ -171,7 +171,10 @@ def test_automatic_workers_are_not_started_without_memory_for_copies(
     monkeypatch.setattr(feeding, "MIN_FETCH_FRACTION", 0.0)
     monkeypatch.setattr(cgroup, "free_nbytes", lambda: 1000)
     assert len(batches_of_rank_1(Loader(Augmented(), CPU, max_workers=2), SHARES, STEPS)) == len(STEPS)
-    assert capfd.readouterr().err.count("the dataset's copies for data workers do not fit into memory: found ") == 1
+    assert (
+        capfd.readouterr().err.count("the dataset's copies for data-loading workers do not fit into memory: found ")
+        == 1
+    )
 
 
 def test_maximum_number_of_outstanding_batches_does_not_deadlock() -> None:
@@ -272,11 +275,15 @@ class Stream(IterableDataset[int]):
         (
             Augmented(),
             {"workers": 3, "prefetch": 2},
-            "prefetch: found 2 for 3 workers; expected at least 3",
+            "prefetch: found 2 batches for 3 workers; expected at least 3",
         ),
         (Augmented(), {"workers": 0, "prefetch": 2}, "prefetch: found 2 with workers=0; expected workers"),
-        ((torch.zeros(3),), {"workers": 2}, "workers: found 2 for samples in memory; expected no workers"),
-        ((torch.zeros(3),), {"collate_fn": list}, "collate_fn: found a function; expected None for tensors"),
+        ((torch.zeros(3),), {"workers": 2}, "workers: found 2 for a dataset that is in memory; expected no workers"),
+        (
+            (torch.zeros(3),),
+            {"collate_fn": list},
+            "collate_fn: found a function with a dataset of tensors; expected None for tensors",
+        ),
         ((torch.zeros(3), torch.zeros(2)), {}, r"dataset: found tensors of \[2, 3\] samples; expected equal lengths"),
         (iter([1]), {}, "dataset: found list_iterator; expected a map-style dataset"),
         (

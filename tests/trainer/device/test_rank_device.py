@@ -85,7 +85,9 @@ def test_only_lost_connections_raise_peer_lost(error: RuntimeError, raised: type
 def test_ranks_that_share_a_gpu_or_have_none_do_not_use_nccl() -> None:
     assert backend_for(["GPU-1", "GPU-2"]) == "nccl"
     assert backend_for(["GPU-1", "GPU-2", "GPU-1"]) == backend_for(["cpu", "cpu"]) == "gloo"
-    with pytest.raises(RuntimeError, match=r"gradients of ranks \[1\] on a CPU; expected all 2 on GPUs"):
+    with pytest.raises(
+        RuntimeError, match=r"gradients: found those of ranks \[1\] on a CPU; expected those of all 2 ranks on GPUs"
+    ):
         backend_for(["GPU-1", "cpu"])
 
 

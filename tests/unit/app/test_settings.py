@@ -57,7 +57,7 @@ def test_manifests_use_the_settings() -> None:
 @pytest.mark.parametrize(
     ("name", "found", "expected"),
     [
-        ("DLJOB_TRAINER_IMAGE", "", "the trainer image of jobs"),
+        ("DLJOB_TRAINER_IMAGE", "", "the container image that pods of jobs run"),
         ("DLJOB_TRAINER_PULL_POLICY", "Sometimes", "Always, IfNotPresent, Never"),
         ("DLJOB_LEADER_ELECTION", "maybe", "true, 1, yes, false, 0, no"),
         ("DLJOB_CONCURRENCY", "0", "a number from 1 to 256"),

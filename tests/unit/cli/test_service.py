@@ -112,9 +112,9 @@ def with_spec(**changes: Any) -> dict[str, Any]:
     [
         (b"{", "body: found invalid JSON"),
         (b"[" * 100_000, "body: found JSON nested too deeply"),
-        ([], "question: found list; expected a mapping with job, cluster"),
-        ({"cluster": NODES}, "question: found ['cluster']"),
-        ({"job": JOB, "nodes": []}, "question: found ['job', 'nodes']"),
+        ([], "request: found list; expected a JSON object with the keys job, cluster"),
+        ({"cluster": NODES}, "request: found ['cluster']"),
+        ({"job": JOB, "nodes": []}, "request: found ['job', 'nodes']"),
         ({"job": JOB}, "cluster: found none"),
         ({"job": 3, "cluster": NODES}, "manifest: found int; expected a mapping"),
         ({"job": {"kind": "Job"}, "cluster": NODES}, "kind 'Job'; expected apiVersion dljob.dev/v1alpha1, kind DLJob"),

@@ -106,9 +106,9 @@ def test_cluster_file_is_parsed() -> None:
 @pytest.mark.parametrize(
     ("document", "message"),
     [
-        ([], "found list; expected a mapping with one key, nodes"),
+        ([], "found list; expected a mapping with the single key nodes"),
         ({"machines": []}, "found ['machines']"),
-        ({"nodes": 3}, "expected a mapping with one key, nodes, that holds a list"),
+        ({"nodes": 3}, "expected a mapping with the single key nodes, whose value is a list"),
         ({"nodes": ["a"]}, "nodes[0]: found 'a'; expected a mapping"),
         ({"nodes": [{"name": [1]}]}, "nodes[0].name: found [1]; expected a name"),
         ({"nodes": [{"gpu": "no"}]}, "nodes[0].gpu: found 'no'; expected true or false"),

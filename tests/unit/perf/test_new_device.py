@@ -83,8 +83,8 @@ def test_next_probe_is_of_the_workload_with_fewer_measurements() -> None:
     "known, wanted, message",
     [
         ({}, [Point("big", "a", 8.0)], "found 0 measured"),
-        ({Point("old", "a", 8.0): 1.0}, [Point("tpu", "a", 8.0)], "device tpu: not in the catalogue"),
-        ({Point("old", "a", 8.0): 1.0}, [Point("big", "z", 8.0)], "workload z: never measured"),
+        ({Point("old", "a", 8.0): 1.0}, [Point("tpu", "a", 8.0)], "device tpu: found no data sheet"),
+        ({Point("old", "a", 8.0): 1.0}, [Point("big", "z", 8.0)], "workload z: found no measured step time"),
         ({Point("old", "a", 8.0): 0.0}, [Point("big", "a", 8.0)], "found 0 at position 0"),
         ({Point("old", "a", 8.0): float("nan")}, [Point("big", "a", 8.0)], "found nan"),
         ({Point("old", "a", 8.0): 1.0}, [Point("big", "a", -8.0)], "batch: found -8"),

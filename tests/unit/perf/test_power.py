@@ -109,5 +109,5 @@ def test_invalid_measurements_are_rejected(field: str, value: float) -> None:
 
 
 def test_limits_in_wrong_order_are_rejected() -> None:
-    with pytest.raises(ValueError, match="lower one first"):
+    with pytest.raises(ValueError, match="lower limit first"):
         under_limits(LimitPoint(200, 1.0, 90.0), LimitPoint(100, 1.0, 90.0), np.array([150.0]))

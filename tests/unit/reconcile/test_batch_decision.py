@@ -238,7 +238,7 @@ class TestCommandLine:
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [
-            (["--profiles", "profiles.yaml"], "--profiles: found no --cluster"),
+            (["--profiles", "profiles.yaml"], "--profiles: found this option without --cluster"),
             (["--cluster", "cluster.yaml", "--profiles", "job.yaml"], "job.yaml: found no DLProfile"),
             (["--cluster", "cluster.yaml", "--profiles", "wrong.yaml"], "wrong.yaml: profiles[0].status.noiseScale"),
         ],

@@ -28,8 +28,8 @@ class TestNewJob:
     def test_objects_are_applied_in_order(self) -> None:
         desired = step(seen())
         assert kinds(desired) == [
-            "ServiceAccount", "Role", "RoleBinding", "ConfigMap", "ConfigMap", "Service", "NetworkPolicy",
-            "PersistentVolumeClaim", "StatefulSet",
+            "ServiceAccount", "Role", "RoleBinding", "ConfigMap", "ConfigMap", "ConfigMap", "Service",
+            "NetworkPolicy", "PersistentVolumeClaim", "StatefulSet",
         ]  # fmt: skip
         assert desired.secret == "digits-tls-6f1c2f36"
         assert (desired.scales, desired.deletes, desired.delete_job) == ((), (), False)

@@ -34,7 +34,7 @@ class TestData:
         desired = step(fetching(64))
         assert verdict(desired, "Failed") == ("True", "BadInput")
         assert condition_of(desired, "Failed").message == (
-            "pod digits-cpu-1: spec.dataset.uri: nothing at http://a/b.npz (exit code 64)"
+            "pod digits-cpu-1 could not fetch the dataset: spec.dataset.uri: nothing at http://a/b.npz (exit code 64)"
         )
         assert desired.scales == DOWN
         assert [event.reason for event in desired.events if event.type == "Warning"] == ["BadInput"]

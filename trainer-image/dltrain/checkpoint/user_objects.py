@@ -25,7 +25,7 @@ def encode(value: Any, path: tuple[Any, ...], tensors: dict[str, Tensor]) -> Any
     """Return a value as JSON. Add its tensors to ``tensors``, named by ``path``. Raise MisuseError for other types."""
     if isinstance(value, Tensor):
         if value.dtype not in tensor_file.NAMES or value.layout is not torch.strided:
-            raise _unfit(path, f"a tensor of {value.dtype}, {value.layout}")
+            raise _unfit(path, f"a tensor of dtype {value.dtype} and layout {value.layout}")
         name = ".".join(map(str, path))
         while name in tensors:  # Two paths can have the same name: {"a.b": …, "a": {"b": …}}.
             name += "'"
@@ -86,22 +86,25 @@ class UserObjects:
         kind = type(given).__name__
         if isinstance(given, LRScheduler):
             raise MisuseError(
-                f"t.keep: {name}: found {kind}; expected it in t.schedule, which also steps it. Call t.schedule instead"
+                f"t.keep: {name}: found a learning-rate scheduler ({kind}); expected it in t.schedule, which also "
+                "steps it. Call t.schedule instead"
             )
         both = all(callable(getattr(given, method, None)) for method in ("state_dict", "load_state_dict"))
         if isinstance(given, type) or not (isinstance(given, list | dict) or both):
             raise MisuseError(
-                f"t.keep: {name}: found {kind}; expected something with state_dict() and load_state_dict(), a list or "
+                f"t.keep: {name}: found {kind}; expected an object with state_dict() and load_state_dict(), a list or "
                 "a dict"
             )
         if name in self._objects:
             raise MisuseError(f"t.keep: {name}: found a second object with this name; expected a unique name")
         if self._complete:
-            raise MisuseError(f"t.keep: {name}: found a call after t.steps has begun; expected a call before it")
+            raise MisuseError(
+                f"t.keep: {name}: found a call after t.steps has begun; expected a call before it. Move the call"
+            )
         if self._resumed is not None and name not in self._stored:
             raise MisuseError(
                 f"t.keep: {name}: found a checkpoint of step {self._resumed} that holds {self._names(self._stored)}; "
-                f"expected {name} in it. Do not keep {name}, or use another volume"
+                f"expected {name} in it. Remove t.keep for {name}, or use another checkpoint volume"
             )
         encode(_state(given), (name,), {})  # Raise now if the state cannot be saved.
         self._objects[name] = given
@@ -112,7 +115,7 @@ class UserObjects:
                 raise MisuseError(
                     f"t.keep: {name}: found a {kind} that cannot load its state of the checkpoint of step "
                     f"{self._resumed}; expected an object like the saved one. Keep such an object, or use another "
-                    f"volume: {type(error).__name__}: {error}"
+                    f"checkpoint volume: {type(error).__name__}: {error}"
                 ) from error
 
     def close(self) -> None:
@@ -120,7 +123,8 @@ class UserObjects:
         if rest := set(self._stored) - set(self._objects):
             raise MisuseError(
                 f"t.steps: found a checkpoint of step {self._resumed} that holds {self._names(rest)}; expected only "
-                "objects that the script keeps before t.steps: keep them again, or use another volume"
+                "objects that the script passes to t.keep before t.steps. Pass these to t.keep again, or use another "
+                "checkpoint volume"
             )
         self._complete, self._stored_tensors = True, {}
 

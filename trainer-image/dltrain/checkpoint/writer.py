@@ -265,8 +265,8 @@ class CheckpointManager:
             gpus = self.process_group.local_size if self.plan.ranks[self.process_group.rank].gpu else 0
             if not memory_copy.room_for(writer.checkpoints.directory, snapshot, gpus):
                 raise OSError(
-                    f"{writer.checkpoints.directory}: found too little memory; expected room for two copies of the "
-                    "training state"
+                    f"{writer.checkpoints.directory}: found too little memory for checkpoints in memory; expected "
+                    "room for two copies of the training state"
                 )
             writer.begin(snapshot)
         except OSError as error:

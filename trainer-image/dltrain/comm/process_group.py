@@ -75,9 +75,9 @@ class ProcessGroup:
             launched = os.environ.get("OMPI_COMM_WORLD_SIZE", "none, this process was not started by mpirun")
             raise BadInputError(
                 "plan.ranks",
-                f"a process group of {self.size} (mpirun's count: {launched})",
+                f"a process group of {self.size} ranks (started by mpirun: {launched})",
                 f"{ranks} ranks",
-                f"start it with mpirun -n {ranks}, of the Open MPI that mpi4py uses",
+                f"start the program with mpirun -n {ranks}, of the Open MPI that mpi4py uses",
             )
 
     def split(self, chosen: Sequence[bool]) -> "ProcessGroup":

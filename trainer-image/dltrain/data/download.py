@@ -206,7 +206,7 @@ class Download:
         if self.room_nbytes is not None and nbytes > self.room_nbytes:
             self._part.unlink(missing_ok=True)
             raise BadInputError(
-                "spec.dataset.size", f"room for {in_units(self.room_nbytes)}, and at least {in_units(nbytes)} of data",
+                "spec.dataset.size", f"room for {in_units(self.room_nbytes)}, but at least {in_units(nbytes)} of data",
                 "room for all data", "raise spec.dataset.size",
             )  # fmt: skip
         free = shutil.disk_usage(self.notes).free + size_of(self._part)
@@ -215,7 +215,10 @@ class Download:
 
     def _check(self, found: str, nbytes: int, remote: Remote, *, resumed: bool) -> None:
         if remote.nbytes is not None and nbytes != remote.nbytes:
-            raise TransientError(f"{self.source.shown}: found {nbytes} bytes; expected {remote.nbytes}")
+            raise TransientError(
+                f"{self.source.shown}: found {nbytes} bytes after the download; expected {remote.nbytes}, as its "
+                "server reported"
+            )
         if self.sha256 is not None:
             if found == self.sha256:
                 return
@@ -223,7 +226,10 @@ class Download:
             raise _DamagedError(found) if resumed else self._wrong(found)
         if self.source.describe().version != remote.version:
             self._part.unlink()
-            raise TransientError(f"{self.source.shown}: changed while it was read")
+            raise TransientError(
+                f"{self.source.shown}: found another version of the file after the download than before; expected the "
+                "same"
+            )
 
     def _wrong(self, found: str) -> BadInputError:
         return BadInputError(

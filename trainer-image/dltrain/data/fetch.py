@@ -38,7 +38,10 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     local = options.uri.startswith("file://")
     if local == (options.to is not None):
-        parser.error("--to: expected for http, https and s3 URIs, and not for file:// URIs. Add or omit it")
+        parser.error(
+            f"--to: found {options.to} for {options.uri}; expected a file for http, https and s3 URIs, and no --to "
+            "for file:// URIs. Add or remove --to"
+        )
     try:
         if local:
             check(Path(options.uri.removeprefix("file://")), options.sha256)

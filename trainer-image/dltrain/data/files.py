@@ -43,9 +43,9 @@ def _check(path: Path, x: str, inputs: NDArray[np.generic], y: str, targets: NDA
         return BadInputError(FIELD, f"{path} with {found}", expected, "correct the file")
 
     if not inputs.ndim or not targets.ndim or not len(inputs) or len(inputs) != len(targets):
-        counts = [len(array) if array.ndim else "a number, not" for array in (inputs, targets)]
+        counts = [f"{len(array)} samples" if array.ndim else "a single number" for array in (inputs, targets)]
         expected = "as many targets as inputs, at least one"
-        raise wrong(f"{counts[0]} samples in {x} and {counts[1]} in {y}", expected)
+        raise wrong(f"{counts[0]} in the array {x} and {counts[1]} in the array {y}", expected)
     if inputs.dtype.kind not in "fiub" or inputs.dtype == np.longdouble:
         raise wrong(f"{x} of {inputs.dtype}", "numbers: floats or integers")
     if inputs.dtype.kind == "f" and not (np.isfinite(inputs.min()) and np.isfinite(inputs.max())):  # NaN is both
@@ -56,6 +56,6 @@ def _check(path: Path, x: str, inputs: NDArray[np.generic], y: str, targets: NDA
         raise wrong(f"class {targets.max()} in {y}", f"class numbers below {MAX_CLASSES}")
     tokens = inputs.ndim == 2 and inputs.dtype.kind in "iu" and targets.shape == inputs.shape
     if targets.ndim > 1 and not tokens:
-        raise wrong(f"{y} of shape {targets.shape}", f"a class for each sample, shape ({len(inputs)},)")
+        raise wrong(f"{y} of shape {targets.shape}", f"a class number per sample: shape ({len(inputs)},)")
     if tokens and not 0 <= inputs.min() <= inputs.max() < MAX_CLASSES:
         raise wrong(f"tokens from {inputs.min()} to {inputs.max()} in {x}", f"tokens from 0 and below {MAX_CLASSES}")

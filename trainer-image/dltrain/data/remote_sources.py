@@ -142,7 +142,9 @@ class Source:
         except Exception as error:
             raise self._meaning(error) from error
         if len(data) != end - begin:
-            raise TransientError(f"{self.shown}: found {len(data)} bytes from byte {begin} on; expected {end - begin}")
+            raise TransientError(
+                f"{self.shown}: found {len(data)} bytes from byte {begin} on; expected {end - begin} bytes"
+            )
         return data
 
     def _meaning(self, error: Exception) -> Exception:

@@ -66,7 +66,10 @@ class Packages:
             if folder.name.count(":") == 1 and (folder / "name").read_text().startswith("package")
         )
         if not self._folders:
-            raise FileNotFoundError(f"{powercap}: found no CPU package; expected at least the folder intel-rapl:0")
+            raise FileNotFoundError(
+                f"{powercap}: found no CPU package with an energy counter (RAPL); expected at least the folder "
+                "intel-rapl:0"
+            )
         self._ranges = [int((folder / "max_energy_range_uj").read_text()) for folder in self._folders]
         self._last = self._read()
         self._total_uJ = 0

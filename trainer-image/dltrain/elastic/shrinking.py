@@ -81,6 +81,7 @@ class Elastic:
             )
         if any(row[1] != step for row in rows):
             raise PeerLostError(
-                f"remaining ranks: found them at steps {[int(row[1]) for row in rows]}; expected all at step {step}"
+                f"remaining ranks: found them after the steps {[int(row[1]) for row in rows]}; expected all after "
+                f"step {step}, so that they can continue together"
             )
         self.alive = tuple(int(row[0]) for row in rows)

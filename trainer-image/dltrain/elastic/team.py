@@ -176,10 +176,14 @@ class Team:
         """
         if agreed.weighed != self.workers:
             raise MisuseError(
-                f"t.weigh: found calls on {agreed.weighed:g} of {self.workers} ranks; expected calls on all or none"
+                f"t.weigh: found calls on {agreed.weighed:g} of {self.workers} ranks in the same step; expected calls "
+                "on all ranks or on none"
             )
         if not agreed.weight:
-            raise RuntimeError(f"t.weigh: found no token in the whole batch at step {step}; expected at least one")
+            raise RuntimeError(
+                f"t.weigh: found a sum of 0 tokens over all ranks at step {step}; expected at least one token in the "
+                "global batch"
+            )
 
     def agree_on_parameters(self, step: int) -> bool:
         """Check that all workers have equal parameters, and report the result to the agent.

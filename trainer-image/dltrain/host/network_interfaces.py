@@ -27,4 +27,6 @@ def interface_of(address: str) -> str:
                     continue  # The interface has no IPv4 address.
                 if answer[20:24] == wanted.packed:
                     return name
-    raise ValueError(f"DLJOB_POD_IP: found {address}; expected an address of one of the interfaces {names}")
+    raise ValueError(
+        f"DLJOB_POD_IP: found {address}; expected the address of one of this pod's network interfaces {names}"
+    )

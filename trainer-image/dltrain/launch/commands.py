@@ -43,7 +43,10 @@ def mpirun_command(plan: Plan, own_pod: str, own_hostname: str, *, as_root: bool
     slots = Counter(rank.pod for rank in plan.ranks)
     in_a_row = [rank.pod for i, rank in enumerate(plan.ranks) if i == 0 or plan.ranks[i - 1].pod != rank.pod]
     if len(in_a_row) != len(slots):
-        raise ValueError(f"ranks: found the pods {in_a_row} in rank order; expected the ranks of each pod in a row")
+        raise ValueError(
+            f"ranks: found the pods {in_a_row} in the order of their ranks; expected consecutive rank numbers in each "
+            "pod"
+        )
     hosts = ",".join(f"{own_hostname if pod == own_pod else pod}:{n}" for pod, n in slots.items())
     return [
         str(bin_dir() / "mpirun"),
@@ -66,7 +69,9 @@ def daemon_arguments(command: str) -> tuple[str, ...]:
     for i, word in enumerate(words):
         if Path(word.rpartition(";")[2]).name == "prted":  # The word may begin with "NAME=value;export NAME;".
             return tuple(words[i + 1 :])
-    raise ValueError(f"remote launch: found {command!r}; expected a command that starts prted")
+    raise ValueError(
+        f"mpirun: found the remote command {command!r}; expected a command that starts prted, the MPI daemon"
+    )
 
 
 def without_others_settings(arguments: Sequence[str], env: Mapping[str, str]) -> tuple[str, ...]:

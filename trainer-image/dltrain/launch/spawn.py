@@ -56,7 +56,8 @@ class Spawner:
             first = await reader.readline()
             if not first:
                 raise ConnectionError(
-                    "zygote (the process that forks ranks): found it ended; expected it to run. See its output above"
+                    "zygote (the process that forks ranks): found that it has ended; expected it to run. See its "
+                    "output above"
                 )
         except BaseException:
             writer.close()  # Also on cancellation: the zygote then kills the fork.

@@ -79,7 +79,7 @@ class Bottleneck(Residual):
 
 def _resnet(block: _Block, depths: Sequence[int], shape: tuple[int, ...], classes: int) -> nn.Module:
     if len(shape) != 3 or min(shape[1:]) < 8:
-        raise ValueError("images (channels, height, width) with sides of at least 8")
+        raise ValueError("images of shape (channels, height, width) with sides of at least 8")
     small = min(shape[1:]) < _SMALL_SIDE
     layers: list[nn.Module] = [*_convolution(shape[0], 64, 3 if small else 7, 1 if small else 2), nn.ReLU()]
     if not small:

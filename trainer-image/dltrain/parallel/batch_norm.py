@@ -38,7 +38,9 @@ class SyncBatchNorm(_BatchNorm):
 
     def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002 - torch's name
         if input.dim() < 2:
-            raise ValueError(f"batch norm: found input of {input.dim()} dimensions; expected (samples, channels, …)")
+            raise ValueError(
+                f"batch norm: found input of {input.dim()} dimensions; expected at least 2: (samples, channels, …)"
+            )
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - torch's name
         """Normalize ``input`` of shape (N, C, …) over all dimensions except C.
@@ -84,7 +86,10 @@ class _Normalize(torch.autograd.Function):
         sums = torch.cat([mean * here, (variance + mean * mean) * here])
         *values, count = layer._ranks.sum([*(sums if here else torch.zeros_like(sums)).tolist(), here])
         if count < 2:
-            raise ValueError(f"batch norm: found {count:g} values per channel in the batch; expected at least 2")
+            raise ValueError(
+                f"batch norm: found {count:g} values per channel in the global batch; expected at least 2. Increase "
+                "globalBatchSize"
+            )
         mean, square = (torch.tensor(values, dtype=torch.float64, device=x.device) / count).chunk(2)
         variance = (square - mean * mean).clamp_(min=0)
         inverse = (variance + layer.eps).rsqrt()

@@ -67,7 +67,9 @@ class ModelParallel(DataParallel):
         if set(state) != set(named) or optimizer.state:
             extra = sorted(set(state) - set(named))
             raise ValueError(
-                f"model: found buffers or shared parameters {extra}, or an optimizer with state; expected neither"
+                f"model, optimizer: found buffers or shared parameters {extra} in the model, or an optimizer with "
+                "state; expected neither, because this parallelism strategy splits only parameters. Use another "
+                "strategy"
             )
         self._process_group, self._held_by = process_group, held_by
         self.shapes = {name: torch.empty_like(tensor, device="meta") for name, tensor in state.items()}

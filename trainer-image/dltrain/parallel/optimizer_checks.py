@@ -15,8 +15,8 @@ def check_trained(model: nn.Module, optimizer: Optimizer) -> None:
     trained = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
     if strange := [tuple(p.shape) for p in trained if p not in known]:
         raise MisuseError(
-            f"optimizer: found parameters {strange} that are not the model's; expected only the model's. Put all "
-            "trained modules into one nn.Module"
+            f"optimizer: found parameters of shapes {strange} that are not the model's; expected only the model's. "
+            "Put all trained modules into one nn.Module"
         )
 
 
@@ -27,9 +27,9 @@ def check_late(strange: Sequence[nn.Parameter]) -> None:
     """
     if strange:
         raise MisuseError(
-            f"optimizer: found parameters {[tuple(p.shape) for p in strange]} that the model did not have in t.wrap; "
-            "expected only the model's, because ranks reduce no other gradients. Create the whole model before t.wrap, "
-            "and freeze the parameters that you train later"
+            f"optimizer: found parameters of shapes {[tuple(p.shape) for p in strange]} that the model did not have "
+            "in t.wrap; expected only the model's, because ranks reduce no other gradients. Create the whole model "
+            "before t.wrap, and freeze the parameters that you train later"
         )
 
 

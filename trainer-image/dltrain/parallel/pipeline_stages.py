@@ -57,7 +57,9 @@ def cut(costs: Sequence[Cost], stages: int) -> list[int]:
     """
     able = sum(cost.parameters > 0 for cost in costs)
     if able < stages:
-        raise ValueError(f"found {able} layers with parameters; expected at least one per stage ({stages})")
+        raise ValueError(
+            f"model: found {able} layers with parameters; expected at least {stages}, one per pipeline stage"
+        )
     n, never = len(costs), (float("inf"), float("inf"))
     # best[e]: the maximum operations and parameters of a stage when the stages so far hold the layers before e, and the
     # first layer of each stage

@@ -228,7 +228,7 @@ def _check(optimizer: Optimizer) -> None:
         names = ", ".join(kind.__name__ for kind in ELEMENTWISE)
         raise BadInputError(
             "spec.parallelism.strategy",
-            f"Optimizer with {type(optimizer).__name__}",
+            f"strategy Optimizer with the optimizer {type(optimizer).__name__}",
             f"an element-wise optimizer ({names})",
             "choose one of them, or strategy Data",
         )

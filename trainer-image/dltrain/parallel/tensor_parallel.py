@@ -133,7 +133,7 @@ class TensorParallel(ModelParallel):
                 f"Tensor on {process_group.size} ranks, with a pair of linear layers of {units} units"
                 if pairs
                 else "Tensor, with a model without a pair of linear layers",
-                f"pairs of linear layers with at least {process_group.size} units, one per rank",
+                f"pairs of linear layers with at least {process_group.size} hidden units, one for each rank",
                 "choose another strategy, or fewer nodes" if pairs else "choose another model or strategy",
             )
         whole = {rank: cuts_of(model, pairs, rank, process_group.size) for rank in range(process_group.size)}

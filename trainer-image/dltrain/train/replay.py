@@ -47,7 +47,10 @@ def timeline(document: Document) -> tuple[tuple[int, tuple[int, ...]], ...]:
     """
     if len(document.splits) < document.totals.splits:
         found = f"{len(document.splits)} of {document.totals.splits} changes of local batch sizes"
-        raise ValueError(f"splits: found {found}; expected all. The report of a run with many changes omits some")
+        raise ValueError(
+            f"splits: found {found}; expected all changes. The report of a run with many changes omits some, so this "
+            "run cannot be replayed"
+        )
     if not document.splits:
         return ()
     places: Sequence[str] = list(max(document.splits, key=lambda split: len(split.shares)).shares)
@@ -55,8 +58,8 @@ def timeline(document: Document) -> tuple[tuple[int, tuple[int, ...]], ...]:
     for split in document.splits:
         if strange := set(split.shares) - set(places):
             raise ValueError(
-                f"splits: found ranks {sorted(strange)}, which are not among {places}; expected the same ranks "
-                "(pod/local rank) in the whole run"
+                f"splits: found ranks {sorted(strange)}, which are not among the first ranks {places}; expected the "
+                "same ranks (written as pod/local rank) in the whole run"
             )
         while standing and standing[-1][0] >= split.step:
             standing.pop()

@@ -66,7 +66,7 @@ def local_plan(
     """
     if not isinstance(batch, int) or batch < world_size:
         raise BadInputError(
-            "batch", str(batch), f"a whole number, at least {world_size}: a sample for each rank", "raise it"
+            "batch", str(batch), f"a whole number of at least {world_size}, so that each rank has a sample", "raise it"
         )
     if collective not in (names := (AUTO, *MEASURABLE, "Torch")):
         raise BadInputError("collective", repr(collective), ", ".join(names), "choose one of them")

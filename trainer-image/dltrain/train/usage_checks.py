@@ -66,7 +66,9 @@ def number(loss: Any) -> Tensor:
 def numbers(values: Any) -> Sequence[float]:
     """Return ``values`` if they are a sequence. Raise MisuseError for a single number."""
     if not hasattr(values, "__len__") or (isinstance(values, Tensor) and not values.dim()):
-        raise MisuseError(f"t.sum: found one {type(values).__name__}; expected a list, such as t.sum([right, seen])")
+        raise MisuseError(
+            f"t.sum: found a single {type(values).__name__}; expected a list, such as t.sum([right, seen])"
+        )
     found: Sequence[float] = values
     return found
 

@@ -183,8 +183,7 @@ def _update(root: Path, layout: Layout, wanted: dict[str, str]) -> None:
             if not wait_until(lambda: run(ready, check=False).returncode == 0, 30):
                 raise ClusterError(
                     "containerd: found no answer to `ctr version` 30 s after its start; expected one. The end of its "
-                    "log shows the cause:\n"
-                    + Path(folder, "log").read_text()[-2000:]
+                    "log shows the cause:\n" + Path(folder, "log").read_text()[-2000:]
                 )
             client = ["ctr", "--address", address, "--namespace", "k8s.io", "images"]
             listed = run([*client, "list"]).stdout.splitlines()[1:]

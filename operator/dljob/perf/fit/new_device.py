@@ -137,8 +137,8 @@ def _points(sheets: Mapping[str, Sheet], known: Collection[Point], asked: Sequen
     strangers = {p.workload for p in asked} - {p.workload for p in known}
     if strangers:
         raise ValueError(
-            f"workload {min(strangers)}: never measured; expected a measured step time on at least one device. "
-            "Measure one batch on any device"
+            f"workload {min(strangers)}: found no measured step time of this workload; expected one on at least one "
+            "device. Measure one batch on any device"
         )
     return points
 

@@ -168,7 +168,11 @@ def data_parallel(
 def check_rejections(group: ProcessGroup, folder: Path) -> None:
     for name, plan, words in (
         ("digits-cnn", {"parallelism": "Tensor"}, "found Tensor, with a model without a pair of linear layers"),
-        ("mlp", {"parallelism": "Pipeline"}, "found 3 layers with parameters; expected at least one per stage (4)"),
+        (
+            "mlp",
+            {"parallelism": "Pipeline"},
+            "found 3 layers with parameters; expected at least 4, one per pipeline stage",
+        ),
     ):
         if plan["parallelism"] == "Pipeline" and group.size < 4:
             continue

@@ -271,9 +271,9 @@ def held_out(group: ProcessGroup, shares: list[int]) -> None:
     assert everything.tolist() == [[r, r] for r in range(group.size) for _ in range(r)], "rank 0 has no rows"
     loader = trainer.loader((torch.ones(SAMPLES),))
     assert (len(loader), loader.total_steps) == (-(-SAMPLES // sum(shares)), 3 * len(loader))
-    with pytest.raises(ValueError, match=r"found a loop over it; expected one over t\.steps\(loader\)"):
+    with pytest.raises(ValueError, match=r"found a loop over the loader itself; expected one over t\.steps\(loader\)"):
         list(loader)
-    with pytest.raises(ValueError, match=r"t\.sum: found one float; expected a list"):
+    with pytest.raises(ValueError, match=r"t\.sum: found a single float; expected a list"):
         trainer.sum(3.0)  # type: ignore[arg-type]
     trainer.close()
 

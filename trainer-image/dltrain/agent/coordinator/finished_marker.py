@@ -54,8 +54,8 @@ def write(plan: Plan, outcome: Outcome) -> None:
         temporary.replace(path)
     except OSError as error:
         log.warning(
-            "finished marker %s: cannot be written (%s); expected a writable checkpoint volume. Check the volume. "
-            "The job's report still holds the result",
+            "file %s, which marks the job as finished: cannot be written (%s); expected a writable checkpoint volume. "
+            "Check the volume. The job's report still holds the result",
             path,
             error,
         )

@@ -72,8 +72,8 @@ class Membership:
             self._assign_all()
         else:
             raise SupersededError(
-                f"pod {pod} obeys term {welcome.term}, but this coordinator has term {self.term}: another coordinator "
-                "has taken over the job, so this one ends"
+                f"pod {pod} follows a coordinator of term {welcome.term} (terms count takeovers), but this "
+                f"coordinator has term {self.term}: another coordinator has taken over the job, so this one ends"
             )
 
     def _elect(self, pod: str, welcome: proto.Welcome) -> None:

@@ -51,8 +51,8 @@ class KubeApi:
         host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
         if not host or not (SERVICE_ACCOUNT / "token").is_file():
             raise ValueError(
-                f"KUBERNETES_SERVICE_HOST: found {host!r}; expected a pod with this variable and a service account "
-                "token. Outside a cluster, set DLJOB_API=off"
+                f"KUBERNETES_SERVICE_HOST: found {host!r}; expected this variable and a service account token, as in "
+                "a pod. Outside a cluster, set DLJOB_API=off"
             )
         return cls(
             host,

@@ -45,7 +45,10 @@ class Settings:
 
         def required(name: str, what: str) -> str:
             if not (value := env.get(name, "")):
-                raise ValueError(f"{name}: found nothing; expected {what}. Set it as the operator's pod template does")
+                raise ValueError(
+                    f"{name}: found nothing; expected {what}. Set this environment variable as the operator's pod "
+                    "template does"
+                )
             return value
 
         def port(name: str, default: int) -> int:

@@ -274,7 +274,7 @@ class LocalRanks:
                 except ValidationError as error:
                     log.warning(
                         "closed a rank's connection to the agent: found an invalid message; expected one of this "
-                        "version of dltrain. Use the same version in the script: %s",
+                        "version of dltrain. Install the same version of dltrain for the script: %s",
                         error,
                     )
                     break

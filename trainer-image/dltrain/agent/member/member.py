@@ -116,7 +116,8 @@ class Member:
                 plan = shrink_plan(self.plan, line.pods) if line.pods else self.plan
                 if plan is None:
                     raise ValueError(
-                        f"found a launch with only pods {line.pods}; expected enough pods of the plan to run the job"
+                        f"launch: found only the pods {line.pods}; expected all pods, or enough ranks for a job that "
+                        "can continue on fewer"
                     )
                 current_plan = plan.model_copy(update={"term": self.term})
                 history = {"prior_faults": line.faults, "prior_trained_s": line.trained_s}

@@ -51,9 +51,13 @@ class Loader:
             if value is not None and value < 0:
                 raise MisuseError(f"{name}: found {value}; expected 0 or more")
         if workers and not self.source.foreign:
-            raise MisuseError(f"workers: found {workers} for samples in memory; expected no workers. Omit it")
+            raise MisuseError(
+                f"workers: found {workers} for a dataset that is in memory; expected no workers. Omit this argument"
+            )
         if workers and prefetch is not None and prefetch < workers:
-            raise MisuseError(f"prefetch: found {prefetch} for {workers} workers; expected at least {workers}")
+            raise MisuseError(
+                f"prefetch: found {prefetch} batches for {workers} workers; expected at least {workers}, one per worker"
+            )
         if workers == 0 and prefetch and self.source.foreign:
             raise MisuseError(
                 f"prefetch: found {prefetch} with workers=0; expected workers that load the batches. A thread cannot "
@@ -81,8 +85,8 @@ class Loader:
     def __iter__(self) -> Iterator[Any]:
         """Raise MisuseError, because a script must iterate over ``t.steps`` or ``t.held_out``."""
         raise MisuseError(
-            "loader: found a loop over it; expected one over t.steps(loader), which trains for all epochs, or over "
-            "t.held_out(loader), which gives every sample to one rank once"
+            "loader: found a loop over the loader itself; expected one over t.steps(loader), which trains for all "
+            "epochs, or over t.held_out(loader), which gives every sample to one rank once"
         )
 
     @property
@@ -114,4 +118,7 @@ def check_loader(where: str, loader: Any) -> None:
     """Raise MisuseError unless ``loader`` was made by ``t.loader``."""
     if not isinstance(loader, Loader):
         found = type(loader).__name__
-        raise MisuseError(f"{where}: loader: found {found}; expected the result of t.loader(dataset)")
+        raise MisuseError(
+            f"{where}: loader: found {found}; expected the result of t.loader(dataset). Pass the dataset to t.loader "
+            "first"
+        )

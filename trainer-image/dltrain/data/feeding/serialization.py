@@ -140,8 +140,8 @@ def _write(fd: int, content: Any, room_nbytes: int | None, receivers: int) -> No
     )  # receivers share buffers, but copy objects
     if room_nbytes is not None and needed > room_nbytes:
         raise MemoryError(
-            f"found {needed / 2**20:.0f} MiB for the object and its copies; expected at most "
-            f"{room_nbytes / 2**20:.0f} MiB"
+            f"found {needed / 2**20:.0f} MiB for the object and its copies in other processes; expected at "
+            f"most {room_nbytes / 2**20:.0f} MiB"
         )
     lengths = np.array([len(parts), *(part.nbytes for part in parts)], np.int64).tobytes()
     _put(fd, memoryview(lengths), 0)

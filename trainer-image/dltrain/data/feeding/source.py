@@ -62,7 +62,10 @@ def _as_tensors(arrays: tuple[Any, ...]) -> tuple[Tensor, ...]:
             warnings.simplefilter("ignore", UserWarning)  # read-only arrays are safe: batches are copies
             return tuple(torch.as_tensor(part) for part in arrays)
     except (TypeError, ValueError) as error:
-        raise MisuseError(f"dataset: found {error}; expected a tuple of tensors or arrays of numbers") from None
+        raise MisuseError(
+            f"dataset: found an array that torch cannot convert ({error}); expected a tuple of tensors or arrays of "
+            "numbers"
+        ) from None
 
 
 class Source:
@@ -97,7 +100,10 @@ class Source:
         elif isinstance(dataset, tuple) and all(isinstance(part, Tensor) for part in dataset):
             lengths = {len(part) for part in dataset}
             if len(lengths) != 1:
-                raise MisuseError(f"dataset: found tensors of {sorted(lengths)} samples; expected equal lengths")
+                raise MisuseError(
+                    f"dataset: found tensors of {sorted(lengths)} samples; expected equal lengths, with one sample "
+                    "per row"
+                )
             (self.samples,) = lengths
         elif hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__"):
             self.samples = len(dataset)
@@ -109,7 +115,10 @@ class Source:
         if not self.samples:
             raise MisuseError("dataset: found no samples; expected at least one")
         if collate is not None and not self.foreign:
-            raise MisuseError("collate_fn: found a function; expected None for tensors. Omit collate_fn")
+            raise MisuseError(
+                "collate_fn: found a function with a dataset of tensors; expected None for tensors, which need no "
+                "collation. Omit collate_fn"
+            )
         self.collate = default_collate if collate is None else collate
 
     @property

@@ -157,7 +157,7 @@ def _packed(source: Source, room_nbytes: int | None, count: int) -> int:
     try:
         return serialization.pack(source, room_nbytes, count)
     except MemoryError as error:
-        raise MemoryError(f"the dataset's copies for data workers do not fit into memory: {error}") from error
+        raise MemoryError(f"the dataset's copies for data-loading workers do not fit into memory: {error}") from error
     except OSError:
         raise
     except Exception as error:  # the user's classes may raise anything

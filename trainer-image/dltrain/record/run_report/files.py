@@ -97,7 +97,7 @@ class RunReportWriter:
                 await self.idle()
                 await asyncio.shield(self._begin(self.history.document(phase, self._ledger.term, unix_s, outcome)))
         except TimeoutError:
-            log.warning("run report: found it unwritten after %.0f s; the job ends. Check the volume", LIMIT_S)
+            log.warning("run report: not written within %.0f s; the job ends without it. Check the volume", LIMIT_S)
             return None
         return None if self._failed else str(job_directory(plan) / HTML)
 
