@@ -57,7 +57,7 @@ def duration_s(text: str) -> float:
 
 @dataclass(frozen=True)
 class Rule:
-    """A condition over several fields of a type.
+    """A condition that an object of an API type must fulfil, often over several of its fields.
 
     ``cel`` refers to the object as ``self``; ``holds`` takes the pydantic object. ``message`` says what is expected and
     what to do. ``field`` is the path, relative to the type, that the error names.

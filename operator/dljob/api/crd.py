@@ -116,7 +116,7 @@ def _structural(node: Mapping[str, Any], definitions: Mapping[str, Any], default
 
 
 def _pruned(value: Any) -> Any:
-    """Return a default without nulls, empty lists, empty maps and empty strings."""
+    """Return a field's default value. Members of maps that are null, an empty list or an empty map are left out."""
     if isinstance(value, Mapping):
         pruned = {key: _pruned(item) for key, item in value.items()}
         return {key: item for key, item in pruned.items() if item not in (None, [], {})}

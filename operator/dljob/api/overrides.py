@@ -37,14 +37,14 @@ class OverridePolicy(StrEnum):
 
 @dataclass(frozen=True)
 class SecretUse:
-    """A Secret that the pods of a job read; ``field`` is the path of its name in the DLJob."""
+    """A Secret that the pods of a job read. ``field``: path of the DLJob field that contains the name of the Secret."""
 
     field: str
     name: str
 
 
 def unsafe_fields(spec: DLJobSpec) -> tuple[str, ...]:
-    """Return the paths of all override fields that are not in the table of safe ones."""
+    """Return the paths of the fields in ``spec.podTemplateOverrides`` that are not allowed by OverridePolicy.SAFE."""
     found: list[str] = []
     for i, override in enumerate(spec.pod_template_overrides):
         found += _unsafe_pod(override.spec, f"spec.podTemplateOverrides[{i}].spec")
@@ -128,7 +128,11 @@ _ASKS = (
     f"object.metadata.annotations['{OVERRIDES_ANNOTATION}'] == '{ALL_OVERRIDES}'"
 )
 _CODE_FIELDS = ("podTemplateOverrides", "trainer", "dataset", "model", "scheduling")
-"""Fields that decide what runs with the rights of the overrides. Others may change, such as by an autoscaler."""
+"""Fields of the spec that decide what the pods run.
+
+In a job with the annotation, only users who may create pods may change these. Others, such as an autoscaler, may
+change the remaining fields.
+"""
 _SAME = " && ".join(
     (
         "oldObject != null",

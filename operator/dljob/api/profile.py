@@ -8,7 +8,10 @@ from pydantic import ConfigDict, Field
 from dljob.api.base import ApiModel
 
 MAX_S = 1e12
-"""Above the limit of reports (``dlcontract``), and low enough that no sum of such times overflows."""
+"""Maximum of each time in a profile, in seconds.
+
+It exceeds the limit for times in reports (``dlcontract``), and is low enough that no sum of such times overflows.
+"""
 MAX_EXPONENT = 100.0
 MAX_GAMMA = 1e6
 

@@ -6,11 +6,14 @@ import sys
 from datetime import UTC, datetime
 
 ABOUT = ("job", "uid", "plan", "attempt")
-"""Attributes of log records about a job: namespace and name, uid, number of the plan (0: none) and of the attempt."""
+"""Names of the attributes that log records about a job have.
+
+They are its namespace and name, its uid, the number of its plan (0: no plan), and its number of restarts plus 1.
+"""
 
 
 class TextFormatter(logging.Formatter):
-    """One line per message. Users write parts of messages, and must not be able to forge further lines."""
+    """Writes each message as one line. Users write parts of messages, and must not be able to forge further lines."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name in logging
         text = super().formatMessage(record).replace("\r", "\\r").replace("\n", "\\n")

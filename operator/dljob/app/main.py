@@ -32,7 +32,10 @@ log = logging.getLogger("dljob")
 
 API_RECHECK_S = 1.0
 STUCK_S = 300.0
-"""A reconcile that takes longer never ends: each of its requests has a time limit."""
+"""Seconds after which a reconcile counts as stuck, and the operator must be restarted.
+
+Each request of a reconcile has a time limit, so that no working reconcile takes this long.
+"""
 BLOCKED_S = 60.0
 PORT_RANGES_SINCE = (1, 25)
 
@@ -108,7 +111,7 @@ class Operator:
             raise self._failure
 
     async def _kinds_served(self, api: Api) -> tuple[int, int]:
-        """Wait until the API server serves dljob's kinds. Return the major and minor version of the API server.
+        """Wait until the API server serves DLJob and DLProfile. Return the API server's major and minor version.
 
         kopf must start afterwards, because it would not notice kinds that appear later.
         """
@@ -152,13 +155,16 @@ class Operator:
                 self._queue.add(job.key)
 
     async def _beat(self) -> None:
-        """Show that the main event loop runs."""
+        """Record the time each second. ``_ill`` reports a blocked event loop if this time becomes too old."""
         while True:
             self._beat_at = monotonic()
             await asyncio.sleep(1.0)
 
     async def _resync(self, kube: Kube) -> None:
-        """Periodically remove objects from the cache whose deletion the watches missed, and queue every job."""
+        """Periodically remove objects from the cache whose deletion the watches missed, and queue every job.
+
+        The leader also deletes expired profiles.
+        """
         while True:
             await asyncio.sleep(self._settings.resync_s)
             for kind in WATCHED:

@@ -87,9 +87,10 @@ def curve(points: Sequence[tuple[int, Choice]]) -> list[dict[str, float]]:
 
 
 def draw(path: Path, index: int, found: Recommendation, points: Sequence[tuple[int, Choice]]) -> None:
-    """Plot step time (with its 90th percentile) and efficiency over the number of nodes. Raise BadInputError.
+    """Plot step time (with its 90th percentile) and efficiency over the number of nodes.
 
-    ``index``: position of the job in the manifest. Only the first job's plot has exactly the file name ``path``.
+    ``index``: position of the job in the manifest. The plot of the first job (0) is written to ``path``. The file names
+    of other plots also contain the name of the job. Raise BadInputError without matplotlib, or if writing fails.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -39,7 +39,7 @@ log = logging.getLogger("dljob")
 
 SLOW_S = 5.0
 NAME_RECHECK_S = 10.0
-"""Interval between attempts while another owner has an object of a name that the job needs."""
+"""Seconds between attempts to apply a job's objects while an object with one of their names has another owner."""
 MAX_UNSENT = 20
 
 
@@ -196,9 +196,9 @@ class Controller:
             self._metrics.record_transition(before, desired.status)
 
     async def _apply(self, observed: Observed, desired: Desired) -> Exception | None:
-        """Create the Secret and apply the objects. Return the first error.
+        """Create the job's Secret and apply its objects. Return the first error, or None.
 
-        If all pods are ready, the Secret exists and is not created again, which a quota might prevent.
+        If all pods are ready, the Secret exists already. It is then not sent again, because a quota might reject it.
         """
         job, kube = observed.job, self._kube
         up = desired.plan is not None and ready(observed) >= desired.plan.nodes
@@ -215,14 +215,18 @@ class Controller:
         return next((result for result in results if isinstance(result, Exception)), None)
 
     def _plan_is_applied(self, job: JobSeen, desired: Desired) -> bool:
-        """Return True if the API server has the desired plan. Its term must be there before lost pods are deleted."""
+        """Return True if the API server has the desired plan, or if no pods should run.
+
+        Pods on lost nodes may be deleted only after that: with the term in the new plan (a number that increases with
+        each such deletion), the other agents reject the agent of a deleted pod.
+        """
         if desired.plan is None:
             return True
         found = self._cache.found(CONFIG_MAP, job.namespace, Names.of(job).plan)
         return found is not None and found.seen.plan == desired.plan.data()
 
     async def _learn(self, job: JobSeen, measurements: RunMeasurements) -> None:
-        """Update profiles, but only once for the same report, even if a later step of the reconcile fails."""
+        """Update profiles with a run's measurements, but only once per report, even if a later step is repeated."""
         report = measurements.report
         lesson = (report.uid, report.plan_number, report.phase, report.step, measurements.data)
         if self._learned_from.get(job.key) != lesson:

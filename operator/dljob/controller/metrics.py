@@ -19,9 +19,9 @@ _RESULTS = ("ok", "rejected", "error")
 
 
 def _diverged(status: DLJobStatus) -> int:
-    """Return how often the ranks of a job had different parameters.
+    """Return how often a job stopped because its ranks had different model parameters (an error).
 
-    The number is the number of restarts with this cause, plus 1 if the job failed with this reason.
+    This is the number of restarts with this cause, plus 1 if the job failed with this reason.
     """
     failed = find(status.conditions, "Failed")
     last = failed is not None and is_true(status.conditions, "Failed") and failed.reason == PARAMETERS_DIVERGED
@@ -29,7 +29,7 @@ def _diverged(status: DLJobStatus) -> int:
 
 
 class Metrics:
-    """The operator's metrics, in a registry of each instance, so that tests do not share metrics."""
+    """The operator's Prometheus metrics. Each instance has its own registry, so that tests do not share metrics."""
 
     def __init__(self) -> None:
         disable_created_metrics()  # type: ignore[no-untyped-call] # Avoids one extra series per metric.

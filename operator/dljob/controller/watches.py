@@ -25,9 +25,12 @@ WATCHED = (DLJOB, *REFLECTED)
 LABELLED = (STATEFUL_SET, POD, CONFIG_MAP)
 """Kinds of which the operator needs only the objects of jobs. The API server selects these by their label."""
 DEAD_S = 240.0
-"""A watch in which nothing has arrived for this long is dead. It is opened again after ``SILENCE_S`` of silence."""
+"""Seconds without data after which a watch counts as dead, and the operator must be restarted.
+
+Normally, a silent watch is opened again earlier, after ``SILENCE_S``.
+"""
 PAGE = 50
-"""DLJobs on one page of a list. Each may have 1.5 MB."""
+"""Number of DLJobs on one page of a list. Each DLJob may have 1.5 MB."""
 SETTLE_S = 1.0
 """Seconds between a change of a node, storage class, claim or pod and the reconcile of other affected jobs.
 
@@ -46,7 +49,7 @@ class Watches:
         namespaces: tuple[str, ...],
         session: Callable[[type[aiohttp.ClientResponse]], aiohttp.ClientSession],
     ) -> None:
-        """``namespaces``: those to watch; empty: all. ``session``: makes a session with a class of responses."""
+        """``namespaces``: those to watch; empty: all. ``session``: opens an HTTP session with this response class."""
         self.registry = kopf.OperatorRegistry()
         self._cache, self._queue, self._server, self._namespaces = cache, queue, api.server, namespaces
         self.session = session(bounded_responses(self._jobs_active, self._jobs_listed))
@@ -78,12 +81,12 @@ class Watches:
             await reflector.synced.wait()
 
     def unsynced(self) -> str | None:
-        """Return the kinds that are not listed yet, or None."""
+        """Return the kinds, except DLJobs, whose existing objects are not all in the cache yet; None if all are."""
         names = sorted(reflector.name for reflector in self._reflectors if not reflector.synced.is_set())
         return ", ".join(names) or None
 
     def dead(self) -> str | None:
-        """Return the watch that has been silent for too long, or None."""
+        """Return a message about the watch that has been silent the longest, if this is over ``DEAD_S``; else None."""
         now = monotonic()
         silent_s = {reflector.name: now - reflector.active_at for reflector in self._reflectors}
         if min(silent_s.values()) < DEAD_S / 2:  # Otherwise the API server may be down, and a restart would not help.
@@ -95,7 +98,11 @@ class Watches:
 
     @staticmethod
     def settings() -> kopf.OperatorSettings:
-        """Return settings for kopf: no events, peering and scanning; a time limit for each request."""
+        """Return settings for kopf.
+
+        kopf posts no events, ignores other kopf operators, does not look for new kinds, and limits the time of each
+        request.
+        """
         settings = kopf.OperatorSettings()
         settings.posting.enabled = False
         settings.peering.standalone = True
@@ -139,7 +146,10 @@ class Watches:
         self._jobs_active_at = monotonic()
 
     def _jobs_listed(self, namespace: str | None, uids: Iterable[str], version: int | None) -> None:
-        """Drop the jobs that kopf's list lacks. They were deleted while no watch ran."""
+        """Remove from the cache, and queue, the jobs that are not in a complete list of DLJobs.
+
+        They were deleted while no watch ran. ``version``: resourceVersion of the list.
+        """
         for key in self._cache.prune(DLJOB, uids, version, namespace):
             self._queue.add(key)
 

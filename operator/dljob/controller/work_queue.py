@@ -63,7 +63,7 @@ class WorkQueue(Generic[K]):
         self.add(key)
 
     async def get(self) -> K:
-        """Wait for the next key and return it. The key is busy until the worker calls ``done``."""
+        """Wait for the next key and return it. No worker gets the same key again before ``done`` is called for it."""
         while not self._ready:
             self._wakeup.clear()
             await self._wakeup.wait()

@@ -12,9 +12,10 @@ IMAGE_PREFIX = "image-"
 def profile_key(spec: DLJobSpec) -> str:
     """Return the model part of the key of a DLProfile. Jobs with equal keys have the same cost per sample.
 
-    For a built-in model, the key is the model's name. A dataset other than the model's default is added, because the
-    shape of samples determines the cost, and so is an image other than the operator's, which may compute anything
-    under that name. For a training script, the key is a digest.
+    For a built-in model, the key is the model's name. The dataset is added if it is not the model's default, because
+    the shape of samples determines the cost. The image is added if it is not the operator's, because another image may
+    run other code under the same name. For a training script, the key is a digest of the image, the command, its
+    arguments and the model's hints.
     """
     if spec.trainer.command:
         program = [spec.trainer.image, spec.trainer.command, spec.trainer.args, spec.model.manifest()]

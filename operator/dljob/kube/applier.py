@@ -147,7 +147,7 @@ def _kind(manifest: Manifest) -> Kind:
 
 
 def _ordered(manifests: list[Manifest], plan_name: str) -> list[list[Manifest]]:
-    """Return the manifests in groups. The objects of a group do not depend on each other."""
+    """Return the manifests in groups, in the order of applying. Objects of one group do not depend on each other."""
     groups: list[list[Manifest]] = [[], [], [], []]
     for item in manifests:
         kind = _kind(item)

@@ -14,13 +14,16 @@ Json = dict[str, Any]
 
 MAX_SPEC_NBYTES = 64 * 2**10
 MAX_SPEC_DEPTH = 32
-"""Levels of maps and lists in a spec. The deepest field of a pod template has about 12."""
+"""Maximum number of nested levels of maps and lists in a spec. The deepest field of a pod template has about 12."""
 MAX_OBJECT_NBYTES = 512 * 2**10
-"""Bytes of a whole DLJob: its spec, its status, and a copy of the spec in the annotation of ``kubectl apply``."""
+"""Maximum size of a whole DLJob in bytes.
+
+It contains the spec, the status, and a copy of the spec in the annotation of ``kubectl apply``.
+"""
 MAX_REPORT_NBYTES = 512 * 2**10
-"""Bytes of a report. One of 1,000 ranks has about 300 KiB."""
+"""Maximum size of a job's report in bytes. The report of a job with 1,000 ranks has about 300 KiB."""
 PROBLEM = "dljob.dev/problem"
-"""Key of the problem in an object that was replaced."""
+"""Key that ``_replaced`` adds to an object. Its value says why the object is too large or too deeply nested."""
 
 _SAFE_BRACKETS = 400
 """An object with fewer opening brackets is not nested deeply enough for the decoder's limit."""
@@ -62,7 +65,10 @@ def _depth(value: Any) -> int:
 
 
 def bounded_event(line: bytes) -> bytes:
-    """Return a line of a watch, ``{"type": …, "object": …}``, with the object replaced if it is beyond the bounds."""
+    """Return a line of a watch, ``{"type": …, "object": …}``, as JSON that is safe to decode.
+
+    An object that is too large or too deeply nested is replaced by one without its spec, see ``_replaced``.
+    """
     problem = _problem(line)
     if problem is None:
         return line
@@ -72,7 +78,11 @@ def bounded_event(line: bytes) -> bytes:
 
 
 def bounded_list(text: bytes) -> Json:
-    """Decode a list of the API server, with each item replaced that is beyond the bounds."""
+    """Decode a list of the API server.
+
+    In a list that is too large or too deeply nested to be decoded as a whole, each item with this problem is replaced
+    by one without its spec, see ``_replaced``.
+    """
     if len(text) <= _SAFE_LIST_NBYTES:
         try:
             found: Json = json.loads(text)
@@ -127,7 +137,10 @@ def _text_depth(text: bytes) -> int:
 
 
 def _replaced(text: bytes, problem: str) -> Json:
-    """Return the object with its identity and, if it is within the bounds, its status, instead of its spec."""
+    """Return a substitute for an object that is too large or too deeply nested, with ``problem`` under ``PROBLEM``.
+
+    It has the identity of the object, an empty spec, and the object's status unless that has the same problem.
+    """
     parts = {key: (begin, end) for key, begin, end in _members(text)}
     found: Json = {PROBLEM: problem, "spec": {}}
     for key in ("apiVersion", "kind"):

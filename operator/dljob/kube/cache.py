@@ -34,7 +34,10 @@ _TRIM: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 
 @dataclass(frozen=True)
 class CachedObject:
-    """A trimmed object. ``owner`` is the uid of the controlling owner."""
+    """A watched object, with only the fields that the operator needs (``seen``).
+
+    ``owner`` is the uid of the controlling owner, and ``version`` the resourceVersion.
+    """
 
     uid: str
     version: int | None
@@ -188,7 +191,7 @@ class Cache:
     def observe(self, key: JobKey) -> Observed | None:
         """Return the cached state of a job; None if there is no such job.
 
-        The caller sets ``view``, ``learned`` and ``rejected``.
+        The fields ``view``, ``learned`` and ``rejected`` are not in the cache. The caller sets them.
         """
         job = self.job(key)
         if job is None:
@@ -230,10 +233,10 @@ class Cache:
         )
 
     def _lost(self, used: Iterable[str]) -> dict[str, datetime]:
-        """Return the lost nodes among ``used``, with the time when each was lost.
+        """Return name → time of loss for each lost node among the nodes named in ``used``.
 
-        A node that was deleted is lost for ever. One that was never seen is lost from when that is noticed, because the
-        watch of nodes may lag behind.
+        A deleted node counts as lost since 1970, so that every waiting time is over. A node that was never in the cache
+        counts as lost since the first call that missed it, because the watch of nodes may lag behind.
         """
         nodes = self._stores[NODE.plural].entries
         lost: dict[str, datetime] = {}

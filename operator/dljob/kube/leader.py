@@ -36,7 +36,10 @@ class LeaseLostError(Exception):
 
 
 class Leader:
-    """The Lease of one release of the operator, and the check that no other release manages the same namespaces."""
+    """The Lease of one Helm release of the operator, for leader election among its replicas.
+
+    It also checks that no other release manages the same namespaces.
+    """
 
     def __init__(
         self,
@@ -69,7 +72,8 @@ class Leader:
     def leads(self) -> bool:
         """Return True if this operator is the leader now.
 
-        A process that was paused is not, even before it has noticed that. Each write to the cluster asks.
+        It is not after ``GIVE_UP_S`` seconds without a renewal, for example if the process was paused.
+        The API client therefore calls this method before each write to the cluster.
         """
         return self._renewed is not None and self._clock() - self._renewed < GIVE_UP_S
 
@@ -129,8 +133,8 @@ class Leader:
     async def _rival(self, mine: dict[str, Any] | None = None) -> str | None:
         """Describe another release that is active for the same namespaces, or return None.
 
-        ``mine``: this operator's own Lease if it is the leader. Of two leaders, the one that acquired its Lease later
-        yields. Releases that may not list Leases do not see each other.
+        ``mine``: this operator's own Lease if it is the leader. With it, only a release that acquired its Lease earlier
+        counts, so that of two leaders only the later one stops. A release that may not list Leases sees no other one.
         """
         self._rivals_asked = now = self._clock()
         selector = ",".join(f"{key}={value}" for key, value in LEASE_LABEL.items())
@@ -229,6 +233,9 @@ class Leader:
 
 
 def _order(lease: dict[str, Any]) -> tuple[str, str, str]:
-    """Return what decides which of two releases came first. Both read the same Leases, so that both agree."""
+    """Return a sort key: of two releases, the one whose Lease has the smaller key came first.
+
+    Both releases read the same Leases, and therefore agree.
+    """
     meta = lease["metadata"]
     return str((lease.get("spec") or {}).get("acquireTime", "")), meta["namespace"], meta["name"]

@@ -57,7 +57,7 @@ class MapSeen:
 
 
 def owner_uid(body: Body) -> str | None:
-    """Return the uid of the controlling owner."""
+    """Return the uid in the owner reference with ``controller: true``; None if the object has no such reference."""
     for owner in body["metadata"].get("ownerReferences") or ():
         if owner.get("controller"):
             return str(owner["uid"])

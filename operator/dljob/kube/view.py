@@ -108,9 +108,9 @@ def _node(node: NodeSeen, used: _Used) -> Node:
 
 
 def _less(nodes: list[Node], reservation: Reservation) -> list[Node]:
-    """Return the nodes after subtracting a reservation from those of its device type with the most free resources.
+    """Return all nodes, with the reserved resources subtracted from those where the pods will most likely run.
 
-    The scheduler will most likely place the pods there.
+    These are the nodes of the reservation's device type with the most free resources.
     """
     fitting = sorted(
         (node for node in nodes if node.device == reservation.device), key=lambda n: (-n.free_devices, -n.free_cpu)

@@ -25,7 +25,7 @@ Most changes in the cluster also cause a watch event, which starts a reconcile e
 
 
 def needs_view(observed: Observed, parsed: ParsedJob | None = None) -> bool:
-    """Return True if ``reconcile`` would plan this job, and so needs ``observed.view``.
+    """Return True if ``reconcile`` would plan this job and needs ``observed.view``, the cluster's free resources.
 
     The caller sets the view only on demand, because it must list all pods of the cluster for it.
     """
@@ -192,9 +192,9 @@ def _with_unreadable_plan(parsed: ParsedJob, draft: Draft, problem: str, now: da
 
 
 def _after_predecessor(parsed: ParsedJob, draft: Draft, now: datetime) -> Desired:
-    """Wait until objects that have the names of this job's objects but another owner are gone.
+    """Let the job wait while objects of another owner have the names that its own objects need.
 
-    The owner may be a deleted job of the same name.
+    The owner may be a deleted job of the same name, whose objects are not deleted yet.
     """
     text = (
         f"found {', '.join(parsed.observed.leftovers)} with another owner; the job waits until they are gone: delete "

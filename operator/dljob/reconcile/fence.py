@@ -15,9 +15,10 @@ from dljob.reconcile.parsed import ParsedJob
 
 
 def fence(parsed: ParsedJob, draft: Draft, spec: DLJobSpec, accepted: StoredPlan, now: datetime) -> StoredPlan:
-    """Add the deletion of overdue pods to the draft. Return the plan, with a higher term if any pod is overdue.
+    """Add the deletion of overdue pods to the draft. Return the plan, with its term increased if any pod is overdue.
 
-    A pod is overdue if its node has been lost for ``nodeLostSeconds``.
+    A pod is overdue if its node has been lost for ``nodeLostSeconds``. Agents reject other agents with a lower term, so
+    the agent of a deleted pod cannot take part again if its node returns.
     """
     lost_s, nodes = spec.run_policy.node_lost_seconds, parsed.observed.lost_nodes
     overdue = []

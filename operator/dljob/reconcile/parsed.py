@@ -108,7 +108,10 @@ def _spec(observed: Observed) -> tuple[DLJobSpec | None, str | None]:
 
 
 def _accepted(observed: Observed) -> tuple[StoredPlan | None, str | None]:
-    """Return the plan in force and its problem. Both are None if there is none, or if it belongs to another job."""
+    """Return the job's stored plan and None, or None and the reason why the stored plan cannot be read.
+
+    Both are None if no plan is stored, or if it belongs to another job.
+    """
     if observed.plan is None:
         return None, None
     try:
@@ -123,8 +126,8 @@ def _accepted(observed: Observed) -> tuple[StoredPlan | None, str | None]:
 def _report(observed: Observed, accepted: StoredPlan | None) -> tuple[Report | None, str | None]:
     """Return the report and a description of its problem. Either may be None.
 
-    A report of another job or of a fenced coordinator is ignored. If only the noise scale of a report is invalid, the
-    report is returned without the noise scale.
+    A report is ignored if it is of another job, or if its term is lower than the plan's: its coordinator ran on a lost
+    node. If only the noise scale of a report is invalid, the report is returned without the noise scale.
     """
     if observed.report_problem is not None:
         return None, _ignored(observed, observed.report_problem)

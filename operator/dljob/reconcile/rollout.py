@@ -41,7 +41,7 @@ def bring_down(draft: Draft, observed: Observed) -> None:
 
 
 def in_force(observed: Observed, accepted: StoredPlan) -> bool:
-    """Return True if every StatefulSet with at least one replica has the pod template of this plan."""
+    """Return True if every StatefulSet with at least one replica has the pod template of the plan ``accepted``."""
     return all(item.spec_digest == accepted.revision for item in observed.sets if item.replicas > 0)
 
 

@@ -41,7 +41,7 @@ PLAIN_CPU = "cpu"
 TMP_LIMIT = "2Gi"
 API_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
 TOKEN_S = 3607
-"""Lifetime of a token. The kubelet replaces it earlier."""
+"""Lifetime of a service account token in seconds. The kubelet replaces the token earlier."""
 AGENT_COMMAND = ("dljob-agent",)
 
 
@@ -242,7 +242,11 @@ def _mounts(spec: DLJobSpec) -> list[Manifest]:
 
 
 def _api_access() -> list[Manifest]:
-    """Return what Kubernetes mounts for a service account: a token that the kubelet renews, CA and namespace."""
+    """Return the sources of the volume with which a container can access the API server.
+
+    They are those that Kubernetes mounts by default: a token that the kubelet renews, the CA certificate and the
+    namespace.
+    """
     namespace = {"path": "namespace", "fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.namespace"}}
     return [
         {"serviceAccountToken": {"path": "token", "expirationSeconds": TOKEN_S}},

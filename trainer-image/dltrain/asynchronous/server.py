@@ -54,7 +54,11 @@ class Server:
         return False
 
     def _take(self, worker: int, request: Request) -> float:
-        """Process a worker's request. Return the staleness of its update."""
+        """Process a worker's request. Return the staleness of the update that it contains.
+
+        The staleness is the number of updates by other workers since this worker read the parameters. It is 0 if the
+        request contains no update.
+        """
         if request.kind == RequestKind.PARAMETERS:
             return 0.0
         if request.kind == RequestKind.NOTHING:

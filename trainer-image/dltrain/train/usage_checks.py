@@ -44,7 +44,7 @@ def check_wrapped(model: Any, optimizer: Any, *, again: bool) -> None:
     if isinstance(optimizer, SparseAdam):
         raise MisuseError(
             "t.wrap: optimizer: found SparseAdam; expected an optimizer for dense gradients, which ranks can reduce. "
-            "Use Adam, or SGD for embeddings with sparse=True"
+            "Use SGD if an embedding has sparse=True, otherwise Adam"
         )
     if again:
         raise MisuseError(

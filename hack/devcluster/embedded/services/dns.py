@@ -54,7 +54,10 @@ def command(state: State, address: str) -> list[str]:
 
 
 def serve(state: State, lines: Iterable[str]) -> None:
-    """Write the hosts file `lines` and let dnsmasq read it."""
+    """Write `lines`, sorted and without duplicates, to the hosts file of dnsmasq.
+
+    If the content of the file changed and dnsmasq runs, send it SIGHUP, so that it reads the file again.
+    """
     text, hosts = "".join(f"{line}\n" for line in sorted(set(lines))), _hosts(state)
     if text != hosts.read_text():
         scratch = hosts.with_suffix(".new")

@@ -14,7 +14,7 @@ AxisName = Literal["strategy", "collective", "framework", "synchronization"]
 
 @dataclass(frozen=True)
 class Axis:
-    """One of the four fields that must be compatible: its path in the spec, and its default value."""
+    """One of the four fields that must be compatible with each other: its path in the spec, and its default value."""
 
     path: tuple[str, ...]
     default: str
@@ -59,12 +59,15 @@ class Condition:
         return Condition(f"({self.cel}) && ({other.cel})", lambda s: self.holds(s) and other.holds(s))
 
     def implies(self, other: "Condition") -> "Condition":
-        """Return the condition that ``other`` holds whenever this one holds."""
+        """Return the condition 'if this condition holds, ``other`` holds too'."""
         return Condition(f"!({self.cel}) || ({other.cel})", lambda s: not self.holds(s) or other.holds(s))
 
 
 def chosen(axis: AxisName, *values: str, inside: str = "") -> Condition:
-    """Return the condition that ``axis`` has one of ``values``. ``inside``: the section that is ``self``."""
+    """Return the condition that the field ``axis`` has one of ``values``. An unset field has its default.
+
+    ``inside``: the section of the spec to which ``self`` refers in CEL; empty: the whole spec.
+    """
     path, default = AXES[axis].path, AXES[axis].default
     path = path[1:] if inside == path[0] else path
     sections = [".".join(("self", *path[: n + 1])) for n in range(len(path))]
@@ -83,7 +86,7 @@ def chosen(axis: AxisName, *values: str, inside: str = "") -> Condition:
 
 
 def compatible(axis: AxisName, *values: str, other: AxisName, inside: str = "") -> Condition:
-    """Return the condition that ``other`` is compatible with ``axis`` whenever ``axis`` has one of ``values``."""
+    """Return the condition: if ``axis`` has one of ``values``, ``COMPATIBLE`` allows the value of ``other`` with it."""
     found = [
         chosen(axis, value, inside=inside).implies(chosen(other, *COMPATIBLE[value][other], inside=inside))
         for value in values
@@ -92,7 +95,10 @@ def compatible(axis: AxisName, *values: str, other: AxisName, inside: str = "") 
 
 
 def compatible_with_field(name: str, attribute: str, *axes: AxisName) -> Condition:
-    """Return the condition that the field, if set, is compatible with ``axes`` (default: all axes in its entry)."""
+    """Return the condition: if the field ``name`` is set, its entry in ``COMPATIBLE`` allows the values of ``axes``.
+
+    ``attribute``: the field's name in Python. Default of ``axes``: all axes in the entry.
+    """
     found = Condition(f"has(self.{name})", lambda s: getattr(s, attribute) is not None)
     allowed = [chosen(axis, *COMPATIBLE[name][axis]) for axis in axes or COMPATIBLE[name]]
     return found.implies(

@@ -119,24 +119,24 @@ class Dataset(ApiModel):
 
     @property
     def remote(self) -> bool:
-        """Return True if the data is fetched before training."""
+        """Return True if the data must be downloaded before training (http, https or s3)."""
         return (self.uri or "").startswith(("http://", "https://", "s3://"))
 
     @property
     def checked(self) -> bool:
-        """Return True if the spec has checksums of the data."""
+        """Return True if downloads can be verified: the spec has a checksum, or the URI is of a SHA256SUMS file."""
         return self.sha256 is not None or self._source.endswith(f"/{DATASET_SUMS}")
 
     @property
     def claim(self) -> str | None:
-        """Return the claim to mount, which holds or caches the data; None if there is none."""
+        """Return the name of the PersistentVolumeClaim that holds or caches the data; None if there is none."""
         if self._source.startswith("pvc://"):
             return self._source.removeprefix("pvc://").partition("/")[0]
         return self.cache_claim_name
 
     @property
     def folder(self) -> str:
-        """Return the folder for fetched data. A shared claim has a folder for each URI and checksum."""
+        """Return the pod's folder for fetched data. A claim that caches data has one folder per URI and checksum."""
         if self.cache_claim_name is None:
             return DATASET_DIR
         return f"{DATASET_DIR}/{hashlib.sha256(f'{self.uri} {self.sha256}'.encode()).hexdigest()[:16]}"

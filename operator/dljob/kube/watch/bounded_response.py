@@ -16,7 +16,7 @@ Listed = Callable[[str | None, Iterable[str], int | None], None]
 def bounded_responses(active: Callable[[], None], listed: Listed) -> type[aiohttp.ClientResponse]:
     """Return a class of responses for a session that lists and watches objects of one kind.
 
-    ``active`` is called whenever the API server sends something.
+    ``active`` is called whenever the API server sends something, and ``listed`` after the last page of each list.
     """
     uids: dict[str | None, list[str]] = {}
 
@@ -40,7 +40,7 @@ def bounded_responses(active: Callable[[], None], listed: Listed) -> type[aiohtt
             return found
 
         def _note(self, page: dict[str, Any]) -> None:
-            """Collect the uids of the pages of a list, and report them after the last page."""
+            """Collect the uids of the objects on each page of a list. After the last page, pass them to ``listed``."""
             parts = self.url.path.split("/")
             namespace = parts[parts.index("namespaces") + 1] if "namespaces" in parts else None
             if "continue" not in self.url.query:
@@ -56,7 +56,7 @@ def bounded_responses(active: Callable[[], None], listed: Listed) -> type[aiohtt
 
 
 class _BoundedLines:
-    """The content of a watch, in whole lines that are within the bounds."""
+    """The response body of a watch, in whole lines. ``bounded_event`` replaces objects that are too large."""
 
     def __init__(self, content: aiohttp.StreamReader, active: Callable[[], None]) -> None:
         self._content, self._active = content, active

@@ -24,14 +24,17 @@ SILENCE_S = 90.0
 """A watch without an event or a bookmark for this long is opened again. The API server sends a bookmark each minute."""
 PAGE = 500
 TEMPORARY = (0, 429, 500, 502, 503, 504)
-"""Errors after which a watch continues where it ended. If the API server cannot, it answers 410."""
+"""HTTP status codes (0: no answer) after which a watch continues where it ended.
+
+If the API server no longer has the changes since then, it answers 410, and the objects are listed again.
+"""
 BACKOFF_FIRST_S, MAX_BACKOFF_S = 0.5, 15.0
 
 Changed = Callable[[Kind, Mapping[str, Any]], None]
 
 
 class Reflector:
-    """The list and watch of one kind in one namespace, or in all (None)."""
+    """Lists and watches the objects of one kind in one namespace (None: all), and copies them to the cache."""
 
     def __init__(
         self,
@@ -116,7 +119,7 @@ class Reflector:
         return version
 
     def _put(self, body: Mapping[str, Any]) -> None:
-        """Put an object into the cache. An object that cannot be read concerns itself alone."""
+        """Put an object into the cache. If it cannot be parsed, log the error and ignore only this object."""
         try:
             changed = self._cache.put(self.kind, body)
         except Exception:

@@ -130,7 +130,9 @@ def main() -> None:
             lambda net: torch.optim.Adagrad(net.parameters()), shares=[3] * group.size, parallelism="Optimizer",
         )  # fmt: skip
     except BadInputError as error:
-        assert "found Optimizer with Adagrad; expected an element-wise optimizer (SGD" in str(error)
+        assert "found strategy Optimizer with the optimizer Adagrad; expected an element-wise optimizer (SGD" in str(
+            error
+        )
     else:
         raise AssertionError(f"Adagrad was accepted, expected a rejection by {OptimizerParallel.__name__}")
     group.close()

@@ -153,7 +153,7 @@ def check_rejections(group: ProcessGroup) -> None:
     net, scale = Net(), nn.Parameter(torch.ones(2, 3))
     with pytest.raises(ValueError, match=r"t\.wrap: optimizer: found builtins\.NoneType; expected a torch Optimizer"):
         trainer.wrap(net, None)  # type: ignore[type-var]
-    with pytest.raises(ValueError, match=r"found parameters \[\(2, 3\)\] that are not the model's"):
+    with pytest.raises(ValueError, match=r"found parameters of shapes \[\(2, 3\)\] that are not the model's"):
         trainer.wrap(net, torch.optim.SGD([*net.parameters(), scale], 0.1))
     opt = torch.optim.LBFGS(net.parameters())
     trainer.wrap(net, opt)

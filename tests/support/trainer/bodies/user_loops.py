@@ -247,7 +247,7 @@ class Accumulating(Loop):
 
 
 REJECTED: dict[type[Loop], str] = {
-    NewHead: r"optimizer: found parameters \[\(4, 96\), \(4,\)\] that the model did not have in t\.wrap",
+    NewHead: r"optimizer: found parameters of shapes \[\(4, 96\), \(4,\)\] that the model did not have in t\.wrap",
     Complex: r"t\.wrap: model: found complex parameters 0; expected real ones",
     Lazy: r"t\.wrap: model: found uninitialized parameters weight, bias of lazy layers",
     ExtraState: r"t\.wrap: model: found extra state in _extra_state that is not a tensor; expected tensors",
