@@ -69,7 +69,7 @@ def uids(kubectl: Kubectl) -> dict[str, str]:
 
 
 def looked_at(operator: OperatorProcess) -> bool:
-    return operator.metric('dljob_operator_reconciles_total{result="ok"}') >= 2 * len(JOBS)
+    return operator.metric('dljob_operator_reconciles_total{result="ok"}') >= len(JOBS)
 
 
 def test_upgrade_and_rollback_restart_no_job(
