@@ -60,9 +60,20 @@ def test_pods_are_deleted_and_the_checkpoint_remains(done: dict[str, Any], kubec
 
 def test_printer_columns_show_the_main_fields(done: dict[str, Any], kubectl: Kubectl) -> None:
     header, row = kubectl.run("get", "dljob", "digits", "-o", "wide").splitlines()
-    for column in ("PHASE", "NODES", "READY", "PROGRESS", "ETA", "RESTARTS", "AGE", "PLAN", "PREDICTED", "MEASURED"):
+    for column in (
+        "PHASE",
+        "NODES",
+        "READY",
+        "PROGRESS",
+        "REMAINING",
+        "RESTARTS",
+        "AGE",
+        "PLAN",
+        "PREDICTED",
+        "MEASURED",
+    ):
         assert column in header
-    assert "Complete" in row and "100" in row
+    assert "Complete" in row and "100%" in row
 
 
 def test_explain_shows_descriptions(kubectl: Kubectl) -> None:
