@@ -8,6 +8,7 @@ replaced by its metadata and status, and by the problem, which becomes the job's
 import json
 import re
 from collections.abc import Iterator, Mapping
+from math import inf
 from typing import Any
 
 Json = dict[str, Any]
@@ -64,12 +65,12 @@ def _depth(value: Any) -> int:
     return depth
 
 
-def bounded_event(line: bytes) -> bytes:
+def bounded_event(line: bytes, max_nbytes: float = MAX_OBJECT_NBYTES) -> bytes:
     """Return a line of a watch, ``{"type": …, "object": …}``, as JSON that is safe to decode.
 
     An object that is too large or too deeply nested is replaced by one without its spec, see ``_replaced``.
     """
-    problem = _problem(line)
+    problem = _problem(line, max_nbytes)
     if problem is None:
         return line
     parts = {key: line[begin:end] for key, begin, end in _members(line)}
@@ -77,7 +78,7 @@ def bounded_event(line: bytes) -> bytes:
     return json.dumps(event).encode()
 
 
-def bounded_list(text: bytes) -> Json:
+def bounded_list(text: bytes, max_nbytes: float = MAX_OBJECT_NBYTES) -> Json:
     """Decode a list of the API server.
 
     In a list that is too large or too deeply nested to be decoded as a whole, each item with this problem is replaced
@@ -92,29 +93,55 @@ def bounded_list(text: bytes) -> Json:
             return found
     result: Json = {}
     for key, begin, end in _members(text):
-        result[key] = list(map(_item, _elements(text[begin:end]))) if key == "items" else json.loads(text[begin:end])
+        value = text[begin:end]
+        items = key == "items"
+        result[key] = [_item(item, max_nbytes) for item in _elements(value)] if items else json.loads(value)
     return result
 
 
 def bounded_answer(text: bytes) -> Any:
     """Decode an answer of the API server about DLJobs: an object, a list or an error. Raise ValueError for no JSON."""
-    if len(text) <= _SAFE_LIST_NBYTES and _problem(text) is None:
+    if len(text) <= _SAFE_LIST_NBYTES and _problem(text, MAX_OBJECT_NBYTES) is None:
         return json.loads(text)
+    return _by_parts(text, MAX_OBJECT_NBYTES)
+
+
+def decoded_answer(text: bytes) -> Any:
+    """Decode an answer of the API server about another kind than DLJob. Raise ValueError for no JSON.
+
+    Such objects may have any size, but users can nest the ``managedFields`` of any object too deeply for the decoder.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        return _by_parts(text, inf)
+
+
+def decoded_event(line: bytes) -> Json:
+    """Decode a line of a watch of another kind than DLJob, see ``decoded_answer``."""
+    try:
+        found: Json = json.loads(line)
+    except RecursionError:
+        found = json.loads(bounded_event(line, inf))
+    return found
+
+
+def _by_parts(text: bytes, max_nbytes: float) -> Json:
     if any(key == "items" for key, _, _ in _members(text)):
-        return bounded_list(text)
-    return _item(text)
+        return bounded_list(text, max_nbytes)
+    return _item(text, max_nbytes)
 
 
-def _item(text: bytes) -> Json:
-    problem = _problem(text)
+def _item(text: bytes, max_nbytes: float) -> Json:
+    problem = _problem(text, max_nbytes)
     if problem is not None:
         return _replaced(text, problem)
     found: Json = json.loads(text)
     return found
 
 
-def _problem(text: bytes) -> str | None:
-    if len(text) > MAX_OBJECT_NBYTES:
+def _problem(text: bytes, max_nbytes: float) -> str | None:
+    if len(text) > max_nbytes:
         return f"spec: found an object of {len(text)} bytes; {EXPECTED}. {REMEDY}"
     if text.count(b"{") + text.count(b"[") < _SAFE_BRACKETS:
         return None
@@ -150,7 +177,7 @@ def _replaced(text: bytes, problem: str) -> Json:
     # Annotations are left out: an object beyond the bounds starts nothing.
     found["metadata"] = {key: json.loads(meta[begin:end]) for key, begin, end in _members(meta) if key in _IDENTITY}
     status = text[slice(*parts["status"])] if "status" in parts else b"{}"
-    if _problem(status) is None:
+    if _problem(status, MAX_OBJECT_NBYTES) is None:
         found["status"] = json.loads(status)
     return found
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import aiohttp
 
-from dljob.kube.bounds import bounded_answer
+from dljob.kube.bounds import bounded_answer, decoded_answer
 from dljob.kube.kinds import DLJOB, Kind
 
 FIELD_OWNER = "dljob-operator"
@@ -267,8 +267,8 @@ class Api:
             text = await response.read()
             retry_after = response.headers.get("Retry-After", "")
             try:
-                # Everybody may store DLJobs that the decoder cannot read.
-                decode = bounded_answer if DLJOB.plural in path else json.loads
+                # Everybody may store objects that the JSON decoder cannot read, and DLJobs that fill the memory.
+                decode = bounded_answer if DLJOB.plural in path else decoded_answer
                 answer = decode(text) if text else {}
             except ValueError:
                 answer = {"message": text[:500].decode(errors="replace")}

@@ -5,13 +5,13 @@ each object several times; for pods and nodes, which change every few seconds, t
 """
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable, Mapping
 from random import uniform
 from time import monotonic
 from typing import Any
 
+from dljob.kube.bounds import decoded_event
 from dljob.kube.cache import Cache, JobKey
 from dljob.kube.kinds import Kind
 from dljob.kube.rest import Api, ApiError
@@ -105,7 +105,7 @@ class Reflector:
         stream = self._api.watch(self.kind, self._namespace, self._selector, version, WATCH_S, SILENCE_S)
         async for line in stream:
             self.active_at = monotonic()
-            event = json.loads(line)
+            event = decoded_event(line)
             kind, body = event["type"], event["object"]
             if kind == "ERROR":
                 raise ApiError(body.get("code", 500), body.get("reason", ""), body.get("message", ""))

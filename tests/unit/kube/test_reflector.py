@@ -1,0 +1,87 @@
+"""Tests of the reflector: objects that the decoder cannot read concern themselves alone, in lists and in watches."""
+
+import asyncio
+import json
+from contextlib import suppress
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from dljob.kube import Api, Cache
+from dljob.kube.kinds import CONFIG_MAP
+from dljob.kube.watch import Reflector
+
+Json = dict[str, Any]
+DEEP = '{"f:a":' * 3000 + "{}" + "}" * 3000
+
+
+def config_map(name: str, version: int, fields: str = "{}", text: str = "") -> str:
+    """Return a ConfigMap as the API server sends it. Its writer chooses ``metadata.managedFields``."""
+    meta = f'{{"name":"{name}","namespace":"a","uid":"u-{name}","resourceVersion":"{version}",'
+    meta += f'"labels":{{"dljob.dev/job":"{name}"}},"managedFields":[{{"fieldsV1":{fields}}}]}}'
+    return f'{{"metadata":{meta},"data":{json.dumps({"plan.json": text})}}}'
+
+
+async def mirrored(listed: list[str], events: list[str]) -> tuple[Cache, bool]:
+    """Run a reflector against a server. Return its cache, and True if the reflector is still running."""
+
+    async def answer(request: web.Request) -> web.StreamResponse:
+        if "watch" not in request.query:
+            text = f'{{"metadata":{{"resourceVersion":"9"}},"items":[{",".join(listed)}]}}'
+            return web.Response(text=text, content_type="application/json")
+        response = web.StreamResponse()
+        await response.prepare(request)
+        for event in events:
+            await response.write(f'{{"type":"ADDED","object":{event}}}\n'.encode())
+        sent.set()
+        await asyncio.Event().wait()
+        return response
+
+    sent, changed, cache = asyncio.Event(), asyncio.Event(), Cache()
+    app = web.Application()
+    app.router.add_get("/{path:.*}", answer)
+    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    port = runner.addresses[0][1]
+    async with aiohttp.ClientSession() as session:
+        api = Api(session, f"http://127.0.0.1:{port}")
+
+        def seen(*_: Any) -> None:
+            if cache.found(CONFIG_MAP, "a", "last") is not None:
+                changed.set()
+
+        task = asyncio.create_task(Reflector(api, cache, CONFIG_MAP, None, "", seen, lambda _: None).run())
+        await asyncio.wait(
+            {task, waiting := asyncio.ensure_future(changed.wait())}, timeout=20, return_when="FIRST_COMPLETED"
+        )
+        running = not task.done()
+        for each in (task, waiting):
+            each.cancel()
+            with suppress(asyncio.CancelledError, RecursionError):
+                await each
+    await runner.cleanup()
+    return cache, running
+
+
+def names(cache: Cache) -> dict[str, str | None]:
+    found = {name: cache.found(CONFIG_MAP, "a", name) for name in ("first", "deep", "last")}
+    return {
+        name: entry.seen.plan and entry.seen.plan["plan.json"] for name, entry in found.items() if entry is not None
+    }
+
+
+def test_deep_object_in_a_list_does_not_hide_the_others() -> None:
+    plan = "x" * 700_000  # A plan for thousands of ranks is larger than a DLJob may be.
+    listed = [config_map("first", 1, text=plan), config_map("deep", 2, DEEP, "y"), config_map("last", 3, text="z")]
+    cache, running = asyncio.run(mirrored(listed, []))
+    assert running and names(cache) == {"first": plan, "deep": None, "last": "z"}
+
+
+def test_deep_object_in_a_watch_does_not_end_it() -> None:
+    plan = "x" * 700_000
+    events = [config_map("first", 11, text=plan), config_map("deep", 12, DEEP, "y"), config_map("last", 13, text="z")]
+    cache, running = asyncio.run(mirrored([], events))
+    assert running and names(cache) == {"first": plan, "deep": None, "last": "z"}
