@@ -17,7 +17,7 @@ class TextFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name in logging
         text = super().formatMessage(record).replace("\r", "\\r").replace("\n", "\\n")
-        about = {key: getattr(record, key) for key in ABOUT if hasattr(record, key)}
+        about = _about(record)
         return f"{text} [{' '.join(f'{key}={value}' for key, value in about.items())}]" if about else text
 
 
@@ -28,11 +28,15 @@ class JsonFormatter(logging.Formatter):
             "level": record.levelname.lower(),
             "logger": record.name,
             "message": record.getMessage(),
-            **{key: getattr(record, key) for key in ABOUT if hasattr(record, key)},
+            **_about(record),
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line)
+
+
+def _about(record: logging.LogRecord) -> dict[str, object]:
+    return {key: getattr(record, key) for key in ABOUT if hasattr(record, key)}
 
 
 def set_up(level: str, form: str) -> None:

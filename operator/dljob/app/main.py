@@ -19,12 +19,13 @@ from dljob.app.health import serve
 from dljob.app.logging import set_up
 from dljob.app.settings import Settings
 from dljob.controller.connection import connect, keep_token_fresh
-from dljob.controller.controller import Controller, utc_now
+from dljob.controller.controller import Controller
 from dljob.controller.metrics import Metrics
 from dljob.controller.watches import LABELLED, WATCHED, Watches
 from dljob.controller.work_queue import WorkQueue
 from dljob.job.observed import JOB_LABEL
 from dljob.kube import Api, ApiError, Cache, JobKey, Kube, WarningEvents
+from dljob.kube.cache import utc_now
 from dljob.kube.kinds import DLJOB, PROFILE
 from dljob.kube.leader import Leader, LeaseLostError
 

@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dljob.api.overrides import OverridePolicy
+from dljob.kube.leader import LEASE_NAME
 from dljob.render import RenderConfig
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -71,7 +72,7 @@ class Settings:
                 env, "DLJOB_TRAINER_PULL_POLICY", "IfNotPresent", ("Always", "IfNotPresent", "Never")
             ),
             namespace=env.get("DLJOB_NAMESPACE") or "default",
-            lease_name=env.get("DLJOB_LEASE_NAME") or "dljob-operator",
+            lease_name=env.get("DLJOB_LEASE_NAME") or LEASE_NAME,
             identity=env.get("DLJOB_POD_NAME") or f"{socket.gethostname()}-{secrets.token_hex(4)}",
             watch_namespaces=tuple(n.strip() for n in env.get("DLJOB_WATCH_NAMESPACES", "").split(",") if n.strip()),
             leader_election=_one_of(env, "DLJOB_LEADER_ELECTION", "true", (*_TRUE, *_FALSE)) in _TRUE,

@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from time import monotonic
 from typing import Any
 
@@ -18,6 +18,7 @@ from dljob.job.observed import JobSeen, Observed, Rejected
 from dljob.job.profiles import learned_by_model
 from dljob.kube import ApiError, Cache, JobKey, Kube, NameTakenError, RejectedError, WarningEvents
 from dljob.kube.applier import complete_all
+from dljob.kube.cache import utc_now
 from dljob.kube.kinds import CONFIG_MAP
 from dljob.kube.view import Reservation
 from dljob.kube.warning_events import RECHECK_S
@@ -41,10 +42,6 @@ SLOW_S = 5.0
 NAME_RECHECK_S = 10.0
 """Seconds between attempts to apply a job's objects while an object with one of their names has another owner."""
 MAX_UNSENT = 20
-
-
-def utc_now() -> datetime:
-    return datetime.now(UTC)
 
 
 class Controller:
@@ -171,7 +168,7 @@ class Controller:
             return parsed
         names = {use.name for use in secrets(parsed.spec)}
         # While all pods are ready, nothing new reads a Secret.
-        if not names or parsed.spec.suspend or (parsed.accepted and ready(observed) >= parsed.accepted.nodes):
+        if not names or parsed.spec.suspend or (parsed.accepted and len(observed.ready_pods) >= parsed.accepted.nodes):
             return parsed
         return with_secrets(parsed, await self._kube.usable_secrets(job.namespace, names))
 
@@ -201,7 +198,7 @@ class Controller:
         If all pods are ready, the Secret exists already. It is then not sent again, because a quota might reject it.
         """
         job, kube = observed.job, self._kube
-        up = desired.plan is not None and ready(observed) >= desired.plan.nodes
+        up = desired.plan is not None and len(observed.ready_pods) >= desired.plan.nodes
         results: list[Any] = []
         if desired.secret is not None and not up:
             secret = kube.ensure_secret(job, desired.secret, self._config.cluster_domain, self._now())
@@ -297,8 +294,3 @@ class Controller:
         for phase, number in counts.items():
             self._metrics.jobs.labels(phase).set(number)
         self._metrics.queue_depth.set(len(self._queue))
-
-
-def ready(observed: Observed) -> int:
-    """Return the number of pods of the job that are ready."""
-    return sum(pod.ready and not pod.deleting for pod in observed.pods)

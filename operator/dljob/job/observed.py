@@ -151,3 +151,7 @@ class Observed:
     """The nodes of the cluster; None unless ``reconcile.needs_view`` returned True because the job needs a plan."""
     learned: Mapping[tuple[str, str], Learned] = field(default_factory=dict)
     rejected: Rejected | None = None
+
+    @property
+    def ready_pods(self) -> tuple[PodSeen, ...]:
+        return tuple(pod for pod in self.pods if pod.ready and not pod.deleting)

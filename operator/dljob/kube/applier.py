@@ -18,8 +18,9 @@ from dljob.job.observed import APPLIED_ANNOTATION, JOB_LABEL, SUPPORT_ANNOTATION
 from dljob.kube import kinds
 from dljob.kube.cache import Cache, JobKey
 from dljob.kube.kinds import Kind
-from dljob.kube.ownership import controller_of, name_taken
+from dljob.kube.ownership import name_taken
 from dljob.kube.rest import Api, ApiError, RejectedError
+from dljob.kube.trim import controller_of
 from dljob.render import Names
 from dljob.render.config import Manifest
 
@@ -50,13 +51,14 @@ class Applier:
         """
         wanted = list(manifests)
         support = _digest([item for item in wanted if not _watched(item)])
-        due = [item for item in wanted if not self._stands(job, item, support)]
+        digests = [_digest(item) for item in wanted]
+        due = [pair for pair in zip(wanted, digests, strict=True) if not self._stands(job, *pair, support)]
         errors: list[Exception] = []
         for group in _ordered(due, Names.of(job).plan):
-            if errors and any(_kind(item) is kinds.STATEFUL_SET for item in group):
+            if errors and any(_kind(item) is kinds.STATEFUL_SET for item, _ in group):
                 break
             noted = None if errors else support
-            results = await complete_all((self._apply(job, item, noted) for item in group), wait_only=True)
+            results = await complete_all((self._apply(job, *pair, noted) for pair in group), wait_only=True)
             errors += [error for error in results if isinstance(error, Exception)]
         if errors:
             raise errors[0]
@@ -66,9 +68,9 @@ class Applier:
         """Forget the applied objects of a job that no longer exists."""
         self._applied.pop(key, None)
 
-    def _stands(self, job: JobSeen, manifest: Manifest, support: str) -> bool:
+    def _stands(self, job: JobSeen, manifest: Manifest, digest: str, support: str) -> bool:
         """Return True if the object was applied from the same manifest and need not be applied again."""
-        kind, name, digest = _kind(manifest), manifest["metadata"]["name"], _digest(manifest)
+        kind, name = _kind(manifest), manifest["metadata"]["name"]
         plan_name = Names.of(job).plan
         if _watched(manifest):
             found = self._cache.found(kind, job.namespace, name)
@@ -86,14 +88,14 @@ class Applier:
                 last = applied[kind.kind, name] = _Applied(digest, since, None)
         return last is not None and last.digest == digest and monotonic() - last.at < self._resync_s
 
-    async def _apply(self, job: JobSeen, manifest: Manifest, support: str | None) -> None:
+    async def _apply(self, job: JobSeen, manifest: Manifest, digest: str, support: str | None) -> None:
         kind, meta = _kind(manifest), manifest["metadata"]
         name = meta["name"]
         watched = _watched(manifest)
         uid = await self._uid(job, kind, name, watched=watched)
         if uid is None and kind is kinds.CLAIM and self._cache.found(kind, job.namespace, name) is not None:
             return  # A claim that an earlier job of this name left, with its checkpoints.
-        annotations = {**meta.get("annotations", {}), APPLIED_ANNOTATION: _digest(manifest)}
+        annotations = {**meta.get("annotations", {}), APPLIED_ANNOTATION: digest}
         if name == Names.of(job).plan and kind is kinds.CONFIG_MAP and support is not None:
             annotations[SUPPORT_ANNOTATION] = support
         body = {**manifest, "metadata": {**meta, **({"uid": uid} if uid else {}), "annotations": annotations}}
@@ -108,7 +110,7 @@ class Applier:
         if watched:
             self._cache.put(kind, answer)
         else:
-            found = _Applied(_digest(manifest), monotonic(), answer["metadata"]["uid"])
+            found = _Applied(digest, monotonic(), answer["metadata"]["uid"])
             self._applied.setdefault(job.key, {})[kind.kind, name] = found
 
     async def _uid(self, job: JobSeen, kind: Kind, name: str, *, watched: bool) -> str | None:
@@ -146,17 +148,17 @@ def _kind(manifest: Manifest) -> Kind:
     return kinds.APPLIED[manifest["kind"]]
 
 
-def _ordered(manifests: list[Manifest], plan_name: str) -> list[list[Manifest]]:
-    """Return the manifests in groups, in the order of applying. Objects of one group do not depend on each other."""
-    groups: list[list[Manifest]] = [[], [], [], []]
-    for item in manifests:
-        kind = _kind(item)
+def _ordered(due: list[tuple[Manifest, str]], plan_name: str) -> list[list[tuple[Manifest, str]]]:
+    """Return manifests and digests in groups, in the order of applying. Objects of a group do not need each other."""
+    groups: list[list[tuple[Manifest, str]]] = [[], [], [], []]
+    for pair in due:
+        item, kind = pair[0], _kind(pair[0])
         if kind is kinds.STATEFUL_SET:
-            groups[3].append(item)
+            groups[3].append(pair)
         elif kind is kinds.CONFIG_MAP and item["metadata"]["name"] == plan_name:
-            groups[2].append(item)
+            groups[2].append(pair)
         else:
-            groups[1 if kind is kinds.ROLE_BINDING else 0].append(item)
+            groups[1 if kind is kinds.ROLE_BINDING else 0].append(pair)
     return [group for group in groups if group]
 
 

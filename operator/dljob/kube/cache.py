@@ -75,7 +75,7 @@ class Cache:
         """Add or update an object. Return True if a field on which decisions depend has changed."""
         store, meta = self._stores[kind.plural], body["metadata"]
         key = (meta.get("namespace") or "", meta["name"])
-        version = _version(meta.get("resourceVersion"))
+        version = trim.version_number(meta.get("resourceVersion"))
         old = store.entries.get(key)
         if meta["uid"] in self._deleted or (old is not None and _older(version, old.version)):
             return False
@@ -253,10 +253,6 @@ class Cache:
             if not entry.seen.ready:
                 lost[name] = entry.seen.since
         return lost
-
-
-def _version(text: Any) -> int | None:
-    return int(text) if isinstance(text, str) and text.isdecimal() else None
 
 
 def _older(new: int | None, old: int | None) -> bool:

@@ -7,15 +7,11 @@ from dljob.api import GROUP
 from dljob.job.observed import JobSeen
 from dljob.kube.kinds import Kind
 from dljob.kube.rest import RejectedError
+from dljob.kube.trim import controller_of
 
 
 class NameTakenError(RejectedError):
     """The name of one of the job's objects is in use by an object that the job does not control."""
-
-
-def controller_of(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the owner reference of the controlling owner, or None if no controller owns the object."""
-    return next((item for item in body["metadata"].get("ownerReferences") or () if item.get("controller")), None)
 
 
 def name_taken(job: JobSeen, kind: Kind, body: Mapping[str, Any]) -> NameTakenError:

@@ -10,6 +10,7 @@ import aiohttp
 
 from dljob.kube.bounds import bounded_answer, decoded_answer
 from dljob.kube.kinds import DLJOB, Kind
+from dljob.kube.trim import version_number
 
 FIELD_OWNER = "dljob-operator"
 CALL_LIMIT_S = 15.0
@@ -127,7 +128,7 @@ class Api:
         found = await self._attempted("list", "GET", kind.plural, path, None, params, "application/json", accept)
         version = found.get("metadata", {}).get("resourceVersion", "")
         uids = [item["metadata"]["uid"] for item in found.get("items") or ()]
-        return uids, int(version) if version.isdecimal() else None
+        return uids, version_number(version)
 
     async def create(self, kind: Kind, body: Mapping[str, Any]) -> Body:
         path = kind.path(body["metadata"].get("namespace"))

@@ -56,19 +56,24 @@ class MapSeen:
     support: str = ""
 
 
+def controller_of(body: Body) -> Body | None:
+    """Return the owner reference of the controlling owner; None if no controller owns the object."""
+    return next((item for item in body["metadata"].get("ownerReferences") or () if item.get("controller")), None)
+
+
 def owner_uid(body: Body) -> str | None:
-    """Return the uid in the owner reference with ``controller: true``; None if the object has no such reference."""
-    for owner in body["metadata"].get("ownerReferences") or ():
-        if owner.get("controller"):
-            return str(owner["uid"])
-    return None
+    owner = controller_of(body)
+    return None if owner is None else str(owner["uid"])
+
+
+def version_number(text: object) -> int | None:
+    """Return a resourceVersion as a number; None if it is not a decimal number, so that versions cannot be compared."""
+    return int(text) if isinstance(text, str) and text.isdecimal() else None
 
 
 def _controlling_set(body: Body) -> str:
-    for owner in body["metadata"].get("ownerReferences") or ():
-        if owner.get("controller") and owner.get("kind") == "StatefulSet":
-            return str(owner["name"])
-    return ""
+    owner = controller_of(body)
+    return str(owner["name"]) if owner is not None and owner.get("kind") == "StatefulSet" else ""
 
 
 def time(text: str) -> datetime:

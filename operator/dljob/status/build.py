@@ -1,5 +1,6 @@
 """Build the DLJobStatus of a job."""
 
+from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from math import isfinite
@@ -66,7 +67,7 @@ def build(
         "plan": plan,
         "nodes": plan.nodes if plan else 0,
         "selector": f"{JOB_LABEL}={job.name}",
-        "ready": f"{sum(p.ready and not p.deleting for p in observed.pods)}/{wanted}",
+        "ready": f"{len(observed.ready_pods)}/{wanted}",
         "groups": _groups(observed, accepted, wanted),
     }
     if accepted is not None and before.start_time is None:
@@ -95,12 +96,9 @@ def _time(unix_s: float) -> datetime:
 
 
 def _groups(observed: Observed, accepted: StoredPlan | None, wanted: int) -> tuple[GroupStatus, ...]:
-    ready: dict[str, int] = {}
-    for pod in observed.pods:
-        if pod.ready and not pod.deleting:
-            ready[pod.group] = ready.get(pod.group, 0) + 1
+    ready = Counter(pod.group for pod in observed.ready_pods)
     return tuple(
-        GroupStatus(name=group.name, replicas=group.nodes if wanted else 0, ready=ready.get(group.name, 0))
+        GroupStatus(name=group.name, replicas=group.nodes if wanted else 0, ready=ready[group.name])
         for group in (accepted.groups if accepted else ())
     )
 

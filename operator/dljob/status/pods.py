@@ -17,7 +17,7 @@ NOT_YET = {"ContainerCreating", "PodInitializing"}
 def pods_ready(observed: Observed, wanted: int) -> Verdict:
     """Return the PodsReady condition of a job that needs ``wanted`` pods."""
     pods = [pod for pod in observed.pods if not pod.deleting]
-    ready = sum(pod.ready for pod in pods)
+    ready = len(observed.ready_pods)
     if observed.rejected is not None:
         rejected = observed.rejected
         if rejected.taken:

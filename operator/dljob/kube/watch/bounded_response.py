@@ -8,6 +8,7 @@ import aiohttp
 
 from dljob.kube.bounds import bounded_event, bounded_list
 from dljob.kube.rest import lines
+from dljob.kube.trim import version_number
 
 Listed = Callable[[str | None, Iterable[str], int | None], None]
 """Callback for each complete list: its namespace (None: all), the uids in it, and its resourceVersion."""
@@ -49,8 +50,7 @@ def bounded_responses(active: Callable[[], None], listed: Listed) -> type[aiohtt
             present += [item["metadata"]["uid"] for item in page["items"]]
             meta = page.get("metadata") or {}
             if not meta.get("continue"):
-                version = str(meta.get("resourceVersion") or "")
-                listed(namespace, uids.pop(namespace), int(version) if version.isdecimal() else None)
+                listed(namespace, uids.pop(namespace), version_number(meta.get("resourceVersion")))
 
     return BoundedResponse
 

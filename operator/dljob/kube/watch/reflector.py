@@ -15,6 +15,7 @@ from dljob.kube.bounds import decoded_event
 from dljob.kube.cache import Cache, JobKey
 from dljob.kube.kinds import Kind
 from dljob.kube.rest import Api, ApiError
+from dljob.kube.trim import version_number
 
 log = logging.getLogger("dljob.kube.watch")
 
@@ -95,8 +96,7 @@ class Reflector:
                 break
             await asyncio.sleep(0)
         version = str(meta.get("resourceVersion") or "")
-        before = int(version) if version.isdecimal() else None
-        for job in self._cache.prune(self.kind, uids, before, self._namespace):
+        for job in self._cache.prune(self.kind, uids, version_number(version), self._namespace):
             self._gone(job)
         return version
 
