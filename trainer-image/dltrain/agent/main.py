@@ -40,12 +40,17 @@ from dltrain.record.ledger import Ledger
 log = logging.getLogger(__name__)
 LAST_REPORT_S = 2.0
 TAKEOVER_S = 0.5
-"""Seconds that a pod waits, for each pod before it in the plan, before it replaces a lost coordinator."""
+"""Time in seconds that a pod waits before it replaces a lost coordinator, for each pod that precedes it in the plan.
+
+An earlier live pod can therefore take over first."""
 DEFAULT_GRACE_S = 30.0
 
 
 class Agent:
-    """The agent of one pod."""
+    """The agent of one pod: a process that controls the pod's ranks and serves their metrics.
+
+    In one pod of a job, the agent is also the coordinator, which launches and restarts the ranks of all pods.
+    """
 
     def __init__(self, settings: Settings, env: dict[str, str], identity: tls.Identity, exchange: Exchange) -> None:
         self.settings, self.env, self.identity, self.exchange = settings, env, identity, exchange
@@ -100,7 +105,10 @@ class Agent:
         return None if self.coordinator is None else self.coordinator.job.ledger
 
     async def _stand_by(self) -> None:
-        """Become the job's coordinator when the current one is lost, unless an earlier pod of the plan does so."""
+        """Become the job's coordinator when the current one is lost, unless an earlier pod of the plan does so.
+
+        This method does not return.
+        """
         member = self.member
         while True:
             await member.orphaned.wait()
@@ -204,10 +212,12 @@ class Agent:
 
 
 def succession(plan: Plan | None, phase: RunPhase | None, pod: str) -> int:
-    """Return the position of ``pod`` in the order in which pods replace a lost coordinator, or 0 if it must not do so.
+    """Return the position (1 is the first) of ``pod`` in the order in which pods replace a lost coordinator.
 
-    The job waits for its first pod instead if it cannot run without that pod, has not started, or is over. A job with
-    two pods also waits: one pod of two cannot distinguish a lost pod from a network partition.
+    Return 0 if ``pod`` must not replace the coordinator. This is so for the plan's first pod and for pods outside the
+    plan. It is also so if the job (in phase ``phase``) has not started or is over, or if it cannot continue without the
+    plan's first pod. A job with two pods waits, too, because one of two pods cannot distinguish a lost pod from a
+    network partition. ``plan``, ``phase``: None if this pod has not received them yet.
     """
     if (
         plan is None
@@ -220,9 +230,10 @@ def succession(plan: Plan | None, phase: RunPhase | None, pod: str) -> int:
 
 
 def may_coordinate(settings: Settings) -> bool:
-    """Return True if this pod can be the first pod of a plan, which coordinates the job.
+    """Return True if this pod can be the first pod of a plan: its name ends in "-0", or no Kubernetes API is used.
 
-    Other pods do not watch for plans, in order to limit the load of the API server.
+    The first pod coordinates the job and therefore watches for plans. Other pods watch for plans only while they
+    replace a lost first pod, which limits the load of the API server.
     """
     return not settings.use_api or settings.pod.endswith("-0")
 

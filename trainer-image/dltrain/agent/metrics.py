@@ -232,7 +232,7 @@ class TrainerCollector(Collector):
             yield from _job_metrics(ledger)
 
     def _latest(self, kind: type[T]) -> Iterator[tuple[int, T]]:
-        """Yield (rank, last message of this type) for every rank."""
+        """Yield (rank, last message of the type ``kind``) for each rank of this pod that has sent such a message."""
         for n, run in self._local.last_ranks.items():
             if isinstance(message := run.latest.get(kind), kind):
                 yield n, message

@@ -124,7 +124,7 @@ def mpi_environment(base: Mapping[str, str], interface: str, attempt: str, run_d
 
 
 def session_dir(run_dir: Path) -> Path:
-    """Return the directory of Open MPI's files in a pod."""
+    """Return the directory for Open MPI's temporary files in a pod. ``run_dir``: the agent's own directory."""
     return run_dir / "mpi"
 
 
@@ -141,7 +141,7 @@ def mpi_network(interface: str) -> dict[str, str]:
 
 
 def torch_network(interface: str) -> dict[str, str]:
-    """Return settings that bind NCCL and gloo to the interface of the pod's address.
+    """Return environment variables that bind NCCL and gloo to ``interface``, which has the pod's address.
 
     By default, NCCL uses all interfaces of the pod, and gloo uses the interface of the host name's address. The job's
     own settings take precedence, for example to use a faster network.
@@ -150,7 +150,7 @@ def torch_network(interface: str) -> dict[str, str]:
 
 
 def rank_command(plan: Plan) -> tuple[str, ...]:
-    """Return the user's command or, for a built-in model, dltrain's command."""
+    """Return the command that each rank runs: the user's command or, for a built-in model, dltrain's own program."""
     return plan.model.command or BUILT_IN
 
 

@@ -28,9 +28,10 @@ def request(arguments: list[str], environ: dict[str, str]) -> bytes:
 
 
 def parse_request(body: bytes) -> tuple[list[str], dict[str, str]]:
-    """Parse a request of ``request`` without its length. Return (arguments, variables) of the process to start.
+    """Return (arguments, environment variables) of the process that a request asks the agent to start.
 
-    Raise ValueError if the request is malformed.
+    ``body``: the bytes that ``request`` returned, without the length at their start. Raise ValueError if they are
+    malformed.
     """
     fields = body.decode().split("\0")[:-1]
     count = int(fields[0])

@@ -35,9 +35,10 @@ class Spawner:
             self._zygote = self._reaper.start(argv, env=self._env, pass_fds=(fd,))
 
     async def start(self, argv: Sequence[str], *, env: dict[str, str], cwd: str, output: int) -> Process:
-        """Start a command with its output to the descriptor ``output``. The caller must close ``output``.
+        """Start the command ``argv`` in the directory ``cwd``. Write its output to the descriptor ``output``.
 
-        Raise OSError with the name of the command if it cannot be started.
+        The caller must close its own copy of ``output``. Raise OSError with the name of the command if it cannot be
+        started.
         """
         if is_this_python(argv[0], env) and can_run(tuple(argv[1:])):
             return await self._fork(argv[1:], env, cwd, output)
@@ -78,7 +79,10 @@ class Spawner:
 
 
 def is_this_python(command: str, env: dict[str, str]) -> bool:
-    """Return True if a command is this agent's Python interpreter, with the same packages."""
+    """Return True if ``command`` is this agent's Python interpreter, so that it has the same installed packages.
+
+    ``env``: an environment; a ``command`` without a directory is looked up in its PATH.
+    """
     own = Path(sys.executable)
     if os.sep in command:
         found = Path(command)

@@ -172,7 +172,7 @@ def die_with(parent: int) -> None:
 
 
 def become_rank(order: Order, output: int, parent: int) -> None:
-    """Turn this forked process into the rank: set its process group, output, environment and directory.
+    """Turn this forked process into the rank of ``order``: set its process group, output, environment and directory.
 
     ``output``: descriptor for the rank's output. ``parent``: process id of the zygote. The kernel kills the rank when
     the zygote ends.
@@ -223,7 +223,7 @@ def run(order: Order) -> None:
 
 
 def end_gloo_threads() -> None:
-    """Destroy process groups while their threads can still end.
+    """Destroy the process groups of torch.distributed before the interpreter exits, while their threads can still end.
 
     gloo's threads release the Python objects of finished collectives slightly late. If the interpreter is already
     finalizing (CPython up to 3.13), such a thread is unwound out of a destructor, and the process aborts. An unmodified
@@ -253,7 +253,10 @@ def without_u(argv: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def import_ahead() -> None:
-    """Import the modules that a rank needs. If an import fails, the rank repeats it and reports the error."""
+    """Import the modules that ranks need, before the first rank is forked.
+
+    If an import fails, print the error and continue. A rank that needs the module then repeats the import.
+    """
     try:
         from dltrain.launch.preload import preload
 

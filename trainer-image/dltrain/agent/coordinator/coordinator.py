@@ -55,12 +55,18 @@ class Coordinator:
         self._until = job.events.until
         self._previous = previous
         self._failed_in_a_row = 0
-        """Number of consecutive failed attempts without a completed step."""
+        """Number of consecutive attempts (launches of all ranks) that failed before any rank completed a step.
+
+        A failure that does not count towards the job's back-off limit resets this number to 0.
+        """
 
     # Called by the agent
 
     def replan(self, plan: Plan) -> None:
-        """Queue a newer plan that this pod's agent has received."""
+        """Queue a newer plan that this pod's agent has received.
+
+        ``run`` restarts the ranks if ``plan`` describes a different training.
+        """
         self.job.events.put(plan)
 
     def leave(self) -> None:
@@ -68,7 +74,11 @@ class Coordinator:
         self.job.events.leave()
 
     async def launch_daemon(self, host: str, command: str) -> tuple[int, str]:
-        """Run the MPI daemon in pod ``host``, in place of ``ssh HOST COMMAND``. Return its (exit code, last output)."""
+        """Let the agent of the pod ``host`` run the MPI daemon, which mpirun would start with ``ssh HOST COMMAND``.
+
+        Wait until the daemon ends. Return its (exit code, last output). If the daemon cannot be started, the exit code
+        is 1 and the text says why.
+        """
         return await self.job.launcher.launch_daemon(host, command)
 
     # The procedure
@@ -154,7 +164,11 @@ class Coordinator:
         return True
 
     def _may_return(self, attempt: Attempt) -> bool:
-        """Return True if a restart could add lost ranks again and would save more time than it costs."""
+        """Return True if all ranks should restart in order to add the ranks that this attempt has lost.
+
+        This requires that all pods of the plan are ready, that checkpoints are enabled, that the last loss was more
+        than ``return_after_s`` seconds ago, and that the restart saves more than ``RESTART_COST_S`` seconds.
+        """
         gain_s = self.job.ledger.gain_s(attempt.missing(self.job.plan), len(self.job.plan.ranks))
         waited = time.monotonic() - attempt.shrunk_s > self.job.settings.return_after_s
         return waited and gain_s > RESTART_COST_S and self.job.membership.complete and self.job.plan.checkpoint.enabled
@@ -273,7 +287,10 @@ class Coordinator:
         await self._end_attempt()
 
     async def _end_attempt(self) -> None:
-        """End the attempt's processes on all pods that the coordinator can reach."""
+        """Kill mpirun and, on all connected pods, the processes of the current attempt, if there is one.
+
+        Then wait until these pods confirm that the processes have ended, but at most ``END_S`` seconds.
+        """
         attempt, self.job.attempt = self.job.attempt, None
         self.job.account.history.halted(time.time())
         self.job.launcher.end()

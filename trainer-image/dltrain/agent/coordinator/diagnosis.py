@@ -24,7 +24,13 @@ SIGKILL = 9
 
 @dataclass
 class Attempt:
-    """The events of one attempt, which is one launch of the plan's ranks, recorded in the order of their arrival."""
+    """The recorded events of one attempt, which is one launch of the ranks of ``plan``.
+
+    ``up``: numbers of the ranks whose process has started. ``ended``: the exit record of each ended rank, by rank.
+    ``failures``: (rank, failure) for each failure that a rank reported, in order of arrival. ``lost``: why the
+    connection to a pod was lost, by pod. ``left``: pods that received SIGTERM. ``launcher``: the exit status of mpirun,
+    or None if mpirun has not ended. ``outcome``: the result that rank 0 (or the lowest remaining rank) reported.
+    """
 
     plan: Plan
     name: str
@@ -68,12 +74,18 @@ class Attempt:
 
     @property
     def losses(self) -> list[RankEnded]:
-        """The exit records of killed ranks without which the others continue to train, if not reported yet."""
+        """The exit records of killed ranks without which the other ranks continue to train.
+
+        Ranks whose loss the coordinator has already reported are excluded.
+        """
         return [self.ended[n] for n in sorted(self.absent - self.handled) if n in self.ended and self._survived(n)]
 
     @property
     def survivable(self) -> bool:
-        """True if the remaining ranks may continue, because the only faults are killed ranks."""
+        """True if the remaining ranks may continue, because a signal killed all ended ranks and nothing else failed.
+
+        In addition, a step must have been completed, and at least ``plan.min_ranks`` ranks must remain.
+        """
         left = len(self.plan.ranks) - len(self.ended.keys() | self.absent)
         return bool(
             self.plan.min_ranks <= left
@@ -175,8 +187,8 @@ def diagnose(attempt: Attempt) -> Failure:
 def _of_hung(attempt: Attempt, number: int, silent_s: float) -> Failure:
     """Return the failure of the rank that hangs. ``number``: the rank that sent no message for ``silent_s`` seconds.
 
-    All other ranks wait for the hung rank, so the rank with the longest silence may be a waiting rank. If its stack
-    shows that it waits, blame the first rank whose stack shows no wait.
+    All other ranks wait for the hung rank, so the rank ``number`` may be one that waits. If the stack of rank
+    ``number`` shows a wait, the failure names the first rank whose stack shows no wait.
     """
     stacks = {n: text.rpartition("hread 0x")[2] for n, text in attempt.logs.items() if "hread 0x" in text}
     if _WAITS.search(stacks.get(number, "")):
@@ -193,7 +205,9 @@ def _of_hung(attempt: Attempt, number: int, silent_s: float) -> Failure:
 
 
 _WAITS = re.compile(r"/dltrain/comm/(?!process_group\.py)")
-"""Matches the stack of a rank that waits for others. Excludes process_group.py, which also starts and ends MPI."""
+"""Matches the stack of a rank that waits for other ranks in a module of ``dltrain.comm``.
+
+The module process_group.py does not match, because a rank that starts or ends MPI is also in this module."""
 
 _NO_RESULT = (
     "all ranks ended with exit code 0, but rank 0 reported no result. A training script must iterate t.steps to its "

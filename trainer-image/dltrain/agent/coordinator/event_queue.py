@@ -1,7 +1,7 @@
-"""The queue of events that the coordinator's procedure waits on.
+"""The queue of events, such as messages of pods and new plans, for which the coordinator waits.
 
-Callbacks of connections and processes only put events into the queue and decide nothing. ``until`` passes each event to
-``record``, and then checks the condition that the procedure waits for.
+Callbacks of connections and processes only put events into the queue and decide nothing. ``EventQueue.until`` passes
+each event to a function that records it, and then checks the condition for which the coordinator waits.
 """
 
 import asyncio
@@ -13,15 +13,17 @@ from dltrain.agent.coordinator.links import LinkEvent
 
 TICK_S = 0.5
 Event = LinkEvent | Plan | None
-"""An event of the connection to a pod, a new plan, or None, which only makes ``until`` check its condition again."""
+"""An event of the connection to a pod, a new plan, or None.
+
+None has no content: it only makes ``EventQueue.until`` check its condition again."""
 
 
 class ReplannedError(Exception):
-    """A plan arrived whose digest differs from that of the current plan."""
+    """A plan arrived that describes another training than the current plan, so the ranks must be launched again."""
 
 
 class LeavingError(Exception):
-    """This pod received SIGTERM."""
+    """This pod received SIGTERM, so the coordinator in this pod must stop."""
 
 
 class EventQueue:
@@ -36,7 +38,7 @@ class EventQueue:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._leaving = False
         self.new_plan: Plan | None = None
-        """A plan with another digest, which the procedure has not adopted yet."""
+        """A plan for another training than the current plan, which the coordinator has not adopted yet, or None."""
         self._ticked_s = 0.0
 
     def put(self, event: Event) -> None:

@@ -1,4 +1,4 @@
-"""The coordinator's connections to the members of its job. Lost connections are opened again until ``close``.
+"""The coordinator's connections to the agents of its job's pods. Lost connections are opened again until ``close``.
 
 Each attempt to connect resolves the host name again, because a pod's DNS record can appear later than the pod.
 """

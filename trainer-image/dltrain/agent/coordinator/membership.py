@@ -50,7 +50,10 @@ class Membership:
         return tuple(pod for pod in self._plan.pods if pod in self._assigned - self._away)
 
     def call(self, plan: Plan) -> None:
-        """Send the plan to all connected pods. Then keep connections only to the pods of the plan."""
+        """Make ``plan`` the current plan and send it to all connected pods.
+
+        Then open connections to all pods of ``plan``, and close the connections to other pods.
+        """
         self._plan, self._digest = plan, plan.digest()
         self.term = max(self.term, plan.term)
         self._assign_all()
@@ -133,8 +136,9 @@ class Membership:
 def term_after(plan: Plan, previous: Report | None) -> int:
     """Return a term for a new coordinator: higher than the terms in the job's last report and on the checkpoint volume.
 
-    Agents obey the coordinator with the highest term. They cannot tell the highest term, because agents that have just
-    started have seen no term.
+    A term is a number that rises with each new coordinator. Agents obey the coordinator with the highest term.
+    ``previous``: the last report of an earlier coordinator, or None. The highest term is read from the report and the
+    volume, because agents that have just started have seen no term.
     """
     reported = previous.term if previous is not None and previous.uid == plan.uid else 0
     return max(reported, claimed_term(plan) if plan.checkpoint.enabled else 0) + 1

@@ -44,7 +44,11 @@ class Mpirun:
         self._watching = asyncio.create_task(self._watch(Output("[mpirun] ", read_fd), ended))
 
     async def launch_daemon(self, pod: str, command: str) -> tuple[int, str]:
-        """Run the MPI daemon in ``pod``, in place of ``ssh POD COMMAND``. Return its (exit code, last output)."""
+        """Let the agent of ``pod`` run the MPI daemon, which mpirun would start with ``ssh POD COMMAND``.
+
+        Wait until the daemon ends. Return its (exit code, last output). If the daemon cannot be started, the exit code
+        is 1 and the text says why.
+        """
         if pod not in self._pods:
             return 1, f"found pod {pod}; expected one of {self._pods}\n"
         try:
@@ -58,13 +62,16 @@ class Mpirun:
         return await ended
 
     def daemon_ended(self, pod: str, code: int, tail: str) -> None:
-        """Complete a pod's ``launch_daemon`` call after its daemon ended."""
+        """Make the pending ``launch_daemon`` call for ``pod`` return (``code``, ``tail``): the daemon has ended.
+
+        Do nothing if no call is pending for ``pod``.
+        """
         ended = self._daemons.pop(pod, None)
         if ended is not None and not ended.done():
             ended.set_result((code, tail))
 
     def end(self) -> None:
-        """Kill mpirun without calling ``ended``."""
+        """Kill mpirun without calling the constructor's ``ended``. Pending calls of ``launch_daemon`` return."""
         self._watching.cancel()
         self.process.kill()
         for pod in list(self._daemons):
@@ -77,7 +84,7 @@ class Mpirun:
 
 
 class Launcher:
-    """The mpirun process of the current attempt, if any."""
+    """Start and end mpirun for each attempt (launch of all ranks), one attempt after another."""
 
     def __init__(self, settings: Settings, reaper: Reaper, env: dict[str, str], links: Links) -> None:
         self._settings, self._reaper, self._env, self._links = settings, reaper, env, links
@@ -85,28 +92,38 @@ class Launcher:
         self._stopped = StoppedProcesses()
 
     def start(self, plan: Plan, attempt: str, ended: Callable[[Exit, str], None]) -> None:
-        """Start mpirun. Raise the errors of ``Mpirun``."""
+        """Start mpirun, which launches the ranks of ``plan``. ``attempt``: the name of this launch.
+
+        ``ended``: called with mpirun's exit status and last output if mpirun ends by itself. Raise ValueError if mpirun
+        cannot launch this plan, and OSError if mpirun cannot be started.
+        """
         self._mpirun = Mpirun(self._settings, self._reaper, self._env, plan, attempt, self._links, ended)
 
     async def launch_daemon(self, pod: str, command: str) -> tuple[int, str]:
-        """Run a pod's MPI daemon; see ``Mpirun.launch_daemon``."""
+        """Let the agent of ``pod`` run the MPI daemon for the current mpirun process; see ``Mpirun.launch_daemon``.
+
+        If mpirun does not run, return (1, an error message).
+        """
         if self._mpirun is None:
             return 1, "no attempt is being launched\n"
         return await self._mpirun.launch_daemon(pod, command)
 
     def daemon_ended(self, pod: str, code: int, tail: str) -> None:
-        """Record that a pod's daemon ended."""
+        """Record that the MPI daemon of ``pod`` ended with the exit code ``code`` and the last output ``tail``."""
         if self._mpirun is not None:
             self._mpirun.daemon_ended(pod, code, tail)
 
     def check_stopped(self, now_s: float) -> None:
-        """Kill mpirun if SIGSTOP has stopped it for too long. The attempt then ends."""
+        """Kill mpirun if SIGSTOP has stopped it for too long, which ends the attempt.
+
+        Call this method regularly. ``now_s``: present time of a monotonic clock.
+        """
         running = [self._mpirun.process] if self._mpirun is not None else []
         for process in self._stopped.poll(running, now_s):
             process.kill()
 
     def end(self) -> None:
-        """Kill mpirun if it runs. Do not report its end."""
+        """Kill mpirun if it runs. Do not call the function ``ended`` that was passed to ``start``."""
         mpirun, self._mpirun = self._mpirun, None
         if mpirun is not None:
             mpirun.end()

@@ -1,7 +1,7 @@
-"""A job as its coordinator observes it: a record of the events of one queue, without decisions about the job.
+"""A job as its coordinator observes it: the events from pods and ranks are recorded, but nothing is decided here.
 
-Only direct consequences of an event are published at once: a new phase, a plan in which only the number or the term
-changed, and a request to write the report.
+After an event, this module only publishes direct consequences: it sets a new phase, sends the pods a plan in which only
+the number or the term changed, or requests that the report is written now. The module ``coordinator`` decides.
 """
 
 import logging
@@ -68,7 +68,10 @@ class ObservedJob:
         """Pods that may still run processes of the previous attempt."""
         self.attempt: Attempt | None = None
         self.outputs: dict[int, RankOutput] = {}
-        """The last output of each rank that has ended in the current attempt or, until it begins, the previous one."""
+        """The last output of each rank that has ended, by rank number.
+
+        The outputs are those of the current attempt or, between two attempts, those of the previous attempt.
+        """
         self.attempts = 0
         self.trained = False
         """True if ranks have completed a step of this plan, under this or an earlier coordinator."""
@@ -182,7 +185,7 @@ class ObservedJob:
             self.set_phase(RunPhase.RUNNING)
 
     async def store_outputs(self) -> None:
-        """Store the ranks' last output where it outlives the pods."""
+        """Store the last output of all ended ranks outside the pods, so that users can read it after the pods' end."""
         if self.outputs:
             await self.reporter.write_outputs(packed(self.outputs))
 

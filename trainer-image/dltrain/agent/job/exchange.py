@@ -28,7 +28,7 @@ class Exchange(ABC):
 
     @abstractmethod
     async def write(self, report: Report) -> None:
-        """Write the report. Raise OSError, TimeoutError or ApiError."""
+        """Write the report in place of the previous one. Raise OSError, TimeoutError or ApiError on failure."""
 
     @abstractmethod
     async def write_outputs(self, files: Mapping[str, bytes]) -> None:
@@ -152,9 +152,10 @@ def parse_report(text: str) -> Report | None:
 
 
 class ReportWriter:
-    """Write the job's progress report, from ``compose()``, every ``PERIOD_S`` seconds and at once after ``urge``.
+    """Write the job's progress report every ``PERIOD_S`` seconds, and at once after a call of ``urge``.
 
-    Skip unchanged reports.
+    The coordinator sets ``compose``, a function that returns the current report. While ``compose`` is None or the
+    report has not changed, nothing is written.
     """
 
     PERIOD_S = 10.0
@@ -194,7 +195,10 @@ class ReportWriter:
                 self._urgent.set()
 
     async def last(self, within_s: float) -> None:
-        """Try once more to write the report, for at most ``within_s`` seconds, before the agent exits."""
+        """Try once more to write the report before the agent exits. Give up after ``within_s`` seconds.
+
+        A failure is only logged.
+        """
         try:
             async with asyncio.timeout(within_s):
                 await self._write()

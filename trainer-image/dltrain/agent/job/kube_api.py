@@ -63,12 +63,12 @@ class KubeApi:
         )
 
     async def get(self, name: str) -> dict[str, Any]:
-        """Return a ConfigMap."""
+        """Return the ConfigMap ``name`` as the dictionary of its JSON."""
         result: dict[str, Any] = json.loads(await self._call("GET", self._path(name)))
         return result
 
     async def patch_data(self, name: str, data: dict[str, str]) -> None:
-        """Merge keys into a ConfigMap's data."""
+        """Set the keys of ``data`` in the ``data`` field of the ConfigMap ``name``. Other keys remain."""
         await self._call("PATCH", self._path(name), json.dumps({"data": data}).encode())
 
     async def put_files(self, name: str, files: Mapping[str, bytes]) -> None:
@@ -78,7 +78,10 @@ class KubeApi:
         await self._call("PATCH", self._path(name), json.dumps(patch).encode(), "application/json-patch+json")
 
     async def watch(self, name: str, resource_version: str) -> AsyncIterator[dict[str, Any]]:
-        """Yield the ConfigMap's events after a version. End when the server closes the watch or after 5 minutes."""
+        """Yield the watch events of the ConfigMap ``name`` that follow its version ``resource_version``.
+
+        The iteration ends when the server closes the watch, after at most about 5 minutes.
+        """
         query = f"?watch=true&fieldSelector=metadata.name%3D{name}&resourceVersion={resource_version}"
         query += f"&timeoutSeconds={_WATCH_S}"
         reader, writer = await self._open("GET", self._path("").rstrip("/") + query, b"")
@@ -133,7 +136,7 @@ class KubeApi:
 
 
 async def _head(reader: asyncio.StreamReader) -> tuple[int, bool]:
-    """Return (HTTP status, True if the body is chunked)."""
+    """Read the head of an HTTP response. Return (HTTP status, True if the body has a chunked transfer encoding)."""
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     except asyncio.IncompleteReadError as error:
@@ -145,7 +148,10 @@ async def _head(reader: asyncio.StreamReader) -> tuple[int, bool]:
 
 
 async def _body(reader: asyncio.StreamReader, chunked: bool) -> AsyncIterator[bytes]:
-    """Yield the body piece by piece until the last chunk or the end of the connection."""
+    """Yield the body of an HTTP response in pieces. ``chunked``: True if it has a chunked transfer encoding.
+
+    The iteration ends after the last chunk or, without chunks, at the end of the connection.
+    """
     try:
         while chunked and (size := int((await reader.readline()).split(b";")[0] or b"0", 16)):
             yield (await reader.readexactly(size + 2))[:-2]

@@ -107,7 +107,10 @@ class LocalRanks:
                     process.kill()
 
     async def begin(self, attempt: str, plan: Plan) -> None:
-        """Kill the processes of the previous attempt, then begin an attempt with this plan."""
+        """Kill the processes of the previous attempt (launch of all ranks), and prepare this pod for a new attempt.
+
+        ``attempt``: the name of the new attempt. ``plan``: the plan that the ranks read from ``plan_file``.
+        """
         await self.end()
         self.attempt, self._plan = attempt, plan
         commands.session_dir(self.run_dir).mkdir(mode=0o700)
@@ -147,11 +150,12 @@ class LocalRanks:
                     segment.unlink()
 
     def stop(self, grace_s: float, *, progressed: bool | None) -> None:
-        """Ask the ranks to checkpoint and exit. Kill ranks without progress at once, and the rest after ``grace_s``.
+        """Ask the ranks of this pod to checkpoint and exit. Kill those that still run after ``grace_s`` seconds.
 
         ``progressed``: True if any rank of the attempt has completed a step. A checkpoint then needs every rank, even
-        one that has not reported a step yet. None: not known yet; a later call with the coordinator's answer follows. A
-        rank that never connected to the agent runs a script without ``dltrain``, so it gets SIGTERM.
+        one that has not reported a step yet. False: kill ranks that have not reported a step at once. None: unknown;
+        the coordinator then calls this method again with True or False. A rank that is not connected to the agent gets
+        SIGTERM, because it runs a script without ``dltrain``.
         """
         for run in self.running.values():
             if run.writer is None:
@@ -174,7 +178,7 @@ class LocalRanks:
         self._emit(RankLog(attempt=attempt, rank=run.rank.rank, tail=run.output.tail))
 
     def start_daemon(self, arguments: tuple[str, ...]) -> None:
-        """Run the Open MPI daemon. Emit an event when it ends."""
+        """Run the Open MPI daemon with the command-line arguments ``arguments``. Emit an event when it ends."""
         attempt = self.attempt
         read_fd, write_fd = os.pipe()
         env = commands.mpi_environment(self._env, self._interface, attempt, self.run_dir)
@@ -214,7 +218,7 @@ class LocalRanks:
         start = self.spawner.start(commands.rank_command(plan), env=env, cwd=str(Path.cwd()), output=write_fd)
         starting = self._spawn(start, self._starting)
         started = self._coming[rank.rank] = asyncio.Event()
-        await asyncio.wait({starting})  # The zygote answers after its imports.
+        await asyncio.wait({starting})  # The zygote, which forks the rank, answers only after its imports.
         os.close(write_fd)
         started.set()  # Coroutines that wait for this event resume after this function has returned.
         if starting.cancelled() or starting.exception() is not None:

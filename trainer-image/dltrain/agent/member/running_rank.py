@@ -13,7 +13,12 @@ from dltrain.protocol.rank_messages import Mark, RankMessage, Step, Stop
 
 @dataclass(eq=False)
 class Running:
-    """The process of one rank and its latest message of each type."""
+    """The process of one rank, with its output and its latest message of each type.
+
+    ``last_message_unix_s``: Unix time of the last message; 0 before the first one. ``writer``: the connection to the
+    rank, or None while the rank is not connected. ``finished``: a task that ends when the agent has reported the end of
+    the process; None before the task is created.
+    """
 
     rank: Rank
     process: Process
