@@ -27,7 +27,7 @@ _TRIAL_S, _FINAL_S = 10e-3, 50e-3
 a buffer would take longer, only its first part is reduced."""
 _FINALISTS = 4
 _MEASUREMENT_S = 1e-3
-"""Time in seconds for which an all-reduce is repeated in one measurement."""
+"""Approximate duration of one measurement in seconds. Shorter all-reduces are repeated, at most 100 times."""
 _ELIMINATION_RATIO = 3.0
 """A candidate is eliminated if its first measurement is slower than the best one's by this factor. The factor is large,
 because a rank that loses its CPU for a moment doubles a measurement."""
@@ -35,7 +35,10 @@ because a rank that loses its CPU for a moment doubles a measurement."""
 
 @dataclass(frozen=True)
 class Pick:
-    """The collective for buffers of one size class."""
+    """An all-reduce algorithm and its segment size, as a candidate or as the choice for buffers of one size class.
+
+    A buffer's size class is log4 of its bytes, rounded down. ``strategy``: the name of the algorithm, such as "Ring".
+    """
 
     strategy: str
     segment_nbytes: int = 0
@@ -51,7 +54,7 @@ class Pick:
 Picks = Mapping[int, Pick]
 """The chosen collectives by size class. A buffer's size class is log4 of its bytes, rounded down."""
 Make = Callable[[Any, list[torch.Tensor], Pick], Collective]
-"""A function that makes the collective for (communicator, buffers, pick)."""
+"""A function that creates the collective that a ``Pick`` names: (communicator, buffers, pick) → collective."""
 
 
 def size_class(nbytes: int) -> int:
@@ -68,8 +71,9 @@ class Auto(Collective):
     ) -> None:
         """Measure the ``candidates`` (the most likely first) on ``buffers``, which must contain only zeros.
 
-        ``make``: makes the collective of a candidate. ``picks``: results of an earlier measurement. If they cover the
-        size classes of all buffers, they replace the measurement. Raise PeerLostError.
+        ``make``: creates the collective of a candidate. ``picks``: results of an earlier measurement, or None. If they
+        cover the size classes of all buffers, nothing is measured and ``picks`` is used. All ranks must call this
+        together. Raise PeerLostError.
         """
         super().__init__(comm, buffers)
         self._make = make
@@ -86,18 +90,20 @@ class Auto(Collective):
         self.use(picks)
 
     def reuse(self, picks: Picks) -> None:
-        """Use ``picks`` of another measurement if they suit these buffers and ranks.
+        """Use ``picks``, the algorithms of an earlier run, so that numbers are added in the same order as in that run.
 
-        Both collectives then add numbers in the same order.
-
-        All ranks must call this method together, without a pending reduction. Raise PeerLostError.
+        Ignore ``picks`` if it lacks the size class of a buffer or names an algorithm that is not a candidate here. All
+        ranks must call this method together, without a pending reduction. Raise PeerLostError.
         """
         mine = {number: picks.get(number) for number in self.picks}
         if mine != self.picks and all(pick is not None and pick.strategy in self._strategies for pick in mine.values()):
             self.use({number: pick for number, pick in mine.items() if pick is not None})
 
     def use(self, picks: Picks) -> None:
-        """Reduce each buffer with the collective that ``picks`` names for its size class, from now on."""
+        """From now on, reduce each buffer with the algorithm that ``picks`` names for the size class of this buffer.
+
+        All ranks must call this method together, because it duplicates the communicator.
+        """
         for part in self._parts:
             part.close()
         self.picks = dict(picks)
@@ -137,7 +143,7 @@ class Auto(Collective):
         part = buffer[: max(1, _FIRST_NBYTES // buffer.itemsize)]
         if len(part) < len(buffer):
             first = self._make(self.comm, [part], candidates[0])
-            self._timed(first, 1)  # the first one opens connections and touches memory
+            self._timed(first, 1)  # the first all-reduce opens connections and touches memory
             part = buffer[: max(len(part), int(len(part) * _TRIAL_S / self._timed(first, 1)))]
             first.close()
         ranking = self._race(part, candidates)
@@ -148,7 +154,10 @@ class Auto(Collective):
         return Pick(best.strategy, best.segment_nbytes, part.nbytes / best_interval_s)
 
     def _race(self, buffer: torch.Tensor, candidates: Sequence[Pick]) -> list[tuple[Pick, float]]:
-        """Return the measured candidates with their typical times in seconds, fastest first."""
+        """Measure ``candidates`` on ``buffer``. Return (candidate, typical seconds of an all-reduce), fastest first.
+
+        Candidates that are far slower than the best one, or for which no time is left, are missing.
+        """
         began = time.perf_counter()
         race: dict[Pick, Collective] = {}
         times: dict[Pick, list[float]] = {}
@@ -162,7 +171,7 @@ class Auto(Collective):
             if race and self._agreed(time.perf_counter() - began > BUDGET_S):
                 break
             race[pick] = self._make(self.comm, [buffer], pick)
-            self._timed(race[pick], 1)  # the first one opens connections and touches memory
+            self._timed(race[pick], 1)  # the first all-reduce opens connections and touches memory
             first_s = self._timed(race[pick], 1)
             repeats[pick] = max(1, min(100, int(_MEASUREMENT_S / first_s)))
             times[pick] = [first_s if repeats[pick] == 1 else self._timed(race[pick], repeats[pick])]
@@ -178,7 +187,10 @@ class Auto(Collective):
         return sorted(((pick, _typical(times[pick])) for pick in left), key=lambda found: found[1])
 
     def _timed(self, collective: Collective, repeats: int) -> float:
-        """Return the slowest rank's seconds for one all-reduce after a common start. All ranks get the same value."""
+        """Return the seconds that one all-reduce takes on the slowest rank, as the mean of ``repeats`` all-reduces.
+
+        All ranks start together and get the same value.
+        """
         self._max(0.0)
         began = time.perf_counter()
         for _ in range(repeats):
@@ -202,5 +214,8 @@ class Auto(Collective):
 
 
 def _typical(times: list[float]) -> float:
-    """Return the lower quartile, because disturbances only add time, and may affect most of a few measurements."""
+    """Return the lower quartile of ``times``, because disturbances only add time.
+
+    If there are few measurements, disturbances may affect most of them, so the median would be too high.
+    """
     return sorted(times)[len(times) // 4]

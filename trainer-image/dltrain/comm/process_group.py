@@ -32,12 +32,15 @@ _FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"
 _TRANSPORTS = "OMPI_MCA_btl"
 SLICE_NBYTES = 2**18
 """Size of messages outside of all-reduces. Open MPI moves only a fragment or two of a message per call, and a waiting
-rank calls it at increasing intervals. In shared memory, 90 MB moved at 90 MB/s in slices of 16 MiB, but at 870 MB/s in
+rank calls MPI at increasing intervals. In shared memory, 90 MB moved at 90 MB/s in slices of 16 MiB, but at 870 MB/s in
 slices of this size."""
 
 
 class ProcessGroup:
-    """This rank among ``size`` ranks. ``comm``: mpi4py's communicator, None for a single rank without MPI."""
+    """The group of ranks that communicate with each other. ``rank``: this rank's number among the ``size`` ranks.
+
+    ``comm``: the mpi4py communicator of the group, or None for a single rank without MPI.
+    """
 
     def __init__(self, comm: Any = None) -> None:
         self.comm = comm
@@ -81,7 +84,11 @@ class ProcessGroup:
             )
 
     def split(self, chosen: Sequence[bool]) -> "ProcessGroup":
-        """Return the process group of the ranks with the same value in ``chosen`` as this rank."""
+        """Return the process group of the ranks that have the same value in ``chosen`` as this rank.
+
+        ``chosen``: one value for each rank. If all values are True, return this process group itself. All ranks must
+        call this method together.
+        """
         if self.comm is None or all(chosen):
             return self
         return ProcessGroup(self.comm.Split(int(chosen[self.rank]), self.rank))
@@ -119,7 +126,7 @@ class ProcessGroup:
         return total
 
     def collect(self, data: bytes) -> list[bytes]:
-        """Return every rank's bytes, by rank. Their lengths may differ. Raises PeerLostError."""
+        """Return the ``data`` of every rank, by rank number. The lengths may differ. Raises PeerLostError."""
         if self.comm is None or self.size == 1:
             return [data]
         counts = [int(count) for (count,) in self.gather([len(data)])]
@@ -130,7 +137,10 @@ class ProcessGroup:
         return [content[end - count : end].tobytes() for end, count in zip(ends, counts, strict=True)]
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
-        """Return every rank's values, by rank. All ranks must pass the same number. Raises PeerLostError."""
+        """Return the ``values`` of every rank, by rank number. Raises PeerLostError.
+
+        All ranks must pass the same number of values.
+        """
         mine = np.array(values, dtype=np.float64)
         everyone = np.empty((self.size, len(mine)))
         everyone[self.rank] = mine
@@ -161,12 +171,12 @@ class ProcessGroup:
             raise translate(error) from error
 
     def close(self) -> None:
-        """Leave together with all ranks. Raises PeerLostError."""
+        """Wait until all ranks have called this method. Then end MPI, unless ranks were lost. Raises PeerLostError."""
         if self.comm is not None:
             from mpi4py import MPI
 
             if not MPI.Is_finalized():
-                self._wait(self.comm.Ibarrier)  # Finalize would poll at full speed while rank 0 writes
+                self._wait(self.comm.Ibarrier)  # Finalize would poll at full speed while rank 0 writes files
                 if self._whole:
                     # After a loss of ranks, Finalize sometimes hangs, so the agents clean up instead.
                     MPI.Finalize()

@@ -19,7 +19,7 @@ from dltrain.comm.schedules.ring import Ring
 from dltrain.comm.schedules.tree import Tree
 
 SCHEDULED: dict[str, type[Scheduled]] = {kind.name: kind for kind in (Ring, Tree, Butterfly, HalvingDoubling)}
-"""Collectives that differ only in their schedule, and need only a communicator."""
+"""Collectives by name that are defined by a schedule, which is a list of the messages of each rank."""
 AUTO = "Auto"
 KIB = 2**10
 EAGER_NBYTES = 56 * KIB
@@ -72,9 +72,10 @@ def choose(
 
 
 def candidates(segment_nbytes: int, region: Region | None, size: int) -> list[Pick]:
-    """Return the candidates of ``Auto`` for ``size`` ranks, most likely first.
+    """Return the all-reduce algorithms that the collective ``Auto`` measures on ``size`` ranks, most likely first.
 
-    Short segments suit slow links, and longer ones suit fast links. Torch is excluded, because it needs separate ports.
+    ``segment_nbytes``: the plan's segment size. ``region``: memory that all ranks share, or None. Short segments suit
+    slow links, and longer ones suit fast links. Torch is excluded, because it needs separate ports.
     Between two ranks, halving-doubling is a ring.
     """
     return [
@@ -92,7 +93,10 @@ def candidates(segment_nbytes: int, region: Region | None, size: int) -> list[Pi
 
 
 def _made(region: Region | None, comm: Any, buffers: list[torch.Tensor], pick: Pick) -> Collective:
-    """Return the collective of ``pick``, which takes over ``comm``. ``region``: needed for ``SharedMemory`` only."""
+    """Return the collective that ``pick`` names. Nothing else may use the communicator ``comm`` from then on.
+
+    ``region``: memory that all ranks share, which only ``SharedMemory`` needs.
+    """
     if pick.strategy == "SharedMemory":
         from dltrain.comm.algorithms.shared_memory import SharedMemory
 

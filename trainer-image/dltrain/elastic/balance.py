@@ -2,9 +2,9 @@
 
 All ranks exchange their measurements together with the gradients. Every rank then computes with the same numbers, so
 all ranks make the same decision without another message. A change of shares is a trial: it is reverted unless steps
-become shorter, so a wrong prediction costs only one window of steps. Predictions can be wrong because time is not
-linear in the share: under a CPU quota, a waiting rank accumulates CPU time and seems faster than it can be in the long
-run.
+become shorter, so a wrong prediction costs only one window (at least 20 steps and 2 s). Predictions can be wrong
+because the time of a step is not linear in the share: under a CPU quota, a waiting rank accumulates CPU time and seems
+faster than it can be in the long run.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ SETTLING_STEPS = 2
 MIN_PREDICTED_GAIN = 0.05
 """Minimum fraction by which new local batch sizes must shorten the slowest rank's predicted computing to be tried."""
 MIN_MEASURED_GAIN = 0.02
-"""Keep new local batch sizes only if measured steps are shorter than before by at least this fraction."""
+"""Minimum fraction by which new local batch sizes must shorten the measured steps. Otherwise they are reverted."""
 MEMORY = 4
 """Number of windows (sequences of measured steps) from which a rank's speed is estimated.
 
@@ -40,7 +40,7 @@ class Balance:
     def __init__(self, shares: Sequence[int], limits: Sequence[int]) -> None:
         """Begin with ``shares``, the local batch size of each rank; 0 for parameter servers.
 
-        ``limits``: the largest share that fits into each rank's memory.
+        ``limits``: the largest local batch size of each rank that fits into its memory.
         """
         self.shares = tuple(shares)
         self._limits = tuple(limits)

@@ -27,7 +27,10 @@ _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @cache
 def _odd(device: torch.device) -> Tensor:
-    """Return the hash's odd factors on ``device``: the i-th element of every hashed block is multiplied by the i-th."""
+    """Return the fixed odd factors of the hash, as a tensor on ``device``.
+
+    The i-th element of every hashed block is multiplied by the i-th factor.
+    """
     count, generator = _WORDS if device.type == "cpu" else _GPU_WORDS, torch.Generator().manual_seed(0)
     return torch.randint(-(2**63), 2**63 - 1, (count,), generator=generator).bitwise_or_(1).to(device)
 

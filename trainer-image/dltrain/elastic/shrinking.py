@@ -34,7 +34,10 @@ class Elastic:
     def __init__(self, plan: Plan, process_group: ProcessGroup, *, on_cpu: bool) -> None:
         self.alive: tuple[int, ...] = tuple(range(process_group.size))
         self.agree_s = 0.0
-        """Duration of the last agreement in seconds. Most of it is spent waiting for the slowest rank."""
+        """Seconds that all ranks needed to agree whether the last collective operation succeeded on every rank.
+
+        Most of this time is spent waiting for the slowest rank.
+        """
         self._process_group, self._min_ranks, self._number = process_group, plan.min_ranks, process_group.rank
         self.active = (
             plan.min_ranks < process_group.size
@@ -46,10 +49,11 @@ class Elastic:
         """True if the process group may shrink. Otherwise a loss raises PeerLostError, which leads to a restart."""
 
     def run_or_abort(self, operation: Callable[[], T], wake: Callable[[], None]) -> T | None:
-        """Run a collective operation. Return None on all ranks if a rank is lost before all complete the operation.
+        """Run the collective ``operation`` and return its result, if it succeeded on all ranks.
 
-        ``wake``: a function that aborts the operation on other ranks, where it may wait for a lost rank. If the process
-        group cannot shrink (``active`` is false), raise PeerLostError after a loss.
+        Return None on all remaining ranks if a rank is lost before every rank has completed the operation. ``wake``: a
+        function that aborts the operation on other ranks, which may otherwise wait for the lost rank forever. If the
+        process group cannot shrink (``active`` is False), raise PeerLostError after a loss.
         """
         if not self.active:
             return operation()

@@ -37,9 +37,10 @@ class Team:
     def __init__(
         self, plan: Plan, process_group: ProcessGroup, reporter: RankReporter, lost: Callable[[], None], *, on_cpu: bool
     ) -> None:
-        """Create the process group of the workers, which compute gradients.
+        """Create the process group of the workers, which are the ranks that compute gradients.
 
-        ``lost``: called after the group has shrunk.
+        ``lost``: called each time the process group has shrunk after a loss of ranks. ``on_cpu``: True if this rank
+        computes on a CPU. Only then can the process group shrink.
         """
         self.plan, self.process_group = plan, process_group
         self.shares = self.planned_shares
@@ -49,9 +50,12 @@ class Team:
         """This rank's number among the workers (or among the servers, for a server), and the number of workers."""
         self.elastic = Elastic(plan, process_group, on_cpu=on_cpu)
         self.whole: tuple[int, ...] | None = None
-        """Local batch sizes before ranks were lost, or None. A checkpoint stores them for when the ranks return."""
+        """Local batch sizes before the first loss of ranks, or None if no rank was lost.
+
+        Checkpoints store these sizes, so that a restart with all ranks uses them again.
+        """
         self.rank, self.size = process_group.rank, process_group.size
-        """This rank's number and the number of ranks in the plan, regardless of losses."""
+        """This rank's number in the plan and the plan's number of ranks. Both stay the same if ranks are lost."""
         self._reporter, self._lost = reporter, lost
         self._parallel: DataParallel | None = None
         self._retired: list[DataParallel] = []
@@ -63,7 +67,7 @@ class Team:
 
     @property
     def taken(self) -> bool:
-        """Return True if ``take`` has set the model."""
+        """Return True if ``take`` was called, so that the model and the optimizer are set."""
         return self._parallel is not None
 
     @property
@@ -84,10 +88,11 @@ class Team:
         self._rebuild()
 
     def measure(self, step: int, steps: int, *, always: bool) -> bool:
-        """Return True if ranks exchange the norms of their local gradients at step ``step`` of ``steps``.
+        """Decide whether ranks exchange the norms of their local gradients in step ``step`` of ``steps`` steps.
 
-        The norms show the noise of the gradient. If they are exchanged, also tell the parallelism strategy to do so.
-        ``always``: exchange the norms at every step instead of at some steps, if the strategy allows it.
+        Configure the parallelism strategy accordingly, and return the decision. The gradient noise scale is computed
+        from these norms. ``always``: True to exchange the norms at every step instead of only at some steps. They are
+        never exchanged with a single worker or with a parallelism strategy other than "Data".
         """
         measures_square = self.plan.parallelism == "Data" and self.workers > 1
         measures_square = measures_square and (always or step % stride(steps) == 0)
@@ -172,7 +177,7 @@ class Team:
         """Check the weights that ranks passed to ``t.weigh`` in this step. The gradient is divided by their sum.
 
         ``agreed``: the values that ranks exchanged in this step, summed over ranks. Raise MisuseError if only some
-        ranks called it, and RuntimeError if the sum of the weights is 0.
+        ranks called ``t.weigh``, and RuntimeError if the sum of the weights is 0.
         """
         if agreed.weighed != self.workers:
             raise MisuseError(
@@ -188,8 +193,8 @@ class Team:
     def agree_on_parameters(self, step: int) -> bool:
         """Check that all workers have equal parameters, and report the result to the agent.
 
-        Return True, because ``together`` takes None for a loss of ranks. Raise ParametersDivergedError if they differ,
-        and PeerLostError if a rank is lost.
+        Always return True, because ``together`` interprets the result None as a loss of ranks. Raise
+        ParametersDivergedError if parameters differ, and PeerLostError if a rank is lost.
         """
         parameters = self.parallel.replicated(self.model)
         if self.workers == 1 or not self.shares[self.rank] or not parameters:
@@ -205,7 +210,7 @@ class Team:
         return True
 
     def close(self) -> None:
-        """Free the collective."""
+        """Free the collective that reduces the gradients, if there is one. Training cannot continue afterwards."""
         if self._parallel is not None:
             self._parallel.close()
             self._parallel = None
@@ -218,9 +223,9 @@ class Team:
         self.process_group.abandon()
 
     def _rebuild(self) -> DataParallel:
-        """Create the gradient buffers and the parallelism strategy for the current ranks.
+        """Create the gradient buffers and the parallelism strategy for the current ranks, and return the strategy.
 
-        Buffers of an earlier strategy stay allocated, but unused.
+        After a loss of ranks, the buffers of the previous strategy stay allocated, because messages may still arrive.
         """
         if self._parallel is not None:
             self._parallel.retire()

@@ -29,7 +29,10 @@ class Ranks:
 
 
 class SyncBatchNorm(_BatchNorm):
-    """A replacement for the BatchNorm layer ``like``, with the same parameters and buffers under the same names."""
+    """A replacement for the BatchNorm layer ``like``. In training, its statistics cover the samples of all ranks.
+
+    Its parameters and buffers are those of ``like``, under the same names.
+    """
 
     def __init__(self, like: _BatchNorm, ranks: "Ranks") -> None:
         nn.Module.__init__(self)
@@ -98,7 +101,8 @@ class _Normalize(torch.autograd.Function):
         output = normal if weight is None else normal * weight.view(shape)
         if bias is not None:
             output = output + bias.view(shape)
-        # Normalized values rounded to 16 bits would bias the sums, so backward recomputes them from 16-bit input.
+        # Rounding normalized values to 16 bits would bias the sums of the backward pass. If the input has 16 bits,
+        # backward therefore recomputes the normalized values from the saved input.
         ctx.save_for_backward(normal if given is x else given, weight, inverse.to(x.dtype), mean.to(x.dtype))
         ctx.ranks, ctx.counted, ctx.count, ctx.over, ctx.shape, ctx.has_bias = (
             layer._ranks,

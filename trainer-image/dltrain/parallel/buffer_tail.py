@@ -26,16 +26,17 @@ class Shared(NamedTuple):
     within: float = 0.0
     """Weight times squared norm of this rank's local gradient, for AdaScale and the gradient noise scale."""
     weighed: float = 0.0
-    """Number of ranks that called ``weigh``."""
+    """1 if this rank called ``t.weigh`` in this step. The sum over ranks is the number of ranks that called it."""
     weight: float = 0.0
-    """Sum of the weights passed to ``weigh``, such as numbers of tokens."""
+    """The weight, such as a number of tokens, that this rank passed to ``t.weigh`` in this step; 0 without a call."""
 
 
 class Agreed(NamedTuple):
-    """The content of the tail after the reduction over ranks.
+    """The content of the tail (the end of the gradient buffer) after it was summed over ranks.
 
-    ``shared``: the values of ``Shared``, summed over ranks. The lists contain each rank's times in the previous step,
-    in seconds; ``pack`` describes them.
+    ``shared``: the values of ``Shared``, summed over ranks. The lists contain one time in seconds for each rank, from
+    the rank's previous step: the arguments ``compute_s`` (in ``computed``), ``exposed_s`` (in ``exposed``) and
+    ``demanded_s`` (in ``demanded``) that the rank passed to ``pack``.
     """
 
     shared: Shared
@@ -64,7 +65,10 @@ def pack(
 
 
 def unpack(total: Sequence[float], ranks: int) -> Agreed:
-    """Split the tail (the end of the gradient buffer, summed over ranks) into the values that ``pack`` wrote."""
+    """Split the tail (the end of the gradient buffer) after the sum over ranks into the sums of the packed values.
+
+    ``total``: the values of the tail. ``ranks``: the number of ranks.
+    """
     own, times = total[: len(Shared())], list(total[len(Shared()) :])
     return Agreed(Shared(*own), *(times[i * ranks : (i + 1) * ranks] for i in range(3)))
 

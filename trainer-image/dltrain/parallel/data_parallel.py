@@ -71,18 +71,24 @@ class DataParallel(Placement):
         self.waited = Lap()
         """Time of the current step in which calls of the script, such as ``backward``, waited for other ranks."""
         self.passes = Passes(self.buffer.flat.device)
-        """Backward passes of the current step."""
+        """A measurement of the duration of the current step's backward passes."""
         self.sum_s = 0.0
         """Seconds of the last step from the start of the first reduction to the end of the last one."""
         self._sums_began = 0.0
         self.square = 0.0
         """Squared norm of this rank's part of the last gradient. 0 if every rank has the whole gradient."""
         self.square_at: int | None = None
-        """Index in the tail for the product of this rank's weight and squared gradient norm. None: do not share it."""
+        """Index in the tail at which this rank shares its weight times the squared norm of its local gradient.
+
+        The tail consists of the last values of the buffer. None: do not share this value.
+        """
         self.measured_norm = 0.0
         """Norm of the global batch's gradient before the script changes it. Set only if ``square_at`` is set."""
         self.weight_at: int | None = None
-        """Index in the tail of the sum of loss weights, by which the gradient is divided. None: do not divide."""
+        """Index of the value in the tail (the last values of the buffer) that contains the weight of each rank's loss.
+
+        If its sum over ranks is not 0, the reduced gradient is divided by this sum. None: do not divide.
+        """
         self._own_square: torch.Tensor | float = 0.0
         self._summed: list[float] = []
         """Marks and tail of the buffer (see ``gradient_buffer``), summed over ranks."""
@@ -377,6 +383,6 @@ class DataParallel(Placement):
         self._handles = []
 
     def close(self) -> None:
-        """Remove the hooks and free the collective."""
+        """Remove the backward hooks and free the collective that reduces the gradients."""
         self.retire()
         self.collective.close()

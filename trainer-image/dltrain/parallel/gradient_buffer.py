@@ -95,7 +95,7 @@ class GradientBuffer:
         self.marks = self.flat[gradients : gradients + marks]
         self.tail = self.flat[gradients + marks :]
         self.exchanged = self.flat[gradients:]
-        """Marks and tail."""
+        """The part of the buffer that contains the marks and the tail."""
         self.views: list[Tensor] = []
         for bucket in self.buckets:
             offset = bucket.start

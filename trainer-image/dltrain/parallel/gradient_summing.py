@@ -37,7 +37,7 @@ def data_parallel(
     tail: int,
     before: DataParallel | None = None,
 ) -> DataParallel:
-    """Return the data-parallel strategy of a plan.
+    """Create the data-parallel strategy of a plan: the gradient buffer and the collective that reduces it.
 
     ``tail``: number of values that ranks share at every step. ``before``: the strategy of the process group before it
     shrank, whose measurements of algorithms are reused. All ranks must call this together. Raise PeerLostError,
@@ -85,7 +85,7 @@ def choices(parallel: DataParallel) -> Choices:
 
 
 def choices_from_record(sums: Sequence[Summing]) -> Choices:
-    """Convert the all-reduce algorithms ``sums`` of a run report to the form that ``reuse`` accepts."""
+    """Convert ``sums``, the all-reduce algorithms in a run report, to the list that ``reuse`` accepts."""
     return [[size_class(each.nbytes), each.strategy, each.segment_nbytes] for each in sums]
 
 

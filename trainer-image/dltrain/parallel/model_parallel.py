@@ -130,7 +130,10 @@ class ModelParallel(DataParallel):
         self.waited += Lap(seconds)
 
     def gradient_norm(self) -> float:
-        """Return the gradient norm of this rank's parameters. If several ranks have one, only the lowest counts it."""
+        """Return the norm of the gradients of this rank's parameters.
+
+        If several ranks have the same whole parameter, only the lowest of these ranks includes the parameter.
+        """
         return float(self.square**0.5)
 
     # Checkpoints
@@ -150,9 +153,9 @@ class ModelParallel(DataParallel):
                 own.data.copy_(whole[name] if part is None else part.of(whole[name]))
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return the whole optimizer's ``state_dict()`` on rank 0. Other ranks return one without state.
+        """Return the ``state_dict()`` of an optimizer for the whole model on rank 0, gathered from all ranks.
 
-        Raise PeerLostError.
+        On other ranks, the ``state_dict()`` has parameter groups, but an empty state. Raise PeerLostError.
         """
         mine = {
             f"{self._members.index(name)}.{key}": value
@@ -171,7 +174,7 @@ class ModelParallel(DataParallel):
         return {"state": states, "param_groups": groups}
 
     def load_optimizer(self, optimizer: Optimizer, whole: dict[str, Any]) -> None:
-        """Load this rank's part of the whole optimizer's state."""
+        """Load this rank's part of ``whole``, the ``state_dict()`` of an optimizer for the whole model."""
         local = {name: i for i, name in enumerate(name for name in self._members if name in self._own)}
         states: dict[int, dict[str, Any]] = {}
         for index, state in whole["state"].items():
@@ -201,7 +204,7 @@ class ModelParallel(DataParallel):
             held = self._held_by(rank)
             for entry, tensor in load(part).items():
                 shape, part_of = self.shapes[name_of(entry)].shape, held[name_of(entry)]
-                if part_of is None or tensor.dim() != len(shape):  # or a number for a whole parameter
+                if part_of is None or tensor.dim() != len(shape):  # or a scalar such as Adam's ``step``
                     whole[entry] = tensor
                 else:
                     there = whole.setdefault(entry, torch.empty(shape, dtype=tensor.dtype))

@@ -36,7 +36,8 @@ def check_late(strange: Sequence[nn.Parameter]) -> None:
 def without_closure(optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raise MisuseError if the arguments of ``optimizer.step`` contain a closure.
 
-    The gradients that a closure computes would not be reduced over ranks. ``args``: the optimizer, then arguments.
+    The gradients that a closure computes would not be reduced over ranks. torch calls this function before ``step`` and
+    passes the arguments of ``step``: ``args`` contains the optimizer itself and then the other positional arguments.
     """
     if any(given is not None for given in (*args[1:], kwargs.get("closure"))):  # args[0]: the optimizer
         raise MisuseError(

@@ -122,7 +122,10 @@ class Pipeline(ModelParallel):
         self._tied = self._ties(held_by)
 
     def _ties(self, held_by: Callable[[int], Held]) -> list[tuple[nn.Parameter, MpiAllreduce]]:
-        """Return (parameter, all-reduce for its gradient) for each parameter that other stages have, too."""
+        """Return (parameter, all-reduce for its gradient) for each parameter of this stage that other stages have, too.
+
+        Such parameters are tied weights. All stages must call this method together.
+        """
         found = []
         held = [held_by(stage) for stage in range(self.stages)]
         for name in self.shapes:

@@ -21,10 +21,13 @@ from dltrain.models.layers import layers_of
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one layer."""
+    """The cost of one layer: its operations, its number of parameters, and the shape of its output."""
 
     operations: float
-    """Operations per sample for matrix products, convolutions and attention, in the forward and backward pass."""
+    """Floating-point operations per sample in the forward and backward pass, without element-wise operations.
+
+    Matrix products, convolutions and attention are counted.
+    """
     parameters: int
     output: tuple[int, ...]
     """Shape of the layer's output for one sample."""
@@ -61,8 +64,8 @@ def cut(costs: Sequence[Cost], stages: int) -> list[int]:
             f"model: found {able} layers with parameters; expected at least {stages}, one per pipeline stage"
         )
     n, never = len(costs), (float("inf"), float("inf"))
-    # best[e]: the maximum operations and parameters of a stage when the stages so far hold the layers before e, and the
-    # first layer of each stage
+    # best[e] describes the best split of the layers before e into the stages so far:
+    # ((operations of the costliest stage, parameters of the largest stage), indices of the first layer of each stage).
     best: list[tuple[tuple[float, float], list[int]]] = [(never, [])] * (n + 1)
     best[0] = ((0.0, 0.0), [])
     for _ in range(stages):
@@ -97,5 +100,8 @@ def turns(stage: int, stages: int, micro_batches: int) -> list[Turn]:
 
 
 def sizes(samples: int, micro_batches: int) -> tuple[int, ...]:
-    """Return the sizes of the micro-batches. There are fewer than ``micro_batches`` if there are too few samples."""
+    """Return the sizes of the micro-batches into which a batch of ``samples`` samples is divided.
+
+    If there are fewer samples than ``micro_batches``, each sample is a micro-batch.
+    """
     return apportion(samples, [1] * min(samples, micro_batches))

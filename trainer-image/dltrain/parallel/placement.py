@@ -14,9 +14,9 @@ from dltrain.batch.sampling import Part, Sampler
 
 
 class Placement:
-    """Base class of strategies: which part of the batch, the model and the optimizer a rank has.
+    """Base class of parallelism strategies: it defines which part of the batch, model and optimizer a rank has.
 
-    It also assembles the whole model and optimizer for checkpoints.
+    Its methods also assemble the whole model and the whole optimizer state for checkpoints.
     """
 
     sharded = False
@@ -44,19 +44,22 @@ class Placement:
         return model.state_dict()
 
     def weights(self, model: nn.Module) -> dict[str, torch.Tensor]:
-        """Return the whole model's tensors, at least on rank 0. All ranks must call it together."""
+        """Return the whole model's tensors by name, at least on rank 0. All ranks must call this method together."""
         return model.state_dict()
 
     def load_weights(self, model: nn.Module, whole: dict[str, torch.Tensor]) -> None:
-        """Load this rank's part of the whole model's tensors."""
+        """Load this rank's part of ``whole``, the tensors of the whole model by name."""
         model.load_state_dict(whole)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Return the whole ``optimizer.state_dict()``. All ranks must call it together."""
+        """Return the ``state_dict()`` of an optimizer for the whole model, at least on rank 0.
+
+        All ranks must call this method together.
+        """
         return optimizer.state_dict()
 
     def load_optimizer(self, optimizer: Optimizer, whole: dict[str, Any]) -> None:
-        """Load this rank's part of the whole optimizer's state.
+        """Load this rank's part of ``whole``, the ``state_dict()`` of an optimizer for the whole model.
 
         Restore the memory format of the state (such as channels_last), which checkpoint files do not contain.
         """
@@ -67,14 +70,14 @@ class Placement:
                     state[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
 
     def any_rank(self, found: bool) -> bool:
-        """Return True if ``found`` is true on any rank. ``found``: this rank found a gradient that is not finite.
+        """Return True if ``found`` is true on any rank, which means that this rank found a gradient that is not finite.
 
         The default returns ``found``, because every rank checks all gradients and has the same result.
         """
         return found
 
     def spread(self) -> None:
-        """Send updated parameters to the ranks that did not update them.
+        """Send updated parameters to the ranks that did not update them. Called after the optimizer's step.
 
         The default does nothing, because every rank updates all parameters.
         """

@@ -96,7 +96,11 @@ class OptimizerParallel(DataParallel):
         return any(parameter is shard.parameter for shard in self._shards.values())
 
     def _divide_groups(self) -> None:
-        """Replace the optimizer's parameters by this rank's shards, in new parameter groups."""
+        """Replace the optimizer's parameters by this rank's shards.
+
+        Only parameter groups that the optimizer got since the last call are changed. Raise MisuseError if such a group
+        has a parameter that does not belong to the model.
+        """
         for group in self._optimizer.param_groups[len(self._groups) :]:
             members = list(group["params"])
             known = {*self.buffer.parameters, *self._frozen}
@@ -105,7 +109,9 @@ class OptimizerParallel(DataParallel):
             group["params"] = [self._shards[p].parameter for p in members if p in self._shards]
 
     def finish(self) -> list[float]:
-        """Wait for the reduction. Return the tail, summed over ranks. Only this rank's shards get reduced gradients.
+        """Wait for the reduction. Only this rank's shards get reduced gradients.
+
+        Return the tail (the values after the gradients in the buffer), summed over ranks.
 
         The shard of a frozen parameter gets no gradient. The shard of a parameter that the backward pass did not reach
         gets the gradient 0, so that all shards of the parameter count the same number of steps.
@@ -143,12 +149,13 @@ class OptimizerParallel(DataParallel):
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Return the ``state_dict()`` of an equivalent replicated optimizer. Any number of ranks can resume from it.
 
-        For one kind of state after another, ranks exchange the state of their shards in the gradient buffer, which is
-        not used between steps. Raise PeerLostError.
+        For one kind of state (such as Adam's ``exp_avg``) after another, ranks exchange the state of their shards. They
+        use the gradient buffer for this purpose, which is free between steps. Raise PeerLostError.
         """
         own = {p: optimizer.state.get(s.parameter, {}) for p, s in self._shards.items()}
         present = [key for state in own.values() for key, value in state.items() if value is not None]
-        # Number of steps of each parameter. A parameter that was frozen for some time has fewer steps.
+        # Number of steps of each parameter, or -1 if this rank does not know it. A parameter that was frozen for some
+        # time has fewer steps.
         counted = [float(own.get(p, {}).get("step", -1)) for p in self.buffer.parameters]
         rows = self._process_group.gather([float(key in present) for key in _STATE] + counted)
         agreed = [max(column) for column in zip(*rows, strict=True)]

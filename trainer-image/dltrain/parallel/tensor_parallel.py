@@ -113,7 +113,7 @@ def cuts_of(model: nn.Module, pairs: Sequence[Pair], rank: int, ranks: int) -> H
 
 
 class TensorParallel(ModelParallel):
-    """The strategy of tensor parallelism.
+    """Tensor parallelism: every rank processes all samples with a part of the model.
 
     A rank has some attention heads or hidden features of each pair of linear layers, and all other layers.
     """

@@ -39,7 +39,10 @@ class Welcome(Record):
 
 
 class Assign(Record):
-    """The coordinator sends the plan as JSON. A member answers Assigned, or Refused if it obeys another coordinator.
+    """The coordinator sends the plan as JSON to the agent of a pod. The agent answers Assigned or Refused.
+
+    It refuses if it obeys another coordinator with the same or a higher term, or if ``plan`` belongs to another job or
+    does not match ``digest``.
 
     ``coordinator``: the name of the coordinator's pod. ``boot``: a UUID that each coordinator creates when it starts.
     ``term``: a number that rises whenever another coordinator takes over. ``digest``: the hash of the plan.
@@ -65,7 +68,7 @@ class Refused(Record):
 
 
 class Prepare(Record):
-    """The coordinator starts an attempt. Members end the processes of earlier attempts and answer Prepared.
+    """The coordinator starts an attempt. The pods' agents end the processes of earlier attempts and answer Prepared.
 
     An attempt is one launch of all ranks. ``pods``: the pods of the plan that take part; empty means all pods.
     ``faults`` and ``trained_s``: the number of faults and the seconds of training so far, from which ranks choose the
@@ -85,7 +88,7 @@ class Prepared(Record):
 
 
 class StartDaemon(Record):
-    """The coordinator asks a member to run the Open MPI daemon with these arguments."""
+    """The coordinator asks a pod's agent to run the Open MPI daemon with the command-line arguments ``arguments``."""
 
     type: Literal["start_daemon"] = "start_daemon"
     attempt: str
@@ -100,7 +103,7 @@ class DaemonEnded(Record):
 
 
 class StartRanks(Record):
-    """The coordinator asks a member to start the ranks of its pod directly, without MPI."""
+    """The coordinator asks a pod's agent to start the ranks of its pod directly, without MPI."""
 
     type: Literal["start_ranks"] = "start_ranks"
     attempt: str
@@ -117,7 +120,10 @@ class StopRanks(Record):
 
 
 class EndAttempt(Record):
-    """The coordinator asks a member to kill the processes of this attempt. The member answers AttemptEnded."""
+    """The coordinator asks a pod's agent to kill the processes of ``attempt``, which is one launch of all ranks.
+
+    The agent answers AttemptEnded.
+    """
 
     type: Literal["end_attempt"] = "end_attempt"
     attempt: str
@@ -129,7 +135,7 @@ class AttemptEnded(Record):
 
 
 class PhaseNow(Record):
-    """The coordinator sends the job's phase to all members.
+    """The coordinator sends the job's phase to the agents of all pods.
 
     From the phase, an agent decides if its pod is ready (readiness probe) and if it may replace a lost coordinator.
     """
@@ -161,14 +167,17 @@ class RankStopped(Record):
 
 
 class Explain(Record):
-    """The coordinator asks for the stacks of all ranks because one rank hangs. Members answer a RankLog per rank."""
+    """The coordinator asks for the stacks of all ranks, because one rank hangs.
+
+    Each pod's agent answers with one RankLog for each of its running ranks.
+    """
 
     type: Literal["explain"] = "explain"
     attempt: str
 
 
 class RankLog(Record):
-    """A member sends the last lines of a running rank's log, which contain its stacks, as the answer to Explain."""
+    """The last lines of a running rank's log, which contain its stacks. A pod's agent sends them to answer Explain."""
 
     type: Literal["rank_log"] = "rank_log"
     attempt: str
@@ -177,7 +186,7 @@ class RankLog(Record):
 
 
 class RankEnded(Record):
-    """A member reports that a rank's process ended. Exactly one of ``exit_code`` and ``signal`` is set."""
+    """A pod's agent reports that a rank's process ended. Exactly one of ``exit_code`` and ``signal`` is set."""
 
     type: Literal["rank_ended"] = "rank_ended"
     attempt: str
@@ -190,7 +199,7 @@ class RankEnded(Record):
 
 
 class Leaving(Record):
-    """A member reports that its pod received SIGTERM, so its ranks will soon end."""
+    """A pod's agent reports that its pod received SIGTERM, so its ranks will soon end."""
 
     type: Literal["leaving"] = "leaving"
 
@@ -219,14 +228,15 @@ class Channel:
         self._beating = asyncio.create_task(self._beat())
 
     def send(self, line: Line) -> None:
-        """Queue a line. Do nothing if the connection has ended; ``receive`` reports the end."""
+        """Queue the message ``line``. Do nothing if the connection has ended; ``receive`` reports the end."""
         if not self._writer.is_closing():
             self._writer.write(line.model_dump_json().encode() + b"\n")
 
     async def receive(self) -> Line | None:
-        """Return the next line that is not a heartbeat, or None if the connection ended or was silent too long.
+        """Wait for the next message that is not a heartbeat, and return it.
 
-        Raise ValueError if a line does not follow this protocol.
+        Return None if the connection has ended, or if nothing was received for ``SILENCE_S`` seconds. Raise ValueError
+        if a received line is not a valid message.
         """
         while True:
             try:
@@ -246,7 +256,7 @@ class Channel:
                 return line
 
     async def flush(self) -> None:
-        """Wait until all queued lines are sent, at most ``SILENCE_S``."""
+        """Wait until all queued messages are sent, but at most ``SILENCE_S`` seconds."""
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(SILENCE_S):
                 await self._writer.drain()

@@ -110,7 +110,10 @@ class Energy(Record):
 
 
 class Step(Record):
-    """A rank's progress update after a step, at most a few per second. Rank 0's updates represent the job."""
+    """A rank's progress update after a step. A rank sends at most a few updates per second.
+
+    The updates of rank 0 represent the job; if rank 0 is lost, those of the lowest remaining rank.
+    """
 
     type: Literal["step"] = "step"
     rank: int

@@ -5,21 +5,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 LIMIT_NBYTES = 256 * 2**10
-"""Bytes of all files together, compressed and in base64. A ConfigMap holds 1 MiB."""
+"""Maximum size in bytes of all files together, after compression and base64 encoding. A ConfigMap may have 1 MiB."""
 
 
 @dataclass(frozen=True)
 class RankOutput:
-    """The last output of one rank. ``failed``: the rank ended with an error."""
+    """The last output of one rank. ``failed``: True if the rank ended with an error."""
 
     text: str
     failed: bool
 
 
 def packed(outputs: Mapping[int, RankOutput], limit_nbytes: int = LIMIT_NBYTES) -> dict[str, bytes]:
-    """Return file name → gzip-compressed output, within the limit: failed ranks first, then by rank.
+    """Return the ``outputs`` (by rank number) as files: file name → gzip-compressed output.
 
-    If an output does not fit, its end is kept. Outputs that do not fit at all are left out.
+    ``limit_nbytes``: maximum size of all files together, in base64. Outputs of failed ranks are packed first, then
+    those of other ranks, in the order of their numbers. If an output does not fit, only its end is stored. If not even
+    the last few hundred characters fit, the output is omitted.
     """
     files: dict[str, bytes] = {}
     left = limit_nbytes

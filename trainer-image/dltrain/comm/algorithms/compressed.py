@@ -113,7 +113,10 @@ class _Run(Run):
         self.test()
 
     def rescale_residuals(self, factor: float) -> None:
-        """Rescale the residuals (see ``Collective``). Call it between reductions."""
+        """Multiply the residuals (rounding errors of the last reduction) by ``factor``; 0 clears them.
+
+        Call this method only between reductions.
+        """
         if factor:
             self._residual.mul_(factor)
         else:

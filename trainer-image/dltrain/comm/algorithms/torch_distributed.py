@@ -68,7 +68,7 @@ class TorchDistributed(Collective):
         return self.begun(self._distributed.all_reduce, self.buffers[index])
 
     def begun(self, operation: Any, *arguments: Any) -> "_Pending":
-        """Start one of torch's operations. Raises PeerLostError."""
+        """Start ``operation``, a function of torch.distributed, with ``arguments``. Raises PeerLostError."""
         try:
             work = operation(*arguments, async_op=True)
         except RuntimeError as error:

@@ -32,11 +32,11 @@ class Work(Protocol):
     """A pending operation on one buffer, such as an all-reduce."""
 
     def test(self) -> bool:
-        """Make progress without blocking. Return True if the sum is in the buffer."""
+        """Make progress without blocking. Return True if the operation is complete, so the buffer has the result."""
         ...
 
     def wait(self) -> None:
-        """Block until the sum is in the buffer. Raises PeerLostError."""
+        """Block until the operation is complete, so that the buffer contains the result. Raises PeerLostError."""
         ...
 
 
@@ -84,13 +84,14 @@ class Collective(ABC):
         self.start(index).wait()
 
     def rescale_residuals(self, factor: float) -> None:  # noqa: B027 - most collectives carry nothing over
-        """Multiply the residuals (rounding errors kept for the next reduction) by ``factor``.
+        """Multiply the residuals of gradient compression by ``factor``; 0 clears them.
 
-        0 clears the residuals.
+        Residuals are rounding errors that are added to the numbers of the next reduction. Most collectives have none
+        and do nothing.
         """
 
     def abandon(self) -> None:
-        """Wake the ranks that wait for this one, without waiting for them."""
+        """Make operations of this collective fail on all ranks, so that no rank waits for this one. Do not block."""
         if self.size > 1:
             revoke(self.comm)
 

@@ -14,7 +14,7 @@ class Run(ABC):
     """The reduction of one buffer, restarted for every step."""
 
     siblings: Sequence["Run"] = ()
-    """All runs of the collective, including this one."""
+    """The reductions of all buffers of the same collective, including this one."""
 
     @property
     @abstractmethod
@@ -24,7 +24,7 @@ class Run(ABC):
     @property
     @abstractmethod
     def progress(self) -> int:
-        """Return a number that changes whenever a message has arrived."""
+        """Return a number that changes whenever the reduction has made progress, because a message has arrived."""
 
     @abstractmethod
     def start(self) -> None:
@@ -58,12 +58,12 @@ class Run(ABC):
 
 
 class Polled(Collective):
-    """A collective with a ``Run`` per buffer, in the order of the buffers."""
+    """A collective that has one ``Run`` (the reduction of one buffer) for each buffer, in the order of the buffers."""
 
     runs: Sequence[Run] = ()
 
     def use_runs(self, runs: Sequence[Run]) -> None:
-        """Use these runs. While one run waits, it also makes progress on the others."""
+        """Set ``runs``, one for each buffer. While one run waits, it also makes progress on the others."""
         self.runs = runs
         for run in runs:
             run.siblings = runs

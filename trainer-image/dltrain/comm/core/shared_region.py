@@ -40,7 +40,10 @@ class Memory:
 
 
 class Region:
-    """Shared memory. ``parts``: the bytes of each rank, in rank order and of equal length."""
+    """Memory that all ranks of one machine share. Each rank owns one part and can access all parts.
+
+    ``parts``: the bytes of each rank's part, in rank order and of equal length. ``rank``: this rank's number.
+    """
 
     def __init__(self, parts: list[Bytes], rank: int) -> None:
         self.parts, self._own = parts, parts[rank]

@@ -24,7 +24,10 @@ cache."""
 
 
 class Scheduled(Polled):
-    """A collective with a ``Schedule`` per buffer. Buffers are on the CPU and have a dtype that numpy supports."""
+    """A collective that executes one ``Schedule`` (the messages of this rank) for each buffer.
+
+    Buffers are on the CPU and have a dtype that numpy supports. ``segment_nbytes``: maximum size of a message.
+    """
 
     def __init__(self, comm: Any, buffers: list[torch.Tensor], segment_nbytes: int) -> None:
         super().__init__(comm, buffers)
@@ -46,7 +49,7 @@ class Scheduled(Polled):
 
 
 class _Run(Run):
-    """One buffer's schedule, restarted for every reduction."""
+    """The execution of one buffer's schedule (the messages of this rank), restarted for every reduction."""
 
     def __init__(self, comm: Any, tag: int, buffer: NDArray[Any], schedule: Schedule) -> None:
         from mpi4py import MPI  # a local import, because importing it may start MPI
@@ -96,7 +99,10 @@ class _Run(Run):
         return self._handled
 
     def _advance(self) -> bool:
-        """Start all sends that may start, and handle the next receive if it has arrived."""
+        """Start all sends that may start, and handle the next receive if its message has arrived.
+
+        Return True if a receive was handled.
+        """
         while self._begun < len(self._sends) and self._after[self._begun] <= self._handled:
             self._sends[self._begun].Start()
             self._pending.append(self._begun)
@@ -124,7 +130,7 @@ class _Run(Run):
         return all(send < self._begun and self._sends[send].Test() for send in self._blockers[index])
 
     def _reap(self) -> None:
-        """Remove completed sends, oldest first."""
+        """Remove completed sends from the queue of pending sends, oldest first, up to the first incomplete one."""
         while self._pending and self._sends[self._pending[0]].Test():
             self._pending.popleft()
 

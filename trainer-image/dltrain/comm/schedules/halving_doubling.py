@@ -17,7 +17,9 @@ from dltrain.comm.schedules.engine import Scheduled
 from dltrain.comm.schedules.schedule import Piece, Schedule, chunks, pieces
 
 Exchange = tuple[int, list[Piece], list[Piece]]
-"""(partner, the half that this rank sums, the half that the partner sums). Halves are lists of pieces."""
+"""An exchange with another rank: (number of the partner, the half that this rank sums, the half that the partner sums).
+
+Each half is a list of pieces of the buffer."""
 
 
 class HalvingDoubling(Scheduled):

@@ -44,7 +44,10 @@ class Schedule:
     sends: list[Send] = field(default_factory=list)
 
     def receive(self, peer: int, piece: Piece, add: bool) -> int:
-        """Append a receive. Return the number of receives so far, for the argument ``after`` of ``send``."""
+        """Append a receive of ``piece`` from the rank ``peer``. ``add``: add the elements instead of replacing them.
+
+        Return the number of receives so far. Pass it to ``send`` as ``after`` if a send must wait for this receive.
+        """
         self.receives.append(Receive(peer, *piece, add))
         return len(self.receives)
 
@@ -57,7 +60,10 @@ class Schedule:
         return self
 
     def blockers(self) -> list[list[int]]:
-        """Return, for each receive, the indices of the sends that must complete first: they read its elements."""
+        """Return, for each receive, the indices of the sends that must complete before the receive changes the buffer.
+
+        These sends read elements that the receive changes.
+        """
         messages: list[Send | Receive] = [*self.sends, *self.receives]
         cuts = sorted({message.start for message in messages} | {message.stop for message in messages})
         cell = {cut: index for index, cut in enumerate(cuts)}

@@ -15,12 +15,16 @@ SCHEMA = 1
 
 
 class Point(Record):
-    """A point of the report's curves: means of loss, times, … over ``steps`` steps, the last of which is ``step``."""
+    """A point of the report's curves. It covers ``steps`` consecutive steps, the last of which is ``step``.
+
+    The values listed in ``MEANS``, such as the loss and the times, are means over these steps. All other values are
+    those of the last step.
+    """
 
     step: int
     steps: Annotated[int, Field(ge=1)]
     unix_s: float
-    """Time of the last step."""
+    """Unix time of the last of these steps."""
     loss: float | None = None
     learning_rate: float | None = None
     gradient_norm: float | None = None
@@ -129,7 +133,7 @@ class Totals(Record):
 
 
 class Document(Record):
-    """The whole report."""
+    """The content of the run report ``report.json``: the settings, the present state and the history of one job."""
 
     schema_: Annotated[Literal[1], Field(alias="schema")] = 1
     job: str
@@ -171,7 +175,10 @@ class Document(Record):
 
     @property
     def prediction_error(self) -> float | None:
-        """The error (predicted - measured) / measured of the step time, over all steps with a prediction."""
+        """The relative error (predicted - measured) / measured of the step time, over all steps with a prediction.
+
+        None: no step has a prediction.
+        """
         points = [(p.predicted_s, p.step_s, p.steps) for p in self.points if p.predicted_s]
         measured = sum(step_s * steps for _, step_s, steps in points)
         return sum((predicted - step_s) * steps for predicted, step_s, steps in points) / measured if measured else None

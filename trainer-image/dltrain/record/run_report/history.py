@@ -35,7 +35,10 @@ def place(rank: Rank) -> str:
 
 
 def thinned(entries: Sequence[E], capacity: int = CAPACITY) -> list[E]:
-    """Return at most ``capacity`` of the ``entries``. Omit every second one until they fit, but keep both ends."""
+    """Return at most ``capacity`` (at least 2) of the ``entries``, always with the first and the last entry.
+
+    Omit every second entry, repeatedly, until the number is small enough.
+    """
     kept = list(entries)
     while len(kept) > max(2, capacity):
         kept = [*kept[:-1:2], kept[-1]]
@@ -73,13 +76,13 @@ class History:
         self._ranks = {total.place: total for total in before.ranks}
         self._measures: dict[int, RankMeasure] = {}
         self._last_steps: dict[int, int] = {}
-        """Step number in each rank's last update of this attempt."""
+        """Step number that each rank reported in its last update of this attempt (launch of all ranks)."""
         self._used_J: dict[int, float] = {}
-        """Energy in each rank's last update of this attempt, in joules."""
+        """Energy in joules that each rank reported in its last update of this attempt (launch of all ranks)."""
         self._down_since: float | None = next((f.unix_s for f in self._faults if f.resumed_unix_s is None), None)
         self._split_known = False
         self._launched_at = 0
-        """Number of completed steps when the ranks were launched."""
+        """Number of completed steps when the ranks of the current attempt were launched."""
         self.step, self._steps, self._epoch = before.step, before.steps, before.epoch
 
     @property
@@ -238,7 +241,10 @@ class History:
         )
 
     def _add_energy(self, message: Step) -> None:
-        """Add the energy used since the rank's last update. Repeated steps count each time."""
+        """Add the energy that the rank has used since its last update to the totals of the rank and of the run.
+
+        The energy of steps that are repeated after a restart counts each time.
+        """
         if message.energy is None:
             return
         more_J = max(0.0, message.energy.joules - self._used_J.get(message.rank, 0.0))

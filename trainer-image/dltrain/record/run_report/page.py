@@ -103,7 +103,10 @@ def _skipped(updates: int | None) -> str | None:
 
 
 def _energy(document: Document) -> str:
-    """Return text with the measured energy and the names of its counters. RAPL counts the energy of whole nodes."""
+    """Return a text with the measured energy and the names of the counters that measured it.
+
+    The counter RAPL measures whole CPUs, so its energy includes other work on the same node.
+    """
     totals = document.totals
     if totals.energy_J is None:
         return "not readable: the pods cannot read a counter of NVML or RAPL"
@@ -151,7 +154,10 @@ def _plots(document: Document) -> Iterable[str]:
 
 
 def _split_plot(document: Document) -> str:
-    """Plot local batch sizes over steps, for all ranks or those with the largest changes."""
+    """Return a plot of the local batch sizes over steps.
+
+    If there are more than ``LINES`` ranks, only those with the largest changes are shown.
+    """
     splits = document.splits
     moved = {
         name: max(seen) - min(seen)

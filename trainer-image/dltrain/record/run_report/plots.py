@@ -15,7 +15,10 @@ COLOURS = 8
 
 @dataclass(frozen=True)
 class Curve:
-    """A curve. ``points``: (x, y) in ascending order of x. ``steps``: True if each value holds until the next point."""
+    """A curve of a line plot. ``points``: (x, y) in ascending order of x.
+
+    ``steps``: True to draw a step function, in which y changes only at a point. ``dashed``: True to draw a dashed line.
+    """
 
     name: str
     points: Sequence[tuple[float, float]]
@@ -25,7 +28,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Mark:
-    """A vertical line at an event."""
+    """A vertical line in a plot that shows an event. ``x``: its position on the x axis. ``text``: its tooltip."""
 
     x: float
     text: str
@@ -44,7 +47,7 @@ def number(value: float) -> str:
 
 
 def ticks(low: float, high: float, count: int = 5) -> list[float]:
-    """Return about ``count`` round numbers from ``low`` to ``high``."""
+    """Return about ``count`` evenly spaced round numbers from ``low`` to ``high``, as labels of an axis."""
     if high <= low:
         return [low]
     rough = (high - low) / count
@@ -73,7 +76,10 @@ def _extent(low: float, high: float, margin: float) -> tuple[float, float]:
 def lines(
     title: str, x_label: str, y_label: str, curves: Sequence[Curve], marks: Sequence[Mark] = (), *, zero: bool = False
 ) -> str:
-    """Return a line plot, or an empty string if no curve has a point. ``zero``: True if y begins at 0."""
+    """Return a line plot as an HTML element, or an empty string if no curve has a point.
+
+    ``marks``: events to show. ``zero``: True if the y axis must include 0.
+    """
     curves = [curve for curve in curves if curve.points]
     if not curves:
         return ""
