@@ -1,7 +1,7 @@
 """Compare the CRDs with those of the last release: v1alpha1 changes only additively.
 
 A stored job must stay valid, keep all its fields, and mean the same. Allowed are new optional fields, new enum values,
-wider bounds and other descriptions. A release that needs more serves a new API version.
+wider bounds and other descriptions. A release that needs any other change must serve a new API version.
 """
 
 import subprocess
@@ -23,7 +23,11 @@ EQUAL = (
 
 
 def breaks(old: Schema, new: Schema, path: str = "") -> Iterator[str]:
-    """Yield each difference of two structural schemas that could invalidate, prune or change a stored object."""
+    """Yield a message for each change from the schema ``old`` to ``new`` that could break a stored object.
+
+    Such a change makes the object invalid, removes one of its fields, or changes its meaning. ``path``: path of the
+    schemas in the resource, such as DLJob.spec, which begins each message.
+    """
     for key in EQUAL:
         if old.get(key) != new.get(key):
             yield f"{path}: found {key} {new.get(key)!r}; expected {old.get(key)!r}"
@@ -54,7 +58,10 @@ def breaks(old: Schema, new: Schema, path: str = "") -> Iterator[str]:
 
 
 def definition_breaks(old: Schema, new: Schema) -> Iterator[str]:
-    """Yield the differences of two CustomResourceDefinitions that break users: of names, versions and schemas."""
+    """Yield a message for each change of names, versions or schemas that breaks users of a CustomResourceDefinition.
+
+    ``old`` and ``new`` are the CustomResourceDefinition before and after the change.
+    """
     kind = old["spec"]["names"]["kind"]
     for key in ("group", "scope", "names"):
         if old["spec"][key] != new["spec"][key]:
@@ -69,7 +76,10 @@ def definition_breaks(old: Schema, new: Schema) -> Iterator[str]:
 
 
 def check(root: Path = ROOT) -> list[str]:
-    """Return the differences from the last recorded release that the policy forbids. Raise ReleaseError without it."""
+    """Return a message for each change of the CRDs since the last recorded release that the policy forbids.
+
+    Return an empty list if no release is recorded. Raise ReleaseError if this clone lacks the release's commit.
+    """
     known = releases(root)
     if not known:
         return []

@@ -14,7 +14,11 @@ _BY_JOB = "by (namespace, dljob)"
 
 @dataclass(frozen=True)
 class Panel:
-    """One graph of the dashboard. ``queries``: its text in the graph's legend → PromQL expression."""
+    """One graph of the dashboard.
+
+    ``text`` describes the graph. ``queries`` maps a text in the graph's legend to the PromQL expression of its lines.
+    ``width`` counts columns of Grafana's grid, which has 24.
+    """
 
     title: str
     text: str
@@ -25,7 +29,10 @@ class Panel:
 
 
 def _job(metric: str, how: str = "max", condition: str = "") -> str:
-    """Return a PromQL query that aggregates ``metric`` over the ranks of each job with the operator ``how``."""
+    """Return a PromQL query that aggregates ``metric`` over the ranks of each job with the operator ``how``.
+
+    ``condition``: a PromQL comparison such as ' > 0' that selects values of the metric; empty for all values.
+    """
     return f"{how} {_BY_JOB} (dljob_trainer_{metric}{_JOB}{condition})"
 
 
@@ -34,7 +41,7 @@ def _ranks(metric: str) -> dict[str, str]:
 
 
 def _total(metric: str, label: str, function: str, window: str) -> dict[str, str]:
-    """Return legend text → PromQL query of a panel with one graph for each value of ``label``.
+    """Return {legend text: PromQL query} for a panel with one line for each value of the label ``label``.
 
     The query applies ``function`` (rate or increase) over ``window`` to the operator's counter ``metric``.
     """

@@ -171,7 +171,10 @@ def outputs() -> dict[str, str]:
 
 
 def stale() -> list[str]:
-    """Return the diffs of files that are not up to date, and a line for each file that no generator writes."""
+    """Return a diff for each generated file that is not up to date.
+
+    Also return a message for each other file in the two folders of CRDs, because no generator writes it.
+    """
     wanted = outputs()
     found = []
     for path, text in wanted.items():

@@ -16,7 +16,7 @@ import yaml
 
 try:
     import helm_python as helm
-except ImportError:  # no wheel for this platform: main says what to do
+except ImportError:  # no wheel for this platform: ``main`` runs a helm binary instead
     FOUND = False
 else:
     FOUND = True
@@ -42,7 +42,8 @@ def merged(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
 def values(files: list[str], sets: list[tuple[str, str]]) -> dict[str, Any]:
     """Return the values from ``--values`` files, overridden by ``sets``.
 
-    ``sets``: (option, text) of ``--set``, ``--set-string`` and ``--set-json``, in the order of the command line.
+    ``sets``: pairs (option, text) in the order of the command line. The option is ``set``, ``set_string`` or
+    ``set_json``, and the text is its value, such as 'replicas=2'.
     """
     result: dict[str, Any] = {}
     for file in files:
@@ -58,7 +59,9 @@ def values(files: list[str], sets: list[tuple[str, str]]) -> dict[str, Any]:
 
 
 def render(chart: Path, release: str, namespace: str, given: dict[str, Any]) -> dict[str, str]:
-    """Render a chart without a cluster, after a check of the values' schema. Return path of template → text.
+    """Check the values ``given`` against the chart's schema, render the chart without a cluster, and return the texts.
+
+    The result is {path of template: rendered text}.
 
     Raise helm_python.HelmError with Helm's message if the values or a template are invalid.
     """
@@ -68,7 +71,7 @@ def render(chart: Path, release: str, namespace: str, given: dict[str, Any]) -> 
 
 
 class _Set(argparse.Action):
-    """Action that stores --set, --set-string and --set-json in the order of the command line."""
+    """argparse action that appends --set, --set-string and --set-json to one list, in the order of the command line."""
 
     def __call__(self, parser: Any, namespace: argparse.Namespace, value: Any, option: str | None = None) -> None:
         namespace.sets = [*namespace.sets, (self.dest, value)]

@@ -1,6 +1,8 @@
-"""Byte-compile the modules that a program imports, and no others. Both Dockerfiles run it while they build.
+"""Byte-compile the modules that a program imports, and no others. Both Dockerfiles run this script in a build step.
 
     python precompile.py MODULE… [-c STATEMENT]
+
+The script imports each MODULE and executes the Python STATEMENT. Then it compiles all modules that were imported.
 
 The root file system of pods is read-only, so Python would compile other modules in memory at every start. The .pyc
 files are marked as unchecked, because Python would compare them with the times of the source files, and image layers
@@ -17,7 +19,7 @@ def main() -> None:
     names, _, statement = " ".join(sys.argv[1:]).partition(" -c ")
     for name in names.split():
         importlib.import_module(name)
-    exec(statement, {})  # to import modules that a program imports late
+    exec(statement, {})  # imports modules that the program imports only after its start
     files = {getattr(module, "__file__", None) for module in list(sys.modules.values())}
     sources = sorted(one for one in files if one and one.endswith(".py") and one.startswith(sys.prefix))
     for source in sources:

@@ -48,7 +48,11 @@ def releases(root: Path = ROOT) -> tuple[Release, ...]:
 
 
 def unpack(version: str, folder: Path, root: Path = ROOT) -> None:
-    """Write the source of a release into the new ``folder``. Raise ReleaseError if it is not in this clone."""
+    """Write the source files of the release ``version`` into ``folder``, which must not exist.
+
+    Raise ReleaseError if releases.json does not list the release, if ``folder`` exists, or if this clone lacks the
+    release's commit.
+    """
     known = {release.version: release for release in releases(root)}
     if version not in known:
         raise ReleaseError(
@@ -72,9 +76,11 @@ def unpack(version: str, folder: Path, root: Path = ROOT) -> None:
 
 
 def record(root: Path = ROOT) -> Release:
-    """Record the commit in HEAD as the release whose version the distributions have, and date its changelog section.
+    """Record the commit in HEAD as a release in releases.json, and set the date of its section in CHANGELOG.md.
 
-    Raise ReleaseError if versions differ, if the release is recorded already, or if files are not committed.
+    The version of the release is the one in the pyproject.toml of all distributions. Raise ReleaseError if these
+    versions differ, if the release is already recorded, if files are not committed, or if the changelog has no section
+    for the version.
     """
     versions = {name: _version((root / name).read_text()) for name in VERSION_FILES}
     if len(set(versions.values())) > 1:

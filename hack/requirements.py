@@ -1,4 +1,4 @@
-"""Print the requirements from a package index of dependency groups and distributions of this workspace.
+"""Print the third-party requirements of dependency groups and distributions of this workspace.
 
 python hack/requirements.py dev bench        # groups of pyproject.toml
 python hack/requirements.py 'dljob[operator]'  # a distribution, with extras

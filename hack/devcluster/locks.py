@@ -12,7 +12,10 @@ from devcluster.paths import cache_root
 
 @contextmanager
 def locked(name: str, folder: Path | None = None) -> Iterator[None]:
-    """Lock `name` in this user's cache, or in `folder`, inside the context. Wait for the lock without a limit."""
+    """Acquire the lock file `name` before the context begins, and release it when the context ends.
+
+    Wait for the lock without a time limit. `folder`: folder of the lock file; None for a folder in this user's cache.
+    """
     path = (folder or cache_root() / "locks") / name
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w") as file:

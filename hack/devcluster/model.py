@@ -27,7 +27,11 @@ _MEMORY_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12} | {
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """One node. `cpus`: CPU limit of the whole node, in cores. `memory_nbytes`: its memory limit. None: no limit."""
+    """One node of a cluster.
+
+    `cpus`: CPU limit of the whole node, in cores. `memory_nbytes`: memory limit of the whole node. None means no limit.
+    `gpu_product` and `gpus`: product name and number of the node's simulated GPUs; None and 0 for a node without GPUs.
+    """
 
     name: str
     device: str = DEFAULT_DEVICE
@@ -38,7 +42,11 @@ class NodeSpec:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Return the labels of the node. For GPUs, these are the labels of NVIDIA's GPU feature discovery."""
+        """Return the Kubernetes labels of the node.
+
+        They name the node's type of device. A node with GPUs also has labels as NVIDIA's GPU feature discovery sets
+        them.
+        """
         labels = {DEVICE_LABEL: self.device}
         if self.gpu_product:
             labels["nvidia.com/gpu.product"] = self.gpu_product
@@ -89,9 +97,9 @@ def parse_memory(text: str) -> int:
 
 
 def parse_node(text: str, name: str) -> NodeSpec:
-    """Parse a value of `--node`: comma-separated device=, cpu=, memory=, gpu=PRODUCT:COUNT, name=. Raise ValueError.
+    """Parse a value of the option `--node`, such as device=a100,cpu=4,memory=8Gi,gpu=PRODUCT:COUNT,name=NAME.
 
-    `name`: name of the node if the value contains none.
+    Every key is optional. `name`: name of the node if the value contains none. Raise ValueError for an invalid value.
     """
     values: dict[str, str] = {}
     for part in filter(None, text.split(",")):
@@ -116,7 +124,10 @@ def parse_node(text: str, name: str) -> NodeSpec:
 
 
 def parse_switches(option: str, text: str) -> str:
-    """Return `text` if it has the form NAME=true|false,…; otherwise raise ValueError with the name `option`."""
+    """Return `text` unchanged if it has the form NAME=true|false,…; otherwise raise ValueError.
+
+    `option`: name of the option whose value is `text`, for the error message.
+    """
     for part in filter(None, text.split(",")):
         if not _SWITCH.match(part):
             raise ValueError(f"{option}: found {part!r}; expected NAME=true or NAME=false, separated by commas")
@@ -126,7 +137,8 @@ def parse_switches(option: str, text: str) -> str:
 def parse_cluster(name: str, nodes: Sequence[str], count: int | None) -> ClusterSpec:
     """Return the cluster for the values of `--name`, `--node` (repeated) and `--nodes`.
 
-    If `nodes` are fewer than `count`, nodes without options are added.
+    `count`: number of nodes; None for as many as `nodes` has, or for 3 if `nodes` is empty. If `nodes` has fewer than
+    `count` elements, nodes with default values are added. Raise ValueError for invalid values.
     """
     _checked(name, _NAME, "a cluster's name")
     total = count if count is not None else max(DEFAULT_NODES if not nodes else 0, len(nodes))

@@ -20,9 +20,11 @@ from devcluster.shell import end_running
 
 
 def prepare(spec: ClusterSpec, provider: Provider, progress: Progress) -> str:
-    """Put everything that `up` needs into the cache: images and Kubernetes. Return the images' references as JSON.
+    """Put the images and the Kubernetes programs into the cache, so that `hack/cluster up` starts fast.
 
-    Both are made at the same time. If one fails, stop the other and raise the error. Finished results remain.
+    Return {image name: reference} as JSON. Images and programs are built at the same time. If one build fails, stop the
+    other one and raise the error. Results that are finished by then stay in the cache. The Kubernetes programs are
+    needed only for the embedded provider.
     """
     arguments = chosen_arguments({}, provider.name)
     references = {name: reference(image, arguments, None) for name, image in IMAGES.items()}
@@ -30,7 +32,7 @@ def prepare(spec: ClusterSpec, provider: Provider, progress: Progress) -> str:
     def make_images() -> None:
         build(choose(progress), list(IMAGES.values()), references, arguments, progress)
         if isinstance(provider, Embedded):
-            image_seed.prepare(progress)  # beside the build of Kubernetes instead of after it
+            image_seed.prepare(progress)  # while Kubernetes is built, not after it
 
     tasks: list[Callable[[], object]] = [make_images]
     if isinstance(provider, Embedded):

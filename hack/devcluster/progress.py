@@ -20,10 +20,10 @@ class _Step:
 
 
 class Progress:
-    """Print what is being done, also from several threads.
+    """Printer of progress lines, which several threads may use at the same time. With `quiet`, it prints nothing.
 
-    While a step with an expected duration runs, one line every 15 s says how far each such step is and how long
-    the slowest of them will still take.
+    While steps with an expected duration run, a line every 15 s shows how long each of them has run, and the time
+    that is left until the last of them ends.
     """
 
     def __init__(self, quiet: bool = False) -> None:
@@ -46,9 +46,10 @@ class Progress:
 
     @contextmanager
     def step(self, message: str, expected_s: float = 0.0) -> Iterator[None]:
-        """Announce a step that takes long, and print its duration when it is done.
+        """Print `message` when the context begins, and print the message with the duration of the step when it ends.
 
-        `expected_s` is its usual duration on two cores; steps that take minutes should give it.
+        `expected_s`: usual duration of the step on two cores, in seconds. Callers should pass it for steps that take
+        minutes. 0 means that it is unknown.
         """
         about = f" (about {_minutes(expected_s)})" if expected_s >= 60 else ""
         self.say(f"{message}{about} ...")
@@ -78,7 +79,10 @@ class Progress:
 
 
 def remaining(steps: list[tuple[str, float, float]]) -> str:
-    """Return one line for steps of (message, seconds so far, seconds expected)."""
+    """Return one line that shows how far the running steps are, and the time until the last of them ends.
+
+    `steps`: (message, seconds since its start, expected seconds) of each step.
+    """
     parts = [f"{message}: {so_far:.0f} of about {expected:.0f} s" for message, so_far, expected in steps]
     left = max(expected - so_far for _, so_far, expected in steps)
     return "; ".join(parts) + (f"; about {_minutes(left)} left" if left > 5 else "; longer than usual")

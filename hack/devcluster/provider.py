@@ -15,7 +15,11 @@ class Provider(Protocol):
     name: str
 
     def up(self, spec: ClusterSpec, recreate: bool) -> None:
-        """Start the cluster. Do nothing if it already runs as specified."""
+        """Start the cluster that `spec` describes. Do not replace a cluster that already runs as specified.
+
+        `recreate`: True to replace a running cluster. If it is False and the cluster runs with other options, raise
+        ClusterError.
+        """
 
     def down(self) -> None:
         """Remove the cluster and everything that `up` created. Do nothing if there is no cluster."""
@@ -27,7 +31,7 @@ class Provider(Protocol):
         """Return the path of a kubeconfig for this cluster. Raise ClusterError if the cluster does not run."""
 
     def kubectl(self) -> Path:
-        """Return the path of a kubectl for this cluster. Raise ClusterError if there is none."""
+        """Return the path of a kubectl program to use with this cluster. Raise ClusterError if there is none."""
 
     def load(self, archives: Sequence[Path]) -> None:
         """Load the images in docker or OCI archives into every node."""

@@ -16,9 +16,11 @@ PROVIDERS = ("existing", "kind", "embedded")
 
 
 def choose(wanted: str | None, cluster: str, progress: Progress) -> Provider:
-    """Return the provider `wanted`, or else the one that created this cluster, or else kind or embedded.
+    """Return the provider for the cluster with the name `cluster`.
 
-    Raise ClusterError, with the programs to install, if no provider can work. `existing` is used only if it is wanted.
+    `wanted`: name of the provider that the user chose. If it is None, return the provider that created the cluster. If
+    there is no such cluster yet, return kind or embedded, whichever works on this machine. Raise ClusterError, with the
+    programs to install, if neither works.
     """
     name = wanted or _maker_of(cluster) or _able(progress)
     if name == "existing":

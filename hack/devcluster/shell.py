@@ -23,7 +23,7 @@ def have(program: str) -> bool:
 
 
 def find(program: str) -> str | None:
-    """Return the absolute path of `program`, or None if it is missing."""
+    """Return the absolute path of `program` on PATH or in an sbin folder, or None if it is missing."""
     path = os.environ.get("PATH", "") + ":/usr/local/sbin:/usr/sbin:/sbin"
     return shutil.which(program, path=path)
 
@@ -39,10 +39,13 @@ def run(
     log: Path | None = None,
     nice: bool = False,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command to its end. Raise ClusterError with the end of its output if it fails or exceeds its time limit.
+    """Run a command until it ends, and return its output and exit status.
 
-    The command runs in its own process group. The group is ended at the time limit and on Ctrl-C, so that for example
-    a compiler does not continue unnoticed. `log`: file for the whole output.
+    Raise ClusterError if the command runs longer than `timeout_s`. With `check`, also raise ClusterError if its exit
+    status is not 0; the message contains the end of the output. The command runs in its own process group, which is
+    ended at the time limit and on Ctrl-C, so that for example a compiler does not continue unnoticed. `input_text`:
+    standard input; None for an empty one. `log`: file to write the whole output to. `nice`: True to run the command
+    with a lower CPU priority.
     """
     words = [str(word) for word in command]
     extra: dict[str, Any] = {"preexec_fn": lambda: os.nice(10)} if nice else {}
@@ -85,7 +88,7 @@ def run(
 
 
 def end_running() -> None:
-    """End the commands that other threads run; a Ctrl-C reaches only the main thread."""
+    """End all commands that `run` has started in any thread. Ctrl-C itself interrupts only the main thread."""
     for process in list(_running):
         _end_group(process)
 

@@ -98,7 +98,7 @@ def set_cut(state: State, node: NodeSpec, cut: bool) -> None:
 def remove(state: State) -> None:
     """Remove all parts of the network that exist, even if `State.read` returns no record of the cluster."""
     for link in json.loads(run(["ip", "-json", "link", "show"]).stdout):
-        if link.get("ifalias") == state.prefix:  # may go by itself meanwhile, with a namespace that held its peer
+        if link.get("ifalias") == state.prefix:  # the kernel may delete it first, with its peer's namespace
             run(["ip", "link", "delete", link["ifname"]], check=False)
             if not wait_until(partial(_link_is_gone, link["ifname"]), 10):
                 raise ClusterError(

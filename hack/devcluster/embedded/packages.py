@@ -35,7 +35,7 @@ IMAGE_BUILD: Mapping[str, str] = {
     KEYRING: "debian-archive-keyring",
 }
 
-SUITE = "bookworm"  # of the base image, whatever release this machine runs
+SUITE = "bookworm"  # Debian release of the base image; this machine may run another one
 
 _POLICY = Path("/usr/sbin/policy-rc.d")  # prevents packages from starting their services
 
@@ -64,7 +64,10 @@ def missing(wanted: Mapping[str, str]) -> list[str]:
 
 
 def install(wanted: Mapping[str, str], progress: Progress) -> None:
-    """Install the packages that `missing` returns. Update the lists only if needed. Raise ClusterError on failure."""
+    """Install the packages that `missing` returns. Raise ClusterError if this fails.
+
+    Update the package lists only if the first attempt fails.
+    """
     if missing(wanted):
         with locked("packages"):
             _install(missing(wanted), progress)

@@ -100,7 +100,7 @@ def end(identities: Iterable[Identity], grace_s: float) -> None:
 
 
 def _present(identity: Identity) -> bool:
-    with suppress(ChildProcessError):  # reaps it if it is a child of this process
+    with suppress(ChildProcessError):  # waitpid reaps the process if it is a child of this one
         os.waitpid(identity.pid, os.WNOHANG)
     return alive(identity)
 
@@ -114,7 +114,10 @@ def children(pid: int) -> list[int]:
 
 
 class Registry:
-    """The recorded processes of one cluster: a folder with one file per process, named after the process's role."""
+    """The recorded processes of one cluster: a folder with one file per process, named after the process's role.
+
+    `marker`: text in the environment variable MARKER of these processes, different for each cluster.
+    """
 
     def __init__(self, folder: Path, marker: str) -> None:
         self._folder = folder

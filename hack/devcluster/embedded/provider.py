@@ -32,7 +32,7 @@ _READY_LIMIT_S = 180
 
 
 def unsuited() -> str | None:
-    """Return the reason why this machine cannot run the embedded cluster, or None."""
+    """Return the reason why this machine cannot run the embedded cluster, or None if it can."""
     if os.geteuid() != 0:
         return "the embedded cluster needs root (namespaces, mounts, cgroups)"
     if not shutil.which("apt-get") or not Path("/etc/debian_version").exists():

@@ -70,6 +70,8 @@ class Record:
     """All decisions of the command `up`: the requested cluster, its addresses, ports and programs.
 
     `up` writes the record to a file before it changes anything on the machine, so that `down` can undo every change.
+    `binaries`: folder with the Kubernetes programs. `boot`: id of the boot in which the cluster was created.
+    `complete`: True after `up` has finished.
     """
 
     spec: ClusterSpec
@@ -111,7 +113,7 @@ class State:
         return f"{self.prefix}/{node.name}"
 
     def read(self) -> Record | None:
-        """Return the record, or None if there is no cluster."""
+        """Return the record from its file, or None if the file is missing or is not valid JSON."""
         try:
             data = json.loads((self.folder / "cluster.json").read_text())
         except (FileNotFoundError, ValueError):

@@ -21,7 +21,10 @@ _SUPERFLUOUS = (
 
 
 def debian_base(buildah: Callable[..., bool], progress: Progress) -> str:
-    """Create the base image and return its reference. This takes about 30 s."""
+    """Create the base image and return its reference. This takes about 30 s.
+
+    `buildah`: function that runs buildah with the given words as its command line.
+    """
     packages.install(packages.IMAGE_BUILD, progress)
     rootfs = cache_root() / "images" / "rootfs"
     shutil.rmtree(rootfs, ignore_errors=True)

@@ -26,7 +26,7 @@ PUBLIC_BASE = "docker.io/library/python:3.11-slim-bookworm"
 _BUILD_LIMIT_S = 3600
 _PULL_LIMIT_S = 120
 _KEPT_VERSIONS = 3
-# The storage of buildah and skopeo is in the cache. Their mounts end with the command.
+# Runs buildah or skopeo in a separate mount namespace, so that the mounts of its storage end with the command.
 _PRIVATE_MOUNTS = ("unshare", "--mount", "--propagation", "private")
 _TIMESTAMP = "1700000000"  # fixed time of all files in a layer, so that equal inputs give equal layers
 
@@ -66,9 +66,11 @@ def has_buildkit() -> bool:
 
 
 def without_mounts(dockerfile: str) -> str:
-    """Return the Dockerfile without `RUN --mount=…`, which the classic builder refuses; every mount is optional.
+    """Return the text of a Dockerfile without the option `--mount=…` of its RUN instructions.
 
-    Without its mount, uv's cache would become a part of the image.
+    Docker's classic builder (without BuildKit) rejects this option. The repository's Dockerfiles also build without
+    their mounts, which only provide pip's configuration and a cache for uv. The cache of uv is disabled as well,
+    because without its mount it would become a part of the image.
     """
     plain = re.sub(r"--mount=\S+\s+(\\\n\s*)?", "", dockerfile)
     return plain.replace("UV_CACHE_DIR=/var/cache/uv", "UV_NO_CACHE=1")
@@ -211,7 +213,8 @@ def _storage() -> Path:
 def _temporary() -> Path:
     """Return the folder for buildah's temporary files.
 
-    A link in it makes builds use uv's folder in this cache where a Dockerfile mounts the cache `dljob-uv`.
+    buildah stores the cache mounts of Dockerfiles in it. The folder contains a link from the cache mount `dljob-uv` to
+    this machine's cache folder for uv, so that all builds share downloaded packages.
     """
     mounts = cache_root() / "images" / "tmp" / "buildah-cache"
     mounts.mkdir(parents=True, exist_ok=True)

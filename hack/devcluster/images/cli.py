@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     options = _parser().parse_args(arguments)
     progress = Progress(quiet=options.quiet)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends as cleanly as Ctrl-C
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends the command like Ctrl-C
     try:
         wanted = list(IMAGES.values()) if options.image == "all" else [IMAGES[options.image]]
         build_arguments = chosen_arguments(_build_arguments(options.build_arg), options.provider)
@@ -58,7 +58,10 @@ def build(
     arguments: Mapping[str, str],
     progress: Progress,
 ) -> None:
-    """Build the images that the builder does not have."""
+    """Build those images in `wanted` that the builder does not have yet.
+
+    `references`: image name → reference under which the builder stores the image. `arguments`: build arguments.
+    """
     with locked("builds"):
         for image in wanted:
             name = references[image.name]
@@ -77,7 +80,11 @@ def _push(builder: Builder, references: Sequence[str], progress: Progress) -> No
 
 
 def chosen_arguments(given: Mapping[str, str], provider: str | None) -> dict[str, str]:
-    """Return the `given` build arguments, plus PyTorch's CPU build if a cluster on this machine can use it."""
+    """Return the build arguments `given`, plus TORCH_INDEX to select PyTorch's CPU build if it suits this machine.
+
+    Do not add TORCH_INDEX if `given` already selects a build of PyTorch, or if `provider` is existing, because the
+    nodes of that cluster are other machines.
+    """
     index = torch_build.index() if provider != "existing" and not {"TORCH", "TORCH_INDEX"} & set(given) else ""
     return {**given, **({"TORCH_INDEX": index} if index else {})}
 

@@ -16,8 +16,9 @@ from devcluster.paths import REPOSITORY
 from devcluster.shell import run
 from requirements import requirements
 
-_PYTHON = "3.11"  # the oldest that the project supports, and that of the base image
-# PyTorch and what only some of its builds need: users choose the build, and each has hashes of its own.
+_PYTHON = "3.11"  # the oldest version that the project supports; the base image has it too
+# PyTorch, and packages that only some builds of PyTorch need. Locks omit them, because users choose the build, and each
+# build has different hashes.
 _BUILD_DEPENDENT = re.compile(r"(torch|triton|nvidia-.*|cuda-.*)==")
 
 
@@ -38,7 +39,11 @@ LOCKS = {
 
 
 def write(name: str, upgrade: bool) -> None:
-    """Resolve one lock for Linux on any architecture. Pins that still satisfy pyproject.toml stay unless `upgrade`."""
+    """Resolve the lock `name` (a key of LOCKS) for all platforms, and write its file.
+
+    `upgrade`: True to pin the newest versions that pyproject.toml allows. False to keep existing pins that still
+    satisfy pyproject.toml.
+    """
     lock = LOCKS[name]
     target = REPOSITORY / lock.path
     with tempfile.TemporaryDirectory(prefix="dljob-lock-") as folder:
@@ -73,7 +78,7 @@ def without_builds(text: str) -> str:
 
 
 def versions(text: str) -> dict[str, str]:
-    """Return the pinned version by package name."""
+    """Return {package name: pinned version} for the lock `text`."""
     return dict(re.findall(r"^([A-Za-z0-9._-]+)==([^\s;]+)", text, re.MULTILINE))
 
 

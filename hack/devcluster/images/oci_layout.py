@@ -71,7 +71,10 @@ class Layout:
         return [digest, manifest["config"]["digest"], *(layer["digest"] for layer in manifest["layers"])]
 
     def keep_newest(self, count: int) -> list[str]:
-        """Remove all but the newest `count` images of each name, and unused blobs. Return the removed references."""
+        """Remove all but the newest `count` images of each name, and unused blobs. Return the removed references.
+
+        The name of an image is its reference without the tag.
+        """
         entries, seen = self._entries(), Counter[str]()
         kept, forgotten = [], []
         for entry in reversed(entries):

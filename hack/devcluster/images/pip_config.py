@@ -28,7 +28,11 @@ _PLAIN = ("timeout", "retries")
 
 @dataclass(frozen=True)
 class PipConfig:
-    """The part of pip's settings that builds need: the values of each option, and a CA bundle."""
+    """The part of pip's settings that builds need.
+
+    `options`: name of an option, such as index-url → its values. `ca_bundle`: file with CA certificates; None if
+    the settings name no such file.
+    """
 
     options: Mapping[str, tuple[str, ...]]
     ca_bundle: Path | None
@@ -155,7 +159,7 @@ def proxies(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: environment[name] for name in names if environment.get(name)}
 
 
-if __name__ == "__main__":  # for hack/env: what to export; what the user has set for uv stays
+if __name__ == "__main__":  # hack/env exports these lines; variables that the user has set stay
     for key, value in for_uv(read()).items():
         if key not in os.environ:
             sys.stdout.write(f"{key}={value}\n")

@@ -20,7 +20,7 @@ _LIMIT_S = 600
 
 
 def program() -> str | None:
-    """Return the path of kind, from PATH or from the cache, or None."""
+    """Return the path of the program kind, from PATH or from the cache; None if neither has it."""
     cached = _cached()
     return find("kind") or (str(cached) if cached.exists() else None)
 

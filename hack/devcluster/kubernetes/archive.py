@@ -25,9 +25,10 @@ def server() -> str:
 
 
 def fetch(release: Release, work: Path, progress: Progress) -> Path | None:
-    """Return a folder below `work` with the programs, or None if no server answers or it lacks the release.
+    """Download a release archive. Return a folder below `work` with its programs.
 
-    Raise ClusterError if the server has the archive but its content does not match its SHA-512.
+    Return None if the server does not answer or does not have the release, or if the download is interrupted. Raise
+    ClusterError if the downloaded archive does not match its published SHA-512.
     """
     address = f"{server()}/v{release}/kubernetes-server-linux-{architecture()}.tar.gz"
     expected = _published_digest(address)

@@ -17,21 +17,22 @@ from devcluster.shell import find, run
 
 NEEDED_NBYTES = 6 << 30
 """Disk space of a build: compiled packages (3.2 GB), modules (0.8 GB), the program (0.2 GB), and some reserve."""
-_TAGS = "providerless"  # upstream's own: without the cloud providers that were once in the tree
+_TAGS = "providerless"  # the build tag of upstream's releases, which excludes cloud providers
 COMPILED = "gocache"
 """Folder of compiled packages in the cache. An interrupted build continues from it; a finished build removes it."""
 _UNREACHABLE = re.compile(r"forbidden|refused|no such host|timeout|\b40\d\b", re.IGNORECASE)
 _LIMIT_S = 3600
 _COMPILER_FLAGS = "-gcflags=all=-dwarf=false -c=1"
-"""No debug information, which the linker would only strip, and no threads within a compiler: Go starts one compiler for
-each processor. Together with `_memory_settings`, this saves 28 % of the processor time (149 s instead of 206 s for
-client-go and the endpoints of the API server)."""
+"""Flags that omit debug information, which the linker would strip anyway, and run each compiler in a single thread.
+
+Go already starts one compiler for each processor. Together with `_memory_settings`, these flags save 28 % of the
+processor time (149 s instead of 206 s for client-go and the endpoints of the API server)."""
 _MOST_MEMORY_NBYTES = 2 << 30
-_RECIPE = 1  # raise it when the steps below change what comes out
+_RECIPE = 1  # increase it if a change of the build steps below changes the built program
 
 
 def digest(release: Release) -> str:
-    """Return the key of a build in the cache: sixteen hexadecimal digits of everything that goes into it."""
+    """Return the key of a build in the cache: 16 hexadecimal digits of a hash of all inputs of the build."""
     inputs = [str(release), _RECIPE, _TAGS, (MODULE / "main.go").read_text()]
     if release == default_release():
         inputs += [(MODULE / name).read_text() for name in ("go.mod", "go.sum")]
@@ -70,7 +71,7 @@ def write_module(module: Path, release: Release) -> str:
     """Write a go.mod for `release` and an empty go.sum into `module`; return the Go version that upstream asks for.
 
     Upstream's go.mod requires its staging modules as v0.0.0 and replaces them by folders of its own tree. Here they
-    are replaced by what upstream publishes of each: v0.36.3 for Kubernetes 1.36.3.
+    are replaced by the versions that upstream publishes of them, such as v0.36.3 for Kubernetes 1.36.3.
     """
     listed = json.loads(_go(module, "mod", "download", "-json", f"k8s.io/kubernetes@v{release}"))
     upstream = json.loads(_go(module, "mod", "edit", "-json", listed["GoMod"]))
@@ -89,7 +90,10 @@ def write_module(module: Path, release: Release) -> str:
 
 
 def tidy(module: Path) -> None:
-    """Complete go.mod and go.sum; Go checks each module against its checksum database."""
+    """Run `go mod tidy` in the folder `module`, which completes its go.mod and go.sum.
+
+    Go checks each module against its checksum database.
+    """
     _go(module, "mod", "tidy")
 
 
@@ -118,7 +122,7 @@ def _check_go(module: Path) -> None:
 
 
 def _check_go_version(wanted: str) -> None:
-    # From 1.21 on, Go fetches the release that a module asks for by itself, unless GOTOOLCHAIN forbids it.
+    # From 1.21 on, Go downloads the Go release that a module requires, unless GOTOOLCHAIN forbids this.
     said = run(["go", "env", "GOVERSION", "GOTOOLCHAIN"], check=False).stdout.split()
     found = said[0].removeprefix("go") if said else "unknown"
     fetches = len(said) > 1 and said[1] not in ("", "local") and _numbers(found) >= (1, 21)

@@ -28,7 +28,11 @@ from devcluster.shell import run
 
 @dataclass(frozen=True)
 class Kubernetes:
-    """The Kubernetes that a cluster must run: a folder with its programs, or a version to download or build."""
+    """The Kubernetes that a cluster must run.
+
+    `folder`: folder with the programs; None to use the cache, a download or a build. `release`: the required version;
+    None for the version in `folder`, or for the default release without a folder.
+    """
 
     folder: Path | None = None
     release: Release | None = None
@@ -62,7 +66,7 @@ def provide(wanted: Kubernetes, progress: Progress) -> tuple[Path, Release]:
 
 
 def client(folder: Path) -> Path | None:
-    """Return the kubectl beside the programs, or None if a user's folder has none."""
+    """Return the path of kubectl in `folder`, or None if the folder (such as one that a user chose) has none."""
     found = folder / CLIENT
     return found if found.exists() else None
 
@@ -104,7 +108,7 @@ def _make(release: Release, progress: Progress) -> Path:
 @contextmanager
 def _work_folder(parent: Path) -> Iterator[Path]:
     work = parent / "work"
-    shutil.rmtree(work, ignore_errors=True)  # of a run that was killed
+    shutil.rmtree(work, ignore_errors=True)  # left by a run that was killed
     work.mkdir()
     try:
         yield work

@@ -41,5 +41,5 @@ EXIT_BAD_INPUT = 64
 
 
 def config_map_names(job: str) -> tuple[str, str, str]:
-    """Return the names of a job's ConfigMaps: that of the plan, of the report, and of the ranks' last output."""
+    """Return the names of three ConfigMaps of ``job``: those with its plan, its report, and its ranks' last output."""
     return f"{job}-plan", f"{job}-report", f"{job}-logs"

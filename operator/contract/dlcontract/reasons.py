@@ -10,4 +10,4 @@ RANK_STOPPED = "RankStopped"
 TRAINING_ERROR = "TrainingError"
 
 OF_PROGRAM = (COMMAND_NOT_FOUND, RANK_FAILED, RANK_CRASHED, RANK_STOPPED, NO_RESULT, TRAINING_ERROR)
-"""Reasons of the failures that the training script causes, if the job runs one."""
+"""Reasons of failures that the user's training script has caused, if the job runs one instead of a built-in model."""

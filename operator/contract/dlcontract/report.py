@@ -12,7 +12,7 @@ from dlcontract.record import Count, Name, Seconds, Text, UnixTime, UntrustedRec
 
 MAX_LOG_TAIL = 4096
 MAX_OUTPUT = 32 * 2**10
-"""Bytes of a rank's last output that outlive its pod."""
+"""Maximum number of bytes of a rank's last output that are stored for the time after its pod is gone."""
 MAX_NOISE = 1e9
 """Largest valid noise scale in samples. The largest published scales are 1e7 (McCandlish et al. 2018, figure 4)."""
 
@@ -56,7 +56,10 @@ class RankMeasure(UntrustedRecord):
 
 
 class ProbePoint(UntrustedRecord):
-    """Measured compute time of one step (forward, backward, update; no communication) on a rank's device."""
+    """Measured compute time of one step (forward, backward and update, without communication) on a rank's device.
+
+    ``batch``: number of samples in the step.
+    """
 
     device: Annotated[str, Field(max_length=63)]
     batch: Annotated[int, Field(ge=1, le=2**53)]
@@ -93,7 +96,10 @@ class CheckpointMark(UntrustedRecord):
 
 
 class StartupMarks(UntrustedRecord):
-    """Unix times at which a job reached the stages of its start-up. ``status.startup`` of the DLJob shows them."""
+    """Unix times at which a job reached the stages of its start-up. None: the job has not reached the stage.
+
+    ``status.startup`` of the DLJob shows these times.
+    """
 
     agents_up_unix_s: UnixTime | None = None
     launched_unix_s: UnixTime | None = None

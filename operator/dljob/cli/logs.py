@@ -60,7 +60,10 @@ async def _config_map(api: Any, namespace: str, name: str) -> Mapping[str, Any]:
 
 
 def outputs_of(body: Mapping[str, Any]) -> dict[int, str]:
-    """Return rank → last output from the ConfigMap ``<job>-logs``, by rank. Files of other names are ignored."""
+    """Return {rank: last output}, in the order of ranks, from ``body``, the ConfigMap ``<job>-logs``.
+
+    Ignore entries whose names do not have the form ``rank-<number>.log.gz``.
+    """
     found = {}
     for name, data in (body.get("binaryData") or {}).items():
         if match := re.fullmatch(r"rank-(\d+)\.log\.gz", name):

@@ -76,7 +76,7 @@ def default_namespace() -> str:
 async def observe(api: Any) -> tuple[ClusterView, dict[tuple[str, str], Any]]:
     """Return the nodes of the current cluster and its profiles, as (model, device) → measured constants.
 
-    If the user may not read profiles, there are no profiles in the result.
+    If the user may not read profiles, or if the cluster does not have this resource, the result contains no profiles.
     """
     from dljob.kube import ApiError, cluster_view
     from dljob.kube.kinds import NODE, POD, PROFILE

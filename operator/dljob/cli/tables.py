@@ -95,7 +95,10 @@ def infeasible(found: Infeasible) -> list[str]:
 
 
 def batches(found: BatchDecision, rule: str | None) -> list[str]:
-    """Return a table of the considered global batch sizes as lines. ``rule``: description of learning-rate scaling."""
+    """Return a table of the considered global batch sizes as lines.
+
+    ``rule``: description of the learning-rate scaling; None if the learning rate is not scaled.
+    """
     lines = ["", f"Global batch: {found.text}"]
     if rule is not None:
         lines.append(f"Learning rate: scaled by {rule}")

@@ -42,8 +42,8 @@ from dljob.planner.search.screen import Screen
 from dljob.planner.types import Choice, CollectiveName, Decision, Infeasible, Refusal, Request, Strategy
 
 EVALUATED_ROWS = 10
-"""Number of best candidates of a search to evaluate exactly. For each of the same number of sets of device types, the
-best candidate is evaluated exactly too."""
+"""Number of best candidates that the planner evaluates exactly after an approximate search. It also evaluates the best
+candidate of as many different sets of device types."""
 MAX_REFUSALS = 20
 
 Constants = Mapping[tuple[str, str], Learned]
@@ -147,7 +147,7 @@ def collectives(request: Request, parts: Sequence[Part]) -> tuple[CollectiveName
         return (request.collective,)
     names, ranks = summing(parts[0].option), sum(p.ranks for p in parts)
     if ranks == 1:
-        return names[:1]  # nothing to sum
+        return names[:1]  # one rank has no gradients to reduce, so any name will do
     if ranks == 2:  # one worker needs no server, and halving-doubling between two ranks is a ring
         return tuple(n for n in names if n not in ("ParameterServer", "HalvingDoubling"))
     return names

@@ -77,7 +77,8 @@ class Placement:
         return found
 
     def spread(self) -> None:
-        """Send updated parameters to the ranks that did not update them. Called after the optimizer's step.
+        """Send the parameters that this rank has updated to the other ranks. Call it after each optimizer step.
 
-        The default does nothing, because every rank updates all parameters.
+        The base class does nothing, because every rank updates all parameters. With a sharded optimizer (ZeRO-1), each
+        rank updates only a part of them.
         """

@@ -83,9 +83,10 @@ class Probed(Record):
 
 
 class Summing(Record):
-    """The all-reduce algorithm ``strategy`` that a run uses for buffers of at least ``nbytes`` bytes.
+    """The algorithm with which a run all-reduces gradient buffers of a range of sizes.
 
-    In a list of such entries, each entry applies up to the ``nbytes`` of the next one.
+    ``nbytes`` is the smallest size of the range, in bytes. Entries are listed in order of size: each range ends where
+    the range of the next entry begins. ``strategy``: name of the algorithm.
     """
 
     nbytes: Annotated[int, Field(ge=0)]

@@ -37,7 +37,7 @@ def free_ports(ranges: Ranges) -> Ports:
 
 def _is_free(port: int) -> bool:
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do; refuses where one listens
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as servers do; bind fails if one listens
         try:
             probe.bind(("127.0.0.1", port))
         except OSError:
@@ -75,12 +75,18 @@ def certify(state: State, record: Record) -> None:
 
 
 def gates(record: Record) -> list[str]:
-    """Return the command-line flag with the cluster's feature gates. All components accept all gates."""
+    """Return a list with the command-line flag for the cluster's feature gates; an empty list without feature gates.
+
+    All components of Kubernetes get the same flag, because each of them accepts all gates.
+    """
     return [f"--feature-gates={record.spec.feature_gates}"] if record.spec.feature_gates else []
 
 
 def python_module(name: str, *arguments: str) -> list[str]:
-    """Return the command line that runs a Python module of this package with the current interpreter."""
+    """Return the command line that runs a Python module with the current interpreter.
+
+    `name`: name of the module in the package devcluster.embedded, such as services.main. `arguments`: sys.argv[1:].
+    """
     hack = Path(__file__).resolve().parents[3]
     start = f"import sys, runpy; sys.path.insert(0, {str(hack)!r}); sys.argv[1:] = {list(arguments)!r}; "
     return [sys.executable, "-c", start + f"runpy.run_module('devcluster.embedded.{name}', run_name='__main__')"]

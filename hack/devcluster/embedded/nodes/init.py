@@ -30,7 +30,10 @@ def mount(source: str, target: str, kind: str, flags: int = 0, data: str = "") -
 
 
 def arrange(node: dict[str, Any]) -> None:
-    """Mount separate /run, /proc, /var/log and /var/lib for the node, so that it does not write to the machine's."""
+    """Mount separate /run, /proc, /var/log and /var/lib, so that the node does not write to those of the machine.
+
+    ``node``: the content of the node's JSON file.
+    """
     mount("", "/", "", _MS_REC | _MS_SHARED)  # kubelet and containerd propagate mounts among each other
     mount("proc", "/proc", "proc")
     mount("tmpfs", "/run", "tmpfs", 0, "mode=755")
@@ -75,7 +78,10 @@ def wait_for_api(address: str, port: int, ca: str) -> None:
 
 
 def start(daemon: dict[str, Any]) -> subprocess.Popen[bytes]:
-    """Start a daemon and append its output to its log. Return its process."""
+    """Start a daemon and append its output to its log. Return its process.
+
+    ``daemon``: {"command": command line, "log": path of the log}.
+    """
     with Path(daemon["log"]).open("ab") as log:
         return subprocess.Popen(daemon["command"], stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd="/")
 

@@ -22,7 +22,7 @@ from devcluster.shell import find
 CONTAINERD_SOCKET = "/run/containerd/containerd.sock"
 _RESERVED_NBYTES = 1 << 30  # memory of the machine for the control plane and the user
 _CAP_SYS_RESOURCE = 24
-# What kubelet sets machine-wide at its start (pkg/kubelet/cm: setupKernelTunables).
+# Kernel settings that kubelet changes for the whole machine at its start (pkg/kubelet/cm: setupKernelTunables).
 _KUBELET_SYSCTLS = {
     "vm/overcommit_memory": 1,
     "vm/panic_on_oom": 0,
@@ -182,7 +182,7 @@ def _kubelet_config(state: State, record: Record, node: NodeSpec) -> dict[str, A
         "cgroupDriver": "cgroupfs",
         **_cgroup_v1_allowed(record),
         "cgroupRoot": f"/{state.cgroup(node)}",
-        # Where the node has a quota, that is the limit: cgroup v1 refuses a pod's quota above its parent's.
+        # If the node has a CPU quota, pods get none: cgroup v1 rejects a quota of a pod above that of its parent.
         "cpuCFSQuota": node.cpus is None,
         "enforceNodeAllocatable": ["pods"],
         "systemReserved": reserved,
@@ -253,7 +253,10 @@ def _containerd_toml(folder: Path) -> str:
 
 
 def _may_raise_limits() -> bool:
-    """Return True if this process has CAP_SYS_RESOURCE. Without it, runc cannot lower a sandbox's oom_score_adj."""
+    """Return True if the capability bounding set of this process contains CAP_SYS_RESOURCE, or if it is unknown.
+
+    Without this capability, runc cannot lower the oom_score_adj of a pod's sandbox.
+    """
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("CapBnd:"):
             return bool(int(line.split()[1], 16) >> _CAP_SYS_RESOURCE & 1)

@@ -21,7 +21,10 @@ class ApiError(Exception):
 
 
 class Api:
-    """A client of one API server with one client certificate. Thread-safe: each request has its own connection."""
+    """A client of one API server. It is thread-safe, because each request has its own connection.
+
+    `pki`: folder with the certificates. `name`: name of the client certificate (files NAME.crt and NAME.key).
+    """
 
     def __init__(self, address: str, port: int, pki: Path, name: str) -> None:
         self._address, self._port = address, port

@@ -40,7 +40,8 @@ def records(services: Iterable[Object], endpoints: Iterable[Object]) -> Iterator
 def command(state: State, address: str) -> list[str]:
     """Return the command line of dnsmasq in the network namespace of the switch.
 
-    It answers only for names of the cluster, because this namespace has no connection to other networks.
+    dnsmasq answers only for names of the cluster, because this namespace has no connection to other networks.
+    `address`: the address on which dnsmasq listens.
     """
     hosts = _hosts(state)
     hosts.parent.mkdir(exist_ok=True)

@@ -8,7 +8,10 @@ from devcluster.model import GPU_RESOURCE, ClusterSpec
 
 
 def patch_for(node: Object, gpus: int) -> list[Object]:
-    """Return the JSON patch that adds `gpus` simulated GPUs to a node's status; empty if it contains them already."""
+    """Return the JSON patch that adds `gpus` simulated GPUs to the status of `node`.
+
+    The patch is empty if the status already contains them.
+    """
     status, key = node.get("status", {}), GPU_RESOURCE.replace("/", "~1")
     return [
         {"op": "add", "path": f"/status/{part}/{key}", "value": str(gpus)}

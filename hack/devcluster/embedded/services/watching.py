@@ -14,7 +14,10 @@ _RETRY_S = 0.3
 
 
 class Mirror:
-    """A local copy of all objects of one kind, by (namespace, name). A separate thread lists and watches them."""
+    """A local copy of all objects of one kind. A separate thread lists and watches them.
+
+    `path`: API path that lists the objects. `changed`: function to call after each change of the copy.
+    """
 
     def __init__(self, api: Api, path: str, changed: Callable[[], None]) -> None:
         self._api, self._path, self._changed = api, path, changed
@@ -51,7 +54,10 @@ def _key(one: Object) -> tuple[str, str]:
 
 
 class Reconciler:
-    """Runs `step` after each change, or once after several changes at the same time. Retries a failed step."""
+    """A loop that runs the function `step` after each call of `wake`, or once after several calls.
+
+    If `step` fails, the loop runs it again. `name`: name of the loop in error messages.
+    """
 
     def __init__(self, step: Callable[[], None], name: str) -> None:
         self._step, self._name = step, name

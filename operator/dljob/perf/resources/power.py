@@ -84,7 +84,11 @@ def best_limit(low: LimitPoint, high: LimitPoint, limits_W: Floats, slowdown: fl
 
 @dataclass(frozen=True)
 class Advice:
-    """An advised power limit, and the computing time and energy under it, divided by those under the highest limit."""
+    """An advised power limit, and its effect on computing.
+
+    ``seconds_ratio`` and ``energy_ratio``: computing time and energy under this limit, divided by those under the
+    device's highest limit.
+    """
 
     limit_W: float
     seconds_ratio: float

@@ -17,8 +17,8 @@ from dljob.perf.step.synchronization import asynchronous_updates_per_s, stale_fa
 def round_of(timing: Step, workers: int, nbytes: float, link: Link, bound: int | None) -> Step:
     """Return ``timing`` with the communication and waiting times of a round of asynchronous training.
 
-    In a round, each of the ``workers`` workers makes one update. ``nbytes``: size of the gradients. ``bound``: the
-    staleness bound in steps; None if staleness is unbounded.
+    ``timing``: the predicted synchronous step. In a round, each of the ``workers`` workers makes one update.
+    ``nbytes``: size of the gradients. ``bound``: the staleness bound in steps; None if staleness is unbounded.
     """
     think_s = timing.compute_s + timing.data_s
     service_s = 2 * link.latency_s + 2 * nbytes / link.bandwidth_Bps + nbytes / link.reduce_Bps

@@ -2,8 +2,8 @@
 
 Without measurements, a GPU is modelled by a roofline per layer (Williams et al. 2009): a layer takes the time of its
 arithmetic or of its memory traffic, whichever is longer. The framework's overhead per layer does not depend on the
-batch. CPUs are modelled by the terms in ``structure``, which have measured coefficients. With measurements, the curve
-passes through the measured points and has the catalogue's shape outside their range.
+batch. CPUs are modelled by a regression with measured coefficients (``perf.workload.structure``). With measurements,
+the curve passes through the measured points. Outside their range, it has the shape that is predicted without them.
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,9 @@ LAYER_OVERHEAD_S = 25e-6
 """PyTorch's overhead per layer and step (dispatch of forward, backward and update) on one core.
 benchmarks/perfmodel/compute_constants.py measured 24 us on a virtual core of an AMD EPYC."""
 STEP_OVERHEAD_S = 300e-6
-"""Overhead per step outside the layers (batch, loss, loop) on one core, from the same benchmark."""
+"""Overhead of a step outside the layers (batch, loss and training loop) on one core, in seconds.
+
+benchmarks/perfmodel/compute_constants.py measured it."""
 
 
 def host_overhead_s(workload: Workload, cores: float = 1.0) -> float:
@@ -126,7 +128,7 @@ def _line(layer: Layer, device: Device, bandwidth_Bps: float) -> tuple[float, fl
 
 
 def at_least(curve: Curve, floor_s: float) -> Curve:
-    """Return the maximum of the curve and the constant ``floor_s``."""
+    """Return ``curve`` with all times below ``floor_s`` seconds raised to ``floor_s``."""
     reach = curve.samples(floor_s)
     if curve.times_s[0] >= floor_s:
         return curve
@@ -136,7 +138,7 @@ def at_least(curve: Curve, floor_s: float) -> Curve:
 
 
 def calibrated(curve: Curve, points: Sequence[tuple[int, float]]) -> Curve:
-    """Return the catalogue's curve corrected by measured (batch, seconds) points.
+    """Return ``curve``, which the device catalogue predicts, corrected by measured (batch, seconds) points.
 
     Times of equal batches are averaged, and the points are made nondecreasing. The result passes through the points,
     and ``few_points`` interpolates between them. Below the smallest batch, it is the catalogue's curve, scaled to meet

@@ -30,7 +30,11 @@ class Stored:
 
 @dataclass(frozen=True)
 class Fetching:
-    """Seconds per sample in each stage of the input pipeline, and the workers of the pipeline."""
+    """Input pipeline of one rank: the seconds per sample in each stage, and the number of workers.
+
+    A sample is read from disk (``disk_s``), generated or decoded (``making_s``), copied within main memory
+    (``memory_s``), and copied to the GPU (``device_s``). A stage that the rank does not need takes 0 seconds.
+    """
 
     disk_s: float
     making_s: float

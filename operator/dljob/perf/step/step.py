@@ -52,7 +52,7 @@ class Step:
     communication_s: float
     data_s: float
     waiting_s: float
-    """Time to wait for stragglers and to agree that all ranks have the sum."""
+    """Time in which ranks wait for stragglers and agree that all of them have the sum of the gradients."""
     spread: float
     """Standard deviation of log(measured / predicted)."""
 

@@ -173,7 +173,7 @@ class Net:
         return self._emit("embedding", (tokens, width), 0.0, rows * width, 1 + (positions > 0) + (types > 0))
 
     def projections(self, width: int) -> Self:
-        """Add separate linear layers for queries, keys and values. Call ``attention`` next."""
+        """Add a linear layer with ``width`` outputs for each of queries, keys and values. Call ``attention`` next."""
         start = self.at
         for _ in range(3):
             self.go(start).linear(width)

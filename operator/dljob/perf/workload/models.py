@@ -92,4 +92,4 @@ MODELS: dict[str, tuple[Callable[[Dataset], Net], str]] = {
     "resnet50": (resnet50, "synthetic-images"),
     "gpt-mini": (gpt_mini, "synthetic-tokens"),
 }
-"""Model name -> (function that builds its layer table, dataset whose shape replaces that of an unknown dataset)."""
+"""Model name -> (function that builds its layer table, dataset whose shapes are used if the job names no dataset)."""

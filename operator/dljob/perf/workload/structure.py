@@ -62,10 +62,11 @@ def time_terms(workload: Workload, batch: float) -> dict[str, float]:
 
 
 def growth_terms(workload: Workload, batch: float) -> dict[str, float]:
-    """Return what a rank with ``batch`` samples keeps in memory, in the units of ``GROWTH``: one process, and bytes.
+    """Return the memory terms of a rank with a local batch of ``batch`` samples, as {term: amount}.
 
-    ``parameter_B``: parameters, gradients and optimizer state. ``kept_B``: samples, and activations that are kept for
-    the backward pass. ``largest_B``: the largest transient activations.
+    The amount of ``process`` is 1; all others are bytes. ``parameter_B``: parameters, gradients and optimizer state.
+    ``kept_B``: samples, and activations that are kept for the backward pass. ``largest_B``: the largest transient
+    activations. ``GROWTH`` has the coefficient of each term.
     """
     return {
         "process": 1.0,

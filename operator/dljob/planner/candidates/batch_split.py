@@ -14,7 +14,11 @@ from dljob.perf.fit.curve import Curve
 
 @dataclass(frozen=True)
 class Kind:
-    """``ranks`` equal ranks, with their step time over the batch and the largest batch that fits into memory."""
+    """A set of ``ranks`` equal ranks, among which the samples of the global batch are divided.
+
+    ``curve``: step time of one rank as a function of its local batch size. ``largest_batch``: the largest local batch
+    in samples that fits into the memory of one rank.
+    """
 
     curve: Curve
     ranks: int
@@ -72,9 +76,9 @@ def even(batch: int, ranks: int) -> list[int]:
 
 
 def even_split(kinds: Sequence[Kind], batch: int) -> list[list[int]] | None:
-    """Return a list of local batch sizes for each kind, which are equal regardless of the ranks' speed.
+    """Return a list of local batch sizes for each kind. All ranks get the same size, regardless of their speed.
 
-    If the batch is not divisible by the number of ranks, each of the first ranks gets one more sample.
+    If ``batch`` is not divisible by the number of ranks, some of the first ranks get one more sample than the others.
 
     Return None if a size is below 1 or does not fit into memory.
     """

@@ -26,9 +26,11 @@ start, to evaluate the model and to write checkpoints."""
 
 @dataclass(frozen=True)
 class Part:
-    """One group of equal nodes in a candidate plan: ``nodes`` nodes of one device type, used as ``option`` describes.
+    """A group of nodes with the same type of device and the same use in a candidate plan.
 
-    ``batch_per_rank``: the local batch size that the user fixed; None if the planner chooses.
+    A candidate plan consists of one or more such groups. ``nodes``: number of nodes in the group. ``option``: the type
+    of device, the number of ranks that each node runs, and the predicted speed and memory of these ranks.
+    ``batch_per_rank``: local batch size of each rank in samples, if the user fixed it; None if the planner chooses it.
     """
 
     option: Option
@@ -180,8 +182,9 @@ def evaluate(
 def _as_measured(formulas: Step, known: Sequence[Posterior], run: Runs) -> Step:
     """Return the predicted step of ``run``, based on measured multi-device steps.
 
-    ``known``: posterior distribution of step times for each device type; the slowest predicted step counts. Its
-    computing time, and the input time that is added, are those of ``formulas``. The rest is communication.
+    ``known``: posterior distribution of step times (without input time) for each device type. The distribution with the
+    largest median predicts the step time. ``formulas``: the same step, predicted without measured multi-device steps.
+    The computing time and the input time come from ``formulas``. All time beyond them counts as communication.
     """
     said = [predicted(p, run) for p in known]
     step_s, spread = max((float(median[0]), float(deviation[0])) for median, deviation in said)
@@ -191,11 +194,13 @@ def _as_measured(formulas: Step, known: Sequence[Posterior], run: Runs) -> Step:
 
 
 def _cpus(option: Option, share: int, timing: Step, link: Link) -> float:
-    """Return the CPUs that one rank keeps busy: its CPUs times the fraction of a step in which it uses them.
+    """Return the number of CPUs that a pod should request for one of its ranks.
 
-    A rank is busy while it computes and fetches its samples (p90 time). During communication, copying at the link's
-    speed uses a fraction of a core. MPI's busy waiting is not counted. A GPU rank gets one whole CPU, so that kernel
-    launches never wait.
+    A GPU rank gets one CPU, so that kernel launches never wait. A CPU rank gets ``option.cores`` CPUs times the
+    fraction of the step in which the rank uses them, but at least times ``LEAST_BUSY``. It uses them while it computes
+    and fetches its samples (90th percentile of this time). Of the communication time, the fraction (bandwidth of
+    ``link``) / (bandwidth between processes of a node) counts, because the rank copies data. MPI's busy waiting is not
+    counted. ``share``: the rank's local batch size; 0 for a parameter server. ``timing``: the predicted step.
     """
     if option.pool.is_gpu:
         return 1.0

@@ -30,7 +30,11 @@ square of 0.14 (docs/design/0016-model-parallelism.md)."""
 
 @dataclass(frozen=True)
 class SplitCandidate:
-    """A set of ranks and the way they split the model."""
+    """A candidate plan with model parallelism: a set of ranks (``part``), and the way in which they split the model.
+
+    ``collective``: algorithm of the all-reduce between tensor-parallel ranks; not used by a pipeline.
+    ``micro_batches``: number of micro-batches of each batch in a pipeline; 1 with tensor parallelism.
+    """
 
     part: Part
     strategy: Literal["Pipeline", "Tensor"]

@@ -34,16 +34,21 @@ AUTO: dict[bool, tuple[CollectiveName, ...]] = {
 
 
 MORE = 1.02
-"""Minimum factor by which a further option must increase a rank's largest batch, because each option costs search time.
+"""Minimum factor by which a larger number of ranks must increase a rank's largest batch with a sharded optimizer.
 
-Further options require more ranks to shard the optimizer state."""
+If the gain is smaller, ``sharing_options`` returns no separate option for that number of ranks, because each option
+makes the search longer."""
 HALVES: tuple[CollectiveName, ...] = ("Ring", "Torch")
 """Collectives made of a reduce-scatter and an all-gather. Between the two, ranks can update their shards."""
 
 
 @dataclass(frozen=True)
 class Option:
-    """One way to use a pool of equal devices: ``ranks_per_node`` ranks on each node that has room for them."""
+    """A way in which a job can use nodes of one device type, with the predicted speed and memory of each rank.
+
+    ``pool``: the nodes with this type of device. ``ranks_per_node`` ranks run on each node that has room for them. A
+    candidate plan chooses one or more options, and the number of nodes for each of them.
+    """
 
     pool: Pool
     ranks_per_node: int
@@ -66,7 +71,8 @@ class Option:
     slowdown: float = 1.0
     """Factor by which the node's other ranks slow down computing; both curves include it."""
     steps: Posterior | None = None
-    """Posterior from multi-device steps that were measured on this type of device."""
+    """Posterior distribution of step times, from multi-device steps that were measured on this type of device; None
+    without such measurements."""
     strategy: Strategy = "Data"
     min_ranks: int = 1
     """Minimum number of ranks in a candidate that contains this option, because ``largest_batch`` assumes that so many
@@ -157,7 +163,7 @@ def options(
     """Return the options with ``ranks_per_node`` ranks per node: one for all nodes, one for the nodes with much memory.
 
     ``learned``: measured constants by (``request.profile``, device). ``min_ranks``: number of ranks that shard the
-    optimizer state, if ``strategy`` is Optimizer.
+    optimizer state, if ``strategy`` is Optimizer; it determines how large a batch a rank can hold.
     """
     known = learned.get((request.profile or request.model or "", pool.device))
     cores = cores_of_rank(pool.cpu, ranks_per_node, request)

@@ -32,7 +32,7 @@ class Pool:
     memory_nbytes: tuple[int, ...]
     """Free main memory of each node in bytes, in the order of ``free``."""
     cpu: float
-    """CPUs of the node with the fewest CPUs."""
+    """Number of CPUs of the node that has the fewest."""
     bandwidth_Bps: float | None
     """The smallest annotated network bandwidth; None if no node has the annotation."""
     unequal: bool

@@ -27,7 +27,10 @@ SEEDS = 6
 
 
 def grid(most: int, fine: bool = True) -> list[int]:
-    """Return geometrically growing counts: 1, 2, 3, 4, 6, 8, 12, … and ``most``. If not ``fine``: 1, 2, 4, 8, …"""
+    """Return geometrically growing numbers up to ``most``, which is the last one.
+
+    They are 1, 2, 3, 4, 6, 8, 12, … if ``fine`` is true, and 1, 2, 4, 8, … otherwise.
+    """
     counts, n = {most}, 1
     while n <= most:
         counts |= {n, min(most, 3 * n // 2)} if fine and n > 1 else {n}

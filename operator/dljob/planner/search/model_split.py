@@ -71,7 +71,7 @@ def candidates(
 
 
 def like(part: Part, request: Request, workload: Workload) -> Choice | Refusal | str:
-    """Return the fastest model-parallel candidate on the ranks of ``part``.
+    """Return the fastest candidate that splits the model over the ranks of ``part`` with the requested strategy.
 
     Return a ``Refusal`` (candidate and reason) if none fits into memory, or a text with the reason if the model cannot
     be split.

@@ -92,7 +92,7 @@ class Screen:
         self._collectives = (request.collective,) if request.collective else summing(options[0])[:4]
 
     def screen(self, counts: Counts) -> Screened:
-        """Return predictions for candidates, each of which uses at least one node."""
+        """Return predictions for the candidates in the rows of ``counts``. Each row must contain at least one node."""
         used = counts > 0
         ranks = counts @ self._per_node
         compute_s = self._compute_s(counts, used, ranks)

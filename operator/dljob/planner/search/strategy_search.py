@@ -57,7 +57,7 @@ def _not_asked_for(strategy: str, found: Choice, chosen: Choice) -> Refusal:
 
 
 def _in_parts(request: Request, chosen: Choice, parts: Sequence[Part], workload: Workload) -> list[Refusal]:
-    """Return the model-parallel plans for the same ranks, each with a reason that compares it with the chosen plan.
+    """Return the model-parallel plans on the ranks of the chosen plan, each with a reason that compares the two plans.
 
     Return an empty list if the model is not built in, if the ranks have different devices, if there are more than
     ``MAX_STAGES`` ranks, or if the user requests another strategy than Data.

@@ -27,7 +27,7 @@ class Prediction:
     """Text about the dominant part of the step time, such as 'communication 63 %: Ring over the network, 10 Gbit/s'."""
     basis: Literal["catalogue", "profile"]
     host_memory_nbytes: int = 0
-    """Main memory of the largest pod with all its ranks. The container of the pod should request this amount."""
+    """Main memory in bytes of the pod that needs the most, with all its ranks. Its container should request it."""
     efficiency: float = 1.0
     """Throughput divided by the sum of the throughputs of the same devices, each training alone; in (0, 1]."""
     data_s: float = 0.0
@@ -38,10 +38,10 @@ class Prediction:
 
 @dataclass(frozen=True)
 class Group:
-    """Nodes of one device type. Ranks are numbered by group, then by node, then by local rank."""
+    """The nodes of one device type in a plan. The plan numbers ranks by group, then by node, then by local rank."""
 
     name: str
-    """Suffix of the name of the group's StatefulSet: a DNS label, unique in the decision."""
+    """Suffix of the name of the group's StatefulSet: a DNS label, unique in the plan."""
     device: str
     is_gpu: bool
     nodes: int
@@ -64,7 +64,7 @@ class Choice:
     prediction: Prediction
     strategy: Parallelism = "Data"
     micro_batches: int = 1
-    """Micro-batches of a pipeline."""
+    """Number of micro-batches into which a pipeline splits each batch; 1 for other strategies."""
 
     @property
     def splits_model(self) -> bool:
@@ -86,13 +86,13 @@ class BatchOption:
 
     batch: int
     steps: int
-    """Number of steps with this batch that make as much progress as the spec's steps with the spec's batch."""
+    """Number of steps with this batch size that train as far as the spec's steps with the spec's batch size."""
     efficiency: float
-    """Progress per sample, divided by the progress per sample with the spec's batch."""
+    """Training progress per sample, divided by the progress per sample with the batch size in the spec."""
     prediction: Prediction | None
     """Prediction of the best plan with this batch; None if there is no plan."""
     reason: str = ""
-    """Reason why there is no plan."""
+    """Reason why there is no plan with this batch size; empty if there is one."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Decision:
     power_advice: str | None = None
     """Power limits that would save energy; only for plans that minimize energy."""
     batch: BatchDecision | None = None
-    """None if the request fixes the batch."""
+    """The choice of the global batch size; None if the spec fixes it."""
     trade_offs: tuple[Choice, ...] = ()
     """The Pareto front in time, energy and cost, including the chosen plan; fastest first."""
 

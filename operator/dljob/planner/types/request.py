@@ -9,7 +9,10 @@ from dlcontract import CollectiveName
 
 @dataclass(frozen=True)
 class FixedChoice:
-    """Nodes, ranks and batch size that the user fixes for one type of device (``spec.planning.groups``)."""
+    """Nodes, ranks and batch size that the user fixes for one type of device (``spec.planning.groups``).
+
+    ``batch_per_rank``: local batch size of each rank, in samples; None if the planner chooses it.
+    """
 
     device: str
     nodes: int
@@ -19,7 +22,10 @@ class FixedChoice:
 
 @dataclass(frozen=True)
 class RunningBatch:
-    """The batch size that a job began with, and the noise scale that determined its number of steps."""
+    """The global batch size of a running job, and the gradient noise scale that determined its number of steps.
+
+    Both were chosen when the job began. ``noise``: in samples; None if it was not measured at that time.
+    """
 
     batch: int
     noise: float | None
@@ -32,7 +38,7 @@ class Batches:
     low: int
     high: int
     data: str
-    """The dataset. Only a noise scale that was measured on this dataset is used."""
+    """Name of the dataset. The planner uses only gradient noise scales that were measured on this dataset."""
     epoch_samples: int | None = None
     running: RunningBatch | None = None
     """The batch size of a job that already runs, which must not change; None for a new job."""
@@ -54,7 +60,8 @@ class Request:
     values in the spec. None: the global batch size is ``global_batch``."""
     model: str | None = None
     profile: str | None = None
-    """Key of the learned constants ``learned[profile, device]``. None: the key is ``model``."""
+    """Name under which measurements of the job's model are stored: the planner's argument ``learned`` has the key
+    (profile, device). None: ``model`` is this name."""
     dataset: str | None = None
     """A built-in dataset, which determines the input size of built-in models."""
     like: str | None = None
@@ -79,13 +86,13 @@ class Request:
     minimize: Literal["Time", "Energy", "Cost"] = "Time"
     deadline_s: float | None = None
     collective: CollectiveName | None = None
-    """None: the planner chooses."""
+    """The collective that the user requests; None: the planner chooses."""
     strategy: Literal["Data", "Optimizer", "Pipeline", "Tensor", "Auto"] = "Data"
-    """Auto: the planner chooses."""
+    """The strategy that the user requests. Auto: the planner chooses."""
     no_split_reason: str | None = None
     """With Auto, the reason why model parallelism is not allowed; None if it is allowed."""
     stages: int | None = None
-    """Stages of a pipeline."""
+    """Number of pipeline stages that the user requests; None if the user does not fix it."""
     micro_batches: int = 1
     compressed: bool = False
     """True if gradients are sent as BF16 or FP16, which halves their bytes."""
