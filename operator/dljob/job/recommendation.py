@@ -112,8 +112,9 @@ def recommend(job: Job, view: ClusterView, constants: Constants) -> Recommendati
 def answer(question: object, view: ClusterView | None = None, constants: Constants | None = None) -> dict[str, Any]:
     """Answer the request ``{"job": manifest, "cluster": {"nodes": […]}, "profiles": […]}`` with a recommended plan.
 
-    The request and the result are documents as read from JSON. If ``cluster`` is missing, ``view`` replaces it. If
-    ``profiles`` is missing, ``constants`` replaces it. Raise ValueError for an invalid request.
+    ``question`` and the result are objects as read from JSON. ``view``: the cluster to plan for if ``question`` has no
+    key ``cluster``; None: the key is required. ``constants``: measured constants by (model or training script, device)
+    to use if ``question`` has no key ``profiles``; None: there are none. Raise ValueError for an invalid ``question``.
     """
     if not isinstance(question, Mapping) or set(question) - {"job", "cluster", "profiles"} or "job" not in question:
         found = sorted(map(str, question)) if isinstance(question, Mapping) else type(question).__name__

@@ -69,6 +69,29 @@ def test_daemon_arguments_are_extracted_from_the_command_of_mpirun() -> None:
         commands.daemon_arguments("rm -rf /; prted-not")
 
 
+@pytest.mark.parametrize(
+    ("uri", "address", "local"),
+    [
+        ("a@0.0;tcp://10.0.0.1:7500:24", ("10.0.0.1", 7500), "a@0.0;tcp://127.0.0.1:41:8"),
+        ("a@0.0;tcp://10.0.0.1,10.1.0.1:7500,7501:24,16", ("10.0.0.1", 7500), "a@0.0;tcp://127.0.0.1:41:8"),
+        ("a@0.0;tcp://10.0.0.1:7500:24;tcp6://[fd00::1]:7600:64", ("10.0.0.1", 7500), "a@0.0;tcp://127.0.0.1:41:8"),
+        ("a@0.0;tcp6://[fd00::1,fd00::2]:7600:64,64", ("fd00::1", 7600), "a@0.0;tcp6://[::1]:41:128"),
+    ],
+)
+def test_daemon_connects_to_a_port_of_its_own_pod(uri: str, address: tuple[str, int], local: str) -> None:
+    arguments = ("--prtemca", "prte_hnp_uri", uri, "--prtemca", "ess", "env")
+    found = commands.launcher_address(arguments)
+    assert (found.host, found.port) == address
+    expected = ("--prtemca", "prte_hnp_uri", local, "--prtemca", "ess", "env")
+    assert commands.with_launcher_port(arguments, 41) == expected
+
+
+@pytest.mark.parametrize("arguments", [(), ("--prtemca", "prte_hnp_uri", "a@0.0;udp://10.0.0.1:7500:24")])
+def test_daemon_without_an_address_of_mpirun_is_refused(arguments: tuple[str, ...]) -> None:
+    with pytest.raises(ValueError, match="mpirun: found"):
+        commands.launcher_address(arguments)
+
+
 def test_daemon_uses_the_settings_of_its_own_pod() -> None:
     env = commands.mpi_environment({}, "net1", "1.1", Path("/run/own"))
     received = ("--leave-session-attached", "--prtemca", "prte_if_include", "eth0", "--prtemca", "ess", "env")
@@ -100,8 +123,7 @@ def test_ranks_of_a_pod_must_be_consecutive() -> None:
 def test_ports_match_the_contract_and_are_disjoint() -> None:
     from dlcontract import MPI_PORTS
 
-    assert MPI_PORTS[0] == commands.DAEMON_PORTS[0] <= commands.DAEMON_PORTS[1] < commands.RANK_PORTS[0]
-    assert commands.RANK_PORTS[1] < commands.MASTER_PORT == MPI_PORTS[1]
+    assert MPI_PORTS[0] == commands.RANK_PORTS[0] < commands.RANK_PORTS[1] < commands.MASTER_PORT == MPI_PORTS[1]
 
 
 def test_last_message_of_an_ended_rank_survives_a_stop_request(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from typing import Any, NoReturn
 
 from prometheus_client import CollectorRegistry
@@ -30,6 +31,7 @@ from dltrain.agent.job.settings import Settings, complete_environment
 from dltrain.agent.job.shrink import shrink_plan
 from dltrain.agent.member.local_ranks import LocalRanks
 from dltrain.agent.member.member import Member
+from dltrain.agent.member.tunnel import Tunnel, is_tunnel, serve
 from dltrain.agent.metrics import TrainerCollector
 from dltrain.host.network_interfaces import interface_of
 from dltrain.host.processes import Reaper
@@ -65,6 +67,7 @@ class Agent:
             env=env,
             reaper=self.reaper,
             emit=self.member.emit,
+            tunnel=partial(Tunnel, context=identity.tunnel, agent_port=settings.agent_port),
         )
         self.coordinator: Coordinator | None = None
         self._acting = False
@@ -79,7 +82,7 @@ class Agent:
             loop.add_signal_handler(number, self._told_to_stop.set)
         await self.local.listen()
         await asyncio.start_server(
-            self.member.serve, self.settings.pod_ip, self.settings.agent_port, ssl=self.identity.server, limit=MAX_LINE
+            self._serve, self.settings.pod_ip, self.settings.agent_port, ssl=self.identity.server, limit=MAX_LINE
         )
         registry = CollectorRegistry()
         registry.register(TrainerCollector(self.member, self.local, self._ledger))
@@ -100,6 +103,12 @@ class Agent:
                 "bug"
             )
         return await self._leave()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if not is_tunnel(writer):
+            await self.member.serve(reader, writer)
+            return
+        await serve(reader, writer, self.coordinator.job.launcher.address if self.coordinator is not None else None)
 
     def _ledger(self) -> Ledger | None:
         return None if self.coordinator is None else self.coordinator.job.ledger

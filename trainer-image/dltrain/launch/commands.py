@@ -2,27 +2,34 @@
 
 mpirun runs in the first pod. Instead of ssh, it calls ``shim.py daemon HOST COMMAND``, which asks the agent of the pod
 HOST to start the MPI daemon. Each daemon starts ``shim.py rank``, which asks the agent of its pod to start the rank.
-All traffic of Open MPI uses ``MPI_PORTS`` and the address of the pod.
+mpirun and the daemons listen on the loopback interface alone (``loopback.c``), and agents forward the daemons'
+connections. The ranks use the address of the pod and ``RANK_PORTS``.
 """
 
+import re
 import shlex
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from dlcontract import MPI_PORTS, Plan, Rank
+from dltrain.launch import loopback
 from dltrain.launch.shim import ATTEMPT_ENV, LOCAL_SOCKET_ENV
 from dltrain.protocol.rank_messages import MEMORY_ENV, PLAN_ENV, SOCKET_ENV
 
 SHIM = Path(__file__).with_name("shim.py")
 BUILT_IN = (sys.executable, "-m", "dltrain.builtin.rank")
 
-_FIRST, _LAST = MPI_PORTS
-DAEMON_PORTS = (_FIRST, _FIRST + 39)
-RANK_PORTS = (_FIRST + 40, _LAST - 1)
-MASTER_PORT = _LAST
+RANK_PORTS = (MPI_PORTS[0], MPI_PORTS[1] - 1)
+MASTER_PORT = MPI_PORTS[1]
 """The port for the torch.distributed store, if a training script opens one."""
+
+_MAX_DAEMONS = 8192
+"""Up to this number of MPI daemons, all connect to mpirun. In a larger job, some would connect to each other."""
+
+_URI = re.compile(r"(?P<name>[^;]*);tcp(?:6://\[(?P<six>[^],]+)[^]]*]|://(?P<four>[^:,]+)[^:]*):(?P<port>\d+)[,:].*")
 
 
 def bin_dir() -> Path:
@@ -74,6 +81,43 @@ def daemon_arguments(command: str) -> tuple[str, ...]:
     )
 
 
+@dataclass(frozen=True)
+class LauncherAddress:
+    """Where mpirun waits for the MPI daemons: the address of its pod, and a port that only this pod can reach."""
+
+    host: str
+    port: int
+
+    @property
+    def loopback(self) -> str:
+        return "::1" if ":" in self.host else "127.0.0.1"
+
+
+def launcher_address(arguments: Sequence[str]) -> LauncherAddress:
+    """Return mpirun's address from the MPI daemon's ``arguments``. Raise ValueError if they do not contain it."""
+    found = _URI.fullmatch(arguments[_uri_index(arguments)])
+    if found is None:
+        raise ValueError(
+            f"mpirun: found the address {arguments[_uri_index(arguments)]!r}; expected NAME;tcp://HOST:PORT:…"
+        )
+    return LauncherAddress(found["six"] or found["four"], int(found["port"]))
+
+
+def with_launcher_port(arguments: Sequence[str], port: int) -> tuple[str, ...]:
+    """Return the MPI daemon's ``arguments`` with ``port`` on the loopback interface in place of mpirun's address."""
+    i, address = _uri_index(arguments), launcher_address(arguments)
+    local = f"tcp6://[::1]:{port}:128" if ":" in address.host else f"tcp://127.0.0.1:{port}:8"
+    name = arguments[i].partition(";")[0]
+    return (*arguments[:i], f"{name};{local}", *arguments[i + 1 :])
+
+
+def _uri_index(arguments: Sequence[str]) -> int:
+    try:
+        return arguments.index("prte_hnp_uri") + 1
+    except ValueError:
+        raise ValueError(f"mpirun: found the arguments {arguments} for an MPI daemon; expected prte_hnp_uri") from None
+
+
 def without_others_settings(arguments: Sequence[str], env: Mapping[str, str]) -> tuple[str, ...]:
     """Return the MPI daemon's ``arguments`` without the settings that its pod's environment ``env`` contains, too.
 
@@ -105,6 +149,7 @@ def mpi_environment(base: Mapping[str, str], interface: str, attempt: str, run_d
     prefix = bin_dir().parent
     return {
         **base,
+        "LD_PRELOAD": ":".join(filter(None, (str(loopback.library()), base.get("LD_PRELOAD")))),
         LOCAL_SOCKET_ENV: str(run_dir / "local.sock"),
         ATTEMPT_ENV: attempt,
         "SHELL": "/bin/sh",  # Without a passwd entry, mpirun would warn that it finds no shell.
@@ -112,8 +157,7 @@ def mpi_environment(base: Mapping[str, str], interface: str, attempt: str, run_d
         "PRTE_PREFIX": str(prefix),
         "PMIX_PREFIX": str(prefix),
         "PRTE_MCA_prte_if_include": interface,
-        "PRTE_MCA_oob_tcp_dynamic_ipv4_ports": f"{DAEMON_PORTS[0]}-{DAEMON_PORTS[1]}",
-        "PRTE_MCA_oob_tcp_dynamic_ipv6_ports": f"{DAEMON_PORTS[0]}-{DAEMON_PORTS[1]}",
+        "PRTE_MCA_rml_base_radix": str(_MAX_DAEMONS),
         "PRTE_MCA_prte_silence_shared_fs": "1",
         "PRTE_MCA_prte_tmpdir_base": str(session_dir(run_dir)),
         "OMPI_MCA_pml": "ob1",

@@ -7,10 +7,13 @@ import asyncio
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
+from ssl import create_default_context
 
-from dlcontract import CheckpointMark, ModelRef, RankMeasure
+from dlcontract import AGENT_PORT, CheckpointMark, ModelRef, RankMeasure
 from dltrain.agent.member.local_ranks import Event, LocalRanks
+from dltrain.agent.member.tunnel import Tunnel
 from dltrain.host.processes import Reaper
 from dltrain.protocol.agent_messages import RankEnded, RankUp, RankUpdate
 from dltrain.protocol.rank_messages import EXIT_STOPPED, Checkpointed, Hello, Step
@@ -36,7 +39,8 @@ async def agent() -> None:
     events: asyncio.Queue[Event] = asyncio.Queue()
     env = dict(os.environ) | {"DLTRAIN_IMPORT_AHEAD": "off"}
     local = LocalRanks(
-        pod="digits-cpu-0", interface="lo", run_dir=FOLDER, memory=FOLDER, env=env, reaper=Reaper(), emit=events.put_nowait
+        pod="digits-cpu-0", interface="lo", run_dir=FOLDER, memory=FOLDER, env=env, reaper=Reaper(),
+        emit=events.put_nowait, tunnel=partial(Tunnel, context=create_default_context(), agent_port=AGENT_PORT),
     )  # fmt: skip
     await local.listen()
     await local.begin("1.1", make_plan(model=ModelRef(command=(sys.executable, *sys.argv), framework="Torchrun")))

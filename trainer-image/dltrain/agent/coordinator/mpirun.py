@@ -34,6 +34,8 @@ class Mpirun:
         """Start mpirun. Raise ValueError if mpirun cannot launch this plan, and OSError if mpirun cannot be started."""
         self._attempt, self._pods, self._links = attempt, plan.pods, links
         self._daemons: dict[str, asyncio.Future[tuple[int, str]]] = {}
+        self.address: commands.LauncherAddress | None = None
+        """Where mpirun waits for the MPI daemons; None until it launches the first one."""
         command = commands.mpirun_command(plan, settings.pod, socket.gethostname(), as_root=os.geteuid() == 0)
         env = commands.mpi_environment(env, interface_of(settings.pod_ip), attempt, settings.run_dir)
         read_fd, write_fd = os.pipe()
@@ -53,6 +55,7 @@ class Mpirun:
             return 1, f"found pod {pod}; expected one of {self._pods}\n"
         try:
             arguments = commands.daemon_arguments(command)
+            self.address = commands.launcher_address(arguments)
         except ValueError as error:
             return 1, f"{error}\n"
         ended: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
@@ -112,6 +115,11 @@ class Launcher:
         """Record that the MPI daemon of ``pod`` ended with the exit code ``code`` and the last output ``tail``."""
         if self._mpirun is not None:
             self._mpirun.daemon_ended(pod, code, tail)
+
+    @property
+    def address(self) -> commands.LauncherAddress | None:
+        """Where mpirun waits for the MPI daemons of the current attempt; None if no mpirun waits for any."""
+        return None if self._mpirun is None else self._mpirun.address
 
     def check_stopped(self, now_s: float) -> None:
         """Kill mpirun if SIGSTOP has stopped it for too long, which ends the attempt.

@@ -8,6 +8,9 @@ import ssl
 from dataclasses import dataclass
 from pathlib import Path
 
+TUNNEL = "dltrain-mpi"
+"""The application protocol (ALPN) of connections that agents forward for the MPI daemons."""
+
 
 @dataclass(frozen=True)
 class Identity:
@@ -15,6 +18,8 @@ class Identity:
 
     server: ssl.SSLContext
     client: ssl.SSLContext
+    tunnel: ssl.SSLContext
+    """The context of a client that forwards connections of an MPI daemon."""
 
 
 def load(directory: Path) -> Identity:
@@ -25,8 +30,11 @@ def load(directory: Path) -> Identity:
             raise ValueError(f"{path}: found no file; expected the job's TLS Secret mounted at {directory}")
     ca, certificate, key = paths
     contexts = []
-    for side in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
+    server, client = ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT
+    for side, protocols in ((server, [TUNNEL]), (client, []), (client, [TUNNEL])):
         context = ssl.SSLContext(side)
+        if protocols:
+            context.set_alpn_protocols(protocols)
         context.check_hostname = False
         context.verify_mode = ssl.CERT_REQUIRED
         context.minimum_version = ssl.TLSVersion.TLSv1_3

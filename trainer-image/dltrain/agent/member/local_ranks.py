@@ -19,6 +19,7 @@ from pydantic import ValidationError
 
 from dlcontract import MAX_OUTPUT, Plan, Rank
 from dltrain.agent.member.running_rank import Running
+from dltrain.agent.member.tunnel import Tunnel
 from dltrain.host import cgroup
 from dltrain.host.output import Output
 from dltrain.host.processes import Exit, Process, Reaper, StoppedProcesses
@@ -58,6 +59,7 @@ class LocalRanks:
         env: dict[str, str],
         reaper: Reaper,
         emit: Callable[[Event], None],
+        tunnel: Callable[[commands.LauncherAddress], Tunnel],
     ) -> None:
         self.run_dir, self.memory = run_dir, memory
         self.running: dict[int, Running] = {}
@@ -66,6 +68,7 @@ class LocalRanks:
         self.spawner = Spawner(reaper, run_dir, env)
         self.attempt = ""
         self._pod, self._interface, self._env, self._reaper, self._emit = pod, interface, env, reaper, emit
+        self._tunnel = tunnel
         self._plan: Plan | None = None
         self._daemon: Process | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -178,19 +181,29 @@ class LocalRanks:
         self._emit(RankLog(attempt=attempt, rank=run.rank.rank, tail=run.output.tail))
 
     def start_daemon(self, arguments: tuple[str, ...]) -> None:
-        """Run the Open MPI daemon with the command-line arguments ``arguments``. Emit an event when it ends."""
-        attempt = self.attempt
-        read_fd, write_fd = os.pipe()
-        env = commands.mpi_environment(self._env, self._interface, attempt, self.run_dir)
-        argv = (str(commands.bin_dir() / "prted"), *commands.without_others_settings(arguments, env))
+        """Run the Open MPI daemon with the command-line arguments ``arguments``. Emit an event when it ends.
+
+        Its connection to mpirun goes through a tunnel. Raise ValueError for arguments without mpirun's address.
+        """
+        attempt, address = self.attempt, commands.launcher_address(arguments)
         try:
-            daemon = self._daemon = self._reaper.start(argv, env=env, output=write_fd)
+            env = commands.mpi_environment(self._env, self._interface, attempt, self.run_dir)
+            tunnel = self._tunnel(address)
+        except OSError as error:
+            self._emit(DaemonEnded(attempt=attempt, exit_code=1, tail=f"cannot start the MPI daemon: {error}\n"))
+            return
+        arguments = commands.with_launcher_port(commands.without_others_settings(arguments, env), tunnel.port)
+        read_fd, write_fd = os.pipe()
+        try:
+            command = (str(commands.bin_dir() / "prted"), *arguments)
+            daemon = self._daemon = self._reaper.start(command, env=env, output=write_fd)
         finally:
             os.close(write_fd)
         output = Output("[prted] ", read_fd)
 
         async def watch() -> None:
             end = await daemon.ended
+            tunnel.close()
             await output.drained()
             if self._daemon is daemon:
                 self._daemon = None

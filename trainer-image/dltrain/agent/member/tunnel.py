@@ -1,0 +1,110 @@
+"""Connections of the MPI daemons to mpirun, forwarded by the agents over mutual TLS.
+
+The ports of mpirun and of the daemons accept connections of their own pod alone (``launch.loopback``). The agent of a
+daemon's pod therefore opens a port for it on the loopback interface. It forwards each connection to the agent of
+mpirun's pod, which forwards it to mpirun.
+"""
+
+import asyncio
+import logging
+import socket
+import ssl
+from collections.abc import Coroutine
+from contextlib import suppress
+from typing import Any
+
+from dltrain.agent.job.tls import TUNNEL
+from dltrain.launch.commands import LauncherAddress
+
+log = logging.getLogger(__name__)
+CONNECT_S = 3.0
+"""Seconds to connect to the other agent or to mpirun."""
+_CHUNK = 2**16
+
+
+class Tunnel:
+    """A port on this pod's loopback interface that leads to the mpirun of another pod."""
+
+    def __init__(self, mpirun: LauncherAddress, context: ssl.SSLContext, agent_port: int) -> None:
+        """Open the port. ``context``, ``agent_port``: TLS as a client and port of the agent in mpirun's pod.
+
+        Raise OSError if no port can be opened.
+        """
+        self._mpirun, self._context, self._agent_port = mpirun, context, agent_port
+        family = socket.AF_INET6 if ":" in mpirun.loopback else socket.AF_INET
+        self._socket = socket.create_server((mpirun.loopback, 0), family=family)
+        self.port = int(self._socket.getsockname()[1])
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._spawn(self._listen()).add_done_callback(lambda _: self._socket.close())
+
+    def close(self) -> None:
+        """Close the port and all connections through it."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _listen(self) -> None:
+        async with await asyncio.start_server(self._forward, sock=self._socket) as server:
+            await server.serve_forever()
+
+    def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._spawn(self._connect(reader, writer))
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                remote = await asyncio.open_connection(self._mpirun.host, self._agent_port, ssl=self._context)
+        except (OSError, TimeoutError) as error:
+            log.warning("the MPI daemon cannot connect to mpirun in the pod %s: %r", self._mpirun.host, error)
+            writer.close()
+            return
+        await _join((reader, writer), remote)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+def is_tunnel(writer: asyncio.StreamWriter) -> bool:
+    """Return True if another agent opened this TLS connection for its MPI daemon."""
+    tls: ssl.SSLObject | None = writer.get_extra_info("ssl_object")
+    return tls is not None and tls.selected_alpn_protocol() == TUNNEL
+
+
+async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mpirun: LauncherAddress | None) -> None:
+    """Forward an MPI daemon's connection to the mpirun of this pod until it ends. ``mpirun``: None if none runs."""
+    if mpirun is None:
+        log.info("refused the connection of an MPI daemon: no mpirun runs in this pod")
+        writer.close()
+        return
+    try:
+        async with asyncio.timeout(CONNECT_S):
+            local = await asyncio.open_connection(mpirun.loopback, mpirun.port)
+    except (OSError, TimeoutError) as error:
+        log.info("refused the connection of an MPI daemon: mpirun does not answer: %r", error)
+        writer.close()
+        return
+    await _join((reader, writer), local)
+
+
+Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+async def _join(one: Stream, other: Stream) -> None:
+    """Copy bytes in both directions until one side ends, then close both."""
+    copies = [asyncio.create_task(_copy(one[0], other[1])), asyncio.create_task(_copy(other[0], one[1]))]
+    try:
+        await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for copy in copies:
+            copy.cancel()
+        for _, writer in (one, other):
+            writer.close()
+
+
+async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with suppress(OSError):
+        while data := await reader.read(_CHUNK):
+            writer.write(data)
+            await writer.drain()
