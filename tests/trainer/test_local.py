@@ -15,14 +15,16 @@ from dltrain.protocol.rank_messages import EXIT_BAD_INPUT, EXIT_OK, EXIT_USER_ER
 from support.trainer.plans import make_plan, write
 from support.trainer.ranks import ROOT, Ended, command, run, run_ranks
 
-pytestmark = pytest.mark.mpi
+pytestmark = [pytest.mark.mpi, pytest.mark.patient]
 SCRIPTS = ROOT / "examples/scripts"
+BUSY_S = 400.0
+"""Time limit of a run on a machine whose processors other tests use."""
 
 
 def local(ranks: int, *arguments: str | Path, port: str = "29500") -> Ended:
     words = ["-m", "dltrain.local", *map(str, arguments)]
     started = [sys.executable, *words] if ranks == 1 else command(ranks, *words, fresh=True)
-    return run(started, OMP_NUM_THREADS="1", MASTER_PORT=port)
+    return run(started, BUSY_S, OMP_NUM_THREADS="1", MASTER_PORT=port)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -66,7 +68,7 @@ def test_gpt_learns_real_text(tmp_path: Path) -> None:
 
 def test_failed_checkpoint_write_is_reported_in_one_line_and_leaves_no_files(tmp_path: Path) -> None:
     words = ["-m", "dltrain.local", "--model", "mlp", "--epochs", "1", "--checkpoints", str(tmp_path)]
-    ended = run(["sh", "-c", 'ulimit -f 64; exec "$@"', "sh", sys.executable, *words])
+    ended = run(["sh", "-c", 'ulimit -f 64; exec "$@"', "sh", sys.executable, *words], BUSY_S)
     assert ended.code == EXIT_USER_ERROR and "Traceback" not in ended.output, ended.output
     assert f"CheckpointFailed: spec.checkpoint.volume: found {tmp_path}/local-local: File too large; expected room" in (
         ended.output
@@ -82,12 +84,12 @@ def test_early_exit_and_second_init_are_reported(tmp_path: Path) -> None:
         "for (x,) in t.steps(t.loader((torch.ones(16, 2),))):\n"
         "    model(x).mean().backward()\n    opt.step()\n    raise SystemExit(3)\n"
     )
-    early_exit = run([sys.executable, str(script)])
+    early_exit = run([sys.executable, str(script)], BUSY_S)
     assert (
         early_exit.code == 3 and "dltrain: the script exits after step 1 of 8 without t.finish()" in early_exit.output
     )
     script.write_text("import dltrain\ndltrain.init()\ndltrain.init()\n")
-    twice = run([sys.executable, str(script)])
+    twice = run([sys.executable, str(script)], BUSY_S)
     assert twice.code == EXIT_BAD_INPUT
     assert (
         twice.output
@@ -101,7 +103,7 @@ def test_interrupt_is_reported_and_every_start_has_the_same_seed(tmp_path: Path)
         "import os, random, signal, numpy, dltrain\nt = dltrain.init()\nprint(random.random(), numpy.random.rand())\n"
         "os.kill(os.getpid(), signal.SIGINT)\n"
     )
-    first, second = (run([sys.executable, str(script)]) for _ in range(2))
+    first, second = (run([sys.executable, str(script)], BUSY_S) for _ in range(2))
     assert (first.code, first.output) == (130, second.output), first.output
     assert re.fullmatch(r"0\.\d+ 0\.\d+\ndltrain: interrupted\n", first.output), first.output
 
@@ -120,7 +122,7 @@ def test_validation_code_of_the_how_to_page_works(tmp_path: Path) -> None:
         + found[1].replace("/tmp/best.pt", str(tmp_path / "best.pt"))
         + "print('after', t.step, 'best', best, 'last', right, seen)\n"
     )
-    ended = run(command(2, script, fresh=True), OMP_NUM_THREADS="1")
+    ended = run(command(2, script, fresh=True), BUSY_S, OMP_NUM_THREADS="1")
     lines = re.findall(r"after (\d+) best ([\d.]+) last ([\d.]+) 50\.0", ended.output)
     assert ended.code == EXIT_OK and len(lines) == 2 and lines[0] == lines[1], ended.output
     assert int(lines[0][0]) < 30 * 13 and float(lines[0][1]) > 0.9, (
@@ -132,8 +134,8 @@ def test_validation_code_of_the_how_to_page_works(tmp_path: Path) -> None:
 def test_script_reads_dataset_path_from_environment(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import dltrain\nprint('at', dltrain.init().dataset_path)\n")
-    found = run([sys.executable, str(script)], DLJOB_DATASET="/data/x")
-    missing = run([sys.executable, str(script)])
+    found = run([sys.executable, str(script)], BUSY_S, DLJOB_DATASET="/data/x")
+    missing = run([sys.executable, str(script)], BUSY_S)
     assert (found.code, "at /data/x" in found.output) == (EXIT_OK, True), found.output
     assert missing.code == EXIT_BAD_INPUT and "$DLJOB_DATASET unset" in missing.output, missing.output
 

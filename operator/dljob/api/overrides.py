@@ -14,7 +14,8 @@ from dljob.api.base import GROUP, VERSION
 from dljob.api.spec import DLJobSpec
 
 OVERRIDES_ANNOTATION = f"{GROUP}/overrides"
-"""Annotation of a DLJob. With the value ``ALL_OVERRIDES``, its overrides may have any field."""
+"""Annotation of a DLJob. With the value ``ALL_OVERRIDES``, ``spec.podTemplateOverrides`` may contain any field, even if
+the chart value ``overrides`` allows fewer."""
 ALL_OVERRIDES = "all"
 SECRET_LABEL = f"{GROUP}/usable"
 """Label of a Secret. With the value ``true``, the DLJobs of its namespace may use the Secret."""

@@ -8,6 +8,7 @@ from benchmarks.gpu import check
 
 
 @pytest.mark.mpi
+@pytest.mark.patient
 def test_checks_that_need_no_gpu_pass_on_cpus(capfd: pytest.CaptureFixture[str]) -> None:
     code = check.main(["--device", "cpu", "--steps", "5"])
     out = capfd.readouterr().out

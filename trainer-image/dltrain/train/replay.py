@@ -48,8 +48,8 @@ def timeline(document: Document) -> tuple[tuple[int, tuple[int, ...]], ...]:
     if len(document.splits) < document.totals.splits:
         found = f"{len(document.splits)} of {document.totals.splits} changes of local batch sizes"
         raise ValueError(
-            f"splits: found {found}; expected all changes. The report of a run with many changes omits some, so this "
-            "run cannot be replayed"
+            f"splits: found {found} in the report of the run; expected all of them. Reports of runs with very many "
+            "changes omit some, so this run cannot be replayed"
         )
     if not document.splits:
         return ()

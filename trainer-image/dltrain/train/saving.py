@@ -20,8 +20,8 @@ from dltrain.train.progress import Progress
 def check_optimizer(kept: Sequence[Mapping[str, Any]], optimizer: Optimizer) -> None:
     """Raise BadInputError if the parameter groups ``kept`` from a checkpoint do not fit ``optimizer``.
 
-    Two kinds of optimizers have different options, and each lacks some options of the other. Two versions of torch also
-    have different options for one optimizer, but the newer version only adds options.
+    Options that only one side has are accepted, because a newer version of torch may have added them. If each side has
+    options that the other lacks, the checkpoint belongs to another kind of optimizer, which is an error.
     """
     here = optimizer.param_groups
     if len(kept) != len(here):

@@ -118,17 +118,17 @@ def parameter_server_s(nbytes: float, n: Number, link: Link, servers: int = 1) -
 
 
 def halving_doubling_s(nbytes: float, n: Number, link: Link, nodes: Number | None = None) -> Number:
-    """Return the time of recursive halving, then doubling (Rabenseifner 2004): 2 log2 p alpha and a ring's volume.
+    """Return the time in seconds of an all-reduce by recursive halving, then doubling (Rabenseifner 2004).
 
-    V = ``nbytes``, alpha is the latency, beta = 1 / bandwidth, and gamma the seconds to reduce a byte. p is the largest
-    power of two up to n. First, each of the n - p other ranks and a partner combine their buffers, half each. In the
-    end, the partner sends the sum. If n > p, this takes 3 alpha + 2 V beta + V/2 gamma more (Thakur et al. 2005,
-    section 4.3).
+    ``n`` ranks sum V = ``nbytes`` bytes. Let p be the largest power of two up to n, alpha the latency of a message, beta
+    the seconds to send a byte, and gamma the seconds to add a byte. If n = p, the time is
+    2 log2(p) alpha + 2 (p - 1)/p V beta + (p - 1)/p V gamma. If n > p, each of the n - p remaining ranks first combines
+    its buffer with that of one of the p ranks, and gets the sum from it in the end. This takes
+    3 alpha + 2 V beta + V/2 gamma more (Thakur et al. 2005, section 4.3).
 
-    The ``nodes`` nodes hold g ranks each, in rank order. The first exchanges are between neighbours and carry most
-    bytes. If g is a power of two, the first log2 g exchanges stay within a node. They take the lower latency within a
-    node; their bandwidth is assumed to be the link's. In the other exchanges, all g ranks of a node send at once, so
-    the V/g - V/p bytes of each rank take g times as long.
+    With ``nodes``, each node has g consecutive ranks. If g is a power of two, the first log2(g) exchanges, which carry
+    most bytes, stay within a node. They have the lower latency there, and the link's bandwidth. In all other exchanges,
+    the g ranks of a node share its link. They send V/g - V/p bytes each, which therefore take g times as long.
     """
     rounds = np.floor(np.log2(n))
     group = np.maximum(np.asarray(n) / (n if nodes is None else nodes), 1.0)

@@ -219,8 +219,8 @@ _CONSEQUENCES = frozenset({"PeerLost", reasons.RANK_STOPPED, "LaunchFailed", rea
 def explained(attempt: Attempt) -> bool:
     """Return True if the failure that ``diagnose`` returns is certainly the cause, so that waiting longer is useless.
 
-    This is the case if the failure is not a consequence of another failure and its rank has ended. For a hung rank, the
-    logs of all running ranks must have arrived.
+    The failure must not be a consequence of another one. In addition, its rank must have ended. A hung rank does not
+    end, so for such a failure the logs of all running ranks must have arrived instead.
     """
     failure = diagnose(attempt)
     if failure.reason == "Hung":
