@@ -114,8 +114,8 @@ class UserObjects:
             except (RuntimeError, LookupError, ValueError, TypeError, AttributeError) as error:
                 raise MisuseError(
                     f"t.keep: {name}: found a {kind} that cannot load its state of the checkpoint of step "
-                    f"{self._resumed} ({type(error).__name__}: {error}); expected an object of the same kind and shape as "
-                    "the saved one. Pass such an object to t.keep, or use another checkpoint volume"
+                    f"{self._resumed} ({type(error).__name__}: {error}); expected an object of the same kind and shape "
+                    "as the saved one. Pass such an object to t.keep, or use another checkpoint volume"
                 ) from error
 
     def close(self) -> None:

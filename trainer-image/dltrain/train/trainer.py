@@ -31,7 +31,6 @@ from dltrain.optim.lr_scaling import Scaling
 from dltrain.optim.lr_schedulers import Schedules
 from dltrain.optim.noise_scale import NoiseScale
 from dltrain.parallel import gradient_summing
-from dltrain.parallel.data_parallel import DataParallel
 from dltrain.protocol.errors import MisuseError
 from dltrain.protocol.rank_messages import EXIT_STOPPED
 from dltrain.protocol.reporter import RankReporter
@@ -41,6 +40,7 @@ from dltrain.train.gathering import Participants, averaged, differing_buffers, g
 from dltrain.train.held_out import held_out_batches
 from dltrain.train.normalization import with_batch_norm
 from dltrain.train.progress import Progress
+from dltrain.train.ranks import Ranks
 from dltrain.train.saving import Saved, Saving
 from dltrain.train.step import Step, StepRequests
 from dltrain.train.update_hooks import UpdateHooks
@@ -49,7 +49,7 @@ Model = TypeVar("Model", bound=nn.Module)
 Opt = TypeVar("Opt", bound=Optimizer)
 
 
-class Trainer:
+class Trainer(Ranks):
     """The training of one model together with the other ranks. ``dltrain`` shows how a script uses a Trainer."""
 
     def __init__(
@@ -285,11 +285,6 @@ class Trainer:
         self._saving.save(self.step, self.epoch)
         self._saving.wait()
 
-    @property
-    def shares(self) -> tuple[int, ...]:
-        """Return the local batch size of each rank, in the plan's order."""
-        return self._team.shares
-
     def sum(self, values: Sequence[float]) -> list[float]:
         """Return the element-wise sum over the workers, for example of numbers of correct predictions.
 
@@ -328,33 +323,6 @@ class Trainer:
     def complete(self) -> bool:
         """Return True if all steps are done."""
         return 0 < self.total_steps <= self.step
-
-    @property
-    def parallel(self) -> DataParallel:
-        """Return the object that implements the plan's parallelism strategy. Raise MisuseError before ``wrap``."""
-        return self._team.parallel
-
-    @property
-    def worker(self) -> int:
-        """Return this rank's number among the workers, or among the servers if it is a parameter server."""
-        return self._team.worker
-
-    @property
-    def workers(self) -> int:
-        """Return the number of ranks that compute gradients."""
-        return self._team.workers
-
-    @property
-    def alive(self) -> int:
-        """Return the number of ranks that train: the planned ranks without those that are currently lost."""
-        return len(self._team.elastic.alive)
-
-    def reshard(self, shares: Sequence[int], reason: str) -> None:
-        """Set the local batch sizes of all ranks from the next step on. Every rank must pass the same values.
-
-        ``shares``: the local batch sizes, in the plan's order. ``reason``: text for the report of the change.
-        """
-        self._team.reshard(self.step, shares, reason)
 
     def outcome(self) -> Outcome:
         """Return the result of the run for the job's report."""

@@ -120,8 +120,8 @@ def parameter_server_s(nbytes: float, n: Number, link: Link, servers: int = 1) -
 def halving_doubling_s(nbytes: float, n: Number, link: Link, nodes: Number | None = None) -> Number:
     """Return the time in seconds of an all-reduce by recursive halving, then doubling (Rabenseifner 2004).
 
-    ``n`` ranks sum V = ``nbytes`` bytes. Let p be the largest power of two up to n, alpha the latency of a message, beta
-    the seconds to send a byte, and gamma the seconds to add a byte. If n = p, the time is
+    ``n`` ranks sum V = ``nbytes`` bytes. Let p be the largest power of two up to n, alpha the latency of a message,
+    beta the seconds to send a byte, and gamma the seconds to add a byte. If n = p, the time is
     2 log2(p) alpha + 2 (p - 1)/p V beta + (p - 1)/p V gamma. If n > p, each of the n - p remaining ranks first combines
     its buffer with that of one of the p ranks, and gets the sum from it in the end. This takes
     3 alpha + 2 V beta + V/2 gamma more (Thakur et al. 2005, section 4.3).
