@@ -11,6 +11,17 @@ from pathlib import Path
 from dltrain.host.processes import Exit, Process, Reaper
 from dltrain.launch.zygote import can_run
 
+ENDS_S = 1.0
+"""Seconds to wait for the end of a zygote that has closed a connection."""
+
+
+class ForkError(OSError):
+    """The zygote did not fork a rank. ``end``: how the zygote ended, or exit code 1 if it still runs."""
+
+    def __init__(self, message: str, end: Exit) -> None:
+        super().__init__(message)
+        self.end = end
+
 
 class Spawner:
     """Start processes for commands. Python commands run in forks of a zygote, a process that has imported torch."""
@@ -38,14 +49,19 @@ class Spawner:
         """Start the command ``argv`` in the directory ``cwd``. Write its output to the descriptor ``output``.
 
         The caller must close its own copy of ``output``. Raise OSError with the name of the command if it cannot be
-        started.
+        started, and ForkError if the zygote did not fork it.
         """
         if is_this_python(argv[0], env) and can_run(tuple(argv[1:])):
-            return await self._fork(argv[1:], env, cwd, output)
+            self.warm()
+            assert self._zygote is not None
+            zygote = self._zygote
+            try:
+                return await self._fork(argv[1:], env, cwd, output)
+            except ConnectionError as error:
+                raise await _fork_error(zygote, error) from error
         return self._reaper.start(argv, env=env, output=output, cwd=cwd)
 
     async def _fork(self, argv: Sequence[str], env: dict[str, str], cwd: str, output: int) -> Process:
-        self.warm()
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(str(self._path))
         order = json.dumps({"argv": list(argv), "env": env, "cwd": cwd}).encode() + b"\n"
@@ -56,10 +72,7 @@ class Spawner:
         try:
             first = await reader.readline()
             if not first:
-                raise ConnectionError(
-                    "zygote (the process that forks ranks): found that it has ended; expected it to run. See its "
-                    "output above"
-                )
+                raise ConnectionError("the zygote closed the connection")
         except BaseException:
             writer.close()  # Also on cancellation: the zygote then kills the fork.
             raise
@@ -76,6 +89,14 @@ class Spawner:
         self._watching.add(task)
         task.add_done_callback(self._watching.discard)
         return process
+
+
+async def _fork_error(zygote: Process, error: ConnectionError) -> ForkError:
+    await asyncio.wait({zygote.ended}, timeout=ENDS_S)
+    if not zygote.ended.done():
+        return ForkError(f"the zygote, the process that forks ranks, could not fork: {error}", Exit(code=1))
+    end = zygote.ended.result()
+    return ForkError(f"the zygote, the process that forks ranks, ended with {end}", end)
 
 
 def is_this_python(command: str, env: dict[str, str]) -> bool:

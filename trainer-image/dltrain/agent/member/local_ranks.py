@@ -25,7 +25,7 @@ from dltrain.host.output import Output
 from dltrain.host.processes import Exit, Process, Reaper, StoppedProcesses
 from dltrain.launch import commands
 from dltrain.launch.shim import ATTEMPT_ENV, parse_request
-from dltrain.launch.spawn import Spawner
+from dltrain.launch.spawn import ForkError, Spawner
 from dltrain.protocol import rank_messages
 from dltrain.protocol.agent_messages import DaemonEnded, RankEnded, RankLog, RankStopped, RankUp, RankUpdate
 from dltrain.protocol.rank_messages import Hello, rank_message_adapter
@@ -257,7 +257,7 @@ class LocalRanks:
         except ValueError as error:
             log.info("did not start rank %d: %s", rank.rank, error)
         except OSError as error:
-            self._emit(RankEnded(attempt=attempt, rank=rank.rank, exit_code=127, tail=f"cannot start: {error}"))
+            self._emit(self._not_started(attempt, rank.rank, error))
 
     def ranks_here(self) -> list[Rank]:
         return [] if self._plan is None else [rank for rank in self._plan.ranks if rank.pod == self._pod]
@@ -265,8 +265,7 @@ class LocalRanks:
     async def _finish(self, run: Running, attempt: str) -> Exit:
         end = await run.process.ended
         await run.output.drained()
-        kills, before = cgroup.oom_kills(), self._oom_kills
-        killed = end.shell_code == 128 + 9 and kills is not None and before is not None and kills > before
+        killed = self._out_of_memory(end)
         if self.running.get(run.rank.rank) is run:
             del self.running[run.rank.rank]
         self._emit(
@@ -281,6 +280,23 @@ class LocalRanks:
             )
         )
         return end
+
+    def _out_of_memory(self, end: Exit) -> bool:
+        """Return True if the kernel killed a process because this pod's memory ran out. ``end``: how it ended."""
+        kills, before = cgroup.oom_kills(), self._oom_kills
+        return end.shell_code == 128 + 9 and kills is not None and before is not None and kills > before
+
+    def _not_started(self, attempt: str, rank: int, error: OSError) -> RankEnded:
+        """Return the end of a rank that could not be started. If the zygote has ended, it is the zygote's end."""
+        end = error.end if isinstance(error, ForkError) else Exit(code=127)
+        return RankEnded(
+            attempt=attempt,
+            rank=rank,
+            exit_code=end.code,
+            signal=end.signal,
+            out_of_memory=self._out_of_memory(end),
+            tail=f"cannot start: {error}",
+        )
 
     async def _read_rank(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         run: Running | None = None
@@ -343,8 +359,9 @@ class LocalRanks:
         except ValueError as error:
             return f"exit 1\nshim: {error}\n"
         except OSError as error:
-            self._emit(RankEnded(attempt=attempt, rank=number, exit_code=127, tail=f"cannot start: {error}"))
-            return "exit 127\n"
+            ended = self._not_started(attempt, number, error)
+            self._emit(ended)
+            return f"exit {ended.exit_code or 127}\n"
         assert run.finished is not None
         gone = asyncio.ensure_future(reader.read(1))
         await asyncio.wait({gone, run.finished}, return_when=asyncio.FIRST_COMPLETED)
