@@ -35,7 +35,11 @@ def _own(folder: str, package: str) -> tuple[str, ...]:
 IMAGES = {
     "operator": Image("operator", "operator/Dockerfile", (*_COMMON, *_own("operator", "dljob")), 2 << 30, 60),
     "trainer": Image(
-        "trainer", "trainer-image/Dockerfile", (*_COMMON, *_own("trainer-image", "dltrain")), 24 << 30, 150
+        "trainer",
+        "trainer-image/Dockerfile",
+        (*_COMMON, *_own("trainer-image", "dltrain"), "trainer-image/setup.py"),
+        24 << 30,
+        150,
     ),
 }
 
@@ -51,11 +55,11 @@ def digest(image: Image, arguments: Mapping[str, str], root: Path = REPOSITORY) 
 
 
 def files(image: Image, root: Path = REPOSITORY) -> Iterator[Path]:
-    """Yield all files that the build uses, in a fixed order, without Python's cache files."""
+    """Yield all files that the build uses, in a fixed order, without what Python and compilers made of them."""
     for name in sorted((image.dockerfile, *image.inputs)):
         path = root / name
         found = sorted(path.rglob("*")) if path.is_dir() else [path]
-        yield from (one for one in found if one.is_file() and "__pycache__" not in one.parts)
+        yield from (one for one in found if one.is_file() and "__pycache__" not in one.parts and one.suffix != ".so")
 
 
 def reference(image: Image, arguments: Mapping[str, str], registry: str | None, root: Path = REPOSITORY) -> str:
