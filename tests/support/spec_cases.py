@@ -45,6 +45,22 @@ CASES: dict[str, tuple[Json, str]] = {
     "cache and room": (
         {"dataset": {"uri": "http://a/b", "samples": 9, "size": "9Gi", "cacheClaimName": "c"}}, "remove one of them",
     ),
+    "failure rule for exit codes": (
+        {"runPolicy": {"failureRules": [{"action": "FailJob", "onExitCodes": {"values": [3]}}]}},
+        "",
+    ),
+    "failure rule for reasons": (
+        {"runPolicy": {"failureRules": [{"action": "Ignore", "onReasons": ["Hung"]}]}},
+        "",
+    ),
+    "failure rule for nothing": (
+        {"runPolicy": {"failureRules": [{"action": "FailJob"}]}},
+        "expected either onExitCodes or onReasons",
+    ),
+    "failure rule for both": (
+        {"runPolicy": {"failureRules": [{"action": "FailJob", "onExitCodes": {"values": [3]}, "onReasons": ["Hung"]}]}},
+        "expected either onExitCodes or onReasons",
+    ),
     "args without command": ({"trainer": {"args": ["-v"]}}, "args needs command"),
     "no args": ({"trainer": {"args": []}}, ""),
     "no time between checkpoints": ({"checkpoint": {"interval": "0m0.0s"}}, "interval must be more than 0"),

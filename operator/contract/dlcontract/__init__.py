@@ -7,6 +7,7 @@ The operator sends the ``Plan`` to the agents (ConfigMap ``<job>-plan``, key ``p
 
 from dlcontract import reasons
 from dlcontract.collectives import COLLECTIVES, MEASURABLE, CollectiveName
+from dlcontract.failure_rules import ExitCodes, FailureRule, decided
 from dlcontract.plan import CheckpointRef, DatasetRef, Expectation, ModelRef, OptimizerRef, Plan, Rank, Role
 from dlcontract.pods import (
     AGENT_PORT,
@@ -77,8 +78,10 @@ __all__ = [
     "CheckpointRef",
     "CollectiveName",
     "DatasetRef",
+    "ExitCodes",
     "Expectation",
     "Failure",
+    "FailureRule",
     "Mismatch",
     "ModelRef",
     "Noise",
@@ -95,6 +98,7 @@ __all__ = [
     "StartupMarks",
     "UntrustedRecord",
     "config_map_names",
+    "decided",
     "reasons",
     "schema_of",
 ]

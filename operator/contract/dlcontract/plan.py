@@ -8,6 +8,7 @@ from typing import Annotated, Literal, Self
 from pydantic import ConfigDict, Field, model_validator
 
 from dlcontract.collectives import MEASURABLE, CollectiveName
+from dlcontract.failure_rules import FailureRule
 from dlcontract.pods import CHECKPOINT_DIR
 from dlcontract.record import Name, Record
 
@@ -155,6 +156,7 @@ class Plan(Record):
         ),
     ] = 1
     backoff_limit: Annotated[int, Field(ge=0)] = 3
+    failure_rules: tuple[FailureRule, ...] = ()
     grace_s: Annotated[float, Field(gt=0)] = 60.0
     expected: Expectation = Expectation()
 

@@ -1,13 +1,38 @@
-"""Reasons of failures that the trainer reports and the operator acts on."""
+"""Reasons of failures that the trainer reports, that the operator acts on, and that failure rules name."""
 
 BAD_INPUT = "BadInput"
+CHECKPOINT_FAILED = "CheckpointFailed"
 COMMAND_NOT_FOUND = "CommandNotFound"
+COORDINATOR_LOST = "CoordinatorLost"
+DEVICE_FAILED = "DeviceFailed"
+DEVICE_MISSING = "DeviceMissing"
+DIVERGED = "Diverged"
+HUNG = "Hung"
+LAUNCH_FAILED = "LaunchFailed"
 NO_RESULT = "NoResult"
+OUT_OF_MEMORY = "OutOfMemory"
 PARAMETERS_DIVERGED = "ParametersDiverged"
+PEER_LOST = "PeerLost"
+POD_LOST = "PodLost"
+POD_STOPPED = "PodStopped"
 RANK_CRASHED = "RankCrashed"
 RANK_FAILED = "RankFailed"
+RANK_KILLED = "RankKilled"
 RANK_STOPPED = "RankStopped"
 TRAINING_ERROR = "TrainingError"
 
 OF_PROGRAM = (COMMAND_NOT_FOUND, RANK_FAILED, RANK_CRASHED, RANK_STOPPED, NO_RESULT, TRAINING_ERROR)
 """Reasons of failures that the user's training script has caused, if the job runs one instead of a built-in model."""
+
+OF_CLUSTER = (COORDINATOR_LOST, POD_LOST, POD_STOPPED)
+"""Reasons of failures that the cluster has caused, such as a drained or lost node. They never count."""
+
+OF_RESTARTS = tuple(
+    sorted(
+        {
+            *OF_PROGRAM, CHECKPOINT_FAILED, DEVICE_FAILED, DEVICE_MISSING, DIVERGED, HUNG, LAUNCH_FAILED,
+            OUT_OF_MEMORY, PARAMETERS_DIVERGED, PEER_LOST, RANK_KILLED,
+        }
+    )
+)  # fmt: skip
+"""Reasons that failure rules may name: failures that restart the ranks and count towards the back-off limit."""

@@ -1,7 +1,7 @@
 """Translate a planner's decision into the plan for the trainer."""
 
 import dlcontract
-from dljob.api import Collective, DLJobSpec, Framework, ParallelismStrategy, duration_s
+from dljob.api import Collective, DLJobSpec, FailureRule, Framework, ParallelismStrategy, duration_s
 from dljob.api.base import AUTO_INTERVAL
 from dljob.job.planner_request import learning_rate_rule, train_samples
 from dljob.planner import Choice, Decision, Group
@@ -158,10 +158,20 @@ def trainer_plan(
         compare_steps=spec.run_policy.compare_parameters_steps,
         min_ranks=_min_ranks(spec, chosen),
         backoff_limit=spec.run_policy.backoff_limit,
+        failure_rules=tuple(map(failure_rule, spec.run_policy.failure_rules)),
         grace_s=_grace_s(spec),
         expected=dlcontract.Expectation(
             step_s=chosen.prediction.step_s,
             step_p90_s=chosen.prediction.step_p90_s,
             total_s=chosen.prediction.total_s,
         ),
+    )
+
+
+def failure_rule(rule: FailureRule) -> dlcontract.FailureRule:
+    codes = rule.on_exit_codes
+    return dlcontract.FailureRule(
+        action=rule.action.value,
+        exit_codes=None if codes is None else dlcontract.ExitCodes(operator=codes.operator.value, values=codes.values),
+        reasons=tuple(reason.value for reason in rule.on_reasons),
     )

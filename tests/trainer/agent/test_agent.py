@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dlcontract import AGENT_PORT, METRICS_PORT, MPI_PORTS, ModelRef, RunPhase
+from dlcontract import AGENT_PORT, METRICS_PORT, MPI_PORTS, ExitCodes, FailureRule, ModelRef, RunPhase
 from dltrain.host.cgroup import threads
 from dltrain.protocol import volume_layout
 from dltrain.record.run_report import files
@@ -329,3 +329,29 @@ def test_misconfigured_agent_names_the_missing_variable(two: Job) -> None:
     pod.start(DLJOB_UID="")
     assert pod.wait() == 64
     assert "DLJOB_UID: found nothing; expected the job's uid" in pod.text()
+
+
+def test_zygote_killed_during_a_launch_is_no_missing_command(two: Job) -> None:
+    two.start(two.plan(speaking("20", "mpi=1")))
+    pod = two.pods[1]
+    two.wait(lambda: any("shim.py rank" in line for line in pod.command_lines()), 60)  # The zygote imports torch.
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in pod.pids()}
+    os.kill(next(pid for pid, line in commands.items() if "dltrain.launch.zygote" in line), KILL)
+    report = two.until(lambda r: r.failure is not None)
+    assert report.failure is not None and (report.failure.reason, report.failure.rank) == ("RankKilled", 1)
+    assert "signal 9" in report.failure.log_tail
+    assert two.until(lambda r: r.phase is RunPhase.SUCCEEDED).restarts == {"RankKilled": 1}
+
+
+def test_failure_rules_decide_what_exit_codes_lead_to(two: Job) -> None:
+    rules = (
+        FailureRule(action="Ignore", exit_codes=ExitCodes(values=(3,))),
+        FailureRule(action="FailJob", exit_codes=ExitCodes(operator="NotIn", values=(3,))),
+    )
+    mark = f"{two.checkpoints}/${{RANK}}"
+    command = ["sh", "-c", f"test -e {mark}b && exit 7; test -e {mark}a && touch {mark}b; touch {mark}a; exit 3"]
+    two.start(two.plan(command, backoff_limit=0, failure_rules=rules), **NO_TORCH)
+    report = two.until(lambda r: r.phase is RunPhase.FAILED)
+    assert report.restarts == {"RankFailed": 2} and report.failures == 1
+    assert report.failure is not None and report.failure.exit_code == 7 and not report.failure.retry
+    assert report.failure.message.endswith("spec.runPolicy.failureRules[1] says FailJob")

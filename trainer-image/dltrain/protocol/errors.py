@@ -74,11 +74,11 @@ _REASONS: tuple[tuple[type[BaseException], str, int], ...] = (
     (BadInputError, reasons.BAD_INPUT, EXIT_BAD_INPUT),
     (MisuseError, reasons.BAD_INPUT, EXIT_BAD_INPUT),
     (ParametersDivergedError, reasons.PARAMETERS_DIVERGED, EXIT_PARAMETERS_DIVERGED),
-    (DivergedError, "Diverged", EXIT_DIVERGED),
-    (PeerLostError, "PeerLost", EXIT_PEER_LOST),
-    (CheckpointError, "CheckpointFailed", EXIT_USER_ERROR),
-    (MemoryError, "OutOfMemory", EXIT_USER_ERROR),
-    (DeviceMissingError, "DeviceMissing", EXIT_USER_ERROR),
+    (DivergedError, reasons.DIVERGED, EXIT_DIVERGED),
+    (PeerLostError, reasons.PEER_LOST, EXIT_PEER_LOST),
+    (CheckpointError, reasons.CHECKPOINT_FAILED, EXIT_USER_ERROR),
+    (MemoryError, reasons.OUT_OF_MEMORY, EXIT_USER_ERROR),
+    (DeviceMissingError, reasons.DEVICE_MISSING, EXIT_USER_ERROR),
     (BaseException, reasons.TRAINING_ERROR, EXIT_USER_ERROR),
 )
 
@@ -99,9 +99,9 @@ _REASONS_BY_MESSAGE: tuple[tuple[re.Pattern[str], str], ...] = (
             r"uncorrectable (ECC|NVLink)|hardware stack error|hardware error|fallen off the bus|(GPU|device) is lost"
             r"|busy or unavailable|(CUDA|HIP) error: unknown error"
         ),
-        "DeviceFailed",
+        reasons.DEVICE_FAILED,
     ),
-    (re.compile(r"out of memory|STATUS_ALLOC_FAILED|can't allocate memory"), "OutOfMemory"),
+    (re.compile(r"out of memory|STATUS_ALLOC_FAILED|can't allocate memory"), reasons.OUT_OF_MEMORY),
 )
 """Pairs (pattern, failure reason): a RuntimeError whose message matches the pattern gets this reason. The message
 decides, because torch has no specific class for most errors. The first pattern matches CUDA's messages

@@ -12,7 +12,16 @@ from dljob.api.spec.parallelism import (
     Synchronization,
 )
 from dljob.api.spec.planning import BatchSizeRange, FixedGroup, Minimize, NodeRange, Objective, Planning, PlanningMode
-from dljob.api.spec.pods import Metadata, PodTemplateOverride, Resources, RunPolicy, Scheduling, Toleration
+from dljob.api.spec.pods import (
+    FailureReason,
+    FailureRule,
+    Metadata,
+    PodTemplateOverride,
+    Resources,
+    RunPolicy,
+    Scheduling,
+    Toleration,
+)
 from dljob.api.spec.spec import DLJobSpec
 from dljob.api.spec.trainer import EnvVar, Framework, PullPolicy, Trainer
 
@@ -29,6 +38,8 @@ __all__ = [
     "DLJobSpec",
     "Dataset",
     "EnvVar",
+    "FailureReason",
+    "FailureRule",
     "FixedGroup",
     "Framework",
     "GradientCompression",

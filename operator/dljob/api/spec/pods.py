@@ -1,10 +1,12 @@
 """``spec.runPolicy``, ``spec.scheduling``, ``spec.resources`` and ``spec.podTemplateOverrides``: the pods of a job."""
 
+from enum import StrEnum
 from typing import Annotated, Any
 
 from pydantic import Field, WithJsonSchema
 
-from dljob.api.base import ApiModel, Bytes, DnsSubdomain, Quantity
+from dlcontract import reasons
+from dljob.api.base import ApiModel, Bytes, DnsSubdomain, Quantity, Rule
 
 
 def map_list(key: str) -> dict[str, Any]:
@@ -36,6 +38,59 @@ Toleration = Annotated[
 """A toleration as in a pod spec."""
 
 
+FailureReason = StrEnum("FailureReason", {name: name for name in reasons.OF_RESTARTS})  # type: ignore[misc]
+
+
+class FailureAction(StrEnum):
+    FAIL_JOB = "FailJob"
+    IGNORE = "Ignore"
+    COUNT = "Count"
+
+
+class ExitCodeOperator(StrEnum):
+    IN = "In"
+    NOT_IN = "NotIn"
+
+
+class ExitCodes(ApiModel):
+    operator: Annotated[
+        ExitCodeOperator, Field(description="In: the exit code is one of the values. NotIn: it is none of them.")
+    ] = ExitCodeOperator.IN
+    values: Annotated[
+        tuple[Annotated[int, Field(ge=1, le=255)], ...],
+        Field(min_length=1, max_length=255, description="Exit codes. A process that signal N kills has 128 + N."),
+    ]
+
+
+class FailureRule(ApiModel):
+    rules = (
+        Rule(
+            "onExitCodes",
+            "has(self.onExitCodes) != (has(self.onReasons) && size(self.onReasons) > 0)",
+            "expected either onExitCodes or onReasons: set one of them and remove the other",
+            lambda r: (r.on_exit_codes is not None) != bool(r.on_reasons),
+        ),
+    )
+
+    action: Annotated[
+        FailureAction,
+        Field(
+            description="FailJob: the job fails at once. Ignore: the ranks restart and the failure does not count "
+            "towards backoffLimit. Count: it counts, as without a rule."
+        ),
+    ]
+    on_exit_codes: Annotated[
+        ExitCodes | None, Field(description="The rule applies to failures of ranks with these exit codes.")
+    ] = None
+    on_reasons: Annotated[
+        tuple[FailureReason, ...],
+        Field(
+            max_length=32,
+            description="The rule applies to failures with these reasons; status.restartsByCause has them.",
+        ),
+    ] = ()
+
+
 class RunPolicy(ApiModel):
     backoff_limit: Annotated[
         int,
@@ -46,6 +101,14 @@ class RunPolicy(ApiModel):
             "Evictions and lost nodes do not count.",
         ),
     ] = 3
+    failure_rules: Annotated[
+        tuple[FailureRule, ...],
+        Field(
+            max_length=20,
+            description="What failures lead to; the first rule that matches decides. Rules do not apply to evictions, "
+            "preemption, drained and lost nodes, which never count, nor to invalid input, which always fails the job.",
+        ),
+    ] = ()
     compare_parameters_steps: Annotated[
         int,
         Field(

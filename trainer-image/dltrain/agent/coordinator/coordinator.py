@@ -9,7 +9,7 @@ import asyncio
 import logging
 import time
 
-from dlcontract import Failure, Outcome, Plan, Report, RunPhase
+from dlcontract import Failure, Outcome, Plan, Report, RunPhase, decided, reasons
 from dltrain.agent.coordinator import finished_marker
 from dltrain.agent.coordinator.diagnosis import Attempt, delay_s, diagnose, explained, failure_of_exit
 from dltrain.agent.coordinator.event_queue import LeavingError, ReplannedError
@@ -37,7 +37,7 @@ RESTART_COST_S = 5.0
 """Minimum time in seconds that a restart must save if its only purpose is to add lost ranks again."""
 LEAVE_MARGIN_S = 3.0
 """Time in seconds reserved at the end of a pod's grace period for killing processes that did not exit."""
-COORDINATOR_LOST = Failure(reason="CoordinatorLost", message="another coordinator has taken over", counts=False)
+COORDINATOR_LOST = Failure(reason=reasons.COORDINATOR_LOST, message="another coordinator has taken over", counts=False)
 TERMINAL = (RunPhase.SUCCEEDED, RunPhase.FAILED)
 
 
@@ -57,7 +57,7 @@ class Coordinator:
         self._failed_in_a_row = 0
         """Number of consecutive attempts (launches of all ranks) that failed before any rank completed a step.
 
-        A failure that does not count towards the job's back-off limit resets this number to 0.
+        A failure that the cluster has caused, such as a drained node, resets this number to 0.
         """
 
     # Called by the agent
@@ -122,7 +122,7 @@ class Coordinator:
                 if (
                     not 0 < previous.world_size < len(self.job.plan.ranks)
                 ):  # If the process group had shrunk, the loss was counted already.
-                    self.job.ledger.count("CoordinatorLost")
+                    self.job.ledger.count(reasons.COORDINATOR_LOST)
                     self.job.account.history.fault(COORDINATOR_LOST, time.time())
                 self.job.trained = previous.step > 0 and previous.plan_digest == self.job.plan.digest()
                 self.job.set_phase(RunPhase.RESTARTING)
@@ -226,7 +226,9 @@ class Coordinator:
             try:
                 self._start_mpirun(attempt)
             except (ValueError, OSError) as error:
-                failure = Failure(reason="LaunchFailed", message=str(error), retry=not isinstance(error, ValueError))
+                failure = Failure(
+                    reason=reasons.LAUNCH_FAILED, message=str(error), retry=not isinstance(error, ValueError)
+                )
                 attempt.failures.append((0, failure))
         return attempt
 
@@ -244,6 +246,7 @@ class Coordinator:
 
     async def _after(self, failure: Failure, attempt: Attempt) -> None:
         """Count and report a failure. Then either wait before the next attempt, or fail the job."""
+        by_cluster, failure = not failure.counts, decided(self.job.plan.failure_rules, failure)
         log.warning("%s: %s", failure.reason, failure.message)
         self.job.record_failure(failure)
         self.job.ledger.failures += failure.counts
@@ -252,7 +255,7 @@ class Coordinator:
             await self.job.store_outputs()
             await self._idle(RunPhase.FAILED)
         self.job.ledger.count(failure.reason)
-        self._failed_in_a_row = 0 if attempt.progressed or not failure.counts else self._failed_in_a_row + 1
+        self._failed_in_a_row = 0 if attempt.progressed or by_cluster else self._failed_in_a_row + 1
         self.job.set_phase(RunPhase.RESTARTING)
         await self._until(lambda: False, delay_s(self._failed_in_a_row))
 

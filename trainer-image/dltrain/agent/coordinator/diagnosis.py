@@ -147,38 +147,38 @@ def diagnose(attempt: Attempt) -> Failure:
     SIGTERM or was lost, because the job did not cause that.
     """
     for number, failure in attempt.failures:
-        if failure.reason != "PeerLost":
+        if failure.reason != reasons.PEER_LOST:
             return _completed(failure, number, attempt)
     for end in attempt.deaths:
         if end.out_of_memory:
             return _of_rank(
                 attempt,
                 end,
-                "OutOfMemory",
+                reasons.OUT_OF_MEMORY,
                 "ran out of memory and was killed by the kernel. Raise the memory limit or lower the batch size",
             )
     if attempt.hung is not None:
         return _of_hung(attempt, *attempt.hung)
     if attempt.left:
         pods = ", ".join(sorted(attempt.left))
-        return Failure(reason="PodStopped", message=f"got SIGTERM: {pods}", host=min(attempt.left), counts=False)
+        return Failure(reason=reasons.POD_STOPPED, message=f"got SIGTERM: {pods}", host=min(attempt.left), counts=False)
     if attempt.lost:
         pod, why = next(iter(attempt.lost.items()))
         message = f"lost contact with the agent of pod {pod}: {why}"
-        return Failure(reason="PodLost", message=message, host=pod, counts=False)
+        return Failure(reason=reasons.POD_LOST, message=message, host=pod, counts=False)
     for end in attempt.deaths:
         if end.exit_code not in (EXIT_PEER_LOST, EXIT_STOPPED):
             return failure_of_exit(attempt, end)
     if attempt.launcher is not None and not attempt.all_ended:
         return Failure(
-            reason="LaunchFailed",
+            reason=reasons.LAUNCH_FAILED,
             message=f"mpirun ended with {attempt.launcher} before the ranks did",
             exit_code=attempt.launcher.shell_code,
             log_tail=attempt.launcher_tail,
         )
     for end in attempt.deaths:
         if end.exit_code == EXIT_PEER_LOST:
-            return _of_rank(attempt, end, "PeerLost", "lost contact with another rank")
+            return _of_rank(attempt, end, reasons.PEER_LOST, "lost contact with another rank")
         if end.exit_code == EXIT_STOPPED:
             return _of_rank(attempt, end, reasons.RANK_STOPPED, "exited as after a stop request, but got none")
     return Failure(reason=reasons.NO_RESULT, message=_NO_RESULT)
@@ -195,7 +195,7 @@ def _of_hung(attempt: Attempt, number: int, silent_s: float) -> Failure:
         number = next((n for n, where in sorted(stacks.items()) if not _WAITS.search(where)), number)
     pod = attempt.plan.ranks[number].pod
     return Failure(
-        reason="Hung",
+        reason=reasons.HUNG,
         message=f"rank {number} in pod {pod} was silent for {silent_s:.0f} s. If the script does something that takes "
         "longer than ten steps and 5 s, such as an evaluation, call t.busy(what, seconds) before it",
         rank=number,
@@ -213,7 +213,7 @@ _NO_RESULT = (
     "all ranks ended with exit code 0, but rank 0 reported no result. A training script must iterate t.steps to its "
     "end or call t.finish()"
 )
-_CONSEQUENCES = frozenset({"PeerLost", reasons.RANK_STOPPED, "LaunchFailed", reasons.NO_RESULT})
+_CONSEQUENCES = frozenset({reasons.PEER_LOST, reasons.RANK_STOPPED, reasons.LAUNCH_FAILED, reasons.NO_RESULT})
 
 
 def explained(attempt: Attempt) -> bool:
@@ -223,7 +223,7 @@ def explained(attempt: Attempt) -> bool:
     end, so for such a failure the logs of all running ranks must have arrived instead.
     """
     failure = diagnose(attempt)
-    if failure.reason == "Hung":
+    if failure.reason == reasons.HUNG:
         return len(attempt.logs.keys() | attempt.ended.keys()) >= len(attempt.up)
     settled = failure.rank is None or failure.rank in attempt.ended
     return failure.reason not in _CONSEQUENCES and settled
@@ -243,13 +243,13 @@ def failure_of_exit(attempt: Attempt, end: RankEnded) -> Failure:
     if end.exit_code == EXIT_BAD_INPUT:
         return _of_rank(attempt, end, reasons.BAD_INPUT, "rejected its input; see the end of its log", retry=False)
     if end.exit_code == EXIT_DIVERGED:
-        return _of_rank(attempt, end, "Diverged", "found a loss that is not finite. Lower the learning rate")
+        return _of_rank(attempt, end, reasons.DIVERGED, "found a loss that is not finite. Lower the learning rate")
     if end.exit_code == EXIT_PARAMETERS_DIVERGED:
         return _of_rank(attempt, end, reasons.PARAMETERS_DIVERGED, "found that ranks hold different parameters")
     if end.exit_code == 127:
         return _of_rank(attempt, end, reasons.COMMAND_NOT_FOUND, "could not start its command")
     if exit_.shell_code == 128 + SIGKILL:
-        return _of_rank(attempt, end, "RankKilled", f"was killed ({exit_})")
+        return _of_rank(attempt, end, reasons.RANK_KILLED, f"was killed ({exit_})")
     if end.signal is not None:
         return _of_rank(attempt, end, reasons.RANK_CRASHED, f"crashed ({exit_})")
     return _of_rank(attempt, end, reasons.RANK_FAILED, f"ended with {exit_}; see the end of its log")

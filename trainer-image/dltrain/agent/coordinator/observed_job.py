@@ -7,7 +7,7 @@ the number or the term changed, or requests that the report is written now. The 
 import logging
 import time
 
-from dlcontract import Failure, Plan, Report, RunPhase
+from dlcontract import Failure, Plan, Report, RunPhase, reasons
 from dltrain.agent.coordinator.diagnosis import Attempt
 from dltrain.agent.coordinator.event_queue import Event, EventQueue
 from dltrain.agent.coordinator.links import Connected, Links, Lost, Received
@@ -28,7 +28,7 @@ LAUNCH_LIMIT_S = 300.0
 """Maximum seconds from a launch until every rank's process has started. 1 to 2 s are usual. mpirun has no such
 limit."""
 _LAUNCH_TIMEOUT = Failure(
-    reason="LaunchFailed",
+    reason=reasons.LAUNCH_FAILED,
     message=f"mpirun did not start all ranks within {LAUNCH_LIMIT_S:.0f} s. Check that the job's pods can reach each "
     "other on their MPI ports",
 )

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from dlcontract import Failure, Outcome, Plan, Rank, RankMeasure, RunPhase
+from dlcontract import Failure, Outcome, Plan, Rank, RankMeasure, RunPhase, reasons
 from dltrain.protocol.rank_messages import Checkpointed, Chosen, Evaluated, RankMessage, Resharded, Shrunk, Step
 from dltrain.record.run_report.document import (
     AttemptRecord,
@@ -93,7 +93,7 @@ class History:
     @property
     def lost(self) -> int:
         """Number of faults so sudden that no checkpoint could be saved: all except pods that received SIGTERM."""
-        return self.faults - self._totals.faults.get("PodStopped", 0)
+        return self.faults - self._totals.faults.get(reasons.POD_STOPPED, 0)
 
     @property
     def trained_s(self) -> float:
