@@ -281,7 +281,8 @@ def job(count: int) -> Iterator[Job]:
         directory, [], directory / "exchange/plan.json", directory / "exchange/report.json", directory / "checkpoints", authority
     )  # fmt: skip
     number = _claim_network()
-    network, bridge = f"198.18.{number}", BRIDGE.format(number)
+    # Private addresses, as pods usually have. PRRTE does not connect a private address to a public one.
+    network, bridge = f"10.199.{number}", BRIDGE.format(number)
     tag = f"{os.getpid():x}-{next(_counter):x}"  # unique, since the kernel frees a namespace after its name
     try:
         _ip("address", "add", f"{network}.254/24", "dev", bridge)
@@ -354,7 +355,7 @@ def stopped(pid: int) -> bool:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
 
-KILL, TERM, STOP = signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP
+KILL, TERM, STOP, CONT = signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP, signal.SIGCONT
 
 
 def rank_process(pod: Pod) -> int:

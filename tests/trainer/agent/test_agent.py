@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
@@ -14,8 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from dlcontract import AGENT_PORT, METRICS_PORT, MPI_PORTS, ExitCodes, FailureRule, ModelRef, RunPhase
 from dltrain.host.cgroup import threads
 from dltrain.protocol import volume_layout
+from dltrain.protocol.agent_messages import HEARTBEAT_S, SILENCE_S
 from dltrain.record.run_report import files
-from support.trainer.pods import KILL, STOP, TERM, UID, Job, Pod, job, leave
+from support.trainer.pods import CONT, KILL, STOP, TERM, UID, Job, Pod, job, leave
 from support.trainer.ranks import BODIES
 
 pytestmark = [
@@ -355,3 +357,19 @@ def test_failure_rules_decide_what_exit_codes_lead_to(two: Job) -> None:
     assert report.restarts == {"RankFailed": 2} and report.failures == 1
     assert report.failure is not None and report.failure.exit_code == 7 and not report.failure.retry
     assert report.failure.message.endswith("spec.runPolicy.failureRules[1] says FailJob")
+
+
+def test_agent_that_gets_no_processor_time_is_not_lost(two: Job) -> None:
+    """Its kernel acknowledges messages. A pod that has lost its network or power does not (test_shrink)."""
+    two.start(two.plan(speaking("4000", "mpi=1")), **NO_TORCH)
+    two.until(lambda r: r.step >= 1)
+    agent = two.pods[1].pids()[0]
+    os.kill(agent, STOP)
+    silence_s = time.monotonic() + SILENCE_S + HEARTBEAT_S
+    two.wait(lambda: time.monotonic() > silence_s)
+    os.kill(agent, CONT)
+    two.wait(lambda: "it gets too little processor time" in two.pods[0].text())
+    step = two.until(lambda r: r.step >= 1).step
+    report = two.until(lambda r: r.step > step)
+    assert report.restarts == {} and report.phase is RunPhase.RUNNING
+    assert "Hung" not in two.pods[0].text()

@@ -228,6 +228,17 @@ def test_hang_deadline_follows_the_step_time_of_the_rank() -> None:
     assert ledger.silent_rank(187.0) is None
 
 
+def test_time_without_a_processor_is_no_silence() -> None:
+    ledger = Ledger(plan(), None)
+    ledger.record(step(0, 1), 100.0)
+    ledger.record(step(1, 1), 100.0)
+    ledger.excuse(3.0, 104.0)
+    assert ledger.silent_rank(107.9) is None and ledger.silent_rank(108.1) is not None
+    ledger.excuse(1000.0, 109.0)
+    assert ledger.silent_rank(113.9) is None, "no rank is heard in the future"
+    assert ledger.silent_rank(114.1) is not None
+
+
 def test_report_contains_all_updates_and_survives_the_coordinator() -> None:
     ledger = Ledger(plan(), None)
     assert ledger.report(1.0).phase is RunPhase.WAITING

@@ -69,27 +69,32 @@ def test_daemon_arguments_are_extracted_from_the_command_of_mpirun() -> None:
         commands.daemon_arguments("rm -rf /; prted-not")
 
 
+FOUR, SIX = "10.0.0.2", "fd00::9"
+
+
 @pytest.mark.parametrize(
-    ("uri", "address", "local"),
+    ("uri", "pod_ip", "address", "local"),
     [
-        ("a@0.0;tcp://10.0.0.1:7500:24", ("10.0.0.1", 7500), "a@0.0;tcp://127.0.0.1:41:8"),
-        ("a@0.0;tcp://10.0.0.1,10.1.0.1:7500,7501:24,16", ("10.0.0.1", 7500), "a@0.0;tcp://127.0.0.1:41:8"),
-        ("a@0.0;tcp://10.0.0.1:7500:24;tcp6://[fd00::1]:7600:64", ("10.0.0.1", 7500), "a@0.0;tcp://127.0.0.1:41:8"),
-        ("a@0.0;tcp6://[fd00::1,fd00::2]:7600:64,64", ("fd00::1", 7600), "a@0.0;tcp6://[::1]:41:128"),
+        ("a@0.0;tcp://10.0.0.1:7500:24", FOUR, ("10.0.0.1", 7500), "tcp://10.0.0.2:41:24"),
+        ("a@0.0;tcp://10.0.0.1,10.1.0.1:7500,7501:24,16", FOUR, ("10.0.0.1", 7500), "tcp://10.0.0.2:41:24"),
+        ("a@0.0;tcp://10.0.0.1:7500:24;tcp6://[fd00::1]:7600:64", FOUR, ("10.0.0.1", 7500), "tcp://10.0.0.2:41:24"),
+        ("a@0.0;tcp://10.0.0.1:7500:24;tcp6://[fd00::1]:7600:64", SIX, ("fd00::1", 7600), "tcp6://[fd00::9]:41:64"),
+        ("a@0.0;tcp6://[fd00::1,fd00::2]:7600:64,64", SIX, ("fd00::1", 7600), "tcp6://[fd00::9]:41:64"),
     ],
 )
-def test_daemon_connects_to_a_port_of_its_own_pod(uri: str, address: tuple[str, int], local: str) -> None:
+def test_daemon_connects_to_a_port_of_its_own_pod(uri: str, pod_ip: str, address: tuple[str, int], local: str) -> None:
     arguments = ("--prtemca", "prte_hnp_uri", uri, "--prtemca", "ess", "env")
-    found = commands.launcher_address(arguments)
+    found = commands.launcher_address(arguments, pod_ip)
     assert (found.host, found.port) == address
-    expected = ("--prtemca", "prte_hnp_uri", local, "--prtemca", "ess", "env")
-    assert commands.with_launcher_port(arguments, 41) == expected
+    expected = ("--prtemca", "prte_hnp_uri", f"a@0.0;{local}", "--prtemca", "ess", "env")
+    assert commands.with_launcher_port(arguments, pod_ip, 41) == expected
 
 
-@pytest.mark.parametrize("arguments", [(), ("--prtemca", "prte_hnp_uri", "a@0.0;udp://10.0.0.1:7500:24")])
-def test_daemon_without_an_address_of_mpirun_is_refused(arguments: tuple[str, ...]) -> None:
+@pytest.mark.parametrize("uri", ["", "a@0.0;udp://10.0.0.1:7500:24", "a@0.0;tcp6://[fd00::1]:7600:64"])
+def test_daemon_without_an_address_of_mpirun_is_refused(uri: str) -> None:
+    arguments = ("--prtemca", "prte_hnp_uri", uri) if uri else ()
     with pytest.raises(ValueError, match="mpirun: found"):
-        commands.launcher_address(arguments)
+        commands.launcher_address(arguments, FOUR)
 
 
 def test_daemon_uses_the_settings_of_its_own_pod() -> None:

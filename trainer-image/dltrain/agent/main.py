@@ -33,7 +33,6 @@ from dltrain.agent.member.local_ranks import LocalRanks
 from dltrain.agent.member.member import Member
 from dltrain.agent.member.tunnel import Tunnel, is_tunnel, serve
 from dltrain.agent.metrics import TrainerCollector
-from dltrain.host.network_interfaces import interface_of
 from dltrain.host.processes import Reaper
 from dltrain.protocol.agent_messages import MAX_LINE
 from dltrain.protocol.rank_messages import EXIT_BAD_INPUT, EXIT_STOPPED
@@ -61,7 +60,7 @@ class Agent:
         self.member = Member(settings.pod, settings.uid)
         self.local = self.member.local = LocalRanks(
             pod=settings.pod,
-            interface=interface_of(settings.pod_ip),
+            pod_ip=settings.pod_ip,
             run_dir=settings.run_dir,
             memory=settings.memory_dir / f"dltrain-{settings.uid}",
             env=env,

@@ -92,6 +92,39 @@ class StoppedProcesses:
         return {each: now_s - since for each, since in self._since.items() if now_s - since >= STOPPED_S}
 
 
+class StarvedProcesses:
+    """Detect processes that are ready to run but get too little processor time."""
+
+    SHARE = 0.25
+    """Minimum part of the time between two polls that a process must have waited for a processor."""
+
+    def __init__(self) -> None:
+        self._before: dict[Process, tuple[float, float]] = {}
+
+    def poll(self, processes: Iterable[Process], now_s: float) -> dict[Process, float]:
+        """Return {process: seconds waited for a processor since the last poll} for the processes that starve.
+
+        Only the main thread of a process counts. ``now_s``: time of a monotonic clock.
+        """
+        before = self._before
+        self._before = {each: (now_s, waited_s) for each in processes if (waited_s := _waited_s(each.pid)) is not None}
+        found = {}
+        for each, (_, waited_s) in self._before.items():
+            since_s, earlier_s = before.get(each, (now_s, waited_s))
+            if waited_s - earlier_s > self.SHARE * (now_s - since_s):
+                found[each] = waited_s - earlier_s
+        return found
+
+
+def _waited_s(pid: int) -> float | None:
+    """Return how many seconds a process has waited for a processor; None if the kernel does not say or it has ended."""
+    try:
+        fields = Path(f"/proc/{pid}/schedstat").read_text().split()
+    except OSError:
+        return None
+    return int(fields[1]) / 1e9 if len(fields) > 1 else None
+
+
 def _stopped(pid: int) -> bool:
     """Return True if job control (such as SIGSTOP) has stopped a process. A process under a debugger does not count."""
     try:

@@ -29,7 +29,7 @@ MASTER_PORT = MPI_PORTS[1]
 _MAX_DAEMONS = 8192
 """Up to this number of MPI daemons, all connect to mpirun. In a larger job, some would connect to each other."""
 
-_URI = re.compile(r"(?P<name>[^;]*);tcp(?:6://\[(?P<six>[^],]+)[^]]*]|://(?P<four>[^:,]+)[^:]*):(?P<port>\d+)[,:].*")
+_URI = re.compile(r"tcp(?:6://\[(?P<six>[^],]+)[^]]*]|://(?P<four>[^:,]+)[^:]*):(?P<port>\d+)[,:].*")
 
 
 def bin_dir() -> Path:
@@ -93,20 +93,26 @@ class LauncherAddress:
         return "::1" if ":" in self.host else "127.0.0.1"
 
 
-def launcher_address(arguments: Sequence[str]) -> LauncherAddress:
-    """Return mpirun's address from the MPI daemon's ``arguments``. Raise ValueError if they do not contain it."""
-    found = _URI.fullmatch(arguments[_uri_index(arguments)])
-    if found is None:
-        raise ValueError(
-            f"mpirun: found the address {arguments[_uri_index(arguments)]!r}; expected NAME;tcp://HOST:PORT:…"
-        )
-    return LauncherAddress(found["six"] or found["four"], int(found["port"]))
+def launcher_address(arguments: Sequence[str], pod_ip: str) -> LauncherAddress:
+    """Return mpirun's address from the MPI daemon's ``arguments``, in the family (IPv4 or IPv6) of ``pod_ip``.
+
+    Raise ValueError if the arguments do not contain such an address.
+    """
+    uri = arguments[_uri_index(arguments)]
+    for part in uri.split(";")[1:]:
+        found = _URI.fullmatch(part)
+        if found is not None and (":" in pod_ip) is (found["six"] is not None):
+            return LauncherAddress(found["six"] or found["four"], int(found["port"]))
+    raise ValueError(f"mpirun: found the address {uri!r}; expected one in the family of the pod's address {pod_ip}")
 
 
-def with_launcher_port(arguments: Sequence[str], port: int) -> tuple[str, ...]:
-    """Return the MPI daemon's ``arguments`` with ``port`` on the loopback interface in place of mpirun's address."""
-    i, address = _uri_index(arguments), launcher_address(arguments)
-    local = f"tcp6://[::1]:{port}:128" if ":" in address.host else f"tcp://127.0.0.1:{port}:8"
+def with_launcher_port(arguments: Sequence[str], pod_ip: str, port: int) -> tuple[str, ...]:
+    """Return the MPI daemon's ``arguments`` with this pod's address and ``port`` in place of mpirun's address.
+
+    The daemon's sockets connect to the loopback interface, whatever their address (``loopback.c``).
+    """
+    i = _uri_index(arguments)
+    local = f"tcp6://[{pod_ip}]:{port}:64" if ":" in pod_ip else f"tcp://{pod_ip}:{port}:24"
     name = arguments[i].partition(";")[0]
     return (*arguments[:i], f"{name};{local}", *arguments[i + 1 :])
 

@@ -9,6 +9,10 @@ so that receivers can ignore messages of an earlier attempt.
 
 import asyncio
 import contextlib
+import socket
+import struct
+import time
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
@@ -18,7 +22,13 @@ from dltrain.protocol.rank_messages import RankMessage
 
 HEARTBEAT_S = 1.0
 SILENCE_S = 5.0
-"""If an agent receives nothing on a connection for this many seconds, it treats the connection as lost."""
+"""If an agent receives nothing on a connection for this many seconds, it asks the kernel whether the peer is there."""
+STARVED_S = 30.0
+"""If the peer's kernel acknowledges messages, the peer's agent only gets no processor time, or is stopped. Only after
+this many seconds without a message is its connection treated as lost, too."""
+LATE_S = 2 * HEARTBEAT_S
+"""A message that comes this many seconds after the previous one is late, because heartbeats are more frequent."""
+_ACKNOWLEDGED_S = 2.5
 MAX_LINE = 4 * 2**20
 """Maximum length of a line in bytes. It suffices for a plan with several thousand ranks."""
 
@@ -166,6 +176,15 @@ class RankStopped(Record):
     stopped_s: float
 
 
+class RankStarved(Record):
+    """A rank could not run for ``waited_s`` of the last seconds, because other processes had the processors."""
+
+    type: Literal["rank_starved"] = "rank_starved"
+    attempt: str
+    rank: int
+    waited_s: float
+
+
 class Explain(Record):
     """The coordinator asks for the stacks of all ranks, because one rank hangs.
 
@@ -210,8 +229,8 @@ class Beat(Record):
 
 Line = Annotated[
     Welcome | Assign | Assigned | Refused | Prepare | Prepared | StartDaemon | DaemonEnded | StartRanks | StopRanks
-    | EndAttempt | AttemptEnded | PhaseNow | RankUp | RankUpdate | RankStopped | Explain | RankLog | RankEnded
-    | Leaving | Beat,
+    | EndAttempt | AttemptEnded | PhaseNow | RankUp | RankUpdate | RankStopped | RankStarved | Explain | RankLog
+    | RankEnded | Leaving | Beat,
     Field(discriminator="type"),
 ]  # fmt: skip
 _adapter: TypeAdapter[Line] = TypeAdapter(Line)
@@ -220,9 +239,18 @@ _adapter: TypeAdapter[Line] = TypeAdapter(Line)
 class Channel:
     """One connection between two agents, which sends a heartbeat every ``HEARTBEAT_S`` seconds."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        late: Callable[[float], None] = lambda _: None,
+    ) -> None:
+        """``late`` is called with the seconds since the previous message if a message is later than ``LATE_S``."""
         self._reader = reader
         self._writer = writer
+        self._late = late
+        self.heard_s = time.monotonic()
+        """Time of the last message or heartbeat, in seconds of the monotonic clock."""
         self.why = "the connection ended"
         """The reason why the connection ended; valid once ``receive`` has returned None."""
         self._beating = asyncio.create_task(self._beat())
@@ -235,15 +263,18 @@ class Channel:
     async def receive(self) -> Line | None:
         """Wait for the next message that is not a heartbeat, and return it.
 
-        Return None if the connection has ended, or if nothing was received for ``SILENCE_S`` seconds. Raise ValueError
-        if a received line is not a valid message.
+        Return None if the connection has ended, or if nothing was received for ``SILENCE_S`` seconds (``STARVED_S`` if
+        the peer's kernel still acknowledges messages). Raise ValueError if a received line is not a valid message.
         """
         while True:
             try:
                 async with asyncio.timeout(SILENCE_S):
                     text = await self._reader.readline()
             except TimeoutError:
-                self.why = f"silent for {SILENCE_S:.0f} s"
+                silent_s = time.monotonic() - self.heard_s
+                if silent_s < STARVED_S and self._acknowledged():
+                    continue
+                self.why = f"silent for {silent_s:.0f} s"
                 self._writer.transport.abort()  # The peer is silent, so a regular close could block.
                 return None
             except OSError as error:
@@ -251,6 +282,10 @@ class Channel:
                 return None
             if not text.endswith(b"\n"):
                 return None
+            now_s = time.monotonic()
+            gap_s, self.heard_s = now_s - self.heard_s, now_s
+            if gap_s > LATE_S:
+                self._late(gap_s)
             line = _adapter.validate_json(text)
             if not isinstance(line, Beat):
                 return line
@@ -264,6 +299,16 @@ class Channel:
     def close(self) -> None:
         self._beating.cancel()
         self._writer.close()
+
+    def _acknowledged(self) -> bool:
+        """Return True if the peer's kernel acknowledges what is sent, as that of a lost node or network does not."""
+        connection = self._writer.get_extra_info("socket")
+        try:
+            info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+        except OSError:
+            return False
+        (unacknowledged,), (since_ms,) = struct.unpack_from("I", info, 24), struct.unpack_from("I", info, 56)
+        return bool(unacknowledged == 0 or since_ms < 1000 * _ACKNOWLEDGED_S)
 
     async def _beat(self) -> None:
         while True:

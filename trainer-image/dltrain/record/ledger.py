@@ -154,6 +154,14 @@ class Ledger:
         worst = max(overdue, default=None)
         return None if worst is None or worst[0] <= 0 else (worst[1], worst[2])
 
+    def excuse(self, seconds: float, now_s: float) -> None:
+        """Do not count ``seconds`` of the ranks' silence, because ranks or agents could not run.
+
+        All ranks wait for the one that cannot run. ``now_s``: present time of the clock that ``record`` got.
+        """
+        later = {n: (min(now_s, heard_s + seconds), limit_s) for n, (heard_s, limit_s) in self._deadlines.items()}
+        self._deadlines = later
+
     def gain_s(self, missing: int, ranks: int) -> float:
         """Return the seconds that the job would save if ``missing`` of its ``ranks`` returned now, without a delay."""
         step = self._step

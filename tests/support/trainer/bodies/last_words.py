@@ -39,7 +39,7 @@ async def agent() -> None:
     events: asyncio.Queue[Event] = asyncio.Queue()
     env = dict(os.environ) | {"DLTRAIN_IMPORT_AHEAD": "off"}
     local = LocalRanks(
-        pod="digits-cpu-0", interface="lo", run_dir=FOLDER, memory=FOLDER, env=env, reaper=Reaper(),
+        pod="digits-cpu-0", pod_ip="127.0.0.1", run_dir=FOLDER, memory=FOLDER, env=env, reaper=Reaper(),
         emit=events.put_nowait, tunnel=partial(Tunnel, context=create_default_context(), agent_port=AGENT_PORT),
     )  # fmt: skip
     await local.listen()

@@ -34,7 +34,15 @@ class Received:
     line: proto.Line
 
 
-LinkEvent = Connected | Lost | Received
+@dataclass(frozen=True)
+class Late:
+    """A pod's agent was silent for ``silent_s`` seconds, but not lost, and is heard again."""
+
+    pod: str
+    silent_s: float
+
+
+LinkEvent = Connected | Lost | Received | Late
 
 
 class Links:
@@ -59,6 +67,14 @@ class Links:
     @property
     def connected(self) -> set[str]:
         return set(self._channels)
+
+    def silence_s(self, now_s: float) -> float:
+        """Return for how many seconds the most silent pod has not been heard; 0 while no pod is late.
+
+        ``now_s``: time of the monotonic clock.
+        """
+        silent_s = max((now_s - channel.heard_s for channel in self._channels.values()), default=0.0)
+        return silent_s if silent_s > proto.LATE_S else 0.0
 
     def send(self, pod: str, line: proto.Line) -> bool:
         """Send a protocol message to a pod. Return False if the pod is not connected."""
@@ -92,7 +108,7 @@ class Links:
                 wait_s = min(2 * wait_s, _BACKOFF_S[1])
                 continue
             wait_s, failures = _BACKOFF_S[0], 0
-            await self._talk(pod, proto.Channel(reader, writer))
+            await self._talk(pod, proto.Channel(reader, writer, lambda gap_s: self._emit(Late(pod, gap_s))))
             await asyncio.sleep(wait_s)
 
     async def _talk(self, pod: str, channel: proto.Channel) -> None:

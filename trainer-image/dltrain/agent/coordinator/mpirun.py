@@ -32,7 +32,7 @@ class Mpirun:
         ended: Callable[[Exit, str], None],
     ) -> None:
         """Start mpirun. Raise ValueError if mpirun cannot launch this plan, and OSError if mpirun cannot be started."""
-        self._attempt, self._pods, self._links = attempt, plan.pods, links
+        self._attempt, self._pods, self._links, self._pod_ip = attempt, plan.pods, links, settings.pod_ip
         self._daemons: dict[str, asyncio.Future[tuple[int, str]]] = {}
         self.address: commands.LauncherAddress | None = None
         """Where mpirun waits for the MPI daemons; None until it launches the first one."""
@@ -55,7 +55,7 @@ class Mpirun:
             return 1, f"found pod {pod}; expected one of {self._pods}\n"
         try:
             arguments = commands.daemon_arguments(command)
-            self.address = commands.launcher_address(arguments)
+            self.address = commands.launcher_address(arguments, self._pod_ip)
         except ValueError as error:
             return 1, f"{error}\n"
         ended: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()

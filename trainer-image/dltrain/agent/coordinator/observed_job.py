@@ -10,7 +10,7 @@ import time
 from dlcontract import Failure, Plan, Report, RunPhase, reasons
 from dltrain.agent.coordinator.diagnosis import Attempt
 from dltrain.agent.coordinator.event_queue import Event, EventQueue
-from dltrain.agent.coordinator.links import Connected, Links, Lost, Received
+from dltrain.agent.coordinator.links import Connected, Late, Links, Lost, Received
 from dltrain.agent.coordinator.membership import Membership, term_after
 from dltrain.agent.coordinator.mpirun import Launcher
 from dltrain.agent.job.exchange import ReportWriter
@@ -73,13 +73,17 @@ class ObservedJob:
         The outputs are those of the current attempt or, between two attempts, those of the previous attempt.
         """
         self.attempts = 0
+        self._ticked_s = time.monotonic()
         self.trained = False
         """True if ranks have completed a step of this plan, under this or an earlier coordinator."""
 
     def _tick(self) -> None:
-        attempt = self.attempt
+        attempt, now_s = self.attempt, time.monotonic()
+        if now_s - self._ticked_s > proto.LATE_S:  # This agent got no processor time, so it may not have read messages.
+            self.ledger.excuse(now_s - self._ticked_s, now_s)
+        self._ticked_s = now_s
         if attempt is not None and not attempt.stopping and attempt.outcome is None and attempt.hung is None:
-            attempt.hung = self.ledger.silent_rank(time.monotonic())
+            attempt.hung = self.ledger.silent_rank(now_s - self.links.silence_s(now_s))
         if attempt is not None:
             self.account.tick(time.time())
             self.launcher.check_stopped(time.monotonic())
@@ -103,6 +107,11 @@ class ObservedJob:
                 if self.attempt is not None and pod in self.attempt.plan.pods:
                     self.attempt.lost.setdefault(pod, why)
                 self.launcher.daemon_ended(pod, 1, why)
+            case Late(pod, silent_s):
+                log.warning(
+                    "pod %s was silent for %.1f s but is reachable: it gets too little processor time", pod, silent_s
+                )
+                self.ledger.excuse(silent_s, time.monotonic())
             case Received(pod, line):
                 self._received(pod, line)
 
@@ -141,6 +150,8 @@ class ObservedJob:
             case proto.RankStopped():
                 if attempt.hung is None and attempt.outcome is None and not attempt.stopping:
                     attempt.hung = (line.rank, line.stopped_s)
+            case proto.RankStarved():
+                self.ledger.excuse(line.waited_s, time.monotonic())
             case proto.RankLog():
                 attempt.logs[line.rank] = line.tail
             case proto.RankEnded():

@@ -21,18 +21,27 @@ from dlcontract import MAX_OUTPUT, Plan, Rank
 from dltrain.agent.member.running_rank import Running
 from dltrain.agent.member.tunnel import Tunnel
 from dltrain.host import cgroup
+from dltrain.host.network_interfaces import interface_of
 from dltrain.host.output import Output
-from dltrain.host.processes import Exit, Process, Reaper, StoppedProcesses
+from dltrain.host.processes import Exit, Process, Reaper, StarvedProcesses, StoppedProcesses
 from dltrain.launch import commands
 from dltrain.launch.shim import ATTEMPT_ENV, parse_request
 from dltrain.launch.spawn import ForkError, Spawner
 from dltrain.protocol import rank_messages
-from dltrain.protocol.agent_messages import DaemonEnded, RankEnded, RankLog, RankStopped, RankUp, RankUpdate
+from dltrain.protocol.agent_messages import (
+    DaemonEnded,
+    RankEnded,
+    RankLog,
+    RankStarved,
+    RankStopped,
+    RankUp,
+    RankUpdate,
+)
 from dltrain.protocol.rank_messages import Hello, rank_message_adapter
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-Event = RankUp | RankUpdate | RankStopped | RankLog | RankEnded | DaemonEnded
+Event = RankUp | RankUpdate | RankStopped | RankStarved | RankLog | RankEnded | DaemonEnded
 DaemonLauncher = Callable[[str, str], Awaitable[tuple[int, str]]]
 """A function that runs the MPI daemon on another pod, in place of ssh: (host, shell command) → (exit code, last
 output)."""
@@ -53,7 +62,7 @@ class LocalRanks:
         self,
         *,
         pod: str,
-        interface: str,
+        pod_ip: str,
         run_dir: Path,
         memory: Path,
         env: dict[str, str],
@@ -67,8 +76,8 @@ class LocalRanks:
         self.launch_daemon: DaemonLauncher | None = None
         self.spawner = Spawner(reaper, run_dir, env)
         self.attempt = ""
-        self._pod, self._interface, self._env, self._reaper, self._emit = pod, interface, env, reaper, emit
-        self._tunnel = tunnel
+        self._pod, self._pod_ip, self._interface = pod, pod_ip, interface_of(pod_ip)
+        self._env, self._reaper, self._emit, self._tunnel = env, reaper, emit, tunnel
         self._plan: Plan | None = None
         self._daemon: Process | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -96,11 +105,16 @@ class LocalRanks:
         self._spawn(self._watch_stopped())
 
     async def _watch_stopped(self) -> None:
-        """Report ranks that SIGSTOP has stopped. Kill a stopped MPI daemon, which ends the attempt. Never return."""
-        stopped = StoppedProcesses()
+        """Report ranks that SIGSTOP has stopped, and those that get too little processor time. Never return.
+
+        Kill a stopped MPI daemon, which ends the attempt.
+        """
+        stopped, starved = StoppedProcesses(), StarvedProcesses()
         while True:
             await asyncio.sleep(STOPPED_POLL_S)
             ranks = {run.process: run.rank.rank for run in self.running.values()}
+            for process, waited_s in starved.poll(ranks, time.monotonic()).items():
+                self._emit(RankStarved(attempt=self.attempt, rank=ranks[process], waited_s=waited_s))
             daemon = [self._daemon] if self._daemon is not None else []
             for process, stopped_s in stopped.poll([*ranks, *daemon], time.monotonic()).items():
                 if process in ranks:
@@ -185,14 +199,15 @@ class LocalRanks:
 
         Its connection to mpirun goes through a tunnel. Raise ValueError for arguments without mpirun's address.
         """
-        attempt, address = self.attempt, commands.launcher_address(arguments)
+        attempt, address = self.attempt, commands.launcher_address(arguments, self._pod_ip)
         try:
             env = commands.mpi_environment(self._env, self._interface, attempt, self.run_dir)
             tunnel = self._tunnel(address)
         except OSError as error:
             self._emit(DaemonEnded(attempt=attempt, exit_code=1, tail=f"cannot start the MPI daemon: {error}\n"))
             return
-        arguments = commands.with_launcher_port(commands.without_others_settings(arguments, env), tunnel.port)
+        arguments = commands.without_others_settings(arguments, env)
+        arguments = commands.with_launcher_port(arguments, self._pod_ip, tunnel.port)
         read_fd, write_fd = os.pipe()
         try:
             command = (str(commands.bin_dir() / "prted"), *arguments)

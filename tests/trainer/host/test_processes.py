@@ -1,0 +1,48 @@
+"""Tests of the detection of processes that get too little processor time."""
+
+import asyncio
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from dltrain.host.processes import Exit, Process, StarvedProcesses
+
+BUSY = "import os\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nprint(flush=True)\nwhile True: pass"
+WITHIN_S = 60.0
+
+
+def poll_until(starved: StarvedProcesses, process: Process, waited: bool) -> dict[Process, float]:
+    """Poll until the process is reported (``waited``), or until 20 polls in a row have not reported it."""
+    deadline_s, clean = time.monotonic() + WITHIN_S, 0
+    while time.monotonic() < deadline_s:
+        time.sleep(0.05)
+        found = starved.poll([process], time.monotonic())
+        clean = 0 if found else clean + 1
+        if (waited and found) or (not waited and clean == 20):
+            return found
+    raise AssertionError(f"not within {WITHIN_S:.0f} s")
+
+
+def test_process_that_shares_a_processor_starves_and_a_sleeping_one_does_not() -> None:
+    async def main() -> None:
+        asleep = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+        busy = [subprocess.Popen([sys.executable, "-c", BUSY], stdout=subprocess.PIPE) for _ in range(3)]
+        try:
+            for each in busy:
+                assert each.stdout is not None and each.stdout.readline() == b"\n"
+            ended: asyncio.Future[Exit] = asyncio.get_running_loop().create_future()
+            one, other, gone = (Process(pid, ended) for pid in (busy[0].pid, asleep.pid, 2**22 - 1))
+            starved = StarvedProcesses()
+            waited_s = poll_until(starved, one, waited=True)[one]
+            assert 0 < waited_s < WITHIN_S
+            assert poll_until(StarvedProcesses(), other, waited=False) == {}
+            assert starved.poll([gone], time.monotonic()) == {}
+        finally:
+            for each in (*busy, asleep):
+                each.kill()
+                each.communicate()
+
+    assert Path(f"/proc/{os.getpid()}/schedstat").exists(), "the kernel counts waits"
+    asyncio.run(main())
