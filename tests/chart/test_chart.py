@@ -32,7 +32,7 @@ def test_objects_are_valid_for_every_kubernetes_version(way: str) -> None:
 def test_every_object_has_labels_and_a_namespace(way: str) -> None:
     cluster_wide = {
         "ClusterRole", "ClusterRoleBinding", "CustomResourceDefinition", "ValidatingAdmissionPolicy",
-        "ValidatingAdmissionPolicyBinding",
+        "ValidatingAdmissionPolicyBinding", "PriorityClass",
     }  # fmt: skip
     for manifest in render(WAYS[way], namespace="somewhere"):
         metadata = manifest["metadata"]
@@ -41,6 +41,26 @@ def test_every_object_has_labels_and_a_namespace(way: str) -> None:
             assert "namespace" not in metadata
         elif manifest["kind"] not in ("Role", "RoleBinding"):
             assert metadata["namespace"] == "somewhere"
+
+
+def test_operator_goes_before_the_pods_of_jobs() -> None:
+    """On a full node, neither the scheduler nor the kernel prefers a job's pod to the operator's."""
+    made = one(render(), "PriorityClass")
+    assert made["value"] > 0 and not made.get("globalDefault")
+    for values, name in (
+        ({}, made["metadata"]["name"]),
+        ({"priorityClassName": "system-cluster-critical"}, "system-cluster-critical"),
+        ({"priorityClass": {"create": False}}, None),
+        ({"singleNamespaceInstall": True}, None),
+    ):
+        objects = render(values)
+        pod = one(objects, "Deployment")["spec"]["template"]["spec"]
+        assert pod.get("priorityClassName") == name
+        assert len(of_kind(objects, "PriorityClass")) == (values == {})
+    assert (
+        one(render(), "Deployment")["spec"]["template"]["spec"]["containers"][0]["resources"]["requests"]["cpu"]
+        == "250m"
+    )
 
 
 def test_defaults_are_secure() -> None:

@@ -64,3 +64,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end }}
 {{- end -}}
+
+{{/* The priority class of the operator's pod: the one that the values name, or the chart's own; empty for none. */}}
+{{- define "dljob.priorityClassName" -}}
+{{- if .Values.priorityClassName }}{{ .Values.priorityClassName }}
+{{- else if and .Values.priorityClass.create (not .Values.singleNamespaceInstall) }}{{ printf "%s-%s" .Release.Namespace (include "dljob.fullname" .) | trunc 63 | trimSuffix "-" }}
+{{- end }}
+{{- end }}
