@@ -4,7 +4,6 @@ Zig's C compiler comes from PyPI and compiles for all processors, so one wheel f
 """
 
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -14,9 +13,8 @@ GLIBC = "2.17"
 """The oldest version of the C library with which the result works, the one of manylinux2014."""
 
 
-def compile_loopback(folder: Path) -> None:
-    """Put the compiled library for each processor into ``folder``. Raise CalledProcessError if the compiler fails."""
-    folder.mkdir(parents=True, exist_ok=True)
+def compile_loopback() -> None:
+    """Compile the library for each processor, beside its source. Raise CalledProcessError if the compiler fails."""
     sys.path.insert(0, str(LAUNCH))
     from loopback import MACHINES
 
@@ -29,8 +27,6 @@ def compile_loopback(folder: Path) -> None:
             options = ["-shared", "-fPIC", "-O2", "-s", "-Wall", "-Wextra", "-Werror"]
             subprocess.run([*compiler, *options, "-o", str(new), str(source)], check=True)
             new.replace(made)
-        if folder != LAUNCH:
-            shutil.copy2(made, folder)
 
 
 def build() -> None:
@@ -40,14 +36,14 @@ def build() -> None:
 
     class BuildWithLibrary(build_py):
         def run(self) -> None:
+            compile_loopback()
             super().run()
-            compile_loopback(Path(self.build_lib) / "dltrain/launch")
 
     setup(cmdclass={"build_py": BuildWithLibrary})
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["loopback"]:
-        compile_loopback(LAUNCH)  # For a checkout, whose modules are used in place. It needs no setuptools.
+        compile_loopback()  # For a checkout, whose modules are used in place. It needs no setuptools.
     else:
         build()

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from dlcontract.reasons import LAUNCH_FAILED
 from dlcontract.record import Record
 from dlcontract.report import Failure
 
@@ -28,11 +29,12 @@ class FailureRule(Record):
     reasons: tuple[str, ...] = ()
 
     def matches(self, failure: Failure) -> bool:
-        """Return True if the rule applies. An exit code matches only if the failure has one that is not 0."""
+        """Return True if the rule applies. Exit codes are those of ranks that ran, and never 0."""
         if self.exit_codes is None:
             return failure.reason in self.reasons
         inside = failure.exit_code in self.exit_codes.values
-        return bool(failure.exit_code) and inside is (self.exit_codes.operator == "In")
+        ran = failure.rank is not None and failure.reason != LAUNCH_FAILED
+        return ran and bool(failure.exit_code) and inside is (self.exit_codes.operator == "In")
 
 
 def decided(rules: Sequence[FailureRule], failure: Failure) -> Failure:

@@ -1,5 +1,6 @@
 """Tests of launching ranks and of their environment: mpirun, the shim, settings, cgroups and network interfaces."""
 
+import platform
 import sys
 import tempfile
 from pathlib import Path
@@ -12,7 +13,7 @@ from dlcontract import (
 from dltrain.agent.job.settings import Settings, complete_environment
 from dltrain.host import cgroup
 from dltrain.host.network_interfaces import interface_of
-from dltrain.launch import commands
+from dltrain.launch import commands, loopback
 from dltrain.launch.shim import parse_request, request
 from dltrain.launch.spawn import is_this_python
 from dltrain.launch.zygote import can_run
@@ -73,19 +74,18 @@ FOUR, SIX = "10.0.0.2", "fd00::9"
 
 
 @pytest.mark.parametrize(
-    ("uri", "pod_ip", "address", "local"),
+    ("uri", "pod_ip", "port", "local"),
     [
-        ("a@0.0;tcp://10.0.0.1:7500:24", FOUR, ("10.0.0.1", 7500), "tcp://10.0.0.2:41:24"),
-        ("a@0.0;tcp://10.0.0.1,10.1.0.1:7500,7501:24,16", FOUR, ("10.0.0.1", 7500), "tcp://10.0.0.2:41:24"),
-        ("a@0.0;tcp://10.0.0.1:7500:24;tcp6://[fd00::1]:7600:64", FOUR, ("10.0.0.1", 7500), "tcp://10.0.0.2:41:24"),
-        ("a@0.0;tcp://10.0.0.1:7500:24;tcp6://[fd00::1]:7600:64", SIX, ("fd00::1", 7600), "tcp6://[fd00::9]:41:64"),
-        ("a@0.0;tcp6://[fd00::1,fd00::2]:7600:64,64", SIX, ("fd00::1", 7600), "tcp6://[fd00::9]:41:64"),
+        ("a@0.0;tcp://10.0.0.1:7500:24", FOUR, 7500, "tcp://10.0.0.2:41:24"),
+        ("a@0.0;tcp://10.0.0.1,10.1.0.1:7500,7501:24,16", FOUR, 7500, "tcp://10.0.0.2:41:24"),
+        ("a@0.0;tcp://10.0.0.1:7500:24;tcp6://[fd00::1]:7600:64", FOUR, 7500, "tcp://10.0.0.2:41:24"),
+        ("a@0.0;tcp://10.0.0.1:7500:24;tcp6://[fd00::1]:7600:64", SIX, 7600, "tcp6://[fd00::9]:41:64"),
+        ("a@0.0;tcp6://[fd00::1,fd00::2]:7600:64,64", SIX, 7600, "tcp6://[fd00::9]:41:64"),
     ],
 )
-def test_daemon_connects_to_a_port_of_its_own_pod(uri: str, pod_ip: str, address: tuple[str, int], local: str) -> None:
+def test_daemon_connects_to_a_port_of_its_own_pod(uri: str, pod_ip: str, port: int, local: str) -> None:
     arguments = ("--prtemca", "prte_hnp_uri", uri, "--prtemca", "ess", "env")
-    found = commands.launcher_address(arguments, pod_ip)
-    assert (found.host, found.port) == address
+    assert commands.launcher_port(arguments, pod_ip) == port
     expected = ("--prtemca", "prte_hnp_uri", f"a@0.0;{local}", "--prtemca", "ess", "env")
     assert commands.with_launcher_port(arguments, pod_ip, 41) == expected
 
@@ -94,7 +94,7 @@ def test_daemon_connects_to_a_port_of_its_own_pod(uri: str, pod_ip: str, address
 def test_daemon_without_an_address_of_mpirun_is_refused(uri: str) -> None:
     arguments = ("--prtemca", "prte_hnp_uri", uri) if uri else ()
     with pytest.raises(ValueError, match="mpirun: found"):
-        commands.launcher_address(arguments, FOUR)
+        commands.launcher_port(arguments, FOUR)
 
 
 def test_daemon_uses_the_settings_of_its_own_pod() -> None:
@@ -179,3 +179,16 @@ def test_network_interface_is_found_by_address() -> None:
     assert interface_of("127.0.0.1") == "lo"
     with pytest.raises(ValueError, match="expected the address of one of"):
         interface_of("192.0.2.250")
+
+
+def test_library_of_the_launcher_is_tried_before_it_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loopback, "__file__", str(tmp_path / "loopback.py"))
+    loopback.library.cache_clear()
+    with pytest.raises(OSError, match="found no such file; expected the library"):
+        loopback.library()
+    (tmp_path / f"loopback-{platform.machine()}.so").write_bytes(b"no ELF file")
+    with pytest.raises(OSError, match="cannot be preloaded"):
+        loopback.library()
+    monkeypatch.undo()
+    loopback.library.cache_clear()
+    assert loopback.library().is_file()

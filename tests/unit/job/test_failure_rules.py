@@ -22,6 +22,8 @@ CASES: dict[str, tuple[tuple[FailureRule, ...], dict[str, Any], tuple[bool, bool
     "NotIn": ((OTHERS,), {"exit_code": 5}, (True, False)),
     "NotIn, and the code is in the values": ((OTHERS,), {"exit_code": 137}, (True, True)),
     "a failure without an exit code": ((OTHERS,), {"exit_code": None}, (True, True)),
+    "exit code of mpirun": ((FAIL,), {"exit_code": 3, "rank": None}, (True, True)),
+    "a rank that did not start": ((OTHERS,), {"exit_code": 126, "reason": "LaunchFailed"}, (True, True)),
     "exit code 0": ((OTHERS,), {"exit_code": 0}, (True, True)),
     "reason": ((IGNORE,), {"reason": "RankKilled", "exit_code": 137}, (False, True)),
     "another reason": ((IGNORE,), {"reason": "Hung"}, (True, True)),
@@ -35,7 +37,7 @@ CASES: dict[str, tuple[tuple[FailureRule, ...], dict[str, Any], tuple[bool, bool
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
 def test_first_matching_rule_decides(case: tuple[tuple[FailureRule, ...], dict[str, Any], tuple[bool, bool]]) -> None:
     rules, fields, expected = case
-    failure = Failure(**({"reason": "RankFailed", "message": "as it said"} | fields))
+    failure = Failure(**({"reason": "RankFailed", "message": "as it said", "rank": 0} | fields))
     found = decided(rules, failure)
     assert (found.counts, found.retry) == expected
     assert found.model_copy(update={"counts": failure.counts, "retry": failure.retry, "message": ""}) == (

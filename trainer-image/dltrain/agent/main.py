@@ -66,7 +66,7 @@ class Agent:
             env=env,
             reaper=self.reaper,
             emit=self.member.emit,
-            tunnel=partial(Tunnel, context=identity.tunnel, agent_port=settings.agent_port),
+            tunnel=partial(Tunnel, context=identity.tunnel, agent_port=settings.agent_port, pod_ip=settings.pod_ip),
         )
         self.coordinator: Coordinator | None = None
         self._acting = False
@@ -107,7 +107,8 @@ class Agent:
         if not is_tunnel(writer):
             await self.member.serve(reader, writer)
             return
-        await serve(reader, writer, self.coordinator.job.launcher.address if self.coordinator is not None else None)
+        port = None if self.coordinator is None else self.coordinator.job.launcher.port
+        await serve(reader, writer, port, self.settings.pod_ip)
 
     def _ledger(self) -> Ledger | None:
         return None if self.coordinator is None else self.coordinator.job.ledger

@@ -11,7 +11,6 @@ import shlex
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from dlcontract import MPI_PORTS, Plan, Rank
@@ -29,7 +28,7 @@ MASTER_PORT = MPI_PORTS[1]
 _MAX_DAEMONS = 8192
 """Up to this number of MPI daemons, all connect to mpirun. In a larger job, some would connect to each other."""
 
-_URI = re.compile(r"tcp(?:6://\[(?P<six>[^],]+)[^]]*]|://(?P<four>[^:,]+)[^:]*):(?P<port>\d+)[,:].*")
+_URI = re.compile(r"tcp(?:(?P<six>6)://\[[^]]*]|://[^:]*):(?P<port>\d+)[,:].*")
 
 
 def bin_dir() -> Path:
@@ -81,29 +80,22 @@ def daemon_arguments(command: str) -> tuple[str, ...]:
     )
 
 
-@dataclass(frozen=True)
-class LauncherAddress:
-    """Where mpirun waits for the MPI daemons: the address of its pod, and a port that only this pod can reach."""
+def launcher_port(arguments: Sequence[str], pod_ip: str) -> int:
+    """Return mpirun's port from the MPI daemon's ``arguments``, in the family (IPv4 or IPv6) of ``pod_ip``.
 
-    host: str
-    port: int
-
-    @property
-    def loopback(self) -> str:
-        return "::1" if ":" in self.host else "127.0.0.1"
-
-
-def launcher_address(arguments: Sequence[str], pod_ip: str) -> LauncherAddress:
-    """Return mpirun's address from the MPI daemon's ``arguments``, in the family (IPv4 or IPv6) of ``pod_ip``.
-
-    Raise ValueError if the arguments do not contain such an address.
+    Raise ValueError if the arguments do not contain an address of this family.
     """
     uri = arguments[_uri_index(arguments)]
     for part in uri.split(";")[1:]:
         found = _URI.fullmatch(part)
         if found is not None and (":" in pod_ip) is (found["six"] is not None):
-            return LauncherAddress(found["six"] or found["four"], int(found["port"]))
+            return int(found["port"])
     raise ValueError(f"mpirun: found the address {uri!r}; expected one in the family of the pod's address {pod_ip}")
+
+
+def loopback_of(pod_ip: str) -> str:
+    """Return the address of the loopback interface in the family of ``pod_ip``."""
+    return "::1" if ":" in pod_ip else "127.0.0.1"
 
 
 def with_launcher_port(arguments: Sequence[str], pod_ip: str, port: int) -> tuple[str, ...]:

@@ -15,8 +15,12 @@ ENDS_S = 1.0
 """Seconds to wait for the end of a zygote that has closed a connection."""
 
 
+EXIT_CANNOT_START = 126
+"""Exit code of a rank that could not be started although its command exists, as in a shell."""
+
+
 class ForkError(OSError):
-    """The zygote did not fork a rank. ``end``: how the zygote ended, or exit code 1 if it still runs."""
+    """The zygote did not fork a rank. ``end``: how the zygote ended, or EXIT_CANNOT_START if it still runs."""
 
     def __init__(self, message: str, end: Exit) -> None:
         super().__init__(message)
@@ -94,7 +98,7 @@ class Spawner:
 async def _fork_error(zygote: Process, error: ConnectionError) -> ForkError:
     await asyncio.wait({zygote.ended}, timeout=ENDS_S)
     if not zygote.ended.done():
-        return ForkError(f"the zygote, the process that forks ranks, could not fork: {error}", Exit(code=1))
+        return ForkError("the zygote, the process that forks ranks, could not fork", Exit(code=EXIT_CANNOT_START))
     end = zygote.ended.result()
     return ForkError(f"the zygote, the process that forks ranks, ended with {end}", end)
 

@@ -101,6 +101,7 @@ class StartDaemon(Record):
     """The coordinator asks a pod's agent to run the Open MPI daemon with the command-line arguments ``arguments``."""
 
     type: Literal["start_daemon"] = "start_daemon"
+    host: Annotated[str, Field(description="Address of the coordinator's agent, which forwards to mpirun.")]
     attempt: str
     arguments: tuple[str, ...]
 

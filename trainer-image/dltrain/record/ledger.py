@@ -30,6 +30,7 @@ from dltrain.protocol.rank_messages import (
 
 HANG_MIN_S = 5.0
 HANG_STEPS = 10.0
+MOST_EXCUSED = 10.0
 START_DEADLINE_S = 900.0
 """Maximum time in seconds that a rank may be silent before its first step. The rank may read a large dataset in this
 time."""
@@ -61,7 +62,10 @@ class Ledger:
         self._world_size = 0
         self.leader = 0
         """The rank whose progress represents the job: the lowest remaining rank."""
-        self._deadlines: dict[int, tuple[float, float]] = {}
+        self._deadlines: dict[int, tuple[float, float, float]] = {}
+        """Of each rank: time of its last message, seconds that it may be silent, and value of ``_excused_s`` then."""
+        self._excused_s = 0.0
+        """Seconds so far in which ranks or agents could not run."""
         if previous is not None and previous.uid == plan.uid:
             self._resume(previous)
 
@@ -99,7 +103,7 @@ class Ledger:
         ``now_s``: time of arrival on a monotonic clock.
         """
         transition = False
-        limit_s = self._deadlines.get(message.rank, (0.0, START_DEADLINE_S))[1]
+        limit_s = self._deadlines.get(message.rank, (0.0, START_DEADLINE_S, 0.0))[1]
         match message:
             case Hello():
                 self._found[message.rank] = message.device
@@ -133,7 +137,7 @@ class Ledger:
                 self._measures = {n: measure for n, measure in self._measures.items() if n in message.alive}
             case Finished():
                 self.outcome = message.outcome
-        self._deadlines[message.rank] = (now_s, limit_s)
+        self._deadlines[message.rank] = (now_s, limit_s, self._excused_s)
         return transition
 
     def count(self, cause: str) -> None:
@@ -150,17 +154,19 @@ class Ledger:
         A rank hangs if its last message is older than its limit. If several do, return the one that is latest.
         ``now_s``: present time of the clock that ``record`` got.
         """
-        overdue = [(now_s - heard_s - limit_s, n, now_s - heard_s) for n, (heard_s, limit_s) in self._deadlines.items()]
+        overdue = [
+            (now_s - heard_s - limit_s - min(self._excused_s - before_s, MOST_EXCUSED * limit_s), n, now_s - heard_s)
+            for n, (heard_s, limit_s, before_s) in self._deadlines.items()
+        ]
         worst = max(overdue, default=None)
         return None if worst is None or worst[0] <= 0 else (worst[1], worst[2])
 
-    def excuse(self, seconds: float, now_s: float) -> None:
-        """Do not count ``seconds`` of the ranks' silence, because ranks or agents could not run.
+    def excuse(self, seconds: float) -> None:
+        """Do not count ``seconds`` of the ranks' silence, because ranks or agents could not run in this time.
 
-        All ranks wait for the one that cannot run. ``now_s``: present time of the clock that ``record`` got.
+        All ranks wait for the one that cannot run. At most ``MOST_EXCUSED`` times a rank's limit is excused.
         """
-        later = {n: (min(now_s, heard_s + seconds), limit_s) for n, (heard_s, limit_s) in self._deadlines.items()}
-        self._deadlines = later
+        self._excused_s += seconds
 
     def gain_s(self, missing: int, ranks: int) -> float:
         """Return the seconds that the job would save if ``missing`` of its ``ranks`` returned now, without a delay."""

@@ -40,7 +40,7 @@ async def agent() -> None:
     env = dict(os.environ) | {"DLTRAIN_IMPORT_AHEAD": "off"}
     local = LocalRanks(
         pod="digits-cpu-0", pod_ip="127.0.0.1", run_dir=FOLDER, memory=FOLDER, env=env, reaper=Reaper(),
-        emit=events.put_nowait, tunnel=partial(Tunnel, context=create_default_context(), agent_port=AGENT_PORT),
+        emit=events.put_nowait, tunnel=partial(Tunnel, context=create_default_context(), agent_port=AGENT_PORT, pod_ip="127.0.0.1"),
     )  # fmt: skip
     await local.listen()
     await local.begin("1.1", make_plan(model=ModelRef(command=(sys.executable, *sys.argv), framework="Torchrun")))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from dlcontract import MAX_LOG_TAIL, Failure, Outcome, Plan, Rank, reasons
 from dltrain.host.processes import Exit
+from dltrain.launch.spawn import EXIT_CANNOT_START
 from dltrain.protocol.agent_messages import RankEnded
 from dltrain.protocol.rank_messages import (
     EXIT_BAD_INPUT,
@@ -248,6 +249,8 @@ def failure_of_exit(attempt: Attempt, end: RankEnded) -> Failure:
         return _of_rank(attempt, end, reasons.PARAMETERS_DIVERGED, "found that ranks hold different parameters")
     if end.exit_code == 127:
         return _of_rank(attempt, end, reasons.COMMAND_NOT_FOUND, "could not start its command")
+    if end.exit_code == EXIT_CANNOT_START:
+        return _of_rank(attempt, end, reasons.LAUNCH_FAILED, "could not be started; see the end of its log")
     if exit_.shell_code == 128 + SIGKILL:
         return _of_rank(attempt, end, reasons.RANK_KILLED, f"was killed ({exit_})")
     if end.signal is not None:

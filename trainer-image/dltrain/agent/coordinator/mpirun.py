@@ -34,8 +34,8 @@ class Mpirun:
         """Start mpirun. Raise ValueError if mpirun cannot launch this plan, and OSError if mpirun cannot be started."""
         self._attempt, self._pods, self._links, self._pod_ip = attempt, plan.pods, links, settings.pod_ip
         self._daemons: dict[str, asyncio.Future[tuple[int, str]]] = {}
-        self.address: commands.LauncherAddress | None = None
-        """Where mpirun waits for the MPI daemons; None until it launches the first one."""
+        self.port: int | None = None
+        """The port on the loopback interface where mpirun waits for the MPI daemons; None until it launches one."""
         command = commands.mpirun_command(plan, settings.pod, socket.gethostname(), as_root=os.geteuid() == 0)
         env = commands.mpi_environment(env, interface_of(settings.pod_ip), attempt, settings.run_dir)
         read_fd, write_fd = os.pipe()
@@ -55,12 +55,12 @@ class Mpirun:
             return 1, f"found pod {pod}; expected one of {self._pods}\n"
         try:
             arguments = commands.daemon_arguments(command)
-            self.address = commands.launcher_address(arguments, self._pod_ip)
+            self.port = commands.launcher_port(arguments, self._pod_ip)
         except ValueError as error:
             return 1, f"{error}\n"
         ended: asyncio.Future[tuple[int, str]] = asyncio.get_running_loop().create_future()
         self._daemons[pod] = ended
-        if not self._links.send(pod, proto.StartDaemon(attempt=self._attempt, arguments=arguments)):
+        if not self._links.send(pod, proto.StartDaemon(attempt=self._attempt, host=self._pod_ip, arguments=arguments)):
             return 1, f"no connection to pod {pod}\n"
         return await ended
 
@@ -117,9 +117,9 @@ class Launcher:
             self._mpirun.daemon_ended(pod, code, tail)
 
     @property
-    def address(self) -> commands.LauncherAddress | None:
-        """Where mpirun waits for the MPI daemons of the current attempt; None if no mpirun waits for any."""
-        return None if self._mpirun is None else self._mpirun.address
+    def port(self) -> int | None:
+        """The port on the loopback interface where mpirun waits for MPI daemons; None if no mpirun waits for any."""
+        return None if self._mpirun is None else self._mpirun.port
 
     def check_stopped(self, now_s: float) -> None:
         """Kill mpirun if SIGSTOP has stopped it for too long, which ends the attempt.

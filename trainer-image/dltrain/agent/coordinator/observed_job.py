@@ -30,7 +30,7 @@ limit."""
 _LAUNCH_TIMEOUT = Failure(
     reason=reasons.LAUNCH_FAILED,
     message=f"mpirun did not start all ranks within {LAUNCH_LIMIT_S:.0f} s. Check that the job's pods can reach each "
-    "other on their MPI ports",
+    "other on the ports of their agents and of MPI",
 )
 
 
@@ -74,14 +74,18 @@ class ObservedJob:
         """
         self.attempts = 0
         self._ticked_s = time.monotonic()
+        self._late_s = self._starved_s = 0.0
+        """Longest silence of a pod, and longest wait of a rank for a processor, in seconds since the last tick."""
         self.trained = False
         """True if ranks have completed a step of this plan, under this or an earlier coordinator."""
 
     def _tick(self) -> None:
         attempt, now_s = self.attempt, time.monotonic()
-        if now_s - self._ticked_s > proto.LATE_S:  # This agent got no processor time, so it may not have read messages.
-            self.ledger.excuse(now_s - self._ticked_s, now_s)
-        self._ticked_s = now_s
+        passed_s, self._ticked_s = now_s - self._ticked_s, now_s
+        # If this agent did not run itself, it may not have read messages. All excuses concern the same time.
+        own_s = passed_s if passed_s > proto.LATE_S else 0.0
+        self.ledger.excuse(max(own_s, self._late_s, min(passed_s, self._starved_s)))
+        self._late_s = self._starved_s = 0.0
         if attempt is not None and not attempt.stopping and attempt.outcome is None and attempt.hung is None:
             attempt.hung = self.ledger.silent_rank(now_s - self.links.silence_s(now_s))
         if attempt is not None:
@@ -108,10 +112,8 @@ class ObservedJob:
                     self.attempt.lost.setdefault(pod, why)
                 self.launcher.daemon_ended(pod, 1, why)
             case Late(pod, silent_s):
-                log.warning(
-                    "pod %s was silent for %.1f s but is reachable: it gets too little processor time", pod, silent_s
-                )
-                self.ledger.excuse(silent_s, time.monotonic())
+                log.warning("pod %s was silent for %.1f s: it or this pod had no processor time", pod, silent_s)
+                self._late_s = max(self._late_s, silent_s)
             case Received(pod, line):
                 self._received(pod, line)
 
@@ -151,7 +153,7 @@ class ObservedJob:
                 if attempt.hung is None and attempt.outcome is None and not attempt.stopping:
                     attempt.hung = (line.rank, line.stopped_s)
             case proto.RankStarved():
-                self.ledger.excuse(line.waited_s, time.monotonic())
+                self._starved_s = max(self._starved_s, line.waited_s)
             case proto.RankLog():
                 attempt.logs[line.rank] = line.tail
             case proto.RankEnded():

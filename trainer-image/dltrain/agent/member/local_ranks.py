@@ -26,7 +26,7 @@ from dltrain.host.output import Output
 from dltrain.host.processes import Exit, Process, Reaper, StarvedProcesses, StoppedProcesses
 from dltrain.launch import commands
 from dltrain.launch.shim import ATTEMPT_ENV, parse_request
-from dltrain.launch.spawn import ForkError, Spawner
+from dltrain.launch.spawn import EXIT_CANNOT_START, ForkError, Spawner
 from dltrain.protocol import rank_messages
 from dltrain.protocol.agent_messages import (
     DaemonEnded,
@@ -68,7 +68,7 @@ class LocalRanks:
         env: dict[str, str],
         reaper: Reaper,
         emit: Callable[[Event], None],
-        tunnel: Callable[[commands.LauncherAddress], Tunnel],
+        tunnel: Callable[[str], Tunnel],
     ) -> None:
         self.run_dir, self.memory = run_dir, memory
         self.running: dict[int, Running] = {}
@@ -194,24 +194,26 @@ class LocalRanks:
         await asyncio.sleep(WRITE_S)
         self._emit(RankLog(attempt=attempt, rank=run.rank.rank, tail=run.output.tail))
 
-    def start_daemon(self, arguments: tuple[str, ...]) -> None:
+    def start_daemon(self, arguments: tuple[str, ...], host: str) -> None:
         """Run the Open MPI daemon with the command-line arguments ``arguments``. Emit an event when it ends.
 
-        Its connection to mpirun goes through a tunnel. Raise ValueError for arguments without mpirun's address.
+        Its connection to mpirun goes through a tunnel to the agent at ``host``.
         """
-        attempt, address = self.attempt, commands.launcher_address(arguments, self._pod_ip)
-        try:
-            env = commands.mpi_environment(self._env, self._interface, attempt, self.run_dir)
-            tunnel = self._tunnel(address)
-        except OSError as error:
-            self._emit(DaemonEnded(attempt=attempt, exit_code=1, tail=f"cannot start the MPI daemon: {error}\n"))
-            return
-        arguments = commands.without_others_settings(arguments, env)
-        arguments = commands.with_launcher_port(arguments, self._pod_ip, tunnel.port)
+        attempt, tunnel = self.attempt, None
         read_fd, write_fd = os.pipe()
         try:
+            env = commands.mpi_environment(self._env, self._interface, attempt, self.run_dir)
+            arguments = commands.without_others_settings(arguments, env)
+            tunnel = self._tunnel(host)
+            arguments = commands.with_launcher_port(arguments, self._pod_ip, tunnel.port)
             command = (str(commands.bin_dir() / "prted"), *arguments)
             daemon = self._daemon = self._reaper.start(command, env=env, output=write_fd)
+        except (OSError, ValueError) as error:
+            os.close(read_fd)
+            if tunnel is not None:
+                tunnel.close()
+            self._emit(DaemonEnded(attempt=attempt, exit_code=1, tail=f"cannot start the MPI daemon: {error}\n"))
+            return
         finally:
             os.close(write_fd)
         output = Output("[prted] ", read_fd)
@@ -250,9 +252,12 @@ class LocalRanks:
         os.close(write_fd)
         started.set()  # Coroutines that wait for this event resume after this function has returned.
         if starting.cancelled() or starting.exception() is not None:
+            text = _available(read_fd)
             os.close(read_fd)
         if starting.cancelled():
             raise ValueError(f"attempt {attempt} has ended")
+        if isinstance(error := starting.exception(), ForkError) and text:
+            raise ForkError(f"{error}: {text}", error.end)
         process = starting.result()
         run = self.running[rank.rank] = self.last_ranks[rank.rank] = Running(
             rank, process, Output(f"[rank {rank.rank}] ", read_fd)
@@ -307,7 +312,7 @@ class LocalRanks:
         return RankEnded(
             attempt=attempt,
             rank=rank,
-            exit_code=end.code,
+            exit_code=None if end.signal is not None else end.code or EXIT_CANNOT_START,
             signal=end.signal,
             out_of_memory=self._out_of_memory(end),
             tail=f"cannot start: {error}",
@@ -392,3 +397,12 @@ class LocalRanks:
         tasks.add(task)
         task.add_done_callback(tasks.discard)
         return task
+
+
+def _available(fd: int) -> str:
+    """Return the text that can be read from a pipe without waiting."""
+    os.set_blocking(fd, False)
+    try:
+        return os.read(fd, 4096).decode(errors="replace").strip()
+    except BlockingIOError:
+        return ""

@@ -124,7 +124,7 @@ class Member:
                 await self.local.begin(line.attempt, AttemptPlan.of(current_plan, **history))
                 channel.send(proto.Prepared(attempt=line.attempt))
             case proto.StartDaemon() if line.attempt == self.local.attempt:
-                self.local.start_daemon(line.arguments)
+                self.local.start_daemon(line.arguments, line.host)
             case proto.StartRanks() if line.attempt == self.local.attempt:
                 self.local.start_all()
             case proto.Explain() if line.attempt == self.local.attempt:

@@ -14,25 +14,27 @@ from contextlib import suppress
 from typing import Any
 
 from dltrain.agent.job.tls import TUNNEL
-from dltrain.launch.commands import LauncherAddress
+from dltrain.launch.commands import loopback_of
 
 log = logging.getLogger(__name__)
-CONNECT_S = 3.0
-"""Seconds to connect to the other agent or to mpirun."""
+CONNECT_S = 10.0
+"""Seconds for one attempt to connect to the other agent."""
+RETRY_S = 0.2
+_KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 6))
 _CHUNK = 2**16
 
 
 class Tunnel:
     """A port on this pod's loopback interface that leads to the mpirun of another pod."""
 
-    def __init__(self, mpirun: LauncherAddress, context: ssl.SSLContext, agent_port: int) -> None:
-        """Open the port. ``context``, ``agent_port``: TLS as a client and port of the agent in mpirun's pod.
+    def __init__(self, host: str, context: ssl.SSLContext, agent_port: int, pod_ip: str) -> None:
+        """Open the port. ``host``, ``agent_port``: address of the agent in mpirun's pod. ``context``: TLS as a client.
 
-        Raise OSError if no port can be opened.
+        ``pod_ip``: address of this pod. Raise OSError if no port can be opened.
         """
-        self._mpirun, self._context, self._agent_port = mpirun, context, agent_port
-        family = socket.AF_INET6 if ":" in mpirun.loopback else socket.AF_INET
-        self._socket = socket.create_server((mpirun.loopback, 0), family=family)
+        self._host, self._context, self._agent_port = host, context, agent_port
+        family = socket.AF_INET6 if ":" in pod_ip else socket.AF_INET
+        self._socket = socket.create_server((loopback_of(pod_ip), 0), family=family)
         self.port = int(self._socket.getsockname()[1])
         self._tasks: set[asyncio.Task[None]] = set()
         self._spawn(self._listen()).add_done_callback(lambda _: self._socket.close())
@@ -50,13 +52,19 @@ class Tunnel:
         self._spawn(self._connect(reader, writer))
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            async with asyncio.timeout(CONNECT_S):
-                remote = await asyncio.open_connection(self._mpirun.host, self._agent_port, ssl=self._context)
-        except (OSError, TimeoutError) as error:
-            log.warning("the MPI daemon cannot connect to mpirun in the pod %s: %r", self._mpirun.host, error)
-            writer.close()
-            return
+        """Forward a connection. The MPI daemon would end if the connection failed, so try until ``close``."""
+        while True:
+            try:
+                async with asyncio.timeout(CONNECT_S):
+                    remote = await asyncio.open_connection(self._host, self._agent_port, ssl=self._context)
+                break
+            except (OSError, TimeoutError) as error:
+                log.info("the MPI daemon cannot connect to mpirun in the pod %s yet: %r", self._host, error)
+            except asyncio.CancelledError:
+                writer.close()
+                raise
+            await asyncio.sleep(RETRY_S)
+        _keep_alive(remote[1])
         await _join((reader, writer), remote)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -72,20 +80,29 @@ def is_tunnel(writer: asyncio.StreamWriter) -> bool:
     return tls is not None and tls.selected_alpn_protocol() == TUNNEL
 
 
-async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, mpirun: LauncherAddress | None) -> None:
-    """Forward an MPI daemon's connection to the mpirun of this pod until it ends. ``mpirun``: None if none runs."""
-    if mpirun is None:
-        log.info("refused the connection of an MPI daemon: no mpirun runs in this pod")
-        writer.close()
-        return
+async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int | None, pod_ip: str) -> None:
+    """Forward an MPI daemon's connection to the mpirun of this pod until it ends.
+
+    ``port``: mpirun's port on the loopback interface; None if no mpirun runs. ``pod_ip``: address of this pod.
+    """
     try:
-        async with asyncio.timeout(CONNECT_S):
-            local = await asyncio.open_connection(mpirun.loopback, mpirun.port)
-    except (OSError, TimeoutError) as error:
-        log.info("refused the connection of an MPI daemon: mpirun does not answer: %r", error)
+        if port is None:
+            raise ConnectionRefusedError("no mpirun runs in this pod")
+        local = await asyncio.open_connection(loopback_of(pod_ip), port)
+    except OSError as error:
+        log.info("refused the connection of an MPI daemon: %s", error)
         writer.close()
         return
+    _keep_alive(writer)
     await _join((reader, writer), local)
+
+
+def _keep_alive(writer: asyncio.StreamWriter) -> None:
+    """Make the kernel send packets while nothing is sent, so that no firewall forgets the connection."""
+    connection = writer.get_extra_info("socket")
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEPALIVE:
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 Stream = tuple[asyncio.StreamReader, asyncio.StreamWriter]
