@@ -58,7 +58,7 @@ def test_ten_jobs_complete_while_other_pods_hold_all_processors(
     admin: Kubectl, kubectl: Kubectl, burners: list[str]
 ) -> None:
     system = Kubectl(admin.kubeconfig, "dljob-system")
-    lease = system.get("lease", "dljob-operator")
+    [lease] = system.list("leases")
     [before] = system.list("pods", "app.kubernetes.io/name=dljob")
     jobs = [f"starved-{i}" for i in range(JOBS)]
     kubectl.apply(*(example("digits.yaml", job=name, nodes={"min": 1, "max": 1}, epochs=20) for name in jobs))
@@ -81,8 +81,7 @@ def test_ten_jobs_complete_while_other_pods_hold_all_processors(
     [after] = system.list("pods", "app.kubernetes.io/name=dljob")
     assert after["metadata"]["uid"] == before["metadata"]["uid"]
     assert restarts(after) == restarts(before)
-    renewed = system.get("lease", "dljob-operator")
-    assert lease is not None and renewed is not None
+    [renewed] = system.list("leases")
     assert renewed["spec"]["holderIdentity"] == lease["spec"]["holderIdentity"]
 
 
