@@ -68,6 +68,7 @@ CASES = {
                 "priorityClassName": "research",
                 "schedulerName": "gang",
                 "podGroupLabel": "scheduling.example/pod-group",
+                "disruption": "Avoid",
                 "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}],
             },
         },

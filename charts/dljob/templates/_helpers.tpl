@@ -68,6 +68,6 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{/* The priority class of the operator's pod: the one that the values name, or the chart's own; empty for none. */}}
 {{- define "dljob.priorityClassName" -}}
 {{- if .Values.priorityClassName }}{{ .Values.priorityClassName }}
-{{- else if and .Values.priorityClass.create (not .Values.singleNamespaceInstall) }}{{ printf "%s-%s" .Release.Namespace (include "dljob.fullname" .) | trunc 63 | trimSuffix "-" }}
+{{- else if and .Values.priorityClass.create (not .Values.singleNamespaceInstall) }}{{ printf "%s-%s" .Release.Namespace (include "dljob.fullname" .) | trunc 63 | trimAll "-" }}
 {{- end }}
 {{- end }}

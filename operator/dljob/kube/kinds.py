@@ -41,13 +41,15 @@ STATEFUL_SET = Kind("apps/v1", "StatefulSet", "statefulsets")
 ROLE = Kind("rbac.authorization.k8s.io/v1", "Role", "roles")
 ROLE_BINDING = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings")
 NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
+DISRUPTION_BUDGET = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
 STORAGE_CLASS = Kind("storage.k8s.io/v1", "StorageClass", "storageclasses", namespaced=False)
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 
 APPLIED = {
     kind.kind: kind
     for kind in (
-        SERVICE_ACCOUNT, ROLE, ROLE_BINDING, CONFIG_MAP, SERVICE, NETWORK_POLICY, CLAIM, STATEFUL_SET,
+        SERVICE_ACCOUNT, ROLE, ROLE_BINDING, CONFIG_MAP, SERVICE, NETWORK_POLICY, DISRUPTION_BUDGET, CLAIM,
+        STATEFUL_SET,
     )
 }  # fmt: skip
 """Name of a kind → the kind, for the objects of a job that the operator applies."""

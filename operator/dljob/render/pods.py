@@ -25,6 +25,7 @@ from dljob.job.stored_plan import PodGroup, StoredPlan
 from dljob.perf.resources.memory import shm_nbytes
 from dljob.render import dataset
 from dljob.render.config import Manifest, RenderConfig
+from dljob.render.disruption import marked
 from dljob.render.names import Names, labels
 from dljob.render.overrides import merged
 
@@ -84,7 +85,7 @@ def pod_template(
         pod["schedulerName"] = scheduling.scheduler_name
     if secrets := spec.trainer.image_pull_secrets or config.image_pull_secrets:
         pod["imagePullSecrets"] = [{"name": name} for name in secrets]
-    template: Manifest = {"metadata": metadata, "spec": pod}
+    template: Manifest = {"metadata": marked(metadata, spec), "spec": pod}
     for override in spec.pod_template_overrides:
         change = {"metadata": override.metadata.manifest(), "spec": override.spec}
         template = merged(template, change)

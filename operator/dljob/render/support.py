@@ -10,6 +10,7 @@ from dljob.api.spec import ReclaimPolicy
 from dljob.job.observed import JOB_LABEL, JobSeen
 from dljob.job.stored_plan import StoredPlan
 from dljob.render.config import Manifest, RenderConfig
+from dljob.render.disruption import budget
 from dljob.render.names import Names, metadata
 from dljob.render.network_policy import network_policy
 
@@ -140,4 +141,5 @@ def support(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, config: RenderC
         _logs_config_map(job),
         _service(job),
         network_policy(job, spec, accepted, config),
+        *budget(job, spec),
     )

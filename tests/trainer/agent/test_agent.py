@@ -336,6 +336,7 @@ def test_misconfigured_agent_names_the_missing_variable(two: Job) -> None:
 def test_zygote_killed_during_a_launch_is_no_missing_command(two: Job) -> None:
     two.start(two.plan(speaking("20", "mpi=1")))
     pod = two.pods[1]
+    two.wait(pod.pids)
     sockets = Path(f"/proc/{pod.pids()[0]}/net/unix")
     two.wait(lambda: sockets.read_text().count("zygote.sock") > 1)  # The agent has asked; the zygote imports torch.
     commands = {pid: Path(f"/proc/{pid}/cmdline").read_text() for pid in pod.pids()}

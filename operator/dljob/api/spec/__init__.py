@@ -13,6 +13,7 @@ from dljob.api.spec.parallelism import (
 )
 from dljob.api.spec.planning import BatchSizeRange, FixedGroup, Minimize, NodeRange, Objective, Planning, PlanningMode
 from dljob.api.spec.pods import (
+    Disruption,
     FailureReason,
     FailureRule,
     Metadata,
@@ -37,6 +38,7 @@ __all__ = [
     "Collective",
     "DLJobSpec",
     "Dataset",
+    "Disruption",
     "EnvVar",
     "FailureReason",
     "FailureRule",

@@ -133,6 +133,11 @@ class RunPolicy(ApiModel):
     ] = 60
 
 
+class Disruption(StrEnum):
+    ALLOW = "Allow"
+    AVOID = "Avoid"
+
+
 class Scheduling(ApiModel):
     node_selector: Annotated[
         Labels, Field(max_length=64, description="Labels that every node must have, such as zone: eu-1.")
@@ -141,6 +146,13 @@ class Scheduling(ApiModel):
         tuple[Toleration, ...],
         Field(max_length=64, description="Taints that the pods tolerate, as in a pod spec."),
     ] = ()
+    disruption: Annotated[
+        Disruption | None,
+        Field(
+            description="Allow (default): node drains and autoscalers may evict the pods; the job writes a checkpoint "
+            "and goes on elsewhere. Avoid: a PodDisruptionBudget and marks for autoscalers prevent that."
+        ),
+    ] = None
     priority_class_name: Annotated[DnsSubdomain | None, Field(description="Priority class of the pods.")] = None
     scheduler_name: Annotated[DnsSubdomain | None, Field(description="Scheduler of the pods.")] = None
     pod_group_label: Annotated[

@@ -1,0 +1,40 @@
+"""Protection of a job's pods against voluntary disruptions: drained nodes, and nodes that autoscalers remove."""
+
+from dljob.api import GROUP, Disruption, DLJobSpec
+from dljob.job.observed import JOB_LABEL, JobSeen
+from dljob.render.config import Manifest
+from dljob.render.names import Names, metadata
+
+LABEL = f"{GROUP}/disruption"
+"""Label of the pods that the PodDisruptionBudget selects. Without it, a budget that is left selects no pod."""
+_AVOID = "avoid"
+_MARKS = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
+"""Annotations by which Cluster Autoscaler and Karpenter leave the node of a pod in place."""
+
+
+def marked(template: Manifest, spec: DLJobSpec) -> Manifest:
+    """Return the metadata ``template`` of a pod with the label and annotations that ``scheduling.disruption`` needs."""
+    if spec.scheduling.disruption is not Disruption.AVOID:
+        return template
+    return {
+        **template,
+        "labels": {**template["labels"], LABEL: _AVOID},
+        "annotations": {**template["annotations"], **_MARKS},
+    }
+
+
+def budget(job: JobSeen, spec: DLJobSpec) -> tuple[Manifest, ...]:
+    """Return the PodDisruptionBudget that keeps all pods of the job, or nothing if disruptions are allowed."""
+    if spec.scheduling.disruption is not Disruption.AVOID:
+        return ()
+    made = {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": metadata(job, Names.of(job).service),
+        "spec": {
+            "maxUnavailable": 0,
+            "selector": {"matchLabels": {JOB_LABEL: job.name, LABEL: _AVOID}},
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        },
+    }
+    return (made,)

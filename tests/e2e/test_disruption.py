@@ -1,0 +1,35 @@
+"""Tests that a job decides whether its pods may be evicted."""
+
+import json
+
+import pytest
+
+from support.cluster.kubectl import Kubectl, KubectlError, example, step_of, wait_for
+
+pytestmark = pytest.mark.e2e
+
+
+def evict(kubectl: Kubectl, pod: str) -> None:
+    """Evict a pod as ``kubectl drain`` does. Raise KubectlError if its budget does not allow that."""
+    eviction = {
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"name": pod, "namespace": kubectl.namespace},
+    }
+    path = f"/api/v1/namespaces/{kubectl.namespace}/pods/{pod}/eviction"
+    kubectl.run("create", "--raw", path, "-f", "-", stdin=json.dumps(eviction))
+
+
+def test_pods_of_a_job_that_avoids_disruption_are_not_evicted(kubectl: Kubectl) -> None:
+    kubectl.apply(example("digits.yaml", job="precious", epochs=3000, scheduling={"disruption": "Avoid"}))
+    kubectl.wait_job("precious", "a step", lambda job: step_of(job) > 0, 120)
+    wait_for(
+        "the budget to count the pods",
+        lambda: kubectl.list("poddisruptionbudgets", "dljob.dev/job=precious")[0]["status"].get("currentHealthy") == 3,
+        60,
+    )
+    with pytest.raises(KubectlError, match="violate the pod's disruption budget"):
+        evict(kubectl, "precious-cpu-0")
+    assert kubectl.job("precious")["status"].get("restarts", 0) == 0
+    kubectl.delete("dljob", "precious", "--wait=true")
+    wait_for("the budget to go", lambda: not kubectl.list("poddisruptionbudgets", "dljob.dev/job=precious"), 60)
