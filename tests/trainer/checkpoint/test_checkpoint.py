@@ -41,8 +41,10 @@ def test_superseded_run_writes_no_checkpoint(tmp_path: Path) -> None:
     before = opened(1)
     before.save(snapshot(1))
     opened(2).save(snapshot(5))
+    names = set((tmp_path / "job").iterdir())
     with pytest.raises(FencedError, match=r"found term 2 in .*; expected 1"):
         before.save(snapshot(9))
+    assert set((tmp_path / "job").iterdir()) == names, "no part of the checkpoint is left"
     with pytest.raises(FencedError):
         opened(1)
     assert before.steps() == [1, 5] and newest(opened(2)).step == 5

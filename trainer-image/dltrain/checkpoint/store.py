@@ -101,14 +101,13 @@ class Checkpoints:
     def save(self, snapshot: Snapshot) -> tuple[Path, int]:
         """Write a checkpoint durably. Return its directory and its size in bytes.
 
-        Raise OSError if writing fails; no part of the checkpoint is left. Raise FencedError if the directory stores a
-        higher term, and ValueError for an unsupported dtype. The next successful ``save`` then removes the incomplete
-        checkpoint.
+        Raise OSError if writing fails, FencedError if the directory stores a higher term, and ValueError for an
+        unsupported dtype. No part of the checkpoint is then left.
         """
         temporary = self.directory / f".{step_name(snapshot.step)}.{os.getpid()}"
         try:
             return self._save(snapshot, temporary)
-        except OSError:
+        except Exception:
             _remove(temporary)
             raise
 
