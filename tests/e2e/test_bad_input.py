@@ -3,11 +3,13 @@
 The API server rejects them at admission if it can. Otherwise, a condition and an event appear within 30 s.
 """
 
+import json
 from typing import Any
 
 import pytest
 
 from dljob.cli.logs import outputs_of
+from dljob.cli.report import report_of
 from support.cluster.kubectl import Kubectl, KubectlError, condition, example, no_pods, wait_for
 
 pytestmark = pytest.mark.e2e
@@ -106,6 +108,8 @@ def test_output_of_ranks_outlives_the_pods(kubectl: Kubectl) -> None:
     assert found is not None
     outputs = outputs_of(found)
     assert outputs and all("a long story" in text and "that ends badly" in text for text in outputs.values())
+    document = json.loads(report_of(found, "json") or "")
+    assert document["phase"] == "Failed" and "<html" in (report_of(found, "html") or "")
     kubectl.delete("dljob", "story", "--wait=true")
     wait_for("the logs to be deleted with the job", lambda: kubectl.get("configmap", "story-logs") is None, 60)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from dljob.cli import logs, plan, run, serve, top
+from dljob.cli import logs, plan, report, run, serve, top
 from dljob.cli.errors import BadInputError
 
 EXAMPLES = """examples:
@@ -17,6 +17,7 @@ EXAMPLES = """examples:
   dljob run job.yaml                            apply the job and follow it; exit with 1 if it fails
   dljob top -A                                  show all jobs with progress and step times
   dljob logs digits --rank 0                    print the last output of a rank after the job has ended
+  dljob report digits                           save the run report of a job that has ended, a page with plots
   dljob serve --port 8470                       serve the planner over HTTP
 """
 
@@ -32,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top_level.add_argument("--version", action="version", version=f"dljob {_version()}")
     commands = top_level.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (plan, run, top, logs, serve):
+    for command in (plan, run, top, logs, report, serve):
         command.add_to(commands)
     return top_level
 

@@ -28,7 +28,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 def run(given: argparse.Namespace) -> int:
     namespace = given.namespace or remote.default_namespace()
     name = config_map_names(given.job)[2]
-    body = remote.reach(lambda api: _config_map(api, namespace, name))
+    body = remote.reach(lambda api: logs_of(api, namespace, name))
     outputs = outputs_of(body)
     if not outputs:
         raise BadInputError(
@@ -46,7 +46,8 @@ def run(given: argparse.Namespace) -> int:
     return 0
 
 
-async def _config_map(api: Any, namespace: str, name: str) -> Mapping[str, Any]:
+async def logs_of(api: Any, namespace: str, name: str) -> Mapping[str, Any]:
+    """Return the ConfigMap ``<job>-logs``, which has this ``name``. The result is empty if there is none."""
     from dljob.kube import ApiError
     from dljob.kube.kinds import CONFIG_MAP
 

@@ -1,5 +1,6 @@
 """Tests of whole jobs from plan to report, with real agents, mpirun and ranks in separate namespaces."""
 
+import gzip
 import os
 import re
 import shutil
@@ -17,6 +18,7 @@ from dltrain.host.cgroup import threads
 from dltrain.protocol import volume_layout
 from dltrain.protocol.agent_messages import HEARTBEAT_S, SILENCE_S
 from dltrain.record.run_report import files
+from dltrain.record.run_report.document import Document
 from support.trainer.pods import CONT, KILL, STOP, TERM, UID, Job, Pod, job, leave
 from support.trainer.ranks import BODIES
 
@@ -102,6 +104,9 @@ def test_built_in_model_from_the_zygote(two: Job) -> None:
     assert document.points[-1].step == sum(point.steps for point in document.points) == 30
     assert [(rank.place, rank.steps) for rank in document.ranks] == [("test-cpu-0/0", 30), ("test-cpu-1/0", 30)]
     assert [attempt.size for attempt in document.attempts] == [2, 0] and document.faults == ()
+    stored = two.report_file.with_suffix(".logs")  # What outlives the pods in the ConfigMap JOB-logs.
+    assert ElementTree.fromstring(gzip.decompress((stored / "report.html.gz").read_bytes())).findall(".//table")
+    assert len(Document.parse(gzip.decompress((stored / "report.json.gz").read_bytes())).points) == len(document.points)
     page = ElementTree.parse(report.outcome.report)
     assert len(page.findall(".//table[@id='series']/tbody/tr")) == len(document.points)
     # mpirun warns about setpgid if it loses a harmless race with its child.
@@ -176,6 +181,8 @@ def test_command_that_fails_at_once_fails_the_job(two: Job) -> None:
     assert report.failures == 2 and report.restarts == {"RankFailed": 1}
     assert report.failure is not None and report.failure.log_tail.endswith("no such luck\n")
     assert report.failure.exit_code == 1 and "exit code 1" in report.failure.message
+    stored = {path.name for path in two.report_file.with_suffix(".logs").iterdir()}
+    assert stored >= {"report.html.gz", "report.json.gz", "rank-0.log.gz"}, stored
     assert leave(two) == [0, 0]
 
 

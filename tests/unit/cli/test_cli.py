@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 
 from dljob.cli import main
+from dljob.cli import report as report_command
 from dljob.cli.follow import Follower
 from dljob.cli.logs import outputs_of
+from dljob.cli.report import report_of
 from dljob.cli.tables import cost, scaling_curve, table
 from dljob.cli.top import lines
 
@@ -320,3 +322,35 @@ def test_logs_are_unpacked_by_rank() -> None:
     }
     assert list(outputs_of({"binaryData": {**packed, "other": "AA=="}}).items()) == [(2, "rank 2\n"), (10, "rank 10\n")]
     assert outputs_of({}) == {}
+
+
+def stored_report(**files: str) -> dict[str, Any]:
+    data = {
+        f"report.{kind}.gz": base64.b64encode(gzip.compress(text.encode())).decode() for kind, text in files.items()
+    }
+    return {"binaryData": data}
+
+
+def test_report_is_unpacked_and_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = stored_report(html="<html/>", json="{}")
+    assert (report_of(body, "html"), report_of(body, "json"), report_of({}, "html")) == ("<html/>", "{}", None)
+    monkeypatch.setattr(report_command.remote, "reach", lambda _: body)
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", "digits", "-n", "a"]) == 0
+    assert (
+        tmp_path / "digits-report.html"
+    ).read_text() == "<html/>" and capsys.readouterr().out == "digits-report.html\n"
+    assert main(["report", "digits", "-n", "a", "--json", "-o", "-"]) == 0
+    assert capsys.readouterr().out == "{}"
+    assert main(["report", "digits", "-n", "a", "-o", "no/such/folder/x"]) == 2
+    assert "--output: found no/such/folder/x, which cannot be written" in capsys.readouterr().err
+
+
+def test_job_without_a_stored_report_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(report_command.remote, "reach", lambda _: {})
+    assert main(["report", "digits", "-n", "a"]) == 2
+    assert "digits: found no run report in ConfigMap digits-logs of namespace a" in capsys.readouterr().err

@@ -38,6 +38,13 @@ TEXTS = (
     "0" * 64,
     "",
 )
+POD_PARTS: tuple[Json, ...] = (
+    {},
+    {"nodeSelector": {"zone": "b"}},
+    {"tolerations": [{"operator": "Exists"}]},
+    {"containers": [{"name": "trainer", "env": [{"name": "A", "value": "b"}]}, {"name": "b", "image": "b"}]},
+)
+"""Overrides of a pod spec. Only the API server knows all fields of pods: it rejects a StatefulSet with others."""
 VIEWS = (CPUS, MIXED, nodes({"name": "one", "count": 1, "cpu": "300m", "memory": "1Gi"}), ClusterView(()))
 BASES = [spec_of(changes) for changes, words in CASES.values() if not words]
 
@@ -61,6 +68,8 @@ def values(schema: Json, depth: int = 0) -> st.SearchStrategy[Any]:
             required = {name: values(field, depth + 1) for name, field in schema["properties"].items()}
             needed = {name: required.pop(name) for name in schema.get("required", ())}
             return st.fixed_dictionaries(needed, optional=required)
+        case "object" if schema.get("x-kubernetes-preserve-unknown-fields"):
+            return st.sampled_from(POD_PARTS)
         case "object":
             return st.dictionaries(
                 st.sampled_from(TEXTS[:3]), values(schema.get("additionalProperties", {})), max_size=2

@@ -1,4 +1,7 @@
-"""The last output of each rank, packed so that it outlives the pods in the ConfigMap ``<job>-logs``."""
+"""The last output of each rank, packed so that it outlives the pods in the ConfigMap ``<job>-logs``.
+
+The run report is packed there, too, see ``run_report.files``.
+"""
 
 import gzip
 from collections.abc import Mapping
@@ -6,6 +9,15 @@ from dataclasses import dataclass
 
 LIMIT_NBYTES = 256 * 2**10
 """Maximum size in bytes of all files together, after compression and base64 encoding. A ConfigMap may have 1 MiB."""
+
+
+REPORT_LIMIT_NBYTES = LIMIT_NBYTES // 2
+"""Maximum size in bytes of the run report's files among them."""
+
+
+def stored_nbytes(data: bytes) -> int:
+    """Return the size of a file in a ConfigMap, in base64."""
+    return 4 * -(-len(data) // 3)
 
 
 @dataclass(frozen=True)
@@ -29,8 +41,7 @@ def packed(outputs: Mapping[int, RankOutput], limit_nbytes: int = LIMIT_NBYTES) 
         text = outputs[rank].text
         while text:
             data = gzip.compress(text.encode(), mtime=0)
-            nbytes = 4 * -(-len(data) // 3)
-            if nbytes <= left:
+            if (nbytes := stored_nbytes(data)) <= left:
                 files[f"rank-{rank}.log.gz"] = data
                 left -= nbytes
                 break

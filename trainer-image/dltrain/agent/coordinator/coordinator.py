@@ -241,7 +241,7 @@ class Coordinator:
         finished_marker.write(self.job.plan, outcome)
         self.job.ledger.failure = None
         await self._end_attempt()
-        await self.job.store_outputs()
+        await self.job.store_outputs(RunPhase.SUCCEEDED, outcome)
         await self._idle(RunPhase.SUCCEEDED)
 
     async def _after(self, failure: Failure, attempt: Attempt) -> None:
@@ -252,7 +252,7 @@ class Coordinator:
         self.job.ledger.failures += failure.counts
         if not failure.retry or self.job.ledger.failures > self.job.plan.backoff_limit:
             await self.job.account.write(RunPhase.FAILED, time.time())
-            await self.job.store_outputs()
+            await self.job.store_outputs(RunPhase.FAILED)
             await self._idle(RunPhase.FAILED)
         self.job.ledger.count(failure.reason)
         self._failed_in_a_row = 0 if attempt.progressed or by_cluster else self._failed_in_a_row + 1

@@ -7,7 +7,7 @@ the number or the term changed, or requests that the report is written now. The 
 import logging
 import time
 
-from dlcontract import Failure, Plan, Report, RunPhase, reasons
+from dlcontract import Failure, Outcome, Plan, Report, RunPhase, reasons
 from dltrain.agent.coordinator.diagnosis import Attempt
 from dltrain.agent.coordinator.event_queue import Event, EventQueue
 from dltrain.agent.coordinator.links import Connected, Late, Links, Lost, Received
@@ -20,7 +20,7 @@ from dltrain.host.processes import Reaper
 from dltrain.protocol import agent_messages as proto
 from dltrain.protocol.rank_messages import Failed, Finished, Mark, Resharded, Shrunk, Step
 from dltrain.record.ledger import Ledger
-from dltrain.record.outputs import RankOutput, packed
+from dltrain.record.outputs import LIMIT_NBYTES, RankOutput, packed, stored_nbytes
 from dltrain.record.run_report import files as runreport
 
 log = logging.getLogger(__name__)
@@ -197,10 +197,14 @@ class ObservedJob:
         if self.ledger.phase in (RunPhase.LAUNCHING, RunPhase.RESTARTING):
             self.set_phase(RunPhase.RUNNING)
 
-    async def store_outputs(self) -> None:
-        """Store the last output of all ended ranks outside the pods, so that users can read it after the pods' end."""
-        if self.outputs:
-            await self.reporter.write_outputs(packed(self.outputs))
+    async def store_outputs(self, phase: RunPhase, outcome: Outcome | None = None) -> None:
+        """Store the run report and the last output of all ended ranks outside the pods, for reading after their end.
+
+        ``phase``: how the job ended. ``outcome``: the result of the training, if it succeeded.
+        """
+        files = await self.account.packed(phase, time.time(), outcome)
+        left_nbytes = LIMIT_NBYTES - sum(map(stored_nbytes, files.values()))
+        await self.reporter.write_outputs(files | packed(self.outputs, left_nbytes))
 
     def record_failure(self, failure: Failure) -> None:
         self.ledger.failure = failure

@@ -5,6 +5,7 @@ thread writes the report and errors are only logged, because a slow or missing v
 """
 
 import asyncio
+import gzip
 import logging
 import os
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 from dlcontract import Outcome, Plan, RunPhase
 from dltrain.protocol.volume_layout import claimed_term, job_directory
 from dltrain.record.ledger import Ledger
+from dltrain.record.outputs import REPORT_LIMIT_NBYTES, stored_nbytes
 from dltrain.record.run_report.document import Document
 from dltrain.record.run_report.history import History
 from dltrain.record.run_report.page import page
@@ -49,6 +51,21 @@ def write(folder: Path, document: Document) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(folder / name)
+
+
+def packed(document: Document, limit_nbytes: int = REPORT_LIMIT_NBYTES) -> dict[str, bytes]:
+    """Return the report as files for a ConfigMap: ``report.json.gz`` and ``report.html.gz``, compressed with gzip.
+
+    A file that would make them larger than ``limit_nbytes`` together is omitted.
+    """
+    files: dict[str, bytes] = {}
+    left = limit_nbytes
+    for name, text in ((JSON, document.to_json()), (HTML, page(document))):
+        data = gzip.compress(text.encode(), mtime=0)
+        if stored_nbytes(data) <= left:
+            files[f"{name}.gz"] = data
+            left -= stored_nbytes(data)
+    return files
 
 
 class RunReportWriter:
@@ -100,6 +117,10 @@ class RunReportWriter:
             log.warning("run report: not written within %.0f s; the job ends without it. Check the volume", LIMIT_S)
             return None
         return None if self._failed else str(job_directory(plan) / HTML)
+
+    async def packed(self, phase: RunPhase, unix_s: float, outcome: Outcome | None = None) -> dict[str, bytes]:
+        """Return the report of a run that has ended, packed as files. The arguments are those of ``write``."""
+        return await asyncio.to_thread(packed, self.history.document(phase, self._ledger.term, unix_s, outcome))
 
     def _begin(self, document: Document) -> asyncio.Future[None]:
         self._written_unix_s, self._written_faults = document.updated_unix_s, self.history.faults
