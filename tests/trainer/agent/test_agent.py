@@ -381,5 +381,5 @@ def test_agent_that_gets_no_processor_time_is_not_lost(two: Job) -> None:
     two.wait(lambda: "had no processor time" in two.pods[0].text())
     step = two.until(lambda r: r.step >= 1).step
     report = two.until(lambda r: r.step > step)
-    assert report.restarts == {} and report.phase is RunPhase.RUNNING
+    assert report.restarts == {} and report.phase is RunPhase.RUNNING, two.logs()
     assert "Hung" not in two.pods[0].text()

@@ -267,13 +267,16 @@ class Channel:
         Return None if the connection has ended, or if nothing was received for ``SILENCE_S`` seconds (``STARVED_S`` if
         the peer's kernel still acknowledges messages). Raise ValueError if a received line is not a valid message.
         """
+        unanswered = False
         while True:
             try:
-                async with asyncio.timeout(SILENCE_S):
+                async with asyncio.timeout(HEARTBEAT_S if unanswered else SILENCE_S - HEARTBEAT_S):
                     text = await self._reader.readline()
             except TimeoutError:
                 silent_s = time.monotonic() - self.heard_s
-                if silent_s < STARVED_S and self._acknowledged():
+                # Asked again after a heartbeat: if this process did not run itself, nothing old was to be answered.
+                before, unanswered = unanswered, not self._acknowledged()
+                if silent_s < STARVED_S and not (before and unanswered):
                     continue
                 self.why = f"silent for {silent_s:.0f} s"
                 self._writer.transport.abort()  # The peer is silent, so a regular close could block.
@@ -283,7 +286,7 @@ class Channel:
                 return None
             if not text.endswith(b"\n"):
                 return None
-            now_s = time.monotonic()
+            unanswered, now_s = False, time.monotonic()
             gap_s, self.heard_s = now_s - self.heard_s, now_s
             if gap_s > LATE_S:
                 self._late(gap_s)
