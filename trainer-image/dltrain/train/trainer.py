@@ -24,6 +24,7 @@ from dltrain.data.feeding.source import Collate
 from dltrain.device import randomness
 from dltrain.device.energy import meter
 from dltrain.device.rank_device import peak_nbytes
+from dltrain.elastic.ranks import Ranks
 from dltrain.elastic.team import Team
 from dltrain.host.cgroup import cpus
 from dltrain.optim.grad_scaler import LossScale
@@ -40,7 +41,6 @@ from dltrain.train.gathering import Participants, averaged, differing_buffers, g
 from dltrain.train.held_out import held_out_batches
 from dltrain.train.normalization import with_batch_norm
 from dltrain.train.progress import Progress
-from dltrain.train.ranks import Ranks
 from dltrain.train.saving import Saved, Saving
 from dltrain.train.step import Step, StepRequests
 from dltrain.train.update_hooks import UpdateHooks
