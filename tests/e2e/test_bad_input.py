@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from dljob.cli.logs import outputs_of
-from dljob.cli.report import report_of
+from dljob.cli.records import outputs_of, report_of
 from support.cluster.kubectl import Kubectl, KubectlError, condition, example, no_pods, wait_for
 
 pytestmark = pytest.mark.e2e

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from dljob.cli import logs, plan, report, run, serve, top
+from dljob.cli import plan, records, run, serve, top
 from dljob.cli.errors import BadInputError
 
 EXAMPLES = """examples:
@@ -33,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top_level.add_argument("--version", action="version", version=f"dljob {_version()}")
     commands = top_level.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (plan, run, top, logs, report, serve):
+    for command in (plan, run, top, records, serve):
         command.add_to(commands)
     return top_level
 

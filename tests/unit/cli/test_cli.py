@@ -15,11 +15,9 @@ from typing import Any
 
 import pytest
 
-from dljob.cli import main
-from dljob.cli import report as report_command
+from dljob.cli import main, records
 from dljob.cli.follow import Follower
-from dljob.cli.logs import outputs_of
-from dljob.cli.report import report_of
+from dljob.cli.records import outputs_of, report_of
 from dljob.cli.tables import cost, scaling_curve, table
 from dljob.cli.top import lines
 
@@ -336,7 +334,7 @@ def test_report_is_unpacked_and_saved(
 ) -> None:
     body = stored_report(html="<html/>", json="{}")
     assert (report_of(body, "html"), report_of(body, "json"), report_of({}, "html")) == ("<html/>", "{}", None)
-    monkeypatch.setattr(report_command.remote, "reach", lambda _: body)
+    monkeypatch.setattr(records.remote, "reach", lambda _: body)
     monkeypatch.chdir(tmp_path)
     assert main(["report", "digits", "-n", "a"]) == 0
     assert (
@@ -351,6 +349,6 @@ def test_report_is_unpacked_and_saved(
 def test_job_without_a_stored_report_is_named(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(report_command.remote, "reach", lambda _: {})
+    monkeypatch.setattr(records.remote, "reach", lambda _: {})
     assert main(["report", "digits", "-n", "a"]) == 2
     assert "digits: found no run report in ConfigMap digits-logs of namespace a" in capsys.readouterr().err

@@ -1,0 +1,114 @@
+"""``dljob logs`` and ``dljob report``: read what the ConfigMap JOB-logs stores of a job whose pods are gone."""
+
+import argparse
+import base64
+import gzip
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dlcontract import config_map_names
+from dljob.cli import remote
+from dljob.cli.errors import BadInputError
+
+
+def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    logs = commands.add_parser(
+        "logs",
+        help="print the last output of the ranks of a job that has ended",
+        description="Print the last output of each rank of a job that has ended. The ConfigMap JOB-logs stores at most "
+        "32 KiB per rank and 256 KiB per job, compressed. While a job runs, use kubectl logs.",
+    )
+    remote.add_namespace(logs)
+    logs.add_argument("job", help="name of the DLJob")
+    logs.add_argument("--rank", type=int, help="print only this rank, without a header")
+    logs.set_defaults(run=print_logs)
+    report = commands.add_parser(
+        "report",
+        help="save the run report of a job that has ended",
+        description="Save the run report of a job that has ended: a page with plots that needs no network, or the same "
+        "as JSON. The report is also beside the job's checkpoints, and there while the job runs, too.",
+    )
+    remote.add_namespace(report)
+    report.add_argument("job", help="name of the DLJob")
+    report.add_argument("--json", action="store_true", help="save the data as JSON instead of the page")
+    report.add_argument(
+        "-o", "--output", metavar="FILE", help="file to write (default: JOB-report.html or .json; -: standard output)"
+    )
+    report.set_defaults(run=save_report)
+
+
+def print_logs(given: argparse.Namespace) -> int:
+    namespace = given.namespace or remote.default_namespace()
+    name = config_map_names(given.job)[2]
+    outputs = outputs_of(remote.reach(lambda api: logs_of(api, namespace, name)))
+    if not outputs:
+        raise BadInputError(
+            f"{given.job}: found no output in ConfigMap {name} of namespace {namespace}; expected a job whose ranks "
+            "have ended. While it runs, use kubectl logs"
+        )
+    if given.rank is not None and given.rank not in outputs:
+        listed = ", ".join(map(str, sorted(outputs)))
+        raise BadInputError(f"--rank: found {given.rank}; expected one of the ranks with stored output: {listed}")
+    for rank, text in outputs.items():
+        if given.rank is None:
+            print(f"=== rank {rank}")
+        if given.rank in (None, rank):
+            print(text.rstrip("\n"))
+    return 0
+
+
+def save_report(given: argparse.Namespace) -> int:
+    namespace = given.namespace or remote.default_namespace()
+    name = config_map_names(given.job)[2]
+    kind = "json" if given.json else "html"
+    text = report_of(remote.reach(lambda api: logs_of(api, namespace, name)), kind)
+    if text is None:
+        raise BadInputError(
+            f"{given.job}: found no run report in ConfigMap {name} of namespace {namespace}; expected a job that has "
+            "ended, with this or a later trainer image. While it runs, copy the report from its volume"
+        )
+    if given.output == "-":
+        sys.stdout.write(text)
+        return 0
+    path = Path(given.output or f"{given.job}-report.{kind}")
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BadInputError(f"--output: found {path}, which cannot be written: {error.strerror}") from error
+    print(path)
+    return 0
+
+
+async def logs_of(api: Any, namespace: str, name: str) -> Mapping[str, Any]:
+    """Return the ConfigMap ``<job>-logs``, which has this ``name``. The result is empty if there is none."""
+    from dljob.kube import ApiError
+    from dljob.kube.kinds import CONFIG_MAP
+
+    try:
+        found: Mapping[str, Any] = await api.get(CONFIG_MAP, namespace, name)
+    except ApiError as error:
+        if not error.not_found:
+            raise
+        return {}
+    return found
+
+
+def outputs_of(body: Mapping[str, Any]) -> dict[int, str]:
+    """Return {rank: last output}, in the order of ranks, from ``body``, the ConfigMap ``<job>-logs``.
+
+    Ignore entries whose names do not have the form ``rank-<number>.log.gz``.
+    """
+    found = {}
+    for name, data in (body.get("binaryData") or {}).items():
+        if match := re.fullmatch(r"rank-(\d+)\.log\.gz", name):
+            found[int(match[1])] = gzip.decompress(base64.b64decode(data)).decode(errors="replace")
+    return dict(sorted(found.items()))
+
+
+def report_of(body: Mapping[str, Any], kind: str) -> str | None:
+    """Return the run report from ``body``, the ConfigMap ``<job>-logs``, or None. ``kind``: ``html`` or ``json``."""
+    data = (body.get("binaryData") or {}).get(f"report.{kind}.gz")
+    return None if data is None else gzip.decompress(base64.b64decode(data)).decode(errors="replace")
