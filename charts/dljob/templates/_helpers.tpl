@@ -67,7 +67,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 
 {{/* The priority class of the operator's pod: the one that the values name, or the chart's own; empty for none. */}}
 {{- define "dljob.priorityClassName" -}}
-{{- if .Values.priorityClassName }}{{ .Values.priorityClassName }}
-{{- else if and .Values.priorityClass.create (not .Values.singleNamespaceInstall) }}{{ printf "%s-%s" .Release.Namespace (include "dljob.fullname" .) | trunc 63 | trimAll "-" }}
+{{- .Values.priorityClassName | default (include "dljob.ownPriorityClassName" .) }}
+{{- end }}
+
+{{/* The name of the priority class that the chart creates; empty if it creates none. */}}
+{{- define "dljob.ownPriorityClassName" -}}
+{{- if and .Values.priorityClass.create (not .Values.priorityClassName) (not .Values.singleNamespaceInstall) }}{{ printf "%s-%s" .Release.Namespace (include "dljob.fullname" .) | trunc 63 | trimAll "-" }}
 {{- end }}
 {{- end }}
