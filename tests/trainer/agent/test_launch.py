@@ -98,7 +98,7 @@ def test_daemon_without_an_address_of_mpirun_is_refused(uri: str) -> None:
 
 
 def test_daemon_uses_the_settings_of_its_own_pod() -> None:
-    env = commands.mpi_environment({}, "net1", "1.1", Path("/run/own"))
+    env = commands.mpi_environment({}, Path("/lib/own.so"), "net1", "1.1", Path("/run/own"))
     received = ("--leave-session-attached", "--prtemca", "prte_if_include", "eth0", "--prtemca", "ess", "env")
     assert commands.without_others_settings(received, env) == ("--leave-session-attached", "--prtemca", "ess", "env")
 

@@ -34,6 +34,7 @@ from dltrain.agent.member.member import Member
 from dltrain.agent.member.tunnel import Tunnel, is_tunnel, serve
 from dltrain.agent.metrics import TrainerCollector
 from dltrain.host.processes import Reaper
+from dltrain.launch import loopback
 from dltrain.protocol.agent_messages import MAX_LINE
 from dltrain.protocol.rank_messages import EXIT_BAD_INPUT, EXIT_STOPPED
 from dltrain.record.ledger import Ledger
@@ -77,6 +78,10 @@ class Agent:
         """Run until SIGTERM. Return the exit code."""
         self.local.spawner.warm()
         loop = asyncio.get_running_loop()
+        trying = loop.run_in_executor(None, loopback.library)  # A launch then need not wait for its subprocess.
+        trying.add_done_callback(
+            lambda tried: tried.cancelled() or tried.exception()
+        )  # A launch through MPI reports the error.
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._told_to_stop.set)
         await self.local.listen()

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dlcontract import MPI_PORTS, Plan, Rank
-from dltrain.launch import loopback
 from dltrain.launch.shim import ATTEMPT_ENV, LOCAL_SOCKET_ENV
 from dltrain.protocol.rank_messages import MEMORY_ENV, PLAN_ENV, SOCKET_ENV
 
@@ -136,10 +135,13 @@ def without_others_settings(arguments: Sequence[str], env: Mapping[str, str]) ->
     return tuple(kept)
 
 
-def mpi_environment(base: Mapping[str, str], interface: str, attempt: str, run_dir: Path) -> dict[str, str]:
+def mpi_environment(
+    base: Mapping[str, str], library: Path, interface: str, attempt: str, run_dir: Path
+) -> dict[str, str]:
     """Return the environment of mpirun and the MPI daemon: the container's environment, ports and interface.
 
-    ``base``: the container's environment. ``attempt``: the name of this launch of all ranks. ``run_dir``: the agent's
+    ``base``: the container's environment. ``library``: the library that keeps ports closed to other pods
+    (``launch.loopback``), to preload. ``attempt``: the name of this launch of all ranks. ``run_dir``: the agent's
     directory for sockets and temporary files. ``interface``: the name of a network interface. If mpirun 5.0.11 gets a
     network ("10.1.2.3/32") instead of a name, it crashes in a third of its starts. The messaging layer (``pml``) is
     fixed to ``ob1``, because probing the alternatives took 1.0 s of a 1.3 s start.
@@ -147,7 +149,7 @@ def mpi_environment(base: Mapping[str, str], interface: str, attempt: str, run_d
     prefix = bin_dir().parent
     return {
         **base,
-        "LD_PRELOAD": ":".join(filter(None, (str(loopback.library()), base.get("LD_PRELOAD")))),
+        "LD_PRELOAD": ":".join(filter(None, (str(library), base.get("LD_PRELOAD")))),
         LOCAL_SOCKET_ENV: str(run_dir / "local.sock"),
         ATTEMPT_ENV: attempt,
         "SHELL": "/bin/sh",  # Without a passwd entry, mpirun would warn that it finds no shell.

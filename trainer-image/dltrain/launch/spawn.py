@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from dltrain.host.processes import Exit, Process, Reaper
+from dltrain.host.tasks import Tasks
 from dltrain.launch.zygote import can_run
 
 ENDS_S = 1.0
@@ -35,7 +36,7 @@ class Spawner:
         self._path = run_dir / "zygote.sock"
         self._env = env
         self._zygote: Process | None = None
-        self._watching: set[asyncio.Task[None]] = set()
+        self._watching: Tasks[None] = Tasks()
 
     def warm(self) -> None:
         """Start the zygote, from which ranks are forked, if it does not run. Do not wait for its imports."""
@@ -89,9 +90,7 @@ class Spawner:
             if not ended.done():
                 ended.set_result(Exit.of(json.loads(last)["status"]) if last else Exit(signal=9))
 
-        task = asyncio.create_task(watch())
-        self._watching.add(task)
-        task.add_done_callback(self._watching.discard)
+        self._watching.spawn(watch())
         return process
 
 

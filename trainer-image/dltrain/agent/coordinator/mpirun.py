@@ -11,7 +11,7 @@ from dltrain.agent.job.settings import Settings
 from dltrain.host.network_interfaces import interface_of
 from dltrain.host.output import Output
 from dltrain.host.processes import Exit, Process, Reaper, StoppedProcesses
-from dltrain.launch import commands
+from dltrain.launch import commands, loopback
 from dltrain.protocol import agent_messages as proto
 
 
@@ -37,7 +37,8 @@ class Mpirun:
         self.port: int | None = None
         """The port on the loopback interface where mpirun waits for the MPI daemons; None until it launches one."""
         command = commands.mpirun_command(plan, settings.pod, socket.gethostname(), as_root=os.geteuid() == 0)
-        env = commands.mpi_environment(env, interface_of(settings.pod_ip), attempt, settings.run_dir)
+        interface = interface_of(settings.pod_ip)
+        env = commands.mpi_environment(env, loopback.library(), interface, attempt, settings.run_dir)
         read_fd, write_fd = os.pipe()
         try:
             self.process: Process = reaper.start(command, env=env, output=write_fd)

@@ -10,20 +10,22 @@ import os
 import shutil
 import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import ValidationError
 
 from dlcontract import MAX_OUTPUT, Plan, Rank
+from dltrain.agent.member.mpi_daemon import MpiDaemon
 from dltrain.agent.member.running_rank import Running
 from dltrain.agent.member.tunnel import Tunnel
 from dltrain.host import cgroup
 from dltrain.host.network_interfaces import interface_of
 from dltrain.host.output import Output
 from dltrain.host.processes import Exit, Process, Reaper, StarvedProcesses, StoppedProcesses
+from dltrain.host.tasks import Tasks
 from dltrain.launch import commands
 from dltrain.launch.shim import ATTEMPT_ENV, parse_request
 from dltrain.launch.spawn import EXIT_CANNOT_START, ForkError, Spawner
@@ -40,7 +42,6 @@ from dltrain.protocol.agent_messages import (
 from dltrain.protocol.rank_messages import Hello, rank_message_adapter
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
 Event = RankUp | RankUpdate | RankStopped | RankStarved | RankLog | RankEnded | DaemonEnded
 DaemonLauncher = Callable[[str, str], Awaitable[tuple[int, str]]]
 """A function that runs the MPI daemon on another pod, in place of ssh: (host, shell command) → (exit code, last
@@ -76,12 +77,12 @@ class LocalRanks:
         self.launch_daemon: DaemonLauncher | None = None
         self.spawner = Spawner(reaper, run_dir, env)
         self.attempt = ""
-        self._pod, self._pod_ip, self._interface = pod, pod_ip, interface_of(pod_ip)
-        self._env, self._reaper, self._emit, self._tunnel = env, reaper, emit, tunnel
+        self._pod, self._interface = pod, interface_of(pod_ip)
+        self._env, self._emit = env, emit
+        self._daemon = MpiDaemon(reaper, env, pod_ip, run_dir, tunnel)
         self._plan: Plan | None = None
-        self._daemon: Process | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._starting: set[asyncio.Task[Process]] = set()
+        self._tasks: Tasks[Any] = Tasks()
+        self._starting: Tasks[Process] = Tasks()
         self._coming: dict[int, asyncio.Event] = {}
         self._oom_kills: int | None = None
 
@@ -91,7 +92,7 @@ class LocalRanks:
 
     @property
     def busy(self) -> bool:
-        return bool(self.running or self._starting) or self._daemon is not None
+        return bool(self.running or self._starting) or self._daemon.process is not None
 
     async def listen(self) -> None:
         """Open two Unix sockets: one for the ranks, one for the programs that mpirun runs in place of ranks and ssh.
@@ -102,7 +103,7 @@ class LocalRanks:
             path = self.run_dir / name
             path.unlink(missing_ok=True)
             await asyncio.start_unix_server(handler, path, limit=2**22)
-        self._spawn(self._watch_stopped())
+        self._tasks.spawn(self._watch_stopped())
 
     async def _watch_stopped(self) -> None:
         """Report ranks that SIGSTOP has stopped, and those that get too little processor time. Never return.
@@ -115,7 +116,7 @@ class LocalRanks:
             ranks = {run.process: run.rank.rank for run in self.running.values()}
             for process, waited_s in starved.poll(ranks, time.monotonic()).items():
                 self._emit(RankStarved(attempt=self.attempt, rank=ranks[process], waited_s=waited_s))
-            daemon = [self._daemon] if self._daemon is not None else []
+            daemon = [self._daemon.process] if self._daemon.process is not None else []
             for process, stopped_s in stopped.poll([*ranks, *daemon], time.monotonic()).items():
                 if process in ranks:
                     self._emit(RankStopped(attempt=self.attempt, rank=ranks[process], stopped_s=stopped_s))
@@ -143,8 +144,8 @@ class LocalRanks:
         for starting in self._starting:
             starting.cancel()
         ending = [run.process for run in self.running.values()]
-        if self._daemon is not None:
-            ending.append(self._daemon)
+        if self._daemon.process is not None:
+            ending.append(self._daemon.process)
         for process in ending:
             process.kill()
         if ending:
@@ -188,45 +189,20 @@ class LocalRanks:
         for run in self.running.values():
             if run.writer is not None:
                 run.process.send_alone(rank_messages.WHERE)
-            self._spawn(self._report_log(run, self.attempt))
+            self._tasks.spawn(self._report_log(run, self.attempt))
 
     async def _report_log(self, run: Running, attempt: str) -> None:
         await asyncio.sleep(WRITE_S)
         self._emit(RankLog(attempt=attempt, rank=run.rank.rank, tail=run.output.tail))
 
     def start_daemon(self, arguments: tuple[str, ...], host: str) -> None:
-        """Run the Open MPI daemon with the command-line arguments ``arguments``. Emit an event when it ends.
+        """Run the Open MPI daemon (``MpiDaemon.start``) for this attempt, and emit an event when it ends."""
+        attempt = self.attempt
 
-        Its connection to mpirun goes through a tunnel to the agent at ``host``.
-        """
-        attempt, tunnel = self.attempt, None
-        read_fd, write_fd = os.pipe()
-        try:
-            env = commands.mpi_environment(self._env, self._interface, attempt, self.run_dir)
-            arguments = commands.without_others_settings(arguments, env)
-            tunnel = self._tunnel(host)
-            arguments = commands.with_launcher_port(arguments, self._pod_ip, tunnel.port)
-            command = (str(commands.bin_dir() / "prted"), *arguments)
-            daemon = self._daemon = self._reaper.start(command, env=env, output=write_fd)
-        except (OSError, ValueError) as error:
-            os.close(read_fd)
-            if tunnel is not None:
-                tunnel.close()
-            self._emit(DaemonEnded(attempt=attempt, exit_code=1, tail=f"cannot start the MPI daemon: {error}\n"))
-            return
-        finally:
-            os.close(write_fd)
-        output = Output("[prted] ", read_fd)
+        def ended(exit_code: int, tail: str) -> None:
+            self._emit(DaemonEnded(attempt=attempt, exit_code=exit_code, tail=tail))
 
-        async def watch() -> None:
-            end = await daemon.ended
-            tunnel.close()
-            await output.drained()
-            if self._daemon is daemon:
-                self._daemon = None
-            self._emit(DaemonEnded(attempt=attempt, exit_code=end.shell_code, tail=output.tail))
-
-        self._spawn(watch())
+        self._daemon.start(arguments, host, attempt, ended)
 
     async def start_rank(self, rank: Rank, attempt: str, mpi: dict[str, str] | None = None) -> Running:
         """Start one rank. Emit events for its start and end.
@@ -246,7 +222,7 @@ class LocalRanks:
         if mpi is not None:
             env |= mpi | commands.mpi_network(self._interface)
         start = self.spawner.start(commands.rank_command(plan), env=env, cwd=str(Path.cwd()), output=write_fd)
-        starting = self._spawn(start, self._starting)
+        starting = self._starting.spawn(start)
         started = self._coming[rank.rank] = asyncio.Event()
         await asyncio.wait({starting})  # The zygote, which forks the rank, answers only after its imports.
         os.close(write_fd)
@@ -263,13 +239,13 @@ class LocalRanks:
             rank, process, Output(f"[rank {rank.rank}] ", read_fd)
         )
         self._emit(RankUp(attempt=attempt, rank=rank.rank, pid=process.pid))
-        run.finished = self._spawn(self._finish(run, attempt))
+        run.finished = self._tasks.spawn(self._finish(run, attempt))
         return run
 
     def start_all(self) -> None:
         """Start this pod's ranks directly, without MPI. If a rank cannot be started, report that it ended."""
         for rank in self.ranks_here():
-            self._spawn(self._start_one(rank, self.attempt))
+            self._tasks.spawn(self._start_one(rank, self.attempt))
 
     async def _start_one(self, rank: Rank, attempt: str) -> None:
         try:
@@ -390,13 +366,6 @@ class LocalRanks:
         gone.cancel()
         end = await run.finished
         return f"exit {end.code}\n" if end.signal is None else f"signal {end.signal}\n"
-
-    def _spawn(self, work: Coroutine[Any, Any, T], group: "set[asyncio.Task[T]] | None" = None) -> "asyncio.Task[T]":
-        task = asyncio.create_task(work)
-        tasks = self._tasks if group is None else group
-        tasks.add(task)
-        task.add_done_callback(tasks.discard)
-        return task
 
 
 def _available(fd: int) -> str:

@@ -9,11 +9,10 @@ import asyncio
 import logging
 import socket
 import ssl
-from collections.abc import Coroutine
 from contextlib import suppress
-from typing import Any
 
 from dltrain.agent.job.tls import TUNNEL
+from dltrain.host.tasks import Tasks
 from dltrain.launch.commands import loopback_of
 
 log = logging.getLogger(__name__)
@@ -36,8 +35,8 @@ class Tunnel:
         family = socket.AF_INET6 if ":" in pod_ip else socket.AF_INET
         self._socket = socket.create_server((loopback_of(pod_ip), 0), family=family)
         self.port = int(self._socket.getsockname()[1])
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._spawn(self._listen()).add_done_callback(lambda _: self._socket.close())
+        self._tasks: Tasks[None] = Tasks()
+        self._tasks.spawn(self._listen()).add_done_callback(lambda _: self._socket.close())
 
     def close(self) -> None:
         """Close the port and all connections through it."""
@@ -49,7 +48,7 @@ class Tunnel:
             await server.serve_forever()
 
     def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._spawn(self._connect(reader, writer))
+        self._tasks.spawn(self._connect(reader, writer))
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Forward a connection. The MPI daemon would end if the connection failed, so try until ``close``."""
@@ -66,12 +65,6 @@ class Tunnel:
             await asyncio.sleep(RETRY_S)
         _keep_alive(remote[1])
         await _join((reader, writer), remote)
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
 
 def is_tunnel(writer: asyncio.StreamWriter) -> bool:
