@@ -42,6 +42,8 @@ SLOW_S = 5.0
 NAME_RECHECK_S = 10.0
 """Seconds between attempts to apply a job's objects while an object with one of their names has another owner."""
 MAX_UNSENT = 20
+FORBIDDEN_RECHECK_S = 15.0
+"""Seconds between attempts to write an event that the API server forbids, for example because a quota is full."""
 
 
 class Controller:
@@ -239,6 +241,7 @@ class Controller:
         """
         job = observed.job
         unsent: list[Event] = []
+        recheck_s = FORBIDDEN_RECHECK_S
         about = self._about(job.key)
         for event in desired.events:
             log.info("%s: %s", event.reason, event.message, extra=about)
@@ -247,11 +250,12 @@ class Controller:
                 await self._kube.record_event(job, event, self._now())
             except ApiError as error:
                 log.warning("the event %s was not written: %s", event.reason, error, extra=about)
-                if not error.rejected or error.not_found:
+                if not error.rejected or error.not_found or error.forbidden:
                     unsent.append(event)
+                    recheck_s = recheck_s if error.forbidden else RECHECK_S
         if unsent:
             self._unsent[job.key] = unsent[-MAX_UNSENT:]
-            self._queue.add_after(job.key, RECHECK_S)
+            self._queue.add_after(job.key, recheck_s)
         if desired.status is not None:
             await self._kube.write_status(job, desired.status.manifest())
 

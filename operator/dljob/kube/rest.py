@@ -35,6 +35,10 @@ class ApiError(Exception):
         return self.code == 404
 
     @property
+    def forbidden(self) -> bool:
+        return self.code == 403
+
+    @property
     def conflict(self) -> bool:
         return self.code == 409
 

@@ -16,6 +16,20 @@ Json = dict[str, Any]
 DEFINITIONS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 
 
+def access(kubeconfig: str) -> tuple[str, ssl.SSLContext]:
+    """Return the URL of the API server in the current context, and TLS with the user's certificate."""
+    config = yaml.safe_load(Path(kubeconfig).read_text())
+    context = next(one["context"] for one in config["contexts"] if one["name"] == config["current-context"])
+    cluster = next(one["cluster"] for one in config["clusters"] if one["name"] == context["cluster"])
+    user = next(one["user"] for one in config["users"] if one["name"] == context["user"])
+    tls = ssl.create_default_context(cadata=_pem(cluster, "certificate-authority"))
+    with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:  # load_cert_chain reads files only
+        file.write(_pem(user, "client-certificate") + "\n" + _pem(user, "client-key"))
+        file.flush()
+        tls.load_cert_chain(file.name)
+    return cluster["server"].rstrip("/"), tls
+
+
 @dataclass(frozen=True)
 class Answer:
     code: int
@@ -27,16 +41,7 @@ class Server:
     """The API server of a kubeconfig's current context, and one namespace there."""
 
     def __init__(self, kubeconfig: str, namespace: str) -> None:
-        config = yaml.safe_load(Path(kubeconfig).read_text())
-        context = next(one["context"] for one in config["contexts"] if one["name"] == config["current-context"])
-        cluster = next(one["cluster"] for one in config["clusters"] if one["name"] == context["cluster"])
-        user = next(one["user"] for one in config["users"] if one["name"] == context["user"])
-        self._url = cluster["server"]
-        self._tls = ssl.create_default_context(cadata=_pem(cluster, "certificate-authority"))
-        with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:  # load_cert_chain reads files only
-            file.write(_pem(user, "client-certificate") + "\n" + _pem(user, "client-key"))
-            file.flush()
-            self._tls.load_cert_chain(file.name)
+        self._url, self._tls = access(kubeconfig)
         self.jobs = f"/apis/dljob.dev/v1alpha1/namespaces/{namespace}/dljobs"
 
     def call(self, method: str, path: str, body: Json | None = None, kind: str = "json") -> Answer:

@@ -81,6 +81,12 @@ class OperatorProcess:
         self._process.send_signal(how)
         return self._process.wait(20)
 
+    def kill(self) -> None:
+        """Kill the process, also if it is paused."""
+        if self.running:
+            self.send(signal.SIGCONT)
+            self.stop(signal.SIGKILL)
+
     @property
     def running(self) -> bool:
         return self._process is not None and self._process.poll() is None
