@@ -19,7 +19,8 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "logs",
         help="print the last output of the ranks of a job that has ended",
         description="Print the last output of each rank of a job that has ended. The ConfigMap JOB-logs stores at most "
-        "32 KiB per rank and 256 KiB per job, compressed. While a job runs, use kubectl logs.",
+        "32 KiB per rank and 256 KiB per job, compressed. A job with checkpoints has more in the folder logs of its "
+        "volume. While a job runs, use kubectl logs.",
     )
     remote.add_namespace(logs)
     logs.add_argument("job", help="name of the DLJob")

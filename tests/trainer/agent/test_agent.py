@@ -17,6 +17,7 @@ from dlcontract import AGENT_PORT, METRICS_PORT, MPI_PORTS, ExitCodes, FailureRu
 from dltrain.host.cgroup import threads
 from dltrain.protocol import volume_layout
 from dltrain.protocol.agent_messages import HEARTBEAT_S, SILENCE_S
+from dltrain.protocol.volume_layout import logs_directory
 from dltrain.record.run_report import files
 from dltrain.record.run_report.document import Document
 from support.trainer.pods import CONT, KILL, STOP, TERM, UID, Job, Pod, job, leave
@@ -104,6 +105,13 @@ def test_built_in_model_from_the_zygote(two: Job) -> None:
     assert document.points[-1].step == sum(point.steps for point in document.points) == 30
     assert [(rank.place, rank.steps) for rank in document.ranks] == [("test-cpu-0/0", 30), ("test-cpu-1/0", 30)]
     assert [attempt.size for attempt in document.attempts] == [2, 0] and document.faults == ()
+    logs = logs_directory(two.plan())
+    assert logs is not None
+    for rank, pod in enumerate(two.pods):
+        text = (logs / f"rank-{rank}.log").read_text()
+        assert text.startswith("=== attempt ") and all(
+            f"[rank {rank}] {line}" in pod.text() for line in text.splitlines()[1:]
+        )
     stored = two.report_file.with_suffix(".logs")  # What outlives the pods in the ConfigMap JOB-logs.
     assert ElementTree.fromstring(gzip.decompress((stored / "report.html.gz").read_bytes())).findall(".//table")
     assert len(Document.parse(gzip.decompress((stored / "report.json.gz").read_bytes())).points) == len(document.points)

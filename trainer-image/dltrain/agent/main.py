@@ -41,6 +41,7 @@ from dltrain.record.ledger import Ledger
 
 log = logging.getLogger(__name__)
 LAST_REPORT_S = 2.0
+LAST_LOGS_S = 2.0
 TAKEOVER_S = 0.5
 """Time in seconds that a pod waits before it replaces a lost coordinator, for each pod that precedes it in the plan.
 
@@ -210,6 +211,7 @@ class Agent:
             while self.local.busy and time.monotonic() < deadline_s:
                 await asyncio.sleep(0.02)
         await self.local.end()
+        await self.local.log_files.flush(LAST_LOGS_S)
         return EXIT_STOPPED if self.local.ranks_here() and self.member.phase not in TERMINAL else 0
 
     def _unready(self) -> str | None:

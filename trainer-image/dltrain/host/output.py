@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import sys
+from collections.abc import Callable
 
 from dlcontract import MAX_LOG_TAIL, MAX_OUTPUT
 
@@ -11,10 +12,13 @@ _DRAIN_S = 1.0
 
 
 class Output:
-    """Copy a process's output to standard output with a prefix on each line, and keep the end of it for ``tail``."""
+    """Copy a process's output to standard output with a prefix on each line, and keep the end of it for ``tail``.
 
-    def __init__(self, prefix: str, fd: int) -> None:
-        self._prefix = prefix.encode()
+    ``copy`` is called with all output, too, in parts and without the prefix.
+    """
+
+    def __init__(self, prefix: str, fd: int, copy: Callable[[bytes], None] = lambda _: None) -> None:
+        self._prefix, self._copy = prefix.encode(), copy
         self._tail = b""
         self._task = asyncio.create_task(self._pump(fd))
 
@@ -43,6 +47,7 @@ class Output:
         try:
             while chunk := await reader.read(65536):
                 self._tail = (self._tail + chunk)[-MAX_OUTPUT:]
+                self._copy(chunk)
                 *lines, line = (line + chunk).split(b"\n")
                 self._write(lines)
                 if len(line) > 65536:

@@ -20,6 +20,11 @@ def job_directory(plan: Plan) -> Path:
     return Path(plan.checkpoint.directory) / f"{plan.job}-{plan.uid}"
 
 
+def logs_directory(plan: Plan) -> Path | None:
+    """Return the directory with the output of each rank, or None if the job has no volume."""
+    return job_directory(plan) / "logs" if plan.checkpoint.enabled else None
+
+
 def step_name(step: int) -> str:
     return f"step-{step:010d}"
 

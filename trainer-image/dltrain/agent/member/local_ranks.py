@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from dltrain.agent.member.mpi_daemon import MpiDaemon
 from dltrain.agent.member.running_rank import Running
 from dltrain.agent.member.tunnel import Tunnel
 from dltrain.host import cgroup
+from dltrain.host.log_files import LogFiles
 from dltrain.host.network_interfaces import interface_of
 from dltrain.host.output import Output
 from dltrain.host.processes import Exit, Process, Reaper, StarvedProcesses, StoppedProcesses
@@ -40,6 +42,7 @@ from dltrain.protocol.agent_messages import (
     RankUpdate,
 )
 from dltrain.protocol.rank_messages import Hello, rank_message_adapter
+from dltrain.protocol.volume_layout import logs_directory
 
 log = logging.getLogger(__name__)
 Event = RankUp | RankUpdate | RankStopped | RankStarved | RankLog | RankEnded | DaemonEnded
@@ -74,6 +77,7 @@ class LocalRanks:
         self.run_dir, self.memory = run_dir, memory
         self.running: dict[int, Running] = {}
         self.last_ranks: dict[int, Running] = {}
+        self.log_files = LogFiles()
         self.launch_daemon: DaemonLauncher | None = None
         self.spawner = Spawner(reaper, run_dir, env)
         self.attempt = ""
@@ -136,6 +140,9 @@ class LocalRanks:
         temporary.write_text(plan.to_json())
         temporary.replace(self.plan_file)
         self.last_ranks = {}
+        self.log_files.begin(logs_directory(plan), len(plan.ranks))
+        for rank in self.ranks_here():
+            self.log_files.write(rank.rank, f"=== attempt {attempt}, pod {self._pod}\n".encode())
         self._oom_kills = cgroup.oom_kills()
 
     async def end(self) -> None:
@@ -236,7 +243,7 @@ class LocalRanks:
             raise ForkError(f"{error}: {text}", error.end)
         process = starting.result()
         run = self.running[rank.rank] = self.last_ranks[rank.rank] = Running(
-            rank, process, Output(f"[rank {rank.rank}] ", read_fd)
+            rank, process, Output(f"[rank {rank.rank}] ", read_fd, partial(self.log_files.write, rank.rank))
         )
         self._emit(RankUp(attempt=attempt, rank=rank.rank, pid=process.pid))
         run.finished = self._tasks.spawn(self._finish(run, attempt))
