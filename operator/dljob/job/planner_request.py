@@ -15,6 +15,7 @@ from dljob.api import (
 )
 from dljob.api.spec.planning import MAX_NODES
 from dljob.cluster import quantity
+from dljob.cluster.prices import CATALOGUE_PRICES, Prices
 from dljob.job.identity import data_key, profile_key
 from dljob.perf.workload.datasets import DATASETS
 from dljob.planner import Batches, FixedChoice, Request, RunningBatch
@@ -66,8 +67,13 @@ def _batches(spec: DLJobSpec, running: RunningBatch | None) -> Batches | None:
     return Batches(spec.batch_size_range.min or base, largest, data_key(spec), epoch, running)
 
 
-def planner_request(name: str, spec: DLJobSpec, running: RunningBatch | None = None) -> Request:
-    """Return the planner request of a job's spec. ``running``: the batch size of a job that has started."""
+def planner_request(
+    name: str, spec: DLJobSpec, running: RunningBatch | None = None, prices: Prices = CATALOGUE_PRICES
+) -> Request:
+    """Return the planner request of a job's spec.
+
+    ``running``: the batch size of a job that has started. ``prices``: prices that the administrator sets.
+    """
     hints, resources, torchrun = spec.model.hints, spec.resources, spec.trainer.framework is Framework.TORCHRUN
     collective, strategy = _collective(spec.collective), spec.parallelism.strategy
     if strategy is ParallelismStrategy.AUTO and spec.trainer.command:
@@ -117,6 +123,7 @@ def planner_request(name: str, spec: DLJobSpec, running: RunningBatch | None = N
         if spec.planning.mode is PlanningMode.FIXED
         else (),
         candidates_kept=spec.planning.candidates,
+        prices=prices,
     )
 
 

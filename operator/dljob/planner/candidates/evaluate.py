@@ -244,7 +244,7 @@ def _prediction(
         samples_per_s=request.global_batch / step_s,
         memory_nbytes=max(memory.rank_nbytes(workload, b, p.option.pool.is_gpu) for p, b in gpu),
         energy_J=power_W * total_s,
-        cost_usd=usd,
+        cost_usd=request.prices.with_energy_usd(usd, power_W * total_s),
         bottleneck=bottleneck,
         basis="profile" if all(p.option.learned and p.option.learned.points for p in parts) else "catalogue",
         host_memory_nbytes=max(

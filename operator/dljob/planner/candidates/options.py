@@ -168,6 +168,7 @@ def options(
     known = learned.get((request.profile or request.model or "", pool.device))
     cores = cores_of_rank(pool.cpu, ranks_per_node, request)
     device = catalogue.gpu_or_assumed(pool.device) if pool.is_gpu else catalogue.cpu(pool.device, cores)
+    device = request.prices.device(device, pool.device, cores)
     curve = catalogue_curve(workload, device, cores)
     points = [(p.batch, p.compute_s) for p in known.points] if known else []
     if known is not None and known.compute_spread is not None:

@@ -113,9 +113,8 @@ class Screen:
             p90 = step_s * np.exp(P90 * np.nan_to_num(spread))
             busy_s = np.minimum(compute_s, step_s)
             energy_J = busy_s * (counts @ self._busy_W) + (step_s - busy_s) * (counts @ self._idle_W)
-        return Screened(
-            step_s, p90, energy_J, step_s * (counts @ self._usd_per_s), [self._collectives[i] for i in choice]
-        )
+        usd = self.request.prices.with_energy_usd(step_s * (counts @ self._usd_per_s), energy_J)
+        return Screened(step_s, p90, energy_J, usd, [self._collectives[i] for i in choice])
 
     def _compute_s(self, counts: Counts, used: NDArray[np.bool_], ranks: NDArray[np.int64]) -> Floats:
         """Return the seconds in which the slowest rank processes its batch, for each candidate; infinite if infeasible.

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from dlcontract import CollectiveName
+from dljob.cluster.prices import CATALOGUE_PRICES, Prices
 
 
 @dataclass(frozen=True)
@@ -104,6 +105,7 @@ class Request:
     """True to compare the times of plans by their p90. ``plan`` sets this field if multi-device steps were measured.
     Predictions then differ in certainty, and the plan with the smallest median often has the largest error."""
     candidates_kept: int = 5
+    prices: Prices = CATALOGUE_PRICES
 
     def wire_nbytes(self, gradient_nbytes: int) -> int:
         """Return the bytes to send for a gradient of ``gradient_nbytes`` bytes."""

@@ -1,0 +1,49 @@
+"""Prices of devices and of energy that an administrator sets in place of the catalogue's prices."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dljob.cluster.catalogue import MIG, Device, gpu, gpu_or_assumed
+
+J_PER_KWH = 3.6e6
+Amount = TypeVar("Amount", float, NDArray[np.float64])
+
+
+@dataclass(frozen=True)
+class Prices:
+    usd_per_device_h: Mapping[str, float] = field(default_factory=dict)
+    """Price of a device by device type. For CPU nodes, it is the price of one CPU."""
+    usd_per_kwh: float | None = None
+    """Price of energy, which is added to the price of devices; None: the price of devices includes it."""
+
+    def device(self, device: Device, label: str, cores: float) -> Device:
+        """Return the device of the type ``label`` with the administrator's price, or unchanged if there is none.
+
+        ``cores``: CPUs of a CPU device. A MIG instance without a price of its own has its part of the GPU's price.
+        """
+        if (price := self.listed(label)) is not None:
+            return replace(device, usd_per_h=price if device.kind == "gpu" else price * cores)
+        if (part := MIG.match(label)) is not None and (whole := self.listed(part[1])) is not None:
+            return replace(device, usd_per_h=whole * device.usd_per_h / gpu_or_assumed(part[1]).usd_per_h)
+        return device
+
+    def listed(self, label: str) -> float | None:
+        """Return the price of a device type, or None if there is none.
+
+        The names of GPUs in the catalogue match without vendor and punctuation, others exactly.
+        """
+        if label in self.usd_per_device_h or (known := gpu(label)) is None:
+            return self.usd_per_device_h.get(label)
+        return next((price for name, price in self.usd_per_device_h.items() if gpu(name) is known), None)
+
+    def with_energy_usd(self, devices_usd: Amount, energy_J: Amount) -> Amount:
+        """Return the price of devices plus that of the energy in joules, as numbers or arrays."""
+        return devices_usd if self.usd_per_kwh is None else devices_usd + energy_J / J_PER_KWH * self.usd_per_kwh
+
+
+CATALOGUE_PRICES = Prices()
+"""The administrator sets no price."""
