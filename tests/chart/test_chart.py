@@ -1,5 +1,6 @@
 """Tests of the Helm chart: lint, valid objects for every Kubernetes version, and safe defaults."""
 
+from collections.abc import Iterator
 from typing import Any
 
 import helm_python
@@ -7,6 +8,7 @@ import pytest
 import yaml
 
 from dljob.api import crd
+from dljob.api.defaults import JobDefaults
 from support.helm_chart import CHART, MONITORED, WAYS, of_kind, one, render
 from support.schema_validation import assert_valid
 
@@ -138,6 +140,12 @@ BAD: dict[str, tuple[Json, tuple[str, ...]]] = {
     "unknown log level": ({"operator": {"logLevel": "loud"}}, ("logLevel", "debug")),
     "two without a leader": ({"replicas": 2, "leaderElection": {"enabled": False}}, ("replicas", "maximum")),
     "source that is no peer": ({"metrics": {"allowedSources": [{"cidr": "10.0.0.0/8"}]}}, ("allowedSources", "cidr")),
+    "default of an unknown field": ({"jobDefaults": {"runPolicy": {"backoffLimit": 3}}}, ("backoffLimit",)),
+    "unknown default": ({"jobDefaults": {"scheduling": {"disruption": "Never"}}}, ("disruption", "Avoid")),
+    "default that is no label": ({"jobDefaults": {"scheduling": {"nodeSelector": {"a b": "c"}}}}, ("nodeSelector",)),
+    "toleration of nothing": ({"jobDefaults": {"scheduling": {"tolerations": [{"value": "x"}]}}}, ("tolerations",)),
+    "text for seconds": ({"jobDefaults": {"runPolicy": {"ttlSecondsAfterFinished": "1h"}}}, ("integer",)),
+    "free energy": ({"jobDefaults": {"prices": {"usdPerKwh": 0}}}, ("usdPerKwh",)),
     "monitor without service": (
         {"metrics": {"service": {"enabled": False}, "serviceMonitor": {"enabled": True}}}, ("serviceMonitor", "service"),
     ),
@@ -174,6 +182,39 @@ def test_every_value_of_the_schema_has_a_default() -> None:
         schema, values = chart.schema, chart.values
     assert schema is not None
     assert set(schema["properties"]) - {"global"} == set(values)
+
+
+def _fields(schema: Json, definitions: Json) -> Json | None:
+    """Return the nested names of the fields in a JSON schema; None for a value without fields."""
+    for option in schema.get("anyOf", ()):
+        if option.get("type") != "null" and "required" not in option:
+            schema = option
+    if "$ref" in schema:
+        schema = definitions[schema["$ref"].rpartition("/")[2]]
+    if "items" in schema:
+        return _fields(schema["items"], definitions)
+    if "properties" not in schema or not isinstance(schema["properties"], dict):
+        return None
+    return {name: _fields(field, definitions) for name, field in schema["properties"].items()}
+
+
+def test_schema_has_the_defaults_that_the_operator_reads() -> None:
+    with helm_python.Chart.load(CHART) as chart:
+        schema = chart.schema
+    assert schema is not None
+    model = JobDefaults.model_json_schema(by_alias=True)
+    assert _fields(schema["properties"]["jobDefaults"], {}) == _fields(model, model["$defs"])
+
+
+def test_readme_explains_every_default() -> None:
+    def paths(fields: Json, path: str) -> Iterator[str]:
+        for name, inner in fields.items():
+            yield from paths(inner, f"{path}.{name}") if inner and name != "tolerations" else (f"{path}.{name}",)
+
+    model = JobDefaults.model_json_schema(by_alias=True)
+    readme = (CHART / "README.md").read_text()
+    for path in paths(_fields(model, model["$defs"]) or {}, "jobDefaults"):
+        assert f"| `{path}` |" in readme, f"README.md does not explain {path}"
 
 
 def _leaves(values: Json, path: str = "") -> list[tuple[str, Any]]:

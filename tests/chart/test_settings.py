@@ -8,7 +8,7 @@ import pytest
 
 from dljob.app import settings
 from dljob.app.settings import Settings
-from support.helm_chart import WAYS, one, render
+from support.helm_chart import JOB_DEFAULTS, WAYS, one, render
 
 Json = dict[str, Any]
 KNOWN = set(re.findall(r"^\| (DLJOB_[A-Z_]+) \|", inspect.getdoc(settings) or "", re.MULTILINE))
@@ -57,6 +57,13 @@ def test_values_reach_the_settings() -> None:
     assert (found.cluster_domain, found.metrics_port, found.resync_s) == ("k8s.example", 9999, 5)
     assert list(found.metrics_sources) == peers
     assert found.identity == found.namespace == "made-up"
+
+
+def test_defaults_of_jobs_reach_the_settings() -> None:
+    found = Settings.of(environment({"jobDefaults": JOB_DEFAULTS}))
+    assert found.job_defaults.manifest() == JOB_DEFAULTS
+    assert found.render(port_ranges=True).job_defaults == found.job_defaults
+    assert Settings.of(environment({})).job_defaults.empty
 
 
 def test_operator_watches_all_namespaces_by_default() -> None:

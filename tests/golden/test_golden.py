@@ -11,7 +11,7 @@ shown as YAML, and predictions as ``(predicted)``.
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,31 @@ import yaml
 from dlcontract import PLAN_KEY
 from dljob.calibrate import Learned, NoiseOf
 from dljob.cluster import ClusterView
+from dljob.job.defaults import parse_defaults
 from dljob.job.stored_plan import OPERATOR_KEY, StoredPlan
-from support.builders import A100, CPUS, DIGITS, MIXED, T4, Json, rendered, seen
+from dljob.render import RenderConfig
+from support.builders import A100, CONFIG, CPUS, DIGITS, MIXED, T4, Json, nodes, rendered, seen
 from support.golden import assert_golden
 from support.schema_validation import assert_valid
 
 HERE = Path(__file__).resolve().parent
+DEFAULTS = parse_defaults({
+    "trainer": {"imagePullSecrets": ["registry"]},
+    "scheduling": {
+        "nodeSelector": {"pool": "training", "zone": "a"},
+        "tolerations": [{"key": "dedicated", "operator": "Equal", "value": "training", "effect": "NoSchedule"}],
+        "disruption": "Avoid",
+        "priorityClassName": "batch",
+        "runtimeClassName": "gvisor",
+    },
+    "runPolicy": {"ttlSecondsAfterFinished": 604800},
+    "checkpoint": {"volume": {"storageClassName": "shared"}},
+    "prices": {"usdPerDeviceHour": {"cpu": 0.02, "Tesla-T4": 0.3}, "usdPerKwh": 0.25},
+})  # fmt: skip
+TRAINING_POOL = nodes({
+    "name": "n", "count": 3, "cpu": 2, "memory": "4Gi", "labels": {"pool": "training", "zone": "b"},
+    "taints": [{"key": "dedicated", "value": "training", "effect": "NoSchedule"}],
+})  # fmt: skip
 HINTS = {"parameters": 1_000_000, "flopsPerSample": 3e6}
 
 
@@ -35,6 +54,7 @@ class Case:
     spec: Json
     view: ClusterView = CPUS
     learned: Mapping[tuple[str, str], Learned] = field(default_factory=dict)
+    config: RenderConfig = CONFIG
 
 
 def on_nodes(count: int, **more: Any) -> Json:
@@ -134,6 +154,11 @@ CASES = {
         "parallelism": {"strategy": "Auto"},
         "resources": {"memory": "1Gi"},
     }),
+    "administrators-defaults": Case(
+        on_nodes(2, scheduling={"nodeSelector": {"zone": "b"}, "priorityClassName": "own"}),
+        TRAINING_POOL,
+        config=replace(CONFIG, job_defaults=DEFAULTS),
+    ),
     "no-checkpoints": Case(on_nodes(1, checkpoint={"enabled": False})),
     "torchrun": Case(
         on_nodes(
@@ -179,7 +204,8 @@ def text_of(name: str) -> str:
 
 def manifests_of(name: str) -> tuple[Json, ...]:
     """Return the manifests in the order in which they are applied."""
-    return rendered(seen(CASES[name].spec, CASES[name].view, name, learned=CASES[name].learned))
+    case = CASES[name]
+    return rendered(seen(case.spec, case.view, name, learned=case.learned), case.config)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -57,14 +57,14 @@ def seen(spec: Json | None = None, view: ClusterView = CPUS, name: str = "digits
 
 def planned(observed: Observed, config: RenderConfig = CONFIG) -> StoredPlan:
     """Return the planner's plan for a job, which must be feasible."""
-    decision = decide(parse_observed(observed), config)
+    decision = decide(parse_observed(observed, defaults=config.job_defaults), config)
     assert isinstance(decision, StoredPlan), decision
     return decision
 
 
 def rendered(observed: Observed, config: RenderConfig = CONFIG) -> tuple[Manifest, ...]:
     """Return all objects of a new job in the order in which they are applied."""
-    accepted, spec = planned(observed, config), parse_observed(observed).spec
+    accepted, spec = planned(observed, config), parse_observed(observed, defaults=config.job_defaults).spec
     assert spec is not None
     claim = checkpoint_claim(observed.job, spec, accepted)
     return (

@@ -16,6 +16,25 @@ MONITORED: Json = {
         for name in ("serviceMonitor", "podMonitor", "prometheusRule", "dashboard")
     }
 }
+JOB_DEFAULTS: Json = {
+    "trainer": {"imagePullSecrets": ["registry"]},
+    "scheduling": {
+        "nodeSelector": {"pool": "training", "example.com/zone": "a"},
+        "tolerations": [
+            {"key": "dedicated", "operator": "Equal", "value": "training", "effect": "NoSchedule"},
+            {"operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30},
+        ],
+        "disruption": "Avoid",
+        "priorityClassName": "batch",
+        "runtimeClassName": "gvisor",
+        "schedulerName": "gang",
+        "podGroupLabel": "example.com/group",
+    },
+    "runPolicy": {"activeDeadlineSeconds": 86400, "ttlSecondsAfterFinished": 1000000},
+    "checkpoint": {"volume": {"storageClassName": "shared"}},
+    "prices": {"usdPerDeviceHour": {"NVIDIA-A100-SXM4-40GB": 1.8, "cpu": 0.02}, "usdPerKwh": 0.25},
+}
+"""Every field of jobDefaults."""
 # Values of several installations, each of which is validated for every Kubernetes version.
 WAYS: dict[str, Json] = {
     "defaults": {},
@@ -31,6 +50,7 @@ WAYS: dict[str, Json] = {
         "tolerations": [{"operator": "Exists"}],
         "nodeSelector": {"kubernetes.io/os": "linux"},
     },
+    "with defaults of jobs": {"jobDefaults": JOB_DEFAULTS},
     "one namespace": {"singleNamespaceInstall": True},
     "two namespaces": {"watchNamespaces": ["team-a", "team-b"]},
     "by digest": {"image": {"repository": "registry.example:5000/dljob-operator", "digest": f"sha256:{'a' * 64}"}},

@@ -24,6 +24,8 @@
   value: {{ .Values.metrics.allowedSources | toJson | quote }}
 - name: DLJOB_OVERRIDES
   value: {{ .Values.overrides }}
+- name: DLJOB_JOB_DEFAULTS
+  value: {{ .Values.jobDefaults | default dict | toJson | quote }}
 - name: DLJOB_SHARE_PROFILES
   value: {{ .Values.profiles.shared | quote }}
 - name: DLJOB_LOG_LEVEL

@@ -22,6 +22,11 @@ _BYTES_PATTERN = r"^[0-9]+(\.[0-9]+)?([kMGTPE]|[KMGTPE]i)?$"
 _DURATION_PATTERN = r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$"
 _AUTO_DURATION_PATTERN = r"^(Auto|([0-9]+(\.[0-9]+)?(ms|s|m|h))+)$"
 
+_LABEL_KEY_PATTERN = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+_LABEL_VALUE_PATTERN = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
+_DNS_LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
+_DNS_SUBDOMAIN_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
+
 Duration = Annotated[str, Field(pattern=_DURATION_PATTERN, max_length=32)]
 """A duration as Go writes it: ``90s``, ``1h30m``, ``500ms``."""
 
@@ -40,11 +45,17 @@ PATTERNS = {
     _AUTO_DURATION_PATTERN: "Auto, or a duration such as 90s, 1h30m or 500ms",
     _QUANTITY_PATTERN: "a quantity such as 2, 500m or 4Gi",
     _BYTES_PATTERN: "a quantity of bytes such as 512Mi or 4Gi",
+    _LABEL_KEY_PATTERN: "the key of a label such as example.com/pool or pool",
+    _LABEL_VALUE_PATTERN: "the value of a label: letters, digits, dashes, dots and underscores",
+    _DNS_LABEL_PATTERN: "a name of lower-case letters, digits and dashes",
+    _DNS_SUBDOMAIN_PATTERN: "a name of lower-case letters, digits, dashes and dots",
 }
 """The meaning of each pattern, for error messages."""
 
-DnsLabel = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
-DnsSubdomain = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", max_length=253)]
+DnsLabel = Annotated[str, Field(pattern=_DNS_LABEL_PATTERN, max_length=63)]
+DnsSubdomain = Annotated[str, Field(pattern=_DNS_SUBDOMAIN_PATTERN, max_length=253)]
+LabelKey = Annotated[str, Field(pattern=_LABEL_KEY_PATTERN, max_length=317)]
+LabelValue = Annotated[str, Field(pattern=_LABEL_VALUE_PATTERN, max_length=63)]
 
 
 def duration_s(text: str) -> float:

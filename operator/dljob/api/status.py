@@ -152,6 +152,13 @@ class PlanStatus(ApiModel):
         str | None,
         Field(description="The run that would improve predictions for this job most. Unset once they need no more."),
     ] = None
+    defaults: Annotated[
+        tuple[str, ...] | None,
+        Field(
+            description="Values of the job that come from the administrator's defaults, such as "
+            "'scheduling.priorityClassName: batch'. Unset if there are none."
+        ),
+    ] = None
 
 
 class Measured(ApiModel):

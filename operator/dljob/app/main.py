@@ -4,6 +4,7 @@ Only environment variables configure the operator; the module ``settings`` lists
 """
 
 import asyncio
+import json
 import logging
 import os
 import sys
@@ -81,6 +82,8 @@ class Operator:
             version = await self._kinds_served(api)
             log.info("API server %d.%d at %s", *version, connection.server)
             config = settings.render(port_ranges=version >= PORT_RANGES_SINCE)
+            if not settings.job_defaults.empty:
+                log.info("defaults of jobs: %s", json.dumps(settings.job_defaults.manifest()))
             kube = Kube(api, self._cache, settings.resync_s, settings.watch_namespaces)
             self._controller = Controller(
                 kube, self._cache, WarningEvents(api), self._queue, config, self._metrics,

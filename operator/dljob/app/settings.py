@@ -14,6 +14,7 @@
 | DLJOB_METRICS_PORT | 9470 | port of /metrics, /healthz and /readyz |
 | DLJOB_METRICS_SOURCES | [] | NetworkPolicy peers (JSON) that may read pods' metrics; empty: everyone |
 | DLJOB_OVERRIDES | safe | what spec.podTemplateOverrides may contain: none, safe or all; see docs/security.md |
+| DLJOB_JOB_DEFAULTS | {} | what jobs get unless their spec says otherwise (JSON, the chart value jobDefaults) |
 | DLJOB_SHARE_PROFILES | false | plans of all namespaces use what the jobs of each namespace measure |
 | DLJOB_RESYNC_SECONDS | 600 | interval for applying objects that are not watched, and for checking caches |
 | DLJOB_LOG_LEVEL | info | debug, info, warning or error |
@@ -27,7 +28,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from dljob.api.defaults import JobDefaults
 from dljob.api.overrides import OverridePolicy
+from dljob.job.defaults import parse_defaults
 from dljob.kube.leader import LEASE_NAME
 from dljob.render import RenderConfig
 
@@ -49,6 +52,7 @@ class Settings:
     metrics_port: int
     metrics_sources: tuple[Mapping[str, Any], ...]
     overrides: OverridePolicy
+    job_defaults: JobDefaults
     share_profiles: bool
     resync_s: float
     log_level: str
@@ -81,6 +85,7 @@ class Settings:
             metrics_port=int(_number(env, "DLJOB_METRICS_PORT", 9470, 1, 65535)),
             metrics_sources=_peers(env.get("DLJOB_METRICS_SOURCES") or "[]"),
             overrides=OverridePolicy(_one_of(env, "DLJOB_OVERRIDES", "safe", tuple(OverridePolicy))),
+            job_defaults=_job_defaults(env.get("DLJOB_JOB_DEFAULTS") or "{}"),
             share_profiles=_one_of(env, "DLJOB_SHARE_PROFILES", "false", (*_TRUE, *_FALSE)) in _TRUE,
             resync_s=_number(env, "DLJOB_RESYNC_SECONDS", 600, 1, 86400),
             log_level=_one_of(env, "DLJOB_LOG_LEVEL", "info", LOG_LEVELS),
@@ -99,6 +104,7 @@ class Settings:
             metrics_peers=self.metrics_sources,
             overrides=self.overrides,
             port_ranges=port_ranges,
+            job_defaults=self.job_defaults,
         )
 
 
@@ -118,6 +124,14 @@ def _number(env: Mapping[str, str], name: str, default: float, minimum: float, m
     if not minimum <= value <= maximum:
         raise ValueError(f"{name}: found {text!r}; expected a number from {minimum:g} to {maximum:g}")
     return value
+
+
+def _job_defaults(text: str) -> JobDefaults:
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"DLJOB_JOB_DEFAULTS: found {text!r:.200}; expected JSON: {error}") from None
+    return parse_defaults(document)
 
 
 def _peers(text: str) -> tuple[Mapping[str, Any], ...]:

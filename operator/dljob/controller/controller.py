@@ -165,7 +165,7 @@ class Controller:
     async def _parsed(self, observed: Observed) -> ParsedJob:
         """Return the parsed job. It has no spec if the installation does not allow its overrides or Secrets."""
         job, policy = observed.job, self._config.overrides
-        parsed = parse_observed(observed, policy)
+        parsed = parse_observed(observed, policy, self._config.job_defaults)
         if policy is OverridePolicy.ALL or job.may_override or parsed.spec is None or parsed.finished:
             return parsed
         names = {use.name for use in secrets(parsed.spec)}

@@ -71,8 +71,13 @@ def _candidate(choice: Choice, chosen: Choice) -> Candidate:
     return Candidate(summary=choice.summary, chosen=choice == chosen, predicted=predicted(choice.prediction))
 
 
-def plan_status(spec: DLJobSpec, decision: Decision, number: int, digest: str) -> PlanStatus:
-    """Return ``status.plan`` for an accepted decision. ``digest``: digest of the trainer's plan."""
+def plan_status(
+    spec: DLJobSpec, decision: Decision, number: int, digest: str, defaults: tuple[str, ...] = ()
+) -> PlanStatus:
+    """Return ``status.plan`` for an accepted decision.
+
+    ``digest``: digest of the trainer's plan. ``defaults``: the job's values that come from the administrator.
+    """
     chosen = decision.chosen
     return PlanStatus(
         number=number,
@@ -93,4 +98,5 @@ def plan_status(spec: DLJobSpec, decision: Decision, number: int, digest: str) -
         trade_offs=tuple(_candidate(c, chosen) for c in decision.trade_offs if len(decision.trade_offs) > 1),
         next_measurement=decision.next_measurement,
         rejected=tuple(Rejected(summary=r.summary, reason=r.reason) for r in decision.refusals),
+        defaults=defaults or None,
     )

@@ -10,12 +10,15 @@ from pydantic_core import ErrorDetails
 from dljob.api.base import PATTERNS
 
 
-def in_words(error: ValidationError, root: str = "spec") -> str:
-    """Describe all errors of a spec, such as ``spec.nodes.min: found 0; expected …``, separated by semicolons."""
-    return "; ".join(_in_words(item, root) for item in error.errors())
+def in_words(error: ValidationError, root: str = "spec", reference: str = "kubectl explain dljob.spec") -> str:
+    """Describe all errors of a spec, such as ``spec.nodes.min: found 0; expected …``, separated by semicolons.
+
+    ``root``: name of the validated document. ``reference``: where users find its known fields.
+    """
+    return "; ".join(_in_words(item, root, reference) for item in error.errors())
 
 
-def _in_words(error: ErrorDetails, root: str) -> str:
+def _in_words(error: ErrorDetails, root: str, reference: str) -> str:
     where = ".".join([root, *(str(part) for part in error["loc"])])
     if error["type"] == "value_error":  # a rule, which names its own field
         rule = error["msg"].removeprefix("Value error, ")
@@ -23,7 +26,7 @@ def _in_words(error: ErrorDetails, root: str) -> str:
     if error["type"] == "missing":
         return f"{where}: found nothing; expected a value. Add it"
     if error["type"] == "extra_forbidden":
-        return f"{where}: found an unknown field; remove it, or see kubectl explain dljob.spec for the known fields"
+        return f"{where}: found an unknown field; remove it, or see {reference} for the known fields"
     return f"{where}: found {error['input']!r:.200}; expected {_expected(error)}"
 
 

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
 
 import dlcontract
 from dljob.api import DLJobSpec, PlanGroup, PlanStatus
+from dljob.api.defaults import JobDefaults
 
 OPERATOR_KEY = "operator.json"
 DIGEST_VERSION = "v1"
@@ -60,6 +61,10 @@ class StoredPlan(BaseModel):
         bool, Field(description="True: no plan uses model parallelism, because its steps took too long for this spec.")
     ] = False
     warning: str | None = None
+    defaults: Annotated[
+        JobDefaults | None,
+        Field(description="The administrator's defaults when the job was planned. Later changes do not apply to it."),
+    ] = None
     _stored: dict[str, str] | None = PrivateAttr(None)
     """The ConfigMap's data from which ``parse`` made the plan; None for a new plan."""
 

@@ -42,7 +42,7 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: P
     """
     if observed.job.deleting:
         return Desired()  # The garbage collector deletes the job's objects by their owner references.
-    parsed = replace(parsed, observed=observed) if parsed else parse_observed(observed)
+    parsed = replace(parsed, observed=observed) if parsed else parse_observed(observed, defaults=config.job_defaults)
     draft = Draft()
     if parsed.finished:
         return _finished(parsed, draft, now)
@@ -96,7 +96,7 @@ def _plan(
         return parsed.accepted, None
     decision = planning.decide(parsed, config)
     if isinstance(decision, Infeasible):
-        draft.verdicts.append(planning.infeasible(decision, parsed.accepted))
+        draft.verdicts.append(planning.infeasible(decision, parsed))
         draft.requeue_in(planning.RETRY_S if decision.transient else 4 * planning.RETRY_S)
         return parsed.accepted, None
     plan_only = parsed.spec.planning.mode is PlanningMode.PLAN_ONLY

@@ -9,7 +9,9 @@ from pydantic import ValidationError
 from dlcontract import Report
 from dljob.api import DLJobSpec, DLJobStatus
 from dljob.api.crd import JOB_NAME_RULE
+from dljob.api.defaults import NO_DEFAULTS, JobDefaults
 from dljob.api.overrides import SECRET_LABEL, UNSAFE_MESSAGE, OverridePolicy, secrets, unsafe_fields
+from dljob.job.defaults import applied, with_defaults
 from dljob.job.observed import Observed
 from dljob.job.spec_errors import in_words
 from dljob.job.stored_plan import StoredPlan, spec_digest
@@ -21,15 +23,20 @@ class ParsedJob:
     observed: Observed
     before: DLJobStatus
     spec: DLJobSpec | None
+    """The job's spec with the administrator's defaults in place of its unset fields."""
     refusal: Verdict | None
     """The condition Accepted of a job whose spec is None: why the operator does not follow the spec."""
     digest: str | None
-    """Digest of the spec; None if the spec is invalid."""
+    """Digest of the spec without defaults; None if the spec is invalid."""
     accepted: StoredPlan | None
     plan_problem: str | None
     """Why the stored plan does not parse; None if it does, or if there is none."""
     report: Report | None
     report_problem: str | None
+    defaults: JobDefaults = NO_DEFAULTS
+    """The administrator's defaults in ``spec``."""
+    defaulted: tuple[str, ...] = ()
+    """Lines about the values of ``spec`` that are defaults, without prices, as ``job.defaults.applied`` returns."""
 
     @property
     def finished(self) -> bool:
@@ -40,7 +47,10 @@ def _finished(before: DLJobStatus) -> bool:
     return is_true(before.conditions, "Complete") or is_true(before.conditions, "Failed")
 
 
-def parse_observed(observed: Observed, policy: OverridePolicy = OverridePolicy.ALL) -> ParsedJob:
+def parse_observed(
+    observed: Observed, policy: OverridePolicy = OverridePolicy.ALL, defaults: JobDefaults = NO_DEFAULTS
+) -> ParsedJob:
+    """Parse the documents of a job. ``defaults``: those of the installation for jobs without a plan of their spec."""
     spec, problem = _spec(observed)
     before = previous(observed.job)
     refusal = None if problem is None else Verdict("Accepted", FALSE, "InvalidSpec", problem)
@@ -49,12 +59,17 @@ def parse_observed(observed: Observed, policy: OverridePolicy = OverridePolicy.A
     spec = None if refusal else spec
     accepted, plan_problem = _accepted(observed)
     report, report_problem = _report(observed, accepted)
+    digest = spec_digest(spec) if spec else None
+    if accepted is not None and (_finished(before) or accepted.spec_digest == digest):
+        defaults = accepted.defaults or NO_DEFAULTS
     return ParsedJob(
         observed=observed,
         before=before,
-        spec=spec,
+        spec=with_defaults(spec, defaults) if spec else None,
+        defaults=defaults,
+        defaulted=applied(spec, defaults) if spec else (),
         refusal=refusal,
-        digest=spec_digest(spec) if spec else None,
+        digest=digest,
         accepted=accepted,
         plan_problem=plan_problem,
         report=report,

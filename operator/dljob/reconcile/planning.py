@@ -6,6 +6,7 @@ from math import ceil
 from dlcontract import Plan
 from dljob.api import ParallelismStrategy, PlanningMode
 from dljob.cluster import ClusterView
+from dljob.job.defaults import applied_prices, prices_of
 from dljob.job.plan_status import plan_status
 from dljob.job.planner_request import planner_request
 from dljob.job.stored_plan import StoredPlan
@@ -26,6 +27,8 @@ RETRY_S = 15.0
 """Seconds after which planning is retried if no plan was possible. Changes of nodes also cause a retry."""
 
 
+PLACEMENT = ("scheduling.nodeSelector: ", "scheduling.tolerations: ")
+"""Begin of the lines about defaults that limit the nodes of a job."""
 MODEL_PARALLELISM_WAS_SLOW = "this job's steps with model parallelism took longer than predicted"
 
 
@@ -56,7 +59,7 @@ def decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
     """
     job, spec, view = parsed.observed.job, parsed.spec, parsed.observed.view
     assert spec is not None and view is not None and parsed.digest is not None
-    request = planner_request(job.name, spec, _running_batch(parsed))
+    request = planner_request(job.name, spec, _running_batch(parsed), prices_of(parsed.defaults))
     splitting_disabled = _model_parallelism_was_slow(parsed)
     if splitting_disabled:
         request = replace(request, no_split_reason=MODEL_PARALLELISM_WAS_SLOW)
@@ -81,14 +84,16 @@ def decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
     elif shown is not None and shown.digest == proposed.digest():  # Only the plan's ConfigMap was deleted.
         proposed = proposed.model_copy(update={"number": shown.number})
     prediction = decision.chosen.prediction
+    prices = applied_prices(parsed.defaults, (group.device for group in decision.chosen.groups))
     return StoredPlan(
         plan=proposed,
-        status=plan_status(spec, decision, proposed.number, proposed.digest()),
+        status=plan_status(spec, decision, proposed.number, proposed.digest(), (*parsed.defaulted, *prices)),
         cpu_m={group.name: _cpu_m(group, view) for group in decision.chosen.groups},
         memory_nbytes=prediction.host_memory_nbytes or max(2**29, prediction.memory_nbytes + 2**28),
         spec_digest=parsed.digest,
         splitting_disabled=splitting_disabled,
         warning=decision.warning,
+        defaults=None if parsed.defaults.empty else parsed.defaults,
     )
 
 
@@ -194,11 +199,15 @@ def planned(accepted: StoredPlan, *, plan_only: bool = False) -> Verdict:
         text = f"{text}; global batch {batch.global_batch_size}: {batch.message}"
     if accepted.warning:
         text = f"{text}; {accepted.warning}"
+    if status.defaults:
+        text = f"{text}; the administrator's defaults apply: {'; '.join(status.defaults)}"
     return Verdict("Planned", TRUE, "PlanOnly" if plan_only else "Planned", text)
 
 
-def infeasible(found: Infeasible, running: StoredPlan | None) -> Verdict:
-    text = f"{found.field}: {found.message}"
+def infeasible(found: Infeasible, parsed: ParsedJob) -> Verdict:
+    running, text = parsed.accepted, f"{found.field}: {found.message}"
+    if limits := [line for line in parsed.defaulted if line.startswith(PLACEMENT)]:
+        text = f"{text}; the administrator's defaults apply: {'; '.join(limits)}"
     if running is not None:
         text = f"{text}; plan {running.plan.number} stays in force"
     return Verdict("Planned", FALSE, found.reason, text)

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from dlcontract import EXIT_BAD_INPUT, Failure, Report, RunPhase, reasons
 from dljob.api import Condition, DLJobSpec, DLJobStatus
 from dljob.calibrate import Place
+from dljob.job.defaults import is_default
 from dljob.job.identity import data_key, profile_key
 from dljob.job.profiles import devices
 from dljob.job.stored_plan import StoredPlan
@@ -132,7 +133,8 @@ def _overdue(parsed: ParsedJob, now: datetime) -> Verdict | None:
     return Verdict(
         "Failed", TRUE, "DeadlineExceeded",
         "the job was active for longer than spec.runPolicy.activeDeadlineSeconds: "
-        f"{parsed.spec.run_policy.active_deadline_seconds} s",
+        f"{parsed.spec.run_policy.active_deadline_seconds} s"
+        + (", the administrator's default" if is_default(parsed.defaulted, "runPolicy.activeDeadlineSeconds") else ""),
     )  # fmt: skip
 
 

@@ -3,11 +3,13 @@
 from collections.abc import Iterable
 
 from dljob.api import DLJobSpec
+from dljob.job.defaults import is_default
 from dljob.job.observed import ClaimSeen, Observed
 from dljob.job.stored_plan import StoredPlan
 from dljob.render import Names
 from dljob.status import FALSE, TRUE, UNKNOWN, Verdict
 
+_CLASS_FIELD = "checkpoint.volume.storageClassName"
 _SHARED = ("ReadWriteMany",)
 _SHARED_READ = ("ReadWriteMany", "ReadOnlyMany")
 _HOPELESS = {
@@ -73,7 +75,9 @@ def _checkpoints(observed: Observed, spec: DLJobSpec, accepted: StoredPlan) -> V
             f"spec.checkpoint.volume.claimName: found no PersistentVolumeClaim {name!r} in namespace "
             f"{observed.job.namespace!r}; create it, or remove claimName so that dljob creates one",
         )
-    return _class(observed, spec) or Verdict("VolumeReady", UNKNOWN, "Binding", f"claim {name!r} is being created")
+    return _class(observed, spec, accepted) or Verdict(
+        "VolumeReady", UNKNOWN, "Binding", f"claim {name!r} is being created"
+    )
 
 
 def _existing(claim: ClaimSeen) -> Verdict:
@@ -91,16 +95,17 @@ def _existing(claim: ClaimSeen) -> Verdict:
     return Verdict("VolumeReady", UNKNOWN, "Binding", f"claim {claim.name!r} waits for its volume")
 
 
-def _class(observed: Observed, spec: DLJobSpec) -> Verdict | None:
+def _class(observed: Observed, spec: DLJobSpec, accepted: StoredPlan) -> Verdict | None:
     """Return the problem of a claim that dljob would create if the cluster has no storage class for it; else None."""
     wanted = spec.checkpoint.volume.storage_class_name
     if observed.classes is None:
         return None
     present = sorted(item.name for item in observed.classes)
     if wanted is not None and wanted not in present:
+        whose = ", the administrator's default" if is_default(accepted.status.defaults, _CLASS_FIELD) else ""
         return _no(
             "StorageClassNotFound",
-            f"spec.checkpoint.volume.storageClassName: found no StorageClass {wanted!r}; expected one of "
+            f"spec.{_CLASS_FIELD}: found no StorageClass {wanted!r}{whose}; expected one of "
             f"{_list(present)}; choose one of these, create the class, or set claimName to an existing claim",
         )
     if wanted is None and not any(item.default for item in observed.classes):

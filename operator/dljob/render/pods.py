@@ -83,8 +83,10 @@ def pod_template(
         pod["priorityClassName"] = scheduling.priority_class_name
     if scheduling.scheduler_name:
         pod["schedulerName"] = scheduling.scheduler_name
-    if secrets := spec.trainer.image_pull_secrets or config.image_pull_secrets:
-        pod["imagePullSecrets"] = [{"name": name} for name in secrets]
+    if spec.trainer.image_pull_secrets:
+        pod["imagePullSecrets"] = [{"name": name} for name in spec.trainer.image_pull_secrets]
+    if accepted.defaults is not None and accepted.defaults.runtime_class_name:
+        pod["runtimeClassName"] = accepted.defaults.runtime_class_name
     template: Manifest = {"metadata": marked(metadata, spec), "spec": pod}
     for override in spec.pod_template_overrides:
         change = {"metadata": override.metadata.manifest(), "spec": override.spec}

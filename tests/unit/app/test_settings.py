@@ -68,6 +68,7 @@ def test_manifests_use_the_settings() -> None:
         ("DLJOB_METRICS_SOURCES", "everyone", "expected JSON"),
         ("DLJOB_METRICS_SOURCES", "{}", "a list of NetworkPolicy peers"),
         ("DLJOB_METRICS_SOURCES", "[{}]", "a list of NetworkPolicy peers"),
+        ("DLJOB_JOB_DEFAULTS", "none", "expected JSON"),
         ("DLJOB_LOG_LEVEL", "LOUD", "debug, info, warning, error"),
         ("DLJOB_LOG_FORMAT", "xml", "text, json"),
     ],

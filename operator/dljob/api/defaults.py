@@ -1,0 +1,119 @@
+"""JobDefaults: what an administrator sets once per installation (chart value ``jobDefaults``) for all jobs.
+
+Sections and fields have the names of the spec. Only fields that are unset in a stored job can have such a default: for
+the others, such as ``runPolicy.backoffLimit``, the API server stores the built-in default, and the operator cannot tell
+it from a user's value.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from dljob.api.base import ApiModel, DnsSubdomain, LabelKey, LabelValue
+from dljob.api.spec.pods import Disruption
+from dljob.cluster.catalogue import gpu
+
+
+class DefaultToleration(ApiModel):
+    """A toleration, checked as strictly as the API server checks one in a pod spec."""
+
+    key: LabelKey | None = None
+    operator: Literal["Exists", "Equal"] | None = None
+    value: LabelValue | None = None
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
+    toleration_seconds: int | None = None
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.key is None and self.operator != "Exists":
+            raise ValueError("key: a toleration without key needs operator Exists: set one of them")
+        if self.operator == "Exists" and self.value:
+            raise ValueError("value: operator Exists matches all values: remove value, or choose operator Equal")
+        if self.toleration_seconds is not None and self.effect != "NoExecute":
+            raise ValueError("tolerationSeconds: it needs effect NoExecute: set it, or remove tolerationSeconds")
+        return self
+
+
+class TrainerDefaults(ApiModel):
+    image_pull_secrets: Annotated[tuple[DnsSubdomain, ...] | None, Field(max_length=16)] = None
+    """Secrets for pulling images, which must exist in the namespace of each job."""
+
+
+class SchedulingDefaults(ApiModel):
+    node_selector: Annotated[dict[LabelKey, LabelValue] | None, Field(max_length=64)] = None
+    tolerations: Annotated[tuple[DefaultToleration, ...] | None, Field(max_length=64)] = None
+    disruption: Disruption | None = None
+    priority_class_name: DnsSubdomain | None = None
+    runtime_class_name: DnsSubdomain | None = None
+    """It has no field in the spec. Overrides of a job can change it."""
+    scheduler_name: DnsSubdomain | None = None
+    pod_group_label: LabelKey | None = None
+
+
+class RunPolicyDefaults(ApiModel):
+    active_deadline_seconds: Annotated[int | None, Field(ge=1, le=2**31 - 1)] = None
+    ttl_seconds_after_finished: Annotated[int | None, Field(ge=0, le=2**31 - 1)] = None
+
+
+class VolumeDefaults(ApiModel):
+    storage_class_name: DnsSubdomain | None = None
+
+
+class CheckpointDefaults(ApiModel):
+    volume: VolumeDefaults | None = None
+
+
+Price = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+
+
+class PriceDefaults(ApiModel):
+    """Prices in US dollars, with which the planner computes costs."""
+
+    usd_per_device_hour: Annotated[
+        dict[Annotated[str, Field(min_length=1, max_length=63)], Price] | None, Field(max_length=64)
+    ] = None
+    """Price of a device by device type. For CPU nodes, it is the price of one CPU."""
+    usd_per_kwh: Price | None = None
+
+    @model_validator(mode="after")
+    def _one_price_for_each_gpu(self) -> Self:
+        names: dict[str, str] = {}
+        for label in self.usd_per_device_hour or ():
+            known = gpu(label)
+            if (other := names.setdefault(known.name if known else label, label)) != label:
+                raise ValueError(
+                    f"usdPerDeviceHour: found {other} and {label}, two names of one GPU: remove one of them"
+                )
+        return self
+
+
+class JobDefaults(ApiModel):
+    trainer: TrainerDefaults | None = None
+    scheduling: SchedulingDefaults | None = None
+    run_policy: RunPolicyDefaults | None = None
+    checkpoint: CheckpointDefaults | None = None
+    prices: PriceDefaults | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Return True if no default is set."""
+        return not _values(self.manifest())
+
+    @property
+    def runtime_class_name(self) -> str | None:
+        return self.scheduling.runtime_class_name if self.scheduling else None
+
+
+def _values(document: Mapping[str, object]) -> list[object]:
+    """Return all values in a nested mapping that are not empty."""
+    found: list[object] = []
+    for value in document.values():
+        if isinstance(value, Mapping):
+            found += _values(value)
+        elif value not in ([], ""):
+            found.append(value)
+    return found
+
+
+NO_DEFAULTS = JobDefaults()

@@ -1,0 +1,144 @@
+"""Complete a job's spec by the administrator's defaults, and say which of its values come from there.
+
+A value of the job takes precedence over a default. Node selectors are merged label by label, and the default
+tolerations are added to the job's own.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from dljob.api import DLJobSpec
+from dljob.api.defaults import (
+    CheckpointDefaults,
+    JobDefaults,
+    PriceDefaults,
+    RunPolicyDefaults,
+    SchedulingDefaults,
+    TrainerDefaults,
+    VolumeDefaults,
+)
+from dljob.cluster.prices import CATALOGUE_PRICES, Prices
+from dljob.job.spec_errors import in_words
+
+ROOT = "jobDefaults"
+"""Name of the chart value."""
+REFERENCE = "the section jobDefaults of charts/dljob/README.md"
+
+
+def parse_defaults(document: object) -> JobDefaults:
+    """Return the defaults from the chart value ``jobDefaults``, as read from JSON or YAML.
+
+    Raise ValueError with the field, its value and what is expected.
+    """
+    if not isinstance(document, Mapping):
+        raise ValueError(f"{ROOT}: found {document!r:.100}; expected a mapping such as {{scheduling: {{...}}}}")  # noqa: TRY004 - user input
+    try:
+        return JobDefaults.model_validate(document)
+    except ValidationError as error:
+        raise ValueError(in_words(error, ROOT, REFERENCE)) from None
+
+
+def with_defaults(spec: DLJobSpec, defaults: JobDefaults) -> DLJobSpec:
+    """Return the spec with the defaults in place of its unset fields. Empty defaults return ``spec`` itself."""
+    if defaults.empty:
+        return spec
+    scheduling, policy = defaults.scheduling or SchedulingDefaults(), defaults.run_policy or RunPolicyDefaults()
+    trainer, checkpoint = defaults.trainer or TrainerDefaults(), defaults.checkpoint or CheckpointDefaults()
+    volume, own = checkpoint.volume or VolumeDefaults(), spec.scheduling
+    tolerations = [item.manifest() for item in scheduling.tolerations or ()]
+    changes = {
+        "trainer": _completed(spec.trainer, image_pull_secrets=trainer.image_pull_secrets),
+        "scheduling": own.model_copy(
+            update={
+                "node_selector": {**(scheduling.node_selector or {}), **own.node_selector},
+                "tolerations": (*own.tolerations, *(item for item in tolerations if item not in own.tolerations)),
+                **_unset(
+                    own,
+                    disruption=scheduling.disruption,
+                    priority_class_name=scheduling.priority_class_name,
+                    scheduler_name=scheduling.scheduler_name,
+                    pod_group_label=scheduling.pod_group_label,
+                ),
+            }
+        ),
+        "run_policy": _completed(
+            spec.run_policy,
+            active_deadline_seconds=policy.active_deadline_seconds,
+            ttl_seconds_after_finished=policy.ttl_seconds_after_finished,
+        ),
+    }
+    if spec.checkpoint.enabled and spec.checkpoint.volume.claim_name is None:  # Only then dljob creates a claim.
+        claimed = _completed(spec.checkpoint.volume, storage_class_name=volume.storage_class_name)
+        changes["checkpoint"] = spec.checkpoint.model_copy(update={"volume": claimed})
+    return spec.model_copy(update=changes)
+
+
+def _completed(section: Any, **defaults: object) -> Any:
+    return section.model_copy(update=_unset(section, **defaults))
+
+
+def _unset(section: Any, **defaults: object) -> dict[str, object]:
+    """Return those of the defaults that have a value and whose field is unset in the section."""
+    return {
+        name: value
+        for name, value in defaults.items()
+        if value is not None and value != () and getattr(section, name) in (None, ())
+    }
+
+
+def applied(spec: DLJobSpec, defaults: JobDefaults) -> tuple[str, ...]:
+    """Return a line for each value of a job that comes from the defaults, such as 'scheduling.schedulerName: gang'."""
+    if defaults.empty:
+        return ()
+    full = with_defaults(spec, defaults)
+    lines = [f"{path}: {value}" for path, value in _changed(spec.manifest(), full.manifest())]
+    if defaults.runtime_class_name:
+        lines.append(f"scheduling.runtimeClassName: {defaults.runtime_class_name}")
+    return tuple(lines)
+
+
+def applied_prices(defaults: JobDefaults, devices: Iterable[str]) -> tuple[str, ...]:
+    """Return a line for each price that the defaults set for these device types and for energy."""
+    prices = prices_of(defaults)
+    found = {device: prices.listed(device) for device in sorted(set(devices))}
+    lines = [f"prices.usdPerDeviceHour: {device}={price:g}" for device, price in found.items() if price is not None]
+    if prices.usd_per_kwh is not None:
+        lines.append(f"prices.usdPerKwh: {prices.usd_per_kwh:g}")
+    return tuple(lines)
+
+
+def _changed(before: Mapping[str, Any], after: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield (path, text of the value) for each value of ``after`` that ``before`` does not have."""
+    for key, value in after.items():
+        here, old = f"{path}.{key}".lstrip("."), before.get(key)
+        if value == old:
+            continue
+        if key == "nodeSelector":
+            known = old or {}
+            yield here, ",".join(f"{label}={text}" for label, text in value.items() if label not in known)
+        elif key == "tolerations":
+            yield here, ", ".join(_toleration(item) for item in value if item not in (old or []))
+        elif isinstance(value, Mapping):
+            yield from _changed(old or {}, value, here)
+        else:
+            yield here, ", ".join(value) if isinstance(value, list) else str(value)
+
+
+def _toleration(item: Mapping[str, Any]) -> str:
+    """Return a toleration as kubectl prints a taint: key=value:effect."""
+    value = f"={item['value']}" if item.get("value") else ""
+    return f"{item.get('key', '*')}{value}:{item.get('effect', '*')}"
+
+
+def is_default(lines: Iterable[str] | None, field: str) -> bool:
+    """Return True if the value of a field comes from the defaults. ``lines``: as ``applied`` returns them."""
+    return any(line.startswith(f"{field}: ") for line in lines or ())
+
+
+def prices_of(defaults: JobDefaults) -> Prices:
+    prices = defaults.prices or PriceDefaults()
+    if not prices.usd_per_device_hour and prices.usd_per_kwh is None:
+        return CATALOGUE_PRICES
+    return Prices(prices.usd_per_device_hour or {}, prices.usd_per_kwh)
