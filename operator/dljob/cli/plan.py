@@ -6,11 +6,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dljob.cli import files, remote, tables
+from dljob.api.defaults import NO_DEFAULTS, JobDefaults
+from dljob.cli import defaults, files, remote, tables
 from dljob.cli.errors import BadInputError
 from dljob.job.identity import profile_key
 from dljob.job.plan_status import figures
-from dljob.job.recommendation import Recommendation, recommend
+from dljob.job.recommendation import Job, Recommendation, recommend
 from dljob.planner import Choice, Decision, Learned, scaling
 
 
@@ -31,6 +32,12 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     command.add_argument(
         "--profiles", metavar="FILE", help="with --cluster: measured profiles (kubectl get dlprofiles -o yaml)"
     )
+    command.add_argument(
+        "--defaults",
+        metavar="FILE",
+        help="the administrator's defaults: values of the chart with jobDefaults (helm get values dljob -o yaml). "
+        "Default: those of the operator in the current cluster; none with --cluster",
+    )
     command.add_argument("--json", action="store_true", help="print one JSON document per job")
     command.add_argument("--plot", metavar="FILE.png", help="also plot the scaling curve (needs matplotlib)")
     command.set_defaults(run=run)
@@ -39,6 +46,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 def run(given: argparse.Namespace) -> int:
     jobs = files.jobs(given.file)
     known: Mapping[tuple[str, str], Learned] = {}
+    operators: tuple[defaults.OperatorPod, ...] = ()
     if given.cluster:
         view = files.cluster(given.cluster)
         known = files.profiles(given.profiles) if given.profiles else known
@@ -48,13 +56,14 @@ def run(given: argparse.Namespace) -> int:
             "profiles. Add --cluster FILE or remove --profiles"
         )
     else:
-        view, known = remote.reach(remote.observe)
+        view, known, operators = remote.reach(remote.observe)
+    chosen = defaults.from_file(given.defaults) if given.defaults else None
     code = 0
     for i, job in enumerate(jobs):
         if given.profiles and (wanted := profile_key(job.spec)) not in (models := {model for model, _ in known}):
             hint = f"--profiles: found {', '.join(sorted(models))}; expected {wanted}. The plan uses data sheets"
             print(f"dljob: {job.name}: {hint}", file=sys.stderr)
-        found = recommend(job, view, known)
+        found = recommend(job, view, known, _defaults(job, operators) if chosen is None else chosen)
         points = scaling(found.request, view, known) if isinstance(found.answer, Decision) else []
         if given.json:
             print(json.dumps(found.document() | {"scaling": curve(points)}, indent=2))
@@ -64,6 +73,13 @@ def run(given: argparse.Namespace) -> int:
             draw(Path(given.plot), i, found, points)
         code = code if isinstance(found.answer, Decision) else 1
     return code
+
+
+def _defaults(job: Job, operators: tuple[defaults.OperatorPod, ...]) -> JobDefaults:
+    """Return the defaults of the operator that manages the job's namespace."""
+    if not operators:
+        return NO_DEFAULTS
+    return defaults.of_namespace(operators, job.namespace or remote.default_namespace())
 
 
 def _lines(found: Recommendation, points: list[tuple[int, Choice]]) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from dljob.cli.defaults import OperatorPod, operator_pods
 from dljob.cli.errors import BadInputError
 from dljob.cluster import ClusterView
 from dljob.job.recommendation import parse_profiles
@@ -73,8 +74,10 @@ def default_namespace() -> str:
         raise BadInputError(str(error)) from None
 
 
-async def observe(api: Any) -> tuple[ClusterView, dict[tuple[str, str], Any]]:
-    """Return the nodes of the current cluster and its profiles, as (model, device) → measured constants.
+async def observe(api: Any) -> tuple[ClusterView, dict[tuple[str, str], Any], tuple[OperatorPod, ...]]:
+    """Return the nodes, the profiles and the operators of the current cluster.
+
+    Profiles are measured constants by (model, device).
 
     If the user may not read profiles, or if the cluster does not have this resource, the result contains no profiles.
     """
@@ -90,4 +93,4 @@ async def observe(api: Any) -> tuple[ClusterView, dict[tuple[str, str], Any]]:
         if error.code not in (403, 404):
             raise
         profiles = []
-    return cluster_view([node(body) for body in nodes], pods), parse_profiles(profiles)
+    return cluster_view([node(body) for body in nodes], pods), parse_profiles(profiles), operator_pods(pods)

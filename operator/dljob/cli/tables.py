@@ -123,9 +123,10 @@ def recommendation(found: Recommendation) -> list[str]:
     if request.deadline_s is not None:
         goal += f" within {duration(request.deadline_s)}"
     head = f"{found.job.name}: {what}, {steps}, {goal}"
+    given = ["", "Administrator's defaults", *(f"  {line}" for line in found.defaults)] if found.defaults else []
     if isinstance(found.answer, Infeasible):
-        return [head, "", *infeasible(found.answer)]
-    body = decision(found.answer)
+        return [head, "", *infeasible(found.answer), *given]
+    body = [*decision(found.answer), *given]
     if found.answer.batch is not None:
         rule = learning_rate_rule(found.job.spec, found.answer.batch.chosen)
         body += batches(found.answer.batch, f"{rule[0]} from batch size {rule[1]}" if rule else None)

@@ -9,7 +9,9 @@ from pydantic import ValidationError
 
 from dljob.api import API_VERSION, DLJobSpec, DLProfile, Rejected
 from dljob.api.crd import JOB_NAME_RULE
+from dljob.api.defaults import NO_DEFAULTS, JobDefaults
 from dljob.cluster import ClusterView, cluster_view
+from dljob.job.defaults import ROOT, applied, applied_prices, parse_defaults, prices_of, with_defaults
 from dljob.job.plan_status import plan_status
 from dljob.job.planner_request import planner_request
 from dljob.job.profiles import learned
@@ -35,9 +37,12 @@ class Job:
 @dataclass(frozen=True)
 class Recommendation:
     job: Job
+    """The job, with the administrator's defaults in place of unset fields of its spec."""
     request: Request
     """The planner request. If the job has a ``batchSizeRange``, it holds the chosen global batch size."""
     answer: Decision | Infeasible
+    defaults: tuple[str, ...] = ()
+    """The job's values that come from the administrator's defaults, as ``job.defaults.applied`` returns them."""
 
     def document(self) -> dict[str, Any]:
         """Return the recommendation as a JSON object.
@@ -59,7 +64,7 @@ class Recommendation:
         digest = trainer_plan(
             job.name, job.namespace or "default", "none", job.spec, self.answer, 1, 1, job.name, "cluster.local"
         ).digest()
-        shown = plan_status(job.spec, self.answer, 1, digest).manifest()
+        shown = plan_status(job.spec, self.answer, 1, digest, self.defaults).manifest()
         return {"job": job.name, "plan": shown, "warning": self.answer.warning, "infeasible": None}
 
 
@@ -101,25 +106,34 @@ def parse_profiles(documents: object) -> dict[tuple[str, str], Learned]:
     return constants
 
 
-def recommend(job: Job, view: ClusterView, constants: Constants) -> Recommendation:
-    request = planner_request(job.name, job.spec)
+def recommend(job: Job, view: ClusterView, constants: Constants, defaults: JobDefaults = NO_DEFAULTS) -> Recommendation:
+    """Return the plan that a new job would get. ``defaults``: the administrator's defaults."""
+    lines = applied(job.spec, defaults)
+    job = replace(job, spec=with_defaults(job.spec, defaults))
+    request = planner_request(job.name, job.spec, prices=prices_of(defaults))
     found = plan(request, view, constants)
+    if isinstance(found, Decision):
+        lines += applied_prices(defaults, (group.device for group in found.chosen.groups))
     if isinstance(found, Decision) and found.batch is not None:
         request = replace(request, global_batch=found.batch.chosen, total_steps=found.batch.steps, batches=None)
-    return Recommendation(job, request, found)
+    return Recommendation(job, request, found, lines)
 
 
 def answer(question: object, view: ClusterView | None = None, constants: Constants | None = None) -> dict[str, Any]:
     """Answer the request ``{"job": manifest, "cluster": {"nodes": […]}, "profiles": […]}`` with a recommended plan.
 
+    The request may also have the key ``jobDefaults``, the chart's value of this name.
+
     ``question`` and the result are objects as read from JSON. ``view``: the cluster to plan for if ``question`` has no
     key ``cluster``; None: the key is required. ``constants``: measured constants by (model or training script, device)
     to use if ``question`` has no key ``profiles``; None: there are none. Raise ValueError for an invalid ``question``.
     """
-    if not isinstance(question, Mapping) or set(question) - {"job", "cluster", "profiles"} or "job" not in question:
+    keys = {"job", "cluster", "profiles", ROOT}
+    if not isinstance(question, Mapping) or set(question) - keys or "job" not in question:
         found = sorted(map(str, question)) if isinstance(question, Mapping) else type(question).__name__
         raise ValueError(
-            f"request: found {found}; expected a JSON object with the keys job, cluster and, optionally, profiles"
+            f"request: found {found}; expected a JSON object with the keys job, cluster and, optionally, profiles and "
+            f"{ROOT}"
         )
     job = parse_job(question["job"])
     if "cluster" in question:
@@ -130,4 +144,5 @@ def answer(question: object, view: ClusterView | None = None, constants: Constan
             "--cluster. Add the cluster to the request"
         )
     known = parse_profiles(question["profiles"]) if "profiles" in question else constants or {}
-    return recommend(job, view, known).document()
+    defaults = parse_defaults(question[ROOT]) if ROOT in question else NO_DEFAULTS
+    return recommend(job, view, known, defaults).document()

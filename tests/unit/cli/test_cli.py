@@ -36,6 +36,13 @@ metadata: {name: minimal}
 spec: {model: {name: mlp}, dataset: {name: digits}, globalBatchSize: 64, epochs: 5}
 """
 
+VALUES = """
+replicas: 2
+jobDefaults:
+  scheduling: {tolerations: [{key: dedicated, value: db, effect: NoSchedule}], priorityClassName: batch}
+  prices: {usdPerKwh: 0.5}
+"""
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -82,6 +89,39 @@ class TestPlan:
             (folder / "none.yaml").write_text("nodes: []")
             assert main(["plan", DIGITS, "--cluster", cluster, "--json"]) == code
             assert list(json.loads(capsys.readouterr().out)) == documented
+
+    def test_plan_shows_the_administrators_defaults(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (folder / "values.yaml").write_text(VALUES)
+        given = ["plan", "job.yaml", "--cluster", "cluster.yaml", "--defaults", "values.yaml"]
+        assert main(given) == 0
+        text = capsys.readouterr().out
+        assert (
+            "\nAdministrator's defaults\n"
+            "  scheduling.tolerations: dedicated=db:NoSchedule\n"
+            "  scheduling.priorityClassName: batch\n"
+        ) in text
+        assert "is not tolerated" not in text, "the plan may use the node with the taint"
+        assert main([*given, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)["plan"]["defaults"]
+        assert found[1] == "scheduling.priorityClassName: batch" and "prices.usdPerKwh: 0.5" in found
+        assert main(["plan", "job.yaml", "--cluster", "cluster.yaml", "--json"]) == 0
+        assert "defaults" not in json.loads(capsys.readouterr().out)["plan"]
+
+    @pytest.mark.parametrize(
+        ("values", "words"),
+        [
+            ("replicas: 2", ("values.yaml: found replicas", "expected the key jobDefaults")),
+            ("[]", ("values.yaml: found no mapping",)),
+            ("jobDefaults: {prices: {usdPerKwh: -1}}", ("values.yaml: jobDefaults.prices.usdPerKwh: found -1",)),
+        ],
+    )
+    def test_invalid_defaults_are_reported(
+        self, values: str, words: tuple[str, ...], folder: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (folder / "values.yaml").write_text(values)
+        assert main(["plan", "job.yaml", "--cluster", "cluster.yaml", "--defaults", "values.yaml"]) == 2
+        error = capsys.readouterr().err
+        assert all(word in error for word in words)
 
     def test_plan_writes_a_plot(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["plan", "job.yaml", "--cluster", "cluster.yaml", "--plot", "out.png"]) == 0

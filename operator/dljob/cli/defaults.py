@@ -1,0 +1,77 @@
+"""The administrator's defaults for jobs, from the chart's values or from the pods of operators."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dljob.api.defaults import NO_DEFAULTS, JobDefaults
+from dljob.cli import files
+from dljob.cli.errors import BadInputError
+from dljob.job.defaults import ROOT, parse_defaults
+
+NAME_LABEL, CONTAINER = "app.kubernetes.io/name", "operator"
+DEFAULTS_VARIABLE, NAMESPACES_VARIABLE = "DLJOB_JOB_DEFAULTS", "DLJOB_WATCH_NAMESPACES"
+
+
+@dataclass(frozen=True)
+class OperatorPod:
+    name: str
+    namespaces: tuple[str, ...]
+    """Namespaces that the operator manages; empty: all."""
+    defaults: str
+    """The defaults as JSON."""
+
+
+def from_file(path: str) -> JobDefaults:
+    """Return the defaults in a file with values of the chart, or raise BadInputError.
+
+    ``helm get values dljob -o yaml`` writes such a file.
+    """
+    found = files.documents(path)
+    if len(found) != 1 or not isinstance(found[0], Mapping) or ROOT not in found[0]:
+        keys = ", ".join(map(str, found[0])) if len(found) == 1 and isinstance(found[0], Mapping) else "no mapping"
+        raise BadInputError(f"{path}: found {keys or 'no keys'}; expected the key {ROOT}, as in values of the chart")
+    try:
+        return parse_defaults(found[0][ROOT] or {})
+    except ValueError as error:
+        raise BadInputError(f"{path}: {error}") from None
+
+
+def operator_pods(pods: Iterable[Mapping[str, Any]]) -> tuple[OperatorPod, ...]:
+    """Return the operators among the cluster's pods (API objects), with the settings of their containers."""
+    found = []
+    for pod in pods:
+        if (pod["metadata"].get("labels") or {}).get(NAME_LABEL) != "dljob":
+            continue
+        for container in pod["spec"].get("containers") or ():
+            env = {item["name"]: item.get("value") or "" for item in container.get("env") or ()}
+            if container["name"] == CONTAINER and NAMESPACES_VARIABLE in env:
+                names = tuple(name.strip() for name in env[NAMESPACES_VARIABLE].split(",") if name.strip())
+                full = f"{pod['metadata'].get('namespace')}/{pod['metadata']['name']}"
+                found.append(OperatorPod(full, names, env.get(DEFAULTS_VARIABLE) or "{}"))
+    return tuple(found)
+
+
+def of_namespace(pods: Iterable[OperatorPod], namespace: str) -> JobDefaults:
+    """Return the defaults of the operators that manage a namespace. Without an operator, there are none.
+
+    Raise BadInputError if operators differ, as during an upgrade, or if their defaults are of another release.
+    """
+    managing = [pod for pod in pods if not pod.namespaces or namespace in pod.namespaces]
+    texts = {pod.defaults for pod in managing}
+    if not texts:
+        return NO_DEFAULTS
+    if len(texts) > 1:
+        names = ", ".join(pod.name for pod in managing[:4])
+        raise BadInputError(
+            f"{ROOT}: found different values in the operators of namespace {namespace} ({names}); expected one. Try "
+            "again after the upgrade, or choose with --defaults FILE"
+        )
+    try:
+        return parse_defaults(json.loads(texts.pop()))
+    except ValueError as error:
+        raise BadInputError(
+            f"{managing[0].name}: {error}. If the operator is of another release, use its command line, or --defaults "
+            "FILE"
+        ) from None
