@@ -58,6 +58,14 @@ def send(server: Service, method: str, path: str, body: Any = None) -> tuple[int
         connection.close()
 
 
+def test_request_may_contain_the_administrators_defaults(service: Service) -> None:
+    question = {"job": JOB, "cluster": NODES, "jobDefaults": {"scheduling": {"priorityClassName": "batch"}}}
+    status, reply = send(service, "POST", "/v1/plan", question)
+    assert status == 200 and reply["plan"]["defaults"] == ["scheduling.priorityClassName: batch"]
+    status, reply = send(service, "POST", "/v1/plan", {**question, "jobDefaults": {"prices": {"usdPerKwh": 0}}})
+    assert status == 400 and reply["error"].startswith("jobDefaults.prices.usdPerKwh: found 0")
+
+
 def test_health_endpoint_answers(service: Service) -> None:
     assert send(service, "GET", "/healthz") == (200, {"status": "ok"})
 

@@ -8,10 +8,10 @@ import pytest
 
 from dlcontract import RunPhase
 from dljob.api.overrides import OverridePolicy
+from dljob.calibrate import Learned, LearnedPoint
 from dljob.job.defaults import parse_defaults
 from dljob.job.observed import ClassSeen, Observed
 from dljob.reconcile import Desired, parse_observed, reconcile
-from dljob.reconcile.parsed import ParsedJob
 from dljob.render import RenderConfig
 from support.builders import CONFIG, DIGITS, NOW, Json, after, changed, nodes, plan_of, report, seen, settled
 from support.job_lifecycle import OUTCOME, condition_of, status, verdict
@@ -150,9 +150,18 @@ def test_a_finished_job_of_before_the_defaults_is_never_deleted() -> None:
 
 def test_a_plan_after_measurements_keeps_the_defaults_of_the_first() -> None:
     """Otherwise a measurement would move a job because an administrator changed a default."""
-    observed = running(config(FIRST))
-    parsed: ParsedJob = parse_observed(observed, defaults=config(SECOND).job_defaults)
-    assert parsed.defaults == config(FIRST).job_defaults and parsed.digest == plan_of(observed).spec_digest
+    later = config(SECOND | {"runPolicy": {}})
+    observed = running(config(FIRST), {**DIGITS, "nodes": {"min": 1, "max": 3}, "epochs": 2000})
+    assert plan_of(observed).nodes == 3
+    slow = report(observed, step=500, steps=100_000, step_s=2.0)
+    observed = replace(observed, report=slow)
+    measured = Learned((LearnedPoint(32, 1e-4, 50), LearnedPoint(96, 2e-4, 50)), link_latency_s=0.5)
+    observed = replace(observed, learned={("digits-cnn", "cpu"): measured})
+    for seconds in (600, 630, 660, 690, 720):
+        desired = step(observed, later, seconds)
+        observed = settled(after(observed, desired))
+    assert plan_of(observed).nodes == 1 and plan_of(observed).replans == 1, condition_of(desired, "Planned")
+    assert plan_of(observed).defaults == config(FIRST).job_defaults
 
 
 @pytest.mark.parametrize("policy", OverridePolicy)
