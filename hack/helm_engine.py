@@ -80,11 +80,13 @@ class _Set(argparse.Action):
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="hack/helm", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    for name in ("install", "upgrade", "uninstall", "template", "lint"):
+    for name in ("install", "upgrade", "rollback", "uninstall", "template", "lint"):
         command = commands.add_parser(name)
         if name != "lint":
             command.add_argument("release")
-        if name != "uninstall":
+        if name == "rollback":
+            command.add_argument("revision", type=int, nargs="?", help="default: the one before the last")
+        elif name != "uninstall":
             command.add_argument("chart", type=Path)
             command.add_argument("-f", "--values", action="append", default=[], metavar="FILE")
             for option in ("--set", "--set-string", "--set-json"):
@@ -139,6 +141,10 @@ def _run(args: argparse.Namespace) -> int:
         if args.command == "uninstall":
             config.uninstall(args.release, wait=wait, timeout=args.timeout, ignore_not_found=args.ignore_not_found)
             print(f"release {args.release}: uninstalled")
+            return 0
+        if args.command == "rollback":
+            config.rollback(args.release, version=args.revision, wait=wait, timeout=args.timeout)
+            print(f"release {args.release}: rolled back, revision {config.status(args.release).get('version', '?')}")
             return 0
         given = values(args.values, args.sets)
         common: dict[str, Any] = {"namespace": args.namespace, "wait": wait, "timeout": args.timeout}
