@@ -1,17 +1,19 @@
 """Make the plan of a job from its spec and the cluster, or find the reason why no plan is possible."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 from math import ceil
 
 from dlcontract import Plan
 from dljob.api import ParallelismStrategy, PlanningMode
-from dljob.cluster import ClusterView
+from dljob.cluster import Node
 from dljob.job.defaults import applied_prices, prices_of
 from dljob.job.plan_status import plan_status
 from dljob.job.planner_request import planner_request
 from dljob.job.stored_plan import StoredPlan
 from dljob.job.trainer_plan import trainer_plan
 from dljob.planner import Decision, Group, Infeasible, RunningBatch
+from dljob.planner.candidates.pools import usable, useful_cpu
 from dljob.planner.plan import plan
 from dljob.reconcile.parsed import ParsedJob
 from dljob.reconcile.rollout import quiet
@@ -83,12 +85,12 @@ def decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
         proposed = current.plan
     elif shown is not None and shown.digest == proposed.digest():  # Only the plan's ConfigMap was deleted.
         proposed = proposed.model_copy(update={"number": shown.number})
-    prediction = decision.chosen.prediction
+    prediction, nodes = decision.chosen.prediction, usable(request, view)
     prices = applied_prices(parsed.defaults, (group.device for group in decision.chosen.groups))
     return StoredPlan(
         plan=proposed,
         status=plan_status(spec, decision, proposed.number, proposed.digest(), (*parsed.defaulted, *prices)),
-        cpu_m={group.name: _cpu_m(group, view) for group in decision.chosen.groups},
+        cpu_m={group.name: _cpu_m(group, nodes) for group in decision.chosen.groups},
         memory_nbytes=prediction.host_memory_nbytes or max(2**29, prediction.memory_nbytes + 2**28),
         spec_digest=parsed.digest,
         splitting_disabled=splitting_disabled,
@@ -162,15 +164,16 @@ def _by_checkpoint(parsed: ParsedJob, current: Plan, proposed: Plan) -> Infeasib
     return None
 
 
-def _cpu_m(group: Group, view: ClusterView) -> int:
-    """Return the CPU request of a group's pods in thousandths of a core.
+def _cpu_m(group: Group, nodes: Iterable[Node]) -> int:
+    """Return the CPU request of a group's pods in thousandths of a core. ``nodes``: those that the job can use.
 
-    The request is what the plan needs, but at most half of the free CPU of a planned node, so that the pods fit.
+    The request is what the plan needs, but at most half of the free CPU of a planned node, or the least that is useful
+    there, so that the pods fit.
     """
-    free = sorted((node.free_cpu for node in view.nodes if node.device == group.device), reverse=True)[: group.nodes]
-    half_m = int(500 * min(free, default=0.0))
+    free = sorted((node for node in nodes if node.device == group.device), key=lambda node: -node.free_cpu)
+    room = min((max(useful_cpu(node.cpu), node.free_cpu / 2) for node in free[: group.nodes]), default=0.0)
     needed_m = ceil(100 * group.cpu_per_pod) * 10
-    return max(50, min(needed_m, half_m // 10 * 10))
+    return max(50, min(needed_m, int(100 * room) * 10))
 
 
 def _fitting(job: str, decision: Decision) -> Decision:

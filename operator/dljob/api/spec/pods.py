@@ -171,7 +171,8 @@ class Resources(ApiModel):
         Quantity | None,
         Field(
             description="CPU request, such as 2 or 500m. Default: one CPU per rank, but at most half of the node's "
-            "free CPUs."
+            "free CPUs. A pod gets at least one CPU, or half of a node with fewer than two. Until it is free, the job "
+            "waits."
         ),
     ] = None
     cpu_limit: Annotated[Quantity | None, Field(description="CPU limit, such as 2 or 500m. Default: none.")] = None

@@ -14,8 +14,6 @@ from dljob.cluster.catalogue import GPU_RESOURCES, VENDORS, canonical, gpu
 from dljob.perf.resources.memory import PROCESS_NBYTES
 from dljob.planner.types import Refusal, Request
 
-MIN_CPU = 0.05
-"""CPUs that must be free on a node if the job requests no CPUs. This is the smallest request of a pod."""
 UNEQUAL = 1.5
 """Maximum ratio of CPUs for CPU nodes of one device type. If the CPUs that a rank can use on two such nodes differ by a
 larger factor, the plan has a warning."""
@@ -65,6 +63,20 @@ def _tolerates(tolerations: Iterable[Mapping[str, object]], taint: tuple[str, st
     return False
 
 
+def useful_cpu(node_cpu: float) -> float:
+    """Return the CPUs that must be free for a pod on a node with ``node_cpu`` CPUs, if the job requests none itself.
+
+    It is one CPU, or half of a smaller node. A job waits until so many are free, because ranks on less train too slowly
+    for what they hold, and plans are priced with a whole CPU.
+    """
+    return min(1.0, node_cpu / 2)
+
+
+def usable(request: Request, view: ClusterView) -> list[Node]:
+    """Return the nodes that the job could use, whatever their device."""
+    return [node for node in view.nodes if _why_not(node, request) is None]
+
+
 def _why_not(node: Node, request: Request) -> str | None:
     """Return the reason why the job cannot use the node, or None if it can."""
     for key, value in request.node_selector.items():
@@ -77,7 +89,7 @@ def _why_not(node: Node, request: Request) -> str | None:
             return f"taint {taint[0]}{'=' + taint[1] if taint[1] else ''}:{taint[2]} is not tolerated"
     if node.free_devices < 1:
         return "no free device"
-    cpu = request.cpu_per_pod or MIN_CPU
+    cpu = request.cpu_per_pod or min(useful_cpu(node.cpu), request.cpu_limit_per_pod or node.cpu)
     if node.free_cpu < cpu:
         return f"{node.free_cpu:.3g} CPUs free, {cpu:.3g} needed"
     memory = request.memory_per_pod_nbytes or PROCESS_NBYTES
