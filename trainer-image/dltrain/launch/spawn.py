@@ -38,6 +38,11 @@ class Spawner:
         self._zygote: Process | None = None
         self._watching: Tasks[None] = Tasks()
 
+    @property
+    def zygote(self) -> Process | None:
+        """The process that forks ranks and learns of their ends; None if it does not run."""
+        return self._zygote if self._zygote is not None and not self._zygote.ended.done() else None
+
     def warm(self) -> None:
         """Start the zygote, from which ranks are forked, if it does not run. Do not wait for its imports."""
         if self._zygote is not None and not self._zygote.ended.done():

@@ -112,7 +112,7 @@ class LocalRanks:
     async def _watch_stopped(self) -> None:
         """Report ranks that SIGSTOP has stopped, and those that get too little processor time. Never return.
 
-        Kill a stopped MPI daemon, which ends the attempt.
+        Kill a stopped MPI daemon, or a stopped zygote with its ranks, which ends the attempt.
         """
         stopped, starved = StoppedProcesses(), StarvedProcesses()
         while True:
@@ -120,12 +120,14 @@ class LocalRanks:
             ranks = {run.process: run.rank.rank for run in self.running.values()}
             for process, waited_s in starved.poll(ranks, time.monotonic()).items():
                 self._emit(RankStarved(attempt=self.attempt, rank=ranks[process], waited_s=waited_s))
-            daemon = [self._daemon.process] if self._daemon.process is not None else []
-            for process, stopped_s in stopped.poll([*ranks, *daemon], time.monotonic()).items():
+            helpers = {self._daemon.process: "the MPI daemon", self.spawner.zygote: "the zygote"}
+            known = [process for process in (*ranks, *helpers) if process is not None]
+            for process, stopped_s in stopped.poll(known, time.monotonic()).items():
                 if process in ranks:
                     self._emit(RankStopped(attempt=self.attempt, rank=ranks[process], stopped_s=stopped_s))
                 else:
-                    log.warning("SIGSTOP stopped the MPI daemon %.0f s ago; killing it, so all ranks end", stopped_s)
+                    what = helpers[process]
+                    log.warning("SIGSTOP stopped %s %.0f s ago; killing it, so all ranks end", what, stopped_s)
                     process.kill()
 
     async def begin(self, attempt: str, plan: Plan) -> None:
