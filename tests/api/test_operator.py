@@ -12,7 +12,7 @@ import pytest
 from dlcontract import CheckpointMark, Failure, RunPhase
 from support.cluster.fake_nodes import HollowNodes
 from support.cluster.kubectl import OWNED, Kubectl, KubectlError, condition, no_pods, wait_for
-from support.cluster.live_job import Play
+from support.cluster.live_job import SPEC, Play
 from support.cluster.operator_process import OperatorProcess
 
 pytestmark = pytest.mark.api
@@ -279,3 +279,21 @@ def test_repeated_events_are_counted(play: Play) -> None:
     play.run("twice")
     found = [e for e in play.events("twice") if e["reason"] == "Planned"]
     assert len(found) == 1 and found[0]["count"] == 1 and json.dumps(found[0]["source"])
+
+
+def test_job_that_a_quota_blocks_releases_its_other_pods_and_starts_once_it_may(play: Play) -> None:
+    """Seen before: under a quota of one pod, a job of two held that pod without limit."""
+    quota = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "one-pod"},
+        "spec": {"hard": {"pods": "1"}},
+    }
+    play.kubectl.apply(quota)
+    play.submit("gang", scheduling={**SPEC["scheduling"], "startTimeout": "10s"})
+    play.until_reported("gang", "Admitted", "StartTimedOut", "exceeded quota")
+    no_pods(play.kubectl, "gang", 30)
+    assert play.kubectl.job("gang")["status"]["startTimeouts"] >= 1
+    play.kubectl.delete("resourcequota", "one-pod")
+    play.until_ready("gang")
+    play.kubectl.delete("dljob", "gang")

@@ -253,6 +253,9 @@ class DLJobStatus(ApiModel):
         dict[str, int], Field(description="Faults by cause, whether the ranks restarted or the others continued.")
     ] = {}
     failures: Annotated[int, Field(ge=0, description="Failures that count towards runPolicy.backoffLimit.")] = 0
+    start_timeouts: Annotated[
+        int, Field(ge=0, description="How often in a row not all pods could run, so that all were stopped for a time.")
+    ] = 0
     last_checkpoint: LastCheckpoint | None = None
     start_time: Annotated[datetime | None, Field(description="When the operator first accepted a plan.")] = None
     completion_time: datetime | None = None

@@ -7,7 +7,7 @@ from dljob.api import DLJobSpec, PlanningMode, PlanStatus
 from dljob.job.observed import Observed
 from dljob.job.stored_plan import StoredPlan
 from dljob.planner import Infeasible
-from dljob.reconcile import planning, replan, run
+from dljob.reconcile import admission, planning, replan, run
 from dljob.reconcile.desired import Desired, Draft
 from dljob.reconcile.fence import fence
 from dljob.reconcile.parsed import ParsedJob, parse_observed
@@ -32,7 +32,7 @@ def needs_view(observed: Observed, parsed: ParsedJob | None = None) -> bool:
     if observed.job.deleting:
         return False
     parsed = parsed or parse_observed(observed)
-    return planning.wants_plan(parsed) or (not parsed.finished and replan.undecided(parsed))
+    return planning.wants_plan(parsed) or admission.waits(parsed) or (not parsed.finished and replan.undecided(parsed))
 
 
 def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: ParsedJob | None = None) -> Desired:
@@ -66,6 +66,8 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: P
         bring_down(draft, observed)
     elif target is not None:
         _roll(parsed, draft, parsed.spec, target, config, now)
+        if draft.plan is not None and not admission.admit(parsed, draft, now):
+            admission.release(parsed, draft)
     accepted = parsed.accepted if parsed.accepted is not None and not quiet(observed) else target or parsed.accepted
     return _finish(parsed, draft, accepted, now, plan_only=plan_only)
 
@@ -88,17 +90,22 @@ def _plan(
 ) -> tuple[StoredPlan | None, PlanStatus | None]:
     """Return the plan that should run, and the plan that the status only shows (mode PlanOnly). Either may be None."""
     assert parsed.spec is not None
-    if not planning.wants_plan(parsed):
+    wanted, again = planning.wants_plan(parsed), admission.waits(parsed)
+    if not wanted and not again:
         if parsed.accepted is not None and parsed.spec.planning.mode is not PlanningMode.PLAN_ONLY:
             target = replan.replan(parsed, draft, config, now)
             draft.verdicts.append(planning.planned(target or parsed.accepted))
             return target, None
         return parsed.accepted, None
+    if not wanted and (left_s := admission.back_off_left_s(parsed, now)) > 0:
+        draft.requeue_in(left_s)
+        return None, None
     decision = planning.decide(parsed, config)
     if isinstance(decision, Infeasible):
         draft.verdicts.append(planning.infeasible(decision, parsed))
         draft.requeue_in(planning.RETRY_S if decision.transient else 4 * planning.RETRY_S)
-        return parsed.accepted, None
+        admission.no_plan(parsed.observed, draft)
+        return None if again else parsed.accepted, None
     plan_only = parsed.spec.planning.mode is PlanningMode.PLAN_ONLY
     replan.reset_contradiction(parsed, draft, decision)
     draft.verdicts.append(planning.planned(decision, plan_only=plan_only))
@@ -108,6 +115,7 @@ def _plan(
 def _suspend(parsed: ParsedJob, draft: Draft) -> None:
     observed = parsed.observed
     bring_down(draft, observed)
+    draft.verdicts.append(Verdict(admission.CONDITION, FALSE, "Suspended", "spec.suspend is true"))
     if quiet(observed):
         draft.verdicts.append(
             Verdict("Suspended", TRUE, "Suspended", "spec.suspend is true, and all pods have stopped")
@@ -213,7 +221,7 @@ def _finish(
     draft.verdicts.extend(run.problem_conditions(parsed))
     status = build(
         parsed.observed, parsed.before, draft.verdicts, accepted, parsed.report, now,
-        wanted=draft.wanted, plan_only=plan_only,
+        wanted=draft.wanted, start_timeouts=draft.start_timeouts, plan_only=plan_only,
     )  # fmt: skip
     return Desired(
         objects=tuple(draft.objects),

@@ -78,6 +78,13 @@ class Draft:
     plan: StoredPlan | None = None
     wanted: int = 0
     """Number of pods that should run now."""
+    start_timeouts: int | None = None
+    """New value of ``status.startTimeouts``; None: it does not change."""
+
+    def clear(self) -> None:
+        """Remove what the draft applies, scales and deletes."""
+        self.objects, self.secret, self.scales, self.deletes = [], None, [], []
+        self.plan, self.wanted = None, 0
 
     def requeue_in(self, seconds: float) -> None:
         self.requeues_s.append(max(0.0, seconds))

@@ -211,6 +211,6 @@ def infeasible(found: Infeasible, parsed: ParsedJob) -> Verdict:
     running, text = parsed.accepted, f"{found.field}: {found.message}"
     if limits := [line for line in parsed.defaulted if line.startswith(PLACEMENT)]:
         text = f"{text}; the administrator's defaults apply: {'; '.join(limits)}"
-    if running is not None:
+    if running is not None and not quiet(parsed.observed):
         text = f"{text}; plan {running.plan.number} stays in force"
     return Verdict("Planned", FALSE, found.reason, text)

@@ -93,7 +93,7 @@ def reset_contradiction(parsed: ParsedJob, draft: Draft, new: StoredPlan) -> Non
     """Reset PlanContradicted after a change of the spec, because the condition was about the previous plan."""
     found = find(parsed.before.conditions, CONDITION)
     if found is not None and found.status is TRUE:
-        text = f"plan {new.plan.number} is for the changed spec"
+        text = f"plan {new.plan.number} is new"
         draft.verdicts.append(Verdict(CONDITION, FALSE, "Replanned", text))
 
 

@@ -49,6 +49,7 @@ def build(
     now: datetime,
     *,
     wanted: int = 0,
+    start_timeouts: int | None = None,
     plan_only: PlanStatus | None = None,
 ) -> DLJobStatus:
     """Return the status of a job after this reconcile.
@@ -70,6 +71,8 @@ def build(
         "ready": f"{len(observed.ready_pods)}/{wanted}",
         "groups": _groups(observed, accepted, wanted),
     }
+    if start_timeouts is not None:
+        changes["start_timeouts"] = start_timeouts
     if accepted is not None and before.start_time is None:
         changes["start_time"] = _milliseconds(now)
     done = is_true(conditions, "Complete") or is_true(conditions, "Failed")

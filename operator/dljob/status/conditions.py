@@ -74,6 +74,9 @@ def phase(conditions: tuple[Condition, ...]) -> Phase:
     if is_true(conditions, "Running"):
         return Phase.RUNNING
     running, planned, volume = (find(conditions, kind) for kind in ("Running", "Planned", "VolumeReady"))
+    admitted = find(conditions, "Admitted")
+    if admitted is not None and admitted.status is FALSE and (running is None or running.reason == "NotStarted"):
+        return Phase.PENDING
     if running is not None and running.reason in RECOVERING:
         return Phase.RECOVERING
     if running is not None and running.reason != "NotStarted":

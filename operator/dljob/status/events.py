@@ -11,10 +11,10 @@ from dljob.status.conditions import FALSE, TRUE, find
 _BAD_WHEN_TRUE = {"Failed", "DeviceMismatch", "PlanContradicted"}
 _QUIET = {
     "Starting", "NotStarted", "Stopping", "Stopped", "Finished", "Suspending", "NotSuspended", "Binding",
-    "FetchingDataset",
+    "FetchingDataset", "NoPlan", "Suspended",
 }  # fmt: skip
 """Reasons of conditions that cause no event. They only say that something has not started yet or is over."""
-_QUIET_WHEN_TRUE = {"Accepted", "NotNeeded"}
+_QUIET_WHEN_TRUE = {"Accepted", "NotNeeded", "Starting", "Started"}
 MAX_MESSAGE = 1000
 """Maximum length of an event's message in characters. The API server rejects messages of more than 1024 characters."""
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import Field, WithJsonSchema
 
 from dlcontract import reasons
-from dljob.api.base import ApiModel, Bytes, DnsSubdomain, Quantity, Rule
+from dljob.api.base import ApiModel, Bytes, DnsSubdomain, Duration, Quantity, Rule
 
 
 def map_list(key: str) -> dict[str, Any]:
@@ -151,6 +151,14 @@ class Scheduling(ApiModel):
         Field(
             description="Allow (default): node drains and autoscalers may evict the pods; the job writes a checkpoint "
             "and goes on elsewhere. Avoid: a PodDisruptionBudget and marks for autoscalers prevent that."
+        ),
+    ] = None
+    start_timeout: Annotated[
+        Duration | None,
+        Field(
+            description="If not all pods run within this time, such as 10m, all are stopped, so that other jobs can "
+            "use their nodes. The job is planned again later. Time in which all pods have nodes and pull images or "
+            "fetch data does not count. Default: 5m."
         ),
     ] = None
     priority_class_name: Annotated[DnsSubdomain | None, Field(description="Priority class of the pods.")] = None
