@@ -13,6 +13,7 @@ from dljob.api.overrides import SECRET_LABEL, UNSAFE_MESSAGE, OverridePolicy, se
 from dljob.job.observed import Observed
 from dljob.job.spec_errors import in_words
 from dljob.job.stored_plan import StoredPlan, spec_digest
+from dljob.reconcile.spec_changes import followed
 from dljob.status import FALSE, Verdict, is_true, previous
 
 
@@ -21,10 +22,11 @@ class ParsedJob:
     observed: Observed
     before: DLJobStatus
     spec: DLJobSpec | None
+    """The spec that the operator follows: the job's, or if it refuses a change of that, the spec before the change."""
     refusal: Verdict | None
-    """The condition Accepted of a job whose spec is None: why the operator does not follow the spec."""
+    """The condition Accepted if the operator does not follow the job's spec: why. Set if ``spec`` is None."""
     digest: str | None
-    """Digest of the spec; None if the spec is invalid."""
+    """Digest of ``spec``; None if the spec is invalid."""
     accepted: StoredPlan | None
     plan_problem: str | None
     """Why the stored plan does not parse; None if it does, or if there is none."""
@@ -43,18 +45,21 @@ def _finished(before: DLJobStatus) -> bool:
 def parse_observed(observed: Observed, policy: OverridePolicy = OverridePolicy.ALL) -> ParsedJob:
     spec, problem = _spec(observed)
     before = previous(observed.job)
-    refusal = None if problem is None else Verdict("Accepted", FALSE, "InvalidSpec", problem)
-    if spec is not None and not _finished(before):
-        refusal = _not_allowed(spec, observed.job.may_override, policy)
-    spec = None if refusal else spec
     accepted, plan_problem = _accepted(observed)
     report, report_problem = _report(observed, accepted)
+    refusal = None if problem is None else Verdict("Accepted", FALSE, "InvalidSpec", problem)
+    digest = spec_digest(spec) if spec else None
+    if spec is not None and not _finished(before):
+        found = followed(spec, before, accepted, report)
+        refusal = _not_allowed(found.spec, observed.job.may_override, policy)
+        spec, digest = (None, None) if refusal else (found.spec, found.digest)
+        refusal = refusal or found.refusal
     return ParsedJob(
         observed=observed,
         before=before,
         spec=spec,
         refusal=refusal,
-        digest=spec_digest(spec) if spec else None,
+        digest=digest,
         accepted=accepted,
         plan_problem=plan_problem,
         report=report,

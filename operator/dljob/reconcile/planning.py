@@ -5,6 +5,7 @@ from math import ceil
 
 from dlcontract import Plan
 from dljob.api import ParallelismStrategy, PlanningMode
+from dljob.api.changes import planned_fields
 from dljob.cluster import ClusterView
 from dljob.job.plan_status import plan_status
 from dljob.job.planner_request import planner_request
@@ -87,6 +88,7 @@ def decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
         cpu_m={group.name: _cpu_m(group, view) for group in decision.chosen.groups},
         memory_nbytes=prediction.host_memory_nbytes or max(2**29, prediction.memory_nbytes + 2**28),
         spec_digest=parsed.digest,
+        spec=planned_fields(spec),
         splitting_disabled=splitting_disabled,
         warning=decision.warning,
     )
