@@ -23,6 +23,8 @@ MAX_SET_NAME = 52
 
 Kubernetes appends a hash of 11 characters to the name, and stores both in a pod label of at most 63 characters.
 """
+MAX_PLAN_NBYTES = 2**20 - 2**12
+"""Maximum size of a plan in bytes. A ConfigMap has at most 1 MiB, with its metadata."""
 RETRY_S = 15.0
 """Seconds after which planning is retried if no plan was possible. Changes of nodes also cause a retry."""
 
@@ -82,7 +84,7 @@ def decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
     elif shown is not None and shown.digest == proposed.digest():  # Only the plan's ConfigMap was deleted.
         proposed = proposed.model_copy(update={"number": shown.number})
     prediction = decision.chosen.prediction
-    return StoredPlan(
+    found = StoredPlan(
         plan=proposed,
         status=plan_status(spec, decision, proposed.number, proposed.digest()),
         cpu_m={group.name: _cpu_m(group, view) for group in decision.chosen.groups},
@@ -92,6 +94,19 @@ def decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
         splitting_disabled=splitting_disabled,
         warning=decision.warning,
     )
+    return _too_large(found) or found
+
+
+def _too_large(found: StoredPlan) -> Infeasible | None:
+    """Return that the API server would reject the plan's ConfigMap; None if it would not."""
+    nbytes = sum(len(text.encode()) for text in found.data().values())
+    if nbytes <= MAX_PLAN_NBYTES:
+        return None
+    text = (
+        f"found a plan with {len(found.plan.ranks)} ranks on {found.nodes} nodes, which takes {nbytes} bytes; expected "
+        f"at most {MAX_PLAN_NBYTES}. Lower nodes.max, or use fewer nodes in planning.groups"
+    )
+    return Infeasible("PlanTooLarge", "spec.nodes", text)
 
 
 def _model_parallelism_was_slow(parsed: ParsedJob) -> bool:
