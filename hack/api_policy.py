@@ -1,7 +1,8 @@
 """Compare the CRDs with those of the last release: v1alpha1 changes only additively.
 
 A stored job must stay valid, keep all its fields, and mean the same. Allowed are new optional fields, new enum values,
-wider bounds and other descriptions. A release that needs any other change must serve a new API version.
+wider bounds, other descriptions, and rules that refuse changes only (with ``oldSelf``). A release that needs any other
+change must serve a new API version.
 """
 
 import subprocess
@@ -43,7 +44,9 @@ def breaks(old: Schema, new: Schema, path: str = "") -> Iterator[str]:
         yield f"{path}: found an enum; expected any value, as before"
     known = {rule["rule"] for rule in old.get("x-kubernetes-validations", ())}
     for rule in new.get("x-kubernetes-validations", ()):
-        if rule["rule"] not in known:
+        # A rule that compares an object with its previous state cannot make a stored object invalid.
+        compares = "oldSelf" in rule["rule"] and not rule.get("optionalOldSelf")
+        if rule["rule"] not in known and not compares:
             yield f"{path}: found the new rule {rule['rule']!r}; expected none that a stored object could break"
     for name in set(new.get("required", ())) - set(old.get("required", ())):
         yield f"{path}.{name}: found it required; expected it optional"

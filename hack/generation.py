@@ -15,6 +15,8 @@ import yaml
 import dashboard
 import metriclist
 from dljob.api import crd
+from dljob.api.change_rules import is_change_rule
+from dljob.api.changes import CHANGES, Effect
 from dljob.api.overrides import admission_policy
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -79,6 +81,30 @@ def _rows(schema: Schema, path: str) -> Iterator[str]:
             yield from _rows(inner, here + ("[]" if field.get("type") == "array" else ""))
 
 
+_EFFECTS = {
+    Effect.AT_ONCE: "The change takes effect at once, without a restart.",
+    Effect.RESTART: "The job gets a new plan. Its pods write a checkpoint and stop, and new pods continue from it.",
+    Effect.FIXED: "Until training has begun, as Restart. After that, the API server refuses the change.",
+}
+
+
+def _changes() -> Iterator[str]:
+    """Yield the lines about changes of an existing job, from the table ``dljob.api.changes.CHANGES``."""
+    yield from ("", "### Changes of an existing DLJob", "")
+    yield from (f"- **{effect.value}:** {text}" for effect, text in _EFFECTS.items())
+    yield from (
+        "",
+        "Training has begun if `status.lastCheckpoint` is set, or if `checkpoint.enabled` is true and "
+        "`status.progress.step` is above 0. A job without checkpoints starts each plan from step 0, so all its fields "
+        "may change. After a job has ended, nothing restarts it, and only `spec.runPolicy.ttlSecondsAfterFinished` may "
+        "change. Labels, annotations and other metadata may always change.",
+        "",
+        "| Field | Effect of a change | Note |",
+        "|---|---|---|",
+    )
+    yield from (f"| `spec.{c.path}` | {c.effect.value} | {c.note} |" for c in CHANGES)
+
+
 def reference() -> str:
     """Return docs/reference/api.md: every field of every kind, from the CRDs."""
     lines = [f"<!-- {NOTE}. -->", "# API reference", ""]
@@ -93,13 +119,14 @@ def reference() -> str:
         lines[-1] += {"Namespaced": "namespaced", "Cluster": "one for the whole cluster"}[definition["spec"]["scope"]]
         lines[-1] += f", short name `{definition['spec']['names']['shortNames'][0]}`. {root['description']}"
         for rule in root.get("x-kubernetes-validations", ()):
-            lines += ["", f"**Rule:** {rule['message']}."]
+            lines += [] if is_change_rule(rule) else ["", f"**Rule:** {rule['message']}."]
         for part in ("spec", "status"):
             schema = root["properties"][part]
             lines += ["", f"### {kind} {part}", ""]
             rules = [f"- {rule['message']}" for rule in schema.get("x-kubernetes-validations", ())]
             lines += ["Rules:", *rules, ""] if rules else []
             lines += ["| Field | Type | Default | Meaning |", "|---|---|---|---|", *_rows(schema, part)]
+            lines += _changes() if (kind, part) == ("DLJob", "spec") else []
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
 

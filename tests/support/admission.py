@@ -68,12 +68,37 @@ def _program(rule: str) -> Any:
     return environment.program(environment.compile(rule))
 
 
-def holds(rule: str, value: Any) -> bool:
-    """Return True if a CEL rule holds for ``self = value``. Raise AssertionError if its evaluation fails."""
+def evaluated(expression: str, value: Any, old: Any = None) -> Any:
+    """Evaluate CEL for ``self = value`` and ``oldSelf = old``. Raise AssertionError if that fails."""
+    return _evaluated(expression, {"self": json_to_cel(value)} | ({} if old is None else {"oldSelf": json_to_cel(old)}))
+
+
+def _evaluated(expression: str, given: Json) -> Any:
     try:
-        return bool(_program(rule).evaluate({"self": json_to_cel(value)}))
+        return _program(expression).evaluate(given)
     except CELEvalError as error:
-        raise AssertionError(f"CEL {rule!r} cannot be evaluated for {value!r}: {error}") from error
+        raise AssertionError(f"CEL {expression!r} cannot be evaluated for {given!r}: {error}") from error
+
+
+def holds(rule: str, value: Any, old: Any = None) -> bool:
+    """Return True if a CEL rule holds for ``self = value``. Raise AssertionError if its evaluation fails.
+
+    ``old``: value before an update. Without it, rules about changes hold, as an API server does not evaluate them.
+    """
+    return (old is None and "oldSelf" in rule) or bool(evaluated(rule, value, old))
+
+
+def change_refusals(old: Json, new: Json) -> list[str]:
+    """Return the messages with which an API server refuses to replace the DLJob ``old`` by ``new``.
+
+    The objects are as stored: with defaults.
+    """
+    given = {"self": json_to_cel(new), "oldSelf": json_to_cel(old)}
+    return [
+        str(_evaluated(rule["messageExpression"], given)) if "messageExpression" in rule else rule["message"]
+        for rule in schema_of("DLJob")["x-kubernetes-validations"]
+        if not _evaluated(rule["rule"], given)
+    ]
 
 
 def broken_rules(schema: Json, value: Any, path: str = "") -> Iterator[Broken]:

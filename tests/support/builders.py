@@ -3,6 +3,7 @@
 The real planner, contract and renderer make the objects.
 """
 
+import json
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -11,7 +12,7 @@ from typing import Any
 from dlcontract import Report, RunPhase
 from dljob.cluster import ClusterView, cluster_view
 from dljob.job.observed import SPEC_ANNOTATION, ClaimSeen, ClassSeen, JobSeen, Observed, PodSeen, SetSeen
-from dljob.job.stored_plan import StoredPlan
+from dljob.job.stored_plan import OPERATOR_KEY, StoredPlan
 from dljob.reconcile import Desired
 from dljob.reconcile.parsed import parse_observed
 from dljob.reconcile.planning import decide
@@ -78,6 +79,14 @@ def plan_of(observed: Observed) -> StoredPlan:
     """Return the current plan."""
     assert observed.plan is not None, "the job has no plan"
     return StoredPlan.parse(observed.plan)
+
+
+def without_spec(observed: Observed) -> Observed:
+    """Return the job with its plan in the form of release 0.2, which did not store the spec in it."""
+    assert observed.plan is not None
+    mine = json.loads(observed.plan[OPERATOR_KEY])
+    assert mine.pop("spec")
+    return replace(observed, plan={**observed.plan, OPERATOR_KEY: json.dumps(mine)})
 
 
 def report(observed: Observed, phase: RunPhase = RunPhase.RUNNING, **changes: Any) -> str:

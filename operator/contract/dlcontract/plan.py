@@ -3,14 +3,21 @@
 import hashlib
 import json
 from enum import StrEnum
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
 from dlcontract.collectives import MEASURABLE, CollectiveName
 from dlcontract.failure_rules import FailureRule
 from dlcontract.pods import CHECKPOINT_DIR
+from dlcontract.rank_groups import DOMAIN, RANK_GROUPS, expanded, grouped
 from dlcontract.record import Name, Record
+
+MAX_FULL_NBYTES = 900 * 2**10
+"""Size of the JSON above which the ranks of a plan have their short form, which agents before 0.3 cannot read.
+
+The rest of the 1 MiB of a ConfigMap is for the operator's part of the plan, with at most 64 KiB of spec.
+"""
 
 
 class Role(StrEnum):
@@ -162,6 +169,17 @@ class Plan(Record):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _ranks_are_expanded(cls, given: Any) -> Any:
+        if not isinstance(given, dict) or RANK_GROUPS not in given or "ranks" in given:
+            return given
+        try:
+            ranks = expanded(given)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"{RANK_GROUPS}: found an invalid entry: {type(error).__name__}: {error}") from None
+        return {key: value for key, value in given.items() if key not in (RANK_GROUPS, DOMAIN)} | {"ranks": ranks}
+
     @model_validator(mode="after")
     def _laws_hold(self) -> Self:
         if [r.rank for r in self.ranks] != list(range(len(self.ranks))):
@@ -282,9 +300,23 @@ class Plan(Record):
 
         Fields with their default values are omitted. The trainer's agent (a process in each pod that starts the ranks)
         rejects unknown fields. Because of the omission, an agent of an earlier release accepts a plan that uses no new
-        field. Therefore, the default of a field must never change.
+        field. Therefore, the default of a field must never change. If the text has more than ``MAX_FULL_NBYTES``, its
+        ranks have their short form.
         """
-        fields = self.model_dump(mode="json", by_alias=True, exclude_defaults=True)
+        text = self._full_json()
+        if len(text) <= MAX_FULL_NBYTES:
+            return text
+        if (short := grouped([rank.model_dump(mode="json") for rank in self.ranks])) is None:
+            return text
+        return self._json(short | self._fields(exclude={"ranks"}))
+
+    def _full_json(self) -> str:
+        return self._json(self._fields())
+
+    def _fields(self, exclude: set[str] | None = None) -> dict[str, Any]:
+        return self.model_dump(mode="json", by_alias=True, exclude_defaults=True, exclude=exclude)
+
+    def _json(self, fields: dict[str, Any]) -> str:
         return json.dumps({"schema": self.schema_, **fields}, separators=(",", ":"))
 
     @classmethod
@@ -303,4 +335,4 @@ class Plan(Record):
         and ``expected`` (predicted times).
         """
         body = self.model_copy(update={"number": 1, "term": 1, "expected": Expectation()})
-        return hashlib.sha256(body.to_json().encode()).hexdigest()[:12]
+        return hashlib.sha256(body._full_json().encode()).hexdigest()[:12]

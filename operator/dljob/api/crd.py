@@ -5,7 +5,7 @@ in OpenAPI 3.0. pydantic generates JSON Schema 2020-12, and ``_structural`` tran
 ``rule`` and ``message``, which every supported release understands. The operator also evaluates the same rules.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -13,6 +13,7 @@ from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 
 from dljob.api import DLJobSpec, DLJobStatus, DLProfileSpec, DLProfileStatus, Rule
 from dljob.api.base import GROUP, VERSION, ApiModel
+from dljob.api.change_rules import change_rules
 
 Schema = dict[str, Any]
 
@@ -138,7 +139,7 @@ def _definition(
     status: Schema,
     columns: list[Schema],
     scale: Schema | None = None,
-    rules: tuple[Rule, ...] = (),
+    rules: Sequence[Schema] = (),
 ) -> Schema:
     root: Schema = {
         "description": description,
@@ -153,7 +154,7 @@ def _definition(
         "required": ["spec"],
     }
     if rules:
-        root["x-kubernetes-validations"] = [validation(rule) for rule in rules]
+        root["x-kubernetes-validations"] = list(rules)
     return {
         "apiVersion": "apiextensions.k8s.io/v1",
         "kind": "CustomResourceDefinition",
@@ -188,6 +189,7 @@ def job_definition() -> Schema:
 
     The scale subresource is ``spec.nodes.max``, which ``kubectl scale --replicas`` and autoscalers set.
     """
+    spec = structural_schema(DLJobSpec, defaults=True)
     return _definition(
         kind="DLJob",
         plural="dljobs",
@@ -195,14 +197,14 @@ def job_definition() -> Schema:
         scope="Namespaced",
         description="DLJob is one distributed training job with its objective and limits. dljob plans the number of "
         "nodes, the devices and the local batch sizes, then runs the training and recovers it from faults.",
-        spec=structural_schema(DLJobSpec, defaults=True),
+        spec=spec,
         status=structural_schema(DLJobStatus, defaults=False),
         scale={
             "specReplicasPath": ".spec.nodes.max",
             "statusReplicasPath": ".status.nodes",
             "labelSelectorPath": ".status.selector",
         },
-        rules=(JOB_NAME_RULE,),
+        rules=(validation(JOB_NAME_RULE), *change_rules(spec)),
         columns=[
             _column("Phase", ".status.phase", "string", "Phase of the job."),
             _column("Nodes", ".status.nodes", "integer", "Nodes of the plan."),

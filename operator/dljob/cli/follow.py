@@ -9,7 +9,16 @@ from pydantic import ValidationError
 from dljob.api import DLJobStatus, Phase
 from dljob.planner.types.texts import duration
 
-FOLLOWED_CONDITIONS = {"Planned", "VolumeReady", "PodsReady", "DeviceMismatch", "Failed", "Complete", "Suspended"}
+FOLLOWED_CONDITIONS = {
+    "Accepted",
+    "Planned",
+    "VolumeReady",
+    "PodsReady",
+    "DeviceMismatch",
+    "Failed",
+    "Complete",
+    "Suspended",
+}
 """Types of conditions of a DLJob whose changes ``dljob run`` prints."""
 
 
@@ -45,6 +54,8 @@ class Follower:
             return None
         for condition in status.conditions:
             seen = (condition.status.value, condition.reason, condition.message)
+            if seen[:2] == ("True", "Accepted") and condition.type not in self._said:
+                continue  # Nearly every job is accepted at once.
             if condition.type in FOLLOWED_CONDITIONS and self._said.get(condition.type) != seen:
                 self._said[condition.type] = seen
                 sign = {"True": "", "False": "not ", "Unknown": "perhaps "}[condition.status.value]

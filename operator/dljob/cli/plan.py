@@ -5,10 +5,12 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from dljob.api.defaults import NO_DEFAULTS, JobDefaults
-from dljob.cli import defaults, files, remote, tables
+from dljob.cli import defaults, files, remote, tables, update_check
 from dljob.cli.errors import BadInputError
+from dljob.cluster import ClusterView
 from dljob.job.identity import profile_key
 from dljob.job.plan_status import figures
 from dljob.job.recommendation import Job, Recommendation, recommend
@@ -21,7 +23,8 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         help="show the plan of a DLJob, other candidates and rejected options",
         description="Show the plan that a DLJob would get: candidates with predicted step time, throughput, "
         "efficiency, energy and cost, the bottleneck, and options that were ruled out. The command runs nothing. It "
-        "exits with 1 if no plan is possible, and with 2 for invalid input.",
+        "exits with 1 if no plan is possible, and with 2 for invalid input, or if the job exists and must not be "
+        "changed to the manifest.",
         epilog="cluster.yaml contains nodes: [{name: gpu, count: 4, device: NVIDIA-A100-SXM4-40GB, devices: 8, "
         "cpu: 64, memory: 512Gi, bandwidth: 12.5G}, …]; see docs/explanation/planning.md.",
     )
@@ -47,6 +50,7 @@ def run(given: argparse.Namespace) -> int:
     jobs = files.jobs(given.file)
     known: Mapping[tuple[str, str], Learned] = {}
     operators: tuple[defaults.OperatorPod, ...] = ()
+    refused: list[str] = []
     if given.cluster:
         view = files.cluster(given.cluster)
         known = files.profiles(given.profiles) if given.profiles else known
@@ -56,7 +60,7 @@ def run(given: argparse.Namespace) -> int:
             "profiles. Add --cluster FILE or remove --profiles"
         )
     else:
-        view, known, operators = remote.reach(remote.observe)
+        view, known, operators, refused = remote.reach(lambda api: _observe(api, jobs))
     chosen = defaults.from_file(given.defaults) if given.defaults else None
     code = 0
     for i, job in enumerate(jobs):
@@ -72,7 +76,23 @@ def run(given: argparse.Namespace) -> int:
         if given.plot and isinstance(found.answer, Decision):
             draw(Path(given.plot), i, found, points)
         code = code if isinstance(found.answer, Decision) else 1
-    return code
+    for line in refused:
+        print(f"dljob: {line}", file=sys.stderr)
+    return 2 if refused else code
+
+
+Seen = tuple[ClusterView, Mapping[tuple[str, str], Learned], tuple[defaults.OperatorPod, ...]]
+
+
+async def _observe(api: Any, jobs: Sequence[Job]) -> tuple[*Seen, list[str]]:
+    """Return what ``remote.observe`` does, and why jobs that exist must not be changed to these manifests."""
+    seen = await remote.observe(api)
+    refused = []
+    for job in jobs:
+        namespace = job.namespace or remote.default_namespace()
+        if problem := await update_check.refusal(api, job.manifest, namespace):
+            refused.append(f"{job.name}: {problem}")
+    return *seen, refused
 
 
 def _defaults(job: Job, operators: tuple[defaults.OperatorPod, ...]) -> JobDefaults:

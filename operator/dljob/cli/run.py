@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from dljob.cli import files, remote
+from dljob.cli import files, remote, update_check
 from dljob.cli.errors import BadInputError
 from dljob.cli.follow import Follower
 from dljob.job.recommendation import parse_job
@@ -62,6 +62,8 @@ def run(given: argparse.Namespace) -> int:
 async def _apply_and_follow(api: Any, body: Mapping[str, Any], follow: bool, timeout_s: float | None) -> int:
     from dljob.kube.kinds import DLJOB
 
+    if problem := await update_check.refusal(api, body, body["metadata"]["namespace"]):
+        raise BadInputError(f"{body['metadata']['name']}: {problem}")
     answer = await api.apply(DLJOB, body, owner=remote.FIELD_OWNER, strict=True)
     metadata = answer["metadata"]
     print(f"dljob {metadata['namespace']}/{metadata['name']} applied, generation {metadata['generation']}", flush=True)

@@ -11,6 +11,7 @@ from prometheus_client.process_collector import ProcessCollector
 
 from dlcontract.reasons import PARAMETERS_DIVERGED
 from dljob.api import DLJobStatus, Phase
+from dljob.api.changes import CHANGE_REFUSED, JOB_ENDED
 from dljob.status import find, is_true
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -26,6 +27,12 @@ def _diverged(status: DLJobStatus) -> int:
     failed = find(status.conditions, "Failed")
     last = failed is not None and is_true(status.conditions, "Failed") and failed.reason == PARAMETERS_DIVERGED
     return status.restarts_by_cause.get(PARAMETERS_DIVERGED, 0) + int(last)
+
+
+def _refused(status: DLJobStatus) -> str | None:
+    """Return the message about a refused change of the spec, or None."""
+    accepted = find(status.conditions, "Accepted")
+    return accepted.message if accepted is not None and accepted.reason in (CHANGE_REFUSED, JOB_ENDED) else None
 
 
 class Metrics:
@@ -93,6 +100,12 @@ class Metrics:
             "0, suspect the hardware; status.restartsByCause and the condition Failed show the job.",
             registry=registry,
         )
+        self.changes_refused = Counter(
+            f"{prefix}_changes_refused",
+            "Changes of the spec of a running or ended job that the operator refused. The API server refuses nearly "
+            "all of them itself; if this rises, its CRDs are older than the operator: upgrade them.",
+            registry=registry,
+        )
         self.requests = Counter(
             f"{prefix}_api_requests",
             "Requests to the API server by verb, resource and code. Code 0: no answer.",
@@ -116,12 +129,14 @@ class Metrics:
             self.finished.labels(outcome)
 
     def record_transition(self, before: DLJobStatus, after: DLJobStatus) -> None:
-        """Count the restarts, parameter divergences and finished jobs by which ``after`` differs from ``before``.
+        """Count the restarts, parameter divergences, refused changes and finished jobs that ``before`` lacks.
 
         Also observe the prediction error of a job that has just finished.
         """
         self.recoveries.inc(max(0, after.restarts - before.restarts))
         self.diverged.inc(max(0, _diverged(after) - _diverged(before)))
+        if (refused := _refused(after)) is not None and refused != _refused(before):
+            self.changes_refused.inc()
         for outcome in ("Complete", "Failed"):
             if is_true(after.conditions, outcome) and not is_true(before.conditions, outcome):
                 self.finished.labels(outcome).inc()

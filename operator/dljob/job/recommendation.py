@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pydantic import ValidationError
@@ -32,6 +32,8 @@ class Job:
     name: str
     namespace: str | None
     spec: DLJobSpec
+    manifest: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """The manifest as the user wrote it."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def parse_job(manifest: object) -> Job:
         raise ValueError(f"spec: found {spec!r:.100}; expected a mapping")  # noqa: TRY004 - user input
     namespace = metadata.get("namespace")
     try:
-        return Job(name, str(namespace) if namespace else None, DLJobSpec.model_validate(spec))
+        return Job(name, str(namespace) if namespace else None, DLJobSpec.model_validate(spec), manifest)
     except ValidationError as error:
         raise ValueError(in_words(error)) from None
 

@@ -11,17 +11,16 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
 import dlcontract
 from dljob.api import DLJobSpec, PlanGroup, PlanStatus
+from dljob.api.changes import planned_fields
 from dljob.api.defaults import JobDefaults
 
 OPERATOR_KEY = "operator.json"
 DIGEST_VERSION = "v1"
 """Version of the method of ``spec_digest``. A release with another version must also compute digests of this one."""
-_NOT_IN_DIGEST = ("suspend",)
-_RUN_POLICY_NOT_IN_DIGEST = ("activeDeadlineSeconds", "ttlSecondsAfterFinished", "nodeLostSeconds")
 
 
 @dataclass(frozen=True)
@@ -54,6 +53,10 @@ class StoredPlan(BaseModel):
     ]
     memory_nbytes: Annotated[int, Field(ge=1, description="Main memory of the largest pod.")]
     spec_digest: str
+    spec: Annotated[
+        dict[str, Any] | None,
+        Field(description="planned_fields of the spec. None: a release before 0.3 made the plan."),
+    ] = None
     replans: Annotated[
         int, Field(ge=0, description="Number of plans of this spec that were replaced because of measurements.")
     ] = 0
@@ -97,6 +100,16 @@ class StoredPlan(BaseModel):
     @property
     def nodes(self) -> int:
         return len(self.plan.pods)
+
+    def accepted_spec(self) -> DLJobSpec | None:
+        """Return the spec for which the plan was made, with defaults for the fields that take effect at once.
+
+        Return None if the plan does not contain it, or if it is not valid for this release.
+        """
+        try:
+            return None if self.spec is None else DLJobSpec.model_validate(self.spec, extra="ignore")
+        except ValidationError:
+            return None
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy with the fields in ``update`` changed.
@@ -180,9 +193,5 @@ def spec_digest(spec: DLJobSpec) -> str:
     Fields with their default values are left out, because a release that adds a field with a default must not change
     the digests of existing jobs. A default must therefore never change.
     """
-    manifest = spec.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
-    manifest = {key: value for key, value in manifest.items() if key not in _NOT_IN_DIGEST}
-    policy = manifest.pop("runPolicy", {})
-    if policy := {key: policy[key] for key in policy if key not in _RUN_POLICY_NOT_IN_DIGEST}:
-        manifest["runPolicy"] = policy
+    manifest = planned_fields(spec)
     return f"{DIGEST_VERSION}-{hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:16]}"

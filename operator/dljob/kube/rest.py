@@ -155,16 +155,19 @@ class Api:
         owner: str = FIELD_OWNER,
         force: bool = True,
         strict: bool = False,
+        dry_run: bool = False,
     ) -> Body:
         """Apply an object with server-side apply.
 
         ``owner``: name of the field manager. ``force``: take over fields that other field managers own; otherwise they
-        are a conflict. ``strict``: unknown fields are an error, if the server supports that. If the body has a
-        ``metadata.uid``, any other object of the name, or no object, is a conflict.
+        are a conflict. ``strict``: unknown fields are an error, if the server supports that. ``dry_run``: change
+        nothing, and return the object that would result. If the body has a ``metadata.uid``, any other object of the
+        name, or no object, is a conflict.
         """
         path = kind.path(body["metadata"].get("namespace"), body["metadata"]["name"], subresource)
         params = {"fieldManager": owner, "force": str(force).lower()}
         params |= {"fieldValidation": "Strict"} if strict else {}
+        params |= {"dryRun": "All"} if dry_run else {}
         return await self._call(
             "apply", "PATCH", kind, path, body=body, params=params, content="application/apply-patch+yaml"
         )

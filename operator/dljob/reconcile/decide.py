@@ -12,6 +12,7 @@ from dljob.reconcile.desired import Desired, Draft
 from dljob.reconcile.fence import fence
 from dljob.reconcile.parsed import ParsedJob, parse_observed
 from dljob.reconcile.rollout import bring_down, bring_up, in_force, quiet
+from dljob.reconcile.spec_changes import after_end
 from dljob.reconcile.volume import blocks, volume_ready
 from dljob.render import Names, RenderConfig
 from dljob.status import FALSE, TRUE, Verdict, build, events, find, pods_ready, previous
@@ -45,6 +46,9 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: P
     parsed = replace(parsed, observed=observed) if parsed else parse_observed(observed, defaults=config.job_defaults)
     draft = Draft()
     if parsed.finished:
+        job = observed.job
+        if parsed.own_spec and (change := after_end(parsed.own_spec, job.generation, parsed.before, parsed.accepted)):
+            draft.verdicts.append(change)
         return _finished(parsed, draft, now)
     if parsed.spec is None:
         assert parsed.refusal is not None, "a job without a spec says why"
@@ -52,7 +56,7 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: P
         if parsed.refusal.reason == "SecretNotUsable":
             draft.requeue_in(RECHECK_S)  # The operator does not watch Secrets.
         return _without_spec(parsed, draft, now)
-    draft.verdicts.append(Verdict("Accepted", TRUE, "Accepted", "the spec is valid"))
+    draft.verdicts.append(parsed.refusal or Verdict("Accepted", TRUE, "Accepted", "the spec is valid"))
     if observed.leftovers:
         return _after_predecessor(parsed, draft, now)
     if parsed.plan_problem is not None and not quiet(observed):

@@ -15,6 +15,7 @@ from dljob.job.defaults import applied, with_defaults
 from dljob.job.observed import Observed
 from dljob.job.spec_errors import in_words
 from dljob.job.stored_plan import StoredPlan, spec_digest
+from dljob.reconcile.spec_changes import followed
 from dljob.status import FALSE, Verdict, is_true, previous
 
 
@@ -23,11 +24,15 @@ class ParsedJob:
     observed: Observed
     before: DLJobStatus
     spec: DLJobSpec | None
-    """The job's spec with the administrator's defaults in place of its unset fields."""
+    """The spec that the operator follows, with the administrator's defaults in place of its unset fields.
+
+    It is the job's spec, or if the operator refuses a change of that, the spec before the change."""
+    own_spec: DLJobSpec | None
+    """``spec`` without the defaults."""
     refusal: Verdict | None
-    """The condition Accepted of a job whose spec is None: why the operator does not follow the spec."""
+    """The condition Accepted if the operator does not follow the job's spec: why. Set if ``spec`` is None."""
     digest: str | None
-    """Digest of the spec without defaults; None if the spec is invalid."""
+    """Digest of ``own_spec``; None if the spec is invalid."""
     accepted: StoredPlan | None
     plan_problem: str | None
     """Why the stored plan does not parse; None if it does, or if there is none."""
@@ -53,19 +58,22 @@ def parse_observed(
     """Parse the documents of a job. ``defaults``: those of the installation for jobs without a plan of their spec."""
     spec, problem = _spec(observed)
     before = previous(observed.job)
-    refusal = None if problem is None else Verdict("Accepted", FALSE, "InvalidSpec", problem)
-    if spec is not None and not _finished(before):
-        refusal = _not_allowed(spec, observed.job.may_override, policy)
-    spec = None if refusal else spec
     accepted, plan_problem = _accepted(observed)
     report, report_problem = _report(observed, accepted)
+    refusal = None if problem is None else Verdict("Accepted", FALSE, "InvalidSpec", problem)
     digest = spec_digest(spec) if spec else None
+    if spec is not None and not _finished(before):
+        found = followed(spec, before, accepted, report)
+        refusal = _not_allowed(found.spec, observed.job.may_override, policy)
+        spec, digest = (None, None) if refusal else (found.spec, found.digest)
+        refusal = refusal or found.refusal
     if accepted is not None and (_finished(before) or accepted.spec_digest == digest):
         defaults = accepted.defaults or NO_DEFAULTS
     return ParsedJob(
         observed=observed,
         before=before,
         spec=with_defaults(spec, defaults) if spec else None,
+        own_spec=spec,
         defaults=defaults,
         defaulted=applied(spec, defaults) if spec else (),
         refusal=refusal,

@@ -6,6 +6,7 @@ from math import ceil
 
 from dlcontract import Plan
 from dljob.api import ParallelismStrategy, PlanningMode
+from dljob.api.changes import planned_fields
 from dljob.cluster import Node
 from dljob.job.defaults import applied_prices, prices_of
 from dljob.job.plan_status import plan_status
@@ -25,6 +26,8 @@ MAX_SET_NAME = 52
 
 Kubernetes appends a hash of 11 characters to the name, and stores both in a pod label of at most 63 characters.
 """
+MAX_PLAN_NBYTES = 2**20 - 2**12
+"""Maximum size of a plan in bytes. A ConfigMap has at most 1 MiB, with its metadata."""
 RETRY_S = 15.0
 """Seconds after which planning is retried if no plan was possible. Changes of nodes also cause a retry."""
 
@@ -60,7 +63,7 @@ def decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
     If the new plan differs from the current plan of the job only in its number, the result contains the current plan.
     """
     job, spec, view = parsed.observed.job, parsed.spec, parsed.observed.view
-    assert spec is not None and view is not None and parsed.digest is not None
+    assert spec is not None and view is not None and parsed.digest is not None and parsed.own_spec is not None
     request = planner_request(job.name, spec, _running_batch(parsed), prices_of(parsed.defaults))
     splitting_disabled = _model_parallelism_was_slow(parsed)
     if splitting_disabled:
@@ -87,16 +90,30 @@ def decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
         proposed = proposed.model_copy(update={"number": shown.number})
     prediction, nodes = decision.chosen.prediction, usable(request, view)
     prices = applied_prices(parsed.defaults, (group.device for group in decision.chosen.groups))
-    return StoredPlan(
+    found = StoredPlan(
         plan=proposed,
         status=plan_status(spec, decision, proposed.number, proposed.digest(), (*parsed.defaulted, *prices)),
         cpu_m={group.name: _cpu_m(group, nodes) for group in decision.chosen.groups},
         memory_nbytes=prediction.host_memory_nbytes or max(2**29, prediction.memory_nbytes + 2**28),
         spec_digest=parsed.digest,
+        spec=planned_fields(parsed.own_spec),
         splitting_disabled=splitting_disabled,
         warning=decision.warning,
         defaults=None if parsed.defaults.empty else parsed.defaults,
     )
+    return _too_large(found) or found
+
+
+def _too_large(found: StoredPlan) -> Infeasible | None:
+    """Return that the API server would reject the plan's ConfigMap; None if it would not."""
+    nbytes = sum(len(text.encode()) for text in found.data().values())
+    if nbytes <= MAX_PLAN_NBYTES:
+        return None
+    text = (
+        f"found a plan with {len(found.plan.ranks)} ranks on {found.nodes} nodes, which takes {nbytes} bytes; expected "
+        f"at most {MAX_PLAN_NBYTES}. Lower nodes.max, or use fewer nodes in planning.groups"
+    )
+    return Infeasible("PlanTooLarge", "spec.nodes", text)
 
 
 def _model_parallelism_was_slow(parsed: ParsedJob) -> bool:

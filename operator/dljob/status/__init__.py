@@ -3,7 +3,7 @@
 The inputs are the job's plan, the observed state of its objects and the verdicts of the checks in a reconcile.
 """
 
-from dljob.status.build import build, previous
+from dljob.status.build import build, previous, readable_status
 from dljob.status.conditions import FALSE, RECOVERING, TRUE, UNKNOWN, Verdict, find, is_true
 from dljob.status.events import Event, events
 from dljob.status.patch import merge_patch
@@ -24,4 +24,5 @@ __all__ = [
     "merge_patch",
     "pods_ready",
     "previous",
+    "readable_status",
 ]

@@ -1,9 +1,10 @@
 """Build the DLJobStatus of a job."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from math import isfinite
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -25,11 +26,13 @@ from dljob.status.conditions import Verdict, is_true, merge, phase
 
 
 def previous(job: JobSeen) -> DLJobStatus:
-    """Return the current status. Unknown and invalid fields (of a later release, or edited by hand) are dropped.
+    """Return the current status. Valid conditions and times stay, so that a finished job is not started again."""
+    return readable_status(job.status)
 
-    Conditions and times that are valid stay, so that a finished job is not started again.
-    """
-    status = dict(job.status)
+
+def readable_status(given: Mapping[str, Any]) -> DLJobStatus:
+    """Return a status without its unknown and invalid fields, which a later release or an edit by hand has written."""
+    status = dict(given)
     while True:
         try:
             return DLJobStatus.model_validate(status, extra="ignore")

@@ -15,6 +15,8 @@ _QUIET = {
 }  # fmt: skip
 """Reasons of conditions that cause no event. They only say that something has not started yet or is over."""
 _QUIET_WHEN_TRUE = {"Accepted", "NotNeeded", "Starting", "Started"}
+_NEWS_BY_MESSAGE = {("Planned", TRUE), ("Accepted", FALSE)}
+"""Conditions that cause an event also if only their message changes: another plan, or another problem of the spec."""
 MAX_MESSAGE = 1000
 """Maximum length of an event's message in characters. The API server rejects messages of more than 1024 characters."""
 
@@ -42,7 +44,7 @@ def events(before: Iterable[Condition], after: Iterable[Condition]) -> tuple[Eve
 
 def _is_news(old: Condition | None, new: Condition) -> bool:
     if old is not None and (old.status, old.reason) == (new.status, new.reason):
-        return new.type == "Planned" and new.status is TRUE and old.message != new.message  # another plan
+        return (new.type, new.status) in _NEWS_BY_MESSAGE and old.message != new.message
     if new.status is TRUE:
         return new.reason not in _QUIET_WHEN_TRUE
     if new.type in _BAD_WHEN_TRUE:

@@ -38,6 +38,7 @@ ALLOWED = {
     "more values": changed("properties", "b", enum=["x", "y", "z"]),
     "new field": changed("properties", d={"type": "string", "default": "new"}),
     "no longer required": changed(required=[]),
+    "new rule about changes": changed(**{"x-kubernetes-validations": [{"rule": "self.a >= oldSelf.a"}]}),
 }
 FORBIDDEN = {
     "removed field": (changed("properties", c=None), ".c: found it removed"),
@@ -51,6 +52,10 @@ FORBIDDEN = {
     "tighter items": (changed("properties", "c", "items", maxLength=4), ".c[]: found maxLength 4"),
     "required": (changed(required=["a", "b"]), ".b: found it required"),
     "new rule": (changed(**{"x-kubernetes-validations": [{"rule": "self.a > 1"}]}), "found the new rule"),
+    "new rule about changes and new objects": (
+        changed(**{"x-kubernetes-validations": [{"rule": "self.a >= oldSelf.orValue(1)", "optionalOldSelf": True}]}),
+        "found the new rule",
+    ),
 }
 
 

@@ -9,6 +9,7 @@ import yaml
 
 import generation
 from dljob.api import DLJobSpec, DLJobStatus, crd
+from dljob.api.change_rules import is_change_rule
 from support.admission import closed, defaulted, schema_of
 from support.schema_validation import assert_valid
 
@@ -77,10 +78,12 @@ def test_lists_with_rules_inside_are_bounded() -> None:
             assert "maxItems" in node, path
 
 
-def test_rules_only_use_fields_of_kubernetes_1_25() -> None:
+def test_rules_only_use_fields_of_kubernetes_1_29() -> None:
     rules = [rule for _, node in ALL_NODES for rule in node.get("x-kubernetes-validations", ())]
     assert len(rules) >= 8
-    assert all(set(rule) == {"rule", "message"} and "\n" not in rule["message"] for rule in rules)
+    assert all(set(rule) - {"messageExpression"} == {"rule", "message"} for rule in rules)
+    assert all(is_change_rule(rule) for rule in rules if "messageExpression" in rule)
+    assert not any("\n" in rule["message"] for rule in rules)
 
 
 def test_every_spec_field_has_a_description() -> None:

@@ -112,7 +112,7 @@ def test_without_defaults_nothing_is_stored_or_shown() -> None:
 
 
 def test_a_job_whose_spec_changes_gets_the_new_defaults() -> None:
-    observed = changed(running(config(FIRST)), globalBatchSize=90)
+    observed = changed(running(config(FIRST)), epochs=6)
     labelled = nodes({"name": "e", "count": 3, "cpu": 2, "memory": "4Gi", "labels": {"pool": "elsewhere"}})
     observed = replace(observed, view=labelled)
     second = config({**SECOND, "runPolicy": {}})

@@ -8,7 +8,20 @@ from dlcontract import RunPhase
 from dljob.api import Phase
 from dljob.job.observed import ClaimSeen, ClassSeen
 from dljob.reconcile import Scale, Target, needs_view
-from support.builders import CPUS, DIGITS, NOW, Json, after, changed, nodes, plan_of, report, seen, settled
+from support.builders import (
+    CPUS,
+    DIGITS,
+    NOW,
+    Json,
+    after,
+    changed,
+    nodes,
+    plan_of,
+    report,
+    seen,
+    settled,
+    without_spec,
+)
 from support.job_lifecycle import (
     DOWN,
     OUTCOME,
@@ -266,7 +279,7 @@ class TestSuspend:
 
 class TestChanges:
     def test_old_pods_stop_before_pods_of_the_next_plan_start(self) -> None:
-        observed = changed(training(), globalBatchSize=192)
+        observed = changed(training(step=0), globalBatchSize=192)
         assert needs_view(observed)
         leaving = step(observed)
         assert (leaving.scales, leaving.objects) == (DOWN, ())
@@ -304,7 +317,8 @@ class TestChanges:
         ],
     )
     def test_change_that_contradicts_the_checkpoint_is_rejected(self, changes: Json, field: str) -> None:
-        running = training(last_checkpoint={"step": 7, "unix_s": 1.0})
+        """The plan is of release 0.2. ``test_spec_changes`` has the tests of plans that contain their spec."""
+        running = without_spec(training(last_checkpoint={"step": 7, "unix_s": 1.0}))
         observed = changed(running, **changes)
         desired = step(observed)
         assert verdict(desired, "Planned") == ("False", "CheckpointContradicted")
@@ -316,7 +330,7 @@ class TestChanges:
         assert verdict(step(back), "Planned") == ("True", "Planned")
 
     def test_old_report_does_not_end_the_new_plan(self) -> None:
-        observed = changed(training(), globalBatchSize=192)
+        observed = changed(training(step=0), globalBatchSize=192)
         empty = settled(after(observed, step(observed)))
         new = settled(after(empty, step(empty)))
         old = replace(new, report=report(observed, RunPhase.SUCCEEDED, outcome=OUTCOME))

@@ -204,5 +204,5 @@ def test_plan_contradicted_is_reset_for_a_new_spec(reason: str) -> None:
         judged = step(observed, 30)
         assert verdict(judged, "PlanContradicted") == ("True", reason)
         observed = after(observed, judged)
-    edited = step(changed(observed, globalBatchSize=48), 31)
+    edited = step(changed(observed, steps=90_000), 31)
     assert verdict(edited, "PlanContradicted") == ("False", "Replanned")

@@ -242,7 +242,9 @@ class TestEnds:
         for again in (ended, changed(ended, epochs=9), changed(ended, suspend=True), replace(ended, report=None)):
             assert not needs_view(again)
             desired = step(again, 60)
-            assert (desired.scales, desired.objects, desired.measurements, desired.events) == ((), (), None, ())
+            assert (desired.scales, desired.objects, desired.measurements) == ((), (), None)
+            reported = ["JobEnded"] if again.job.spec["epochs"] == 9 else []
+            assert [event.reason for event in desired.events] == reported
             assert (status(desired).phase, status(desired).completion_time) == (Phase.COMPLETE, NOW)
             assert status(desired).result == status(step(observed)).result
 

@@ -36,6 +36,24 @@ START_DEADLINE_S = 900.0
 time."""
 
 
+MAX_MEASURES = 1024
+"""Maximum number of ranks whose measurements are in the report. A rank takes up to 370 bytes, and the operator reads at
+most 512 KiB."""
+MAX_MISMATCHES = 256
+"""Maximum number of mismatches in the report. One of them suffices for the condition and keeps profiles unchanged."""
+
+
+def _sampled(measures: list[RankMeasure]) -> tuple[RankMeasure, ...]:
+    """Return at most MAX_MEASURES of the measures, in order: the first of each device type, and equally spaced ones."""
+    if len(measures) <= MAX_MEASURES:
+        return tuple(measures)
+    chosen = {measure.device: n for n, measure in reversed(list(enumerate(measures)))}
+    places = {*chosen.values()}
+    rest = MAX_MEASURES - len(places)
+    places |= {n * len(measures) // rest for n in range(rest)}
+    return tuple(measures[n] for n in sorted(places)[:MAX_MEASURES])
+
+
 class Ledger:
     """Accumulate the messages that ranks send, from which ``report`` makes the job's report to the operator.
 
@@ -202,14 +220,14 @@ class Ledger:
             step_s=step.step_s if step else None,
             samples_per_s=step.samples_per_s if step else None,
             world_size=self._world_size,
-            ranks=tuple(self._measures[n] for n in sorted(self._measures))[:4096],
+            ranks=_sampled([self._measures[n] for n in sorted(self._measures)]),
             restarts=self.restarts,
             failures=self.failures,
             failure=self.failure,
             last_checkpoint=self._checkpoint,
             startup=self.startup,
             outcome=self.outcome,
-            mismatches=self.mismatches()[:4096],
+            mismatches=self.mismatches()[:MAX_MISMATCHES],
             probes=tuple(self._probes.values())[:1024],
             link_latency_s=self._link[0],
             link_bandwidth_Bps=self._link[1],

@@ -1,0 +1,64 @@
+"""A short form of the ranks of a plan, for plans that are too large for a ConfigMap otherwise.
+
+A rank takes about 300 bytes of JSON, and a ConfigMap has at most 1 MiB. The short form names each pod once and counts
+equal local batch sizes, so 4,096 ranks take at most about 0.3 MiB.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+RANK_GROUPS = "rank_groups"
+"""Key of the short form in a plan's JSON. It replaces the key ``ranks``."""
+DOMAIN = "rank_domain"
+"""Key of the DNS domain of all pods. A pod's host is ``<pod>.<domain>``."""
+_COMMON = ("group", "device", "gpu")
+
+
+def grouped(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    """Return the fields of the short form, or None if it cannot express these ranks.
+
+    ``ranks``: in rank order, each with all fields of a Rank as JSON. The short form has one entry for consecutive ranks
+    of one group: the names of the pods, and (local batch size, number of consecutive ranks with it). All pods of an
+    entry have equally many ranks.
+    """
+    entries = []
+    for common, members in groupby(ranks, lambda rank: tuple(rank[key] for key in _COMMON)):
+        rows = list(members)
+        shares = [rank["share"] for rank in rows]
+        entry: dict[str, Any] = dict(zip(_COMMON, common, strict=True))
+        entry["pods"] = list(dict.fromkeys(rank["pod"] for rank in rows))
+        entry["shares"] = [[share, sum(1 for _ in equal)] for share, equal in groupby(shares)]
+        entries.append(entry)
+    pod, host = ranks[0]["pod"], ranks[0]["host"]
+    short = {DOMAIN: host.removeprefix(f"{pod}."), RANK_GROUPS: entries}
+    try:
+        return short if expanded(short) == list(ranks) else None
+    except ValueError:  # Pods with different numbers of ranks.
+        return None
+
+
+def expanded(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the ranks of the short form in ``plan``. Raise ValueError if it is invalid."""
+    ranks: list[dict[str, Any]] = []
+    for entry in plan[RANK_GROUPS]:
+        shares = [share for share, count in entry["shares"] for _ in range(count)]
+        pods, of_pod = entry["pods"], len(shares) // max(1, len(entry["pods"]))
+        if of_pod * len(pods) != len(shares):
+            raise ValueError(
+                f"{RANK_GROUPS}: found {len(shares)} ranks in {len(pods)} pods; expected equally many each"
+            )
+        for i, share in enumerate(shares):
+            pod = pods[i // of_pod]
+            ranks.append(
+                {
+                    "rank": len(ranks),
+                    "pod": pod,
+                    "host": f"{pod}.{plan[DOMAIN]}",
+                    **{key: entry[key] for key in _COMMON},
+                    "local_rank": i % of_pod,
+                    "share": share,
+                    "role": "worker" if share else "server",
+                }
+            )
+    return ranks

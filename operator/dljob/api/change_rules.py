@@ -1,0 +1,123 @@
+"""CEL transition rules of the CRD, which refuse a change of a spec that the table ``changes.CHANGES`` does not allow.
+
+API servers evaluate rules with ``oldSelf`` only for updates. The rules compare the specs, and a write of the status
+does not change the spec, so they never refuse it. They do not refuse an unchanged spec either, whatever it contains.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from dljob.api.changes import AS_BEGUN, BATCH_OUT_OF_RANGE, CHANGE_REFUSED, ENDED, FIXED, Change, Compared, ended_paths
+
+Schema = Mapping[str, Any]
+_STATUS, _CHECKPOINT = "oldSelf.status", "oldSelf.spec.checkpoint"
+HAS_ENDED = f"has({_STATUS}) && has({_STATUS}.completionTime)"
+HAS_BEGUN = (
+    f"has({_STATUS}) && (has({_STATUS}.lastCheckpoint) || "
+    f"(!has({_CHECKPOINT}) || !has({_CHECKPOINT}.enabled) || {_CHECKPOINT}.enabled) && "
+    f"has({_STATUS}.progress) && {_STATUS}.progress.step > 0)"
+)
+_REFUSED_BEFORE = (
+    f"has({_STATUS}) && has({_STATUS}.conditions) && {_STATUS}.conditions.exists(c, "
+    f"c.type == 'Accepted' && c.status == 'False' && c.reason == '{CHANGE_REFUSED}')"
+)
+"""True if the spec contains a change that only the operator has refused. The fields may then be set back."""
+
+
+_PLAN, _RANGE = f"{_STATUS}.plan", "self.spec.batchSizeRange"
+_BATCH = f"{_PLAN}.batchChoice.globalBatchSize"
+_BATCH_RANGE = {
+    "rule": f"(has({_RANGE}) ? has(oldSelf.spec.batchSizeRange) && {_RANGE} == oldSelf.spec.batchSizeRange : "
+    f"!has(oldSelf.spec.batchSizeRange)) || {HAS_ENDED} || !({HAS_BEGUN}) || !has({_PLAN}) || "
+    f"!has({_PLAN}.batchChoice) || (has({_RANGE}) ? (has({_RANGE}.min) ? {_RANGE}.min : self.spec.globalBatchSize) <= "
+    f"{_BATCH} && {_BATCH} <= {_RANGE}.max : self.spec.globalBatchSize == {_BATCH})",
+    "message": f"{BATCH_OUT_OF_RANGE}status.plan.batchChoice.globalBatchSize{AS_BEGUN}",
+}
+"""The operator has chosen the global batch size of a job with a range, which therefore must stay in the range."""
+
+
+def change_rules(spec: Schema) -> list[dict[str, str]]:
+    """Return the items of ``x-kubernetes-validations`` at the CRD's root. ``spec``: the structural schema of the spec.
+
+    A ``messageExpression`` shows both values. Kubernetes supports it since 1.29. Numbers have none, because the API
+    server does not bound the length of a number as text, and rejects the CRD: the expression might cost too much.
+    """
+    sections = ended_paths(tuple(spec["properties"]))
+    return [*(_fixed(change, spec) for change in FIXED), _BATCH_RANGE, *(_ended(path, spec) for path in sections)]
+
+
+def is_change_rule(rule: Mapping[str, str]) -> bool:
+    """Return True if the rule compares an object with its previous state."""
+    return "oldSelf" in rule["rule"]
+
+
+def _fixed(change: Change, spec: Schema) -> dict[str, str]:
+    field, value = f"spec.{change.path}", _value(change.path, spec)
+    if change.compared is Compared.PRESENCE:
+        value = f"({_has(change.path, spec)} && size(self.{field}) > 0)"
+    same = f"{value} == {_old(value)}"
+    if change.compared is Compared.SET_VALUE:
+        same = f"{same} || {value} == '' || {_old(value)} == ''"
+    rule = {
+        "rule": f"{same} || {HAS_ENDED} || !({HAS_BEGUN}) || {_REFUSED_BEFORE}",
+        "message": f"{field}: found another value; expected the former one{AS_BEGUN}",
+    }
+    if change.compared is not Compared.PRESENCE and _schema(change.path, spec)["type"] in ("integer", "number"):
+        return rule
+    text = f"({value} ? 'a value' : 'no value')" if change.compared is Compared.PRESENCE else _text(change.path, spec)
+    return rule | {"messageExpression": f"'{field}: found ' + {text} + '; expected ' + {_old(text)} + '{AS_BEGUN}'"}
+
+
+def _ended(path: str, spec: Schema) -> dict[str, str]:
+    field, is_set = f"self.spec.{path}", _has(path, spec)
+    same = f"{field} == {_old(field)}"
+    if is_set:
+        same = f"({is_set} ? {_old(is_set)} && {same} : !({_old(is_set)}))"
+    return {"rule": f"{same} || !({HAS_ENDED})", "message": f"spec.{path}{ENDED}"}
+
+
+def _old(expression: str) -> str:
+    """Return the expression for the object before the change."""
+    return re.sub(r"\bself\.", "oldSelf.", expression)
+
+
+def _value(path: str, spec: Schema) -> str:
+    """Return the CEL expression of a field's value. An unset field has its default.
+
+    Without a default, it counts as empty text or 0, which the bounds of such fields exclude.
+    """
+    schema, is_set = _schema(path, spec), _has(path, spec)
+    unset = schema.get("default", "" if schema["type"] == "string" else 0)
+    return f"({is_set} ? self.spec.{path} : {_literal(unset)})" if is_set else f"self.spec.{path}"
+
+
+def _text(path: str, spec: Schema) -> str:
+    """Return the CEL expression of the value of a string or a boolean as text."""
+    schema, field, is_set = _schema(path, spec), f"self.spec.{path}", _has(path, spec)
+    text = f"({field} ? 'true' : 'false')" if schema["type"] == "boolean" else field
+    unset = str(_literal(schema["default"])).strip("'") if "default" in schema else "no value"
+    return f"({is_set} ? {text} : '{unset}')" if is_set else text
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"'{value}'" if isinstance(value, str) else str(value)
+
+
+def _schema(path: str, spec: Schema) -> Schema:
+    found = spec
+    for name in path.split("."):
+        found = found["properties"][name]
+    return found
+
+
+def _has(path: str, spec: Schema) -> str:
+    """Return the CEL condition that a field and the sections around it are set; empty if they are required."""
+    names, found, parts = path.split("."), spec, []
+    for n, name in enumerate(names, 1):
+        if name not in found.get("required", ()):
+            parts.append(f"has(self.spec.{'.'.join(names[:n])})")
+        found = found["properties"][name]
+    return " && ".join(parts)

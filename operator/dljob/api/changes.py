@@ -1,0 +1,299 @@
+"""What a change of the spec of an existing job does. ``CHANGES`` is the only table.
+
+It determines the CEL rules of the CRD (``change_rules``), the operator's own check (``refused_change``), the digest of
+a spec (``planned_fields``) and the table in docs/reference/api.md.
+
+Training has begun for a job that has a checkpoint, or that will write one when its pods stop: a change that contradicts
+this checkpoint would fail the job, have no effect, or lose the progress. Before, and without checkpoints, every pod
+starts from step 0, and the user may change everything.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from dljob.api.spec import DLJobSpec
+from dljob.api.status import ConditionStatus, DLJobStatus
+
+Json = Mapping[str, Any]
+
+
+class Effect(StrEnum):
+    """What a change of a field does to a job that has a plan."""
+
+    AT_ONCE = "At once"
+    """It takes effect without a restart."""
+    RESTART = "Restart"
+    """The job gets a new plan, its pods write a checkpoint and stop, and new pods continue from the checkpoint."""
+    FIXED = "Fixed"
+    """It acts as RESTART until training has begun. After that it is refused."""
+
+
+class Compared(StrEnum):
+    """Which part of a field must not change."""
+
+    VALUE = "value"
+    PRESENCE = "presence"
+    """Whether the field has a value. Another value is allowed."""
+    SET_VALUE = "set value"
+    """The value, if it is set before and after the change. It may be added and removed."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """A row of the table. ``path``: a field of the spec. A row is valid for all fields inside, too.
+
+    ``note``: for users; why the field is fixed, or what they should know. ``compared``: for Effect.FIXED.
+    """
+
+    path: str
+    effect: Effect
+    note: str = ""
+    compared: Compared = Compared.VALUE
+    after_end: bool = False
+    """True if the field may change after the job has ended."""
+
+
+def _rows(effect: Effect, notes: Mapping[str, str]) -> tuple[Change, ...]:
+    """Return rows for fields with the same effect. ``notes``: path → note."""
+    return tuple(Change(path, effect, note) for path, note in notes.items())
+
+
+_IN_CHECKPOINT = "The checkpoint's value counts."
+
+CHANGES: tuple[Change, ...] = (
+    *_rows(
+        Effect.AT_ONCE,
+        {
+            "suspend": "The pods write a checkpoint and stop, or start again.",
+            "runPolicy.activeDeadlineSeconds": "",
+            "runPolicy.nodeLostSeconds": "",
+            "scheduling.startTimeout": "",
+        },
+    ),
+    Change("runPolicy.ttlSecondsAfterFinished", Effect.AT_ONCE, "Also after the job has ended.", after_end=True),
+    Change("model.name", Effect.FIXED, "A checkpoint fits one model."),
+    Change("dataset.name", Effect.FIXED, "The order of samples, and often the model's shape, depend on it."),
+    Change("dataset.samples", Effect.FIXED, "The order of samples depends on it."),
+    Change(
+        "dataset.sha256",
+        Effect.FIXED,
+        "Another checksum means other data. It may be added and removed.",
+        Compared.SET_VALUE,
+    ),
+    Change("globalBatchSize", Effect.FIXED, "The order of samples, epochs and the learning rate depend on it."),
+    Change("seed", Effect.FIXED, "The order of samples depends on it."),
+    Change("optimizer.name", Effect.FIXED, "A checkpoint fits one optimizer."),
+    Change("optimizer.momentum", Effect.FIXED, _IN_CHECKPOINT),
+    Change("optimizer.weightDecay", Effect.FIXED, _IN_CHECKPOINT),
+    Change("optimizer.findLearningRate", Effect.FIXED, "The rate is searched before the first step."),
+    Change("trainer.framework", Effect.FIXED, "Each framework has its own kind of script."),
+    Change(
+        "trainer.command",
+        Effect.FIXED,
+        "A built-in model and a script do not continue each other. Another command takes effect by a restart.",
+        Compared.PRESENCE,
+    ),
+    Change("checkpoint.volume.claimName", Effect.FIXED, "The checkpoint is in this claim."),
+    Change("checkpoint.volume.storageClassName", Effect.FIXED, "The claim exists."),
+    Change("checkpoint.volume.size", Effect.FIXED, "The claim exists. Edit the claim to expand it."),
+    Change("checkpoint.volume.reclaimPolicy", Effect.FIXED, "The claim exists."),
+    *_rows(
+        Effect.RESTART,
+        {
+            "model.hints": "",
+            "model.syncBatchNorm": "",
+            "dataset.uri": "For another place of the same data. The checksum proves that it is the same.",
+            "dataset.sampleBytes": "",
+            "dataset.size": "",
+            "dataset.secretName": "",
+            "dataset.cacheClaimName": "",
+            "batchSizeRange": "It must contain the global batch size of the checkpoint (`status.plan.batchChoice`).",
+            "epochs": "A job that has trained as long already completes.",
+            "steps": "A job that has trained as long already completes.",
+            "optimizer.learningRate": "",
+            "optimizer.learningRateScaling": "",
+            "trainer.image": "",
+            "trainer.imagePullPolicy": "",
+            "trainer.imagePullSecrets": "",
+            "trainer.args": "",
+            "trainer.env": "",
+            "nodes": "Also by the scale subresource.",
+            "devices": "",
+            "objective": "",
+            "planning": "`mode: PlanOnly` stops the pods.",
+            "collective": "",
+            "gradientCompression": "",
+            "parallelism": "",
+            "checkpoint.enabled": "false: the job starts again from step 0.",
+            "checkpoint.interval": "",
+            "checkpoint.keep": "",
+            "runPolicy.backoffLimit": "",
+            "runPolicy.failureRules": "",
+            "runPolicy.compareParametersSteps": "",
+            "runPolicy.terminationGracePeriodSeconds": "",
+            "scheduling": "",
+            "resources": "",
+            "podTemplateOverrides": "",
+        },
+    ),
+)
+FIXED = tuple(change for change in CHANGES if change.effect is Effect.FIXED)
+_AT_ONCE = tuple(change.path for change in CHANGES if change.effect is Effect.AT_ONCE)
+AFTER_END = tuple(change.path for change in CHANGES if change.after_end)
+
+CHANGE_REFUSED = "ChangeRefused"
+JOB_ENDED = "JobEnded"
+AS_BEGUN = ", as when training began. Set it back, or delete the job and create it again to train from the beginning"
+BATCH_OUT_OF_RANGE = "spec.batchSizeRange: found a range without the job's global batch size; expected one with "
+ENDED = (
+    f": found a change after the job has ended; expected changes of {', '.join(AFTER_END)} only, because no other has "
+    "an effect. Create a new job, with another name or after you delete this one"
+)
+
+
+@dataclass(frozen=True)
+class RefusedChange:
+    """Why a change of a spec has no effect. ``reason``: of the condition Accepted."""
+
+    reason: str
+    message: str
+
+
+def change_of(path: str) -> Change:
+    """Return the row of the table for a field of the spec, such as ``nodes.max``. Raise KeyError if there is none."""
+    found = [change for change in CHANGES if f"{path}.".startswith(f"{change.path}.")]
+    if not found:
+        raise KeyError(path)
+    return found[0]
+
+
+def refused_change(old: DLJobSpec, new: DLJobSpec, status: DLJobStatus, *, begun: bool = False) -> RefusedChange | None:
+    """Return why a job with the spec ``old`` must not get the spec ``new``; None if the change takes effect.
+
+    ``begun``: True if the training has begun although ``status`` does not show it yet.
+    """
+    before, after = old.manifest(), new.manifest()
+    if status.completion_time is not None:
+        changed = ended_changes(before, after)
+        text = f"{', '.join(f'spec.{path}' for path in changed)}{ENDED}"
+        return RefusedChange(JOB_ENDED, text) if changed else None
+    if not (begun or has_begun(old, status)):
+        return None
+    differences = [_difference(change, _at(before, change.path), _at(after, change.path)) for change in FIXED]
+    found = "; ".join(text for text in differences if text)
+    return RefusedChange(CHANGE_REFUSED, f"{found}{AS_BEGUN}") if found else None
+
+
+def has_begun(spec: DLJobSpec, status: DLJobStatus) -> bool:
+    """Return True if the job has a checkpoint, or has made a step and therefore writes one when its pods stop."""
+    stepped = status.progress is not None and status.progress.step > 0
+    return status.last_checkpoint is not None or (spec.checkpoint.enabled and stepped)
+
+
+def refused_update(old: DLJobSpec, new: DLJobSpec, status: DLJobStatus) -> RefusedChange | None:
+    """Return why a client must not send the spec ``new`` for a job that has the spec ``old``, as the API server does.
+
+    If the job's spec already has a change that the operator has refused, the operator also decides on the next one.
+    """
+    found = refused_change(old, new, status)
+    if found is not None and (found.reason == JOB_ENDED or not _is_refused(status)):
+        return found
+    return _batch_out_of_range(old, new, status)
+
+
+def _batch_out_of_range(old: DLJobSpec, new: DLJobSpec, status: DLJobStatus) -> RefusedChange | None:
+    """Return that a changed range lacks the chosen global batch size of a job that has begun; otherwise None.
+
+    The operator refuses such a range when it plans (``reconcile.planning``).
+    """
+    choice, bounds = status.plan.batch_choice if status.plan is not None else None, new.batch_size_range
+    if choice is None or bounds == old.batch_size_range or not has_begun(old, status):
+        return None
+    batch = choice.global_batch_size
+    least, most = (bounds.min or new.global_batch_size, bounds.max) if bounds else (new.global_batch_size,) * 2
+    if least <= batch <= most:
+        return None
+    return RefusedChange(CHANGE_REFUSED, f"{BATCH_OUT_OF_RANGE}{batch}{AS_BEGUN}")
+
+
+def _is_refused(status: DLJobStatus) -> bool:
+    """Return True if the operator has refused a change of the spec, so that somebody must set fields back."""
+    return any(
+        (c.type, c.status, c.reason) == ("Accepted", ConditionStatus.FALSE, CHANGE_REFUSED) for c in status.conditions
+    )
+
+
+def ended_changes(before: Json, after: Json) -> tuple[str, ...]:
+    """Return the parts of a spec that differ and must not change after the job has ended, such as ``nodes``."""
+    return tuple(
+        path for path in ended_paths(tuple(dict.fromkeys([*before, *after]))) if _at(before, path) != _at(after, path)
+    )
+
+
+def ended_paths(sections: tuple[str, ...]) -> Iterator[str]:
+    """Yield the paths that are compared after the end: each section, or the fields of one that has allowed changes."""
+    for section in sections:
+        inside = [c for c in CHANGES if c.path.startswith(f"{section}.")]
+        if any(c.after_end for c in inside):
+            yield from (c.path for c in inside if not c.after_end)
+        else:
+            yield section
+
+
+def planned_fields(spec: DLJobSpec) -> dict[str, Any]:
+    """Return the fields on which plan and pods depend, as a manifest without fields that have their default values.
+
+    Without them, a release that adds a field with a default does not change what earlier releases return.
+    """
+    manifest = spec.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
+    for path in _AT_ONCE:
+        section, _, name = path.rpartition(".")
+        parent = manifest.get(section, {}) if section else manifest
+        parent.pop(name, None)
+        if section and not parent:
+            manifest.pop(section, None)
+    return manifest
+
+
+def with_immediate_fields(accepted: DLJobSpec, new: DLJobSpec) -> DLJobSpec:
+    """Return the accepted spec with the fields of ``new`` whose changes take effect at once."""
+    given = new.manifest()
+    manifest = planned_fields(accepted)
+    for path in _AT_ONCE:
+        if (value := _at(given, path)) is not None:
+            section, _, name = path.rpartition(".")
+            (manifest.setdefault(section, {}) if section else manifest)[name] = value
+    return DLJobSpec.model_validate(manifest)
+
+
+def _difference(change: Change, before: Any, after: Any) -> str | None:
+    """Describe how a field differs from its fixed value; None if it does not, or if the difference is allowed."""
+    match change.compared:
+        case Compared.VALUE:
+            differs = before != after
+        case Compared.PRESENCE:
+            differs = bool(before) != bool(after)
+        case Compared.SET_VALUE:
+            differs = before is not None and after is not None and before != after
+    if not differs:
+        return None
+    if change.compared is Compared.PRESENCE:
+        before, after = ("a value" if value else None for value in (before, after))
+    return f"spec.{change.path}: found {_shown(after)}; expected {_shown(before)}"
+
+
+def _shown(value: Any) -> str:
+    """Format a value as the CEL rules do."""
+    if value is None:
+        return "no value"
+    return f"{value:g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)
+
+
+def _at(manifest: Json, path: str) -> Any:
+    value: Any = manifest
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value

@@ -1,0 +1,45 @@
+"""Ask whether a manifest may change the job that exists, before it is applied."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from dljob.api import DLJobSpec
+from dljob.api.changes import refused_update
+from dljob.cli import remote
+from dljob.status import readable_status
+
+
+async def refusal(api: Any, manifest: Mapping[str, Any], namespace: str) -> str | None:
+    """Return why the job of the manifest must not be changed to it. Return None if it may, or if there is no such job.
+
+    The API server computes the result of the change, and refuses it if its CRD has the rules. The rules are evaluated
+    here, too, because a CRD that is older than this release lacks them. Return None if the user may not ask.
+    """
+    from dljob.kube import ApiError
+    from dljob.kube.kinds import DLJOB
+
+    metadata = {**manifest["metadata"], "namespace": namespace}
+    stored: Mapping[str, Any] = {}
+    try:
+        stored = await api.get(DLJOB, namespace, metadata["name"])
+        body = {**manifest, "metadata": metadata}
+        resulting = await api.apply(DLJOB, body, owner=remote.FIELD_OWNER, strict=True, dry_run=True)
+    except ApiError as error:
+        if error.code == 422:
+            return between(stored, manifest) or error.message  # The server does not show numbers.
+        if error.rejected:
+            return None
+        raise
+    return between(stored, resulting)
+
+
+def between(stored: Mapping[str, Any], resulting: Mapping[str, Any]) -> str | None:
+    """Return why the DLJob ``stored`` must not become ``resulting``, both as the server has them; None if it may."""
+    try:
+        old, new = (DLJobSpec.model_validate(each["spec"], extra="ignore") for each in (stored, resulting))
+    except ValidationError:
+        return None  # The operator says what is wrong with a spec that only the server understands.
+    found = refused_update(old, new, readable_status(stored.get("status") or {}))
+    return found.message if found is not None else None

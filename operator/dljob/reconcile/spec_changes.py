@@ -1,0 +1,57 @@
+"""Refuse changes of a spec that contradict the training of the job, if the API server has not refused them.
+
+It lacks the rules if its CRD is older than the operator. It admits a change that is written before the status shows
+that training has begun. The job then continues with the spec of its plan.
+"""
+
+from dataclasses import dataclass
+
+from dlcontract import Report
+from dljob.api import DLJobSpec, DLJobStatus
+from dljob.api.changes import refused_change, with_immediate_fields
+from dljob.job.stored_plan import StoredPlan, spec_digest
+from dljob.status import FALSE, TRUE, Verdict, find
+
+
+@dataclass(frozen=True)
+class Followed:
+    """The spec that the operator follows, with its digest, and the condition Accepted if that is not the job's spec."""
+
+    spec: DLJobSpec
+    digest: str
+    refusal: Verdict | None = None
+
+
+def followed(spec: DLJobSpec, before: DLJobStatus, accepted: StoredPlan | None, report: Report | None) -> Followed:
+    """Return the spec that the operator follows for a job that has not ended.
+
+    If the change from the plan's spec to ``spec`` is refused, it is the plan's spec, with the fields of ``spec`` that
+    take effect at once, so that a user can always suspend the job.
+    """
+    digest = spec_digest(spec)
+    if accepted is None or accepted.spec_digest == digest or (planned := accepted.accepted_spec()) is None:
+        return Followed(spec, digest)
+    stepped = report is not None and report.step > 0 and accepted.plan.checkpoint.enabled
+    saved = report is not None and report.last_checkpoint is not None
+    refused = refused_change(planned, spec, before, begun=stepped or saved)
+    if refused is None:
+        return Followed(spec, digest)
+    text = f"{refused.message}. The job continues with the spec of plan {accepted.plan.number}"
+    refusal = Verdict("Accepted", FALSE, "ChangeRefused", text)
+    return Followed(with_immediate_fields(planned, spec), accepted.spec_digest, refusal)
+
+
+def after_end(spec: DLJobSpec, generation: int, before: DLJobStatus, accepted: StoredPlan | None) -> Verdict | None:
+    """Return the condition Accepted of a job that has ended if its spec was changed after that; otherwise None.
+
+    ``generation``: of the spec. A spec of the generation in the status was changed earlier, or was already checked.
+    """
+    if accepted is None or generation == before.observed_generation:
+        return None
+    if accepted.spec_digest == spec_digest(spec):
+        was = find(before.conditions, "Accepted")
+        back = was is not None and was.reason == "JobEnded"
+        return Verdict("Accepted", TRUE, "Accepted", "the spec is that of the job's plan") if back else None
+    planned = accepted.accepted_spec()
+    refused = refused_change(planned, spec, before) if planned is not None else None
+    return None if refused is None else Verdict("Accepted", FALSE, "JobEnded", refused.message)
