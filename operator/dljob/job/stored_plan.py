@@ -19,6 +19,8 @@ from dljob.api import DLJobSpec, PlanGroup, PlanStatus
 OPERATOR_KEY = "operator.json"
 DIGEST_VERSION = "v1"
 """Version of the method of ``spec_digest``. A release with another version must also compute digests of this one."""
+MAX_AVOIDED = 200
+"""Maximum number of nodes that the pods of a plan avoid."""
 _NOT_IN_DIGEST = ("suspend",)
 _RUN_POLICY_NOT_IN_DIGEST = ("activeDeadlineSeconds", "ttlSecondsAfterFinished", "nodeLostSeconds")
 
@@ -54,12 +56,17 @@ class StoredPlan(BaseModel):
     memory_nbytes: Annotated[int, Field(ge=1, description="Main memory of the largest pod.")]
     spec_digest: str
     replans: Annotated[
-        int, Field(ge=0, description="Number of plans of this spec that were replaced because of measurements.")
+        int,
+        Field(ge=0, description="Number of plans of this spec that measurements or a faulty node have replaced."),
     ] = 0
     splitting_disabled: Annotated[
         bool, Field(description="True: no plan uses model parallelism, because its steps took too long for this spec.")
     ] = False
     warning: str | None = None
+    avoid: Annotated[
+        tuple[Annotated[str, Field(max_length=253)], ...] | None,
+        Field(max_length=MAX_AVOIDED, description="Nodes with repeated faults, on which the pods must not run."),
+    ] = None
     _stored: dict[str, str] | None = PrivateAttr(None)
     """The ConfigMap's data from which ``parse`` made the plan; None for a new plan."""
 
