@@ -138,6 +138,10 @@ BAD: dict[str, tuple[Json, tuple[str, ...]]] = {
     "unknown log level": ({"operator": {"logLevel": "loud"}}, ("logLevel", "debug")),
     "two without a leader": ({"replicas": 2, "leaderElection": {"enabled": False}}, ("replicas", "maximum")),
     "source that is no peer": ({"metrics": {"allowedSources": [{"cidr": "10.0.0.0/8"}]}}, ("allowedSources", "cidr")),
+    "no limit of faults": ({"nodeFaults": {"limit": 0}}, ("limit", "1")),
+    "longest time below the first": (
+        {"nodeFaults": {"leftOutSeconds": 7200, "maxLeftOutSeconds": 3600}}, ("maxLeftOutSeconds", "3600", "7200"),
+    ),
     "monitor without service": (
         {"metrics": {"service": {"enabled": False}, "serviceMonitor": {"enabled": True}}}, ("serviceMonitor", "service"),
     ),

@@ -8,6 +8,7 @@ import pytest
 
 from dljob.app import settings
 from dljob.app.settings import Settings
+from dljob.faults import FaultPolicy
 from support.helm_chart import WAYS, one, render
 
 Json = dict[str, Any]
@@ -57,6 +58,13 @@ def test_values_reach_the_settings() -> None:
     assert (found.cluster_domain, found.metrics_port, found.resync_s) == ("k8s.example", 9999, 5)
     assert list(found.metrics_sources) == peers
     assert found.identity == found.namespace == "made-up"
+
+
+def test_node_faults_reach_the_settings() -> None:
+    values = {"limit": 3, "windowSeconds": 1800, "leftOutSeconds": 600, "maxLeftOutSeconds": 604800}
+    assert Settings.of(environment({"nodeFaults": values})).fault_policy == FaultPolicy(3, 1800, 600, 604800)
+    assert Settings.of(environment({})).fault_policy == FaultPolicy()
+    assert Settings.of(environment({"nodeFaults": {"enabled": False}})).fault_policy is None
 
 
 def test_operator_watches_all_namespaces_by_default() -> None:

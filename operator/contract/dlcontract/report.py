@@ -89,7 +89,7 @@ class Failure(UntrustedRecord):
     retry: Annotated[bool, Field(description="False: the same plan cannot succeed (invalid input).")] = True
     unreachable: Annotated[
         bool,
-        Field(description="True: the kernel of this host alone no longer answered, so its node or network is at fault."),
+        Field(description="True: the kernel of this host alone did not answer, so its node or network failed."),
     ] = False
 
 
