@@ -59,6 +59,17 @@ def test_cluster_permissions_exclude_secrets_and_workloads() -> None:
     }  # fmt: skip
 
 
+def test_record_of_node_faults_is_the_only_config_map_of_the_operator() -> None:
+    """Its name is that which the operator uses: the name of the Lease and a suffix."""
+    objects = render({"fullnameOverride": "train", "singleNamespaceInstall": True})
+    role = next(r for r in of_kind(objects, "Role") if r["metadata"]["name"].endswith("-self"))
+    rules = [rule for rule in role["rules"] if rule["resources"] == ["configmaps"]]
+    named = {verb: rule.get("resourceNames") for rule in rules for verb in rule["verbs"]}
+    assert named == {"create": None, "get": ["train-node-faults"], "update": ["train-node-faults"]}
+    [container] = one(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
+    assert {"name": "DLJOB_LEASE_NAME", "value": "train"} in container["env"]
+
+
 def test_operator_has_the_permissions_that_it_grants() -> None:
     """An API server rejects a Role with more permissions than its creator has."""
     assert permissions(TABLE["trainer"]) <= permissions(TABLE["jobs"])

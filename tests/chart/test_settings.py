@@ -8,6 +8,7 @@ import pytest
 
 from dljob.app import settings
 from dljob.app.settings import Settings
+from dljob.faults import FaultPolicy
 from support.helm_chart import JOB_DEFAULTS, WAYS, one, render
 
 Json = dict[str, Any]
@@ -64,6 +65,13 @@ def test_defaults_of_jobs_reach_the_settings() -> None:
     assert found.job_defaults.manifest() == JOB_DEFAULTS
     assert found.render(port_ranges=True).job_defaults == found.job_defaults
     assert Settings.of(environment({})).job_defaults.empty
+
+
+def test_node_faults_reach_the_settings() -> None:
+    values = {"limit": 3, "windowSeconds": 1800, "leftOutSeconds": 600, "maxLeftOutSeconds": 604800}
+    assert Settings.of(environment({"nodeFaults": values})).fault_policy == FaultPolicy(3, 1800, 600, 604800)
+    assert Settings.of(environment({})).fault_policy == FaultPolicy()
+    assert Settings.of(environment({"nodeFaults": {"enabled": False}})).fault_policy is None
 
 
 def test_operator_watches_all_namespaces_by_default() -> None:

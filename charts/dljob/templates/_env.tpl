@@ -28,6 +28,14 @@
   value: {{ .Values.jobDefaults | default dict | toJson | quote }}
 - name: DLJOB_SHARE_PROFILES
   value: {{ .Values.profiles.shared | quote }}
+- name: DLJOB_NODE_FAULTS
+  value: {{ ternary (int .Values.nodeFaults.limit) 0 .Values.nodeFaults.enabled | quote }}
+- name: DLJOB_NODE_FAULT_WINDOW_SECONDS
+  value: {{ int .Values.nodeFaults.windowSeconds | quote }}
+- name: DLJOB_NODE_LEFT_OUT_SECONDS
+  value: {{ int .Values.nodeFaults.leftOutSeconds | quote }}
+- name: DLJOB_NODE_LEFT_OUT_MAX_SECONDS
+  value: {{ int .Values.nodeFaults.maxLeftOutSeconds | quote }}
 - name: DLJOB_LOG_LEVEL
   value: {{ .Values.operator.logLevel }}
 - name: DLJOB_LOG_FORMAT

@@ -50,15 +50,16 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
-{{/* The rules of one section of files/rbac.yaml, without their reasons. */}}
+{{/* The rules of one section of files/rbac.yaml, without their reasons. RELEASE in a resource name becomes .name. */}}
 {{- define "dljob.rules" -}}
 {{- $overrides := .overrides }}
+{{- $name := .name | default "" }}
 {{- range .rules }}
 {{- if ne (.unlessOverrides | default "") $overrides }}
 - apiGroups: {{ .apiGroups | toJson }}
   resources: {{ .resources | toJson }}
   {{- with .resourceNames }}
-  resourceNames: {{ . | toJson }}
+  resourceNames: {{ . | toJson | replace "RELEASE" $name }}
   {{- end }}
   verbs: {{ .verbs | toJson }}
 {{- end }}

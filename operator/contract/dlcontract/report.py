@@ -87,6 +87,10 @@ class Failure(UntrustedRecord):
     log_tail: Annotated[str, Field(max_length=MAX_LOG_TAIL)] = ""
     counts: Annotated[bool, Field(description="True: it counts towards backoff_limit.")] = True
     retry: Annotated[bool, Field(description="False: the same plan cannot succeed (invalid input).")] = True
+    unreachable: Annotated[
+        bool,
+        Field(description="True: the kernel of this host alone did not answer, so its node or network failed."),
+    ] = False
 
 
 class CheckpointMark(UntrustedRecord):

@@ -25,7 +25,7 @@ from dljob.controller.metrics import Metrics
 from dljob.controller.watches import LABELLED, WATCHED, Watches
 from dljob.controller.work_queue import WorkQueue
 from dljob.job.observed import JOB_LABEL
-from dljob.kube import Api, ApiError, Cache, JobKey, Kube, WarningEvents
+from dljob.kube import Api, ApiError, Cache, JobKey, Kube, NodeFaults, WarningEvents
 from dljob.kube.cache import utc_now
 from dljob.kube.kinds import DLJOB, PROFILE
 from dljob.kube.leader import Leader, LeaseLostError
@@ -85,9 +85,12 @@ class Operator:
             if not settings.job_defaults.empty:
                 log.info("defaults of jobs: %s", json.dumps(settings.job_defaults.manifest()))
             kube = Kube(api, self._cache, settings.resync_s, settings.watch_namespaces)
+            node_faults = NodeFaults(
+                api, self._cache, settings.namespace, f"{settings.lease_name}-node-faults", settings.fault_policy
+            )
             self._controller = Controller(
                 kube, self._cache, WarningEvents(api), self._queue, config, self._metrics,
-                share_profiles=settings.share_profiles,
+                share_profiles=settings.share_profiles, node_faults=node_faults,
             )  # fmt: skip
             self._watches = watches = Watches(
                 self._cache, self._queue, api, settings.watch_namespaces, connection.session
@@ -101,7 +104,7 @@ class Operator:
                     self._beat(),
                     self._work(self._controller, watches, background),
                     watches.reflect(),
-                    self._resync(kube),
+                    self._resync(kube, node_faults),
                     keep_token_fresh(session, watches.session, lease_session),
                 )
             ]
@@ -164,10 +167,10 @@ class Operator:
             self._beat_at = monotonic()
             await asyncio.sleep(1.0)
 
-    async def _resync(self, kube: Kube) -> None:
+    async def _resync(self, kube: Kube, node_faults: NodeFaults) -> None:
         """Periodically remove objects from the cache whose deletion the watches missed, and queue every job.
 
-        The leader also deletes expired profiles.
+        The leader also deletes expired profiles, and expired parts of the record of node faults.
         """
         while True:
             await asyncio.sleep(self._settings.resync_s)
@@ -184,6 +187,7 @@ class Operator:
                     await kube.expire_profiles(utc_now())
                 except ApiError as error:
                     log.warning("expired profiles were not deleted: %s", error)
+                await node_faults.tidy(utc_now())
 
     async def _guarded(self, task: Coroutine[Any, Any, None]) -> None:
         """Run a background task. If the task fails, stop the operator, which its Deployment then restarts."""

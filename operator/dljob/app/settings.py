@@ -16,6 +16,10 @@
 | DLJOB_OVERRIDES | safe | what spec.podTemplateOverrides may contain: none, safe or all; see docs/security.md |
 | DLJOB_JOB_DEFAULTS | {} | what jobs get unless their spec says otherwise (JSON, the chart value jobDefaults) |
 | DLJOB_SHARE_PROFILES | false | plans of all namespaces use what the jobs of each namespace measure |
+| DLJOB_NODE_FAULTS | 2 | faults after which new plans leave a node out; 0: never |
+| DLJOB_NODE_FAULT_WINDOW_SECONDS | 3600 | time within which these faults occur |
+| DLJOB_NODE_LEFT_OUT_SECONDS | 3600 | for how long a node is left out; each repetition doubles it |
+| DLJOB_NODE_LEFT_OUT_MAX_SECONDS | 86400 | longest time for which a node is left out |
 | DLJOB_RESYNC_SECONDS | 600 | interval for applying objects that are not watched, and for checking caches |
 | DLJOB_LOG_LEVEL | info | debug, info, warning or error |
 | DLJOB_LOG_FORMAT | text | text or json |
@@ -30,6 +34,8 @@ from typing import Any
 
 from dljob.api.defaults import JobDefaults
 from dljob.api.overrides import OverridePolicy
+from dljob.faults import FaultPolicy
+from dljob.faults.ledger import MAX_FAULTS
 from dljob.job.defaults import parse_defaults
 from dljob.kube.leader import LEASE_NAME
 from dljob.render import RenderConfig
@@ -54,6 +60,10 @@ class Settings:
     overrides: OverridePolicy
     job_defaults: JobDefaults
     share_profiles: bool
+    node_faults: int
+    node_fault_window_s: float
+    node_left_out_s: float
+    node_left_out_max_s: float
     resync_s: float
     log_level: str
     log_format: str
@@ -69,6 +79,13 @@ class Settings:
             raise ValueError(
                 "DLJOB_TRAINER_IMAGE: found nothing; expected the container image that pods of jobs run. Set this "
                 "variable"
+            )
+        left_out_s = _number(env, "DLJOB_NODE_LEFT_OUT_SECONDS", 3600, 60, 604_800)
+        left_out_max_s = _number(env, "DLJOB_NODE_LEFT_OUT_MAX_SECONDS", 86400, 60, 604_800)
+        if left_out_max_s < left_out_s:
+            raise ValueError(
+                f"DLJOB_NODE_LEFT_OUT_MAX_SECONDS: found {left_out_max_s:g}; expected at least "
+                f"DLJOB_NODE_LEFT_OUT_SECONDS, {left_out_s:g}. Raise the former or lower the latter"
             )
         return cls(
             trainer_image=image,
@@ -87,10 +104,21 @@ class Settings:
             overrides=OverridePolicy(_one_of(env, "DLJOB_OVERRIDES", "safe", tuple(OverridePolicy))),
             job_defaults=_job_defaults(env.get("DLJOB_JOB_DEFAULTS") or "{}"),
             share_profiles=_one_of(env, "DLJOB_SHARE_PROFILES", "false", (*_TRUE, *_FALSE)) in _TRUE,
+            node_faults=int(_number(env, "DLJOB_NODE_FAULTS", 2, 0, MAX_FAULTS)),
+            node_fault_window_s=_number(env, "DLJOB_NODE_FAULT_WINDOW_SECONDS", 3600, 60, 86400),
+            node_left_out_s=left_out_s,
+            node_left_out_max_s=left_out_max_s,
             resync_s=_number(env, "DLJOB_RESYNC_SECONDS", 600, 1, 86400),
             log_level=_one_of(env, "DLJOB_LOG_LEVEL", "info", LOG_LEVELS),
             log_format=_one_of(env, "DLJOB_LOG_FORMAT", "text", ("text", "json")),
         )
+
+    @property
+    def fault_policy(self) -> FaultPolicy | None:
+        """Return when nodes are left out of plans; None: never."""
+        if self.node_faults == 0:
+            return None
+        return FaultPolicy(self.node_faults, self.node_fault_window_s, self.node_left_out_s, self.node_left_out_max_s)
 
     def render(self, *, port_ranges: bool) -> RenderConfig:
         """Return the settings for rendering manifests.

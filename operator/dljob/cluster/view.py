@@ -7,7 +7,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Any
 
@@ -36,11 +36,22 @@ class Node:
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[tuple[str, str, str], ...] = ()
     """(key, value, effect) of taints that keep pods away."""
+    left_out: str | None = None
+    """Why new plans must not use the node; None if they may."""
 
 
 @dataclass(frozen=True)
 class ClusterView:
     nodes: tuple[Node, ...] = ()
+
+    def without(self, left_out: Mapping[str, object]) -> "ClusterView":
+        """Return a view in which plans must not use some nodes. ``left_out``: name of a node → description."""
+        if not left_out:
+            return self
+        texts = {name: f"left out because of repeated faults: {left_out[name]}" for name in left_out}
+        return ClusterView(
+            tuple(replace(node, left_out=texts[node.name]) if node.name in texts else node for node in self.nodes)
+        )
 
     @property
     def device_types(self) -> tuple[str, ...]:

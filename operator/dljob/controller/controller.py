@@ -16,7 +16,7 @@ from dljob.controller.metrics import PHASES, Metrics
 from dljob.controller.work_queue import WorkQueue
 from dljob.job.observed import JobSeen, Observed, Rejected
 from dljob.job.profiles import learned_by_model
-from dljob.kube import ApiError, Cache, JobKey, Kube, NameTakenError, RejectedError, WarningEvents
+from dljob.kube import ApiError, Cache, JobKey, Kube, NameTakenError, NodeFaults, RejectedError, WarningEvents
 from dljob.kube.applier import complete_all
 from dljob.kube.cache import utc_now
 from dljob.kube.kinds import CONFIG_MAP
@@ -28,6 +28,7 @@ from dljob.reconcile import (
     RunMeasurements,
     failed,
     needs_view,
+    node_faults,
     parse_observed,
     reconcile,
     with_secrets,
@@ -58,8 +59,10 @@ class Controller:
         now: Callable[[], datetime] = utc_now,
         *,
         share_profiles: bool = False,
+        node_faults: NodeFaults,
     ) -> None:
         """``share_profiles``: the plans of all namespaces use what the jobs of each namespace measure."""
+        self._node_faults = node_faults
         self._kube, self._cache, self._warning_events, self._queue = kube, cache, warning_events, queue
         self._config, self._metrics, self._now, self._share_profiles = config, metrics, now, share_profiles
         self._planning = asyncio.Lock()
@@ -138,6 +141,9 @@ class Controller:
         if troubled:
             self._queue.add_after(key, RECHECK_S)
         parsed = None if observed.job.deleting else await self._parsed(observed)
+        if parsed is not None:
+            observed = await self._with_left_out(parsed)
+            parsed = replace(parsed, observed=observed)
         if needs_view(observed, parsed):
             async with self._planning:
                 others = [p for other, made in self._reservations.items() if other != key for p in made]
@@ -173,6 +179,31 @@ class Controller:
         if not names or parsed.spec.suspend or (parsed.accepted and len(observed.ready_pods) >= parsed.accepted.nodes):
             return parsed
         return with_secrets(parsed, await self._kube.usable_secrets(job.namespace, names))
+
+    async def _with_left_out(self, parsed: ParsedJob) -> Observed:
+        """Record the faults of nodes that the job shows. Return its observed state with the nodes that are left out."""
+        observed, job, now = parsed.observed, parsed.observed.job, self._now()
+        if not self._node_faults.on or parsed.finished:
+            return observed
+        noted = await self._node_faults.note(node_faults(parsed, now), now)
+        for fault in noted.faults:
+            self._metrics.node_faults.labels(fault.kind.value).inc()
+            log.warning("%s on node %s", fault.kind.value, fault.node, extra=self._about(job.key))
+        for entry in noted.left_out:
+            whom = f"jobs of namespace {entry.namespace}" if entry.namespace else "all jobs"
+            text = f"new plans of {whom} leave out node {entry}; see docs/explanation/fault-tolerance.md"
+            log.warning("%s", text, extra=self._about(job.key))
+            event = Event("Warning", "NodeLeftOut", text)
+            self._unsent.setdefault(job.key, []).append(event)  # The next status is published with it.
+            await self._about_node(entry.node, event)
+        return replace(observed, left_out=await self._node_faults.left_out(job.namespace, now))
+
+    async def _about_node(self, node: str, event: Event) -> None:
+        """Post an event about a node, if the operator may. It may not if it is limited to some namespaces."""
+        try:
+            await self._kube.record_node_event(node, event, self._now())
+        except ApiError as error:
+            log.log(logging.DEBUG if error.code == 403 else logging.WARNING, "event about node %s: %s", node, error)
 
     async def _do(self, observed: Observed, desired: Desired) -> None:
         job, kube = observed.job, self._kube
@@ -289,7 +320,7 @@ class Controller:
         self._kube.forget(key)
 
     def count_jobs(self) -> None:
-        """Set the gauges of jobs by phase and of the queue's depth."""
+        """Set the gauges of jobs by phase, of nodes that are left out, and of the queue's depth."""
         counts = dict.fromkeys(PHASES, 0)
         for job in self._cache.jobs():
             phase = (job.status or {}).get("phase") or "Pending"
@@ -297,4 +328,5 @@ class Controller:
                 counts[phase] += 1
         for phase, number in counts.items():
             self._metrics.jobs.labels(phase).set(number)
+        self._metrics.count_left_out(self._node_faults.active(self._now()))
         self._metrics.queue_depth.set(len(self._queue))

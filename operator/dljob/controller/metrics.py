@@ -3,6 +3,8 @@
 A job's name is never a label, because its time series would still exist after the job is deleted.
 """
 
+from collections.abc import Iterable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.gc_collector import GCCollector
@@ -12,6 +14,7 @@ from prometheus_client.process_collector import ProcessCollector
 from dlcontract.reasons import PARAMETERS_DIVERGED
 from dljob.api import DLJobStatus, Phase
 from dljob.api.changes import CHANGE_REFUSED, JOB_ENDED
+from dljob.faults import EVERY_NAMESPACE, FaultKind, LeftOut
 from dljob.status import find, is_true
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -106,6 +109,20 @@ class Metrics:
             "all of them itself; if this rises, its CRDs are older than the operator: upgrade them.",
             registry=registry,
         )
+        self.node_faults = Counter(
+            f"{prefix}_node_faults",
+            "Faults of nodes that jobs or node conditions showed, by kind. If it rises, look at the nodes that the "
+            "events NodeLeftOut name.",
+            ["kind"],
+            registry=registry,
+        )
+        self.nodes_left_out = Gauge(
+            f"{prefix}_nodes_left_out",
+            "Nodes that new plans leave out because of repeated faults, by scope: of all namespaces, or of one. Repair "
+            "them, or annotate them with dljob.dev/ignore-faults=true.",
+            ["scope"],
+            registry=registry,
+        )
         self.requests = Counter(
             f"{prefix}_api_requests",
             "Requests to the API server by verb, resource and code. Code 0: no answer.",
@@ -119,6 +136,9 @@ class Metrics:
             buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 15),
             registry=registry,
         )
+        for kind in FaultKind:
+            self.node_faults.labels(kind.value)
+        self.count_left_out(())
         for phase in PHASES:
             self.jobs.labels(phase)
         for result in _RESULTS:
@@ -142,6 +162,13 @@ class Metrics:
                 self.finished.labels(outcome).inc()
                 if after.measured is not None and after.measured.step_error is not None:
                     self.plan_error.observe(after.measured.step_error)
+
+    def count_left_out(self, entries: Iterable[LeftOut]) -> None:
+        """Set the gauge of nodes that are left out of plans. A node may be left out for several namespaces."""
+        scopes = {(item.node, item.namespace == EVERY_NAMESPACE) for item in entries}
+        every = {node for node, for_all in scopes if for_all}
+        self.nodes_left_out.labels("all").set(len(every))
+        self.nodes_left_out.labels("namespace").set(len({node for node, _ in scopes} - every))
 
     def requested(self, verb: str, resource: str, code: int, seconds: float) -> None:
         """Count one request to the API server and observe its duration. ``resource``: plural of a Kubernetes kind."""

@@ -10,6 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from dljob.cluster import ClusterView
+from dljob.faults import LeftOut
 from dljob.planner import Learned
 
 JOB_LABEL = "dljob.dev/job"
@@ -147,6 +148,10 @@ class Observed:
     """Objects with this job's names that belong to another owner, such as 'StatefulSet digits-cpu'."""
     lost_nodes: Mapping[str, datetime] = field(default_factory=dict)
     """Nodes that are gone or NotReady, with the time when that began."""
+    failed_nodes: Mapping[str, datetime] = field(default_factory=dict)
+    """Those of ``lost_nodes`` that nobody has drained, shut down or removed: they have failed by themselves."""
+    left_out: Mapping[str, LeftOut] = field(default_factory=dict)
+    """Nodes that new plans of this job must not use, because of repeated faults."""
     view: ClusterView | None = None
     """The nodes of the cluster; None unless ``reconcile.needs_view`` returned True because the job needs a plan."""
     learned: Mapping[tuple[str, str], Learned] = field(default_factory=dict)

@@ -21,6 +21,8 @@ from dljob.api.defaults import JobDefaults
 OPERATOR_KEY = "operator.json"
 DIGEST_VERSION = "v1"
 """Version of the method of ``spec_digest``. A release with another version must also compute digests of this one."""
+MAX_AVOIDED = 200
+"""Maximum number of nodes that the pods of a plan avoid."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,8 @@ class StoredPlan(BaseModel):
         Field(description="planned_fields of the spec. None: a release before 0.3 made the plan."),
     ] = None
     replans: Annotated[
-        int, Field(ge=0, description="Number of plans of this spec that were replaced because of measurements.")
+        int,
+        Field(ge=0, description="Number of plans of this spec that measurements or a faulty node have replaced."),
     ] = 0
     splitting_disabled: Annotated[
         bool, Field(description="True: no plan uses model parallelism, because its steps took too long for this spec.")
@@ -67,6 +70,10 @@ class StoredPlan(BaseModel):
     defaults: Annotated[
         JobDefaults | None,
         Field(description="The administrator's defaults when the job was planned. Later changes do not apply to it."),
+    ] = None
+    avoid: Annotated[
+        tuple[Annotated[str, Field(max_length=253)], ...] | None,
+        Field(max_length=MAX_AVOIDED, description="Nodes with repeated faults, on which the pods must not run."),
     ] = None
     _stored: dict[str, str] | None = PrivateAttr(None)
     """The ConfigMap's data from which ``parse`` made the plan; None for a new plan."""

@@ -6,6 +6,7 @@ most of the memory of an idle operator would belong to that client.
 
 from dljob.kube.cache import Cache, JobKey
 from dljob.kube.client import Kube
+from dljob.kube.node_faults import NodeFaults
 from dljob.kube.ownership import NameTakenError
 from dljob.kube.rest import Api, ApiError, RejectedError
 from dljob.kube.view import cluster_view
@@ -18,6 +19,7 @@ __all__ = [
     "JobKey",
     "Kube",
     "NameTakenError",
+    "NodeFaults",
     "RejectedError",
     "WarningEvents",
     "cluster_view",

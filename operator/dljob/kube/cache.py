@@ -218,6 +218,7 @@ class Cache:
                 leftovers.append(f"PersistentVolumeClaim {name}")
             claims[name] = entry.seen
         pods = self.pods_of(key)
+        lost = self._lost(pod.node for pod in pods if pod.node)
         plan, report = maps.get(names.plan), maps.get(names.report)
         return Observed(
             job=job,
@@ -229,7 +230,8 @@ class Cache:
             report=report.report if report else None,
             report_problem=report.report_problem if report else None,
             leftovers=tuple(leftovers),
-            lost_nodes=self._lost(pod.node for pod in pods if pod.node),
+            lost_nodes=lost,
+            failed_nodes=self._failed(lost),
         )
 
     def _lost(self, used: Iterable[str]) -> dict[str, datetime]:
@@ -253,6 +255,24 @@ class Cache:
             if not entry.seen.ready:
                 lost[name] = entry.seen.since
         return lost
+
+    def _failed(self, lost: Mapping[str, datetime]) -> dict[str, datetime]:
+        """Return those of the lost nodes that have failed by themselves.
+
+        If more than half of all nodes are NotReady, none has: the control plane or the network of the cluster has.
+        """
+        if not lost:
+            return {}
+        nodes = self._stores[NODE.plural].entries
+        if 2 * sum(not entry.seen.ready for entry in nodes.values()) > len(nodes):
+            return {}
+        present = {name: nodes["", name].seen for name in lost if ("", name) in nodes}
+        return {name: lost[name] for name, node in present.items() if not node.leaving}
+
+    def ignores_faults(self, node: str) -> bool:
+        """Return True if the administrator has marked the node, so that its faults do not count."""
+        entry = self._stores[NODE.plural].entries.get(("", node))
+        return entry is not None and bool(entry.seen.ignore_faults)
 
 
 def _older(new: int | None, old: int | None) -> bool:

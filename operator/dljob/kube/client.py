@@ -30,6 +30,8 @@ PODS_REUSED_S = 2.0
 
 Reservations account for the resources of these pods.
 """
+MAX_NODE_NAME = 230
+"""Maximum length of the part of an event's name that is a node's name. A digest follows."""
 _NOT_OVER = "status.phase!=Succeeded,status.phase!=Failed"
 
 
@@ -134,15 +136,23 @@ class Kube:
 
     async def record_event(self, job: JobSeen, event: Event, now: datetime) -> None:
         """Post an event about the job. A repeated event raises the count of the existing one."""
-        stamp, name = now.strftime("%Y-%m-%dT%H:%M:%SZ"), event.name(job.name, job.uid)
+        about = {"apiVersion": API_VERSION, "kind": "DLJob", "namespace": job.namespace, "name": job.name}
+        await self._post(event, event.name(job.name, job.uid), job.namespace, {**about, "uid": job.uid}, now)
+
+    async def record_node_event(self, node: str, event: Event, now: datetime) -> None:
+        """Post an event about a node. Kubernetes keeps events about cluster-wide objects in the namespace default."""
+        found = self._cache.found(kinds.NODE, "", node)
+        uid = found.uid if found is not None else ""
+        about = {"apiVersion": "v1", "kind": "Node", "name": node, "uid": uid}
+        await self._post(event, event.name(node[:MAX_NODE_NAME].rstrip(".-"), uid), "default", about, now)
+
+    async def _post(self, event: Event, name: str, namespace: str, about: Body, now: datetime) -> None:
+        stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
         body = {
             "apiVersion": "v1",
             "kind": "Event",
-            "metadata": {"name": name, "namespace": job.namespace},
-            "involvedObject": {
-                "apiVersion": API_VERSION, "kind": "DLJob", "namespace": job.namespace, "name": job.name,
-                "uid": job.uid,
-            },
+            "metadata": {"name": name, "namespace": namespace},
+            "involvedObject": about,
             "type": event.type,
             "reason": event.reason,
             "message": event.message,
@@ -152,15 +162,15 @@ class Kube:
             "firstTimestamp": stamp,
             "lastTimestamp": stamp,
             "count": 1,
-        }  # fmt: skip
+        }
         try:
             await self.api.create(kinds.EVENT, body)
         except ApiError as error:
             if not error.conflict:
                 raise
-            existing = await self.api.get(kinds.EVENT, job.namespace, name)
+            existing = await self.api.get(kinds.EVENT, namespace, name)
             again = {"count": existing.get("count", 1) + 1, "lastTimestamp": stamp}
-            await self.api.merge(kinds.EVENT, job.namespace, name, again)
+            await self.api.merge(kinds.EVENT, namespace, name, again)
 
     async def view(self, job: JobSeen | None, reservations: Iterable[view.Reservation]) -> ClusterView:
         """Return the free resources of the cluster. Resources that the pods of ``job`` use count as free."""

@@ -31,6 +31,15 @@ These taints are ignored, because ``NodeSeen.ready`` and ``NodeSeen.schedulable`
 """
 
 
+IGNORE_FAULTS_ANNOTATION = "dljob.dev/ignore-faults"
+"""Annotation of a node. With the value ``true``, the node's faults do not count, and earlier ones are forgotten."""
+_LEAVING_TAINTS = {
+    "ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted", "karpenter.sh/disruption",
+    "node.cloudprovider.kubernetes.io/shutdown",
+}  # fmt: skip
+"""Taints of nodes that an autoscaler removes or that somebody has shut down."""
+
+
 @dataclass(frozen=True)
 class NodeSeen:
     name: str
@@ -42,6 +51,12 @@ class NodeSeen:
     taints: tuple[tuple[str, str, str], ...] = ()
     allocatable: Mapping[str, str] = field(default_factory=dict)
     bandwidth: str | None = None
+    ignore_faults: bool = False
+
+    @property
+    def leaving(self) -> bool:
+        """Return True if somebody has cordoned, shut down or begun to remove the node."""
+        return not self.schedulable or any(key in _LEAVING_TAINTS for key, _, _ in self.taints)
 
 
 @dataclass(frozen=True)
@@ -218,4 +233,5 @@ def node(body: Body) -> NodeSeen:
         ),
         allocatable=dict(status.get("allocatable") or {}),
         bandwidth=(meta.get("annotations") or {}).get("dljob.dev/network-bandwidth"),
+        ignore_faults=(meta.get("annotations") or {}).get(IGNORE_FAULTS_ANNOTATION) == "true",
     )

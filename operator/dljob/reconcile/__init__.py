@@ -5,6 +5,7 @@ The package does no I/O and reads no clock: callers pass the time.
 
 from dljob.reconcile.decide import failed, needs_view, reconcile
 from dljob.reconcile.desired import Desired, RunMeasurements, Scale, Target
+from dljob.reconcile.node_faults import node_faults
 from dljob.reconcile.parsed import ParsedJob, parse_observed, with_secrets
 
 __all__ = [
@@ -15,6 +16,7 @@ __all__ = [
     "Target",
     "failed",
     "needs_view",
+    "node_faults",
     "parse_observed",
     "reconcile",
     "with_secrets",

@@ -7,7 +7,7 @@ from dljob.api import DLJobSpec, PlanningMode, PlanStatus
 from dljob.job.observed import Observed
 from dljob.job.stored_plan import StoredPlan
 from dljob.planner import Infeasible
-from dljob.reconcile import admission, planning, replan, run
+from dljob.reconcile import admission, node_faults, planning, replan, run
 from dljob.reconcile.desired import Desired, Draft
 from dljob.reconcile.fence import fence
 from dljob.reconcile.parsed import ParsedJob, parse_observed
@@ -33,7 +33,10 @@ def needs_view(observed: Observed, parsed: ParsedJob | None = None) -> bool:
     if observed.job.deleting:
         return False
     parsed = parsed or parse_observed(observed)
-    return planning.wants_plan(parsed) or admission.waits(parsed) or (not parsed.finished and replan.undecided(parsed))
+    parsed = replace(parsed, observed=observed)
+    if planning.wants_plan(parsed) or admission.waits(parsed):
+        return True
+    return not parsed.finished and (replan.undecided(parsed) or node_faults.undecided(parsed))
 
 
 def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: ParsedJob | None = None) -> Desired:
@@ -97,7 +100,7 @@ def _plan(
     wanted, again = planning.wants_plan(parsed), admission.waits(parsed)
     if not wanted and not again:
         if parsed.accepted is not None and parsed.spec.planning.mode is not PlanningMode.PLAN_ONLY:
-            target = replan.replan(parsed, draft, config, now)
+            target = node_faults.move(parsed, draft, config) or replan.replan(parsed, draft, config, now)
             draft.verdicts.append(planning.planned(target or parsed.accepted))
             return target, None
         return parsed.accepted, None
@@ -112,6 +115,7 @@ def _plan(
         return None if again else parsed.accepted, None
     plan_only = parsed.spec.planning.mode is PlanningMode.PLAN_ONLY
     replan.reset_contradiction(parsed, draft, decision)
+    node_faults.reset_for_spec(parsed, draft, decision)
     draft.verdicts.append(planning.planned(decision, plan_only=plan_only))
     return (None, decision.status) if plan_only else (decision, None)
 
@@ -142,6 +146,8 @@ def _roll(
     if (changed or not in_force(observed, target)) and not quiet(observed):
         bring_down(draft, observed)
         why = "the spec has changed" if current is None or target.replans == 0 else "another plan is better"
+        if any((verdict.type, verdict.status) == (node_faults.CONDITION, TRUE) for verdict in draft.verdicts):
+            why = "a node is faulty"
         text = f"{why}: {len(observed.pods)} pods write a checkpoint and stop before the new pods start"
         draft.verdicts.append(Verdict("Running", FALSE, "Replacing", text))
         return

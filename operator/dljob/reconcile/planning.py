@@ -7,19 +7,19 @@ from math import ceil
 from dlcontract import Plan
 from dljob.api import ParallelismStrategy, PlanningMode
 from dljob.api.changes import planned_fields
-from dljob.cluster import Node
+from dljob.cluster import ClusterView, Node
 from dljob.job.defaults import applied_prices, prices_of
 from dljob.job.plan_status import plan_status
 from dljob.job.planner_request import planner_request
-from dljob.job.stored_plan import StoredPlan
+from dljob.job.stored_plan import MAX_AVOIDED, StoredPlan
 from dljob.job.trainer_plan import trainer_plan
-from dljob.planner import Decision, Group, Infeasible, RunningBatch
+from dljob.planner import Decision, Group, Infeasible, Request, RunningBatch
 from dljob.planner.candidates.pools import usable, useful_cpu
 from dljob.planner.plan import plan
 from dljob.reconcile.parsed import ParsedJob
 from dljob.reconcile.rollout import quiet
 from dljob.render import Names, RenderConfig
-from dljob.status import FALSE, TRUE, Verdict
+from dljob.status import FALSE, TRUE, Verdict, is_true
 
 MAX_SET_NAME = 52
 """Maximum length of a StatefulSet name.
@@ -34,6 +34,9 @@ RETRY_S = 15.0
 
 PLACEMENT = ("scheduling.nodeSelector: ", "scheduling.tolerations: ")
 """Begin of the lines about defaults that limit the nodes of a job."""
+MAX_NAMED = 5
+"""Maximum number of nodes that the message about left-out nodes names."""
+
 MODEL_PARALLELISM_WAS_SLOW = "this job's steps with model parallelism took longer than predicted"
 
 
@@ -64,13 +67,14 @@ def decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
     """
     job, spec, view = parsed.observed.job, parsed.spec, parsed.observed.view
     assert spec is not None and view is not None and parsed.digest is not None and parsed.own_spec is not None
+    whole, view = view, view.without(parsed.observed.left_out)
     request = planner_request(job.name, spec, _running_batch(parsed), prices_of(parsed.defaults))
     splitting_disabled = _model_parallelism_was_slow(parsed)
     if splitting_disabled:
         request = replace(request, no_split_reason=MODEL_PARALLELISM_WAS_SLOW)
     decision = plan(request, view, parsed.observed.learned)
     if isinstance(decision, Infeasible):
-        return decision
+        return _but_for_left_out(parsed, request, whole, decision)
     decision = _fitting(job.name, decision)
     current = parsed.accepted
     shown = parsed.before.plan if current is None and parsed.observed.sets else None
@@ -100,6 +104,7 @@ def decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
         splitting_disabled=splitting_disabled,
         warning=decision.warning,
         defaults=None if parsed.defaults.empty else parsed.defaults,
+        avoid=_avoided(parsed, decision),
     )
     return _too_large(found) or found
 
@@ -116,17 +121,49 @@ def _too_large(found: StoredPlan) -> Infeasible | None:
     return Infeasible("PlanTooLarge", "spec.nodes", text)
 
 
+def _but_for_left_out(parsed: ParsedJob, request: Request, view: ClusterView, found: Infeasible) -> Infeasible:
+    """Return a reason that names the nodes that are left out, if the job could run with them; otherwise ``found``.
+
+    The job waits rather than use these nodes as a last resort: its next failure there could be its last.
+    """
+    devices = {node.name: node.device for node in view.nodes}
+    left_out = [item for name, item in sorted(parsed.observed.left_out.items()) if name in devices]
+    if not left_out or isinstance(plan(request, view, parsed.observed.learned), Infeasible):
+        return found
+    listed = ", ".join(map(str, left_out[:MAX_NAMED])) + (
+        f" and {len(left_out) - MAX_NAMED} more" if len(left_out) > MAX_NAMED else ""
+    )
+    text = (
+        f"found nodes that are left out of plans because of repeated faults: {listed}; expected enough other nodes: "
+        "wait until these nodes return, repair them, add nodes or lower nodes.min. An administrator can end the time "
+        f"early: kubectl annotate node {left_out[0].node} dljob.dev/ignore-faults=true ({found.message})"
+    )
+    return Infeasible("NodesLeftOut", "spec.nodes", text, transient=True, refusals=found.refusals)
+
+
+def _avoided(parsed: ParsedJob, decision: Decision) -> tuple[str, ...] | None:
+    """Return the nodes that the pods must avoid: those that are left out and have a device type of the plan."""
+    assert parsed.observed.view is not None
+    devices = {group.device for group in decision.chosen.groups}
+    left_out = parsed.observed.left_out
+    found = [node.name for node in parsed.observed.view.nodes if node.name in left_out and node.device in devices]
+    return tuple(sorted(found)[:MAX_AVOIDED]) or None
+
+
 def _model_parallelism_was_slow(parsed: ParsedJob) -> bool:
     """Return True if strategy Auto chose model parallelism for this spec, and its steps took longer than predicted.
 
-    This is a conclusion from the stored plan: a job is planned again for an unchanged spec only if measurements
-    contradict its plan. Steps with model parallelism do not update profiles. With model parallelism still allowed, the
-    planner would therefore choose the same plan again, or a similar one.
+    This is a conclusion from the stored plan and the condition PlanContradicted: a job is planned again for an
+    unchanged spec only if measurements contradict its plan, or if one of its nodes is faulty. Steps with model
+    parallelism do not update profiles. With model parallelism still allowed, the planner would therefore choose the
+    same plan again, or a similar one.
     """
     spec, current = parsed.spec, parsed.accepted
     if spec is None or current is None or spec.parallelism.strategy is not ParallelismStrategy.AUTO:
         return False
-    return current.spec_digest == parsed.digest and (current.splitting_disabled or current.plan.splits_model)
+    contradicted = is_true(parsed.before.conditions, "PlanContradicted")
+    slow = current.splitting_disabled or (contradicted and current.plan.splits_model)
+    return current.spec_digest == parsed.digest and slow
 
 
 def _running_batch(parsed: ParsedJob) -> RunningBatch | None:

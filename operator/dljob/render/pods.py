@@ -1,5 +1,6 @@
 """The pod template of one group of pods. A template does not contain the plan, so a new plan does not change it."""
 
+from collections.abc import Sequence
 from math import ceil
 from typing import Any
 
@@ -93,7 +94,23 @@ def pod_template(
         template = merged(template, change)
     # The selectors of other objects match these labels, so an override must not change them.
     template["metadata"]["labels"] |= labels(job, group.name)
-    return template
+    return avoiding(template, accepted.avoid)
+
+
+def avoiding(template: Manifest, nodes: Sequence[str] | None) -> Manifest:
+    """Return the pod template with a node affinity that excludes ``nodes``, whatever affinity an override has set."""
+    if not nodes:
+        return template
+    # A field selector on a node's name has exactly one value.
+    fields = [{"key": "metadata.name", "operator": "NotIn", "values": [node]} for node in nodes]
+    affinity: Manifest = template["spec"].get("affinity") or {}
+    by_node: Manifest = affinity.get("nodeAffinity") or {}
+    required: Manifest = by_node.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    chosen: list[Manifest] = required.get("nodeSelectorTerms") or [{}]
+    terms = [{**term, "matchFields": [*(term.get("matchFields") or ()), *fields]} for term in chosen]
+    by_node = {**by_node, "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    spec = {**template["spec"], "affinity": {**affinity, "nodeAffinity": by_node}}
+    return {**template, "spec": spec}
 
 
 def _affinity(job: JobSeen, group: PodGroup) -> Manifest:

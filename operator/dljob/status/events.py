@@ -8,7 +8,7 @@ from typing import Literal
 from dljob.api import Condition
 from dljob.status.conditions import FALSE, TRUE, find
 
-_BAD_WHEN_TRUE = {"Failed", "DeviceMismatch", "PlanContradicted"}
+_BAD_WHEN_TRUE = {"Failed", "DeviceMismatch", "PlanContradicted", "NodeFaulty"}
 _QUIET = {
     "Starting", "NotStarted", "Stopping", "Stopped", "Finished", "Suspending", "NotSuspended", "Binding",
     "FetchingDataset", "NoPlan", "Suspended",

@@ -31,6 +31,8 @@ class HollowNodes:
         self.names = [f"{prefix}-{i}" for i in range(count)]
         self.unpullable: set[str] = set()
         """Names of pods whose image cannot be pulled."""
+        self.unready: set[str] = set()
+        """Names of nodes whose kubelet reports that they are not ready."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._session: Any = None
@@ -96,11 +98,13 @@ class HollowNodes:
 
     async def _beat(self) -> None:
         size = {"cpu": "32", "memory": "64Gi", "pods": "100"}
-        ready = {
-            "type": "Ready", "status": "True", "reason": "KubeletReady", "message": "hollow", "lastHeartbeatTime": _now(),
-            "lastTransitionTime": "2026-01-01T00:00:00Z",
-        }  # fmt: skip
         for name in list(self.names):
+            unready = name in self.unready
+            ready = {
+                "type": "Ready", "status": str(not unready), "reason": "KubeletNotReady" if unready else "KubeletReady",
+                "message": "hollow", "lastHeartbeatTime": _now(),
+                "lastTransitionTime": f"2026-01-01T00:00:0{int(unready)}Z",
+            }  # fmt: skip
             status = {"capacity": size, "allocatable": size, "conditions": [ready]}
             try:
                 await self._api.merge(NODE, None, name, {"status": status}, subresource="status")

@@ -54,6 +54,12 @@ def reported(reason: str, **fields: Any) -> Failure:
     return Failure(reason=reason, message="as it said", **fields)
 
 
+ECC = "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered\nCUDA kernel errors might be asynchronously"
+WATCHDOG = (
+    "[rank2]:[E1201] Process group watchdog thread terminated with exception: CUDA error: uncorrectable NVLink error "
+    "detected during the execution\nterminate called after throwing an instance of 'c10::DistBackendError'"
+)
+
 CASES: dict[str, tuple[Attempt, str, int | None, bool, bool]] = {
     # attempt, reason, rank, counts, retry
     "killed, survivors leave": (attempt(ended(0, 75), ended(2, 75), ended(1, number=9)), "RankKilled", 1, True, True),
@@ -70,6 +76,14 @@ CASES: dict[str, tuple[Attempt, str, int | None, bool, bool]] = {
     "hung": (attempt(hung=(2, 7.0)), "Hung", 2, True, True),
     "pod received SIGTERM": (attempt(ended(0, 143), ended(1, 143), ended(2, 143), left={"p-1"}), "PodStopped", None, False, True),
     "pod lost, survivors leave": (attempt(ended(0, 75), lost={"p-1": "silent for 5 s"}), "PodLost", None, False, True),
+    "device failed after others had noticed": (
+        attempt(failures=[(0, reported("TrainingError")), (2, reported("DeviceFailed"))]), "DeviceFailed", 2, True, True,
+    ),
+    "device of a torchrun script failed": (attempt(ended(0, 1, tail="NCCL timeout"), ended(1, 1, tail=ECC)), "DeviceFailed", 1, True, True),
+    "watchdog of NCCL": (attempt(ended(2, number=6, tail=WATCHDOG)), "DeviceFailed", 2, True, True),
+    "other words about a lost device": (attempt(ended(0, 1, tail="the audio device is lost")), "RankFailed", 0, True, True),
+    "wrong kernel of a script": (attempt(ended(0, 1, tail="CUDA error: device-side assert triggered")), "RankFailed", 0, True, True),
+    "device failed in a drained pod": (attempt(ended(1, 1, tail=ECC), left={"p-1"}), "PodStopped", None, False, True),
     "mpirun failed": (attempt(launcher=Exit(code=1)), "LaunchFailed", None, True, True),
     "only consequences": (attempt(ended(0, 75), ended(1, 75), ended(2, 75)), "PeerLost", 0, True, True),
     "exit as if stopped": (attempt(ended(0, 143)), "RankStopped", 0, True, True),
@@ -93,6 +107,20 @@ def test_consequences_do_not_explain_a_failure() -> None:
     assert explained(attempt(ended(1, 1), failures=[(1, reported("TrainingError"))]))
     assert explained(attempt(ended(0, 75), ended(1, number=9)))
     assert explained(attempt(lost={"p-1": "silent"}))
+
+
+@pytest.mark.parametrize(
+    ("lost", "unreachable", "alone"),
+    [
+        ({"p-1": "silent"}, {"p-1"}, True),
+        ({"p-1": "the connection ended"}, set(), False),
+        ({"p-1": "silent", "p-2": "silent"}, {"p-1", "p-2"}, False),
+    ],
+    ids=["node or network", "agent ended", "several at once"],
+)
+def test_one_unreachable_pod_is_reported_as_such(lost: dict[str, str], unreachable: set[str], alone: bool) -> None:
+    failure = diagnose(attempt(lost=lost, unreachable=unreachable))
+    assert (failure.reason, failure.host, failure.unreachable) == ("PodLost", "p-1", alone)
 
 
 def test_hung_rank_is_the_one_that_does_not_wait_for_others() -> None:

@@ -120,6 +120,7 @@ def test_job_continues_without_a_lost_pod_and_adds_it_again(three: Job) -> None:
     three.pods[1].kill()
     report = three.until(lambda r: r.restarts and r.phase is RunPhase.RUNNING and r.world_size == 2)
     assert report.restarts == {"PodLost": 1} and report.failures == 0
+    assert report.failure is not None and not report.failure.unreachable, "its kernel closed the connection"
     three.pods[1].start()
     back = three.until(lambda r: r.world_size == 3 and r.step > report.step)
     assert back.restarts == {"PodLost": 1} and back.term == report.term
@@ -132,6 +133,8 @@ def test_partition_is_detected_and_an_isolated_pod_does_not_take_over(three: Job
     three.until(lambda r: r.restarts)
     report = three.until(lambda r: r.phase is RunPhase.RUNNING and r.world_size == 2)
     assert report.restarts == {"PodLost": 1}
+    assert report.failure is not None
+    assert (report.failure.host, report.failure.unreachable) == (three.pods[1].name, True)
     three.wait(lambda: "taking over as coordinator" in three.pods[1].text())
 
     three.pods[1].link("up")

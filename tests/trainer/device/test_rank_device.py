@@ -49,6 +49,7 @@ def test_node_label_matches_the_gpu_name_of_torch(name: str, label: str, same: b
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), "OutOfMemory"),
         (RuntimeError("CUDA error: uncorrectable ECC error encountered"), "DeviceFailed"),
         (RuntimeError("CUDA error: device-side assert triggered"), "TrainingError"),
+        (torch.distributed.DistBackendError("ncclUnhandledCudaError: 'uncorrectable ECC error'"), "DeviceFailed"),
         (KeyError("out of memory"), "TrainingError"),
         (DeviceMissingError("found no GPU on rank 1"), "DeviceMissing"),
     ],
@@ -62,6 +63,12 @@ def test_exception_determines_the_failure_reason(error: Exception, reason: str) 
         True,
         True,
     )
+
+
+def test_missing_gpu_is_reported_of_the_rank_that_lacks_it() -> None:
+    """All ranks raise the error, and any of them may report first."""
+    reported = failure(DeviceMissingError("found no GPU on rank 1", rank=1, pod="pod-1"), 0, "pod-0")
+    assert (reported.rank, reported.host) == (1, "pod-1")
 
 
 @pytest.mark.parametrize(

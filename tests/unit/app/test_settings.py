@@ -8,6 +8,7 @@ import pytest
 
 from dljob.app import settings
 from dljob.app.settings import Settings
+from dljob.faults import FaultPolicy
 
 LEAST = {"DLJOB_TRAINER_IMAGE": "r/t:1"}
 ROWS = re.findall(r"^\| (DLJOB_[A-Z_]+) \| (.+?) \| ", inspect.getdoc(settings) or "", re.MULTILINE)
@@ -54,6 +55,16 @@ def test_manifests_use_the_settings() -> None:
     assert (config.metrics_peers, config.port_ranges) == (({"podSelector": {}},), False)
 
 
+def test_node_faults_are_counted_unless_switched_off() -> None:
+    assert settings_of().fault_policy == FaultPolicy(2, 3600, 3600, 86400)
+    assert settings_of(DLJOB_NODE_FAULTS="0").fault_policy is None
+
+
+def test_longest_time_of_a_node_is_not_below_the_first() -> None:
+    with pytest.raises(ValueError, match=r"LEFT_OUT_MAX_SECONDS: found 600; expected at least .*, 3600\."):
+        settings_of(DLJOB_NODE_LEFT_OUT_MAX_SECONDS="600")
+
+
 @pytest.mark.parametrize(
     ("name", "found", "expected"),
     [
@@ -69,6 +80,10 @@ def test_manifests_use_the_settings() -> None:
         ("DLJOB_METRICS_SOURCES", "{}", "a list of NetworkPolicy peers"),
         ("DLJOB_METRICS_SOURCES", "[{}]", "a list of NetworkPolicy peers"),
         ("DLJOB_JOB_DEFAULTS", "none", "expected JSON"),
+        ("DLJOB_NODE_FAULTS", "-1", "a number from 0 to 8"),
+        ("DLJOB_NODE_FAULT_WINDOW_SECONDS", "5", "a number from 60 to 86400"),
+        ("DLJOB_NODE_LEFT_OUT_SECONDS", "1h", "a number from 60 to 604800"),
+        ("DLJOB_NODE_LEFT_OUT_MAX_SECONDS", "0", "a number from 60 to 604800"),
         ("DLJOB_LOG_LEVEL", "LOUD", "debug, info, warning, error"),
         ("DLJOB_LOG_FORMAT", "xml", "text, json"),
     ],

@@ -155,6 +155,36 @@ class TestObserve:
         assert observed is not None and set(observed.lost_nodes) == {"n2", "gone"}
         assert cache.affected_by_cluster() == [KEY]
 
+    @pytest.mark.parametrize(
+        ("spec", "others", "failed"),
+        [
+            ({}, 3, True),
+            ({"unschedulable": True}, 3, False),
+            ({"taints": [{"key": "ToBeDeletedByClusterAutoscaler", "effect": "NoSchedule"}]}, 3, False),
+            ({"taints": [{"key": "karpenter.sh/disrupted", "effect": "NoSchedule"}]}, 3, False),
+            ({"taints": [{"key": "node.kubernetes.io/unreachable", "effect": "NoSchedule"}]}, 3, True),
+            ({}, 1, True),
+            ({}, 0, False),
+        ],
+        ids=["alone", "cordoned", "scaled down", "by Karpenter", "Kubernetes' own taint", "one of two", "all nodes"],
+    )
+    def test_node_fails_by_itself_unless_somebody_took_it_away(
+        self, spec: Json, others: int, failed: bool, cache: Cache
+    ) -> None:
+        for i in range(others + 1):
+            ready = {
+                "type": "Ready",
+                "status": "True" if i else "Unknown",
+                "lastTransitionTime": "2026-01-02T00:00:00Z",
+            }
+            node = {"metadata": {"name": f"n{i}", "uid": f"n{i}"}, "status": {"conditions": [ready]}}
+            cache.put(NODE, node | ({} if i else {"spec": spec}))
+        cache.put(POD, body("digits-cpu-0", "p0") | {"spec": {"nodeName": "n0"}})
+        cache.put(POD, body("digits-cpu-1", "p1") | {"spec": {"nodeName": "gone"}})
+        observed = cache.observe(KEY)
+        assert observed is not None and "n0" in observed.lost_nodes
+        assert set(observed.failed_nodes) == ({"n0"} if failed else set())
+
     def test_missing_node_is_lost_from_when_it_is_noticed(self) -> None:
         """The watch of nodes may lag behind that of pods. Seen before: the node counted as lost since 1970."""
         times = [datetime(2026, 1, 2, tzinfo=UTC), datetime(2026, 1, 3, tzinfo=UTC), datetime(2026, 1, 4, tzinfo=UTC)]

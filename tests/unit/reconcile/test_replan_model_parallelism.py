@@ -1,17 +1,19 @@
 """Tests of strategy Auto over a job's life: changes between model and data parallelism, and profile updates."""
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
-from dlcontract import RunPhase
+from dlcontract import Failure, RunPhase, reasons
 from dljob.cluster import ClusterView
+from dljob.faults import LeftOut
 from dljob.job.identity import profile_key
 from dljob.job.observed import Observed
 from dljob.planner import Learned, LearnedPoint
 from dljob.reconcile import needs_view
 from dljob.reconcile.parsed import parse_observed
 from dljob.reconcile.planning import MODEL_PARALLELISM_WAS_SLOW
-from support.builders import CPUS, Json, after, changed, nodes, plan_of, report, settled
+from support.builders import CPUS, NOW, Json, after, changed, nodes, plan_of, report, settled
 from support.job_lifecycle import DOWN, condition_of, started, status, step, verdict
 
 SLOW_NETWORK = nodes({"name": "n", "count": 2, "cpu": 2, "memory": "4Gi", "bandwidth": "12.5M"})
@@ -54,6 +56,23 @@ def replanned(observed: Observed) -> Observed:
     new = step(stopped, WARM_S + 30)
     assert verdict(new, "PlanContradicted") == ("False", "Replanned")
     return settled(after(stopped, new))
+
+
+def test_faulty_node_does_not_speak_against_model_parallelism() -> None:
+    observed = running(OPEN, SLOW_NETWORK)
+    assert plan_of(observed).plan.parallelism == "Pipeline"
+    node = observed.pods[0].node or ""
+    failure = Failure(reason=reasons.DEVICE_FAILED, message="as it said", host=observed.pods[0].name)
+    observed = replace(
+        observed,
+        report=report(observed, RunPhase.RESTARTING, failure=failure, failures=1, restarts={failure.reason: 1}),
+        left_out={node: LeftOut(node=node, since=NOW, until=NOW + timedelta(days=1))},
+    )
+    leaving = step(observed, WARM_S)
+    assert verdict(leaving, "NodeFaulty") == ("True", "Replanning")
+    down = replace(after(observed, leaving), pods=(), report=None)
+    found = plan_of(after(down, step(down, WARM_S + 10)))
+    assert (found.plan.parallelism, found.replans, found.splitting_disabled) == ("Pipeline", 1, False)
 
 
 def test_data_parallelism_replaces_slow_model_parallelism_for_good() -> None:

@@ -254,6 +254,8 @@ class Channel:
         """Time of the last message or heartbeat, in seconds of the monotonic clock."""
         self.why = "the connection ended"
         """The reason why the connection ended; valid once ``receive`` has returned None."""
+        self.unreachable = False
+        """True if the connection ended because the peer's kernel acknowledged nothing any more."""
         self._beating = asyncio.create_task(self._beat())
 
     def send(self, line: Line) -> None:
@@ -279,6 +281,7 @@ class Channel:
                 if silent_s < STARVED_S and not (before and unanswered):
                     continue
                 self.why = f"silent for {silent_s:.0f} s"
+                self.unreachable = before and unanswered
                 self._writer.transport.abort()  # The peer is silent, so a regular close could block.
                 return None
             except OSError as error:

@@ -55,7 +55,14 @@ class SampleError(RuntimeError):
 
 
 class DeviceMissingError(RuntimeError):
-    """Some ranks have their planned GPU and others do not."""
+    """Some ranks have their planned GPU and others do not.
+
+    All ranks raise it. ``rank``, ``pod``: the first rank without a GPU and its pod, if known.
+    """
+
+    def __init__(self, message: str, rank: int | None = None, pod: str | None = None) -> None:
+        super().__init__(message)
+        self.rank, self.pod = rank, pod
 
 
 class WorkerLostError(RuntimeError):
@@ -93,20 +100,20 @@ _SELF_EXPLANATORY = (
     PeerLostError,
 )
 """Exceptions whose messages are sufficient without a traceback."""
+_HARDWARE = (
+    r"uncorrectable (ECC|NVLink)|hardware stack error|hardware error|fallen off the bus|(GPU|device) is lost"
+    r"|busy or unavailable"
+)
 _REASONS_BY_MESSAGE: tuple[tuple[re.Pattern[str], str], ...] = (
-    (
-        re.compile(
-            r"uncorrectable (ECC|NVLink)|hardware stack error|hardware error|fallen off the bus|(GPU|device) is lost"
-            r"|busy or unavailable|(CUDA|HIP) error: unknown error"
-        ),
-        reasons.DEVICE_FAILED,
-    ),
+    (re.compile(rf"{_HARDWARE}|(CUDA|HIP) error: unknown error"), reasons.DEVICE_FAILED),
     (re.compile(r"out of memory|STATUS_ALLOC_FAILED|can't allocate memory"), reasons.OUT_OF_MEMORY),
 )
 """Pairs (pattern, failure reason): a RuntimeError whose message matches the pattern gets this reason. The message
 decides, because torch has no specific class for most errors. The first pattern matches CUDA's messages
 (cudaGetErrorString) about hardware faults. The second matches messages of torch, NCCL, cuBLAS and cuDNN about exhausted
 memory of the device or the machine."""
+_DEVICE_LINE = re.compile(rf"\b(cuda|hip|nvml|nccl)[^\n]{{0,200}}({_HARDWARE})", re.IGNORECASE)
+"""Matches a line of CUDA, HIP, NVML or NCCL about a hardware fault. Other lines of a log may use the same words."""
 _OURS = str(Path(__file__).parents[1])
 
 
@@ -119,6 +126,11 @@ def _line(error: BaseException) -> str:
     return f"{Path(script[-1].filename).name}, line {script[-1].lineno}: " if script else ""
 
 
+def log_names_device_fault(text: str) -> bool:
+    """Return True if the end of a rank's log names a hardware fault of its device."""
+    return _DEVICE_LINE.search(text) is not None
+
+
 def failure(error: BaseException, rank: int, host: str) -> Failure:
     """Return the failure to report for an exception that ends this rank. The rank must exit with its ``exit_code``.
 
@@ -127,6 +139,8 @@ def failure(error: BaseException, rank: int, host: str) -> Failure:
     reason, code = next((reason, code) for kind, reason, code in _REASONS if isinstance(error, kind))
     if reason == reasons.TRAINING_ERROR and isinstance(error, RuntimeError):
         reason = next((better for pattern, better in _REASONS_BY_MESSAGE if pattern.search(str(error))), reason)
+    if isinstance(error, DeviceMissingError) and error.rank is not None and error.pod is not None:
+        rank, host = error.rank, error.pod
     last = traceback.format_exception_only(error)[-1].strip()
     self_explanatory = isinstance(error, _SELF_EXPLANATORY)
     tail = "" if self_explanatory else "".join(traceback.format_exception(error))[-MAX_LOG_TAIL:]

@@ -79,6 +79,8 @@ def usable(request: Request, view: ClusterView) -> list[Node]:
 
 def _why_not(node: Node, request: Request) -> str | None:
     """Return the reason why the job cannot use the node, or None if it can."""
+    if node.left_out is not None:
+        return node.left_out
     for key, value in request.node_selector.items():
         if node.labels.get(key) != value:
             return f"nodeSelector {key}={value} does not match"

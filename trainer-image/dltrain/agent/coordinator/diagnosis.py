@@ -11,6 +11,7 @@ from dlcontract import MAX_LOG_TAIL, Failure, Outcome, Plan, Rank, reasons
 from dltrain.host.processes import Exit
 from dltrain.launch.spawn import EXIT_CANNOT_START
 from dltrain.protocol.agent_messages import RankEnded
+from dltrain.protocol.errors import log_names_device_fault
 from dltrain.protocol.rank_messages import (
     EXIT_BAD_INPUT,
     EXIT_DIVERGED,
@@ -20,7 +21,7 @@ from dltrain.protocol.rank_messages import (
     EXIT_STOPPED,
 )
 
-SIGKILL = 9
+SIGABRT, SIGKILL = 6, 9
 
 
 @dataclass
@@ -40,6 +41,8 @@ class Attempt:
     ended: dict[int, RankEnded] = field(default_factory=dict)
     failures: list[tuple[int, Failure]] = field(default_factory=list)
     lost: dict[str, str] = field(default_factory=dict)
+    unreachable: set[str] = field(default_factory=set)
+    """The lost pods whose kernel did not answer any more, so that not only their agent ended."""
     left: set[str] = field(default_factory=set)
     hung: tuple[int, float] | None = None
     """(hung rank, seconds since its last message), or None if no rank hangs"""
@@ -147,6 +150,8 @@ def diagnose(attempt: Attempt) -> Failure:
     ``counts`` of the failure is True if it counts towards the job's back-off limit. It is False if a pod received
     SIGTERM or was lost, because the job did not cause that.
     """
+    if not attempt.left and (broken := _of_device(attempt)) is not None:
+        return broken
     for number, failure in attempt.failures:
         if failure.reason != reasons.PEER_LOST:
             return _completed(failure, number, attempt)
@@ -166,7 +171,9 @@ def diagnose(attempt: Attempt) -> Failure:
     if attempt.lost:
         pod, why = next(iter(attempt.lost.items()))
         message = f"lost contact with the agent of pod {pod}: {why}"
-        return Failure(reason=reasons.POD_LOST, message=message, host=pod, counts=False)
+        # If several pods are lost at once, the cause may be this pod's own network.
+        alone = attempt.lost.keys() == {pod} and pod in attempt.unreachable
+        return Failure(reason=reasons.POD_LOST, message=message, host=pod, counts=False, unreachable=alone)
     for end in attempt.deaths:
         if end.exit_code not in (EXIT_PEER_LOST, EXIT_STOPPED):
             return failure_of_exit(attempt, end)
@@ -183,6 +190,19 @@ def diagnose(attempt: Attempt) -> Failure:
         if end.exit_code == EXIT_STOPPED:
             return _of_rank(attempt, end, reasons.RANK_STOPPED, "exited as after a stop request, but got none")
     return Failure(reason=reasons.NO_RESULT, message=_NO_RESULT)
+
+
+def _of_device(attempt: Attempt) -> Failure | None:
+    """Return the first failure of a device, or None.
+
+    It is never a consequence of another failure, but others may arrive earlier: a collective fails on all ranks.
+    """
+    for number, failure in attempt.failures:
+        if failure.reason == reasons.DEVICE_FAILED:
+            return _completed(failure, number, attempt)
+    reported = {number for number, _ in attempt.failures}
+    found = (failure_of_exit(attempt, end) for end in attempt.deaths if end.rank not in reported)
+    return next((failure for failure in found if failure.reason == reasons.DEVICE_FAILED), None)
 
 
 def _of_hung(attempt: Attempt, number: int, silent_s: float) -> Failure:
@@ -251,6 +271,9 @@ def failure_of_exit(attempt: Attempt, end: RankEnded) -> Failure:
         return _of_rank(attempt, end, reasons.COMMAND_NOT_FOUND, "could not start its command")
     if end.exit_code == EXIT_CANNOT_START:
         return _of_rank(attempt, end, reasons.LAUNCH_FAILED, "could not be started; see the end of its log")
+    # A script for torchrun reports no exceptions, and NCCL's watchdog aborts the process.
+    if exit_.shell_code in (1, 128 + SIGABRT) and log_names_device_fault(end.tail):
+        return _of_rank(attempt, end, reasons.DEVICE_FAILED, f"ended with {exit_} after an error of its device")
     if exit_.shell_code == 128 + SIGKILL:
         return _of_rank(attempt, end, reasons.RANK_KILLED, f"was killed ({exit_})")
     if end.signal is not None:

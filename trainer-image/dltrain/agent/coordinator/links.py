@@ -24,8 +24,11 @@ class Connected:
 
 @dataclass(frozen=True)
 class Lost:
+    """The connection to a pod ended. ``unreachable``: the pod's kernel did not answer any more."""
+
     pod: str
     why: str
+    unreachable: bool = False
 
 
 @dataclass(frozen=True)
@@ -133,4 +136,4 @@ class Links:
         finally:
             channel.close()
             if self._channels.pop(pod, None) is not None:
-                self._emit(Lost(pod, why))
+                self._emit(Lost(pod, why, channel.unreachable))

@@ -106,10 +106,12 @@ class ObservedJob:
             case Connected(pod, welcome):
                 self.membership.welcome(pod, welcome, fresh=self.attempts == 0)
                 self.ledger.term = self.membership.term
-            case Lost(pod, why):
+            case Lost(pod, why, unreachable):
                 self.membership.lost(pod)
                 if self.attempt is not None and pod in self.attempt.plan.pods:
                     self.attempt.lost.setdefault(pod, why)
+                    if unreachable:
+                        self.attempt.unreachable.add(pod)
                 self.launcher.daemon_ended(pod, 1, why)
             case Late(pod, silent_s):
                 log.warning("pod %s was silent for %.1f s: it or this pod had no processor time", pod, silent_s)

@@ -1,0 +1,177 @@
+"""Attribute failures of a job to nodes, and move a job away from a node that has failed repeatedly.
+
+The reason of the condition NodeFaulty stores the state of a move:
+
+- Replanning: another plan exists without the node, and the pods write a checkpoint and stop.
+- NoOtherNodes: there is no plan without the node, so the job stays.
+- Replanned: the job runs on other nodes, or the node is no longer left out.
+"""
+
+import re
+from datetime import datetime
+
+from dlcontract import Report, RunPhase, reasons
+from dljob.faults import Fault, FaultKind
+from dljob.job.observed import PodSeen
+from dljob.job.stored_plan import StoredPlan
+from dljob.planner import Infeasible
+from dljob.reconcile import planning
+from dljob.reconcile.desired import Draft
+from dljob.reconcile.parsed import ParsedJob
+from dljob.reconcile.rollout import quiet
+from dljob.reconcile.volume import blocks, volume_ready
+from dljob.render import RenderConfig
+from dljob.status import FALSE, TRUE, Verdict, find
+
+CONDITION = "NodeFaulty"
+_DEVICE_REASONS = (reasons.DEVICE_FAILED, reasons.DEVICE_MISSING)
+_KUBELET = re.compile(
+    r"nvml error: (?!insufficient permissions)|driver rpc error|(gpu|device) is lost|fallen off the bus", re.IGNORECASE
+)
+"""Matches the kubelet's message about a container that cannot start, because the node's GPU or driver does not work."""
+
+
+def node_faults(parsed: ParsedJob, at: datetime) -> tuple[Fault, ...]:
+    """Return the faults of nodes that the job shows now. ``at``: present time.
+
+    A failure of the training script, such as an exit code or too little memory, is never a fault of its node. Nor is
+    one that somebody has caused on purpose: a preemption, a drained node, or a node that is removed. The result repeats
+    a fault as long as the job shows it, with an equal key.
+    """
+    if parsed.finished or parsed.observed.job.deleting:
+        return ()
+    job, found = parsed.observed.job, []
+    report = parsed.report
+    if report is not None and (pod := _faulty_pod(parsed, report)) is not None:
+        assert report.failure is not None and pod.node is not None
+        reason = report.failure.reason
+        kind = FaultKind.DEVICE if reason in _DEVICE_REASONS else FaultKind.NETWORK
+        # The coordinator counts each failure once, by its reason or as the failure that ends the job.
+        key = f"{job.uid}/{reason}/{report.restarts.get(reason, 0)}/{report.failures}"
+        found.append(Fault(node=pod.node, kind=kind, key=key, at=at, namespace=job.namespace))
+    for pod in parsed.observed.pods:
+        if pod.node is None or pod.deleting:
+            continue
+        if pod.node in parsed.observed.failed_nodes:
+            since = parsed.observed.failed_nodes[pod.node].isoformat()
+            found.append(Fault(node=pod.node, kind=FaultKind.NOT_READY, key=f"{pod.node}/{since}", at=at))
+        elif pod.stuck is not None and _KUBELET.search(pod.stuck.message):
+            key = f"{pod.uid}/{pod.restarts}"
+            found.append(Fault(node=pod.node, kind=FaultKind.DEVICE, key=key, at=at, namespace=job.namespace))
+    return tuple(found)
+
+
+def _faulty_pod(parsed: ParsedJob, report: Report) -> PodSeen | None:
+    """Return the pod to whose node the job's last failure points, or None.
+
+    The ranks must not have trained since. A pod on a lost or removed node is not blamed here: its node's condition
+    decides.
+    """
+    failure, accepted = report.failure, parsed.accepted
+    if failure is None or accepted is None or report.plan_number != accepted.plan.number:
+        return None
+    if report.phase not in (RunPhase.RESTARTING, RunPhase.FAILED):
+        return None
+    unreachable = failure.reason == reasons.POD_LOST and failure.unreachable
+    if failure.reason not in _DEVICE_REASONS and not unreachable:
+        return None
+    # With the host's network, the host name of a rank is that of the node.
+    pods = [pod for pod in parsed.observed.pods if failure.host in (pod.name, pod.node) and not pod.deleting]
+    lost = parsed.observed.lost_nodes
+    return next((pod for pod in pods if pod.node is not None and pod.node not in lost), None)
+
+
+def _to_leave(parsed: ParsedJob) -> list[str]:
+    """Return the nodes that are left out and on which this job has just failed.
+
+    A pod on a node that is NotReady is replaced as long as the node is lost, so such a job need not move.
+    """
+    faults = node_faults(parsed, parsed.observed.job.created)
+    nodes = {fault.node for fault in faults if fault.kind is not FaultKind.NOT_READY}
+    return sorted(nodes & parsed.observed.left_out.keys())
+
+
+def _returned(parsed: ParsedJob) -> list[str]:
+    """Return the nodes that the pods still avoid although they are no longer left out, if a pod waits for a node."""
+    accepted = parsed.accepted
+    if accepted is None or not any(pod.unschedulable and not pod.deleting for pod in parsed.observed.pods):
+        return []
+    return [node for node in accepted.avoid or () if node not in parsed.observed.left_out]
+
+
+def _moves(parsed: ParsedJob) -> bool:
+    found = find(parsed.before.conditions, CONDITION)
+    return found is not None and found.status is TRUE and found.reason == "Replanning"
+
+
+def undecided(parsed: ParsedJob) -> bool:
+    """Return True if the operator must look for a plan without a faulty node, which needs ``Observed.view``."""
+    spec, accepted = parsed.spec, parsed.accepted
+    if spec is None or accepted is None or spec.suspend or accepted.spec_digest != parsed.digest:
+        return False
+    return _moves(parsed) or bool(_to_leave(parsed) or _returned(parsed))
+
+
+def move(parsed: ParsedJob, draft: Draft, config: RenderConfig) -> StoredPlan | None:
+    """Return the plan with which a job leaves a faulty node, or None if the job stays. Add the condition NodeFaulty.
+
+    A job with a pod that fits no node is planned again too, if a node that its pods avoid is no longer left out.
+    """
+    accepted, observed = parsed.accepted, parsed.observed
+    if accepted is None or not undecided(parsed) or observed.view is None:
+        _reset(parsed, draft)
+        return None
+    why = _why(parsed)
+    found = planning.decide(parsed, config)
+    if isinstance(found, Infeasible):
+        _stay(parsed, draft, found.message)
+        return None
+    assert parsed.spec is not None
+    volume = volume_ready(observed, parsed.spec, found)
+    if blocks(volume):
+        _stay(parsed, draft, volume.message)
+        return None
+    if quiet(observed):
+        text = f"plan {found.plan.number} runs on other nodes: {found.status.summary}"
+        draft.verdicts.append(Verdict(CONDITION, FALSE, "Replanned", text))
+    else:
+        draft.verdicts.append(Verdict(CONDITION, TRUE, "Replanning", why))
+    return found.model_copy(update={"replans": accepted.replans + 1})
+
+
+def _why(parsed: ParsedJob) -> str:
+    """Return why the job moves. While its pods stop, they no longer show it, and the reason is in the status."""
+    if nodes := _to_leave(parsed):
+        listed = ", ".join(str(parsed.observed.left_out[node]) for node in nodes)
+        return f"found repeated faults of {listed}; the job moves to other nodes"
+    if returned := _returned(parsed):
+        return f"a pod waits for a node, and new plans may use {', '.join(returned)} again; the job is planned again"
+    before = find(parsed.before.conditions, CONDITION)
+    return before.message if before is not None else ""
+
+
+def _stay(parsed: ParsedJob, draft: Draft, problem: str) -> None:
+    """Add the condition of a job that would move, but cannot. ``problem``: why there is no plan."""
+    listed = ", ".join(str(parsed.observed.left_out[node]) for node in _to_leave(parsed))
+    if listed or _moves(parsed):
+        text = (
+            f"found repeated faults of {listed or 'a node'}; the job stays, because there is no other plan: {problem}"
+        )
+        draft.verdicts.append(Verdict(CONDITION, TRUE, "NoOtherNodes", f"{text}: {problem}"))
+
+
+def reset_for_spec(parsed: ParsedJob, draft: Draft, new: StoredPlan) -> None:
+    """Reset the condition NodeFaulty after a change of the spec. The new plan avoids the nodes that are left out."""
+    found = find(parsed.before.conditions, CONDITION)
+    if found is not None and found.status is TRUE:
+        text = f"plan {new.plan.number} is for the changed spec"
+        draft.verdicts.append(Verdict(CONDITION, FALSE, "Replanned", text))
+
+
+def _reset(parsed: ParsedJob, draft: Draft) -> None:
+    """Reset the condition if the job uses no node that is left out, for example because its time is over."""
+    found = find(parsed.before.conditions, CONDITION)
+    if found is None or found.status is not TRUE:
+        return
+    if not any(pod.node in parsed.observed.left_out for pod in parsed.observed.pods):
+        draft.verdicts.append(Verdict(CONDITION, FALSE, "Replanned", "no pod runs on a node that is left out"))
