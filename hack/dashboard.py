@@ -72,7 +72,7 @@ ROWS: dict[str, tuple[Panel, ...]] = {
         Panel(
             "Nodes left out",
             "Nodes that new plans leave out because of repeated faults.",
-            {"{{scope}}": "sum by (scope) (dljob_operator_nodes_left_out)"},
+            {"{{scope}}": "max by (scope) (dljob_operator_nodes_left_out)"},
             width=4,
             kind="stat",
         ),
