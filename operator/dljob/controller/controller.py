@@ -20,7 +20,6 @@ from dljob.kube import ApiError, Cache, JobKey, Kube, NameTakenError, RejectedEr
 from dljob.kube.applier import complete_all
 from dljob.kube.cache import utc_now
 from dljob.kube.kinds import CONFIG_MAP
-from dljob.kube.view import Reservation
 from dljob.kube.warning_events import RECHECK_S
 from dljob.reconcile import (
     Desired,
@@ -33,6 +32,7 @@ from dljob.reconcile import (
     with_secrets,
 )
 from dljob.render import Names, RenderConfig
+from dljob.scheduling import Reservation
 from dljob.status import Event, is_true, previous
 
 log = logging.getLogger("dljob")
@@ -141,7 +141,7 @@ class Controller:
         if needs_view(observed, parsed):
             async with self._planning:
                 others = [p for other, made in self._reservations.items() if other != key for p in made]
-                view = await self._kube.view(observed.job, others)
+                view = self._kube.view(observed.job, others)
                 observed = replace(observed, view=view, learned=learned_by_model(self._cache.profiles(), key[0]))
                 # Planning takes up to a second. Other jobs, such as those with a lost node, must not wait for it.
                 desired = await asyncio.to_thread(reconcile, observed, self._config, self._now(), parsed)

@@ -22,8 +22,11 @@ from dljob.kube.watch.reflector import SILENCE_S
 
 REFLECTED = (STATEFUL_SET, POD, CONFIG_MAP, CLAIM, NODE, STORAGE_CLASS, PROFILE)
 WATCHED = (DLJOB, *REFLECTED)
-LABELLED = (STATEFUL_SET, POD, CONFIG_MAP)
-"""Kinds of which the operator needs only the objects of jobs. The API server selects these by their label."""
+LABELLED = (STATEFUL_SET, CONFIG_MAP)
+"""Kinds of which the operator needs only the objects of jobs. The API server selects these by their label.
+
+Of pods it needs all, because each takes resources from its node.
+"""
 DEAD_S = 240.0
 """Seconds without data after which a watch counts as dead, and the operator must be restarted.
 

@@ -13,7 +13,9 @@ from typing import Any
 from dljob.job.observed import JOB_LABEL, ClaimSeen, JobSeen, Observed, PodSeen, SetSeen
 from dljob.kube import trim
 from dljob.kube.kinds import CLAIM, CONFIG_MAP, DLJOB, NODE, POD, PROFILE, STATEFUL_SET, STORAGE_CLASS, Kind
+from dljob.kube.view import bound_pod, node_capacity
 from dljob.render import Names
+from dljob.scheduling import Ledger
 
 JobKey = tuple[str, str]
 """Namespace and name of a job."""
@@ -32,11 +34,12 @@ _TRIM: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class CachedObject:
     """A watched object, with only the fields that the operator needs (``seen``).
 
-    ``owner`` is the uid of the controlling owner, and ``version`` the resourceVersion.
+    ``owner`` is the uid of the controlling owner, and ``version`` the resourceVersion. Of a pod without the label of a
+    job, ``seen`` and ``owner`` are None: only the ledger knows what it takes. A cluster has ten thousands of these.
     """
 
     uid: str
@@ -68,6 +71,8 @@ class Cache:
         self._removed_nodes: dict[str, None] = {}
         """Names of nodes that were deleted, oldest first."""
         self._stores = {plural: _Store() for plural in _TRIM}
+        self.ledger = Ledger()
+        """Capacity of the cached nodes, and what all cached pods take from it, also pods without the label of a job."""
         self._deleted: dict[str, None] = {}
         """Uids of deleted objects, oldest first. ``put`` ignores these, because answers to writes may be late."""
 
@@ -79,18 +84,33 @@ class Cache:
         old = store.entries.get(key)
         if meta["uid"] in self._deleted or (old is not None and _older(version, old.version)):
             return False
-        seen = _TRIM[kind.plural](body)
         label = (meta.get("labels") or {}).get(JOB_LABEL)
         job = (key[0], label) if label else None
+        stranger = kind is POD and job is None
+        seen = None if stranger else _TRIM[kind.plural](body)
+        capacity_changed = self._account(kind, body, seen, old)
         if kind is NODE:
             self._removed_nodes.pop(key[1], None)
             self._missing_nodes.pop(key[1], None)
         self._forget(store, key)
-        store.entries[key] = CachedObject(meta["uid"], version, trim.owner_uid(body), job, seen)
+        owner = None if stranger else trim.owner_uid(body)
+        store.entries[key] = CachedObject(meta["uid"], version, owner, job, seen)
         store.by_namespace.setdefault(key[0], set()).add(key[1])
         if job:
             store.by_job.setdefault(job, set()).add(key[1])
-        return old is None or old.uid != meta["uid"] or old.seen != seen
+        if stranger:
+            return capacity_changed or (old is not None and old.job is not None)
+        return capacity_changed or old is None or old.uid != meta["uid"] or old.seen != seen
+
+    def _account(self, kind: Kind, body: Mapping[str, Any], seen: Any, old: CachedObject | None) -> bool:
+        """Enter a node or pod into the ledger. Return True if that changed the ledger. ``old``: what it replaces."""
+        uid = body["metadata"]["uid"]
+        if kind is NODE:
+            return self.ledger.put_node(seen.name, node_capacity(seen))
+        if kind is not POD:
+            return False
+        changed = old is not None and old.uid != uid and self.ledger.drop_pod(old.uid)
+        return self.ledger.put_pod(uid, bound_pod(body)) or changed
 
     def drop(self, kind: Kind, namespace: str, name: str, uid: str | None = None) -> bool:
         """Remove an object. Return True if the object was removed.
@@ -103,7 +123,10 @@ class Cache:
             return False
         self._forget(store, (namespace, name))
         self._deleted[entry.uid] = None
+        if kind is POD:
+            self.ledger.drop_pod(entry.uid)
         if kind is NODE:
+            self.ledger.drop_node(name)
             self._removed_nodes[name] = None
             if len(self._removed_nodes) > MAX_DELETED:
                 del self._removed_nodes[next(iter(self._removed_nodes))]
