@@ -148,7 +148,7 @@ class Observed:
     lost_nodes: Mapping[str, datetime] = field(default_factory=dict)
     """Nodes that are gone or NotReady, with the time when that began."""
     view: ClusterView | None = None
-    """The nodes of the cluster; None unless ``reconcile.needs_view`` returned True because the job needs a plan."""
+    """The nodes of the cluster; None unless the job must be planned with it, see ``reconcile.needs_view``."""
     learned: Mapping[tuple[str, str], Learned] = field(default_factory=dict)
     rejected: Rejected | None = None
 

@@ -73,6 +73,9 @@ class Cache:
         self._stores = {plural: _Store() for plural in _TRIM}
         self.ledger = Ledger()
         """Capacity of the cached nodes, and what all cached pods take from it, also pods without the label of a job."""
+        self._touched: set[JobKey] = set()
+        self.profiles_version = 0
+        """It increases with each change of a profile."""
         self._deleted: dict[str, None] = {}
         """Uids of deleted objects, oldest first. ``put`` ignores these, because answers to writes may be late."""
 
@@ -93,6 +96,7 @@ class Cache:
             self._removed_nodes.pop(key[1], None)
             self._missing_nodes.pop(key[1], None)
         self._forget(store, key)
+        self._note(kind, key, old.job if old is not None else None, job)
         owner = None if stranger else trim.owner_uid(body)
         store.entries[key] = CachedObject(meta["uid"], version, owner, job, seen)
         store.by_namespace.setdefault(key[0], set()).add(key[1])
@@ -101,6 +105,16 @@ class Cache:
         if stranger:
             return capacity_changed or (old is not None and old.job is not None)
         return capacity_changed or old is None or old.uid != meta["uid"] or old.seen != seen
+
+    def _note(self, kind: Kind, key: tuple[str, str], *jobs: JobKey | None) -> None:
+        """Note that an object changed: it is a profile, or a job, or belongs to ``jobs``."""
+        self.profiles_version += kind is PROFILE
+        self._touched.update((key,) if kind is DLJOB else (job for job in jobs if job is not None))
+
+    def take_touched(self) -> set[JobKey]:
+        """Return the keys of all jobs of which an object changed since the last call."""
+        touched, self._touched = self._touched, set()
+        return touched
 
     def _account(self, kind: Kind, body: Mapping[str, Any], seen: Any, old: CachedObject | None) -> bool:
         """Enter a node or pod into the ledger. Return True if that changed the ledger. ``old``: what it replaces."""
@@ -122,6 +136,7 @@ class Cache:
         if entry is None or (uid is not None and entry.uid != uid):
             return False
         self._forget(store, (namespace, name))
+        self._note(kind, (namespace, name), entry.job)
         self._deleted[entry.uid] = None
         if kind is POD:
             self.ledger.drop_pod(entry.uid)
@@ -197,19 +212,23 @@ class Cache:
         store = self._stores[kind.plural]
         return [store.entries[key[0], name] for name in sorted(store.by_job.get(key, ()))]
 
-    def affected_by_cluster(self) -> list[JobKey]:
-        """Return the keys of jobs that wait for nodes or volumes, and of jobs with pods on lost nodes.
+    def runs(self, key: JobKey) -> bool:
+        """Return True if there are pods with the job's label."""
+        return key in self._stores[POD.plural].by_job
 
-        A change of nodes, storage classes, claims or pods may affect these jobs.
-        """
+    def waiting_for_volumes(self) -> list[JobKey]:
+        """Return the keys of jobs that wait for volumes. A change of claims or storage classes may affect them."""
         found: list[JobKey] = []
         for job in self.jobs():
             conditions = {c["type"]: c for c in job.status.get("conditions") or ()}
-            waits = any(conditions.get(kind, {}).get("status", "True") != "True" for kind in ("Planned", "VolumeReady"))
-            over = job.status.get("phase") in ("Complete", "Failed")
-            if (waits and not over) or self._lost(pod.node for pod in self.pods_of(job.key) if pod.node):
+            waits = conditions.get("VolumeReady", {}).get("status", "True") != "True"
+            if waits and job.status.get("phase") not in ("Complete", "Failed"):
                 found.append(job.key)
         return found
+
+    def on_lost_nodes(self) -> list[JobKey]:
+        """Return the keys of jobs with pods on lost nodes. A change of nodes may affect them."""
+        return [job.key for job in self.jobs() if self._lost(pod.node for pod in self.pods_of(job.key) if pod.node)]
 
     def observe(self, key: JobKey) -> Observed | None:
         """Return the cached state of a job; None if there is no such job.

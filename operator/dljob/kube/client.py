@@ -11,7 +11,6 @@ from pydantic import ValidationError
 
 from dljob.api import API_VERSION, DLProfileStatus
 from dljob.api.overrides import SECRET_LABEL
-from dljob.cluster import ClusterView
 from dljob.job.observed import APPLIED_ANNOTATION, JobSeen
 from dljob.job.profiles import MANAGED_LABEL, MANAGER, expired, profile_name, updated_profile
 from dljob.kube import kinds, pki
@@ -23,7 +22,6 @@ from dljob.reconcile import RunMeasurements, Scale, Target
 from dljob.render import Names
 from dljob.render.config import Manifest
 from dljob.render.names import metadata
-from dljob.scheduling import Reservation, without_reserved
 from dljob.status import Event, merge_patch
 
 
@@ -154,11 +152,6 @@ class Kube:
             existing = await self.api.get(kinds.EVENT, job.namespace, name)
             again = {"count": existing.get("count", 1) + 1, "lastTimestamp": stamp}
             await self.api.merge(kinds.EVENT, job.namespace, name, again)
-
-    def view(self, job: JobSeen | None, reservations: Iterable[Reservation]) -> ClusterView:
-        """Return the free resources of the cluster. Resources that the pods of ``job`` use count as free."""
-        mine = [pod.uid for pod in self._cache.pods_of(job.key)] if job is not None else []
-        return without_reserved(self._cache.ledger.view(mine), reservations)
 
     async def update_profiles(self, measurements: RunMeasurements, namespace: str | None, now: datetime) -> None:
         """Update the profiles of the run's devices with its measurements. Create the profiles that do not exist.

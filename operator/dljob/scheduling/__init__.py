@@ -3,6 +3,8 @@
 The package does no I/O and reads no clock: callers pass nodes, pods and times.
 """
 
+from dljob.scheduling.book import ReservationBook
+from dljob.scheduling.growth import Growth
 from dljob.scheduling.ledger import BoundPod, Ledger, NodeCapacity
 from dljob.scheduling.requests import NOTHING, Requests, amount, pod_requests
 from dljob.scheduling.reservations import Reservation, without_reserved
@@ -10,10 +12,12 @@ from dljob.scheduling.reservations import Reservation, without_reserved
 __all__ = [
     "NOTHING",
     "BoundPod",
+    "Growth",
     "Ledger",
     "NodeCapacity",
     "Requests",
     "Reservation",
+    "ReservationBook",
     "amount",
     "pod_requests",
     "without_reserved",

@@ -153,7 +153,7 @@ class TestObserve:
             cache.put(POD, body(f"digits-cpu-{i}", f"p{i}") | {"spec": {"nodeName": node}})
         observed = cache.observe(KEY)
         assert observed is not None and set(observed.lost_nodes) == {"n2", "gone"}
-        assert cache.affected_by_cluster() == [KEY]
+        assert cache.on_lost_nodes() == [KEY] and cache.runs(KEY)
 
     def test_missing_node_is_lost_from_when_it_is_noticed(self) -> None:
         """The watch of nodes may lag behind that of pods. Seen before: the node counted as lost since 1970."""
@@ -193,15 +193,17 @@ class TestObserve:
     ("status", "affected"),
     [
         ({}, False),
-        ({"conditions": [{"type": "Planned", "status": "False"}]}, True),
+        ({"conditions": [{"type": "Planned", "status": "False"}]}, False),
         ({"conditions": [{"type": "VolumeReady", "status": "Unknown"}]}, True),
-        ({"conditions": [{"type": "Planned", "status": "False"}], "phase": "Failed"}, False),
+        ({"conditions": [{"type": "VolumeReady", "status": "Unknown"}], "phase": "Failed"}, False),
     ],
 )
-def test_cluster_changes_affect_waiting_jobs(status: Json, affected: bool) -> None:
+def test_jobs_that_wait_for_volumes_are_found(status: Json, affected: bool) -> None:
+    """Jobs that wait for nodes are not among them: they are queued only when capacity grows."""
     cache = Cache()
     cache.put(DLJOB, dljob(status=status))
-    assert cache.affected_by_cluster() == ([KEY] if affected else [])
+    assert cache.waiting_for_volumes() == ([KEY] if affected else []) and not cache.runs(KEY)
+    assert cache.take_touched() == {KEY} and cache.take_touched() == set()
 
 
 class TestCapacity:
