@@ -86,7 +86,9 @@ class Operator:
             config = settings.render(port_ranges=version >= PORT_RANGES_SINCE)
             if not settings.job_defaults.empty:
                 log.info("defaults of jobs: %s", json.dumps(settings.job_defaults.manifest()))
-            kube = Kube(api, self._cache, settings.resync_s, settings.watch_namespaces)
+            kube = Kube(
+                api, self._cache, settings.resync_s, settings.watch_namespaces, all_pods=settings.count_all_pods
+            )
             planner = PlannerProcess(config, self._metrics.planner_failures.inc)
             stack.push_async_callback(planner.close)
             planning = Planning(self._cache, planner.plan, self._queue.add, self._metrics)
@@ -95,8 +97,9 @@ class Operator:
                 share_profiles=settings.share_profiles,
             )  # fmt: skip
             self._watches = watches = Watches(
-                self._cache, self._queue, api, settings.watch_namespaces, connection.session, planning.capacity_changed
-            )
+                self._cache, self._queue, api, settings.watch_namespaces, connection.session, planning.capacity_changed,
+                all_pods=settings.count_all_pods,
+            )  # fmt: skip
             await stack.enter_async_context(watches.session)
             if settings.leader_election:
                 stack.push_async_callback(lambda: background.run(leader.release()))

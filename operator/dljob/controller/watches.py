@@ -52,10 +52,12 @@ class Watches:
         namespaces: tuple[str, ...],
         session: Callable[[type[aiohttp.ClientResponse]], aiohttp.ClientSession],
         capacity_changed: Callable[[], None],
+        *,
+        all_pods: bool = False,
     ) -> None:
         """``namespaces``: those to watch; empty: all. ``session``: opens an HTTP session with this response class.
 
-        ``capacity_changed``: called after changes of nodes or pods.
+        ``capacity_changed``: called after changes of nodes or pods. ``all_pods``: watch pods in all namespaces.
         """
         self.registry = kopf.OperatorRegistry()
         self._capacity_changed = capacity_changed
@@ -69,7 +71,7 @@ class Watches:
         self._reflectors = [
             Reflector(api, cache, kind, namespace, JOB_LABEL if kind in LABELLED else "", self._changed, queue.add)
             for kind in REFLECTED
-            for namespace in (namespaces if kind.namespaced and namespaces else (None,))
+            for namespace in kind.watched_in(namespaces, all_pods=all_pods)
         ]
         kopf.on.login(registry=self.registry)(self._login)
         group, _, version = DLJOB.api_version.rpartition("/")

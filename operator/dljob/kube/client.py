@@ -26,11 +26,14 @@ from dljob.status import Event, merge_patch
 
 
 class Kube:
-    def __init__(self, api: Api, cache: Cache, resync_s: float, namespaces: Sequence[str] = ()) -> None:
+    def __init__(
+        self, api: Api, cache: Cache, resync_s: float, namespaces: Sequence[str] = (), *, all_pods: bool = False
+    ) -> None:
+        """``namespaces``: those whose jobs the operator manages; empty: all. ``all_pods``: watch pods everywhere."""
         self.api = api
         self._cache = cache
         self._resync_s = resync_s
-        self._namespaces: Sequence[str | None] = namespaces or (None,)
+        self._namespaces, self._all_pods = namespaces, all_pods
         self._applier = Applier(api, cache, resync_s)
         self._secrets: dict[JobKey, float] = {}
         """Jobs whose Secret exists, with the monotonic time in seconds when it was last seen to exist."""
@@ -188,7 +191,7 @@ class Kube:
     async def prune(self, kind: Kind, selector: str = "") -> list[JobKey]:
         """Remove cached objects of this kind whose deletion the watches missed. Return the keys of their jobs."""
         jobs: list[JobKey] = []
-        for namespace in self._namespaces if kind.namespaced else (None,):
+        for namespace in kind.watched_in(self._namespaces, all_pods=self._all_pods):
             present, before = await self.api.uids(kind, namespace, selector)
             jobs += self._cache.prune(kind, present, before, namespace)
         return jobs
