@@ -133,6 +133,10 @@ def reference() -> str:
 
 _RBAC_PARTS = {
     "cluster": ("Cluster-wide", "A ClusterRole, in every installation: nodes and profiles belong to no namespace."),
+    "allPods": (
+        "Cluster-wide, if the operator counts the pods of all namespaces",
+        "A ClusterRole, only with `operator.countAllPods` and `watchNamespaces` or `singleNamespaceInstall`.",
+    ),
     "jobs": (
         "In the namespaces of jobs",
         "A ClusterRole, or with `watchNamespaces` or `singleNamespaceInstall` a Role in each of these namespaces.",

@@ -52,6 +52,14 @@ def test_permissions_limited_to_namespaces(values: Json, namespaces: set[str]) -
     assert all(permissions(r["rules"]) == permissions(TABLE["jobs"]) for r in roles)
 
 
+def test_counting_all_pods_needs_a_permission_only_with_namespaces() -> None:
+    values = {"operator": {"countAllPods": True}}
+    everywhere, limited = render(values), render({**values, "watchNamespaces": ["a"]})
+    assert permissions(operators(everywhere)["rules"]) == permissions(TABLE["cluster"] + TABLE["jobs"])
+    assert permissions(operators(limited)["rules"]) == permissions(TABLE["cluster"] + TABLE["allPods"])
+    assert permissions(TABLE["allPods"]) == {("", "pods", "list"), ("", "pods", "watch")}
+
+
 def test_cluster_permissions_exclude_secrets_and_workloads() -> None:
     """An operator limited to namespaces must not access objects of others."""
     assert not {resource for _, resource, _ in permissions(TABLE["cluster"])} & {

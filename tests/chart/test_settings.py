@@ -45,6 +45,7 @@ def test_values_reach_the_settings() -> None:
                     "logLevel": "debug",
                     "logFormat": "json",
                     "concurrency": 3,
+                    "countAllPods": True,
                     "clusterDomain": "k8s.example",
                     "extraEnv": [{"name": "DLJOB_RESYNC_SECONDS", "value": "5"}],
                 },
@@ -55,6 +56,7 @@ def test_values_reach_the_settings() -> None:
     assert (found.trainer_image, found.trainer_pull_policy) == ("r/t:9", "Always")
     assert (found.watch_namespaces, found.leader_election) == (("a", "b"), False)
     assert (found.log_level, found.log_format, found.concurrency) == ("debug", "json", 3)
+    assert found.count_all_pods and not Settings.of(environment({})).count_all_pods
     assert (found.cluster_domain, found.metrics_port, found.resync_s) == ("k8s.example", 9999, 5)
     assert list(found.metrics_sources) == peers
     assert found.identity == found.namespace == "made-up"

@@ -8,6 +8,8 @@
   valueFrom: {fieldRef: {fieldPath: metadata.name}}
 - name: DLJOB_WATCH_NAMESPACES
   value: {{ include "dljob.watchNamespaces" . | fromJsonArray | join "," | quote }}
+- name: DLJOB_COUNT_ALL_PODS
+  value: {{ .Values.operator.countAllPods | quote }}
 - name: DLJOB_LEADER_ELECTION
   value: {{ .Values.leaderElection.enabled | quote }}
 - name: DLJOB_TRAINER_IMAGE

@@ -22,6 +22,8 @@ from dljob.app.settings import Settings
 from dljob.controller.connection import connect, keep_token_fresh
 from dljob.controller.controller import Controller
 from dljob.controller.metrics import Metrics
+from dljob.controller.planner_process import PlannerProcess
+from dljob.controller.planning import Planning
 from dljob.controller.watches import LABELLED, WATCHED, Watches
 from dljob.controller.work_queue import WorkQueue
 from dljob.job.observed import JOB_LABEL
@@ -48,7 +50,7 @@ class Operator:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._metrics, self._cache = Metrics(), Cache()
-        self._queue: WorkQueue[JobKey] = WorkQueue()
+        self._queue: WorkQueue[JobKey] = WorkQueue(self._cache.runs)
         self._waits_for: str | None = "the API server"
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
@@ -84,17 +86,23 @@ class Operator:
             config = settings.render(port_ranges=version >= PORT_RANGES_SINCE)
             if not settings.job_defaults.empty:
                 log.info("defaults of jobs: %s", json.dumps(settings.job_defaults.manifest()))
-            kube = Kube(api, self._cache, settings.resync_s, settings.watch_namespaces)
+            kube = Kube(
+                api, self._cache, settings.resync_s, settings.watch_namespaces, all_pods=settings.count_all_pods
+            )
             node_faults = NodeFaults(
                 api, self._cache, settings.namespace, f"{settings.lease_name}-node-faults", settings.fault_policy
             )
+            planner = PlannerProcess(config, self._metrics.planner_failures.inc)
+            stack.push_async_callback(planner.close)
+            planning = Planning(self._cache, planner.plan, self._queue.add, self._metrics)
             self._controller = Controller(
-                kube, self._cache, WarningEvents(api), self._queue, config, self._metrics,
+                kube, self._cache, WarningEvents(api), self._queue, config, self._metrics, planning,
                 share_profiles=settings.share_profiles, node_faults=node_faults,
             )  # fmt: skip
             self._watches = watches = Watches(
-                self._cache, self._queue, api, settings.watch_namespaces, connection.session
-            )
+                self._cache, self._queue, api, settings.watch_namespaces, connection.session, planning.capacity_changed,
+                all_pods=settings.count_all_pods,
+            )  # fmt: skip
             await stack.enter_async_context(watches.session)
             if settings.leader_election:
                 stack.push_async_callback(lambda: background.run(leader.release()))
@@ -102,7 +110,7 @@ class Operator:
                 asyncio.create_task(self._guarded(task))
                 for task in (
                     self._beat(),
-                    self._work(self._controller, watches, background),
+                    self._work(self._controller, planning, planner, watches, background),
                     watches.reflect(),
                     self._resync(kube, node_faults),
                     keep_token_fresh(session, watches.session, lease_session),
@@ -138,7 +146,14 @@ class Operator:
             else:
                 return version
 
-    async def _work(self, controller: Controller, watches: Watches, background: BackgroundLoop) -> None:
+    async def _work(
+        self,
+        controller: Controller,
+        planning: Planning,
+        planner: PlannerProcess,
+        watches: Watches,
+        background: BackgroundLoop,
+    ) -> None:
         """Wait for a complete cache. Then run the workers, with leader election only while this operator leads."""
         self._waits_for = "the first lists"
         await watches.synced()
@@ -150,6 +165,8 @@ class Operator:
             self._metrics.leader.set(1)
             try:
                 async with asyncio.TaskGroup() as group:
+                    group.create_task(planner.start())
+                    group.create_task(planning.run())
                     for _ in range(self._settings.concurrency):
                         group.create_task(controller.work())
                     if leader is not None:
@@ -158,6 +175,7 @@ class Operator:
                 log.warning("this operator no longer leads: %s", errors.exceptions[0])
             finally:
                 self._metrics.leader.set(0)
+            await planner.close()
             for job in self._cache.jobs():
                 self._queue.add(job.key)
 

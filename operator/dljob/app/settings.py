@@ -8,6 +8,7 @@
 | DLJOB_LEASE_NAME | dljob-operator | name of the Lease; two operators with the same Lease are one release |
 | DLJOB_POD_NAME | host name and a random part | identity of the holder of the Lease |
 | DLJOB_WATCH_NAMESPACES | (all) | namespaces whose jobs the operator manages, comma-separated |
+| DLJOB_COUNT_ALL_PODS | false | with DLJOB_WATCH_NAMESPACES: plans also count the pods of all other namespaces |
 | DLJOB_LEADER_ELECTION | true | work only while holding the Lease |
 | DLJOB_CLUSTER_DOMAIN | cluster.local | DNS domain of the cluster |
 | DLJOB_CONCURRENCY | 8 | jobs reconciled at the same time |
@@ -52,6 +53,7 @@ class Settings:
     lease_name: str
     identity: str
     watch_namespaces: tuple[str, ...]
+    count_all_pods: bool
     leader_election: bool
     cluster_domain: str
     concurrency: int
@@ -96,6 +98,7 @@ class Settings:
             lease_name=env.get("DLJOB_LEASE_NAME") or LEASE_NAME,
             identity=env.get("DLJOB_POD_NAME") or f"{socket.gethostname()}-{secrets.token_hex(4)}",
             watch_namespaces=tuple(n.strip() for n in env.get("DLJOB_WATCH_NAMESPACES", "").split(",") if n.strip()),
+            count_all_pods=_one_of(env, "DLJOB_COUNT_ALL_PODS", "false", (*_TRUE, *_FALSE)) in _TRUE,
             leader_election=_one_of(env, "DLJOB_LEADER_ELECTION", "true", (*_TRUE, *_FALSE)) in _TRUE,
             cluster_domain=env.get("DLJOB_CLUSTER_DOMAIN") or "cluster.local",
             concurrency=int(_number(env, "DLJOB_CONCURRENCY", 8, 1, 256)),

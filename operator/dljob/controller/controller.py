@@ -3,7 +3,6 @@
 The controller is level-triggered: a key in the queue names a job to reconcile, not what changed.
 """
 
-import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,15 +12,15 @@ from typing import Any
 
 from dljob.api.overrides import OverridePolicy, secrets
 from dljob.controller.metrics import PHASES, Metrics
+from dljob.controller.planning import Planning, PlanningError
 from dljob.controller.work_queue import WorkQueue
 from dljob.job.observed import JobSeen, Observed, Rejected
-from dljob.job.profiles import learned_by_model
 from dljob.kube import ApiError, Cache, JobKey, Kube, NameTakenError, NodeFaults, RejectedError, WarningEvents
 from dljob.kube.applier import complete_all
 from dljob.kube.cache import utc_now
 from dljob.kube.kinds import CONFIG_MAP
-from dljob.kube.view import Reservation
 from dljob.kube.warning_events import RECHECK_S
+from dljob.planner import Infeasible
 from dljob.reconcile import (
     Desired,
     ParsedJob,
@@ -34,7 +33,7 @@ from dljob.reconcile import (
     with_secrets,
 )
 from dljob.render import Names, RenderConfig
-from dljob.status import Event, is_true, previous
+from dljob.status import Event, previous
 
 log = logging.getLogger("dljob")
 
@@ -42,6 +41,10 @@ log = logging.getLogger("dljob")
 SLOW_S = 5.0
 NAME_RECHECK_S = 10.0
 """Seconds between attempts to apply a job's objects while an object with one of their names has another owner."""
+WAITING_RECHECK_S = 60.0
+"""Seconds between looks at a job that waits for capacity. A growth of capacity queues it earlier."""
+WHILE_PLANNING = -1.0
+"""Result of a reconcile that could do nothing yet: the key is queued again when the plan is made."""
 MAX_UNSENT = 20
 FORBIDDEN_RECHECK_S = 15.0
 """Seconds between attempts to write an event that the API server forbids, for example because a quota is full."""
@@ -56,6 +59,7 @@ class Controller:
         queue: WorkQueue[JobKey],
         config: RenderConfig,
         metrics: Metrics,
+        planning: Planning,
         now: Callable[[], datetime] = utc_now,
         *,
         share_profiles: bool = False,
@@ -65,9 +69,7 @@ class Controller:
         self._node_faults = node_faults
         self._kube, self._cache, self._warning_events, self._queue = kube, cache, warning_events, queue
         self._config, self._metrics, self._now, self._share_profiles = config, metrics, now, share_profiles
-        self._planning = asyncio.Lock()
-        """Lock for planning. If two jobs were planned at the same time, both plans could use the same free nodes."""
-        self._reservations: dict[JobKey, tuple[Reservation, ...]] = {}
+        self._planning = planning
         self._unsent: dict[JobKey, list[Event]] = {}
         """Events that the API server has not accepted yet."""
         self._learned_from: dict[JobKey, tuple[object, ...]] = {}
@@ -102,10 +104,11 @@ class Controller:
             log.exception("reconcile failed; retrying in %.1f s", delay_s, extra=self._about(key))
             await self._report(key, error)
         else:
-            self._queue.succeeded(key)
             self._metrics.reconciles.labels("ok").inc()
-            if requeue_s is not None:
-                self._queue.add_after(key, requeue_s)
+            if requeue_s is not WHILE_PLANNING:  # Otherwise, what failed before may fail again with the new plan.
+                self._queue.succeeded(key)
+                if requeue_s is not None:
+                    self._queue.add_after(key, requeue_s)
         took_s = monotonic() - began
         self._metrics.reconcile_s.observe(took_s)
         if took_s > SLOW_S:
@@ -137,6 +140,8 @@ class Controller:
         if observed is None:
             self._gone(key)
             return None
+        if self._planning.still_waits(key, observed):
+            return WAITING_RECHECK_S
         observed, troubled = await self._warning_events.added_to(observed, self._now())
         if troubled:
             self._queue.add_after(key, RECHECK_S)
@@ -144,28 +149,35 @@ class Controller:
         if parsed is not None:
             observed = await self._with_left_out(parsed)
             parsed = replace(parsed, observed=observed)
-        if needs_view(observed, parsed):
-            async with self._planning:
-                others = [p for other, made in self._reservations.items() if other != key for p in made]
-                view = await self._kube.view(observed.job, others)
-                observed = replace(observed, view=view, learned=learned_by_model(self._cache.profiles(), key[0]))
-                # Planning takes up to a second. Other jobs, such as those with a lost node, must not wait for it.
-                desired = await asyncio.to_thread(reconcile, observed, self._config, self._now(), parsed)
-                self._reserve(key, desired)
-            planned = desired.status is not None and is_true(desired.status.conditions, "Planned")
-            self._metrics.plans.labels("accepted" if planned else "infeasible").inc()
+        failure = None
+        if parsed is not None and needs_view(observed, parsed, self._now()):
+            try:
+                parsed = replace(parsed, decision=self._planning.decision(key, parsed))
+            except PlanningError as error:
+                failure = error
+            if parsed.decision is None and not (observed.plan or observed.sets or observed.pods):
+                if failure is not None:
+                    raise failure
+                return WHILE_PLANNING
         else:
-            desired = reconcile(observed, self._config, self._now(), parsed)
+            self._planning.settle(key)
+        desired = reconcile(observed, self._config, self._now(), parsed)
+        if failure is not None:  # Its condition is written instead.
+            desired = replace(desired, status=None, events=())
         try:
             await self._do(observed, desired)
         except RejectedError as refusal:
+            self._planning.refused(key)
             taken = isinstance(refusal, NameTakenError)
             rejected = replace(observed, rejected=Rejected(refusal.kind, refusal.name, refusal.message, taken))
             await self._publish(rejected, reconcile(rejected, self._config, self._now(), parsed))
             if taken:
                 self._queue.add_after(key, NAME_RECHECK_S)
             raise
-        self._settle(key)
+        if failure is not None:
+            raise failure
+        if parsed is not None and isinstance(parsed.decision, Infeasible):
+            self._planning.wait(key, self._cache.observe(key))
         return desired.requeue_after_s
 
     async def _parsed(self, observed: Observed) -> ParsedJob:
@@ -290,32 +302,10 @@ class Controller:
         if desired.status is not None:
             await self._kube.write_status(job, desired.status.manifest())
 
-    def _reserve(self, key: JobKey, desired: Desired) -> None:
-        """Reserve the resources of a new plan, so that other jobs are not planned on them.
-
-        ``_settle`` drops the reservation when the scheduler has placed the pods.
-        """
-        if desired.plan is None:
-            return
-        self._reservations[key] = tuple(
-            Reservation(g.device, g.nodes, g.ranks_per_node, g.cpu_m / 1000, desired.plan.memory_nbytes)
-            for g in desired.plan.groups
-        )
-
-    def _settle(self, key: JobKey) -> None:
-        """Drop the reservation of a job if all its pods have nodes or no pods are needed."""
-        reservations = self._reservations.get(key)
-        if reservations is None:
-            return
-        observed = self._cache.observe(key)
-        wanted = sum(item.replicas for item in observed.sets) if observed else 0
-        placed = sum(pod.node is not None for pod in observed.pods) if observed else 0
-        if placed >= wanted:
-            del self._reservations[key]
-
     def _gone(self, key: JobKey) -> None:
         self._queue.forget(key)
-        for known in (self._reservations, self._unsent, self._learned_from):
+        self._planning.forget(key)
+        for known in (self._unsent, self._learned_from):
             known.pop(key, None)
         self._kube.forget(key)
 

@@ -80,6 +80,25 @@ class Metrics:
             ["result"],
             registry=registry,
         )
+        self.planning_s = Histogram(
+            f"{prefix}_planning_duration_seconds",
+            "Time to make one plan. Jobs are planned one after another: if the 99th percentile exceeds 1 s, give the "
+            "operator more CPU.",
+            buckets=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+            registry=registry,
+        )
+        self.planner_failures = Counter(
+            f"{prefix}_planner_failures",
+            "How often the process that makes plans crashed, or was stopped because a plan took too long. See the "
+            "operator's log, and whether its memory limit is too low.",
+            registry=registry,
+        )
+        self.reserved_pods = Gauge(
+            f"{prefix}_reserved_pods",
+            "Pods of accepted plans that are not placed yet, for which the operator reserves capacity. If it stays "
+            "above 0, look for jobs with the condition PodsReady False.",
+            registry=registry,
+        )
         self.plan_error = Histogram(
             f"{prefix}_plan_step_error_ratio",
             "(predicted - measured) / measured step time of finished jobs. If it is far from 0, see the docs on "
@@ -169,6 +188,12 @@ class Metrics:
         every = {node for node, for_all in scopes if for_all}
         self.nodes_left_out.labels("all").set(len(every))
         self.nodes_left_out.labels("namespace").set(len({node for node, _ in scopes} - every))
+
+    def planned(self, seconds: float, accepted: bool | None) -> None:
+        """Observe the time to make a plan, and count its result. ``accepted``: None if planning failed."""
+        self.planning_s.observe(seconds)
+        if accepted is not None:
+            self.plans.labels("accepted" if accepted else "infeasible").inc()
 
     def requested(self, verb: str, resource: str, code: int, seconds: float) -> None:
         """Count one request to the API server and observe its duration. ``resource``: plural of a Kubernetes kind."""

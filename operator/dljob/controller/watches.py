@@ -22,8 +22,11 @@ from dljob.kube.watch.reflector import SILENCE_S
 
 REFLECTED = (STATEFUL_SET, POD, CONFIG_MAP, CLAIM, NODE, STORAGE_CLASS, PROFILE)
 WATCHED = (DLJOB, *REFLECTED)
-LABELLED = (STATEFUL_SET, POD, CONFIG_MAP)
-"""Kinds of which the operator needs only the objects of jobs. The API server selects these by their label."""
+LABELLED = (STATEFUL_SET, CONFIG_MAP)
+"""Kinds of which the operator needs only the objects of jobs. The API server selects these by their label.
+
+Of pods it needs all, because each takes resources from its node.
+"""
 DEAD_S = 240.0
 """Seconds without data after which a watch counts as dead, and the operator must be restarted.
 
@@ -48,18 +51,27 @@ class Watches:
         api: Api,
         namespaces: tuple[str, ...],
         session: Callable[[type[aiohttp.ClientResponse]], aiohttp.ClientSession],
+        capacity_changed: Callable[[], None],
+        *,
+        all_pods: bool = False,
     ) -> None:
-        """``namespaces``: those to watch; empty: all. ``session``: opens an HTTP session with this response class."""
+        """``namespaces``: those to watch; empty: all. ``session``: opens an HTTP session with this response class.
+
+        ``capacity_changed``: called after changes of nodes or pods. ``all_pods``: watch pods in all namespaces.
+        """
         self.registry = kopf.OperatorRegistry()
+        self._capacity_changed = capacity_changed
         self._cache, self._queue, self._server, self._namespaces = cache, queue, api.server, namespaces
         self.session = session(bounded_responses(self._jobs_active, self._jobs_listed))
         """The session of kopf. The caller closes it."""
         self._settling: asyncio.TimerHandle | None = None
+        self._unsettled: set[Kind] = set()
+        """Kinds whose changes may affect other jobs, and have not been handled yet."""
         self._jobs_active_at = monotonic()
         self._reflectors = [
             Reflector(api, cache, kind, namespace, JOB_LABEL if kind in LABELLED else "", self._changed, queue.add)
             for kind in REFLECTED
-            for namespace in (namespaces if kind.namespaced and namespaces else (None,))
+            for namespace in kind.watched_in(namespaces, all_pods=all_pods)
         ]
         kopf.on.login(registry=self.registry)(self._login)
         group, _, version = DLJOB.api_version.rpartition("/")
@@ -168,11 +180,18 @@ class Watches:
             self._queue.add((meta["namespace"], meta["name"]))
         elif job := (meta.get("labels") or {}).get(JOB_LABEL):
             self._queue.add((meta["namespace"], job))
-        if kind in (NODE, STORAGE_CLASS, CLAIM, POD) and self._settling is None:
-            self._settling = asyncio.get_running_loop().call_later(SETTLE_S, self._settle)
+        if kind in (NODE, STORAGE_CLASS, CLAIM, POD):
+            self._unsettled.add(kind)
+            if self._settling is None:
+                self._settling = asyncio.get_running_loop().call_later(SETTLE_S, self._settle)
 
     def _settle(self) -> None:
-        """Queue the jobs that wait for nodes or volumes, and the jobs with pods on lost nodes."""
-        self._settling = None
-        for key in self._cache.affected_by_cluster():
+        """Queue the jobs that wait for volumes and the jobs with pods on lost nodes, if a change may affect them."""
+        self._settling, changed = None, self._unsettled
+        self._unsettled = set()
+        if changed & {NODE, POD}:
+            self._capacity_changed()
+        affected = self._cache.waiting_for_volumes() if changed & {CLAIM, STORAGE_CLASS} else []
+        affected += self._cache.on_lost_nodes() if NODE in changed else []
+        for key in affected:
             self._queue.add(key)

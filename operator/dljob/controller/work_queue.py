@@ -2,24 +2,33 @@
 
 Two workers never process the same key at the same time: a key that is added while a worker processes it is queued
 again when that worker is done. A key that is already in the queue is not added again. If a key is added with several
-delays, it is due after the one that ends first. Use a queue in one event loop only.
+delays, it is due after the one that ends first. Urgent keys come before the others, but of ``URGENT_IN_A_ROW`` keys at
+least one is not urgent, if there is one. Use a queue in one event loop only.
 """
 
 import asyncio
 from collections import deque
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 K = TypeVar("K")
 
 BACKOFF_FIRST_S = 0.2
 MAX_BACKOFF_S = 120.0
+URGENT_IN_A_ROW = 8
 
 
 class WorkQueue(Generic[K]):
-    def __init__(self) -> None:
+    def __init__(self, urgent: Callable[[K], bool] = lambda key: False) -> None:
+        """``urgent``: whether a key that becomes ready comes before those that are not urgent."""
+        self._urgent = urgent
+        self._first: deque[K] = deque()
+        """Urgent keys that are ready."""
         self._ready: deque[K] = deque()
+        self._in_a_row = 0
+        """Urgent keys that workers have taken since the last other one."""
         self._waiting: set[K] = set()
-        """Keys in ``_ready``, and keys that were added while a worker processed them."""
+        """Keys that are ready, and keys that were added while a worker processed them."""
         self._busy: dict[K, float] = {}
         """Keys that a worker processes, with the time of the event loop when it began."""
         self._timers: dict[K, asyncio.TimerHandle] = {}
@@ -27,7 +36,7 @@ class WorkQueue(Generic[K]):
         self._wakeup = asyncio.Event()
 
     def __len__(self) -> int:
-        return len(self._ready)
+        return len(self._first) + len(self._ready)
 
     def stuck(self, limit_s: float) -> str | None:
         """Return the key that a worker has processed for longer than ``limit_s`` seconds, or None."""
@@ -44,8 +53,11 @@ class WorkQueue(Generic[K]):
             return
         self._waiting.add(key)
         if key not in self._busy:
-            self._ready.append(key)
-            self._wakeup.set()
+            self._make_ready(key)
+
+    def _make_ready(self, key: K) -> None:
+        (self._first if self._urgent(key) else self._ready).append(key)
+        self._wakeup.set()
 
     def add_after(self, key: K, delay_s: float) -> None:
         """Add the key after ``delay_s`` seconds, unless it is already due earlier."""
@@ -64,10 +76,12 @@ class WorkQueue(Generic[K]):
 
     async def get(self) -> K:
         """Wait for the next key and return it. No worker gets the same key again before ``done`` is called for it."""
-        while not self._ready:
+        while not (self._first or self._ready):
             self._wakeup.clear()
             await self._wakeup.wait()
-        key = self._ready.popleft()
+        urgent = self._first and (not self._ready or self._in_a_row < URGENT_IN_A_ROW - 1)
+        self._in_a_row = self._in_a_row + 1 if urgent else 0
+        key = (self._first if urgent else self._ready).popleft()
         self._waiting.discard(key)
         self._busy[key] = asyncio.get_running_loop().time()
         return key
@@ -75,8 +89,7 @@ class WorkQueue(Generic[K]):
     def done(self, key: K) -> None:
         self._busy.pop(key, None)
         if key in self._waiting:
-            self._ready.append(key)
-            self._wakeup.set()
+            self._make_ready(key)
 
     def failed(self, key: K) -> float:
         """Add the key again after a delay that doubles with each consecutive failure. Return the delay in seconds."""

@@ -153,7 +153,7 @@ class Observed:
     left_out: Mapping[str, LeftOut] = field(default_factory=dict)
     """Nodes that new plans of this job must not use, because of repeated faults."""
     view: ClusterView | None = None
-    """The nodes of the cluster; None unless ``reconcile.needs_view`` returned True because the job needs a plan."""
+    """The nodes of the cluster; None unless the job must be planned with it, see ``reconcile.needs_view``."""
     learned: Mapping[tuple[str, str], Learned] = field(default_factory=dict)
     rejected: Rejected | None = None
 

@@ -13,7 +13,9 @@ from typing import Any
 from dljob.job.observed import JOB_LABEL, ClaimSeen, JobSeen, Observed, PodSeen, SetSeen
 from dljob.kube import trim
 from dljob.kube.kinds import CLAIM, CONFIG_MAP, DLJOB, NODE, POD, PROFILE, STATEFUL_SET, STORAGE_CLASS, Kind
+from dljob.kube.view import bound_pod, node_capacity
 from dljob.render import Names
+from dljob.scheduling import Ledger
 
 JobKey = tuple[str, str]
 """Namespace and name of a job."""
@@ -32,11 +34,12 @@ _TRIM: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class CachedObject:
     """A watched object, with only the fields that the operator needs (``seen``).
 
-    ``owner`` is the uid of the controlling owner, and ``version`` the resourceVersion.
+    ``owner`` is the uid of the controlling owner, and ``version`` the resourceVersion. Of a pod without the label of a
+    job, ``seen`` and ``owner`` are None: only the ledger knows what it takes. A cluster has ten thousands of these.
     """
 
     uid: str
@@ -68,6 +71,11 @@ class Cache:
         self._removed_nodes: dict[str, None] = {}
         """Names of nodes that were deleted, oldest first."""
         self._stores = {plural: _Store() for plural in _TRIM}
+        self.ledger = Ledger()
+        """Capacity of the cached nodes, and what all cached pods take from it, also pods without the label of a job."""
+        self._touched: set[JobKey] = set()
+        self.profiles_version = 0
+        """It increases with each change of a profile."""
         self._deleted: dict[str, None] = {}
         """Uids of deleted objects, oldest first. ``put`` ignores these, because answers to writes may be late."""
 
@@ -79,18 +87,44 @@ class Cache:
         old = store.entries.get(key)
         if meta["uid"] in self._deleted or (old is not None and _older(version, old.version)):
             return False
-        seen = _TRIM[kind.plural](body)
         label = (meta.get("labels") or {}).get(JOB_LABEL)
         job = (key[0], label) if label else None
+        stranger = kind is POD and job is None
+        seen = None if stranger else _TRIM[kind.plural](body)
+        capacity_changed = self._account(kind, body, seen, old)
         if kind is NODE:
             self._removed_nodes.pop(key[1], None)
             self._missing_nodes.pop(key[1], None)
         self._forget(store, key)
-        store.entries[key] = CachedObject(meta["uid"], version, trim.owner_uid(body), job, seen)
+        self._note(kind, key, old.job if old is not None else None, job)
+        owner = None if stranger else trim.owner_uid(body)
+        store.entries[key] = CachedObject(meta["uid"], version, owner, job, seen)
         store.by_namespace.setdefault(key[0], set()).add(key[1])
         if job:
             store.by_job.setdefault(job, set()).add(key[1])
-        return old is None or old.uid != meta["uid"] or old.seen != seen
+        if stranger:
+            return capacity_changed or (old is not None and old.job is not None)
+        return capacity_changed or old is None or old.uid != meta["uid"] or old.seen != seen
+
+    def _note(self, kind: Kind, key: tuple[str, str], *jobs: JobKey | None) -> None:
+        """Note that an object changed: it is a profile, or a job, or belongs to ``jobs``."""
+        self.profiles_version += kind is PROFILE
+        self._touched.update((key,) if kind is DLJOB else (job for job in jobs if job is not None))
+
+    def take_touched(self) -> set[JobKey]:
+        """Return the keys of all jobs of which an object changed since the last call."""
+        touched, self._touched = self._touched, set()
+        return touched
+
+    def _account(self, kind: Kind, body: Mapping[str, Any], seen: Any, old: CachedObject | None) -> bool:
+        """Enter a node or pod into the ledger. Return True if that changed the ledger. ``old``: what it replaces."""
+        uid = body["metadata"]["uid"]
+        if kind is NODE:
+            return self.ledger.put_node(seen.name, node_capacity(seen))
+        if kind is not POD:
+            return False
+        changed = old is not None and old.uid != uid and self.ledger.drop_pod(old.uid)
+        return self.ledger.put_pod(uid, bound_pod(body)) or changed
 
     def drop(self, kind: Kind, namespace: str, name: str, uid: str | None = None) -> bool:
         """Remove an object. Return True if the object was removed.
@@ -102,8 +136,12 @@ class Cache:
         if entry is None or (uid is not None and entry.uid != uid):
             return False
         self._forget(store, (namespace, name))
+        self._note(kind, (namespace, name), entry.job)
         self._deleted[entry.uid] = None
+        if kind is POD:
+            self.ledger.drop_pod(entry.uid)
         if kind is NODE:
+            self.ledger.drop_node(name)
             self._removed_nodes[name] = None
             if len(self._removed_nodes) > MAX_DELETED:
                 del self._removed_nodes[next(iter(self._removed_nodes))]
@@ -174,19 +212,23 @@ class Cache:
         store = self._stores[kind.plural]
         return [store.entries[key[0], name] for name in sorted(store.by_job.get(key, ()))]
 
-    def affected_by_cluster(self) -> list[JobKey]:
-        """Return the keys of jobs that wait for nodes or volumes, and of jobs with pods on lost nodes.
+    def runs(self, key: JobKey) -> bool:
+        """Return True if there are pods with the job's label."""
+        return key in self._stores[POD.plural].by_job
 
-        A change of nodes, storage classes, claims or pods may affect these jobs.
-        """
+    def waiting_for_volumes(self) -> list[JobKey]:
+        """Return the keys of jobs that wait for volumes. A change of claims or storage classes may affect them."""
         found: list[JobKey] = []
         for job in self.jobs():
             conditions = {c["type"]: c for c in job.status.get("conditions") or ()}
-            waits = any(conditions.get(kind, {}).get("status", "True") != "True" for kind in ("Planned", "VolumeReady"))
-            over = job.status.get("phase") in ("Complete", "Failed")
-            if (waits and not over) or self._lost(pod.node for pod in self.pods_of(job.key) if pod.node):
+            waits = conditions.get("VolumeReady", {}).get("status", "True") != "True"
+            if waits and job.status.get("phase") not in ("Complete", "Failed"):
                 found.append(job.key)
         return found
+
+    def on_lost_nodes(self) -> list[JobKey]:
+        """Return the keys of jobs with pods on lost nodes. A change of nodes may affect them."""
+        return [job.key for job in self.jobs() if self._lost(pod.node for pod in self.pods_of(job.key) if pod.node)]
 
     def observe(self, key: JobKey) -> Observed | None:
         """Return the cached state of a job; None if there is no such job.

@@ -11,10 +11,9 @@ from pydantic import ValidationError
 
 from dljob.api import API_VERSION, DLProfileStatus
 from dljob.api.overrides import SECRET_LABEL
-from dljob.cluster import ClusterView
 from dljob.job.observed import APPLIED_ANNOTATION, JobSeen
 from dljob.job.profiles import MANAGED_LABEL, MANAGER, expired, profile_name, updated_profile
-from dljob.kube import kinds, pki, view
+from dljob.kube import kinds, pki
 from dljob.kube.applier import Applier
 from dljob.kube.cache import Cache, JobKey
 from dljob.kube.kinds import Kind
@@ -25,26 +24,22 @@ from dljob.render.config import Manifest
 from dljob.render.names import metadata
 from dljob.status import Event, merge_patch
 
-PODS_REUSED_S = 2.0
-"""Seconds for which a list of all pods is reused. Pods of plans that are made in this time are not in the list.
-
-Reservations account for the resources of these pods.
-"""
 MAX_NODE_NAME = 230
 """Maximum length of the part of an event's name that is a node's name. A digest follows."""
-_NOT_OVER = "status.phase!=Succeeded,status.phase!=Failed"
 
 
 class Kube:
-    def __init__(self, api: Api, cache: Cache, resync_s: float, namespaces: Sequence[str] = ()) -> None:
+    def __init__(
+        self, api: Api, cache: Cache, resync_s: float, namespaces: Sequence[str] = (), *, all_pods: bool = False
+    ) -> None:
+        """``namespaces``: those whose jobs the operator manages; empty: all. ``all_pods``: watch pods everywhere."""
         self.api = api
         self._cache = cache
         self._resync_s = resync_s
-        self._namespaces: Sequence[str | None] = namespaces or (None,)
+        self._namespaces, self._all_pods = namespaces, all_pods
         self._applier = Applier(api, cache, resync_s)
         self._secrets: dict[JobKey, float] = {}
         """Jobs whose Secret exists, with the monotonic time in seconds when it was last seen to exist."""
-        self._pods: tuple[float, list[Body]] | None = None
 
     async def apply(self, job: JobSeen, manifests: Iterable[Manifest]) -> int:
         """Apply the manifests that have changed and return their number. ``Applier.apply`` lists the errors."""
@@ -172,27 +167,6 @@ class Kube:
             again = {"count": existing.get("count", 1) + 1, "lastTimestamp": stamp}
             await self.api.merge(kinds.EVENT, namespace, name, again)
 
-    async def view(self, job: JobSeen | None, reservations: Iterable[view.Reservation]) -> ClusterView:
-        """Return the free resources of the cluster. Resources that the pods of ``job`` use count as free."""
-        pods = await self._all_pods()
-        if job is not None:
-            mine = {pod.uid for pod in self._cache.pods_of(job.key)}
-            pods = [pod for pod in pods if pod["metadata"]["uid"] not in mine]
-        return view.cluster_view(self._cache.nodes(), pods, reservations)
-
-    async def _all_pods(self) -> list[Body]:
-        """Return all pods that have not ended.
-
-        If the operator is limited to some namespaces, return only the pods of these namespaces.
-        """
-        if self._pods is not None and monotonic() - self._pods[0] < PODS_REUSED_S:
-            return self._pods[1]
-        found: list[Body] = []
-        for namespace in self._namespaces:
-            found += await self.api.find(kinds.POD, namespace, fieldSelector=_NOT_OVER, resourceVersion="0")
-        self._pods = (monotonic(), found)
-        return found
-
     async def update_profiles(self, measurements: RunMeasurements, namespace: str | None, now: datetime) -> None:
         """Update the profiles of the run's devices with its measurements. Create the profiles that do not exist.
 
@@ -228,7 +202,7 @@ class Kube:
     async def prune(self, kind: Kind, selector: str = "") -> list[JobKey]:
         """Remove cached objects of this kind whose deletion the watches missed. Return the keys of their jobs."""
         jobs: list[JobKey] = []
-        for namespace in self._namespaces if kind.namespaced else (None,):
+        for namespace in kind.watched_in(self._namespaces, all_pods=self._all_pods):
             present, before = await self.api.uids(kind, namespace, selector)
             jobs += self._cache.prune(kind, present, before, namespace)
         return jobs

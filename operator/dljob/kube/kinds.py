@@ -1,5 +1,6 @@
 """The Kubernetes kinds that the operator uses, with their URL paths on the API server."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -25,6 +26,14 @@ class Kind:
         parts.append(self.plural)
         parts += [quote(part) for part in (name, subresource) if part]
         return "/".join(parts)
+
+    def watched_in(self, namespaces: Sequence[str], *, all_pods: bool) -> Sequence[str | None]:
+        """Return the namespaces in which the operator watches this kind; None: all.
+
+        ``namespaces``: those whose jobs it manages; empty: all. ``all_pods``: it watches pods everywhere.
+        """
+        everywhere = not namespaces or not self.namespaced or (all_pods and self.plural == "pods")
+        return (None,) if everywhere else tuple(namespaces)
 
 
 DLJOB = Kind(API_VERSION, "DLJob", "dljobs")

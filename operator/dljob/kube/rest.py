@@ -16,6 +16,7 @@ FIELD_OWNER = "dljob-operator"
 CALL_LIMIT_S = 15.0
 ATTEMPTS = 4
 RETRY_FIRST_S = 0.25
+UIDS_PAGE = 500
 _RETRIED = {429, 500, 502, 503, 504}
 
 Body = dict[str, Any]
@@ -124,15 +125,20 @@ class Api:
     async def uids(self, kind: Kind, namespace: str | None, selector: str) -> tuple[list[str], int | None]:
         """Return the uids of all objects that the label selector matches, and the resourceVersion of this list.
 
-        The resourceVersion is None if it is not a number. An empty selector matches all objects.
+        The resourceVersion is None if it is not a number. An empty selector matches all objects. The API server sends
+        pages, each with the metadata of at most ``UIDS_PAGE`` objects.
         """
         accept = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-        params = {"labelSelector": selector} if selector else {}
-        path = kind.path(namespace)
-        found = await self._attempted("list", "GET", kind.plural, path, None, params, "application/json", accept)
-        version = found.get("metadata", {}).get("resourceVersion", "")
-        uids = [item["metadata"]["uid"] for item in found.get("items") or ()]
-        return uids, version_number(version)
+        path, uids, token = kind.path(namespace), list[str](), ""
+        while True:
+            params = {"limit": str(UIDS_PAGE)} | ({"labelSelector": selector} if selector else {})
+            params |= {"continue": token} if token else {}
+            found = await self._attempted("list", "GET", kind.plural, path, None, params, "application/json", accept)
+            uids += [item["metadata"]["uid"] for item in found.get("items") or ()]
+            meta = found.get("metadata", {})
+            token = meta.get("continue") or ""
+            if not token:
+                return uids, version_number(meta.get("resourceVersion", ""))
 
     async def create(self, kind: Kind, body: Mapping[str, Any]) -> Body:
         path = kind.path(body["metadata"].get("namespace"))

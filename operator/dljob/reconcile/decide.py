@@ -25,24 +25,29 @@ Most changes in the cluster also cause a watch event, which starts a reconcile e
 """
 
 
-def needs_view(observed: Observed, parsed: ParsedJob | None = None) -> bool:
-    """Return True if ``reconcile`` would plan this job and needs ``observed.view``, the cluster's free resources.
+def needs_view(observed: Observed, parsed: ParsedJob | None = None, now: datetime | None = None) -> bool:
+    """Return True if ``reconcile`` would plan this job.
 
-    The caller sets the view only on demand, because it must list all pods of the cluster for it.
+    It then needs ``observed.view``, the cluster's free resources, or ``ParsedJob.decision``, the result of planning.
+    Without both, it leaves the job as it is. ``now``: present time; None: as if the job waited for no back-off. During a
+    back-off (``admission``), a job must not be planned, because its plan would reserve capacity.
     """
     if observed.job.deleting:
         return False
     parsed = parsed or parse_observed(observed)
     parsed = replace(parsed, observed=observed)
-    if planning.wants_plan(parsed) or admission.waits(parsed):
+    if planning.wants_plan(parsed):
         return True
+    if admission.waits(parsed):
+        return now is None or admission.back_off_left_s(parsed, now) <= 0
     return not parsed.finished and (replan.undecided(parsed) or node_faults.undecided(parsed))
 
 
 def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: ParsedJob | None = None) -> Desired:
-    """Return the whole desired state of one job. ``observed.view`` is required if ``needs_view`` returns True.
+    """Return the whole desired state of one job.
 
-    ``parsed``: the result of ``parse_observed`` for the same job, if the caller has it already.
+    ``parsed``: the result of ``parse_observed`` for the same job, if the caller has it already, with the result of
+    planning if that was made elsewhere. A job whose plan is still being made continues as before, see ``needs_view``.
     """
     if observed.job.deleting:
         return Desired()  # The garbage collector deletes the job's objects by their owner references.
@@ -66,6 +71,8 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: P
         return _with_unreadable_plan(parsed, draft, parsed.plan_problem, now)
     if parsed.accepted is not None and (end := run.ending(parsed, now)):
         return _end(parsed, draft, end, now)
+    if needs_view(observed, parsed, now) and not planning.ready(parsed):
+        return _while_planning(parsed, draft, parsed.spec, config, now)
     target, plan_only = _plan(parsed, draft, config, now)
     if parsed.spec.suspend:
         _suspend(parsed, draft)
@@ -118,6 +125,22 @@ def _plan(
     node_faults.reset_for_spec(parsed, draft, decision)
     draft.verdicts.append(planning.planned(decision, plan_only=plan_only))
     return (None, decision.status) if plan_only else (decision, None)
+
+
+def _while_planning(parsed: ParsedJob, draft: Draft, spec: DLJobSpec, config: RenderConfig, now: datetime) -> Desired:
+    """Leave the pods as they are until the plan is made. Pods on lost nodes are replaced meanwhile.
+
+    Pods that stop for another plan are not started again.
+    """
+    observed, accepted = parsed.observed, parsed.accepted
+    runs = accepted is not None and any(item.replicas for item in observed.sets) and in_force(observed, accepted)
+    if accepted is not None and runs and observed.lost_nodes:
+        _roll(parsed, draft, spec, accepted, config, now)
+        return _finish(parsed, draft, accepted, now)
+    draft.wanted = sum(item.replicas for item in observed.sets)
+    if accepted is not None and runs:
+        draft.verdicts.append(run.running(parsed, accepted))
+    return _finish(parsed, draft, accepted, now)
 
 
 def _suspend(parsed: ParsedJob, draft: Draft) -> None:

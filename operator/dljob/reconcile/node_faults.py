@@ -118,7 +118,7 @@ def move(parsed: ParsedJob, draft: Draft, config: RenderConfig) -> StoredPlan | 
     A job with a pod that fits no node is planned again too, if a node that its pods avoid is no longer left out.
     """
     accepted, observed = parsed.accepted, parsed.observed
-    if accepted is None or not undecided(parsed) or observed.view is None:
+    if accepted is None or not undecided(parsed) or not planning.ready(parsed):
         _reset(parsed, draft)
         return None
     why = _why(parsed)

@@ -15,6 +15,7 @@ from dljob.job.defaults import applied, with_defaults
 from dljob.job.observed import Observed
 from dljob.job.spec_errors import in_words
 from dljob.job.stored_plan import StoredPlan, spec_digest
+from dljob.planner import Infeasible
 from dljob.reconcile.spec_changes import followed
 from dljob.status import FALSE, Verdict, is_true, previous
 
@@ -42,6 +43,8 @@ class ParsedJob:
     """The administrator's defaults in ``spec``."""
     defaulted: tuple[str, ...] = ()
     """Lines about the values of ``spec`` that are defaults, without prices, as ``job.defaults.applied`` returns."""
+    decision: StoredPlan | Infeasible | None = None
+    """Result of ``planning.decide`` that was computed earlier; None: there is none yet."""
 
     @property
     def finished(self) -> bool:

@@ -5,10 +5,11 @@ from dataclasses import replace
 from math import ceil
 
 from dlcontract import Plan
-from dljob.api import ParallelismStrategy, PlanningMode
+from dljob.api import DLJobStatus, ParallelismStrategy, PlanningMode
 from dljob.api.changes import planned_fields
 from dljob.cluster import ClusterView, Node
 from dljob.job.defaults import applied_prices, prices_of
+from dljob.job.observed import SetSeen
 from dljob.job.plan_status import plan_status
 from dljob.job.planner_request import planner_request
 from dljob.job.stored_plan import MAX_AVOIDED, StoredPlan
@@ -37,6 +38,11 @@ PLACEMENT = ("scheduling.nodeSelector: ", "scheduling.tolerations: ")
 MAX_NAMED = 5
 """Maximum number of nodes that the message about left-out nodes names."""
 
+_IN_EACH_RECONCILE = {
+    "Accepted", "Admitted", "Planned", "VolumeReady", "PodsReady", "Running", "ReportValid", "Suspended",
+}  # fmt: skip
+"""Conditions that do not affect a plan, and that change while a job starts, runs or waits."""
+ANY_SET = SetSeen("", "", 0, "")
 MODEL_PARALLELISM_WAS_SLOW = "this job's steps with model parallelism took longer than predicted"
 
 
@@ -52,6 +58,33 @@ def wants_plan(parsed: ParsedJob) -> bool:
     return parsed.accepted is None or parsed.accepted.spec_digest != parsed.digest
 
 
+def ready(parsed: ParsedJob) -> bool:
+    """Return True if ``decide`` can return a result: it was computed earlier, or there is a view to compute it with."""
+    return parsed.decision is not None or parsed.observed.view is not None
+
+
+def question(parsed: ParsedJob) -> ParsedJob:
+    """Return what ``decide`` needs of a job, apart from the cluster's view and the profiles.
+
+    Two equal questions have the same answer on the same cluster. What changes while a job runs or waits is left out, so
+    that the question of a waiting job stays the same.
+    """
+    observed, before = parsed.observed, parsed.before
+    kept = tuple(item for item in before.conditions if item.type not in _IN_EACH_RECONCILE)
+    return replace(
+        parsed,
+        observed=replace(
+            observed, job=replace(observed.job, spec={}, status={}), sets=observed.sets[:1] and (ANY_SET,), pods=(),
+            claims={}, classes=None, plan=None, report=None, report_problem=None, lost_nodes={}, view=None, learned={},
+            rejected=None,
+        ),
+        before=DLJobStatus(conditions=kept, plan=before.plan, last_checkpoint=before.last_checkpoint),
+        report=parsed.report if parsed.accepted is None else None,
+        report_problem=None,
+        decision=None,
+    )  # fmt: skip
+
+
 def _shown(parsed: ParsedJob) -> bool:
     """Return True if the status already shows the PlanOnly plan of the current spec."""
     return any(
@@ -65,6 +98,8 @@ def decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
 
     If the new plan differs from the current plan of the job only in its number, the result contains the current plan.
     """
+    if parsed.decision is not None:
+        return parsed.decision
     job, spec, view = parsed.observed.job, parsed.spec, parsed.observed.view
     assert spec is not None and view is not None and parsed.digest is not None and parsed.own_spec is not None
     whole, view = view, view.without(parsed.observed.left_out)

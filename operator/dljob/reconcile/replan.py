@@ -42,7 +42,7 @@ MAX_REPLANS = 3
 
 
 def undecided(parsed: ParsedJob) -> bool:
-    """Return True if the operator must search for a better plan for a running job, which needs ``Observed.view``."""
+    """Return True if the operator must search for a better plan for a running job."""
     found = find(parsed.before.conditions, CONDITION)
     return (
         found is not None
@@ -81,7 +81,7 @@ def replan(parsed: ParsedJob, draft: Draft, config: RenderConfig, now: datetime)
     elif reason == "SlowerThanPredicted":
         assert found is not None
         wait_s = LEARNING_S - (now - found.last_transition_time).total_seconds()
-        if wait_s > 0 or parsed.observed.view is None:
+        if wait_s > 0 or not planning.ready(parsed):
             draft.requeue_in(max(wait_s, 0.0))
         else:
             draft.verdicts.append(_judged(parsed, accepted, report, config, text))
@@ -189,7 +189,7 @@ def _layout(accepted: StoredPlan) -> object:
 
 def _move(parsed: ParsedJob, draft: Draft, config: RenderConfig) -> StoredPlan | None:
     accepted = parsed.accepted
-    if accepted is None or parsed.observed.view is None:
+    if accepted is None or not planning.ready(parsed):
         return accepted
     other = _other(parsed, accepted, config)
     if isinstance(other, str):

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from dljob.job.observed import DATASET_CONTAINER, Observed, PodSeen
+from dljob.scheduling.book import PATIENCE_S
 from dljob.status.conditions import FALSE, TRUE, Verdict
 
 _IMAGE = {
@@ -93,7 +94,8 @@ def _unschedulable(pods: Sequence[PodSeen]) -> Verdict | None:
         return None
     text = (
         f"no node fits pod {waiting[0].name}{_others(waiting)}: {waiting[0].unschedulable}; free a node, lower "
-        "spec.resources, or allow more nodes in spec.devices and spec.scheduling"
+        "spec.resources, or allow more nodes in spec.devices and spec.scheduling. A pod that waits for more than "
+        f"{PATIENCE_S:.0f} s reserves no devices"
     )
     return Verdict("PodsReady", FALSE, "Unschedulable", text)
 
@@ -107,7 +109,7 @@ def _not_made(observed: Observed) -> Verdict | None:
         if item.problem and item.replicas:
             text = (
                 f"StatefulSet {item.name} cannot create its pods: {item.problem}; raise the quota, relax the policy, "
-                "or correct spec.podTemplateOverrides and spec.resources"
+                "or correct spec.podTemplateOverrides and spec.resources. Meanwhile the job reserves no devices"
             )
             return Verdict("PodsReady", FALSE, "PodsRejected", text)
     return None

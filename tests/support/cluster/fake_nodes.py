@@ -23,11 +23,11 @@ def _now() -> str:
 class HollowNodes:
     """Nodes ``<prefix>-0`` to ``<prefix>-<count-1>``, alive between ``start`` and ``stop``.
 
-    Jobs that request ``device`` are scheduled only on them.
+    Jobs that request ``device`` are scheduled only on them. ``gpus``: number of devices on each; 0: they are CPU nodes.
     """
 
-    def __init__(self, prefix: str, count: int, device: str) -> None:
-        self.device = device
+    def __init__(self, prefix: str, count: int, device: str, gpus: int = 0) -> None:
+        self.device, self._gpus = device, gpus
         self.names = [f"{prefix}-{i}" for i in range(count)]
         self.unpullable: set[str] = set()
         """Names of pods whose image cannot be pulled."""
@@ -98,6 +98,7 @@ class HollowNodes:
 
     async def _beat(self) -> None:
         size = {"cpu": "32", "memory": "64Gi", "pods": "100"}
+        size |= {"nvidia.com/gpu": str(self._gpus)} if self._gpus else {}
         for name in list(self.names):
             unready = name in self.unready
             ready = {

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from dljob.controller.work_queue import BACKOFF_FIRST_S, MAX_BACKOFF_S, WorkQueue
+from dljob.controller.work_queue import BACKOFF_FIRST_S, MAX_BACKOFF_S, URGENT_IN_A_ROW, WorkQueue
 from support.virtual_time import now_s, run
 
 
@@ -21,6 +21,19 @@ class TestOrder:
             return [await take(queue) for _ in range(len(queue))]
 
         assert run(body()) == ["a", "b", "c"]
+
+    def test_urgent_keys_come_first_but_not_forever(self) -> None:
+        async def body() -> list[str]:
+            queue = WorkQueue[str](lambda key: key.startswith("run"))
+            for i in range(10):
+                queue.add(f"wait-{i}")
+                queue.add(f"run-{i}")
+            return [await take(queue) for _ in range(len(queue))]
+
+        taken = run(body())
+        first = URGENT_IN_A_ROW - 1
+        assert taken[:first] == [f"run-{i}" for i in range(first)] and taken[first] == "wait-0"
+        assert taken[first + 1 : 11] == ["run-7", "run-8", "run-9"] and len(set(taken)) == 20
 
     def test_key_added_while_busy_is_queued_again_afterwards(self) -> None:
         async def body() -> tuple[int, str, int]:

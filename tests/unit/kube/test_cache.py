@@ -153,7 +153,7 @@ class TestObserve:
             cache.put(POD, body(f"digits-cpu-{i}", f"p{i}") | {"spec": {"nodeName": node}})
         observed = cache.observe(KEY)
         assert observed is not None and set(observed.lost_nodes) == {"n2", "gone"}
-        assert cache.affected_by_cluster() == [KEY]
+        assert cache.on_lost_nodes() == [KEY] and cache.runs(KEY)
 
     @pytest.mark.parametrize(
         ("spec", "others", "failed"),
@@ -223,12 +223,64 @@ class TestObserve:
     ("status", "affected"),
     [
         ({}, False),
-        ({"conditions": [{"type": "Planned", "status": "False"}]}, True),
+        ({"conditions": [{"type": "Planned", "status": "False"}]}, False),
         ({"conditions": [{"type": "VolumeReady", "status": "Unknown"}]}, True),
-        ({"conditions": [{"type": "Planned", "status": "False"}], "phase": "Failed"}, False),
+        ({"conditions": [{"type": "VolumeReady", "status": "Unknown"}], "phase": "Failed"}, False),
     ],
 )
-def test_cluster_changes_affect_waiting_jobs(status: Json, affected: bool) -> None:
+def test_jobs_that_wait_for_volumes_are_found(status: Json, affected: bool) -> None:
+    """Jobs that wait for nodes are not among them: they are queued only when capacity grows."""
     cache = Cache()
     cache.put(DLJOB, dljob(status=status))
-    assert cache.affected_by_cluster() == ([KEY] if affected else [])
+    assert cache.waiting_for_volumes() == ([KEY] if affected else []) and not cache.runs(KEY)
+    assert cache.take_touched() == {KEY} and cache.take_touched() == set()
+
+
+class TestCapacity:
+    """The ledger has the pods of all jobs and of everybody else."""
+
+    @staticmethod
+    def taking(name: str, uid: str, version: int, cpu: str, **more: Any) -> Json:
+        spec = {"nodeName": "n1", "containers": [{"resources": {"requests": {"cpu": cpu}}}]}
+        return body(name, uid, version, **{"job": None, "owner": None, **more}) | {"spec": spec}
+
+    @pytest.fixture
+    def filled(self, cache: Cache) -> Cache:
+        ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-02T00:00:00Z"}
+        status = {"conditions": [ready], "allocatable": {"cpu": "4", "memory": "8Gi"}}
+        cache.put(NODE, {"metadata": {"name": "n1", "uid": "n"}, "status": status})
+        return cache
+
+    @staticmethod
+    def free(cache: Cache) -> float:
+        [node] = cache.ledger.view().nodes
+        return node.free_cpu
+
+    def test_pods_of_jobs_and_of_others_count(self, filled: Cache) -> None:
+        assert filled.put(POD, self.taking("other", "p1", 1, "1"))
+        assert filled.put(POD, self.taking("digits-cpu-0", "p2", 2, "2", job="digits", owner="set"))
+        assert self.free(filled) == 1.0
+        assert not filled.put(POD, self.taking("other", "p1", 3, "1")), "nothing that matters has changed"
+        assert filled.put(POD, self.taking("other", "p1", 4, "500m"))
+        assert self.free(filled) == 1.5
+
+    def test_deleted_pod_does_not_count(self, filled: Cache) -> None:
+        filled.put(POD, self.taking("other", "p1", 1, "1"))
+        filled.put(POD, self.taking("more", "p2", 2, "1"))
+        filled.drop(POD, "ns", "other", "p1")
+        assert filled.prune(POD, [], before=9) == []
+        assert self.free(filled) == 4.0
+
+    def test_successor_of_a_pod_replaces_it(self, filled: Cache) -> None:
+        filled.put(POD, self.taking("web-0", "p1", 1, "3"))
+        filled.put(POD, self.taking("web-0", "p2", 2, "1"))
+        assert self.free(filled) == 3.0
+
+    def test_ended_pod_does_not_count(self, filled: Cache) -> None:
+        filled.put(POD, self.taking("other", "p1", 1, "3"))
+        assert filled.put(POD, self.taking("other", "p1", 2, "3") | {"status": {"phase": "Succeeded"}})
+        assert self.free(filled) == 4.0
+
+    def test_deleted_node_is_not_in_the_view(self, filled: Cache) -> None:
+        filled.drop(NODE, "", "n1")
+        assert filled.ledger.view().nodes == ()

@@ -134,9 +134,13 @@ def test_deleting_a_missing_object_is_not_an_error(code: int) -> None:
 
 def test_list_returns_items_and_version() -> None:
     body = {"metadata": {"resourceVersion": "7"}, "items": [{"metadata": {"uid": "u"}}]}
-    found, [request], _ = against([(200, body, {})], lambda api: api.uids(NODE, None, "a=b"))
-    assert found == (["u"], 7) and request.query == {"labelSelector": "a=b"}
-    assert "PartialObjectMetadataList" in request.headers["Accept"]
+    first = {"metadata": {"resourceVersion": "7", "continue": "next"}, "items": [{"metadata": {"uid": "t"}}]}
+    found, requests, _ = against([(200, first, {}), (200, body, {})], lambda api: api.uids(NODE, None, "a=b"))
+    assert found == (["t", "u"], 7)
+    assert [dict(request.query) for request in requests] == [
+        {"labelSelector": "a=b", "limit": "500"}, {"labelSelector": "a=b", "limit": "500", "continue": "next"},
+    ]  # fmt: skip
+    assert all("PartialObjectMetadataList" in request.headers["Accept"] for request in requests)
     assert against([(200, {"items": None}, {})], lambda api: api.find(NODE, None))[0] == []
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dljob.job.observed import Fetching
 from dljob.kube import cluster_view, trim
-from dljob.kube.view import Reservation, amount
+from dljob.scheduling import Reservation, amount, without_reserved
 
 Json = dict[str, Any]
 A100 = "NVIDIA-A100-SXM4-40GB"
@@ -37,7 +37,8 @@ def pod(on: str | None, *requests: Json, phase: str = "Running", **spec: Any) ->
 
 
 def view(nodes: list[Json], pods: list[Json] | None = None, *reservations: Reservation) -> Any:
-    return cluster_view([trim.node(item) for item in nodes], pods or [], reservations)
+    found = [{"metadata": {"uid": f"uid-{i}"}, **each} for i, each in enumerate(pods or [])]
+    return without_reserved(cluster_view([trim.node(item) for item in nodes], found), reservations)
 
 
 class TestView:
@@ -96,10 +97,16 @@ class TestView:
             ([pod("n1", {"cpu": "1"}, initContainers=[{"resources": {"requests": {"cpu": "1500m"}}}])], 0.5),
             ([pod("n1", {"cpu": "1"}, overhead={"cpu": "250m"})], 0.75),
             ([pod("n1", {"cpu": "5"})], 0.0),
+            ([pod("n1", {"cpu": "1"}) | {"metadata": {"uid": "p", "deletionTimestamp": "2026-01-01T00:00:00Z"}}], 1.0),
         ],
     )
     def test_pods_reduce_free_resources(self, pods: list[Json], free: float) -> None:
         assert view([node()], pods).nodes[0].free_cpu == free
+
+    def test_reservations_use_the_nodes_that_fit(self) -> None:
+        crowded = [pod("n1", {"memory": "4Gi"}), pod("n2", {"cpu": "1"})]
+        found = view([node("n1"), node("n2")], crowded, Reservation("cpu", 1, 1, 1.0, 2**30)).nodes
+        assert [n.free_cpu for n in found] == [2.0, 0.0], "n1 has more CPUs, but no memory"
 
     def test_reservations_use_the_nodes_with_most_free_resources(self) -> None:
         found = view([node("n1"), node("n2")], [pod("n1", {"cpu": "1"})], Reservation("cpu", 1, 1, 1.5, 2**30)).nodes

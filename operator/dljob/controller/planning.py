@@ -1,0 +1,294 @@
+"""Plan jobs one after another in the background, and reserve what their plans need.
+
+A reconcile asks for the plan of its job and does not wait for it: the job's key is queued again when the answer is
+there. Running jobs are therefore never delayed by planning. Because only one job is planned at a time, and its plan
+counts at once, two plans never use the same devices.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from time import monotonic
+
+from dljob.api import PlanningMode
+from dljob.cluster import ClusterView
+from dljob.controller.metrics import Metrics
+from dljob.job.observed import Observed
+from dljob.job.profiles import learned_by_model
+from dljob.job.reservation import PlannedPods, placed_by_group, plan_reservation, stored_reservation
+from dljob.job.stored_plan import StoredPlan
+from dljob.kube import Cache, JobKey
+from dljob.planner import Infeasible, Learned
+from dljob.planner.candidates.pools import wanted
+from dljob.reconcile import ParsedJob
+from dljob.reconcile.planning import question as question_of
+from dljob.scheduling import Growth, ReservationBook, without_reserved
+
+Profiles = Mapping[tuple[str, str], Learned]
+Decision = StoredPlan | Infeasible
+Planner = Callable[[ParsedJob, ClusterView, Profiles], Awaitable[Decision]]
+"""Answers a question about a job (``reconcile.planning.question``). Raises PlanningError if it cannot."""
+
+FRESH_S = 10.0
+"""Seconds for which a plan may be used that was made before something else in the cluster changed."""
+REFRESH_S = 300.0
+"""Seconds after which a waiting job is planned again although no capacity grew, so that its message is up to date."""
+TICK_S = 5.0
+"""Seconds between two checks whether reservations have expired."""
+YIELD_EVERY = 20
+
+
+log = logging.getLogger("dljob")
+
+
+class PlanningError(Exception):
+    """Planning a job failed, for a reason that lies in the operator."""
+
+
+@dataclass(frozen=True)
+class _Answer:
+    question: ParsedJob
+    decision: Decision | None
+    error: str
+    reserved: bool
+    at_s: float
+    versions: tuple[int, int]
+    """Versions of the ledger and of the reservations with which the plan is certainly still right."""
+    profiles_version: int
+    growth: int
+
+
+class Planning:
+    """Questions, answers and reservations of all jobs. Use it in one event loop only."""
+
+    def __init__(
+        self,
+        cache: Cache,
+        planner: Planner,
+        requeue: Callable[[JobKey], None],
+        metrics: Metrics,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        """``requeue``: called with a job's key when its answer is there, or when it must ask again."""
+        self._cache, self._planner, self._requeue, self._metrics, self._clock = cache, planner, requeue, metrics, clock
+        self._asked: dict[JobKey, ParsedJob] = {}
+        self._current: tuple[JobKey, ParsedJob] | None = None
+        """The question that is being answered."""
+        self._answers: dict[JobKey, _Answer] = {}
+        self._waiting: dict[JobKey, Observed] = {}
+        """Jobs without a plan, as they were when the operator had written that no plan is possible."""
+        self._book, self._growth = ReservationBook(), Growth()
+        self._unstored: dict[JobKey, Mapping[str, str]] = {}
+        """Data of accepted plans that are not stored yet."""
+        self._plans: dict[JobKey, tuple[Mapping[str, str], PlannedPods | None]] = {}
+        """The stored plans, with the data from which each was parsed."""
+        self._free: tuple[tuple[int, int], ClusterView] | None = None
+        self._profiles: dict[str, tuple[int, Profiles]] = {}
+        self._served: dict[str, int] = {}
+        """Number of the last question of each namespace that was answered."""
+        self._wakeup = asyncio.Event()
+
+    def decision(self, key: JobKey, parsed: ParsedJob) -> Decision | None:
+        """Return the plan of a job, or why none is possible; None if it is being made.
+
+        Raise PlanningError if planning failed. The next call then asks again.
+        """
+        question, answer = question_of(parsed), self._answers.get(key)
+        if answer is not None and answer.question == question and self._stands(key, answer):
+            if answer.decision is None:
+                del self._answers[key]
+                raise PlanningError(answer.error)
+            return answer.decision
+        if self._current != (key, question):
+            self._asked[key] = question
+            self._wakeup.set()
+        return None
+
+    def wait(self, key: JobKey, observed: Observed | None) -> None:
+        """Note that no plan is possible for a job without a plan, and that its status says so."""
+        if observed is not None and observed.plan is None and not observed.sets and not observed.pods:
+            self._waiting[key] = observed
+
+    def still_waits(self, key: JobKey, observed: Observed) -> bool:
+        """Return True if nothing has changed for a waiting job, so that it need not be reconciled."""
+        if self._waiting.get(key) != observed:
+            return False
+        answer = self._answers.get(key)
+        return answer is not None and isinstance(answer.decision, Infeasible) and self._stands(key, answer)
+
+    def refused(self, key: JobKey) -> None:
+        """End the reservation of a plan that the API server did not store."""
+        self._unstored.pop(key, None)
+        self._book.release(key)
+
+    def settle(self, key: JobKey) -> None:
+        """Forget the question and the answer of a job that needs no plan now."""
+        self._asked.pop(key, None)
+        self._answers.pop(key, None)
+        self._waiting.pop(key, None)
+        self.refused(key)
+
+    def forget(self, key: JobKey) -> None:
+        """Forget a job that no longer exists."""
+        self.settle(key)
+        self._plans.pop(key, None)
+        self._book.drop(key)
+
+    def capacity_changed(self) -> None:
+        """Look soon whether a job that waits can be planned now."""
+        self._wakeup.set()
+
+    async def run(self) -> None:
+        """Answer questions forever. At the end, forget all answers: another operator may plan then."""
+        try:
+            await self._derive_all()
+            while True:
+                self._wakeup.clear()
+                self._queue_waiting()
+                while self._asked:
+                    # Each namespace has its turn, so that many jobs of one do not delay those of the others.
+                    key = min(self._asked, key=lambda each: self._served.get(each[0], 0))
+                    await self._answer(key, self._asked.pop(key))
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(TICK_S):
+                        await self._wakeup.wait()
+        finally:
+            self._current = None
+            for state in (self._asked, self._answers, self._waiting, self._unstored, self._plans, self._served):
+                state.clear()
+            self._book.clear()
+
+    async def _answer(self, key: JobKey, question: ParsedJob) -> None:
+        self._served[key[0]] = max(self._served.values(), default=0) + 1
+        if self._cache.job(key) is None:
+            return
+        self._look()
+        view, profiles, profiles_version = self._view(key), self._profiles_of(key[0]), self._cache.profiles_version
+        growth, began = self._growth.count(_matters_to(question)), self._clock()
+        decision, error = None, ""
+        self._current = (key, question)
+        try:
+            decision = await self._planner(question, view, profiles)
+        except PlanningError as failure:
+            error = str(failure)
+        except Exception as failure:  # An error in one job must not stop the others.
+            log.exception("planning %s/%s failed", *key)
+            error = f"{type(failure).__name__}: {failure}"
+        finally:
+            self._current = None
+        self._metrics.planned(self._clock() - began, None if decision is None else not isinstance(decision, Infeasible))
+        reserved = self._reserve(key, question, decision)
+        self._look()
+        self._answers[key] = _Answer(
+            question, decision, error, reserved, self._clock(), self._versions(), profiles_version, growth
+        )
+        self._requeue(key)
+
+    def _reserve(self, key: JobKey, question: ParsedJob, decision: Decision | None) -> bool:
+        """Reserve what a new plan needs beyond the job's pods. Return False if it is not meant to run."""
+        observed = self._cache.observe(key)
+        plan_only = question.spec is not None and question.spec.planning.mode is PlanningMode.PLAN_ONLY
+        if not isinstance(decision, StoredPlan) or plan_only or observed is None:
+            self.refused(key)
+            return False
+        placed = placed_by_group(observed, self._cache.ledger.holds)
+        reservation = plan_reservation(PlannedPods.of(decision), observed.job.spec, placed)
+        self._book.accept(key, reservation, self._clock())
+        self._unstored[key] = decision.data()
+        return self._book.accepted(key)
+
+    def _stands(self, key: JobKey, answer: _Answer) -> bool:
+        """Return True if planning again would give the same answer, or if the answer may still be used."""
+        age_s = self._clock() - answer.at_s
+        if answer.decision is None:
+            return True
+        if answer.profiles_version != self._cache.profiles_version:
+            return False
+        self._look()
+        if isinstance(answer.decision, Infeasible):
+            return age_s < REFRESH_S and answer.growth == self._growth.count(_matters_to(answer.question))
+        held = not answer.reserved or self._book.accepted(key)
+        return (held and age_s < FRESH_S) or answer.versions == self._versions()
+
+    def _queue_waiting(self) -> None:
+        """Queue the jobs for which no plan was possible, and for which one may be possible now."""
+        for key, answer in list(self._answers.items()):
+            if isinstance(answer.decision, Infeasible) and not self._stands(key, answer):
+                self._requeue(key)
+
+    def _versions(self) -> tuple[int, int]:
+        return self._cache.ledger.version, self._book.version
+
+    def _look(self) -> None:
+        """Bring the reservations up to date, and notice if capacity has grown."""
+        for key in self._cache.take_touched():
+            self._derive(key)
+        self._book.expire(self._clock())
+        if self._free is None or self._free[0] != self._versions():
+            view = without_reserved(self._cache.ledger.view(), self._book.current())
+            self._free = (self._versions(), view)
+            self._growth.look(view)
+            self._metrics.reserved_pods.set(sum(reservation.nodes for reservation in self._book.current()))
+
+    def _view(self, key: JobKey) -> ClusterView:
+        """Return the free resources for a job: its own pods and its own reservation do not count."""
+        assert self._free is not None
+        mine = [pod.uid for pod in self._cache.pods_of(key) if self._cache.ledger.holds(pod.uid)]
+        if not mine and not self._book.holds(key):
+            return self._free[1]
+        return without_reserved(self._cache.ledger.view(mine), self._book.current(without=key))
+
+    async def _derive_all(self) -> None:
+        """Derive the reservations of all jobs, after this operator has become the leader."""
+        self._cache.take_touched()
+        for i, job in enumerate(list(self._cache.jobs())):
+            self._derive(job.key)
+            if i % YIELD_EVERY == 0:
+                await asyncio.sleep(0)
+
+    def _derive(self, key: JobKey) -> None:
+        try:
+            self._derive_from(self._cache.observe(key), key)
+        except Exception:
+            log.exception("%s/%s reserves nothing", *key)
+            self._book.drop(key)
+
+    def _derive_from(self, observed: Observed | None, key: JobKey) -> None:
+        if observed is None:
+            self._plans.pop(key, None)
+            self._book.drop(key)
+            return
+        found = stored_reservation(observed, self._stored(key, observed), self._cache.ledger.holds)
+        self._book.derive(key, found.state, found.reservations, self._clock())
+        if observed.plan is not None and self._unstored.get(key) == observed.plan:
+            self.refused(key)
+
+    def _stored(self, key: JobKey, observed: Observed) -> PlannedPods | None:
+        """Return the pods of the job's stored plan; None without one, or if it does not parse."""
+        data, known = observed.plan, self._plans.get(key)
+        if data is None:
+            self._plans.pop(key, None)
+            return None
+        if known is None or known[0] is not data:
+            try:
+                found = PlannedPods.of(StoredPlan.parse(data))
+            except Exception:  # noqa: BLE001 - the job's owner can edit it, and its reconcile reports the problem
+                found = None
+            known = self._plans[key] = (data, found)
+        return known[1]
+
+    def _profiles_of(self, namespace: str) -> Profiles:
+        version, known = self._cache.profiles_version, self._profiles.get(namespace)
+        if known is None or known[0] != version:
+            self._profiles = {name: each for name, each in self._profiles.items() if each[0] == version}
+            known = self._profiles[namespace] = (version, learned_by_model(self._cache.profiles(), namespace))
+        return known[1]
+
+
+def _matters_to(question: ParsedJob) -> Callable[[str], bool]:
+    """Return a function that tells whether a job may use devices of a type."""
+    names = question.spec.devices if question.spec is not None else ()
+    fixed = question.spec.planning.groups if question.spec is not None else ()
+    return lambda device: not names or bool(fixed) or wanted(device, names)

@@ -1,0 +1,85 @@
+"""What a job reserves: the resources of its accepted plan for which the scheduler has not placed a pod yet."""
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dljob.job.observed import Observed
+from dljob.job.stored_plan import PodGroup, StoredPlan
+from dljob.scheduling import Reservation, amount
+
+REFUSED = {"PodsRejected", "ObjectRejected", "NamesTaken"}
+"""Reasons of the condition PodsReady with which no pods of the job come until somebody changes something."""
+
+
+@dataclass(frozen=True)
+class PlannedPods:
+    """The pods of a stored plan. The plan itself may have thousands of ranks, and is not held in memory."""
+
+    number: int
+    revision: str
+    groups: tuple[PodGroup, ...]
+    memory_nbytes: int
+
+    @classmethod
+    def of(cls, plan: StoredPlan) -> "PlannedPods":
+        return cls(plan.plan.number, plan.revision, plan.groups, plan.memory_nbytes)
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """``state`` changes when a pod of the job is placed or ends, and when its plan or number of pods changes."""
+
+    reservations: tuple[Reservation, ...] = ()
+    state: Hashable = None
+
+
+def stored_reservation(observed: Observed, plan: PlannedPods | None, placed: Callable[[str], bool]) -> Reserved:
+    """Return what the stored objects of a job reserve. ``placed``: True for the uid of a pod that takes resources.
+
+    A job that is suspended, has ended or is deleted reserves nothing, and neither does one whose pods are refused.
+    """
+    job = observed.job
+    if plan is None or job.deleting or job.spec.get("suspend") or job.status.get("phase") in ("Complete", "Failed"):
+        return Reserved()
+    if any(
+        item.get("type") == "PodsReady" and item.get("status") == "False" and item.get("reason") in REFUSED
+        for item in job.status.get("conditions") or ()
+    ):
+        return Reserved()
+    uids = sorted(pod.uid for pod in observed.pods if placed(pod.uid))
+    wanted = {item.group: item.replicas for item in observed.sets if item.spec_digest == plan.revision}
+    state = (job.uid, plan.number, plan.revision, tuple(uids), tuple(sorted(wanted.items())))
+    return Reserved(plan_reservation(plan, job.spec, placed_by_group(observed, placed), wanted), state)
+
+
+def placed_by_group(observed: Observed, placed: Callable[[str], bool]) -> Counter[str]:
+    """Return the number of the job's pods that take resources, by the name of their group."""
+    return Counter(pod.group for pod in observed.pods if placed(pod.uid))
+
+
+def plan_reservation(
+    plan: PlannedPods, spec: Mapping[str, Any], placed: Mapping[str, int], wanted: Mapping[str, int] | None = None
+) -> tuple[Reservation, ...]:
+    """Return what the pods of a plan need that are not placed yet.
+
+    ``spec``: of the job, as the API server stores it. Its ``resources`` take precedence over the plan's, as in the
+    pods. ``placed``: number of placed pods by group. ``wanted``: number of pods by group; default: as in the plan.
+    """
+    own = spec.get("resources") or {}
+    cpu, memory = own.get("cpu"), own.get("memory")
+    found = []
+    for group in plan.groups:
+        missing = (wanted or {}).get(group.name, group.nodes) - placed.get(group.name, 0)
+        if missing > 0:
+            found.append(
+                Reservation(
+                    group.device,
+                    missing,
+                    group.ranks_per_node,
+                    float(amount(str(cpu))) if cpu else group.cpu_m / 1000,
+                    int(amount(str(memory))) if memory else plan.memory_nbytes,
+                )
+            )
+    return tuple(found)

@@ -1,0 +1,111 @@
+"""The book of reservations: which job reserves what, and since when.
+
+A plan that the operator has just accepted counts at once, before the API server stores it. From then on, reservations
+are derived from stored objects, so that another operator derives the same ones.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+
+from dljob.scheduling.reservations import Reservation
+
+Key = tuple[str, str]
+"""Namespace and name of a job."""
+PATIENCE_S = 60.0
+"""Seconds after which a reservation ends if no pod of the job was created or placed meanwhile.
+
+The StatefulSet controller and the scheduler start hundreds of pods in this time. Without the limit, a job whose pods
+never come (a full quota, a node selector that no node has) would block these devices for everybody.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    reservations: tuple[Reservation, ...]
+    state: Hashable
+    since_s: float
+    expired: bool = False
+
+
+class ReservationBook:
+    """Reservations by job. Times are seconds of a clock that the caller chooses."""
+
+    def __init__(self, patience_s: float = PATIENCE_S) -> None:
+        self._patience_s = patience_s
+        self._accepted: dict[Key, _Entry] = {}
+        """Reservations of plans that are accepted but not stored yet."""
+        self._stored: dict[Key, _Entry] = {}
+        self.version = 0
+        """It increases with each change of the reservations that count."""
+
+    def accept(self, key: Key, reservations: tuple[Reservation, ...], now_s: float) -> None:
+        """Reserve for a plan that is not stored yet. It replaces an earlier one of the job."""
+        self._put(self._accepted, key, _Entry(reservations, None, now_s) if reservations else None)
+
+    def release(self, key: Key) -> None:
+        """End the reservation of a plan that is not stored: now it is, or it never will be."""
+        self._put(self._accepted, key, None)
+
+    def accepted(self, key: Key) -> bool:
+        """Return True if a plan of the job that is not stored yet reserves something."""
+        entry = self._accepted.get(key)
+        return entry is not None and not entry.expired
+
+    def derive(self, key: Key, state: Hashable, reservations: tuple[Reservation, ...], now_s: float) -> None:
+        """Set what the stored objects of a job reserve.
+
+        ``state`` changes when the job makes progress, such as a pod that was placed, and then its time starts again.
+        """
+        old = self._stored.get(key)
+        if not reservations:
+            self._put(self._stored, key, None)
+        elif old is None or old.state != state:
+            self._put(self._stored, key, _Entry(reservations, state, now_s))
+        elif old.reservations != reservations:
+            self._put(self._stored, key, _Entry(reservations, state, old.since_s, old.expired))
+
+    def drop(self, key: Key) -> None:
+        """Forget a job."""
+        self.release(key)
+        self._put(self._stored, key, None)
+
+    def clear(self) -> None:
+        for key in {*self._accepted, *self._stored}:
+            self.drop(key)
+
+    def expire(self, now_s: float) -> None:
+        """End the reservations that have waited too long."""
+        for entries in (self._accepted, self._stored):
+            for key, entry in list(entries.items()):
+                if not entry.expired and now_s - entry.since_s >= self._patience_s:
+                    self._put(entries, key, _Entry(entry.reservations, entry.state, entry.since_s, expired=True))
+
+    def holds(self, key: Key) -> bool:
+        """Return True if the job reserves something."""
+        return any(key in entries and not entries[key].expired for entries in (self._accepted, self._stored))
+
+    def current(self, without: Key | None = None) -> tuple[Reservation, ...]:
+        """Return the reservations of all jobs except ``without``.
+
+        Of a job with a plan that is not stored yet, only this plan counts: it replaces the stored one.
+        """
+        entries = {**self._stored, **{key: entry for key, entry in self._accepted.items() if not entry.expired}}
+        return tuple(
+            reservation
+            for key, entry in sorted(entries.items())
+            if key != without and not entry.expired
+            for reservation in entry.reservations
+        )
+
+    def _put(self, entries: dict[Key, _Entry], key: Key, entry: _Entry | None) -> None:
+        old = entries.get(key)
+        if entry is None:
+            entries.pop(key, None)
+        else:
+            entries[key] = entry
+        if _counting(old) != _counting(entry):
+            self.version += 1
+
+
+def _counting(entry: _Entry | None) -> tuple[Reservation, ...]:
+    return entry.reservations if entry is not None and not entry.expired else ()

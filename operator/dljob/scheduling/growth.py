@@ -1,0 +1,43 @@
+"""Notice when capacity grows. A job that waits for capacity is planned again only then."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+from dljob.cluster import ClusterView, Node
+
+
+class Growth:
+    """Counts, for each device type, how often a node had more to offer than in the view before."""
+
+    def __init__(self) -> None:
+        self._view: ClusterView | None = None
+        self._nodes: dict[str, Node] = {}
+        self._grown: Counter[str] = Counter()
+
+    def look(self, view: ClusterView) -> None:
+        """Compare a new view with the one before."""
+        if view is self._view:
+            return
+        nodes = {node.name: node for node in view.nodes}
+        for device in {node.device for name, node in nodes.items() if _offers_more(self._nodes.get(name), node)}:
+            self._grown[device] += 1
+        self._view, self._nodes = view, nodes
+
+    def count(self, matters: Callable[[str], bool]) -> int:
+        """Return a number that rises when the capacity of a device type for which ``matters`` is True grows."""
+        return sum(number for device, number in self._grown.items() if matters(device))
+
+
+def _offers_more(old: Node | None, new: Node) -> bool:
+    """Return True unless a node is the same as before with the same or fewer free resources."""
+    if old is new:
+        return False
+    if old is None or (
+        new.free_devices > old.free_devices
+        or new.free_cpu > old.free_cpu
+        or new.free_memory_nbytes > old.free_memory_nbytes
+    ):
+        return True
+    free = {"free_devices": 0, "free_cpu": 0.0, "free_memory_nbytes": 0}
+    return replace(old, **free) != replace(new, **free)  # type: ignore[arg-type]

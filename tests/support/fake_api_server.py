@@ -1,0 +1,171 @@
+"""An API server in memory for tests of the controller, with the StatefulSet controller and the scheduler as methods.
+
+Watch events arrive only when a test calls ``FakeCluster.watch``, so that a test decides how far a watch lags behind.
+"""
+
+import copy
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from dljob.kube import Cache
+from dljob.kube.kinds import APPLIED, CLAIM, CONFIG_MAP, DLJOB, EVENT, NODE, POD, STATEFUL_SET, Kind
+from dljob.kube.rest import ApiError
+
+Json = dict[str, Any]
+WATCHED = (DLJOB, STATEFUL_SET, POD, CONFIG_MAP, CLAIM, NODE)
+
+
+def merged(old: Any, new: Any) -> Any:
+    if not isinstance(new, Mapping):
+        return new
+    result = dict(old) if isinstance(old, Mapping) else {}
+    for key, value in new.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merged(result.get(key), value)
+    return result
+
+
+class FakeApi:
+    """The methods of ``dljob.kube.Api`` that the controller uses, on objects in memory."""
+
+    def __init__(self) -> None:
+        self.objects: dict[tuple[str, str, str], Json] = {}
+        self.events: list[tuple[str, Kind, Json]] = []
+        """Changes that no cache has seen yet: ADDED or DELETED, kind and object."""
+        self.refused: set[str] = set()
+        """Kinds whose objects the server refuses to create, for example because of a quota."""
+        self._version = 0
+
+    def _store(self, kind: Kind, body: Json) -> Json:
+        meta = body["metadata"]
+        key = (kind.plural, meta.get("namespace") or "", meta["name"])
+        old = self.objects.get(key)
+        self._version += 1
+        defaults = {
+            "uid": old["metadata"]["uid"] if old else str(uuid.uuid4()),
+            "creationTimestamp": "2026-01-01T00:00:00Z",
+        }
+        body = {**body, "kind": kind.kind, "metadata": {**defaults, **meta, "resourceVersion": str(self._version)}}
+        self.objects[key] = body
+        self.events.append(("ADDED", kind, copy.deepcopy(body)))
+        return copy.deepcopy(body)
+
+    async def get(self, kind: Kind, namespace: str | None, name: str) -> Json:
+        found = self.objects.get((kind.plural, namespace or "", name))
+        if found is None:
+            raise ApiError(404, "NotFound", name)
+        return copy.deepcopy(found)
+
+    async def labels(self, kind: Kind, namespace: str | None, name: str) -> Mapping[str, str]:
+        return (await self.get(kind, namespace, name))["metadata"].get("labels") or {}
+
+    async def find(self, kind: Kind, namespace: str | None, **params: str) -> list[Json]:
+        found = [
+            body
+            for (plural, where, _), body in self.objects.items()
+            if plural == kind.plural and namespace in (None, where)
+        ]
+        if kind is EVENT:
+            wanted = dict(part.split("=") for part in params["fieldSelector"].split(","))
+            found = [
+                body
+                for body in found
+                if body["involvedObject"]["name"] == wanted["involvedObject.name"] and body["type"] == wanted["type"]
+            ]
+        return copy.deepcopy(found)
+
+    async def create(self, kind: Kind, body: Mapping[str, Any]) -> Json:
+        meta = body["metadata"]
+        if (kind.plural, meta.get("namespace") or "", meta["name"]) in self.objects:
+            raise ApiError(409, "AlreadyExists", meta["name"])
+        return self._store(kind, dict(body))
+
+    async def apply(self, kind: Kind, body: Mapping[str, Any], subresource: str = "", **_: Any) -> Json:
+        if kind.kind in self.refused:
+            raise ApiError(403, "Forbidden", f"exceeded quota: {kind.plural}")
+        meta = body["metadata"]
+        old = self.objects.get((kind.plural, meta.get("namespace") or "", meta["name"]))
+        return self._store(kind, merged(old or {}, body))
+
+    async def merge(
+        self, kind: Kind, namespace: str | None, name: str, patch: Mapping[str, Any], subresource: str = ""
+    ) -> Json:
+        old = await self.get(kind, namespace, name)
+        return self._store(kind, merged(old, patch))
+
+    async def delete(self, kind: Kind, namespace: str | None, name: str, **_: Any) -> None:
+        found = self.objects.pop((kind.plural, namespace or "", name), None)
+        if found is not None:
+            self.events.append(("DELETED", kind, found))
+
+
+class FakeCluster:
+    """What users, kubelets, the StatefulSet controller and the scheduler do on a ``FakeApi``."""
+
+    def __init__(self) -> None:
+        self.api = FakeApi()
+
+    def node(self, name: str, device: str, gpus: int) -> None:
+        ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
+        allocatable = {"cpu": "16", "memory": "64Gi", "nvidia.com/gpu": str(gpus)}
+        meta = {"name": name, "labels": {"nvidia.com/gpu.product": device}}
+        self.api._store(NODE, {"metadata": meta, "status": {"conditions": [ready], "allocatable": allocatable}})
+
+    def submit(self, name: str, namespace: str = "team-a", **spec: Any) -> tuple[str, str]:
+        self.api._store(DLJOB, {"metadata": {"name": name, "namespace": namespace, "generation": 1}, "spec": spec})
+        return namespace, name
+
+    async def edit(self, key: tuple[str, str], **spec: Any) -> None:
+        old = await self.api.get(DLJOB, *key)
+        generation = old["metadata"]["generation"] + 1
+        await self.api.merge(DLJOB, *key, {"metadata": {"generation": generation}, "spec": spec})
+
+    async def create_pods(self, key: tuple[str, str]) -> list[Json]:
+        """Create the pods that the job's StatefulSets lack, and return them."""
+        made = []
+        for item in await self.api.find(STATEFUL_SET, key[0]):
+            meta, spec = item["metadata"], item["spec"]
+            if not meta["name"].startswith(f"{key[1]}-"):
+                continue
+            for i in range(spec["replicas"]):
+                owner = {"kind": "StatefulSet", "name": meta["name"], "uid": meta["uid"], "controller": True}
+                pod = {
+                    "metadata": {
+                        "name": f"{meta['name']}-{i}", "namespace": key[0], "ownerReferences": [owner],
+                        "labels": dict(spec["template"]["metadata"]["labels"]),
+                    },
+                    "spec": copy.deepcopy(spec["template"]["spec"]), "status": {"phase": "Pending"},
+                }  # fmt: skip
+                if ("pods", key[0], pod["metadata"]["name"]) not in self.api.objects:
+                    made.append(await self.api.create(POD, pod))
+        return made
+
+    async def bind(self, pods: list[Json], *nodes: str) -> None:
+        for pod, node in zip(pods, nodes, strict=True):
+            meta = pod["metadata"]
+            await self.api.merge(POD, meta["namespace"], meta["name"], {"spec": {"nodeName": node}})
+
+    def watch(self, cache: Cache) -> list[tuple[str, str]]:
+        """Bring the changes since the last call into the cache. Return the keys of the jobs that they affect."""
+        events, self.api.events = self.api.events, []
+        return [key for event in events if event[1] in WATCHED for key in _seen(cache, *event)]
+
+    def listed(self, cache: Cache) -> None:
+        """Fill the cache of another operator with all objects."""
+        by_plural = {kind.plural: kind for kind in (*WATCHED, *APPLIED.values())}
+        for (plural, _, _), body in self.api.objects.items():
+            if plural in by_plural and by_plural[plural] in WATCHED:
+                cache.put(by_plural[plural], copy.deepcopy(body))
+
+
+def _seen(cache: Cache, what: str, kind: Kind, body: Json) -> list[tuple[str, str]]:
+    meta = body["metadata"]
+    if what == "DELETED":
+        cache.drop(kind, meta.get("namespace") or "", meta["name"], meta["uid"])
+    else:
+        cache.put(kind, body)
+    name = meta["name"] if kind is DLJOB else (meta.get("labels") or {}).get("dljob.dev/job")
+    return [(meta["namespace"], name)] if name and kind is not NODE else []

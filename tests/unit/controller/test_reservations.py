@@ -1,0 +1,291 @@
+"""Tests that two jobs never get the same devices, and that no job blocks devices that it does not use."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dljob.cluster import ClusterView
+from dljob.controller.controller import Controller
+from dljob.controller.metrics import Metrics
+from dljob.controller.planning import Planning, Profiles
+from dljob.controller.work_queue import WorkQueue
+from dljob.job.stored_plan import StoredPlan
+from dljob.kube import Cache, JobKey, Kube, NodeFaults, WarningEvents
+from dljob.kube.kinds import POD, Kind
+from dljob.planner import Infeasible
+from dljob.reconcile import ParsedJob
+from dljob.reconcile.planning import decide
+from dljob.scheduling.book import PATIENCE_S
+from support.builders import CONFIG, NOW, T4
+from support.fake_api_server import FakeCluster
+from support.virtual_time import now_s, run
+
+Json = dict[str, Any]
+SPEC: Json = {
+    "model": {"name": "digits-cnn"},
+    "dataset": {"name": "digits"},
+    "globalBatchSize": 64,
+    "epochs": 5,
+    "nodes": {"min": 2, "max": 2},
+    "checkpoint": {"enabled": False},
+}
+"""A job that needs both nodes of the cluster."""
+
+
+async def planned_here(question: ParsedJob, view: ClusterView, profiles: Profiles) -> StoredPlan | Infeasible:
+    return decide(replace(question, observed=replace(question.observed, view=view, learned=profiles)), CONFIG)
+
+
+class Operator:
+    """A controller whose workers run until nothing is left to do."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self.cluster, self.cache, self.asked = cluster, Cache(now=lambda: NOW), list[JobKey]()
+        self.queue: WorkQueue[JobKey] = WorkQueue()
+        api: Any = cluster.api
+        kube, metrics = Kube(api, self.cache, 600.0), Metrics()
+        cluster.listed(self.cache)
+        self.planning = Planning(self.cache, self._plan, self.queue.add, metrics, now_s)
+        self.controller = Controller(
+            kube, self.cache, WarningEvents(api), self.queue, CONFIG, metrics, self.planning, lambda: NOW,
+            node_faults=NodeFaults(api, self.cache, "dljob-system", "node-faults", None),
+        )  # fmt: skip
+
+    async def _plan(self, question: ParsedJob, view: ClusterView, profiles: Profiles) -> StoredPlan | Infeasible:
+        self.asked.append(question.observed.job.key)
+        return await planned_here(question, view, profiles)
+
+    async def __aenter__(self) -> "Operator":
+        self._tasks = [asyncio.create_task(self.controller.work()) for _ in range(4)]
+        self._tasks.append(asyncio.create_task(self.planning.run()))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def watch(self, seconds: float = 3.0) -> None:
+        """Let watch events arrive and the operator react to them, for some seconds."""
+        for _ in range(int(seconds / 0.5)):
+            for key in self.cluster.watch(self.cache):
+                self.queue.add(key)
+            self.planning.capacity_changed()
+            await asyncio.sleep(0.5)
+
+    def planned(self, key: JobKey) -> str | None:
+        """Return the reason of the condition Planned."""
+        job = self.cache.job(key)
+        assert job is not None
+        found = [c for c in job.status.get("conditions") or () if c["type"] == "Planned"]
+        return str(found[0]["reason"]) if found else None
+
+
+def on_two_nodes(test: Callable[[FakeCluster, Operator], Awaitable[None]]) -> None:
+    """Run a test on a cluster with two nodes, each with one GPU."""
+
+    async def main() -> None:
+        cluster = FakeCluster()
+        for name in ("n1", "n2"):
+            cluster.node(name, T4, 1)
+        async with Operator(cluster) as operator:
+            await test(cluster, operator)
+
+    run(main())
+
+
+def test_bound_pods_of_another_job_are_not_free() -> None:
+    """Seen before: the list of pods was reused for 2 s, and the reservation ended when the pods were bound."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        first = cluster.submit("first", **SPEC)
+        await operator.watch(0.5)
+        await cluster.bind(await cluster.create_pods(first), "n1", "n2")
+        await operator.watch(0.5)
+        second = cluster.submit("second", **SPEC)
+        await operator.watch()
+        assert operator.planned(first) == "Planned" and operator.planned(second) == "DeviceBusy"
+
+    on_two_nodes(body)
+
+
+def test_two_jobs_at_once_do_not_get_the_same_devices() -> None:
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        keys = [cluster.submit(f"job-{i}", **SPEC) for i in range(5)]
+        await operator.watch()
+        assert sorted(str(operator.planned(key)) for key in keys) == [*["DeviceBusy"] * 4, "Planned"]
+
+    on_two_nodes(body)
+
+
+def test_accepted_plan_counts_while_the_watch_lags_behind() -> None:
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        cluster.submit("first", **SPEC)
+        second = cluster.submit("second", **SPEC)
+        for key in cluster.watch(operator.cache):
+            operator.queue.add(key)
+        await asyncio.sleep(3)  # No watch event arrives any more.
+        [stored] = [
+            name for plural, _, name in cluster.api.objects if plural == "configmaps" and name.endswith("-plan")
+        ]
+        assert stored == "first-plan" and operator.planned(second) == "DeviceBusy"
+
+    on_two_nodes(body)
+
+
+def test_next_operator_keeps_the_reservations() -> None:
+    """Seen before: reservations existed only in the memory of the operator that made them."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        first = cluster.submit("first", **SPEC)
+        await operator.watch()
+        assert operator.planned(first) == "Planned", "its pods are not created yet"
+        await operator.__aexit__()
+        async with Operator(cluster) as following:
+            second = cluster.submit("second", **SPEC)
+            await following.watch()
+            assert following.planned(second) == "DeviceBusy"
+
+    on_two_nodes(body)
+
+
+def test_pods_that_never_come_do_not_block_others() -> None:
+    """Seen before: a job whose pods a quota refused kept its reservation, and nothing showed that."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        first = cluster.submit("first", **SPEC)
+        await operator.watch()
+        second = cluster.submit("second", "team-b", **SPEC)
+        await operator.watch()
+        assert (operator.planned(first), operator.planned(second)) == ("Planned", "DeviceBusy")
+        await operator.watch(PATIENCE_S + 10)
+        assert operator.planned(second) == "Planned"
+
+    on_two_nodes(body)
+
+
+def test_job_whose_pods_are_refused_reserves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dljob.kube.warning_events.monotonic", now_s)
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        first = cluster.submit("first", **SPEC)
+        await operator.watch()
+        event = {
+            "metadata": {"name": "refused", "namespace": "team-a"}, "type": "Warning", "reason": "FailedCreate",
+            "involvedObject": {}, "message": "pods is forbidden: exceeded quota",
+            "lastTimestamp": NOW.isoformat(),
+        }  # fmt: skip
+        [created] = [name for plural, _, name in cluster.api.objects if plural == "statefulsets"]
+        event["involvedObject"] = {"name": created}
+        cluster.api.objects["events", "team-a", "refused"] = event
+        second = cluster.submit("second", "team-b", **SPEC)
+        began = now_s()
+        await operator.watch(1.0)
+        while operator.planned(second) != "Planned":
+            operator.queue.add(first)
+            await operator.watch(1.0)
+            assert now_s() - began < PATIENCE_S / 2
+
+    on_two_nodes(body)
+
+
+def test_refused_plan_reserves_nothing() -> None:
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        cluster.api.refused.add("ConfigMap")
+        cluster.submit("first", **SPEC)
+        await operator.watch(1.0)
+        cluster.api.refused.clear()
+        second = cluster.submit("second", "team-b", **SPEC)
+        for key in cluster.watch(operator.cache):
+            operator.queue.add(key)
+        await operator.watch(1.0)
+        assert operator.planned(second) == "Planned"
+
+    on_two_nodes(body)
+
+
+def test_suspended_job_reserves_nothing() -> None:
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        first = cluster.submit("first", **SPEC)
+        await operator.watch()
+        second = cluster.submit("second", **SPEC)
+        await operator.watch()
+        assert operator.planned(second) == "DeviceBusy"
+        await cluster.edit(first, suspend=True)
+        await operator.watch()
+        assert operator.planned(second) == "Planned"
+
+    on_two_nodes(body)
+
+
+def test_replacement_of_a_lost_pod_gets_its_device_back() -> None:
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        first = cluster.submit("first", **SPEC)
+        await operator.watch()
+        pods = await cluster.create_pods(first)
+        await cluster.bind(pods, "n1", "n2")
+        await operator.watch(2 * PATIENCE_S)
+        meta = pods[0]["metadata"]
+        await cluster.api.delete(*_pod(meta))
+        second = cluster.submit("second", **{**SPEC, "nodes": {"min": 1, "max": 1}})
+        await operator.watch()
+        assert operator.planned(second) == "DeviceBusy"
+
+    on_two_nodes(body)
+
+
+def _pod(meta: Json) -> tuple[Kind, str, str]:
+    return POD, meta["namespace"], meta["name"]
+
+
+class TestWaiting:
+    def test_waiting_job_is_planned_again_only_when_capacity_grows(self) -> None:
+        async def body(cluster: FakeCluster, operator: Operator) -> None:
+            first = cluster.submit("first", **SPEC)
+            await operator.watch()
+            pods = await cluster.create_pods(first)
+            await cluster.bind(pods, "n1", "n2")
+            await operator.watch()
+            second = cluster.submit("second", **SPEC)
+            await operator.watch()
+            operator.asked.clear()
+            for _ in range(20):  # Events of pods that take nothing from anybody.
+                cluster.api._store(*_pod_of_others())
+                operator.queue.add(second)
+                await operator.watch(5.0)
+            assert operator.asked == []
+            await cluster.edit(first, suspend=True)
+            for pod in pods:
+                await cluster.api.delete(*_pod(pod["metadata"]))
+            await operator.watch()
+            assert operator.asked == [second] and operator.planned(second) == "Planned"
+
+        on_two_nodes(body)
+
+    def test_waiting_job_is_planned_again_after_a_new_node(self) -> None:
+        async def body(cluster: FakeCluster, operator: Operator) -> None:
+            key = cluster.submit("large", **{**SPEC, "nodes": {"min": 3, "max": 3}})
+            await operator.watch()
+            assert operator.planned(key) == "TooFewNodes"
+            cluster.node("n3", T4, 1)
+            await operator.watch()
+            assert operator.planned(key) == "Planned"
+
+        on_two_nodes(body)
+
+    def test_edited_job_is_planned_again(self) -> None:
+        async def body(cluster: FakeCluster, operator: Operator) -> None:
+            key = cluster.submit("large", **{**SPEC, "nodes": {"min": 3, "max": 3}})
+            await operator.watch()
+            await cluster.edit(key, nodes={"min": 2, "max": 2})
+            await operator.watch()
+            assert operator.planned(key) == "Planned"
+
+        on_two_nodes(body)
+
+
+def _pod_of_others() -> tuple[Kind, Json]:
+    return POD, {"metadata": {"name": "web", "namespace": "web"}, "spec": {"nodeName": "n1", "containers": []}}
