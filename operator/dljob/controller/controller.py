@@ -12,7 +12,7 @@ from typing import Any
 
 from dljob.api.overrides import OverridePolicy, secrets
 from dljob.controller.metrics import PHASES, Metrics
-from dljob.controller.planning import Planning, PlanningError
+from dljob.controller.planning import RECONCILE_S, Planning, PlanningError
 from dljob.controller.work_queue import WorkQueue
 from dljob.job.observed import JobSeen, Observed, Rejected
 from dljob.kube import ApiError, Cache, JobKey, Kube, NameTakenError, NodeFaults, RejectedError, WarningEvents
@@ -41,8 +41,6 @@ log = logging.getLogger("dljob")
 SLOW_S = 5.0
 NAME_RECHECK_S = 10.0
 """Seconds between attempts to apply a job's objects while an object with one of their names has another owner."""
-WAITING_RECHECK_S = 60.0
-"""Seconds between looks at a job that waits for capacity. A growth of capacity queues it earlier."""
 WHILE_PLANNING = -1.0
 """Result of a reconcile that could do nothing yet: the key is queued again when the plan is made."""
 MAX_UNSENT = 20
@@ -141,7 +139,7 @@ class Controller:
             self._gone(key)
             return None
         if self._planning.still_waits(key, observed):
-            return WAITING_RECHECK_S
+            return RECONCILE_S
         observed, troubled = await self._warning_events.added_to(observed, self._now())
         if troubled:
             self._queue.add_after(key, RECHECK_S)

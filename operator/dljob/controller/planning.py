@@ -33,8 +33,10 @@ Planner = Callable[[ParsedJob, ClusterView, Profiles], Awaitable[Decision]]
 
 FRESH_S = 10.0
 """Seconds for which a plan may be used that was made before something else in the cluster changed."""
-REFRESH_S = 300.0
+REFRESH_S = 1800.0
 """Seconds after which a waiting job is planned again although no capacity grew, so that its message is up to date."""
+RECONCILE_S = 60.0
+"""Seconds after which a waiting job is reconciled again. It is not planned again unless its question has changed."""
 TICK_S = 5.0
 """Seconds between two checks whether reservations have expired."""
 YIELD_EVERY = 20
@@ -77,8 +79,8 @@ class Planning:
         self._current: tuple[JobKey, ParsedJob] | None = None
         """The question that is being answered."""
         self._answers: dict[JobKey, _Answer] = {}
-        self._waiting: dict[JobKey, Observed] = {}
-        """Jobs without a plan, as they were when the operator had written that no plan is possible."""
+        self._waiting: dict[JobKey, tuple[Observed, float]] = {}
+        """Jobs without a plan, as they were when the operator had written that no plan is possible, and the time."""
         self._book, self._growth = ReservationBook(), Growth()
         self._unstored: dict[JobKey, Mapping[str, str]] = {}
         """Data of accepted plans that are not stored yet."""
@@ -109,11 +111,15 @@ class Planning:
     def wait(self, key: JobKey, observed: Observed | None) -> None:
         """Note that no plan is possible for a job without a plan, and that its status says so."""
         if observed is not None and observed.plan is None and not observed.sets and not observed.pods:
-            self._waiting[key] = observed
+            self._waiting[key] = (observed, self._clock())
 
     def still_waits(self, key: JobKey, observed: Observed) -> bool:
-        """Return True if nothing has changed for a waiting job, so that it need not be reconciled."""
-        if self._waiting.get(key) != observed:
+        """Return True if nothing has changed for a waiting job, so that it need not be reconciled.
+
+        It is nevertheless reconciled every ``RECONCILE_S``, because a plan may depend on more than the job's objects.
+        """
+        waiting = self._waiting.get(key)
+        if waiting is None or self._clock() - waiting[1] >= RECONCILE_S or waiting[0] != observed:
             return False
         answer = self._answers.get(key)
         return answer is not None and isinstance(answer.decision, Infeasible) and self._stands(key, answer)

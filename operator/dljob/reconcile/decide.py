@@ -29,8 +29,8 @@ def needs_view(observed: Observed, parsed: ParsedJob | None = None, now: datetim
     """Return True if ``reconcile`` would plan this job.
 
     It then needs ``observed.view``, the cluster's free resources, or ``ParsedJob.decision``, the result of planning.
-    Without both, it leaves the job as it is. ``now``: present time; None: as if the job waited for no back-off. During a
-    back-off (``admission``), a job must not be planned, because its plan would reserve capacity.
+    Without both, it leaves the job as it is. ``now``: present time; None: as if the job waited for no back-off. During
+    a back-off (``admission``), a job must not be planned, because its plan would reserve capacity.
     """
     if observed.job.deleting:
         return False

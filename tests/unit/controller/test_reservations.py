@@ -10,11 +10,11 @@ import pytest
 from dljob.cluster import ClusterView
 from dljob.controller.controller import Controller
 from dljob.controller.metrics import Metrics
-from dljob.controller.planning import Planning, Profiles
+from dljob.controller.planning import Planning, PlanningError, Profiles
 from dljob.controller.work_queue import WorkQueue
 from dljob.job.stored_plan import StoredPlan
 from dljob.kube import Cache, JobKey, Kube, NodeFaults, WarningEvents
-from dljob.kube.kinds import POD, Kind
+from dljob.kube.kinds import POD, STATEFUL_SET, Kind
 from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
 from dljob.reconcile.planning import decide
@@ -45,6 +45,11 @@ class Operator:
     def __init__(self, cluster: FakeCluster) -> None:
         self.cluster, self.cache, self.asked = cluster, Cache(now=lambda: NOW), list[JobKey]()
         self.queue: WorkQueue[JobKey] = WorkQueue()
+        self.breaks: JobKey | None = None
+        """Job for which planning fails."""
+        self.hangs: JobKey | None = None
+        """Job for which planning does not end."""
+        self.error: Exception = PlanningError("the process that makes plans ended")
         api: Any = cluster.api
         kube, metrics = Kube(api, self.cache, 600.0), Metrics()
         cluster.listed(self.cache)
@@ -56,6 +61,10 @@ class Operator:
 
     async def _plan(self, question: ParsedJob, view: ClusterView, profiles: Profiles) -> StoredPlan | Infeasible:
         self.asked.append(question.observed.job.key)
+        if question.observed.job.key == self.breaks:
+            raise self.error
+        while question.observed.job.key == self.hangs:
+            await asyncio.sleep(1.0)
         return await planned_here(question, view, profiles)
 
     async def __aenter__(self) -> "Operator":
@@ -239,6 +248,83 @@ def test_replacement_of_a_lost_pod_gets_its_device_back() -> None:
 
 def _pod(meta: Json) -> tuple[Kind, str, str]:
     return POD, meta["namespace"], meta["name"]
+
+
+def accepted(operator: Operator, key: JobKey) -> tuple[str, str]:
+    """Return status and reason of the condition Accepted."""
+    job = operator.cache.job(key)
+    assert job is not None
+    [found] = [c for c in job.status["conditions"] if c["type"] == "Accepted"]
+    return found["status"], found["reason"]
+
+
+class TestFailures:
+    @pytest.mark.parametrize("error", [PlanningError("it took too long"), TypeError("cannot pickle")], ids=repr)
+    def test_failure_concerns_its_job_alone_and_is_retried(self, error: Exception) -> None:
+        async def body(cluster: FakeCluster, operator: Operator) -> None:
+            operator.error = error
+            operator.breaks = cluster.submit("broken", **SPEC)
+            other = cluster.submit("other", "team-b", **SPEC)
+            await operator.watch()
+            assert accepted(operator, operator.breaks) == ("False", "InternalError")
+            assert operator.planned(other) == "Planned"
+            await operator.watch(60.0)
+            assert 2 < operator.asked.count(operator.breaks) < 15, "it is retried with back-off"
+            broken, operator.breaks = operator.breaks, None
+            await operator.watch(60.0)
+            assert accepted(operator, broken) == ("True", "Accepted")
+
+        on_two_nodes(body)
+
+    def test_running_job_is_managed_while_planning_fails(self) -> None:
+        async def body(cluster: FakeCluster, operator: Operator) -> None:
+            key = cluster.submit("edited", **SPEC)
+            await operator.watch()
+            pods = await cluster.create_pods(key)
+            await cluster.bind(pods, "n1", "n2")
+            await operator.watch()
+            operator.breaks = key
+            await cluster.edit(key, epochs=7)
+            await operator.watch(5.0)
+            assert accepted(operator, key) == ("False", "InternalError") and operator.planned(key) == "Planned"
+            replicas = [item["spec"]["replicas"] for item in await cluster.api.find(STATEFUL_SET, "team-a")]
+            assert replicas == [2], "its pods run on"
+            operator.breaks = None
+            await operator.watch(20.0)
+            assert accepted(operator, key) == ("True", "Accepted")
+            assert [item["spec"]["replicas"] for item in await cluster.api.find(STATEFUL_SET, "team-a")] == [0]
+
+        on_two_nodes(body)
+
+    def test_hang_delays_no_running_job(self) -> None:
+        async def body(cluster: FakeCluster, operator: Operator) -> None:
+            key = cluster.submit("running", **SPEC)
+            await operator.watch()
+            await cluster.bind(await cluster.create_pods(key), "n1", "n2")
+            await operator.watch()
+            operator.hangs = cluster.submit("hanging", **SPEC)
+            for i in range(20):
+                cluster.submit(f"more-{i}", **SPEC)
+            await operator.watch()
+            await cluster.edit(key, suspend=True)
+            await operator.watch(1.0)
+            assert [item["spec"]["replicas"] for item in await cluster.api.find(STATEFUL_SET, "team-a")] == [0]
+            assert operator.asked.count(operator.hangs) == 1, "the question is asked once"
+
+        on_two_nodes(body)
+
+    def test_namespaces_take_turns(self) -> None:
+        async def body(cluster: FakeCluster, operator: Operator) -> None:
+            operator.hangs = cluster.submit("first", "crowded", **SPEC)
+            await operator.watch(1.0)
+            many = [cluster.submit(f"more-{i}", "crowded", **SPEC) for i in range(20)]
+            other = cluster.submit("other", "team-b", **SPEC)
+            await operator.watch(1.0)
+            operator.hangs = None
+            await operator.watch()
+            assert operator.asked.index(other) == 1 and set(many) <= set(operator.asked)
+
+        on_two_nodes(body)
 
 
 class TestWaiting:
