@@ -163,6 +163,7 @@ class Operator:
             if leader is not None:
                 await background.run(leader.acquire())
             self._metrics.leader.set(1)
+            controller.begin()
             try:
                 async with asyncio.TaskGroup() as group:
                     group.create_task(planner.start())

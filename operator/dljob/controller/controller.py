@@ -6,7 +6,7 @@ The controller is level-triggered: a key in the queue names a job to reconcile, 
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from time import monotonic
 from typing import Any
 
@@ -33,7 +33,7 @@ from dljob.reconcile import (
     with_secrets,
 )
 from dljob.render import Names, RenderConfig
-from dljob.status import Event, previous
+from dljob.status import Event, events, previous
 
 log = logging.getLogger("dljob")
 
@@ -44,6 +44,8 @@ NAME_RECHECK_S = 10.0
 WHILE_PLANNING = -1.0
 """Result of a reconcile that could do nothing yet: the key is queued again when the plan is made."""
 MAX_UNSENT = 20
+EVENTS_RESTORED = timedelta(minutes=10)
+"""Age of the changes of conditions whose events a new leader posts if they are missing."""
 FORBIDDEN_RECHECK_S = 15.0
 """Seconds between attempts to write an event that the API server forbids, for example because a quota is full."""
 
@@ -70,6 +72,8 @@ class Controller:
         self._planning = planning
         self._unsent: dict[JobKey, list[Event]] = {}
         """Events that the API server has not accepted yet."""
+        self._restored: set[str] = set()
+        """Uids of the jobs whose missing events were posted since this operator leads."""
         self._learned_from: dict[JobKey, tuple[object, ...]] = {}
         """The last report of each job from which profiles were updated."""
 
@@ -138,6 +142,7 @@ class Controller:
         if observed is None:
             self._gone(key)
             return None
+        await self._restore_events(observed.job)
         if self._planning.still_waits(key, observed):
             return RECONCILE_S
         observed, troubled = await self._warning_events.added_to(observed, self._now())
@@ -299,6 +304,25 @@ class Controller:
             self._queue.add_after(job.key, recheck_s)
         if desired.status is not None:
             await self._kube.write_status(job, desired.status.manifest())
+
+    def begin(self) -> None:
+        """Call this whenever the operator becomes the leader."""
+        self._restored.clear()
+
+    async def _restore_events(self, job: JobSeen) -> None:
+        """Post the events that the leader before could not: it ended while the API server refused them.
+
+        They are derived from the conditions that changed lately, once for each job.
+        """
+        if job.uid in self._restored:
+            return
+        now = self._now()
+        lately = [c for c in previous(job).conditions if now - c.last_transition_time < EVENTS_RESTORED]
+        if expected := events((), lately):
+            posted = await self._kube.event_reasons(job)
+            missing = [event for event in expected if event.reason not in posted]
+            self._unsent.setdefault(job.key, []).extend(missing)
+        self._restored.add(job.uid)
 
     def _gone(self, key: JobKey) -> None:
         self._queue.forget(key)

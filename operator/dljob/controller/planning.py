@@ -122,7 +122,9 @@ class Planning:
         if waiting is None or self._clock() - waiting[1] >= RECONCILE_S or waiting[0] != observed:
             return False
         answer = self._answers.get(key)
-        return answer is not None and isinstance(answer.decision, Infeasible) and self._stands(key, answer)
+        if answer is None or not isinstance(answer.decision, Infeasible) or answer.decision.reason == "NodesLeftOut":
+            return False  # Only a reconcile reads which nodes are left out.
+        return self._stands(key, answer)
 
     def refused(self, key: JobKey) -> None:
         """End the reservation of a plan that the API server did not store."""

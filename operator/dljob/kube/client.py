@@ -134,6 +134,11 @@ class Kube:
         about = {"apiVersion": API_VERSION, "kind": "DLJob", "namespace": job.namespace, "name": job.name}
         await self._post(event, event.name(job.name, job.uid), job.namespace, {**about, "uid": job.uid}, now)
 
+    async def event_reasons(self, job: JobSeen) -> set[str]:
+        """Return the reasons of all events about the job."""
+        found = await self.api.find(kinds.EVENT, job.namespace, fieldSelector=f"involvedObject.uid={job.uid}")
+        return {str(event.get("reason")) for event in found}
+
     async def record_node_event(self, node: str, event: Event, now: datetime) -> None:
         """Post an event about a node. Kubernetes keeps events about cluster-wide objects in the namespace default."""
         found = self._cache.found(kinds.NODE, "", node)
