@@ -100,10 +100,16 @@ def operators(kubectl: Kubectl, folder: Path, seed: int, count: int = 2) -> Iter
                 "LD_PRELOAD": preload, "FAKETIME_TIMESTAMP_FILE": str(clocks[-1]), "FAKETIME_CACHE_DURATION": "1",
                 "FAKETIME_DONT_FAKE_MONOTONIC": "1",
             }  # fmt: skip
-            image = {"DLJOB_TRAINER_IMAGE": env["DLJOB_TRAINER_IMAGE"]}
+            # Nodes that fail again and again would be left out, and three of them are all there are.
+            own_env = {"DLJOB_TRAINER_IMAGE": env["DLJOB_TRAINER_IMAGE"], "DLJOB_NODE_FAULTS": "0"}
             processes.append(
                 OperatorProcess(
-                    str(proxies[-1].kubeconfig), NAMESPACE, folder / f"operator-{i}.log", f"chaos-{i}", **clock, **image
+                    str(proxies[-1].kubeconfig),
+                    NAMESPACE,
+                    folder / f"operator-{i}.log",
+                    f"chaos-{i}",
+                    **clock,
+                    **own_env,
                 )
             )
             processes[-1].start()
