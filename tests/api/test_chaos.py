@@ -1,7 +1,7 @@
 """Jobs complete while requests of two operators are refused, lost and delayed, and operators are killed or paused.
 
-The seed of the faults' order is the environment variable DLJOB_CHAOS_SEED. ``benchmarks/cluster/chaos.py`` does the same for an hour
-to real pods, and to their nodes.
+The seed of the faults' order is the environment variable DLJOB_CHAOS_SEED. ``benchmarks/cluster/chaos.py`` does the same
+to real pods and their nodes, for as long as wanted.
 """
 
 import os
@@ -15,6 +15,7 @@ from random import Random
 import pytest
 
 from dlcontract import RunPhase
+from support.chaos.cluster_faults import QUOTA
 from support.chaos.faulty_api import DISTURBANCES, Disturbance, FaultyApi
 from support.chaos.watcher import Watcher, none_left
 from support.cluster.fake_nodes import HollowNodes
@@ -29,7 +30,6 @@ FAULT_S = 1.0
 """Least seconds of a fault."""
 JOB_EVERY = 4
 """A job is submitted after this number of faults, so that faults meet jobs of all ages."""
-QUOTA = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "full"}, "spec": {"hard": {"pods": "0"}}}
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-import releases
 from dlcontract import RunPhase
 from support.cluster.kubectl import ROOT, Kubectl, condition, wait_for
 from support.cluster.live_job import Play
 from support.cluster.operator_process import OperatorProcess
+from support.cluster.release import last_release
 
 pytestmark = pytest.mark.api
 Json = dict[str, Any]
@@ -25,10 +25,7 @@ OVERRIDE = [{"manager": "me", "spec": {"dnsPolicy": "Default"}}]
 @pytest.fixture(scope="module")
 def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the source of the last release."""
-    last = releases.releases()[-1]
-    folder = tmp_path_factory.mktemp("release") / last.version
-    releases.unpack(last.version, folder)
-    return folder
+    return last_release(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 import yaml
 
-import releases
 from support.cluster.kubectl import ROOT, Kubectl, condition, example, step_of, wait_for
+from support.cluster.release import last_release
 
 pytestmark = [pytest.mark.e2e, pytest.mark.upgrade]
 Json = dict[str, Any]
@@ -71,10 +71,7 @@ def images_of(source: Path) -> tuple[str, ...]:
 @pytest.fixture(scope="module")
 def released(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the source of the last release."""
-    last = releases.releases()[-1]
-    folder = tmp_path_factory.mktemp("release") / last.version
-    releases.unpack(last.version, folder)
-    return folder
+    return last_release(tmp_path_factory)
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import contextlib
 import datetime
 import itertools
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -356,6 +357,12 @@ def stopped(pid: int) -> bool:
 
 
 KILL, TERM, STOP, CONT = signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP, signal.SIGCONT
+
+
+def logged_rank(pod: Pod, rank: int) -> int:
+    """Return the host's process number of the rank's current process, from its log."""
+    numbers = re.findall(rf"rank {rank} of \d+ is process (\d+)", pod.text())
+    return pod.process(int(numbers[-1]))
 
 
 def rank_process(pod: Pod) -> int:

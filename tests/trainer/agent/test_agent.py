@@ -6,7 +6,6 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -20,37 +19,14 @@ from dltrain.protocol.agent_messages import HEARTBEAT_S, SILENCE_S
 from dltrain.protocol.volume_layout import logs_directory
 from dltrain.record.run_report import files
 from dltrain.record.run_report.document import Document
-from support.trainer.pods import CONT, KILL, STOP, TERM, UID, Job, Pod, job, leave
-from support.trainer.ranks import BODIES
+from support.trainer.pods import CONT, KILL, STOP, TERM, UID, Job, job, leave, logged_rank
+from support.trainer.ranks import SPEAKING, speaking
 
 pytestmark = [
     pytest.mark.mpi,
     pytest.mark.skipif(os.getuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2 for namespaces"),
 ]
-SPEAKING = str(BODIES / "speaking_rank.py")
 NO_TORCH = {"DLTRAIN_IMPORT_AHEAD": "off"}
-
-
-@pytest.fixture
-def three() -> Iterator[Job]:
-    with job(3) as made:
-        yield made
-
-
-@pytest.fixture
-def two() -> Iterator[Job]:
-    with job(2) as made:
-        yield made
-
-
-def speaking(*arguments: str) -> list[str]:
-    return ["python", SPEAKING, *arguments]
-
-
-def rank_process(pod: Pod, rank: int) -> int:
-    """Return the host's process number of the rank's current process, from its log."""
-    numbers = re.findall(rf"rank {rank} of \d+ is process (\d+)", pod.text())
-    return pod.process(int(numbers[-1]))
 
 
 def test_three_pods_train_and_restarted_pods_do_not_train_again(three: Job) -> None:
@@ -129,7 +105,7 @@ def test_killed_rank_is_restarted_in_the_same_pods(three: Job) -> None:
     for pod in three.pods:  # The ports that the network policy allows.
         mpi = pod.listening() - {AGENT_PORT, METRICS_PORT}
         assert mpi and all(MPI_PORTS[0] <= port <= MPI_PORTS[1] for port in mpi), mpi
-    os.kill(rank_process(three.pods[1], 1), KILL)
+    os.kill(logged_rank(three.pods[1], 1), KILL)
     report = three.until(lambda r: r.restarts and r.phase is RunPhase.RUNNING)
     assert report.restarts == {"RankKilled": 1} and report.failures == 1
     assert report.failure is not None and report.failure.rank == 1 and report.failure.exit_code == 137
@@ -140,7 +116,7 @@ def test_killed_rank_is_restarted_in_the_same_pods(three: Job) -> None:
 def test_hung_rank_is_detected_and_restarted(two: Job) -> None:
     two.start(two.plan(speaking("4000", "mpi=1")), **NO_TORCH)
     two.until(lambda r: r.step >= 1)
-    os.kill(rank_process(two.pods[1], 1), STOP)
+    os.kill(logged_rank(two.pods[1], 1), STOP)
     report = two.until(lambda r: r.phase is RunPhase.RUNNING and r.restarts)
     assert report.restarts == {"Hung": 1}
 
@@ -160,7 +136,7 @@ def test_stopped_process_is_detected_even_while_busy(two: Job) -> None:
     two.start(two.plan(speaking("4000", "mpi=1", "busy=3600")), **NO_TORCH)
     two.until(lambda r: r.step >= 1)
     two.wait(lambda: "busy from now on" in two.pods[1].text())
-    os.kill(rank_process(two.pods[1], 1), STOP)
+    os.kill(logged_rank(two.pods[1], 1), STOP)
     report = two.until(lambda r: r.phase is RunPhase.RUNNING and r.restarts)
     assert report.restarts == {"Hung": 1} and report.failure is not None
     assert report.failure.rank == 1 and report.failure.host == "test-cpu-1"

@@ -2,7 +2,6 @@
 
 import os
 import shutil
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -10,24 +9,12 @@ import pytest
 from dlcontract import ModelRef, Role, RunPhase
 from dltrain.protocol.rank_messages import AttemptPlan
 from dltrain.record.run_report import files
-from support.trainer.pods import KILL, Job, job, leave, process, rank_process, steps_in_memory
+from support.trainer.pods import KILL, Job, leave, process, rank_process, steps_in_memory
 
 pytestmark = [
     pytest.mark.mpi,
     pytest.mark.skipif(os.getuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2 for namespaces"),
 ]
-
-
-@pytest.fixture
-def two() -> Iterator[Job]:
-    with job(2) as made:
-        yield made
-
-
-@pytest.fixture
-def three() -> Iterator[Job]:
-    with job(3) as made:
-        yield made
 
 
 @pytest.mark.parametrize("victim", [0, 2])

@@ -1,38 +1,19 @@
 """Tests of a job when the zygote, the process that forks a pod's ranks, is killed or stopped."""
 
 import os
-import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from dlcontract import RunPhase
-from support.trainer.pods import KILL, STOP, Job, Pod, job
-from support.trainer.ranks import BODIES
+from support.trainer.pods import KILL, STOP, Job, logged_rank
+from support.trainer.ranks import speaking
 
 pytestmark = [
     pytest.mark.mpi,
     pytest.mark.skipif(os.getuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2 for namespaces"),
 ]
-SPEAKING = str(BODIES / "speaking_rank.py")
-
-
-@pytest.fixture
-def two() -> Iterator[Job]:
-    with job(2) as made:
-        yield made
-
-
-def speaking(*arguments: str) -> list[str]:
-    return ["python", SPEAKING, *arguments]
-
-
-def rank_process(pod: Pod, rank: int) -> int:
-    """Return the host's process number of the rank's current process, from its log."""
-    numbers = re.findall(rf"rank {rank} of \d+ is process (\d+)", pod.text())
-    return pod.process(int(numbers[-1]))
 
 
 def test_zygote_killed_during_a_launch_is_no_missing_command(two: Job) -> None:
@@ -54,7 +35,7 @@ def test_stopped_zygote_does_not_keep_the_job_from_a_restart(two: Job) -> None:
     two.start(two.plan(speaking("4000", "mpi=1")))
     two.until(lambda r: r.step >= 1)
     pod = two.pods[1]
-    rank = rank_process(pod, 1)
+    rank = logged_rank(pod, 1)
     zygote = int(Path(f"/proc/{rank}/stat").read_text().rpartition(")")[2].split()[1])
     assert "dltrain.launch.zygote" in Path(f"/proc/{zygote}/cmdline").read_text()
     os.kill(zygote, STOP)
