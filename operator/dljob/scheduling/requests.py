@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal, InvalidOperation
+from functools import lru_cache
 from typing import Any
 
 from dljob.cluster import quantity
@@ -44,6 +45,7 @@ _OF_POD = ("cpu", "memory")
 """Resources for which the request of the whole pod (``spec.resources``) replaces the sum over its containers."""
 
 
+@lru_cache(maxsize=4096)
 def amount(text: str) -> Decimal:
     """Parse a Kubernetes quantity, including forms such as ``1e3`` and ``100n``. Return 0 for invalid text.
 
