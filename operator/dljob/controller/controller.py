@@ -266,7 +266,9 @@ class Controller:
         each such deletion), the other agents reject the agent of a deleted pod.
         """
         name = Names.of(job).plan
-        plans = (item for item in desired.objects if item["kind"] == CONFIG_MAP.kind and item["metadata"]["name"] == name)
+        plans = (
+            item for item in desired.objects if item["kind"] == CONFIG_MAP.kind and item["metadata"]["name"] == name
+        )
         if (wanted := next(plans, None)) is None:
             return True
         found = self._cache.found(CONFIG_MAP, job.namespace, name)
