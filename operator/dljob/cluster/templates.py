@@ -1,0 +1,36 @@
+"""Nodes that do not exist yet, but that an autoscaler of the cluster can add (the chart value ``autoscaling``)."""
+
+from dataclasses import dataclass
+
+from dljob.cluster.view import ClusterView, Node
+
+MAX_NEW_NODES = 2000
+"""Maximum number of nodes that all templates may add together. Plans are made on as many nodes at most."""
+START_TIMEOUT_S = 900.0
+
+
+@dataclass(frozen=True)
+class NodeTemplates:
+    """What an autoscaler can add. ``nodes``: every node of every template, up to the template's count."""
+
+    nodes: tuple[Node, ...] = ()
+    start_timeout_s: float = START_TIMEOUT_S
+    """Start time-out in seconds of a job that needs new nodes, unless the job sets one itself."""
+
+    def scaled_up(self, view: ClusterView) -> ClusterView:
+        """Return the view with all nodes that can still be added. Nodes that exist count against their template."""
+        left: list[Node] = []
+        existing: dict[tuple[str, int], list[Node]] = {}
+        for node in view.nodes:
+            existing.setdefault((node.device, node.devices), []).append(node)
+        for template in self.nodes:
+            kind = (template.device, template.devices)
+            alike = (node for node in existing.get(kind, ()) if template.labels.items() <= node.labels.items())
+            if (made := next(alike, None)) is None:
+                left.append(template)
+            else:
+                existing[kind].remove(made)
+        return ClusterView((*view.nodes, *left)) if left else view
+
+
+NO_TEMPLATES = NodeTemplates()
