@@ -38,8 +38,8 @@ from typing import Any
 
 from dljob.api.defaults import JobDefaults
 from dljob.api.overrides import OverridePolicy
-from dljob.cluster import Node, cluster_view
-from dljob.cluster.templates import MAX_NEW_NODES, START_TIMEOUT_S, NodeTemplates
+from dljob.cluster import Node
+from dljob.cluster.templates import START_TIMEOUT_S, NodeTemplates, parse_templates
 from dljob.faults import FaultPolicy
 from dljob.faults.ledger import MAX_FAULTS
 from dljob.job.defaults import parse_defaults
@@ -188,21 +188,10 @@ def _job_defaults(text: str) -> JobDefaults:
 
 
 def _node_templates(text: str) -> tuple[Node, ...]:
-    """Return every node that the templates can add. Each template has the fields of a node in a cluster file."""
-    name = "DLJOB_NODE_TEMPLATES"
     try:
-        entries = json.loads(text)
+        return parse_templates(text)
     except ValueError as error:
-        raise ValueError(f"{name}: found {text!r:.200}; expected JSON, a list of node templates: {error}") from None
-    if isinstance(entries, list) and any("count" not in entry for entry in entries if isinstance(entry, dict)):
-        raise ValueError(f"{name}: found a template without count; expected the number of nodes that can exist at most")
-    try:
-        found = cluster_view({"nodes": entries}).nodes
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from None
-    if len(found) > MAX_NEW_NODES:
-        raise ValueError(f"{name}: found {len(found)} nodes; expected at most {MAX_NEW_NODES}. Lower count")
-    return found
+        raise ValueError(f"DLJOB_NODE_TEMPLATES: {error}") from None
 
 
 def _peers(text: str) -> tuple[Mapping[str, Any], ...]:

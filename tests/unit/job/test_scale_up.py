@@ -6,9 +6,10 @@ from datetime import timedelta
 from dljob.cluster import ClusterView
 from dljob.cluster.templates import NodeTemplates
 from dljob.job.observed import Observed
+from dljob.job.recommendation import parse_job, recommend
 from dljob.job.scale_up import waiting_text
 from dljob.job.stored_plan import StoredPlan
-from dljob.planner import Infeasible
+from dljob.planner import Decision, Infeasible
 from dljob.reconcile import Desired, parse_observed, reconcile
 from dljob.reconcile.planning import decide
 from support.builders import CONFIG, CPUS, DIGITS, NOW, Json, after, nodes, planned, seen, settled
@@ -79,6 +80,14 @@ def test_plan_of_new_nodes_round_trips() -> None:
     plan = planned(seen(FIVE), AUTOSCALED)
     read = StoredPlan.parse(plan.data())
     assert (read.new_nodes, read.start_timeout_s) == (2, 1200)
+
+
+def test_dljob_plan_shows_what_the_operator_would_do() -> None:
+    manifest = {"apiVersion": "dljob.dev/v1alpha1", "kind": "DLJob", "metadata": {"name": "digits"}, "spec": FIVE}
+    assert isinstance(recommend(parse_job(manifest), CPUS, {}).answer, Infeasible)
+    found = recommend(parse_job(manifest), CPUS, {}, templates=TEMPLATES)
+    assert isinstance(found.answer, Decision) and waiting_text(2) in (found.answer.warning or "")
+    assert len(found.view.nodes) == 5
 
 
 def test_after_a_time_out_existing_nodes_come_first() -> None:
