@@ -20,17 +20,21 @@ class NodeTemplates:
 
     def scaled_up(self, view: ClusterView) -> ClusterView:
         """Return the view with all nodes that can still be added. Nodes that exist count against their template."""
+        kinds: dict[tuple[str, int, frozenset[tuple[str, str]]], list[Node]] = {}
+        for node in self.nodes:
+            kinds.setdefault((node.device, node.devices, frozenset(node.labels.items())), []).append(node)
         left: list[Node] = []
-        existing: dict[tuple[str, int], list[Node]] = {}
-        for node in view.nodes:
-            existing.setdefault((node.device, node.devices), []).append(node)
-        for template in self.nodes:
-            kind = (template.device, template.devices)
-            alike = (node for node in existing.get(kind, ()) if template.labels.items() <= node.labels.items())
-            if (made := next(alike, None)) is None:
-                left.append(template)
-            else:
-                existing[kind].remove(made)
+        counted: set[str] = set()
+        for (device, devices, labels), new in kinds.items():
+            alike = [
+                node.name
+                for node in view.nodes
+                if (node.device, node.devices) == (device, devices)
+                and node.name not in counted
+                and labels <= node.labels.items()
+            ][: len(new)]
+            counted.update(alike)
+            left += new[len(alike) :]
         return ClusterView((*view.nodes, *left)) if left else view
 
 

@@ -58,10 +58,8 @@ def back_off_left_s(parsed: ParsedJob, now: datetime) -> float:
     if found is None or found.reason != "StartTimedOut" or parsed.spec is None:
         return 0.0
     waited_s = (now - found.last_transition_time).total_seconds()
-    return (
-        back_off_s(parsed.before.start_timeouts, start_timeout_s(parsed.spec, parsed.accepted), parsed.observed.job.uid)
-        - waited_s
-    )
+    timeout_s = start_timeout_s(parsed.spec, parsed.accepted)
+    return back_off_s(parsed.before.start_timeouts, timeout_s, parsed.observed.job.uid) - waited_s
 
 
 def start_timeout_s(spec: DLJobSpec, plan: StoredPlan | None) -> float:
