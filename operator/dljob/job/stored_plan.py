@@ -17,6 +17,7 @@ import dlcontract
 from dljob.api import DLJobSpec, PlanGroup, PlanStatus
 from dljob.api.changes import planned_fields
 from dljob.api.defaults import JobDefaults
+from dljob.job.queue import QueueAdmission
 
 OPERATOR_KEY = "operator.json"
 DIGEST_VERSION = "v1"
@@ -75,6 +76,9 @@ class StoredPlan(BaseModel):
         tuple[Annotated[str, Field(max_length=253)], ...] | None,
         Field(max_length=MAX_AVOIDED, description="Nodes with repeated faults, on which the pods must not run."),
     ] = None
+    admission: Annotated[
+        QueueAdmission | None, Field(description="Kueue's admission, under which the pods run. None: without Kueue.")
+    ] = None
     _stored: dict[str, str] | None = PrivateAttr(None)
     """The ConfigMap's data from which ``parse`` made the plan; None for a new plan."""
 
@@ -94,7 +98,12 @@ class StoredPlan(BaseModel):
 
         All pods of the old revision stop before pods of a new revision start.
         """
-        return f"{self.spec_digest}-{self.replans}" if self.replans else self.spec_digest
+        found = f"{self.spec_digest}-{self.replans}" if self.replans else self.spec_digest
+        if self.admission is None:
+            return found
+        # An admission may change the number of pods and where they may run.
+        admitted = json.dumps([self.plan.number, self.admission.model_dump(mode="json")], sort_keys=True)
+        return f"{found}-q{hashlib.sha256(admitted.encode()).hexdigest()[:8]}"
 
     @property
     def groups(self) -> tuple[PodGroup, ...]:

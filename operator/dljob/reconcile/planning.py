@@ -12,6 +12,7 @@ from dljob.job.defaults import applied_prices, prices_of
 from dljob.job.observed import SetSeen
 from dljob.job.plan_status import plan_status
 from dljob.job.planner_request import planner_request
+from dljob.job.queue import QueueSeen
 from dljob.job.stored_plan import MAX_AVOIDED, StoredPlan
 from dljob.job.trainer_plan import trainer_plan
 from dljob.planner import Decision, Group, Infeasible, Request, RunningBatch
@@ -76,7 +77,7 @@ def question(parsed: ParsedJob) -> ParsedJob:
         observed=replace(
             observed, job=replace(observed.job, spec={}, status={}), sets=observed.sets[:1] and (ANY_SET,), pods=(),
             claims={}, classes=None, plan=None, report=None, report_problem=None, lost_nodes={}, view=None, learned={},
-            rejected=None,
+            rejected=None, queue=QueueSeen(),
         ),
         before=DLJobStatus(conditions=kept, plan=before.plan, last_checkpoint=before.last_checkpoint),
         report=parsed.report if parsed.accepted is None else None,
@@ -103,6 +104,7 @@ def decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
     job, spec, view = parsed.observed.job, parsed.spec, parsed.observed.view
     assert spec is not None and view is not None and parsed.digest is not None and parsed.own_spec is not None
     whole, view = view, view.without(parsed.observed.left_out)
+    spec = parsed.within.narrow(spec) if parsed.within else spec
     request = planner_request(job.name, spec, _running_batch(parsed), prices_of(parsed.defaults))
     splitting_disabled = _model_parallelism_was_slow(parsed)
     if splitting_disabled:
