@@ -23,7 +23,8 @@ log = logging.getLogger("dljob.queues")
 GROUP = "kueue.x-k8s.io"
 VERSIONS = ("v1beta2", "v1beta1")
 """Versions of the API that the operator knows. It uses the first one that the API server serves."""
-RECHECK_S = 30.0
+RECHECK_S = 10.0
+"""Seconds between two looks at the API groups that the API server serves."""
 FLAVOR_S = 30.0
 """Seconds for which a ResourceFlavor or a priority class is not read again."""
 NOT_SERVED = (
@@ -185,6 +186,7 @@ class Queues:
                 raise RejectedError("Workload", change.name, error.message) from error
             raise
         self._cache.put(kind, answer)
+        self._requeue(job.key)  # The watch event will not say anything new.
 
 
 def _workload_kind(api_version: str) -> Kind:

@@ -79,6 +79,9 @@ class StoredPlan(BaseModel):
     admission: Annotated[
         QueueAdmission | None, Field(description="Kueue's admission, under which the pods run. None: without Kueue.")
     ] = None
+    least_nodes: Annotated[
+        int | None, Field(ge=1, description="Fewest pods that Kueue may admit. None: it must admit all.")
+    ] = None
     _stored: dict[str, str] | None = PrivateAttr(None)
     """The ConfigMap's data from which ``parse`` made the plan; None for a new plan."""
 

@@ -30,7 +30,7 @@ def workload(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, config: Render
     nodes it may run.
     """
     asking = accepted.model_copy(update={"admission": None})
-    minimum = partial_minimum(spec, accepted)
+    minimum = accepted.least_nodes
     pod_sets: list[Manifest] = []
     for group in accepted.groups:
         item: Manifest = {
@@ -52,7 +52,7 @@ def workload(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, config: Render
 
 
 def partial_minimum(spec: DLJobSpec, accepted: StoredPlan) -> int | None:
-    """Return the fewest pods with which Kueue may admit the job; None if it needs all pods of its plan.
+    """Return the fewest pods with which Kueue could admit the job; None if it needs all pods of its plan.
 
     Kueue allows it for one podSet, so a plan on several device types needs all. So does one that splits the model,
     and one whose groups the user fixes.

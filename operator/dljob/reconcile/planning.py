@@ -5,6 +5,7 @@ from dataclasses import replace
 from math import ceil
 
 from dlcontract import Plan
+from dljob import kueue
 from dljob.api import DLJobStatus, ParallelismStrategy, PlanningMode
 from dljob.api.changes import planned_fields
 from dljob.cluster import ClusterView, Node
@@ -101,6 +102,31 @@ def decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
     """
     if parsed.decision is not None:
         return parsed.decision
+    found = _decide(parsed, config)
+    if parsed.queued and parsed.within is None and isinstance(found, StoredPlan):
+        return _with_partial_admission(parsed, config, found)
+    return found
+
+
+def _with_partial_admission(parsed: ParsedJob, config: RenderConfig, found: StoredPlan) -> StoredPlan:
+    """Let Kueue admit fewer pods, if a plan with the fewest is possible. Every pod then asks for what that plan needs.
+
+    The fewer nodes, the larger the local batch size, and with it the memory of a pod.
+    """
+    assert parsed.spec is not None
+    least = kueue.partial_minimum(parsed.spec, found)
+    if least is None:
+        return found
+    [group] = found.groups
+    fewest = _decide(replace(parsed, within=kueue.Within(((group.device, least, group.ranks_per_node),))), config)
+    if isinstance(fewest, Infeasible) or fewest.cpu_m.keys() != found.cpu_m.keys():
+        return found
+    memory_nbytes = max(found.memory_nbytes, fewest.memory_nbytes)
+    cpu_m = {name: max(value, fewest.cpu_m[name]) for name, value in found.cpu_m.items()}
+    return found.model_copy(update={"memory_nbytes": memory_nbytes, "cpu_m": cpu_m, "least_nodes": least})
+
+
+def _decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
     job, spec, view = parsed.observed.job, parsed.spec, parsed.observed.view
     assert spec is not None and view is not None and parsed.digest is not None and parsed.own_spec is not None
     whole, view = view, view.without(parsed.observed.left_out)

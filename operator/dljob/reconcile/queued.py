@@ -172,9 +172,11 @@ def _start(parsed: ParsedJob, draft: Draft, planned: StoredPlan) -> StoredPlan |
         return None
     if planned.admission == found.admission:
         return planned
-    asked = parsed.accepted.cpu_m if parsed.accepted is not None else {}
-    cpu_m = {name: min(wanted, asked.get(name, wanted)) for name, wanted in planned.cpu_m.items()}
-    return planned.model_copy(update={"admission": found.admission, "cpu_m": cpu_m})
+    update: dict[str, object] = {"admission": found.admission}
+    if parsed.within is not None and parsed.accepted is not None:  # Its pods request what they asked Kueue for.
+        asked = parsed.accepted
+        update |= {"cpu_m": asked.cpu_m, "memory_nbytes": asked.memory_nbytes, "least_nodes": asked.least_nodes}
+    return planned.model_copy(update=update)
 
 
 def _needs_more(parsed: ParsedJob, planned: StoredPlan) -> str | None:
