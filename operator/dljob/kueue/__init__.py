@@ -6,11 +6,12 @@ itself and follows its status, as Kueue's own controllers do for the kinds that 
 
 from dljob.kueue.answers import finished, pods_ready, released
 from dljob.kueue.manifest import DIGEST_ANNOTATION, partial_minimum, workload
-from dljob.kueue.turn import Admitted, Stage, Turn, Within, admitted, turn, within
+from dljob.kueue.turn import Admitted, Problem, Stage, Turn, Within, admitted, turn, within
 
 __all__ = [
     "DIGEST_ANNOTATION",
     "Admitted",
+    "Problem",
     "Stage",
     "Turn",
     "Within",

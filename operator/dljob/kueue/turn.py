@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from dljob.api import DLJobSpec, PlanningMode
 from dljob.api.spec.planning import FixedGroup
@@ -57,13 +57,20 @@ class Within:
         return spec.model_copy(update={"planning": planning, "scheduling": scheduling.model_copy(update=update)})
 
 
+class Problem(NamedTuple):
+    """Why a job cannot start although Kueue has admitted it. ``reason``: of the condition Admitted."""
+
+    reason: str
+    message: str
+
+
 @dataclass(frozen=True)
 class Admitted:
-    """``counts``: admitted pods of each group. ``problem``: reason and message why the job cannot start anyway."""
+    """``counts``: admitted pods of each group."""
 
     admission: QueueAdmission
     counts: Mapping[str, int]
-    problem: tuple[str, str] | None = None
+    problem: Problem | None = None
 
 
 def turn(seen: QueueSeen) -> Turn:
@@ -106,7 +113,7 @@ def admitted(seen: QueueSeen) -> Admitted:
     assert found is not None
     placements: dict[str, Placement] = {}
     counts: dict[str, int] = {}
-    problem: tuple[str, str] | None = None
+    problem: Problem | None = None
     for name, pod_set in found.pod_sets.items():
         assigned = found.assignments.get(name)
         count = None if assigned is None else assigned.count
@@ -122,7 +129,7 @@ def admitted(seen: QueueSeen) -> Admitted:
                     f"Workload {found.name}: found ResourceFlavor {flavor_name!r} in its admission; expected one that "
                     "exists. Create it, or evict the Workload"
                 )
-                problem = problem or ("FlavorNotFound", text)
+                problem = problem or Problem("FlavorNotFound", text)
                 continue
             selector |= flavor.node_labels
             tolerations += [item for item in flavor.tolerations if item not in tolerations]
@@ -131,7 +138,7 @@ def admitted(seen: QueueSeen) -> Admitted:
                 f"Workload {found.name}: found an assignment of nodes (topology-aware scheduling); expected none, "
                 "because dljob does not follow it. Use a ResourceFlavor without topologyName"
             )
-            problem = problem or ("TopologyNotSupported", text)
+            problem = problem or Problem("TopologyNotSupported", text)
         for update in _updates(found, name):
             selector |= update.get("nodeSelector") or {}
             labels |= update.get("labels") or {}

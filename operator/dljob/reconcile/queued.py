@@ -10,7 +10,7 @@ from datetime import datetime
 from dljob import kueue
 from dljob.api import DLJobSpec
 from dljob.job.stored_plan import StoredPlan
-from dljob.kueue import Stage, Turn
+from dljob.kueue import Problem, Stage, Turn
 from dljob.planner import Infeasible
 from dljob.reconcile import admission, planning
 from dljob.reconcile.desired import Draft, WorkloadChange
@@ -95,17 +95,18 @@ def _infeasible(parsed: ParsedJob, draft: Draft, found: Infeasible, turn: Turn) 
             return parsed.accepted
         _hold(parsed, draft, turn)
         return None
-    reason, text = "NoPlan", "no plan is possible now; see the condition Planned"
+    problem = Problem("NoPlan", "no plan is possible now; see the condition Planned")
     if workload is not None and parsed.within is not None:
         nodes = sum(count for _, count, _ in parsed.within.groups)
-        reason, text = "AdmissionNotUsable", (
+        text = (
             f"Kueue admitted {nodes} pods, with which no plan is possible; Workload {workload.name} is deactivated. "
             f"Set spec.nodes.min to more than {nodes}, or ask the administrator for more quota"
         )
+        problem = Problem("AdmissionNotUsable", text)
         draft.workload = WorkloadChange(workload.name, workload.uid, workload.version, spec={"active": False})
     elif workload is not None and not workload.deleting:
         draft.workload = WorkloadChange(workload.name, workload.uid, delete=True)
-    draft.verdicts.append(Verdict(admission.CONDITION, FALSE, reason, text))
+    draft.verdicts.append(Verdict(admission.CONDITION, FALSE, *problem))
     _suspended(parsed, draft)
     return None
 
@@ -158,9 +159,9 @@ def _start(parsed: ParsedJob, draft: Draft, planned: StoredPlan) -> StoredPlan |
     found = kueue.admitted(parsed.observed.queue)
     problem = found.problem
     if problem is None and any(found.counts.get(group.name) != group.nodes for group in planned.groups):
-        problem = "AdmissionNotUsable", "Kueue admitted other pods than the plan has; evict the Workload"
+        problem = Problem("AdmissionNotUsable", "Kueue admitted other pods than the plan has; evict the Workload")
     if problem is None and parsed.within is not None and (more := _needs_more(parsed, planned)):
-        problem = "AdmissionNotUsable", more
+        problem = Problem("AdmissionNotUsable", more)
     if problem is not None:
         draft.requeue_in(RECHECK_S)
         draft.verdicts.append(Verdict(admission.CONDITION, FALSE, *problem))
