@@ -76,7 +76,8 @@ class Queues:
                 if not error.forbidden:
                     raise
                 version, problem = "", FORBIDDEN
-        if (version, problem) == (self._cache.queue_api, self._cache.queue_problem):
+        ended = any(task.done() for task in self._watches)
+        if (version, problem) == (self._cache.queue_api, self._cache.queue_problem) and not ended:
             return
         log.info("Kueue: %s", version or problem)
         await self._end_watches()
@@ -99,7 +100,9 @@ class Queues:
     async def _end_watches(self) -> None:
         for task in self._watches:
             task.cancel()
-        await asyncio.gather(*self._watches, return_exceptions=True)
+        for result in await asyncio.gather(*self._watches, return_exceptions=True):
+            if isinstance(result, Exception):
+                log.error("a watch of Workloads ended: %s: %s", type(result).__name__, result)
         self._watches = []
 
     def _changed(self) -> Changed:

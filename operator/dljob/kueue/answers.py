@@ -58,9 +58,7 @@ def pods_ready(found: WorkloadSeen, *, ready: bool, now: datetime) -> Patch | No
     return {"conditions": _changed(found, [("PodsReady", ready, reason, text)], now)}
 
 
-def _changed(
-    found: WorkloadSeen, changes: list[tuple[str, bool, str, str]], now: datetime
-) -> list[Mapping[str, Any]]:
+def _changed(found: WorkloadSeen, changes: list[tuple[str, bool, str, str]], now: datetime) -> list[Mapping[str, Any]]:
     """Return all conditions after ``changes``: type, status, reason and message."""
     conditions = {str(item["type"]): item for item in found.conditions}
     stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")

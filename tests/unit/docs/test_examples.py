@@ -20,8 +20,9 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 DOCUMENTS = [*sorted((ROOT / "docs").rglob("*.md")), ROOT / "README.md"]
 _BLOCK = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
 JOBS = {"digits.yaml", "minimal.yaml", "plan-only.yaml", "mixed-devices.yaml", "deadline-energy.yaml"}
-JOBS |= {"dataset-uri.yaml", "gpt.yaml", "fixed-plan.yaml", "own-script.yaml", "torchrun.yaml", "queued.yaml", "kueue.yaml"}
+JOBS |= {"dataset-uri.yaml", "gpt.yaml", "fixed-plan.yaml", "own-script.yaml", "torchrun.yaml", "queued.yaml"}
 JOBS |= {"stale-synchronous.yaml", "pipeline.yaml", "tensor.yaml", "batch-size.yaml", "auto-strategy.yaml"}
+JOBS |= {"kueue.yaml"}
 
 
 def documented() -> list[Any]:

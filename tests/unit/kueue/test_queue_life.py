@@ -171,7 +171,11 @@ def test_partial_admission_plans_again_for_exactly_the_admitted_pods() -> None:
     assert life.body is not None
     [pod_set] = life.body["spec"]["podSets"]
     assert pod_set["count"] == 3 and pod_set["minCount"] == 1
-    life.kueue(replay.admitted, {"cpu": 2}).steps()
+    life.kueue(replay.admitted, {"cpu": 2}).step()
+    [manifest] = [item for item in life.desired.objects if item["kind"] == "StatefulSet"]
+    asked, given = (each["template"]["spec"]["containers"][0]["resources"] for each in (pod_set, manifest["spec"]))
+    assert given == asked, "the pods must not request more than Kueue has admitted"
+    life.steps()
     assert life.replicas == 2 and plan_of(life.observed).nodes == 2
     life.pods().steps()
     assert life.replicas == 2 and life.body["spec"]["podSets"][0]["count"] == 3
@@ -221,9 +225,7 @@ def test_deactivated_job_stops_and_waits_to_be_activated() -> None:
     assert life.replicas == 3
 
 
-@pytest.mark.parametrize(
-    ("phase", "reason"), [(RunPhase.SUCCEEDED, "Succeeded"), (RunPhase.FAILED, "Failed")]
-)
+@pytest.mark.parametrize(("phase", "reason"), [(RunPhase.SUCCEEDED, "Succeeded"), (RunPhase.FAILED, "Failed")])
 def test_end_of_the_job_frees_the_quota(phase: RunPhase, reason: str) -> None:
     life = Life().running()
     life.observed = replace(life.observed, report=report(life.observed, phase))
