@@ -14,8 +14,9 @@ from dljob.kueue import Problem, Stage, Turn
 from dljob.planner import Infeasible
 from dljob.reconcile import admission, planning
 from dljob.reconcile.desired import Draft, WorkloadChange
+from dljob.reconcile.fence import stop
 from dljob.reconcile.parsed import ParsedJob
-from dljob.reconcile.rollout import bring_down, quiet
+from dljob.reconcile.rollout import quiet
 from dljob.reconcile.volume import blocks, volume_ready
 from dljob.render import RenderConfig, support
 from dljob.status import FALSE, TRUE, Verdict, is_true, pods_ready
@@ -45,47 +46,47 @@ def follow(parsed: ParsedJob, draft: Draft, config: RenderConfig, now: datetime)
     assert spec is not None
     turn, stopped = kueue.turn(observed.queue), quiet(observed)
     if turn.stage is Stage.NO_KUEUE:
-        return _without_kueue(parsed, draft, turn)
+        return _without_kueue(parsed, draft, turn, now)
     planned, anew = accepted, wants_plan(parsed)
     if anew:
         decision = planning.decide(parsed, config)
         if isinstance(decision, Infeasible):
-            return _infeasible(parsed, draft, decision, turn)
+            return _infeasible(parsed, draft, decision, turn, now)
         planned = decision
     assert planned is not None
     draft.verdicts.append(planning.planned(planned))
     if not stopped:
         if turn.stage is Stage.ADMITTED and not anew:
             return accepted
-        _hold(parsed, draft, Turn(turn.stage, "the spec has changed") if anew else turn)
+        _hold(parsed, draft, Turn(turn.stage, "the spec has changed") if anew else turn, now)
         return None
     if anew and parsed.within is None:
         draft.objects.extend(support(observed.job, spec, planned, config))
-        _ask(parsed, draft, spec, planned, config, turn)
+        _ask(parsed, draft, spec, planned, config, turn, now)
         return None
     if _out_of_date(parsed, planned, turn):
-        _ask(parsed, draft, spec, planned, config, turn)
+        _ask(parsed, draft, spec, planned, config, turn, now)
         return None
     if turn.stage is Stage.ADMITTED:
-        return _start(parsed, draft, planned)
+        return _start(parsed, draft, planned, now)
     if turn.stage is Stage.EVICTED:
         draft.workload = _status(parsed, "released", now)
     elif turn.stage is Stage.WAITING:
         _move(parsed, draft)
-    _hold(parsed, draft, turn)
+    _hold(parsed, draft, turn, now)
     return None
 
 
-def _without_kueue(parsed: ParsedJob, draft: Draft, turn: Turn) -> StoredPlan | None:
+def _without_kueue(parsed: ParsedJob, draft: Draft, turn: Turn, now: datetime) -> StoredPlan | None:
     """Let pods run on that Kueue has admitted earlier. Start none."""
     if parsed.accepted is not None and not quiet(parsed.observed):
         return parsed.accepted
     draft.requeue_in(RECHECK_S)
-    _hold(parsed, draft, turn)
+    _hold(parsed, draft, turn, now)
     return None
 
 
-def _infeasible(parsed: ParsedJob, draft: Draft, found: Infeasible, turn: Turn) -> StoredPlan | None:
+def _infeasible(parsed: ParsedJob, draft: Draft, found: Infeasible, turn: Turn, now: datetime) -> StoredPlan | None:
     """Handle a job without a valid plan. Pods of its last plan run on while they are admitted."""
     observed, workload = parsed.observed, parsed.observed.queue.workload
     draft.verdicts.append(planning.infeasible(found, parsed))
@@ -93,7 +94,7 @@ def _infeasible(parsed: ParsedJob, draft: Draft, found: Infeasible, turn: Turn) 
     if not quiet(observed):
         if turn.stage is Stage.ADMITTED:
             return parsed.accepted
-        _hold(parsed, draft, turn)
+        _hold(parsed, draft, turn, now)
         return None
     problem = Problem("NoPlan", "no plan is possible now; see the condition Planned")
     if workload is not None and parsed.within is not None:
@@ -107,7 +108,7 @@ def _infeasible(parsed: ParsedJob, draft: Draft, found: Infeasible, turn: Turn) 
     elif workload is not None and not workload.deleting:
         draft.workload = WorkloadChange(workload.name, workload.uid, delete=True)
     draft.verdicts.append(Verdict(admission.CONDITION, FALSE, *problem))
-    _suspended(parsed, draft)
+    _suspended(parsed, draft, now)
     return None
 
 
@@ -117,7 +118,13 @@ def _out_of_date(parsed: ParsedJob, planned: StoredPlan, turn: Turn) -> bool:
 
 
 def _ask(
-    parsed: ParsedJob, draft: Draft, spec: DLJobSpec, planned: StoredPlan, config: RenderConfig, turn: Turn
+    parsed: ParsedJob,
+    draft: Draft,
+    spec: DLJobSpec,
+    planned: StoredPlan,
+    config: RenderConfig,
+    turn: Turn,
+    now: datetime,
 ) -> None:
     """Create or update the Workload for the plan. Delete it first if Kueue no longer lets anybody change it."""
     observed, workload = parsed.observed, parsed.observed.queue.workload
@@ -126,25 +133,30 @@ def _ask(
     if blocks(volume):
         draft.requeue_in(RECHECK_S)
         text = "a volume is not usable, so the job does not ask for quota yet; see the condition VolumeReady"
-        _hold(parsed, draft, Turn(turn.stage, text))
+        _hold(parsed, draft, Turn(turn.stage, text), now)
         return
     if workload is not None and workload.deleting:
-        _hold(parsed, draft, turn)
+        _hold(parsed, draft, turn, now)
         return
     if workload is not None and (turn.reserved or turn.stage is Stage.OVER):
         draft.workload = WorkloadChange(workload.name, workload.uid, delete=True)
-        _hold(parsed, draft, Turn(Stage.WAITING, "the spec has changed, so the job asks for quota again"))
+        _hold(parsed, draft, Turn(Stage.WAITING, "the spec has changed, so the job asks for quota again"), now)
         return
     if (wanted := kueue.manifest.priority_class(observed.job, spec)) and observed.queue.priority is None:
         kind, name = wanted
         draft.requeue_in(RECHECK_S)
         text = f"found {kind} {name!r} in the job; expected one that exists. Create it, or name another one"
         draft.verdicts.append(Verdict(admission.CONDITION, FALSE, "PriorityClassNotFound", text))
-        _suspended(parsed, draft)
+        _suspended(parsed, draft, now)
         return
     manifest = kueue.workload(observed.job, spec, planned, config, observed.queue)
     draft.workload = WorkloadChange(manifest["metadata"]["name"], workload.uid if workload else "", apply=manifest)
-    _hold(parsed, draft, Turn(Stage.WAITING, f"the job asks LocalQueue {observed.job.queue} for {planned.nodes} pods"))
+    _hold(
+        parsed,
+        draft,
+        Turn(Stage.WAITING, f"the job asks LocalQueue {observed.job.queue} for {planned.nodes} pods"),
+        now,
+    )
 
 
 def _move(parsed: ParsedJob, draft: Draft) -> None:
@@ -155,7 +167,7 @@ def _move(parsed: ParsedJob, draft: Draft) -> None:
         draft.workload = WorkloadChange(workload.name, workload.uid, workload.version, spec=change)
 
 
-def _start(parsed: ParsedJob, draft: Draft, planned: StoredPlan) -> StoredPlan | None:
+def _start(parsed: ParsedJob, draft: Draft, planned: StoredPlan, now: datetime) -> StoredPlan | None:
     found = kueue.admitted(parsed.observed.queue)
     problem = found.problem
     if problem is None and any(found.counts.get(group.name) != group.nodes for group in planned.groups):
@@ -165,7 +177,7 @@ def _start(parsed: ParsedJob, draft: Draft, planned: StoredPlan) -> StoredPlan |
     if problem is not None:
         draft.requeue_in(RECHECK_S)
         draft.verdicts.append(Verdict(admission.CONDITION, FALSE, *problem))
-        _suspended(parsed, draft)
+        _suspended(parsed, draft, now)
         if parsed.within is not None:
             workload = parsed.observed.queue.workload
             assert workload is not None
@@ -192,15 +204,14 @@ def _needs_more(parsed: ParsedJob, planned: StoredPlan) -> str | None:
     )
 
 
-def _hold(parsed: ParsedJob, draft: Draft, turn: Turn) -> None:
+def _hold(parsed: ParsedJob, draft: Draft, turn: Turn, now: datetime) -> None:
     """Let the job wait without pods. Its pods write a checkpoint and stop, as if somebody had suspended it."""
-    bring_down(draft, parsed.observed)
     draft.verdicts.append(Verdict(admission.CONDITION, FALSE, turn.stage.value, turn.message))
-    _suspended(parsed, draft)
+    _suspended(parsed, draft, now)
 
 
-def _suspended(parsed: ParsedJob, draft: Draft) -> None:
-    bring_down(draft, parsed.observed)
+def _suspended(parsed: ParsedJob, draft: Draft, now: datetime) -> None:
+    stop(parsed, draft, now)
     if quiet(parsed.observed):
         text = "the job waits in a queue of Kueue; see the condition Admitted"
         draft.verdicts.append(Verdict("Suspended", TRUE, "InQueue", text))

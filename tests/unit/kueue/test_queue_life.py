@@ -215,6 +215,15 @@ def test_evicted_job_stops_first_and_then_gives_up_its_quota(reason: str, requeu
     assert life.replicas == 3
 
 
+def test_evicted_job_does_not_wait_for_a_pod_on_a_lost_node() -> None:
+    life = Life().running()
+    pod = life.observed.pods[0]
+    assert pod.node is not None
+    life.observed = replace(life.observed, lost_nodes={pod.node: NOW - timedelta(days=1)})
+    life.kueue(replay.evicted).step()
+    assert [target.name for target in life.desired.deletes if target.force] == [pod.name]
+
+
 def test_deactivated_job_stops_and_waits_to_be_activated() -> None:
     life = Life().running().kueue(replay.deactivated).steps()
     life.pods().steps()
