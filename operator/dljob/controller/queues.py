@@ -115,9 +115,12 @@ class Queues:
         return changed
 
     async def added_to(self, observed: Observed) -> Observed:
-        """Return the job with the ResourceFlavors of its admission and the value of its priority class, if needed."""
+        """Return the job with the ResourceFlavors of its admission and the value of its priority class, if needed.
+
+        They are needed only while no pods should run: a plan stores what its pods need of them.
+        """
         seen, job = observed.queue, observed.job
-        if not seen.api_version or not job.queue:
+        if not seen.api_version or not job.queue or any(item.replicas for item in observed.sets):
             return observed
         workload = seen.workload
         flavors: dict[str, Flavor] = {}
