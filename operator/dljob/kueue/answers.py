@@ -30,6 +30,8 @@ def released(found: WorkloadSeen, now: datetime) -> Patch:
     ]
     if found.condition("Admitted") is not None:
         changes.append(("Admitted", False, "NoReservation", "The workload has no reservation"))
+    if found.condition("PodsReady") is not None:  # The next admission has the whole time for pods to start again.
+        changes.append(("PodsReady", False, "WaitForStart", "not all pods of the job are ready"))
     return {"admission": None, "conditions": _changed(found, changes, now)}
 
 

@@ -210,6 +210,7 @@ def test_evicted_job_stops_first_and_then_gives_up_its_quota(reason: str, requeu
     assert life.workload("QuotaReserved") == ("False", "Pending")
     assert life.workload("Admitted") == ("False", "NoReservation")
     assert life.workload("Requeued") == (requeued, reason)
+    assert life.workload("PodsReady") == ("False", "WaitForStart")
     assert life.condition() == ("False", "Queued")
     life.kueue(replay.admitted).steps()
     assert life.replicas == 3
