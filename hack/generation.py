@@ -145,6 +145,11 @@ _RBAC_PARTS = {
         "In the namespaces of jobs, for gang scheduling",
         "In the same role, with the value of `gangScheduling` that the reason names. The default is `none`.",
     ),
+    "kueueCluster": (
+        "Cluster-wide, with Kueue",
+        "A ClusterRole, only with `kueue.enabled: true`, or `auto` if the cluster serves Kueue's API.",
+    ),
+    "kueueJobs": ("In the namespaces of jobs, with Kueue", "Like those before, only with Kueue."),
     "self": ("In the operator's namespace", "A Role in the release's namespace."),
     "trainer": (
         "Granted to the pods of a job",

@@ -60,6 +60,30 @@ def test_counting_all_pods_needs_a_permission_only_with_namespaces() -> None:
     assert permissions(TABLE["allPods"]) == {("", "pods", "list"), ("", "pods", "watch")}
 
 
+KUEUE = {("kueue.x-k8s.io", "workloads"), ("kueue.x-k8s.io", "workloads/status")}
+FLAVORS = {("kueue.x-k8s.io", "resourceflavors"), ("kueue.x-k8s.io", "workloadpriorityclasses")}
+
+
+def of_kueue(rules: list[Json]) -> set[tuple[str, str]]:
+    return {(group, resource) for group, resource, _ in permissions(rules) if group == "kueue.x-k8s.io"}
+
+
+@pytest.mark.parametrize("enabled", ["auto", False, "false"])
+def test_without_kueue_there_are_no_permissions_for_it(enabled: str | bool) -> None:
+    """The engine renders as for a cluster that does not serve Kueue's API."""
+    assert not of_kueue(operators(render({"kueue": {"enabled": enabled}}))["rules"])
+
+
+def test_permissions_for_kueue_are_limited_to_namespaces_too() -> None:
+    everywhere = render({"kueue": {"enabled": True}})
+    assert of_kueue(operators(everywhere)["rules"]) == KUEUE | FLAVORS
+    limited = render({"kueue": {"enabled": True}, "watchNamespaces": ["a"]})
+    assert of_kueue(operators(limited)["rules"]) == FLAVORS
+    [role] = [r for r in of_kind(limited, "Role") if r["metadata"]["namespace"] == "a"]
+    assert permissions(role["rules"]) == permissions(TABLE["jobs"] + TABLE["kueueJobs"])
+    assert {verb for _, resource, verb in permissions(TABLE["kueueCluster"])} == {"get"}
+
+
 def test_cluster_permissions_exclude_secrets_and_workloads() -> None:
     """An operator limited to namespaces must not access objects of others."""
     assert not {resource for _, resource, _ in permissions(TABLE["cluster"])} & {

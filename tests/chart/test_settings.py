@@ -79,3 +79,8 @@ def test_node_faults_reach_the_settings() -> None:
 def test_operator_watches_all_namespaces_by_default() -> None:
     assert Settings.of(environment({})).watch_namespaces == ()
     assert Settings.of(environment({"singleNamespaceInstall": True})).watch_namespaces == ("dljob-system",)
+
+
+@pytest.mark.parametrize(("enabled", "followed"), [("auto", True), (True, True), (False, False), ("false", False)])
+def test_kueue_is_followed_unless_it_is_switched_off(enabled: str | bool, followed: bool) -> None:
+    assert Settings.of(environment({"kueue": {"enabled": enabled}})).queues is followed

@@ -51,6 +51,7 @@ WAYS: dict[str, Json] = {
         "nodeSelector": {"kubernetes.io/os": "linux"},
     },
     "with defaults of jobs": {"jobDefaults": JOB_DEFAULTS},
+    "with Kueue": {"kueue": {"enabled": True}},
     "one namespace": {"singleNamespaceInstall": True},
     "two namespaces": {"watchNamespaces": ["team-a", "team-b"]},
     "by digest": {"image": {"repository": "registry.example:5000/dljob-operator", "digest": f"sha256:{'a' * 64}"}},

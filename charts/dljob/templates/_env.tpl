@@ -44,6 +44,8 @@
   value: {{ int .Values.nodeFaults.leftOutSeconds | quote }}
 - name: DLJOB_NODE_LEFT_OUT_MAX_SECONDS
   value: {{ int .Values.nodeFaults.maxLeftOutSeconds | quote }}
+- name: DLJOB_KUEUE
+  value: {{ .Values.kueue.enabled | toString | quote }}
 - name: DLJOB_LOG_LEVEL
   value: {{ .Values.operator.logLevel }}
 - name: DLJOB_LOG_FORMAT

@@ -66,6 +66,13 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end }}
 {{- end -}}
 
+{{/* Not empty if the operator gets the permissions to use Kueue. */}}
+{{- define "dljob.kueue" -}}
+{{- $enabled := .Values.kueue.enabled | toString }}
+{{- $served := or (.Capabilities.APIVersions.Has "kueue.x-k8s.io/v1beta1") (.Capabilities.APIVersions.Has "kueue.x-k8s.io/v1beta2") }}
+{{- if or (eq $enabled "true") (and (eq $enabled "auto") $served) }}true{{ end }}
+{{- end -}}
+
 {{/* The priority class of the operator's pod: the one that the values name, or the chart's own; empty for none. */}}
 {{- define "dljob.priorityClassName" -}}
 {{- .Values.priorityClassName | default (include "dljob.ownPriorityClassName" .) }}

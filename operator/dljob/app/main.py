@@ -25,6 +25,7 @@ from dljob.controller.controller import Controller
 from dljob.controller.metrics import Metrics
 from dljob.controller.planner_process import PlannerProcess
 from dljob.controller.planning import Planning
+from dljob.controller.queues import Queues
 from dljob.controller.watches import LABELLED, WATCHED, Watches
 from dljob.controller.work_queue import WorkQueue
 from dljob.job.observed import JOB_LABEL
@@ -50,7 +51,7 @@ class Operator:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._metrics, self._cache = Metrics(), Cache()
+        self._metrics, self._cache = Metrics(), Cache(queues=settings.queues)
         self._queue: WorkQueue[JobKey] = WorkQueue(self._cache.runs)
         self._waits_for: str | None = "the API server"
         self._stop = asyncio.Event()
@@ -97,9 +98,10 @@ class Operator:
             planner = PlannerProcess(config, self._metrics.planner_failures.inc)
             stack.push_async_callback(planner.close)
             planning = Planning(self._cache, planner.plan, self._queue.add, self._metrics)
+            queues = Queues(api, self._cache, settings.watch_namespaces, self._queue.add) if settings.queues else None
             self._controller = Controller(
                 kube, self._cache, WarningEvents(api), self._queue, config, self._metrics, planning,
-                share_profiles=settings.share_profiles, node_faults=node_faults,
+                share_profiles=settings.share_profiles, node_faults=node_faults, queues=queues,
             )  # fmt: skip
             self._watches = watches = Watches(
                 self._cache, self._queue, api, settings.watch_namespaces, connection.session, planning.capacity_changed,
@@ -112,8 +114,9 @@ class Operator:
                 asyncio.create_task(self._guarded(task))
                 for task in (
                     self._beat(),
-                    self._work(self._controller, planning, planner, watches, background),
+                    self._work(self._controller, planning, planner, watches, background, queues),
                     watches.reflect(),
+                    *([queues.run()] if queues is not None else []),
                     self._resync(kube, node_faults),
                     until_changed(api, settings.pod_groups, served, settings.resync_s),
                     keep_token_fresh(session, watches.session, lease_session),
@@ -156,10 +159,13 @@ class Operator:
         planner: PlannerProcess,
         watches: Watches,
         background: BackgroundLoop,
+        queues: Queues | None,
     ) -> None:
         """Wait for a complete cache. Then run the workers, with leader election only while this operator leads."""
         self._waits_for = "the first lists"
         await watches.synced()
+        if queues is not None:
+            await queues.looked.wait()
         self._waits_for = None
         leader = self._leader
         while True:

@@ -24,6 +24,7 @@
 | DLJOB_NODE_FAULT_WINDOW_SECONDS | 3600 | time within which these faults occur |
 | DLJOB_NODE_LEFT_OUT_SECONDS | 3600 | for how long a node is left out; each repetition doubles it |
 | DLJOB_NODE_LEFT_OUT_MAX_SECONDS | 86400 | longest time for which a node is left out |
+| DLJOB_KUEUE | auto | auto or true: Kueue decides about jobs with the label of a queue; false: ignore the label |
 | DLJOB_RESYNC_SECONDS | 600 | interval for applying objects that are not watched, and for checking caches |
 | DLJOB_LOG_LEVEL | info | debug, info, warning or error |
 | DLJOB_LOG_FORMAT | text | text or json |
@@ -76,6 +77,7 @@ class Settings:
     node_fault_window_s: float
     node_left_out_s: float
     node_left_out_max_s: float
+    queues: bool
     resync_s: float
     log_level: str
     log_format: str
@@ -124,6 +126,7 @@ class Settings:
             node_fault_window_s=_number(env, "DLJOB_NODE_FAULT_WINDOW_SECONDS", 3600, 60, 86400),
             node_left_out_s=left_out_s,
             node_left_out_max_s=left_out_max_s,
+            queues=_one_of(env, "DLJOB_KUEUE", "auto", ("auto", "true", "false")) != "false",
             resync_s=_number(env, "DLJOB_RESYNC_SECONDS", 600, 1, 86400),
             log_level=_one_of(env, "DLJOB_LOG_LEVEL", "info", LOG_LEVELS),
             log_format=_one_of(env, "DLJOB_LOG_FORMAT", "text", ("text", "json")),

@@ -11,6 +11,7 @@ from dljob.planner.types.texts import duration
 
 FOLLOWED_CONDITIONS = {
     "Accepted",
+    "Admitted",
     "Planned",
     "VolumeReady",
     "PodsReady",
@@ -20,6 +21,8 @@ FOLLOWED_CONDITIONS = {
     "Suspended",
 }
 """Types of conditions of a DLJob whose changes ``dljob run`` prints."""
+_SAID_BY_OTHERS = ("Starting", "Started", "NoPlan", "Suspended")
+"""Reasons of the condition Admitted that other conditions say as well."""
 
 
 class Follower:
@@ -56,6 +59,8 @@ class Follower:
             seen = (condition.status.value, condition.reason, condition.message)
             if seen[:2] == ("True", "Accepted") and condition.type not in self._said:
                 continue  # Nearly every job is accepted at once.
+            if condition.type == "Admitted" and condition.reason in _SAID_BY_OTHERS:
+                continue
             if condition.type in FOLLOWED_CONDITIONS and self._said.get(condition.type) != seen:
                 self._said[condition.type] = seen
                 sign = {"True": "", "False": "not ", "Unknown": "perhaps "}[condition.status.value]

@@ -11,6 +11,7 @@ from dljob.api import DLJobStatus
 from dljob.cli import remote
 from dljob.cli.errors import BadInputError
 from dljob.cli.tables import table
+from dljob.job.queue import QUEUE_LABEL
 from dljob.planner.types.texts import duration
 
 HEADER = ["NAME", "PHASE", "NODES", "READY", "PROGRESS", "STEP/S", "MEASURED", "PREDICTED", "ERROR", "LEFT", "RESTARTS"]
@@ -55,7 +56,11 @@ async def _jobs(api: Any, namespace: str | None) -> list[Mapping[str, Any]]:
 
 
 def lines(jobs: Sequence[Mapping[str, Any]], with_namespace: bool) -> list[str]:
-    """Return a table with one line per job, sorted by namespace and name."""
+    """Return a table with one line per job, sorted by namespace and name.
+
+    If a job is in a queue of Kueue, the last column names the queues.
+    """
+    queues = any(_queue(body) for body in jobs)
     rows = []
     for body in sorted(jobs, key=lambda b: (b["metadata"]["namespace"], b["metadata"]["name"])):
         metadata = body["metadata"]
@@ -64,7 +69,12 @@ def lines(jobs: Sequence[Mapping[str, Any]], with_namespace: bool) -> list[str]:
             rows.append([name, *cells(DLJobStatus.model_validate(body.get("status") or {}))])
         except ValidationError:
             rows.append([name, "?", *["-"] * (len(HEADER) - 2)])
-    return table(HEADER, rows)
+        rows[-1] += [_queue(body) or "-"] if queues else []
+    return table([*HEADER, "QUEUE"] if queues else HEADER, rows)
+
+
+def _queue(body: Mapping[str, Any]) -> str:
+    return str((body["metadata"].get("labels") or {}).get(QUEUE_LABEL, ""))
 
 
 def cells(status: DLJobStatus) -> list[str]:

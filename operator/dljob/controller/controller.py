@@ -13,6 +13,7 @@ from typing import Any
 from dljob.api.overrides import OverridePolicy, secrets
 from dljob.controller.metrics import PHASES, Metrics
 from dljob.controller.planning import RECONCILE_S, Planning, PlanningError
+from dljob.controller.queues import Queues
 from dljob.controller.work_queue import WorkQueue
 from dljob.job.observed import JobSeen, Observed, Rejected
 from dljob.kube import ApiError, Cache, JobKey, Kube, NameTakenError, NodeFaults, RejectedError, WarningEvents
@@ -64,8 +65,13 @@ class Controller:
         *,
         share_profiles: bool = False,
         node_faults: NodeFaults,
+        queues: Queues | None = None,
     ) -> None:
-        """``share_profiles``: the plans of all namespaces use what the jobs of each namespace measure."""
+        """``share_profiles``: the plans of all namespaces use what the jobs of each namespace measure.
+
+        ``queues``: access to Kueue; None: labels of queues have no effect.
+        """
+        self._queues = queues
         self._node_faults = node_faults
         self._kube, self._cache, self._warning_events, self._queue = kube, cache, warning_events, queue
         self._config, self._metrics, self._now, self._share_profiles = config, metrics, now, share_profiles
@@ -145,6 +151,8 @@ class Controller:
         await self._restore_events(observed.job)
         if self._planning.still_waits(key, observed):
             return RECONCILE_S
+        if self._queues is not None:
+            observed = await self._queues.added_to(observed)
         observed, troubled = await self._warning_events.added_to(observed, self._now())
         if troubled:
             self._queue.add_after(key, RECHECK_S)
@@ -234,6 +242,8 @@ class Controller:
             await complete_all(kube.delete(job, target) for target in desired.deletes)
         if error is not None:
             raise error
+        if desired.workload is not None and self._queues is not None:
+            await self._queues.change(job, desired.workload)
         if desired.measurements is not None:
             await self._learn(job, desired.measurements)
         await self._publish(observed, desired)

@@ -173,7 +173,9 @@ class Planning:
         if self._cache.job(key) is None:
             return
         self._look()
-        view, profiles, profiles_version = self._view(key), self._profiles_of(key[0]), self._cache.profiles_version
+        # A job in a queue of Kueue asks for quota, not for nodes that are free now.
+        view = self._cache.ledger.empty_view() if question.queued else self._view(key)
+        profiles, profiles_version = self._profiles_of(key[0]), self._cache.profiles_version
         growth, began = self._growth.count(_matters_to(question)), self._clock()
         decision, error = None, ""
         self._current = (key, question)
@@ -198,7 +200,7 @@ class Planning:
         """Reserve what a new plan needs beyond the job's pods. Return False if it is not meant to run."""
         observed = self._cache.observe(key)
         plan_only = question.spec is not None and question.spec.planning.mode is PlanningMode.PLAN_ONLY
-        if not isinstance(decision, StoredPlan) or plan_only or observed is None:
+        if not isinstance(decision, StoredPlan) or plan_only or question.queued or observed is None:
             self.refused(key)
             return False
         placed = placed_by_group(observed, self._cache.ledger.holds)

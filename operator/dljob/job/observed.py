@@ -11,6 +11,7 @@ from typing import Any
 
 from dljob.cluster import ClusterView
 from dljob.faults import LeftOut
+from dljob.job.queue import QueueSeen
 from dljob.planner import Learned
 
 JOB_LABEL = "dljob.dev/job"
@@ -41,10 +42,19 @@ class JobSeen:
     """True if the job has the annotation that allows every pod template override."""
     spec_problem: str | None = None
     """Why the operator does not read the spec (``spec`` is then empty): it is too long or too deeply nested."""
+    queue: str = ""
+    """LocalQueue of Kueue that the job's label names. Empty without the label, and if the installation ignores it."""
+    queue_priority: str = ""
+    """WorkloadPriorityClass that the job's label names."""
 
     @property
     def key(self) -> tuple[str, str]:
         return self.namespace, self.name
+
+
+def queued_elsewhere(job: JobSeen) -> bool:
+    """Return True if Kueue decides when the job may run. The operator's own order and time-outs do not apply to it."""
+    return bool(job.queue)
 
 
 @dataclass(frozen=True)
@@ -156,6 +166,8 @@ class Observed:
     """The nodes of the cluster; None unless the job must be planned with it, see ``reconcile.needs_view``."""
     learned: Mapping[tuple[str, str], Learned] = field(default_factory=dict)
     rejected: Rejected | None = None
+    queue: QueueSeen = field(default_factory=QueueSeen)
+    """The job's Workload and what belongs to it, if the job is or was in a queue of Kueue."""
 
     @property
     def ready_pods(self) -> tuple[PodSeen, ...]:

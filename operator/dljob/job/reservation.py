@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dljob.job.observed import Observed
+from dljob.job.observed import Observed, queued_elsewhere
 from dljob.job.stored_plan import PodGroup, StoredPlan
 from dljob.scheduling import Reservation, amount
 
@@ -38,10 +38,15 @@ class Reserved:
 def stored_reservation(observed: Observed, plan: PlannedPods | None, placed: Callable[[str], bool]) -> Reserved:
     """Return what the stored objects of a job reserve. ``placed``: True for the uid of a pod that takes resources.
 
-    A job that is suspended, has ended or is deleted reserves nothing, and neither does one whose pods are refused.
+    A job that is suspended, has ended or is deleted reserves nothing, and neither does one whose pods are refused, or
+    that waits in a queue of Kueue.
     """
     job = observed.job
     if plan is None or job.deleting or job.spec.get("suspend") or job.status.get("phase") in ("Complete", "Failed"):
+        return Reserved()
+    if queued_elsewhere(job) and not any(
+        item.get("type") == "Admitted" and item.get("status") == "True" for item in job.status.get("conditions") or ()
+    ):
         return Reserved()
     if any(
         item.get("type") == "PodsReady" and item.get("status") == "False" and item.get("reason") in REFUSED

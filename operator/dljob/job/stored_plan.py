@@ -17,6 +17,7 @@ import dlcontract
 from dljob.api import DLJobSpec, PlanGroup, PlanStatus
 from dljob.api.changes import planned_fields
 from dljob.api.defaults import JobDefaults
+from dljob.job.queue import QueueAdmission
 
 OPERATOR_KEY = "operator.json"
 DIGEST_VERSION = "v1"
@@ -87,6 +88,12 @@ class StoredPlan(BaseModel):
         float | None,
         Field(gt=0, description="Start time-out of a plan that needs new nodes, if the job sets none. None: default."),
     ] = None
+    admission: Annotated[
+        QueueAdmission | None, Field(description="Kueue's admission, under which the pods run. None: without Kueue.")
+    ] = None
+    least_nodes: Annotated[
+        int | None, Field(ge=1, description="Fewest pods that Kueue may admit. None: it must admit all.")
+    ] = None
     _stored: dict[str, str] | None = PrivateAttr(None)
     """The ConfigMap's data from which ``parse`` made the plan; None for a new plan."""
 
@@ -106,7 +113,12 @@ class StoredPlan(BaseModel):
 
         All pods of the old revision stop before pods of a new revision start.
         """
-        return f"{self.spec_digest}-{self.replans}" if self.replans else self.spec_digest
+        found = f"{self.spec_digest}-{self.replans}" if self.replans else self.spec_digest
+        if self.admission is None:
+            return found
+        # An admission may change the number of pods and where they may run.
+        admitted = json.dumps([self.plan.number, self.admission.model_dump(mode="json")], sort_keys=True)
+        return f"{found}-q{hashlib.sha256(admitted.encode()).hexdigest()[:8]}"
 
     @property
     def groups(self) -> tuple[PodGroup, ...]:

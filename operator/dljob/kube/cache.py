@@ -6,13 +6,14 @@ event loop only.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
 from dljob.job.observed import JOB_LABEL, ClaimSeen, JobSeen, Observed, PodSeen, SetSeen
+from dljob.job.queue import QueueSeen
 from dljob.kube import trim
-from dljob.kube.kinds import CLAIM, CONFIG_MAP, DLJOB, NODE, POD, PROFILE, STATEFUL_SET, STORAGE_CLASS, Kind
+from dljob.kube.kinds import CLAIM, CONFIG_MAP, DLJOB, NODE, POD, PROFILE, STATEFUL_SET, STORAGE_CLASS, WORKLOAD, Kind
 from dljob.kube.view import bound_pod, node_capacity
 from dljob.render import Names
 from dljob.scheduling import Ledger
@@ -31,6 +32,7 @@ _TRIM: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     NODE.plural: trim.node,
     STORAGE_CLASS.plural: trim.storage_class,
     PROFILE.plural: lambda body: body,
+    WORKLOAD.plural: trim.workload,
 }
 
 
@@ -64,8 +66,11 @@ def utc_now() -> datetime:
 
 
 class Cache:
-    def __init__(self, now: Callable[[], datetime] = utc_now) -> None:
-        self._now = now
+    def __init__(self, now: Callable[[], datetime] = utc_now, *, queues: bool = False) -> None:
+        """``queues``: jobs may be in queues of Kueue. Otherwise, their labels have no effect."""
+        self._now, self._queues = now, queues
+        self.queue_api, self.queue_problem = "", ""
+        """API version of Kueue's Workloads; empty if the operator cannot use Kueue, and why."""
         self._missing_nodes: dict[str, datetime] = {}
         """Nodes on which pods run, but which do not exist, with the time when that was noticed."""
         self._removed_nodes: dict[str, None] = {}
@@ -91,6 +96,8 @@ class Cache:
         job = (key[0], label) if label else None
         stranger = kind is POD and job is None
         seen = None if stranger else _TRIM[kind.plural](body)
+        if isinstance(seen, JobSeen) and not self._queues:
+            seen = replace(seen, queue="", queue_priority="")
         capacity_changed = self._account(kind, body, seen, old)
         if kind is NODE:
             self._removed_nodes.pop(key[1], None)
@@ -274,7 +281,16 @@ class Cache:
             leftovers=tuple(leftovers),
             lost_nodes=lost,
             failed_nodes=self._failed(lost),
+            queue=self._queue(job),
         )
+
+    def _queue(self, job: JobSeen) -> QueueSeen:
+        """Return what is cached about the job in Kueue. Flavors and priority are not; the caller adds them."""
+        if not self._queues:
+            return QueueSeen()
+        entry = self._stores[WORKLOAD.plural].entries.get((job.namespace, Names.of(job).workload))
+        found = entry.seen if entry is not None and entry.owner == job.uid else None
+        return QueueSeen(self.queue_api, self.queue_problem, found)
 
     def _lost(self, used: Iterable[str]) -> dict[str, datetime]:
         """Return name → time of loss for each lost node among the nodes named in ``used``.

@@ -54,6 +54,8 @@ NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"
 DISRUPTION_BUDGET = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
 POD_GROUPS = tuple(Kind(version, "PodGroup", "podgroups") for versions in API_VERSIONS.values() for version in versions)
 STORAGE_CLASS = Kind("storage.k8s.io/v1", "StorageClass", "storageclasses", namespaced=False)
+WORKLOAD = Kind("kueue.x-k8s.io/v1beta1", "Workload", "workloads")
+"""The Workload of Kueue. The operator uses the newest version that the API server serves and that it knows."""
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 
 APPLIED = {

@@ -223,6 +223,16 @@ class Api:
             return False
         return any(item.get("name") == kind.plural for item in found.get("resources") or ())
 
+    async def versions_of(self, group: str) -> tuple[str, ...]:
+        """Return the versions of an API group that the server serves, or an empty tuple if it does not serve any."""
+        try:
+            found = await self._attempted("get", "GET", "apis", f"/apis/{group}", None, {}, "application/json")
+        except ApiError as error:
+            if not error.not_found:
+                raise
+            return ()
+        return tuple(str(item["version"]) for item in found.get("versions") or ())
+
     async def _call(
         self,
         verb: str,

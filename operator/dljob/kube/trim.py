@@ -21,7 +21,9 @@ from dljob.job.observed import (
     SetSeen,
     Stuck,
 )
+from dljob.job.queue import PRIORITY_LABEL, QUEUE_LABEL, Assignment, PodSetSeen, WorkloadSeen
 from dljob.kube.bounds import PROBLEM, report_problem, spec_problem
+from dljob.kueue import DIGEST_ANNOTATION
 
 Body = Mapping[str, Any]
 _OWN_TAINTS = "node.kubernetes.io/"
@@ -109,7 +111,34 @@ def job(body: Body) -> JobSeen:
         deleting="deletionTimestamp" in meta,
         may_override=(meta.get("annotations") or {}).get(OVERRIDES_ANNOTATION) == ALL_OVERRIDES,
         spec_problem=problem,
+        queue=(meta.get("labels") or {}).get(QUEUE_LABEL, ""),
+        queue_priority=(meta.get("labels") or {}).get(PRIORITY_LABEL, ""),
     )
+
+
+def workload(body: Body) -> WorkloadSeen:
+    meta, spec, status = body["metadata"], body["spec"], body.get("status") or {}
+    admission = status.get("admission") or {}
+    return WorkloadSeen(
+        name=meta["name"],
+        uid=meta["uid"],
+        version=str(meta.get("resourceVersion", "")),
+        generation=meta.get("generation", 1),
+        queue=spec.get("queueName", ""),
+        digest=(meta.get("annotations") or {}).get(DIGEST_ANNOTATION, ""),
+        active=spec.get("active") is not False,
+        deleting="deletionTimestamp" in meta,
+        conditions=tuple(status.get("conditions") or ()),
+        pod_sets={item["name"]: PodSetSeen(item["count"], item.get("minCount")) for item in spec["podSets"]},
+        cluster_queue=admission.get("clusterQueue"),
+        assignments={item["name"]: _assignment(item) for item in admission.get("podSetAssignments") or ()},
+        checks=tuple(status.get("admissionChecks") or ()),
+    )
+
+
+def _assignment(body: Body) -> Assignment:
+    flavors = tuple(sorted(set((body.get("flavors") or {}).values())))
+    return Assignment(body.get("count"), flavors, bool(body.get("topologyAssignment")))
 
 
 def pod(body: Body) -> PodSeen:

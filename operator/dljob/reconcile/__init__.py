@@ -4,7 +4,7 @@ The package does no I/O and reads no clock: callers pass the time.
 """
 
 from dljob.reconcile.decide import failed, needs_view, reconcile
-from dljob.reconcile.desired import Desired, RunMeasurements, Scale, Target
+from dljob.reconcile.desired import Desired, RunMeasurements, Scale, Target, WorkloadChange
 from dljob.reconcile.node_faults import node_faults
 from dljob.reconcile.parsed import ParsedJob, parse_observed, with_secrets
 
@@ -14,6 +14,7 @@ __all__ = [
     "RunMeasurements",
     "Scale",
     "Target",
+    "WorkloadChange",
     "failed",
     "needs_view",
     "node_faults",

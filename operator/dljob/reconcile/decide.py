@@ -7,7 +7,7 @@ from dljob.api import DLJobSpec, PlanningMode, PlanStatus
 from dljob.job.observed import Observed
 from dljob.job.stored_plan import StoredPlan
 from dljob.planner import Infeasible
-from dljob.reconcile import admission, node_faults, planning, replan, run
+from dljob.reconcile import admission, node_faults, planning, queued, replan, run
 from dljob.reconcile.desired import Desired, Draft
 from dljob.reconcile.fence import fence, stop
 from dljob.reconcile.parsed import ParsedJob, parse_observed
@@ -36,6 +36,8 @@ def needs_view(observed: Observed, parsed: ParsedJob | None = None, now: datetim
         return False
     parsed = parsed or parse_observed(observed)
     parsed = replace(parsed, observed=observed)
+    if parsed.queued:
+        return queued.wants_plan(parsed)
     if planning.wants_plan(parsed):
         return True
     if admission.waits(parsed):
@@ -73,6 +75,9 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: P
         return _end(parsed, draft, end, now)
     if needs_view(observed, parsed, now) and not planning.ready(parsed):
         return _while_planning(parsed, draft, parsed.spec, config, now)
+    if parsed.queued:
+        return _in_queue(parsed, draft, parsed.spec, config, now)
+    queued.leave(parsed, draft)
     target, plan_only = _plan(parsed, draft, config, now)
     if parsed.spec.suspend:
         _suspend(parsed, draft, now)
@@ -143,6 +148,20 @@ def _while_planning(parsed: ParsedJob, draft: Draft, spec: DLJobSpec, config: Re
     return _finish(parsed, draft, accepted, now)
 
 
+def _in_queue(parsed: ParsedJob, draft: Draft, spec: DLJobSpec, config: RenderConfig, now: datetime) -> Desired:
+    """Follow Kueue, unless the spec suspends the job. Its own time-outs and replans do not apply to such a job."""
+    if spec.suspend:
+        _suspend(parsed, draft, now)
+        queued.leave(parsed, draft)
+        return _finish(parsed, draft, parsed.accepted, now)
+    target = queued.follow(parsed, draft, config, now)
+    if target is not None:
+        _roll(parsed, draft, spec, target, config, now)
+        if draft.plan is not None:
+            queued.running(parsed, draft, now)
+    return _finish(parsed, draft, target or parsed.accepted, now)
+
+
 def _suspend(parsed: ParsedJob, draft: Draft, now: datetime) -> None:
     observed = parsed.observed
     stop(parsed, draft, now)
@@ -207,6 +226,7 @@ def _finished(parsed: ParsedJob, draft: Draft, now: datetime, *, just_now: bool 
         if left_s <= 0 and not just_now:
             return Desired(delete_job=True)
         draft.requeue_in(left_s)
+    queued.finish(parsed, draft, now)
     return _finish(parsed, draft, parsed.accepted, now)
 
 
@@ -266,4 +286,5 @@ def _finish(
         requeue_after_s=min(draft.requeues_s, default=None),
         measurements=draft.measurements,
         plan=draft.plan,
+        workload=draft.workload,
     )

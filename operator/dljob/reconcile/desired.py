@@ -1,6 +1,8 @@
 """Data classes for the desired state of a job, which is the result of a reconcile."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from dlcontract import Report
 from dljob.api import DLJobStatus
@@ -44,6 +46,23 @@ class RunMeasurements:
 
 
 @dataclass(frozen=True)
+class WorkloadChange:
+    """A change of the job's Workload. Only one of ``apply``, ``delete``, ``spec`` and ``status`` is set.
+
+    ``uid``: of the Workload that is changed; empty if it does not exist yet. ``version``: resourceVersion that the
+    change is based on; empty: any. ``spec``, ``status``: JSON merge patches.
+    """
+
+    name: str
+    uid: str = ""
+    version: str = ""
+    apply: Manifest | None = None
+    delete: bool = False
+    spec: Mapping[str, Any] | None = None
+    status: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
 class Desired:
     """Desired state of a job.
 
@@ -62,6 +81,8 @@ class Desired:
     events: tuple[Event, ...] = ()
     requeue_after_s: float | None = None
     measurements: RunMeasurements | None = None
+    workload: WorkloadChange | None = None
+    """Change of the job's Workload in Kueue. The controller makes it after the objects and deletes."""
 
 
 @dataclass
@@ -76,6 +97,7 @@ class Draft:
     requeues_s: list[float] = field(default_factory=list)
     measurements: RunMeasurements | None = None
     plan: StoredPlan | None = None
+    workload: WorkloadChange | None = None
     wanted: int = 0
     """Number of pods that should run now."""
     start_timeouts: int | None = None

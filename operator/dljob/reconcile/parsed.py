@@ -7,15 +7,17 @@ from dataclasses import dataclass, replace
 from pydantic import ValidationError
 
 from dlcontract import Report
-from dljob.api import DLJobSpec, DLJobStatus
+from dljob.api import DLJobSpec, DLJobStatus, PlanningMode
 from dljob.api.crd import JOB_NAME_RULE
 from dljob.api.defaults import NO_DEFAULTS, JobDefaults
 from dljob.api.overrides import SECRET_LABEL, UNSAFE_MESSAGE, OverridePolicy, secrets, unsafe_fields
 from dljob.job.defaults import applied, with_defaults
-from dljob.job.observed import Observed
+from dljob.job.observed import Observed, queued_elsewhere
 from dljob.job.spec_errors import in_words
 from dljob.job.stored_plan import StoredPlan, spec_digest
+from dljob.kueue import Within, within
 from dljob.planner import Infeasible
+from dljob.reconcile.rollout import quiet
 from dljob.reconcile.spec_changes import followed
 from dljob.status import FALSE, Verdict, is_true, previous
 
@@ -45,6 +47,10 @@ class ParsedJob:
     """Lines about the values of ``spec`` that are defaults, without prices, as ``job.defaults.applied`` returns."""
     decision: StoredPlan | Infeasible | None = None
     """Result of ``planning.decide`` that was computed earlier; None: there is none yet."""
+    queued: bool = False
+    """True if Kueue decides when the job's pods run."""
+    within: Within | None = None
+    """The limits of an admission by Kueue within which the job must be planned again."""
 
     @property
     def finished(self) -> bool:
@@ -70,6 +76,7 @@ def parse_observed(
         refusal = _not_allowed(found.spec, observed.job.may_override, policy)
         spec, digest = (None, None) if refusal else (found.spec, found.digest)
         refusal = refusal or found.refusal
+    queued = spec is not None and not _finished(before) and _queued(observed, spec, accepted)
     if accepted is not None and (_finished(before) or accepted.spec_digest == digest):
         defaults = accepted.defaults or NO_DEFAULTS
     return ParsedJob(
@@ -85,7 +92,20 @@ def parse_observed(
         plan_problem=plan_problem,
         report=report,
         report_problem=report_problem,
+        queued=queued,
+        within=within(observed.queue, accepted) if queued and quiet(observed) else None,
     )
+
+
+def _queued(observed: Observed, spec: DLJobSpec, accepted: StoredPlan | None) -> bool:
+    """Return True if Kueue decides when the pods of a job run.
+
+    Pods that were started without Kueue run on until they stop for another reason, whatever the job's label says. Pods
+    that Kueue admitted follow it until they have stopped, also without the label.
+    """
+    if not quiet(observed):
+        return accepted is not None and accepted.admission is not None
+    return queued_elsewhere(observed.job) and spec.planning.mode is not PlanningMode.PLAN_ONLY
 
 
 def _not_allowed(spec: DLJobSpec, may_override: bool, policy: OverridePolicy) -> Verdict | None:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from math import ceil
 
 from dlcontract import Plan
+from dljob import kueue
 from dljob.api import DLJobStatus, ParallelismStrategy, PlanningMode
 from dljob.api.changes import planned_fields
 from dljob.cluster import ClusterView, Node
@@ -13,6 +14,7 @@ from dljob.job.observed import SetSeen
 from dljob.job.plan_status import plan_status
 from dljob.job.planner_request import planner_request
 from dljob.job.scale_up import missing_nodes, plan_on_new_nodes, waiting_text
+from dljob.job.queue import QueueSeen
 from dljob.job.stored_plan import MAX_AVOIDED, StoredPlan
 from dljob.job.trainer_plan import trainer_plan
 from dljob.planner import Decision, Group, Infeasible, Request, RunningBatch
@@ -77,7 +79,7 @@ def question(parsed: ParsedJob) -> ParsedJob:
         observed=replace(
             observed, job=replace(observed.job, spec={}, status={}), sets=observed.sets[:1] and (ANY_SET,), pods=(),
             claims={}, classes=None, plan=None, report=None, report_problem=None, lost_nodes={}, view=None, learned={},
-            rejected=None,
+            rejected=None, queue=QueueSeen(),
         ),
         before=DLJobStatus(conditions=kept, plan=before.plan, last_checkpoint=before.last_checkpoint),
         report=parsed.report if parsed.accepted is None else None,
@@ -101,9 +103,35 @@ def decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
     """
     if parsed.decision is not None:
         return parsed.decision
+    found = _decide(parsed, config)
+    if parsed.queued and parsed.within is None and isinstance(found, StoredPlan):
+        return _with_partial_admission(parsed, config, found)
+    return found
+
+
+def _with_partial_admission(parsed: ParsedJob, config: RenderConfig, found: StoredPlan) -> StoredPlan:
+    """Let Kueue admit fewer pods, if a plan with the fewest is possible. Every pod then asks for what that plan needs.
+
+    The fewer nodes, the larger the local batch size, and with it the memory of a pod.
+    """
+    assert parsed.spec is not None
+    least = kueue.partial_minimum(parsed.spec, found)
+    if least is None:
+        return found
+    [group] = found.groups
+    fewest = _decide(replace(parsed, within=kueue.Within(((group.device, least, group.ranks_per_node),))), config)
+    if isinstance(fewest, Infeasible) or fewest.cpu_m.keys() != found.cpu_m.keys():
+        return found
+    memory_nbytes = max(found.memory_nbytes, fewest.memory_nbytes)
+    cpu_m = {name: max(value, fewest.cpu_m[name]) for name, value in found.cpu_m.items()}
+    return found.model_copy(update={"memory_nbytes": memory_nbytes, "cpu_m": cpu_m, "least_nodes": least})
+
+
+def _decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
     job, spec, view = parsed.observed.job, parsed.spec, parsed.observed.view
     assert spec is not None and view is not None and parsed.digest is not None and parsed.own_spec is not None
     whole, view = view, view.without(parsed.observed.left_out)
+    spec = parsed.within.narrow(spec) if parsed.within else spec
     request = planner_request(job.name, spec, _running_batch(parsed), prices_of(parsed.defaults))
     splitting_disabled = _model_parallelism_was_slow(parsed)
     if splitting_disabled:

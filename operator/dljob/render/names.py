@@ -53,6 +53,14 @@ class Names:
     def claim(self) -> str:
         return f"{self.job}-checkpoints"
 
+    @property
+    def workload(self) -> str:
+        """Return the name of the Workload with which the job asks Kueue for quota.
+
+        The name contains the job's uid, so that a new job never takes over the Workload of a deleted one.
+        """
+        return f"dljob-{self.job}-{self.uid.replace('-', '')[:8]}"
+
     def set(self, group: str) -> str:
         return f"{self.job}-{group}"
 

@@ -22,6 +22,7 @@ from dlcontract import (
 from dljob.api import DLJobSpec
 from dljob.cluster.catalogue import GPU_RESOURCES, vendor
 from dljob.job.observed import JOB_LABEL, JobSeen
+from dljob.job.queue import Placement
 from dljob.job.stored_plan import PodGroup, StoredPlan
 from dljob.perf.resources.memory import shm_nbytes
 from dljob.render import dataset
@@ -95,7 +96,24 @@ def pod_template(
         template = merged(template, change)
     # The selectors of other objects match these labels, so an override must not change them.
     template["metadata"]["labels"] |= labels(job, group.name)
+    if accepted.admission is not None:
+        template = _placed(template, accepted.admission.placements.get(group.name))
     return avoiding(template, accepted.avoid)
+
+
+def _placed(template: Manifest, placement: Placement | None) -> Manifest:
+    """Return the pod template with what Kueue adds. The template's own labels take precedence: selectors use them."""
+    if placement is None:
+        return template
+    metadata, spec = dict(template["metadata"]), dict(template["spec"])
+    metadata["labels"] = {**placement.labels, **metadata["labels"]}
+    metadata["annotations"] = {**metadata.get("annotations", {}), **placement.annotations}
+    if selector := {**(spec.get("nodeSelector") or {}), **placement.node_selector}:
+        spec["nodeSelector"] = selector
+    tolerations = list(spec.get("tolerations") or ())
+    if tolerations := [*tolerations, *(item for item in placement.tolerations if item not in tolerations)]:
+        spec["tolerations"] = tolerations
+    return {**template, "metadata": metadata, "spec": spec}
 
 
 def avoiding(template: Manifest, nodes: Sequence[str] | None) -> Manifest:

@@ -104,6 +104,10 @@ class Ledger:
             )
         )
 
+    def empty_view(self) -> ClusterView:
+        """Return the nodes as if no pod ran on them."""
+        return ClusterView(tuple(_free(self._nodes[name], NOTHING) for name in sorted(self._nodes)))
+
     def _count(self, node: str, change: Requests) -> None:
         used = self._used.get(node, NOTHING) + change
         if used == NOTHING:

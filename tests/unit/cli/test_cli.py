@@ -308,12 +308,26 @@ class TestTop:
             "n/j", "Running", "3", "3/3", "25", "%", "100", "10ms", "12ms", "+20", "%", "1m", "2",
         ]  # fmt: skip
 
+    def test_queues_are_shown_if_a_job_is_in_one(self) -> None:
+        queued, other = job("Suspended"), job("Running")
+        queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team-a"}
+        other["metadata"]["name"] = "z"
+        head, first, second = lines([queued, other], with_namespace=False)
+        assert (head.split()[-1], first.split()[-1], second.split()[-1]) == ("QUEUE", "team-a", "-")
+
     def test_status_of_another_version_is_shown_as_a_question_mark(self) -> None:
         odd = job("Sleeping")
         assert lines([odd], with_namespace=False)[1].split()[:2] == ["j", "?"]
 
 
 class TestFollow:
+    @pytest.mark.parametrize(("reason", "said"), [("Queued", True), ("NoKueue", True), ("Starting", False)])
+    def test_wait_in_a_queue_is_printed(self, reason: str, said: bool, capsys: pytest.CaptureFixture[str]) -> None:
+        condition = {"type": "Admitted", "status": "False", "reason": reason, "message": "waits for quota",
+                     "observedGeneration": 1, "lastTransitionTime": "2026-01-01T00:00:00Z"}  # fmt: skip
+        assert Follower(1).look(job("Suspended", conditions=[condition])) is None
+        assert (f"not Admitted ({reason}): waits for quota" in capsys.readouterr().out) is said
+
     def test_each_change_is_printed_once(self, capsys: pytest.CaptureFixture[str]) -> None:
         follower = Follower(1)
         condition = {"type": "Planned", "status": "True", "reason": "Planned", "message": "plan 1: 3 x cpu",

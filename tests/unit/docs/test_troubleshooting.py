@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dlcontract import reasons
+from dljob.kueue import Stage
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = [*ROOT.glob("operator/dljob/**/*.py"), *ROOT.glob("trainer-image/dltrain/**/*.py")]
 _REASON = re.compile(r"[A-Z][a-z]+(?:[A-Z][a-z]+)*")
 # Name of a call → position of its argument that is a reason.
-_CALLS = {"Verdict": 2, "_no": 0, "Infeasible": 0, "_of_rank": 2}
+_CALLS = {"Verdict": 2, "_no": 0, "Infeasible": 0, "_of_rank": 2, "Problem": 0}
 
 
 def reasons_in(source: str) -> Iterator[str]:
@@ -39,7 +40,7 @@ def _of_contract(node: ast.AST) -> bool:
 
 
 def in_code() -> set[str]:
-    return {reason for path in SOURCES for reason in reasons_in(path.read_text())}
+    return {reason for path in SOURCES for reason in reasons_in(path.read_text())} | {stage.value for stage in Stage}
 
 
 def documented() -> set[str]:

@@ -1,0 +1,205 @@
+"""Kueue on this cluster: find its API version, watch the Workloads of jobs, and read what they refer to.
+
+Kueue may be installed, upgraded or removed while the operator runs, so its API is looked up again and again. While it
+is not served, jobs with the label of a queue wait.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from time import monotonic
+
+from dljob.job.observed import JOB_LABEL, JobSeen, Observed
+from dljob.job.queue import Flavor
+from dljob.kube import Api, ApiError, Cache, JobKey, RejectedError
+from dljob.kube.kinds import Kind
+from dljob.kube.watch import Reflector
+from dljob.kube.watch.reflector import Changed
+from dljob.reconcile import WorkloadChange
+
+log = logging.getLogger("dljob.queues")
+
+GROUP = "kueue.x-k8s.io"
+VERSIONS = ("v1beta2", "v1beta1")
+"""Versions of the API that the operator knows. It uses the first one that the API server serves."""
+RECHECK_S = 10.0
+"""Seconds between two looks at the API groups that the API server serves."""
+FLAVOR_S = 30.0
+"""Seconds for which a ResourceFlavor or a priority class is not read again."""
+NOT_SERVED = (
+    f"the label {GROUP}/queue-name: found no Kueue in this cluster; expected its API {GROUP}. Install Kueue, or remove "
+    "the label to run the job without a queue"
+)
+FORBIDDEN = (
+    f"the label {GROUP}/queue-name: the operator may not read the Workloads of Kueue; expected permissions for it. "
+    "Upgrade the operator's chart, now that Kueue is installed, or set its value kueue.enabled: true"
+)
+
+
+class Queues:
+    """Use it in one event loop only. ``namespaces``: those whose jobs the operator manages; empty: all."""
+
+    def __init__(self, api: Api, cache: Cache, namespaces: Sequence[str], changed: Callable[[JobKey], None]) -> None:
+        """``changed``: called with the keys of jobs whose Workload or whose access to Kueue has changed."""
+        self._api, self._cache, self._namespaces, self._requeue = api, cache, namespaces, changed
+        self._watches: list[asyncio.Task[None]] = []
+        self._known: dict[tuple[str, str], tuple[float, dict[str, object] | None]] = {}
+        """Cluster-wide objects by plural and name, and when they were read; None: there is no such object."""
+        self.looked = asyncio.Event()
+        """Set when it is known whether Kueue is there and, if so, all Workloads of jobs are in the cache."""
+        cache.queue_problem = NOT_SERVED
+
+    async def run(self) -> None:
+        """Follow Kueue forever. At the end, stop the watches."""
+        try:
+            while True:
+                try:
+                    await self._look()
+                except ApiError as error:
+                    log.warning("the API of Kueue could not be looked up: %s", error)
+                else:
+                    self.looked.set()
+                await asyncio.sleep(RECHECK_S if self.looked.is_set() else 1.0)
+        finally:
+            await self._end_watches()
+
+    async def _look(self) -> None:
+        served = await self._api.versions_of(GROUP)
+        version = next((f"{GROUP}/{each}" for each in VERSIONS if each in served), "")
+        problem = "" if version else NOT_SERVED
+        if version and version != self._cache.queue_api:
+            try:
+                for namespace in self._namespaces or (None,):
+                    await self._api.page(_workload_kind(version), namespace, JOB_LABEL, 1, "")
+            except ApiError as error:
+                if not error.forbidden:
+                    raise
+                version, problem = "", FORBIDDEN
+        ended = any(task.done() for task in self._watches)
+        if (version, problem) == (self._cache.queue_api, self._cache.queue_problem) and not ended:
+            return
+        log.info("Kueue: %s", version or problem)
+        await self._end_watches()
+        if version:
+            await self._begin_watches(_workload_kind(version))
+        self._cache.queue_api, self._cache.queue_problem = version, problem
+        for job in self._cache.jobs():
+            if job.queue:
+                self._requeue(job.key)
+
+    async def _begin_watches(self, kind: Kind) -> None:
+        reflectors = [
+            Reflector(self._api, self._cache, kind, namespace, JOB_LABEL, self._changed(), self._requeue)
+            for namespace in self._namespaces or (None,)
+        ]
+        self._watches = [asyncio.create_task(each.run(), name=f"watch of {each.name}") for each in reflectors]
+        for each in reflectors:
+            await each.synced.wait()
+
+    async def _end_watches(self) -> None:
+        for task in self._watches:
+            task.cancel()
+        for result in await asyncio.gather(*self._watches, return_exceptions=True):
+            if isinstance(result, Exception):
+                log.error("a watch of Workloads ended: %s: %s", type(result).__name__, result)
+        self._watches = []
+
+    def _changed(self) -> Changed:
+        def changed(_: Kind, body: object) -> None:
+            assert isinstance(body, dict)
+            meta = body["metadata"]
+            if job := (meta.get("labels") or {}).get(JOB_LABEL):
+                self._requeue((meta["namespace"], job))
+
+        return changed
+
+    async def added_to(self, observed: Observed) -> Observed:
+        """Return the job with the ResourceFlavors of its admission and the value of its priority class, if needed.
+
+        They are needed only while no pods should run: a plan stores what its pods need of them.
+        """
+        seen, job = observed.queue, observed.job
+        if not seen.api_version or not job.queue or any(item.replicas for item in observed.sets):
+            return observed
+        workload = seen.workload
+        flavors: dict[str, Flavor] = {}
+        if workload is not None and workload.is_true("Admitted"):
+            kind = Kind(seen.api_version, "ResourceFlavor", "resourceflavors", namespaced=False)
+            for name in sorted({name for each in workload.assignments.values() for name in each.flavors}):
+                body = await self._read(kind, name)
+                if body is not None:
+                    flavors[name] = _flavor(body)
+        priority = await self._priority(job, seen.api_version) if workload is None or not flavors else None
+        return replace(observed, queue=replace(seen, flavors=flavors, priority=priority))
+
+    async def _priority(self, job: JobSeen, api_version: str) -> int | None:
+        pods = (job.spec.get("scheduling") or {}).get("priorityClassName")
+        if name := job.queue_priority:
+            kind = Kind(api_version, "WorkloadPriorityClass", "workloadpriorityclasses", namespaced=False)
+        elif isinstance(pods, str) and pods:
+            kind, name = Kind("scheduling.k8s.io/v1", "PriorityClass", "priorityclasses", namespaced=False), pods
+        else:
+            return None
+        body = await self._read(kind, name)
+        value = None if body is None else body.get("value")
+        return value if isinstance(value, int) else None
+
+    async def _read(self, kind: Kind, name: str) -> dict[str, object] | None:
+        """Return a cluster-wide object, which may be up to ``FLAVOR_S`` old; None if it does not exist."""
+        found = self._known.get((kind.plural, name))
+        if found is not None and monotonic() - found[0] < FLAVOR_S and found[1] is not None:
+            return found[1]
+        try:
+            body: dict[str, object] | None = await self._api.get(kind, None, name)
+        except ApiError as error:
+            if not error.not_found:
+                raise
+            body = None
+        self._known[kind.plural, name] = monotonic(), body
+        return body
+
+    async def change(self, job: JobSeen, change: WorkloadChange) -> None:
+        """Create, change or delete the Workload of a job.
+
+        Do nothing if Kueue has changed it meanwhile: the job is then reconciled again. Raise RejectedError if the API
+        server, or a webhook of Kueue, rejects the Workload.
+        """
+        if not self._cache.queue_api:
+            return
+        kind = _workload_kind(self._cache.queue_api)
+        identity = {key: value for key, value in (("uid", change.uid), ("resourceVersion", change.version)) if value}
+        try:
+            if change.apply is not None:
+                meta = change.apply["metadata"] | ({"uid": change.uid} if change.uid else {})
+                answer = await self._api.apply(kind, {**change.apply, "metadata": meta}, force=bool(change.uid))
+            elif change.delete:
+                remains = await self._api.delete(kind, job.namespace, change.name, uid=change.uid)
+                if remains is None:
+                    self._cache.drop(kind, job.namespace, change.name, change.uid)
+                    return
+                answer = remains
+            elif change.spec is not None:
+                body: dict[str, object] = {"metadata": identity, "spec": change.spec}
+                answer = await self._api.merge(kind, job.namespace, change.name, body)
+            else:
+                body = {"metadata": identity, "status": change.status}
+                answer = await self._api.merge(kind, job.namespace, change.name, body, subresource="status")
+        except ApiError as error:
+            if error.conflict or (error.not_found and change.apply is None):
+                return
+            if error.rejected:
+                raise RejectedError("Workload", change.name, error.message) from error
+            raise
+        self._cache.put(kind, answer)
+        self._requeue(job.key)  # The watch event will not say anything new.
+
+
+def _workload_kind(api_version: str) -> Kind:
+    return Kind(api_version, "Workload", "workloads")
+
+
+def _flavor(body: dict[str, object]) -> Flavor:
+    spec = body.get("spec")
+    spec = spec if isinstance(spec, dict) else {}
+    return Flavor(spec.get("nodeLabels") or {}, tuple(spec.get("tolerations") or ()))

@@ -1,0 +1,111 @@
+"""Types of a job in a queue of Kueue: its Workload as the API server shows it, and what Kueue has admitted.
+
+Kueue decides when a job may run; it never sees the DLJob itself. The operator asks with a Workload object, and follows
+the status that Kueue writes there.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+"""Label of a DLJob: name of the LocalQueue in its namespace."""
+PRIORITY_LABEL = "kueue.x-k8s.io/priority-class"
+"""Label of a DLJob: name of a WorkloadPriorityClass."""
+MAX_ADMITTED_ITEMS = 64
+"""Maximum number of labels, annotations or tolerations that Kueue may add to the pods of one group."""
+
+
+class Placement(BaseModel):
+    """What Kueue adds to the pods of one group, from flavors and admission checks."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    node_selector: Annotated[dict[str, str], Field(max_length=MAX_ADMITTED_ITEMS)] = {}
+    tolerations: Annotated[tuple[dict[str, Any], ...], Field(max_length=MAX_ADMITTED_ITEMS)] = ()
+    labels: Annotated[dict[str, str], Field(max_length=MAX_ADMITTED_ITEMS)] = {}
+    annotations: Annotated[dict[str, str], Field(max_length=MAX_ADMITTED_ITEMS)] = {}
+
+
+class QueueAdmission(BaseModel):
+    """An admission by Kueue, stored in the plan whose pods run under it."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    workload: Annotated[str, Field(description="Uid of the Workload.")]
+    cluster_queue: str
+    placements: Annotated[dict[str, Placement], Field(description="Placement of each group of pods, by its name.")]
+
+
+@dataclass(frozen=True)
+class PodSetSeen:
+    """A podSet of a Workload. ``count``: pods that the job asks for."""
+
+    count: int
+    min_count: int | None = None
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What Kueue assigned to a podSet. ``flavors``: names of ResourceFlavors, sorted."""
+
+    count: int | None
+    flavors: tuple[str, ...] = ()
+    topology: bool = False
+    """True if Kueue also chose nodes (topology-aware scheduling)."""
+
+
+@dataclass(frozen=True)
+class WorkloadSeen:
+    """The Workload of a job. ``version``: its resourceVersion, for writes that must not overwrite Kueue's."""
+
+    name: str
+    uid: str
+    version: str
+    generation: int
+    queue: str
+    digest: str
+    """``spec_digest`` of the spec for which the operator wrote it."""
+    active: bool = True
+    deleting: bool = False
+    conditions: tuple[Mapping[str, Any], ...] = ()
+    pod_sets: Mapping[str, PodSetSeen] = field(default_factory=dict)
+    cluster_queue: str | None = None
+    """ClusterQueue whose quota is reserved; None without a reservation."""
+    assignments: Mapping[str, Assignment] = field(default_factory=dict)
+    checks: tuple[Mapping[str, Any], ...] = ()
+    """Entries of ``status.admissionChecks``."""
+
+    def condition(self, kind: str) -> Mapping[str, Any] | None:
+        return next((item for item in self.conditions if item.get("type") == kind), None)
+
+    def is_true(self, kind: str) -> bool:
+        found = self.condition(kind)
+        return found is not None and found.get("status") == "True"
+
+
+@dataclass(frozen=True)
+class Flavor:
+    """The parts of a ResourceFlavor that pods must follow."""
+
+    node_labels: Mapping[str, str] = field(default_factory=dict)
+    tolerations: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class QueueSeen:
+    """What the operator knows of Kueue for one job.
+
+    ``api_version``: of the Workload, such as ``kueue.x-k8s.io/v1beta2``; empty if the operator cannot use Kueue, for
+    the reason ``problem``.
+    """
+
+    api_version: str = ""
+    problem: str = ""
+    workload: WorkloadSeen | None = None
+    flavors: Mapping[str, Flavor] = field(default_factory=dict)
+    """The ResourceFlavors of the assignments, by name. A flavor that does not exist is missing."""
+    priority: int | None = None
+    """Value of the priority class that the job names; None without a class, or if it does not exist."""

@@ -1,0 +1,26 @@
+"""Let Kueue decide when a job runs: the job's Workload, what Kueue says there, and what the operator answers.
+
+dljob is an external framework of Kueue: Kueue does not know DLJobs. The operator creates the ``Workload`` of a job
+itself and follows its status, as Kueue's own controllers do for the kinds that they know. The package does no I/O.
+"""
+
+from dljob.kueue.answers import finished, pods_ready, released
+from dljob.kueue.manifest import DIGEST_ANNOTATION, partial_minimum, workload
+from dljob.kueue.turn import Admitted, Problem, Stage, Turn, Within, admitted, turn, within
+
+__all__ = [
+    "DIGEST_ANNOTATION",
+    "Admitted",
+    "Problem",
+    "Stage",
+    "Turn",
+    "Within",
+    "admitted",
+    "finished",
+    "partial_minimum",
+    "pods_ready",
+    "released",
+    "turn",
+    "within",
+    "workload",
+]

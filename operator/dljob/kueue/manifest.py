@@ -1,0 +1,86 @@
+"""The Workload of a job: what the job asks Kueue for."""
+
+from typing import Any
+
+from dljob.api import DLJobSpec, PlanningMode
+from dljob.job.observed import JobSeen
+from dljob.job.queue import QueueSeen
+from dljob.job.stored_plan import StoredPlan
+from dljob.render import Names, RenderConfig
+from dljob.render.config import Manifest
+from dljob.render.names import metadata
+from dljob.render.pods import pod_template
+
+DIGEST_ANNOTATION = "dljob.dev/spec"
+"""Annotation of a Workload: ``spec_digest`` of the spec for which it asks."""
+JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
+FIRST_VERSION = "kueue.x-k8s.io/v1beta1"
+"""In this version, two fields name the priority class and its kind. Later versions have one reference instead."""
+_PRIORITY_GROUPS = {
+    "WorkloadPriorityClass": ("kueue.x-k8s.io", "kueue.x-k8s.io/workloadpriorityclass"),
+    "PriorityClass": ("scheduling.k8s.io", "scheduling.k8s.io/priorityclass"),
+}
+"""Kind of a priority class → its API group, and its name in ``FIRST_VERSION``."""
+
+
+def workload(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, config: RenderConfig, seen: QueueSeen) -> Manifest:
+    """Return the Workload of a plan, with one podSet for each group of pods.
+
+    The templates are those of the pods before an admission. Kueue reads from them what a pod requests, and on which
+    nodes it may run.
+    """
+    asking = accepted.model_copy(update={"admission": None})
+    minimum = accepted.least_nodes
+    pod_sets: list[Manifest] = []
+    for group in accepted.groups:
+        item: Manifest = {
+            "name": group.name,
+            "count": group.nodes,
+            "template": pod_template(job, spec, asking, group, config),
+        }
+        pod_sets.append(item | ({"minCount": minimum} if minimum is not None else {}))
+    meta = metadata(job, Names.of(job).workload)
+    meta["labels"] = {**meta["labels"], JOB_UID_LABEL: job.uid}
+    meta["annotations"] = {DIGEST_ANNOTATION: accepted.spec_digest}
+    ask: Manifest = {"queueName": job.queue, "active": True, "podSets": pod_sets}
+    return {
+        "apiVersion": seen.api_version,
+        "kind": "Workload",
+        "metadata": meta,
+        "spec": ask | _priority(job, spec, seen),
+    }
+
+
+def partial_minimum(spec: DLJobSpec, accepted: StoredPlan) -> int | None:
+    """Return the fewest pods with which Kueue could admit the job; None if it needs all pods of its plan.
+
+    Kueue allows it for one podSet, so a plan on several device types needs all. So does one that splits the model,
+    and one whose groups the user fixes.
+    """
+    if len(accepted.groups) > 1 or accepted.plan.splits_model or spec.planning.mode is PlanningMode.FIXED:
+        return None
+    least = max(2, spec.nodes.min) if spec.parallelism.asynchronous else spec.nodes.min
+    return least if least < accepted.nodes else None
+
+
+def priority_class(job: JobSeen, spec: DLJobSpec) -> tuple[str, str] | None:
+    """Return kind and name of the class from which the Workload has its priority; None without a class.
+
+    Kueue's own class takes precedence over that of the pods.
+    """
+    if job.queue_priority:
+        return "WorkloadPriorityClass", job.queue_priority
+    if spec.scheduling.priority_class_name:
+        return "PriorityClass", spec.scheduling.priority_class_name
+    return None
+
+
+def _priority(job: JobSeen, spec: DLJobSpec, seen: QueueSeen) -> dict[str, Any]:
+    found = priority_class(job, spec)
+    if found is None or seen.priority is None:
+        return {}
+    kind, name = found
+    group, source = _PRIORITY_GROUPS[kind]
+    if seen.api_version == FIRST_VERSION:
+        return {"priorityClassName": name, "priorityClassSource": source, "priority": seen.priority}
+    return {"priorityClassRef": {"group": group, "kind": kind, "name": name}, "priority": seen.priority}
