@@ -13,8 +13,8 @@ from dljob.job.defaults import applied_prices, prices_of
 from dljob.job.observed import SetSeen
 from dljob.job.plan_status import plan_status
 from dljob.job.planner_request import planner_request
-from dljob.job.scale_up import missing_nodes, plan_on_new_nodes, waiting_text
 from dljob.job.queue import QueueSeen
+from dljob.job.scale_up import missing_nodes, plan_on_new_nodes, waiting_text
 from dljob.job.stored_plan import MAX_AVOIDED, StoredPlan
 from dljob.job.trainer_plan import trainer_plan
 from dljob.planner import Decision, Group, Infeasible, Request, RunningBatch
