@@ -1,7 +1,7 @@
 """Decide on the desired state of a job from its observed state. This is the entry point of the package."""
 
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from dljob.api import DLJobSpec, PlanningMode, PlanStatus
 from dljob.job.observed import Observed
@@ -203,7 +203,7 @@ def _finished(parsed: ParsedJob, draft: Draft, now: datetime, *, just_now: bool 
     ended = now if just_now else parsed.before.completion_time or now
     ttl_s = parsed.spec.run_policy.ttl_seconds_after_finished if parsed.spec else None
     if ttl_s is not None:
-        left_s = (ended + timedelta(seconds=ttl_s) - now).total_seconds()
+        left_s = (run.later(ended, ttl_s) - now).total_seconds()
         if left_s <= 0 and not just_now:
             return Desired(delete_job=True)
         draft.requeue_in(left_s)
