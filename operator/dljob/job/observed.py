@@ -156,6 +156,8 @@ class Observed:
     """The nodes of the cluster; None unless the job must be planned with it, see ``reconcile.needs_view``."""
     learned: Mapping[tuple[str, str], Learned] = field(default_factory=dict)
     rejected: Rejected | None = None
+    capacity_grew: bool = False
+    """True if the cluster has more free than when the job was last planned, and no other job waits for that."""
 
     @property
     def ready_pods(self) -> tuple[PodSeen, ...]:

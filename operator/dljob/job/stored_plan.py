@@ -61,8 +61,12 @@ class StoredPlan(BaseModel):
     ] = None
     replans: Annotated[
         int,
-        Field(ge=0, description="Number of plans of this spec that measurements or a faulty node have replaced."),
+        Field(ge=0, description="Number of plans of this spec that the operator has replaced by itself."),
     ] = 0
+    resizes: Annotated[
+        int | None,
+        Field(ge=0, description="Those of ``replans`` that a change of the cluster has caused. None: 0."),
+    ] = None
     splitting_disabled: Annotated[
         bool, Field(description="True: no plan uses model parallelism, because its steps took too long for this spec.")
     ] = False

@@ -111,7 +111,7 @@ def _may(parsed: ParsedJob) -> bool:
         and spec.planning.mode is PlanningMode.AUTO
         and spec.objective.minimize is Minimize.TIME
         and accepted.spec_digest == parsed.digest
-        and accepted.replans < MAX_REPLANS
+        and accepted.replans - (accepted.resizes or 0) < MAX_REPLANS
     )
 
 
@@ -167,7 +167,7 @@ def _other(parsed: ParsedJob, accepted: StoredPlan, config: RenderConfig) -> Sto
     if isinstance(found, Infeasible):
         whole = " without model parallelism" if accepted.plan.splits_model else ""
         return f"no plan is possible now{whole}: {found.message}"
-    if _layout(found) == _layout(accepted):
+    if layout(found) == layout(accepted):
         return "it is still the best plan with the measurements"
     assert parsed.spec is not None
     volume = volume_ready(parsed.observed, parsed.spec, found)
@@ -177,7 +177,7 @@ def _other(parsed: ParsedJob, accepted: StoredPlan, config: RenderConfig) -> Sto
     return found.model_copy(update={"replans": replans})
 
 
-def _layout(accepted: StoredPlan) -> object:
+def layout(accepted: StoredPlan) -> object:
     """Return the parts of a plan that can be improved only by a restart, as a value for comparing two plans.
 
     A running job adapts its local batch sizes itself, and it chooses its collective itself if the plan lets ranks
