@@ -15,6 +15,7 @@ FOLLOWED_CONDITIONS = {
     "VolumeReady",
     "PodsReady",
     "DeviceMismatch",
+    "Resizing",
     "Failed",
     "Complete",
     "Suspended",
@@ -56,6 +57,8 @@ class Follower:
             seen = (condition.status.value, condition.reason, condition.message)
             if seen[:2] == ("True", "Accepted") and condition.type not in self._said:
                 continue  # Nearly every job is accepted at once.
+            if condition.reason == "NotWorthwhile":
+                continue  # Nothing happens, and the message changes with each look for a better plan.
             if condition.type in FOLLOWED_CONDITIONS and self._said.get(condition.type) != seen:
                 self._said[condition.type] = seen
                 sign = {"True": "", "False": "not ", "Unknown": "perhaps "}[condition.status.value]

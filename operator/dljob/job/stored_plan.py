@@ -65,7 +65,10 @@ class StoredPlan(BaseModel):
     ] = 0
     resizes: Annotated[
         int | None,
-        Field(ge=0, description="Those of ``replans`` that a change of the cluster has caused. None: 0."),
+        Field(
+            ge=0,
+            description="Those of ``replans`` after a change of the cluster. None: as in plans of release 0.2, it is 0.",
+        ),
     ] = None
     splitting_disabled: Annotated[
         bool, Field(description="True: no plan uses model parallelism, because its steps took too long for this spec.")

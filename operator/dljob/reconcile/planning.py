@@ -136,6 +136,7 @@ def decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
         memory_nbytes=prediction.host_memory_nbytes or max(2**29, prediction.memory_nbytes + 2**28),
         spec_digest=parsed.digest,
         spec=planned_fields(parsed.own_spec),
+        resizes=0,
         splitting_disabled=splitting_disabled,
         warning=decision.warning,
         defaults=None if parsed.defaults.empty else parsed.defaults,

@@ -174,7 +174,7 @@ def _other(parsed: ParsedJob, accepted: StoredPlan, config: RenderConfig) -> Sto
     if blocks(volume):
         return f"{found.status.summary} would be better, but {volume.message}"
     replans = accepted.replans + 1
-    return found.model_copy(update={"replans": replans})
+    return found.model_copy(update={"replans": replans, "resizes": accepted.resizes})
 
 
 def layout(accepted: StoredPlan) -> object:

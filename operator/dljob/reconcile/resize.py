@@ -194,10 +194,12 @@ def _can_grow(parsed: ParsedJob, now: datetime | None, *, moving: bool = False) 
 def _lets_grow(spec: DLJobSpec, accepted: StoredPlan) -> bool:
     """Return True if restarts for a better plan are allowed, and if a training continues from its checkpoint.
 
-    Only time is compared, because a run measures neither energy nor cost.
+    Only time is compared, because a run measures neither energy nor cost. A job with a plan of an earlier release grows
+    only if its spec says so, because an upgrade of the operator must not restart jobs.
     """
     return (
-        spec.objective.minimize is Minimize.TIME
+        (accepted.resizes is not None or spec.planning.resize is Resize.AUTO)
+        and spec.objective.minimize is Minimize.TIME
         and spec.scheduling.disruption is not Disruption.AVOID
         and accepted.plan.checkpoint.enabled
     )

@@ -180,6 +180,12 @@ class TestGrow:
         slow = replace(slow, report=report(slow, **{**TRAINING, "step_s": 5.0}))
         assert verdict(step(slow, 100), "PlanContradicted") == ("True", "SlowerThanPredicted")
 
+    def test_job_of_an_earlier_release_is_not_restarted_by_the_upgrade(self) -> None:
+        observed = trains_on_two()
+        old = grown(replace(observed, plan=plan_of(observed).model_copy(update={"resizes": None}).data()))
+        assert plan_of(old).resizes is None and not needs_view(old)
+        assert needs_view(changed(old, planning={"resize": "Auto"}))
+
     def test_question_of_a_job_that_looks_is_that_of_its_job(self) -> None:
         observed = trains_on_two()
         assert question(parse_observed(observed)) == question(parse_observed(grown(observed)))
