@@ -67,7 +67,7 @@ class StoredPlan(BaseModel):
         int | None,
         Field(
             ge=0,
-            description="Those of ``replans`` after a change of the cluster. None: as in plans of release 0.2, it is 0.",
+            description="Those of ``replans`` after a change of the cluster. None: 0, of an earlier release.",
         ),
     ] = None
     splitting_disabled: Annotated[
