@@ -43,6 +43,8 @@ TICK_S = 5.0
 """Seconds between two checks whether reservations have expired."""
 LOOK_AGAIN_S = 30.0
 """Least seconds between two looks for a better plan of one running job, however often capacity grows."""
+LOOK_AGAIN_MISSING_S = 300.0
+"""The same for a job that trains on a part of its pods, although no capacity grew."""
 LOOKS_PER_S = 3.0
 """Most looks for better plans of running jobs per second. With more than 90 jobs, each one looks less often."""
 WAITING_S = 1.0
@@ -138,13 +140,14 @@ class Planning:
         if self._growing is not None or self._free is None or parsed.accepted is None or parsed.finished:
             return self._growing == key
         now_s, matters = self._clock(), _matters_to(parsed)
-        if now_s - self._looked_s.get(key, -inf) < max(LOOK_AGAIN_S, len(self._looked_s) / LOOKS_PER_S):
+        since_s = now_s - self._looked_s.get(key, -inf)
+        if since_s < max(LOOK_AGAIN_S, len(self._looked_s) / LOOKS_PER_S):
             return False
         if now_s - self._waiting_devices[0] >= WAITING_S:
             self._look()
             waiting = [devices_waited_for(job) for job in self._cache.jobs()]
             self._waiting_devices = (now_s, [names for names in waiting if names is not None])
-        missing = len(parsed.observed.ready_pods) < parsed.accepted.nodes
+        missing = len(parsed.observed.ready_pods) < parsed.accepted.nodes and since_s >= LOOK_AGAIN_MISSING_S
         if self._growth.count(matters) <= self._planned_at.get(key, -1) and not missing:
             return False
         if self._asked or self._current is not None or self._others_wait(key, matters):
