@@ -210,6 +210,8 @@ def _other(parsed: ParsedJob, accepted: StoredPlan, config: RenderConfig) -> Sto
     found = planning.decide(parsed, config)
     if isinstance(found, Infeasible):
         return f"no other plan is possible: {found.message}"
+    if found.new_nodes:
+        return "no other plan is possible on the nodes that exist"
     if layout(found) == layout(accepted):
         return f"{accepted.status.summary} is still the best plan"
     assert parsed.spec is not None
