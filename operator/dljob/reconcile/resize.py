@@ -146,7 +146,7 @@ def _missing_for(parsed: ParsedJob, now: datetime | None) -> bool:
     ready = find(parsed.before.conditions, "PodsReady")
     if ready is None or ready.status is not FALSE or parsed.spec is None:
         return False
-    limit_s = admission.start_timeout_s(parsed.spec)
+    limit_s = admission.start_timeout_s(parsed.spec, parsed.accepted)
     return now is None or (now - ready.last_transition_time).total_seconds() >= limit_s
 
 
@@ -156,7 +156,7 @@ def _without_node(parsed: ParsedJob) -> str | None:
     if not pods or parsed.spec is None:
         return None
     more = f" (and {len(pods) - 1} more)" if len(pods) > 1 else ""
-    limit_s = admission.start_timeout_s(parsed.spec)
+    limit_s = admission.start_timeout_s(parsed.spec, parsed.accepted)
     return f"pod {pods[0].name}{more} found no node within spec.scheduling.startTimeout ({limit_s:g} s)"
 
 
