@@ -114,6 +114,11 @@ class FakeCluster:
         meta = {"name": name, "labels": {"nvidia.com/gpu.product": device}}
         self.api._store(NODE, {"metadata": meta, "status": {"conditions": [ready], "allocatable": allocatable}})
 
+    def claim(self, name: str, mode: str, namespace: str = "team-a") -> None:
+        """Create a bound claim."""
+        meta = {"name": name, "namespace": namespace}
+        self.api._store(CLAIM, {"metadata": meta, "spec": {"accessModes": [mode]}, "status": {"phase": "Bound"}})
+
     def submit(self, name: str, namespace: str = "team-a", **spec: Any) -> tuple[str, str]:
         self.api._store(DLJOB, {"metadata": {"name": name, "namespace": namespace, "generation": 1}, "spec": spec})
         return namespace, name

@@ -71,6 +71,7 @@ CHANGES: tuple[Change, ...] = (
             "runPolicy.activeDeadlineSeconds": "",
             "runPolicy.nodeLostSeconds": "",
             "scheduling.startTimeout": "",
+            "planning.resize": "",
         },
     ),
     Change("runPolicy.ttlSecondsAfterFinished", Effect.AT_ONCE, "Also after the job has ended.", after_end=True),

@@ -16,6 +16,7 @@ FOLLOWED_CONDITIONS = {
     "VolumeReady",
     "PodsReady",
     "DeviceMismatch",
+    "Resizing",
     "Failed",
     "Complete",
     "Suspended",
@@ -61,6 +62,8 @@ class Follower:
                 continue  # Nearly every job is accepted at once.
             if condition.type == "Admitted" and condition.reason in _SAID_BY_OTHERS:
                 continue
+            if condition.reason == "NotWorthwhile":
+                continue  # Nothing happens, and the message changes with each look for a better plan.
             if condition.type in FOLLOWED_CONDITIONS and self._said.get(condition.type) != seen:
                 self._said[condition.type] = seen
                 sign = {"True": "", "False": "not ", "Unknown": "perhaps "}[condition.status.value]

@@ -159,6 +159,8 @@ class Controller:
         parsed = None if observed.job.deleting else await self._parsed(observed)
         if parsed is not None:
             observed = await self._with_left_out(parsed)
+            unplanned = None if needs_view(observed, parsed, self._now()) else parsed
+            observed = replace(observed, capacity_grew=self._planning.capacity_grew(key, unplanned))
             parsed = replace(parsed, observed=observed)
         failure = None
         if parsed is not None and needs_view(observed, parsed, self._now()):

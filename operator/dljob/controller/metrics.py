@@ -19,6 +19,7 @@ from dljob.status import find, is_true
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 PHASES = tuple(phase.value for phase in Phase)
+_RESIZES = ("BetterPlan", "NodesGone")
 _RESULTS = ("ok", "rejected", "error")
 
 
@@ -36,6 +37,13 @@ def _refused(status: DLJobStatus) -> str | None:
     """Return the message about a refused change of the spec, or None."""
     accepted = find(status.conditions, "Accepted")
     return accepted.message if accepted is not None and accepted.reason in (CHANGE_REFUSED, JOB_ENDED) else None
+
+
+def _resized(before: DLJobStatus, after: DLJobStatus) -> str | None:
+    """Return why a job has moved to another plan; None if it has not."""
+    was, now = (find(status.conditions, "Resizing") for status in (before, after))
+    moved = was is not None and is_true(before.conditions, "Resizing") and now is not None and now.reason == "Resized"
+    return was.reason if moved and was is not None and was.reason in _RESIZES else None
 
 
 class Metrics:
@@ -128,6 +136,13 @@ class Metrics:
             "all of them itself; if this rises, its CRDs are older than the operator: upgrade them.",
             registry=registry,
         )
+        self.resizes = Counter(
+            f"{prefix}_resizes",
+            "Running jobs that moved to another plan, by reason: BetterPlan (nodes became free) or NodesGone. If jobs "
+            "move often, nodes come and go; planning.resize: Never keeps a job where it is.",
+            ["reason"],
+            registry=registry,
+        )
         self.node_faults = Counter(
             f"{prefix}_node_faults",
             "Faults of nodes that jobs or node conditions showed, by kind. If it rises, look at the nodes that the "
@@ -166,9 +181,11 @@ class Metrics:
             self.plans.labels(result)
         for outcome in ("Complete", "Failed"):
             self.finished.labels(outcome)
+        for reason in _RESIZES:
+            self.resizes.labels(reason)
 
     def record_transition(self, before: DLJobStatus, after: DLJobStatus) -> None:
-        """Count the restarts, parameter divergences, refused changes and finished jobs that ``before`` lacks.
+        """Count the restarts, divergences, moves, refused changes and finished jobs that ``before`` lacks.
 
         Also observe the prediction error of a job that has just finished.
         """
@@ -176,6 +193,8 @@ class Metrics:
         self.diverged.inc(max(0, _diverged(after) - _diverged(before)))
         if (refused := _refused(after)) is not None and refused != _refused(before):
             self.changes_refused.inc()
+        if (reason := _resized(before, after)) is not None:
+            self.resizes.labels(reason).inc()
         for outcome in ("Complete", "Failed"):
             if is_true(after.conditions, outcome) and not is_true(before.conditions, outcome):
                 self.finished.labels(outcome).inc()

@@ -7,9 +7,10 @@ counts at once, two plans never use the same devices.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from time import monotonic
 
 from dljob.api import PlanningMode
@@ -19,12 +20,13 @@ from dljob.job.observed import Observed
 from dljob.job.profiles import learned_by_model
 from dljob.job.reservation import PlannedPods, placed_by_group, plan_reservation, stored_reservation
 from dljob.job.stored_plan import StoredPlan
+from dljob.job.waiting import devices_waited_for
 from dljob.kube import Cache, JobKey
 from dljob.planner import Infeasible, Learned
 from dljob.planner.candidates.pools import wanted
 from dljob.reconcile import ParsedJob
 from dljob.reconcile.planning import question as question_of
-from dljob.scheduling import Growth, ReservationBook, without_reserved
+from dljob.scheduling import Growth, Reservation, ReservationBook, without_reserved
 
 Profiles = Mapping[tuple[str, str], Learned]
 Decision = StoredPlan | Infeasible
@@ -39,6 +41,14 @@ RECONCILE_S = 60.0
 """Seconds after which a waiting job is reconciled again. It is not planned again unless its question has changed."""
 TICK_S = 5.0
 """Seconds between two checks whether reservations have expired."""
+LOOK_AGAIN_S = 30.0
+"""Least seconds between two looks for a better plan of one running job, however often capacity grows."""
+LOOK_AGAIN_MISSING_S = 300.0
+"""The same for a job that trains on a part of its pods, although no capacity grew."""
+LOOKS_PER_S = 3.0
+"""Most looks for better plans of running jobs per second. With more than 90 jobs, each one looks less often."""
+WAITING_S = 1.0
+"""Seconds between two looks whether capacity has grown for running jobs, and which jobs wait for it."""
 YIELD_EVERY = 20
 
 
@@ -82,8 +92,16 @@ class Planning:
         self._waiting: dict[JobKey, tuple[Observed, float]] = {}
         """Jobs without a plan, as they were when the operator had written that no plan is possible, and the time."""
         self._book, self._growth = ReservationBook(), Growth()
-        self._unstored: dict[JobKey, Mapping[str, str]] = {}
-        """Data of accepted plans that are not stored yet."""
+        self._unstored: dict[JobKey, tuple[Mapping[str, str], PlannedPods]] = {}
+        """Accepted plans that are not stored yet, with their data."""
+        self._growing: JobKey | None = None
+        """The running job that is planned now to see whether it can grow."""
+        self._planned_at: dict[JobKey, int] = {}
+        """What ``Growth.count`` returned for each job when it was last planned."""
+        self._looked_s: dict[JobKey, float] = {}
+        """When each running job was last planned to see whether it can grow."""
+        self._waiting_devices: tuple[float, list[Sequence[str]]] = (-inf, [])
+        """When the jobs that wait for capacity were listed, and ``spec.devices`` of each."""
         self._plans: dict[JobKey, tuple[Mapping[str, str], PlannedPods | None]] = {}
         """The stored plans, with the data from which each was parsed."""
         self._free: tuple[tuple[int, int], ClusterView] | None = None
@@ -99,6 +117,8 @@ class Planning:
         """
         question, answer = question_of(parsed), self._answers.get(key)
         if answer is not None and answer.question == question and self._stands(key, answer):
+            if self._growing == key:
+                self._growing = None
             if answer.decision is None:
                 del self._answers[key]
                 raise PlanningError(answer.error)
@@ -107,6 +127,44 @@ class Planning:
             self._asked[key] = question
             self._wakeup.set()
         return None
+
+    def capacity_grew(self, key: JobKey, parsed: ParsedJob | None) -> bool:
+        """Return True if a running job shall be planned, because the cluster may have more to offer to it.
+
+        One job is planned for this at a time, and only if no job waits for devices that it could use. ``parsed``: the
+        job; None if it is planned for another reason, so that what its plan needs is reserved.
+        """
+        if parsed is None:
+            self._growing = None if self._growing == key else self._growing
+            return False
+        if self._growing is not None or self._free is None or parsed.accepted is None or parsed.finished:
+            return self._growing == key
+        now_s, matters = self._clock(), _matters_to(parsed)
+        since_s = now_s - self._looked_s.get(key, -inf)
+        if since_s < max(LOOK_AGAIN_S, len(self._looked_s) / LOOKS_PER_S):
+            return False
+        if now_s - self._waiting_devices[0] >= WAITING_S:
+            self._look()
+            waiting = [devices_waited_for(job) for job in self._cache.jobs()]
+            self._waiting_devices = (now_s, [names for names in waiting if names is not None])
+        missing = len(parsed.observed.ready_pods) < parsed.accepted.nodes and since_s >= LOOK_AGAIN_MISSING_S
+        if self._growth.count(matters) <= self._planned_at.get(key, -1) and not missing:
+            return False
+        if self._asked or self._current is not None or self._others_wait(key, matters):
+            return False
+        self._growing = key
+        return True
+
+    def _others_wait(self, key: JobKey, matters: Callable[[str], bool]) -> bool:
+        """Return True if another job waits for devices for which ``matters`` is True, or will soon be planned again."""
+        assert self._free is not None
+        devices = [device for device in self._free[1].device_types if matters(device)]
+        if any(not names or wanted(device, names) for names in self._waiting_devices[1] for device in devices):
+            return True
+        return any(
+            isinstance(answer.decision, Infeasible) and other != key and not self._stands(other, answer)
+            for other, answer in self._answers.items()
+        )
 
     def wait(self, key: JobKey, observed: Observed | None) -> None:
         """Note that no plan is possible for a job without a plan, and that its status says so."""
@@ -136,12 +194,15 @@ class Planning:
         self._asked.pop(key, None)
         self._answers.pop(key, None)
         self._waiting.pop(key, None)
+        if self._growing == key:
+            self._growing = None
         self.refused(key)
 
     def forget(self, key: JobKey) -> None:
         """Forget a job that no longer exists."""
         self.settle(key)
-        self._plans.pop(key, None)
+        for state in (self._plans, self._planned_at, self._looked_s):
+            state.pop(key, None)
         self._book.drop(key)
 
     def capacity_changed(self) -> None:
@@ -152,6 +213,7 @@ class Planning:
         """Answer questions forever. At the end, forget all answers: another operator may plan then."""
         try:
             await self._derive_all()
+            self._look()
             while True:
                 self._wakeup.clear()
                 self._queue_waiting()
@@ -163,8 +225,11 @@ class Planning:
                     async with asyncio.timeout(TICK_S):
                         await self._wakeup.wait()
         finally:
-            self._current = None
-            for state in (self._asked, self._answers, self._waiting, self._unstored, self._plans, self._served):
+            self._current = self._growing = self._free = None
+            for state in (
+                self._asked, self._answers, self._waiting, self._unstored, self._plans, self._served, self._planned_at,
+                self._looked_s,
+            ):  # fmt: skip
                 state.clear()
             self._book.clear()
 
@@ -189,7 +254,10 @@ class Planning:
         finally:
             self._current = None
         self._metrics.planned(self._clock() - began, None if decision is None else not isinstance(decision, Infeasible))
-        reserved = self._reserve(key, question, decision)
+        self._planned_at[key] = growth
+        if self._growing == key:  # Nothing is reserved before the job has decided to move.
+            self._looked_s[key] = self._clock()
+        reserved = self._growing != key and self._reserve(key, question, decision)
         self._look()
         self._answers[key] = _Answer(
             question, decision, error, reserved, self._clock(), self._versions(), profiles_version, growth
@@ -203,11 +271,14 @@ class Planning:
         if not isinstance(decision, StoredPlan) or plan_only or question.queued or observed is None:
             self.refused(key)
             return False
-        placed = placed_by_group(observed, self._cache.ledger.holds)
-        reservation = plan_reservation(PlannedPods.of(decision), observed.job.spec, placed)
-        self._book.accept(key, reservation, self._clock())
-        self._unstored[key] = decision.data()
+        pods = PlannedPods.of(decision)
+        self._book.accept(key, self._missing(observed, pods), self._clock())
+        self._unstored[key] = decision.data(), pods
         return self._book.accepted(key)
+
+    def _missing(self, observed: Observed, pods: PlannedPods) -> tuple[Reservation, ...]:
+        """Return what the pods of a plan need beyond what the job's pods have."""
+        return plan_reservation(pods, observed.job.spec, placed_by_group(observed, self._cache.ledger.holds))
 
     def _stands(self, key: JobKey, answer: _Answer) -> bool:
         """Return True if planning again would give the same answer, or if the answer may still be used."""
@@ -272,8 +343,13 @@ class Planning:
             return
         found = stored_reservation(observed, self._stored(key, observed), self._cache.ledger.holds)
         self._book.derive(key, found.state, found.reservations, self._clock())
-        if observed.plan is not None and self._unstored.get(key) == observed.plan:
+        if key not in self._unstored:
+            return
+        data, pods = self._unstored[key]
+        if observed.plan == data:
             self.refused(key)
+        else:  # The pods of the plan before stop, and the new ones need their places.
+            self._book.adjust(key, self._missing(observed, pods), self._clock())
 
     def _stored(self, key: JobKey, observed: Observed) -> PlannedPods | None:
         """Return the pods of the job's stored plan; None without one, or if it does not parse."""

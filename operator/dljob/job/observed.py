@@ -168,6 +168,8 @@ class Observed:
     rejected: Rejected | None = None
     queue: QueueSeen = field(default_factory=QueueSeen)
     """The job's Workload and what belongs to it, if the job is or was in a queue of Kueue."""
+    capacity_grew: bool = False
+    """True if the cluster has more free than when the job was last planned, and no other job waits for that."""
 
     @property
     def ready_pods(self) -> tuple[PodSeen, ...]:

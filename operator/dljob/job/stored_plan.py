@@ -62,8 +62,15 @@ class StoredPlan(BaseModel):
     ] = None
     replans: Annotated[
         int,
-        Field(ge=0, description="Number of plans of this spec that measurements or a faulty node have replaced."),
+        Field(ge=0, description="Number of plans of this spec that the operator has replaced by itself."),
     ] = 0
+    resizes: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            description="Those of ``replans`` after a change of the cluster. None: 0, of an earlier release.",
+        ),
+    ] = None
     splitting_disabled: Annotated[
         bool, Field(description="True: no plan uses model parallelism, because its steps took too long for this spec.")
     ] = False

@@ -1,13 +1,13 @@
 """Decide on the desired state of a job from its observed state. This is the entry point of the package."""
 
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from dljob.api import DLJobSpec, PlanningMode, PlanStatus
 from dljob.job.observed import Observed
 from dljob.job.stored_plan import StoredPlan
 from dljob.planner import Infeasible
-from dljob.reconcile import admission, node_faults, planning, queued, replan, run
+from dljob.reconcile import admission, node_faults, planning, queued, replan, resize, run
 from dljob.reconcile.desired import Desired, Draft
 from dljob.reconcile.fence import fence, stop
 from dljob.reconcile.parsed import ParsedJob, parse_observed
@@ -42,7 +42,9 @@ def needs_view(observed: Observed, parsed: ParsedJob | None = None, now: datetim
         return True
     if admission.waits(parsed):
         return now is None or admission.back_off_left_s(parsed, now) <= 0
-    return not parsed.finished and (replan.undecided(parsed) or node_faults.undecided(parsed))
+    if parsed.finished:
+        return False
+    return replan.undecided(parsed) or node_faults.undecided(parsed) or resize.undecided(parsed, now)
 
 
 def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: ParsedJob | None = None) -> Desired:
@@ -112,7 +114,11 @@ def _plan(
     wanted, again = planning.wants_plan(parsed), admission.waits(parsed)
     if not wanted and not again:
         if parsed.accepted is not None and parsed.spec.planning.mode is not PlanningMode.PLAN_ONLY:
-            target = node_faults.move(parsed, draft, config) or replan.replan(parsed, draft, config, now)
+            target = (
+                node_faults.move(parsed, draft, config)
+                or resize.resize(parsed, draft, config, now)
+                or replan.replan(parsed, draft, config, now)
+            )
             draft.verdicts.append(planning.planned(target or parsed.accepted))
             return target, None
         return parsed.accepted, None
@@ -128,6 +134,7 @@ def _plan(
     plan_only = parsed.spec.planning.mode is PlanningMode.PLAN_ONLY
     replan.reset_contradiction(parsed, draft, decision)
     node_faults.reset_for_spec(parsed, draft, decision)
+    resize.reset_for_spec(parsed, draft, decision)
     draft.verdicts.append(planning.planned(decision, plan_only=plan_only))
     return (None, decision.status) if plan_only else (decision, None)
 
@@ -190,6 +197,8 @@ def _roll(
         why = "the spec has changed" if current is None or target.replans == 0 else "another plan is better"
         if any((verdict.type, verdict.status) == (node_faults.CONDITION, TRUE) for verdict in draft.verdicts):
             why = "a node is faulty"
+        elif resizing := next((v for v in draft.verdicts if (v.type, v.status) == (resize.CONDITION, TRUE)), None):
+            why = "pods find no node" if resizing.reason == "NodesGone" else why
         text = f"{why}: {len(observed.pods)} pods write a checkpoint and stop before the new pods start"
         draft.verdicts.append(Verdict("Running", FALSE, "Replacing", text))
         return
@@ -222,7 +231,7 @@ def _finished(parsed: ParsedJob, draft: Draft, now: datetime, *, just_now: bool 
     ended = now if just_now else parsed.before.completion_time or now
     ttl_s = parsed.spec.run_policy.ttl_seconds_after_finished if parsed.spec else None
     if ttl_s is not None:
-        left_s = (ended + timedelta(seconds=ttl_s) - now).total_seconds()
+        left_s = (run.later(ended, ttl_s) - now).total_seconds()
         if left_s <= 0 and not just_now:
             return Desired(delete_job=True)
         draft.requeue_in(left_s)

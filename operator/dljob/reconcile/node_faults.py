@@ -139,7 +139,7 @@ def move(parsed: ParsedJob, draft: Draft, config: RenderConfig) -> StoredPlan | 
         draft.verdicts.append(Verdict(CONDITION, FALSE, "Replanned", text))
     else:
         draft.verdicts.append(Verdict(CONDITION, TRUE, "Replanning", why))
-    return found.model_copy(update={"replans": accepted.replans + 1})
+    return found.model_copy(update={"replans": accepted.replans + 1, "resizes": accepted.resizes})
 
 
 def _why(parsed: ParsedJob) -> str:

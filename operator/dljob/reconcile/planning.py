@@ -79,7 +79,7 @@ def question(parsed: ParsedJob) -> ParsedJob:
         observed=replace(
             observed, job=replace(observed.job, spec={}, status={}), sets=observed.sets[:1] and (ANY_SET,), pods=(),
             claims={}, classes=None, plan=None, report=None, report_problem=None, lost_nodes={}, view=None, learned={},
-            rejected=None, queue=QueueSeen(),
+            rejected=None, queue=QueueSeen(), capacity_grew=False,
         ),
         before=DLJobStatus(conditions=kept, plan=before.plan, last_checkpoint=before.last_checkpoint),
         report=parsed.report if parsed.accepted is None else None,
@@ -170,6 +170,7 @@ def _decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
         memory_nbytes=prediction.host_memory_nbytes or max(2**29, prediction.memory_nbytes + 2**28),
         spec_digest=parsed.digest,
         spec=planned_fields(parsed.own_spec),
+        resizes=0,
         splitting_disabled=splitting_disabled,
         warning=decision.warning,
         defaults=None if parsed.defaults.empty else parsed.defaults,

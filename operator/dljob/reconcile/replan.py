@@ -111,7 +111,7 @@ def _may(parsed: ParsedJob) -> bool:
         and spec.planning.mode is PlanningMode.AUTO
         and spec.objective.minimize is Minimize.TIME
         and accepted.spec_digest == parsed.digest
-        and accepted.replans < MAX_REPLANS
+        and accepted.replans - (accepted.resizes or 0) < MAX_REPLANS
     )
 
 
@@ -169,17 +169,17 @@ def _other(parsed: ParsedJob, accepted: StoredPlan, config: RenderConfig) -> Sto
         return f"no plan is possible now{whole}: {found.message}"
     if found.new_nodes:
         return "no plan is possible now on the nodes that exist"
-    if _layout(found) == _layout(accepted):
+    if layout(found) == layout(accepted):
         return "it is still the best plan with the measurements"
     assert parsed.spec is not None
     volume = volume_ready(parsed.observed, parsed.spec, found)
     if blocks(volume):
         return f"{found.status.summary} would be better, but {volume.message}"
     replans = accepted.replans + 1
-    return found.model_copy(update={"replans": replans})
+    return found.model_copy(update={"replans": replans, "resizes": accepted.resizes})
 
 
-def _layout(accepted: StoredPlan) -> object:
+def layout(accepted: StoredPlan) -> object:
     """Return the parts of a plan that can be improved only by a restart, as a value for comparing two plans.
 
     A running job adapts its local batch sizes itself, and it chooses its collective itself if the plan lets ranks

@@ -122,7 +122,15 @@ def deadline(parsed: ParsedJob, now: datetime) -> datetime | None:
     if parsed.spec is None or parsed.spec.suspend:
         return None
     limit_s = parsed.spec.run_policy.active_deadline_seconds
-    return None if limit_s is None else (active_since(parsed.before) or now) + timedelta(seconds=limit_s)
+    return None if limit_s is None else later(active_since(parsed.before) or now, limit_s)
+
+
+def later(time: datetime, seconds: float) -> datetime:
+    """Return the time after ``time`` by a number of seconds that a user has set, but at most the last possible one."""
+    try:
+        return time + timedelta(seconds=seconds)
+    except OverflowError:
+        return datetime.max.replace(tzinfo=time.tzinfo)
 
 
 def _overdue(parsed: ParsedJob, now: datetime) -> Verdict | None:

@@ -4,14 +4,17 @@ The package does no I/O and reads no clock: callers pass nodes, pods and times.
 """
 
 from dljob.scheduling.book import ReservationBook
+from dljob.scheduling.gain import MIN_LEFT_S, Gain, gain
 from dljob.scheduling.growth import Growth
 from dljob.scheduling.ledger import BoundPod, Ledger, NodeCapacity
 from dljob.scheduling.requests import NOTHING, Requests, amount, pod_requests
 from dljob.scheduling.reservations import Reservation, without_reserved
 
 __all__ = [
+    "MIN_LEFT_S",
     "NOTHING",
     "BoundPod",
+    "Gain",
     "Growth",
     "Ledger",
     "NodeCapacity",
@@ -19,6 +22,7 @@ __all__ = [
     "Reservation",
     "ReservationBook",
     "amount",
+    "gain",
     "pod_requests",
     "without_reserved",
 ]

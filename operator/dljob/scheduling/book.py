@@ -42,6 +42,12 @@ class ReservationBook:
         """Reserve for a plan that is not stored yet. It replaces an earlier one of the job."""
         self._put(self._accepted, key, _Entry(reservations, None, now_s) if reservations else None)
 
+    def adjust(self, key: Key, reservations: tuple[Reservation, ...], now_s: float) -> None:
+        """Change what a plan reserves that is not stored yet. Its time starts again, if it is not over."""
+        old = self._accepted.get(key)
+        if old is None or (not old.expired and old.reservations != reservations):
+            self.accept(key, reservations, now_s)
+
     def release(self, key: Key) -> None:
         """End the reservation of a plan that is not stored: now it is, or it never will be."""
         self._put(self._accepted, key, None)

@@ -11,12 +11,13 @@ from dljob.status.conditions import FALSE, TRUE, find
 _BAD_WHEN_TRUE = {"Failed", "DeviceMismatch", "PlanContradicted", "NodeFaulty"}
 _QUIET = {
     "Starting", "NotStarted", "Stopping", "Stopped", "Finished", "Suspending", "NotSuspended", "Binding",
-    "FetchingDataset", "NoPlan", "Suspended", "WorkloadAbsent",
+    "FetchingDataset", "NoPlan", "Suspended", "WorkloadAbsent", "NotWorthwhile",
 }  # fmt: skip
 """Reasons of conditions that cause no event. They only say that something has not started yet or is over."""
 _QUIET_WHEN_TRUE = {"Accepted", "NotNeeded", "Starting", "Started", "InQueue"}
 _NORMAL_WHEN_FALSE = {"Queued", "AdmissionChecks"}
 """Reasons of conditions that say that a job waits as it should."""
+_NEVER_BAD = {"Resizing"}
 _NEWS_BY_MESSAGE = {("Planned", TRUE), ("Accepted", FALSE)}
 """Conditions that cause an event also if only their message changes: another plan, or another problem of the spec."""
 MAX_MESSAGE = 1000
@@ -56,7 +57,7 @@ def _is_news(old: Condition | None, new: Condition) -> bool:
 
 def _event(condition: Condition) -> Event:
     bad = condition.status is TRUE if condition.type in _BAD_WHEN_TRUE else condition.status is FALSE
-    bad = bad and condition.reason not in _NORMAL_WHEN_FALSE
+    bad = bad and condition.type not in _NEVER_BAD and condition.reason not in _NORMAL_WHEN_FALSE
     message = condition.message
     if len(message) > MAX_MESSAGE:
         message = f"{message[: MAX_MESSAGE - 4]} ..."

@@ -54,6 +54,12 @@ class HollowNodes:
         self.names.remove(name)
         self._call(self._api.delete(NODE, None, name))
 
+    def add(self, name: str) -> None:
+        """Add a machine and its Node object."""
+        self._call(self._create(name))
+        self.names.append(name)
+        self._call(self._beat())
+
     def _call(self, coroutine: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(30)
 
@@ -62,17 +68,20 @@ class HollowNodes:
         self._session = connection.session()
         self._api = Api(self._session, connection.server)
         for name in self.names:
-            labels = {"kubernetes.io/hostname": name, "dljob.dev/device": self.device}
-            # Only pods that request the device are scheduled here, and no daemons of the cluster.
-            taints = [{"key": "dljob.dev/hollow", "value": "true", "effect": "NoSchedule"}]
-            body = {
-                "apiVersion": "v1",
-                "kind": "Node",
-                "metadata": {"name": name, "labels": labels},
-                "spec": {"taints": taints},
-            }
-            await self._api.create(NODE, body)
+            await self._create(name)
         await self._beat()
+
+    async def _create(self, name: str) -> None:
+        labels = {"kubernetes.io/hostname": name, "dljob.dev/device": self.device}
+        # Only pods that request the device are scheduled here, and no daemons of the cluster.
+        taints = [{"key": "dljob.dev/hollow", "value": "true", "effect": "NoSchedule"}]
+        body = {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": name, "labels": labels},
+            "spec": {"taints": taints},
+        }
+        await self._api.create(NODE, body)
 
     async def _end(self) -> None:
         for name in self.names:

@@ -352,6 +352,15 @@ class TestFollow:
         assert follower.look(done) == 0
         assert capsys.readouterr().out.splitlines()[-1] == "100 steps in 3.5s, accuracy 98.1 %"
 
+    def test_move_is_printed_and_looks_for_a_better_plan_are_not(self, capsys: pytest.CaptureFixture[str]) -> None:
+        follower = Follower(1)
+        condition = {"type": "Resizing", "status": "False", "reason": "NotWorthwhile", "message": "1 s sooner",
+                     "observedGeneration": 1, "lastTransitionTime": "2026-01-01T00:00:00Z"}  # fmt: skip
+        follower.look(job("Running", conditions=[condition]))
+        moves = {**condition, "status": "True", "reason": "BetterPlan", "message": "from 2 x cpu to 3 x cpu"}
+        follower.look(job("Running", conditions=[moves]))
+        assert capsys.readouterr().out == "phase Running\nResizing (BetterPlan): from 2 x cpu to 3 x cpu\n"
+
     def test_failed_job_gives_exit_code_1(self) -> None:
         assert Follower(1).look(job("Failed")) == 1
 

@@ -321,6 +321,13 @@ class TestEnds:
         assert status(step(running, 1099)).phase is not Phase.FAILED
         assert status(step(running, 1100)).phase is Phase.FAILED
 
+    @pytest.mark.parametrize("field", ["activeDeadlineSeconds", "ttlSecondsAfterFinished"])
+    def test_time_that_never_comes_is_no_error(self, field: str) -> None:
+        """Seen before: the sum of a date and 10^12 seconds overflowed."""
+        spec = {**DIGITS, "runPolicy": {field: 10**12}}
+        assert verdict(step(training(spec), 10), "Running") == ("True", "Running")
+        assert not step(done(spec=spec), 10).delete_job
+
     def test_job_is_deleted_after_its_time_to_live(self) -> None:
         observed = done(spec={**DIGITS, "runPolicy": {"ttlSecondsAfterFinished": 60}}, outcome=OUTCOME)
         desired = step(observed)

@@ -76,3 +76,19 @@ def test_version_changes_with_the_reservations(history: list[tuple[str, tuple[st
             case "drop":
                 book.drop(key)
         assert book.version > version or book.current() == before
+
+
+def test_plan_that_replaces_another_needs_more_as_the_old_pods_stop() -> None:
+    book = ReservationBook()
+    book.accept(A, (), 0.0)
+    book.adjust(A, on(2), 10.0)
+    assert book.current() == on(2) and book.accepted(A)
+    book.expire(PATIENCE_S + 5)
+    book.adjust(A, on(3), PATIENCE_S + 5)
+    assert book.current() == on(3)
+    version = book.version
+    book.adjust(A, on(3), PATIENCE_S + 6)
+    assert book.version == version
+    book.expire(2 * PATIENCE_S + 5)
+    book.adjust(A, on(2), 2 * PATIENCE_S + 6)
+    assert book.current() == (), "a reservation that has ended does not return"

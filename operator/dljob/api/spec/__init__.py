@@ -11,7 +11,16 @@ from dljob.api.spec.parallelism import (
     ParallelismStrategy,
     Synchronization,
 )
-from dljob.api.spec.planning import BatchSizeRange, FixedGroup, Minimize, NodeRange, Objective, Planning, PlanningMode
+from dljob.api.spec.planning import (
+    BatchSizeRange,
+    FixedGroup,
+    Minimize,
+    NodeRange,
+    Objective,
+    Planning,
+    PlanningMode,
+    Resize,
+)
 from dljob.api.spec.pods import (
     Disruption,
     FailureReason,
@@ -62,6 +71,7 @@ __all__ = [
     "PullPolicy",
     "ReclaimPolicy",
     "ReferenceModel",
+    "Resize",
     "Resources",
     "RunPolicy",
     "ScalingRule",

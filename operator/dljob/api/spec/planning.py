@@ -14,6 +14,11 @@ class PlanningMode(StrEnum):
     FIXED = "Fixed"
 
 
+class Resize(StrEnum):
+    AUTO = "Auto"
+    NEVER = "Never"
+
+
 class Minimize(StrEnum):
     TIME = "Time"
     ENERGY = "Energy"
@@ -116,6 +121,14 @@ class Planning(ApiModel):
         ),
     ] = PlanningMode.AUTO
     groups: Annotated[tuple[FixedGroup, ...], Field(max_length=16, description="The plan, for mode Fixed.")] = ()
+    resize: Annotated[
+        Resize | None,
+        Field(
+            description="Auto (default): the running job moves to a better plan when nodes become free and the gain "
+            "repays the restart, and to a smaller plan when its nodes are gone for good. Never: it keeps its plan. "
+            "It has no effect with other modes than Auto."
+        ),
+    ] = None
     uneven: Annotated[
         bool,
         Field(

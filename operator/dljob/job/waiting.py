@@ -1,0 +1,28 @@
+"""Which jobs wait for capacity. Jobs that run leave free capacity to them."""
+
+from collections.abc import Sequence
+
+from dljob.job.observed import JobSeen
+
+_FOR_CAPACITY = {"DeviceBusy", "NodesLeftOut"}
+"""Reasons of Planned=False of a job that could run on the nodes of the cluster if other pods did not use them."""
+
+
+def devices_waited_for(job: JobSeen) -> Sequence[str] | None:
+    """Return ``spec.devices`` of a job that waits for free capacity (empty: any device). Return None if it does not.
+
+    A job for which the nodes of the cluster would never do does not count: it could keep others from growing for ever.
+    """
+    spec, status = job.spec, job.status
+    if job.deleting or spec.get("suspend") or status.get("phase") in ("Complete", "Failed"):
+        return None
+    if (spec.get("planning") or {}).get("mode") == "PlanOnly":
+        return None
+    found = {item.get("type"): item for item in status.get("conditions") or ()}
+    accepted, planned, admitted = (found.get(kind) or {} for kind in ("Accepted", "Planned", "Admitted"))
+    if accepted.get("status") == "False":
+        return None
+    is_new = not planned
+    busy = planned.get("status") == "False" and planned.get("reason") in _FOR_CAPACITY
+    backs_off = admitted.get("status") == "False" and admitted.get("reason") == "StartTimedOut"
+    return tuple(spec.get("devices") or ()) if is_new or busy or backs_off else None

@@ -1,0 +1,48 @@
+"""Tests of which jobs wait for capacity, so that no running job grows onto it."""
+
+from typing import Any
+
+import pytest
+
+from dljob.job.waiting import devices_waited_for
+from support.builders import job
+
+Json = dict[str, Any]
+SPEC: Json = {"devices": ["a100", "t4"]}
+
+
+def having(**reasons: str) -> Json:
+    """Return a status with a condition for each keyword: its reason, which is False unless it starts with a plus."""
+    conditions = [
+        {"type": kind, "status": str(reason.startswith("+")), "reason": reason.removeprefix("+")}
+        for kind, reason in reasons.items()
+    ]
+    return {"conditions": conditions}
+
+
+WAIT = {
+    "new": (SPEC, {}),
+    "others use its devices": (SPEC, having(Accepted="+Accepted", Planned="DeviceBusy")),
+    "nodes are left out": (SPEC, having(Planned="NodesLeftOut")),
+    "backs off": (SPEC, having(Planned="+Planned", Admitted="StartTimedOut")),
+}
+DO_NOT_WAIT = {
+    "runs": (SPEC, having(Planned="+Planned", Admitted="+Started")),
+    "needs nodes that do not exist": (SPEC, having(Planned="TooFewNodes")),
+    "invalid": (SPEC, having(Accepted="InvalidSpec", Planned="DeviceBusy")),
+    "suspended": ({**SPEC, "suspend": True}, having(Planned="DeviceBusy")),
+    "plan only": ({**SPEC, "planning": {"mode": "PlanOnly"}}, {}),
+    "has ended": (SPEC, {"phase": "Failed"}),
+}
+
+
+@pytest.mark.parametrize(("spec", "status"), WAIT.values(), ids=WAIT)
+def test_job_that_waits(spec: Json, status: Json) -> None:
+    assert devices_waited_for(job(spec, status=status)) == ("a100", "t4")
+    assert devices_waited_for(job({}, status=status)) == (), "any device will do"
+    assert devices_waited_for(job(spec, status=status, deleting=True)) is None
+
+
+@pytest.mark.parametrize(("spec", "status"), DO_NOT_WAIT.values(), ids=DO_NOT_WAIT)
+def test_job_that_does_not_wait(spec: Json, status: Json) -> None:
+    assert devices_waited_for(job(spec, status=status)) is None
