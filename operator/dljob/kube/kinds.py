@@ -13,6 +13,8 @@ class Kind:
     kind: str
     plural: str
     namespaced: bool = True
+    optional: bool = False
+    """True if the operator works without permission to read the kind. Roles of an older release may lack it."""
 
     def path(self, namespace: str | None = None, name: str = "", subresource: str = "") -> str:
         """Return the URL path of an object, or of the list of all objects if ``name`` is empty.
@@ -52,6 +54,8 @@ ROLE_BINDING = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings
 NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 DISRUPTION_BUDGET = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
 STORAGE_CLASS = Kind("storage.k8s.io/v1", "StorageClass", "storageclasses", namespaced=False)
+QUOTA = Kind("v1", "ResourceQuota", "resourcequotas", optional=True)
+LIMIT_RANGE = Kind("v1", "LimitRange", "limitranges", optional=True)
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 
 APPLIED = {
