@@ -17,6 +17,7 @@ import dlcontract
 from dljob.api import DLJobSpec, PlanGroup, PlanStatus
 from dljob.api.changes import planned_fields
 from dljob.api.defaults import JobDefaults
+from dljob.scheduling import Charge
 
 OPERATOR_KEY = "operator.json"
 DIGEST_VERSION = "v1"
@@ -74,6 +75,13 @@ class StoredPlan(BaseModel):
     avoid: Annotated[
         tuple[Annotated[str, Field(max_length=253)], ...] | None,
         Field(max_length=MAX_AVOIDED, description="Nodes with repeated faults, on which the pods must not run."),
+    ] = None
+    charges: Annotated[
+        dict[str, Charge] | None,
+        Field(
+            description="What a pod of each group charges to quotas, and under the empty name, what all new other "
+            "objects charge. None: the namespace had no quota when the job was planned."
+        ),
     ] = None
     _stored: dict[str, str] | None = PrivateAttr(None)
     """The ConfigMap's data from which ``parse`` made the plan; None for a new plan."""

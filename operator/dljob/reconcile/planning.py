@@ -17,9 +17,11 @@ from dljob.job.trainer_plan import trainer_plan
 from dljob.planner import Decision, Group, Infeasible, Request, RunningBatch
 from dljob.planner.candidates.pools import usable, useful_cpu
 from dljob.planner.plan import plan
+from dljob.reconcile.limits import within_limits
 from dljob.reconcile.parsed import ParsedJob
 from dljob.reconcile.rollout import quiet
 from dljob.render import Names, RenderConfig
+from dljob.scheduling import NO_LIMITS
 from dljob.status import FALSE, TRUE, Verdict, is_true
 
 MAX_SET_NAME = 52
@@ -76,7 +78,7 @@ def question(parsed: ParsedJob) -> ParsedJob:
         observed=replace(
             observed, job=replace(observed.job, spec={}, status={}), sets=observed.sets[:1] and (ANY_SET,), pods=(),
             claims={}, classes=None, plan=None, report=None, report_problem=None, lost_nodes={}, view=None, learned={},
-            rejected=None,
+            rejected=None, limits=NO_LIMITS,
         ),
         before=DLJobStatus(conditions=kept, plan=before.plan, last_checkpoint=before.last_checkpoint),
         report=parsed.report if parsed.accepted is None else None,
@@ -100,13 +102,27 @@ def decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
     """
     if parsed.decision is not None:
         return parsed.decision
-    job, spec, view = parsed.observed.job, parsed.spec, parsed.observed.view
-    assert spec is not None and view is not None and parsed.digest is not None and parsed.own_spec is not None
-    whole, view = view, view.without(parsed.observed.left_out)
+    spec, view = parsed.spec, parsed.observed.view
+    assert spec is not None and view is not None
+    job = parsed.observed.job
     request = planner_request(job.name, spec, _running_batch(parsed), prices_of(parsed.defaults))
     splitting_disabled = _model_parallelism_was_slow(parsed)
     if splitting_disabled:
         request = replace(request, no_split_reason=MODEL_PARALLELISM_WAS_SLOW)
+
+    def attempt(asked: Request, nodes: ClusterView) -> StoredPlan | Infeasible:
+        return _attempt(parsed, config, asked, nodes, splitting_disabled=splitting_disabled)
+
+    return within_limits(parsed, request, view, config, attempt)
+
+
+def _attempt(
+    parsed: ParsedJob, config: RenderConfig, request: Request, whole: ClusterView, *, splitting_disabled: bool
+) -> StoredPlan | Infeasible:
+    """Return a plan for the request, or the reason why none is possible. Quotas do not count."""
+    job, spec = parsed.observed.job, parsed.spec
+    assert spec is not None and parsed.digest is not None and parsed.own_spec is not None
+    view = whole.without(parsed.observed.left_out)
     decision = plan(request, view, parsed.observed.learned)
     if isinstance(decision, Infeasible):
         return _but_for_left_out(parsed, request, whole, decision)
