@@ -83,6 +83,18 @@ class StoredPlan(BaseModel):
             "objects charge. None: the namespace had no quota when the job was planned."
         ),
     ] = None
+    pod_group_api: Annotated[
+        str | None,
+        Field(max_length=317, description="API version of the PodGroup that the pods name. None: they name none."),
+    ] = None
+    new_nodes: Annotated[
+        int | None,
+        Field(ge=1, description="Pods for which an autoscaler must add nodes. None: the nodes existed at planning."),
+    ] = None
+    start_timeout_s: Annotated[
+        float | None,
+        Field(gt=0, description="Start time-out of a plan that needs new nodes, if the job sets none. None: default."),
+    ] = None
     _stored: dict[str, str] | None = PrivateAttr(None)
     """The ConfigMap's data from which ``parse`` made the plan; None for a new plan."""
 
