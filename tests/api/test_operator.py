@@ -282,18 +282,30 @@ def test_repeated_events_are_counted(play: Play) -> None:
 
 
 def test_job_that_a_quota_blocks_releases_its_other_pods_and_starts_once_it_may(play: Play) -> None:
-    """Seen before: under a quota of one pod, a job of two held that pod without limit."""
+    """Seen before: under a quota of one pod, a job of two held that pod without limit.
+
+    The quota shrinks while the job runs: nothing is stopped until a pod is lost and cannot be created again.
+    """
     quota = {
         "apiVersion": "v1",
         "kind": "ResourceQuota",
         "metadata": {"name": "one-pod"},
         "spec": {"hard": {"pods": "1"}},
     }
-    play.kubectl.apply(quota)
     play.submit("gang", scheduling={**SPEC["scheduling"], "startTimeout": "10s"})
+    play.until_ready("gang")
+    play.kubectl.apply(quota)
+    wait_for(
+        "the quota's status",
+        lambda: "used" in (play.kubectl.get("resourcequota", "one-pod") or {}).get("status", {}),
+        20,
+    )
+    pod = play.kubectl.list("pods", "dljob.dev/job=gang")[0]["metadata"]["name"]
+    play.kubectl.delete("pod", pod)
     play.until_reported("gang", "Admitted", "StartTimedOut", "exceeded quota")
     no_pods(play.kubectl, "gang", 30)
     assert play.kubectl.job("gang")["status"]["startTimeouts"] >= 1
+    play.until_reported("gang", "Planned", "QuotaExceeded", "ResourceQuota one-pod", "1 left, 2 needed")
     play.kubectl.delete("resourcequota", "one-pod")
     play.until_ready("gang")
     play.kubectl.delete("dljob", "gang")

@@ -28,7 +28,7 @@ def nodes(kubectl: Kubectl) -> Iterator[HollowNodes]:
 
 @pytest.fixture(scope="module")
 def other(admin: Kubectl, kubectl: Kubectl) -> Iterator[Kubectl]:
-    """Return a second namespace, whose quota allows no pods."""
+    """Return a second namespace, whose quota allows no pods at first."""
     name = f"{kubectl.namespace}-full"
     admin.run("create", "namespace", name)
     found = Kubectl(admin.kubeconfig, name)
@@ -104,15 +104,26 @@ def test_pods_of_other_namespaces_take_devices(play: Play, admin: Kubectl, nodes
     remove(play.kubectl, "wants-all")
 
 
-def test_job_under_a_full_quota_does_not_block_another(play: Play, other: Kubectl) -> None:
+def test_job_waits_for_its_quota_and_does_not_block_another(play: Play, other: Kubectl) -> None:
     full = Play(other, play.device)
     full.submit("refused")
-    full.until_reported("refused", "PodsReady", "PodsRejected", "exceeded quota", "reserves no")
+    full.until_reported("refused", "Planned", "QuotaExceeded", "ResourceQuota full", "0 left, 2 needed")
+    assert not other.list("statefulsets", "dljob.dev/job")
     play.submit("allowed")
     play.until_ready("allowed")
-    assert planned(other.job("refused")) == "Planned", "it starts when the quota allows it"
     remove(play.kubectl, "allowed")
-    remove(other, "refused")
+    grown = {"hard": {"pods": "2", "requests.nvidia.com/gpu": "2", "count/statefulsets.apps": "1"}}
+    other.apply({"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "full"}, "spec": grown})
+    full.until_ready("refused")
+    found = other.get("resourcequota", "full")
+    assert found is not None and found["status"]["used"] == {
+        "pods": "2",
+        "requests.nvidia.com/gpu": "2",
+        "count/statefulsets.apps": "1",
+    }
+    full.submit("second", nodes={"min": 1, "max": 1})
+    full.until_reported("second", "Planned", "QuotaExceeded", "ResourceQuota full")
+    remove(other, "refused", "second")
 
 
 def test_next_operator_keeps_reservations_until_they_expire(play: Play, operator: OperatorProcess) -> None:

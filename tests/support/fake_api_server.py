@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from dljob.kube import Cache
-from dljob.kube.kinds import APPLIED, CLAIM, CONFIG_MAP, DLJOB, EVENT, NODE, POD, STATEFUL_SET, Kind
+from dljob.kube.kinds import APPLIED, CLAIM, CONFIG_MAP, DLJOB, EVENT, NODE, POD, QUOTA, STATEFUL_SET, Kind
 from dljob.kube.rest import ApiError
 
 Json = dict[str, Any]
-WATCHED = (DLJOB, STATEFUL_SET, POD, CONFIG_MAP, CLAIM, NODE)
+WATCHED = (DLJOB, STATEFUL_SET, POD, CONFIG_MAP, CLAIM, NODE, QUOTA)
 
 
 def merged(old: Any, new: Any) -> Any:
@@ -118,6 +118,13 @@ class FakeCluster:
         """Create a bound claim."""
         meta = {"name": name, "namespace": namespace}
         self.api._store(CLAIM, {"metadata": meta, "spec": {"accessModes": [mode]}, "status": {"phase": "Bound"}})
+
+    def quota(self, namespace: str, used: Json | None = None, **hard: str) -> None:
+        """Create or change the quota of a namespace, with a status as the quota controller writes it."""
+        status = {"hard": hard, "used": used or {}}
+        self.api._store(
+            QUOTA, {"metadata": {"name": "full", "namespace": namespace}, "spec": {"hard": hard}, "status": status}
+        )
 
     def submit(self, name: str, namespace: str = "team-a", **spec: Any) -> tuple[str, str]:
         self.api._store(DLJOB, {"metadata": {"name": name, "namespace": namespace, "generation": 1}, "spec": spec})

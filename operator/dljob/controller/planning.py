@@ -9,16 +9,17 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from time import monotonic
 
 from dljob.api import PlanningMode
 from dljob.cluster import ClusterView
+from dljob.controller.limits import limits_for
 from dljob.controller.metrics import Metrics
 from dljob.job.observed import Observed
 from dljob.job.profiles import learned_by_model
-from dljob.job.reservation import PlannedPods, placed_by_group, plan_reservation, stored_reservation
+from dljob.job.reservation import PlannedPods, created_by_group, placed_by_group, plan_reservation, stored_reservation
 from dljob.job.stored_plan import StoredPlan
 from dljob.job.waiting import devices_waited_for
 from dljob.kube import Cache, JobKey
@@ -26,7 +27,7 @@ from dljob.planner import Infeasible, Learned
 from dljob.planner.candidates.pools import wanted
 from dljob.reconcile import ParsedJob
 from dljob.reconcile.planning import question as question_of
-from dljob.scheduling import Growth, Reservation, ReservationBook, without_reserved
+from dljob.scheduling import NO_LIMITS, Growth, NamespaceLimits, Reservation, ReservationBook, without_reserved
 
 Profiles = Mapping[tuple[str, str], Learned]
 Decision = StoredPlan | Infeasible
@@ -70,6 +71,8 @@ class _Answer:
     """Versions of the ledger and of the reservations with which the plan is certainly still right."""
     profiles_version: int
     growth: int
+    limits_version: int
+    limits: NamespaceLimits
 
 
 class Planning:
@@ -242,10 +245,12 @@ class Planning:
         view = self._cache.ledger.empty_view() if question.queued else self._view(key)
         profiles, profiles_version = self._profiles_of(key[0]), self._cache.profiles_version
         growth, began = self._growth.count(_matters_to(question)), self._clock()
+        limits, limits_version = NO_LIMITS if question.queued else self._limits(key), self._cache.limits_version
+        asked = replace(question, observed=replace(question.observed, limits=limits))
         decision, error = None, ""
         self._current = (key, question)
         try:
-            decision = await self._planner(question, view, profiles)
+            decision = await self._planner(asked, view, profiles)
         except PlanningError as failure:
             error = str(failure)
         except Exception as failure:  # An error in one job must not stop the others.
@@ -260,8 +265,9 @@ class Planning:
         reserved = self._growing != key and self._reserve(key, question, decision)
         self._look()
         self._answers[key] = _Answer(
-            question, decision, error, reserved, self._clock(), self._versions(), profiles_version, growth
-        )
+            question, decision, error, reserved, self._clock(), self._versions(), profiles_version, growth,
+            limits_version, limits,
+        )  # fmt: skip
         self._requeue(key)
 
     def _reserve(self, key: JobKey, question: ParsedJob, decision: Decision | None) -> bool:
@@ -278,7 +284,8 @@ class Planning:
 
     def _missing(self, observed: Observed, pods: PlannedPods) -> tuple[Reservation, ...]:
         """Return what the pods of a plan need beyond what the job's pods have."""
-        return plan_reservation(pods, observed.job.spec, placed_by_group(observed, self._cache.ledger.holds))
+        placed, created = placed_by_group(observed, self._cache.ledger.holds), created_by_group(observed)
+        return plan_reservation(pods, observed.job.spec, placed, created=created)
 
     def _stands(self, key: JobKey, answer: _Answer) -> bool:
         """Return True if planning again would give the same answer, or if the answer may still be used."""
@@ -289,9 +296,12 @@ class Planning:
             return False
         self._look()
         if isinstance(answer.decision, Infeasible):
+            if not answer.limits.empty and self._limits(key).grown(answer.limits):
+                return False
             return age_s < REFRESH_S and answer.growth == self._growth.count(_matters_to(answer.question))
+        same_limits = answer.limits_version == self._cache.limits_version
         held = not answer.reserved or self._book.accepted(key)
-        return (held and age_s < FRESH_S) or answer.versions == self._versions()
+        return (held and age_s < FRESH_S) or (same_limits and answer.versions == self._versions())
 
     def _queue_waiting(self) -> None:
         """Queue the jobs for which no plan was possible, and for which one may be possible now."""
@@ -320,6 +330,10 @@ class Planning:
         if not mine and not self._book.holds(key):
             return self._free[1]
         return without_reserved(self._cache.ledger.view(mine), self._book.current(without=key))
+
+    def _limits(self, key: JobKey) -> NamespaceLimits:
+        """Return what quotas and limit ranges leave for a job."""
+        return limits_for(key, self._cache, self._book.current(without=key, namespace=key[0]))
 
     async def _derive_all(self) -> None:
         """Derive the reservations of all jobs, after this operator has become the leader."""

@@ -16,12 +16,26 @@ from kopf._core.engines import peering
 from dljob.controller.work_queue import WorkQueue
 from dljob.job.observed import JOB_LABEL
 from dljob.kube import Api, Cache, JobKey
-from dljob.kube.kinds import CLAIM, CONFIG_MAP, DLJOB, NODE, POD, PROFILE, STATEFUL_SET, STORAGE_CLASS, Kind
+from dljob.kube.kinds import (
+    CLAIM,
+    CONFIG_MAP,
+    DLJOB,
+    LIMIT_RANGE,
+    NODE,
+    POD,
+    PROFILE,
+    QUOTA,
+    STATEFUL_SET,
+    STORAGE_CLASS,
+    Kind,
+)
 from dljob.kube.watch import Reflector, bounded_responses
 from dljob.kube.watch.reflector import SILENCE_S
 
-REFLECTED = (STATEFUL_SET, POD, CONFIG_MAP, CLAIM, NODE, STORAGE_CLASS, PROFILE)
+REFLECTED = (STATEFUL_SET, POD, CONFIG_MAP, CLAIM, NODE, STORAGE_CLASS, PROFILE, QUOTA, LIMIT_RANGE)
 WATCHED = (DLJOB, *REFLECTED)
+CAPACITY = {NODE, POD, QUOTA, LIMIT_RANGE}
+"""Kinds whose changes may let a job that waits be planned."""
 LABELLED = (STATEFUL_SET, CONFIG_MAP)
 """Kinds of which the operator needs only the objects of jobs. The API server selects these by their label.
 
@@ -35,7 +49,7 @@ Normally, a silent watch is opened again earlier, after ``SILENCE_S``.
 PAGE = 50
 """Number of DLJobs on one page of a list. Each DLJob may have 1.5 MB."""
 SETTLE_S = 1.0
-"""Seconds between a change of a node, storage class, claim or pod and the reconcile of other affected jobs.
+"""Seconds between a change of a node, storage class, claim, quota or pod and the reconcile of other affected jobs.
 
 Such changes come in bursts, and with the delay each affected job is reconciled only once for a burst.
 """
@@ -57,7 +71,7 @@ class Watches:
     ) -> None:
         """``namespaces``: those to watch; empty: all. ``session``: opens an HTTP session with this response class.
 
-        ``capacity_changed``: called after changes of nodes or pods. ``all_pods``: watch pods in all namespaces.
+        ``capacity_changed``: called after changes of ``CAPACITY``. ``all_pods``: watch pods in all namespaces.
         """
         self.registry = kopf.OperatorRegistry()
         self._capacity_changed = capacity_changed
@@ -180,7 +194,7 @@ class Watches:
             self._queue.add((meta["namespace"], meta["name"]))
         elif job := (meta.get("labels") or {}).get(JOB_LABEL):
             self._queue.add((meta["namespace"], job))
-        if kind in (NODE, STORAGE_CLASS, CLAIM, POD):
+        if kind in CAPACITY or kind in (STORAGE_CLASS, CLAIM):
             self._unsettled.add(kind)
             if self._settling is None:
                 self._settling = asyncio.get_running_loop().call_later(SETTLE_S, self._settle)
@@ -189,7 +203,7 @@ class Watches:
         """Queue the jobs that wait for volumes and the jobs with pods on lost nodes, if a change may affect them."""
         self._settling, changed = None, self._unsettled
         self._unsettled = set()
-        if changed & {NODE, POD}:
+        if changed & CAPACITY:
             self._capacity_changed()
         affected = self._cache.waiting_for_volumes() if changed & {CLAIM, STORAGE_CLASS} else []
         affected += self._cache.on_lost_nodes() if NODE in changed else []

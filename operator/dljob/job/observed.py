@@ -13,6 +13,7 @@ from dljob.cluster import ClusterView
 from dljob.faults import LeftOut
 from dljob.job.queue import QueueSeen
 from dljob.planner import Learned
+from dljob.scheduling import NO_LIMITS, Charge, NamespaceLimits
 
 JOB_LABEL = "dljob.dev/job"
 GROUP_LABEL = "dljob.dev/group"
@@ -93,6 +94,8 @@ class PodSeen:
     """True if the pod is force-deleted already and remains only because of a finalizer."""
     set: str = ""
     """Name of the StatefulSet that controls the pod; empty if none does."""
+    charge: Charge | None = None
+    """What the pod charges to the quotas of its namespace; None if it has ended."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +165,8 @@ class Observed:
     """Those of ``lost_nodes`` that nobody has drained, shut down or removed: they have failed by themselves."""
     left_out: Mapping[str, LeftOut] = field(default_factory=dict)
     """Nodes that new plans of this job must not use, because of repeated faults."""
+    limits: NamespaceLimits = NO_LIMITS
+    """What quotas and limit ranges of the namespace leave for a new plan of this job. Set only for planning."""
     view: ClusterView | None = None
     """The nodes of the cluster; None unless the job must be planned with it, see ``reconcile.needs_view``."""
     learned: Mapping[tuple[str, str], Learned] = field(default_factory=dict)

@@ -2,12 +2,12 @@
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from dljob.job.observed import Observed, queued_elsewhere
 from dljob.job.stored_plan import PodGroup, StoredPlan
-from dljob.scheduling import Reservation, amount
+from dljob.scheduling import Charge, Reservation, amount
 
 REFUSED = {"PodsRejected", "ObjectRejected", "NamesTaken"}
 """Reasons of the condition PodsReady with which no pods of the job come until somebody changes something."""
@@ -21,10 +21,12 @@ class PlannedPods:
     revision: str
     groups: tuple[PodGroup, ...]
     memory_nbytes: int
+    charges: Mapping[str, Charge] = field(default_factory=dict)
+    """As in ``StoredPlan.charges``."""
 
     @classmethod
     def of(cls, plan: StoredPlan) -> "PlannedPods":
-        return cls(plan.plan.number, plan.revision, plan.groups, plan.memory_nbytes)
+        return cls(plan.plan.number, plan.revision, plan.groups, plan.memory_nbytes, plan.charges or {})
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,8 @@ def stored_reservation(observed: Observed, plan: PlannedPods | None, placed: Cal
     uids = sorted(pod.uid for pod in observed.pods if placed(pod.uid))
     wanted = {item.group: item.replicas for item in observed.sets if item.spec_digest == plan.revision}
     state = (job.uid, plan.number, plan.revision, tuple(uids), tuple(sorted(wanted.items())))
-    return Reserved(plan_reservation(plan, job.spec, placed_by_group(observed, placed), wanted), state)
+    created = created_by_group(observed)
+    return Reserved(plan_reservation(plan, job.spec, placed_by_group(observed, placed), wanted, created), state)
 
 
 def placed_by_group(observed: Observed, placed: Callable[[str], bool]) -> Counter[str]:
@@ -64,19 +67,34 @@ def placed_by_group(observed: Observed, placed: Callable[[str], bool]) -> Counte
     return Counter(pod.group for pod in observed.pods if placed(pod.uid))
 
 
+def created_by_group(observed: Observed) -> Counter[str]:
+    """Return the number of the job's pods that quotas count, by the name of their group."""
+    return Counter(pod.group for pod in observed.pods if pod.charge is not None)
+
+
 def plan_reservation(
-    plan: PlannedPods, spec: Mapping[str, Any], placed: Mapping[str, int], wanted: Mapping[str, int] | None = None
+    plan: PlannedPods,
+    spec: Mapping[str, Any],
+    placed: Mapping[str, int],
+    wanted: Mapping[str, int] | None = None,
+    created: Mapping[str, int] | None = None,
 ) -> tuple[Reservation, ...]:
     """Return what the pods of a plan need that are not placed yet.
 
     ``spec``: of the job, as the API server stores it. Its ``resources`` take precedence over the plan's, as in the
     pods. ``placed``: number of placed pods by group. ``wanted``: number of pods by group; default: as in the plan.
+    ``created``: number of pods by group that exist. If ``wanted`` is empty, no StatefulSet of the plan exists yet, and
+    the result includes the other objects of the plan, which need no node but are charged to quotas.
     """
     own = spec.get("resources") or {}
     cpu, memory = own.get("cpu"), own.get("memory")
     found = []
+    if not wanted and "" in plan.charges:
+        found.append(Reservation("", 0, 0, 0.0, 0, plan.charges[""], 1))
     for group in plan.groups:
-        missing = (wanted or {}).get(group.name, group.nodes) - placed.get(group.name, 0)
+        pods = (wanted or {}).get(group.name, group.nodes)
+        missing = pods - placed.get(group.name, 0)
+        charge = plan.charges.get(group.name)
         if missing > 0:
             found.append(
                 Reservation(
@@ -85,6 +103,8 @@ def plan_reservation(
                     group.ranks_per_node,
                     float(amount(str(cpu))) if cpu else group.cpu_m / 1000,
                     int(amount(str(memory))) if memory else plan.memory_nbytes,
+                    charge,
+                    max(0, pods - (created or {}).get(group.name, 0)) if charge is not None else 0,
                 )
             )
     return tuple(found)

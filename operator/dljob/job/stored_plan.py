@@ -18,6 +18,7 @@ from dljob.api import DLJobSpec, PlanGroup, PlanStatus
 from dljob.api.changes import planned_fields
 from dljob.api.defaults import JobDefaults
 from dljob.job.queue import QueueAdmission
+from dljob.scheduling import Charge
 
 OPERATOR_KEY = "operator.json"
 DIGEST_VERSION = "v1"
@@ -82,6 +83,13 @@ class StoredPlan(BaseModel):
     avoid: Annotated[
         tuple[Annotated[str, Field(max_length=253)], ...] | None,
         Field(max_length=MAX_AVOIDED, description="Nodes with repeated faults, on which the pods must not run."),
+    ] = None
+    charges: Annotated[
+        dict[str, Charge] | None,
+        Field(
+            description="What a pod of each group charges to quotas, and under the empty name, what all new other "
+            "objects charge. None: the namespace had no quota when the job was planned."
+        ),
     ] = None
     pod_group_api: Annotated[
         str | None,

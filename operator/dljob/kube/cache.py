@@ -13,10 +13,23 @@ from typing import Any
 from dljob.job.observed import JOB_LABEL, ClaimSeen, JobSeen, Observed, PodSeen, SetSeen
 from dljob.job.queue import QueueSeen
 from dljob.kube import trim
-from dljob.kube.kinds import CLAIM, CONFIG_MAP, DLJOB, NODE, POD, PROFILE, STATEFUL_SET, STORAGE_CLASS, WORKLOAD, Kind
+from dljob.kube.kinds import (
+    CLAIM,
+    CONFIG_MAP,
+    DLJOB,
+    LIMIT_RANGE,
+    NODE,
+    POD,
+    PROFILE,
+    QUOTA,
+    STATEFUL_SET,
+    STORAGE_CLASS,
+    WORKLOAD,
+    Kind,
+)
 from dljob.kube.view import bound_pod, node_capacity
 from dljob.render import Names
-from dljob.scheduling import Ledger
+from dljob.scheduling import Ledger, LimitRange, NamespaceLimits, Quota
 
 JobKey = tuple[str, str]
 """Namespace and name of a job."""
@@ -33,6 +46,8 @@ _TRIM: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     STORAGE_CLASS.plural: trim.storage_class,
     PROFILE.plural: lambda body: body,
     WORKLOAD.plural: trim.workload,
+    QUOTA.plural: Quota.parse,
+    LIMIT_RANGE.plural: LimitRange.parse,
 }
 
 
@@ -81,6 +96,8 @@ class Cache:
         self._touched: set[JobKey] = set()
         self.profiles_version = 0
         """It increases with each change of a profile."""
+        self.limits_version = 0
+        """It increases with each change of a quota or limit range."""
         self._deleted: dict[str, None] = {}
         """Uids of deleted objects, oldest first. ``put`` ignores these, because answers to writes may be late."""
 
@@ -116,6 +133,7 @@ class Cache:
     def _note(self, kind: Kind, key: tuple[str, str], *jobs: JobKey | None) -> None:
         """Note that an object changed: it is a profile, or a job, or belongs to ``jobs``."""
         self.profiles_version += kind is PROFILE
+        self.limits_version += kind in (QUOTA, LIMIT_RANGE)
         self._touched.update((key,) if kind is DLJOB else (job for job in jobs if job is not None))
 
     def take_touched(self) -> set[JobKey]:
@@ -205,6 +223,14 @@ class Cache:
 
     def profiles(self) -> list[Mapping[str, Any]]:
         return [entry.seen for entry in self._stores[PROFILE.plural].entries.values()]
+
+    def limits(self, namespace: str) -> NamespaceLimits:
+        """Return the quotas and limit ranges of a namespace, without regard to any job."""
+        quotas, ranges = (
+            tuple(store.entries[namespace, name].seen for name in sorted(store.by_namespace.get(namespace, ())))
+            for store in (self._stores[QUOTA.plural], self._stores[LIMIT_RANGE.plural])
+        )
+        return NamespaceLimits(quotas, ranges)
 
     def pods_of(self, key: JobKey) -> list[PodSeen]:
         """Return the pods that the StatefulSets of the job control. Others that have its label are not the job's."""

@@ -14,6 +14,8 @@ class Kind:
     kind: str
     plural: str
     namespaced: bool = True
+    optional: bool = False
+    """True if the operator works without permission to read the kind. Roles of an older release may lack it."""
 
     def path(self, namespace: str | None = None, name: str = "", subresource: str = "") -> str:
         """Return the URL path of an object, or of the list of all objects if ``name`` is empty.
@@ -56,6 +58,8 @@ POD_GROUPS = tuple(Kind(version, "PodGroup", "podgroups") for versions in API_VE
 STORAGE_CLASS = Kind("storage.k8s.io/v1", "StorageClass", "storageclasses", namespaced=False)
 WORKLOAD = Kind("kueue.x-k8s.io/v1beta1", "Workload", "workloads")
 """The Workload of Kueue. The operator uses the newest version that the API server serves and that it knows."""
+QUOTA = Kind("v1", "ResourceQuota", "resourcequotas", optional=True)
+LIMIT_RANGE = Kind("v1", "LimitRange", "limitranges", optional=True)
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 
 APPLIED = {

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 from dlcontract import PLAN_KEY, REPORT_KEY
@@ -24,6 +25,7 @@ from dljob.job.observed import (
 from dljob.job.queue import PRIORITY_LABEL, QUEUE_LABEL, Assignment, PodSetSeen, WorkloadSeen
 from dljob.kube.bounds import PROBLEM, report_problem, spec_problem
 from dljob.kueue import DIGEST_ANNOTATION
+from dljob.scheduling import Charge, pod_charge
 
 Body = Mapping[str, Any]
 _OWN_TAINTS = "node.kubernetes.io/"
@@ -162,7 +164,14 @@ def pod(body: Body) -> PodSeen:
         fenced="deletionTimestamp" in meta and meta.get("deletionGracePeriodSeconds") == 0,
         set=_controlling_set(body),
         fetching=next((_fetching(item) for item in init if item["name"] == DATASET_CONTAINER), None),
+        charge=None if status.get("phase") in ("Succeeded", "Failed") else _shared(pod_charge(spec)),
     )
+
+
+@lru_cache(maxsize=1024)
+def _shared(charge: Charge) -> Charge:
+    """Return an equal charge that was made before, if there is one: all pods of a StatefulSet share theirs."""
+    return charge
 
 
 def _fetching(container: Body) -> Fetching | None:

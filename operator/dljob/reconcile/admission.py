@@ -53,6 +53,14 @@ def waits(parsed: ParsedJob) -> bool:
     return found.status is FALSE
 
 
+def stops(parsed: ParsedJob) -> bool:
+    """Return True while the pods that a time-out has released still stop: they must not be started again."""
+    found = find(parsed.before.conditions, CONDITION)
+    timed_out = found is not None and found.status is FALSE and found.reason == "StartTimedOut"
+    current = parsed.accepted is not None and parsed.accepted.spec_digest == parsed.digest
+    return timed_out and current and not quiet(parsed.observed)
+
+
 def back_off_left_s(parsed: ParsedJob, now: datetime) -> float:
     """Return the seconds until a job whose pods were released may be planned again; 0 or less: now."""
     found = find(parsed.before.conditions, CONDITION)

@@ -83,7 +83,7 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: P
     target, plan_only = _plan(parsed, draft, config, now)
     if parsed.spec.suspend:
         _suspend(parsed, draft, now)
-    elif plan_only is not None or parsed.spec.planning.mode is PlanningMode.PLAN_ONLY:
+    elif plan_only is not None or parsed.spec.planning.mode is PlanningMode.PLAN_ONLY or admission.stops(parsed):
         stop(parsed, draft, now)
     elif target is not None:
         _roll(parsed, draft, parsed.spec, target, config, now)

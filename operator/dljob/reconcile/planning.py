@@ -20,9 +20,11 @@ from dljob.job.trainer_plan import trainer_plan
 from dljob.planner import Decision, Group, Infeasible, Request, RunningBatch
 from dljob.planner.candidates.pools import usable, useful_cpu
 from dljob.planner.plan import plan
+from dljob.reconcile.limits import within_limits
 from dljob.reconcile.parsed import ParsedJob
 from dljob.reconcile.rollout import quiet
 from dljob.render import Names, RenderConfig, gang
+from dljob.scheduling import NO_LIMITS
 from dljob.status import FALSE, TRUE, Verdict, is_true
 
 MAX_SET_NAME = 52
@@ -79,7 +81,7 @@ def question(parsed: ParsedJob) -> ParsedJob:
         observed=replace(
             observed, job=replace(observed.job, spec={}, status={}), sets=observed.sets[:1] and (ANY_SET,), pods=(),
             claims={}, classes=None, plan=None, report=None, report_problem=None, lost_nodes={}, view=None, learned={},
-            rejected=None, queue=QueueSeen(), capacity_grew=False,
+            rejected=None, queue=QueueSeen(), capacity_grew=False, limits=NO_LIMITS,
         ),
         before=DLJobStatus(conditions=kept, plan=before.plan, last_checkpoint=before.last_checkpoint),
         report=parsed.report if parsed.accepted is None else None,
@@ -128,14 +130,33 @@ def _with_partial_admission(parsed: ParsedJob, config: RenderConfig, found: Stor
 
 
 def _decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
-    job, spec, view = parsed.observed.job, parsed.spec, parsed.observed.view
-    assert spec is not None and view is not None and parsed.digest is not None and parsed.own_spec is not None
-    whole, view = view, view.without(parsed.observed.left_out)
-    spec = parsed.within.narrow(spec) if parsed.within else spec
+    spec, view = _narrowed(parsed), parsed.observed.view
+    assert view is not None
+    job = parsed.observed.job
     request = planner_request(job.name, spec, _running_batch(parsed), prices_of(parsed.defaults))
     splitting_disabled = _model_parallelism_was_slow(parsed)
     if splitting_disabled:
         request = replace(request, no_split_reason=MODEL_PARALLELISM_WAS_SLOW)
+
+    def attempt(asked: Request, nodes: ClusterView) -> StoredPlan | Infeasible:
+        return _attempt(parsed, config, asked, nodes, splitting_disabled=splitting_disabled)
+
+    return within_limits(parsed, request, view, config, attempt)
+
+
+def _narrowed(parsed: ParsedJob) -> DLJobSpec:
+    """Return the spec, limited to what Kueue has admitted."""
+    assert parsed.spec is not None
+    return parsed.within.narrow(parsed.spec) if parsed.within else parsed.spec
+
+
+def _attempt(
+    parsed: ParsedJob, config: RenderConfig, request: Request, whole: ClusterView, *, splitting_disabled: bool
+) -> StoredPlan | Infeasible:
+    """Return a plan for the request, or the reason why none is possible. Quotas do not count."""
+    job, spec = parsed.observed.job, _narrowed(parsed)
+    assert parsed.digest is not None and parsed.own_spec is not None
+    view = whole.without(parsed.observed.left_out)
     existing, learned, new_nodes = view, parsed.observed.learned, None
     decision = plan(request, view, learned)
     if isinstance(decision, Infeasible):

@@ -90,8 +90,8 @@ class ReservationBook:
         """Return True if the job reserves something."""
         return any(key in entries and not entries[key].expired for entries in (self._accepted, self._stored))
 
-    def current(self, without: Key | None = None) -> tuple[Reservation, ...]:
-        """Return the reservations of all jobs except ``without``.
+    def current(self, without: Key | None = None, namespace: str | None = None) -> tuple[Reservation, ...]:
+        """Return the reservations of all jobs except ``without``. ``namespace``: only of its jobs; None: of all.
 
         Of a job with a plan that is not stored yet, only this plan counts: it replaces the stored one.
         """
@@ -99,7 +99,7 @@ class ReservationBook:
         return tuple(
             reservation
             for key, entry in sorted(entries.items())
-            if key != without and not entry.expired
+            if key != without and namespace in (None, key[0]) and not entry.expired
             for reservation in entry.reservations
         )
 

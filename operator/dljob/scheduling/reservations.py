@@ -6,6 +6,7 @@ from functools import partial
 from heapq import nsmallest
 
 from dljob.cluster import ClusterView, Node
+from dljob.scheduling.charges import Charge
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +22,10 @@ class Reservation:
     """Devices on each node."""
     cpu: float
     memory_nbytes: int
+    charge: Charge | None = None
+    """What each of the ``uncreated`` objects will charge to quotas; None if the namespace had none."""
+    uncreated: int = 0
+    """Number of these objects that do not exist yet. A pod that waits for a node is in the quotas' usage already."""
 
 
 def without_reserved(view: ClusterView, reservations: Iterable[Reservation]) -> ClusterView:

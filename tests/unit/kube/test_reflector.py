@@ -6,10 +6,11 @@ from contextlib import suppress
 from typing import Any
 
 import aiohttp
+import pytest
 from aiohttp import web
 
-from dljob.kube import Api, Cache
-from dljob.kube.kinds import CONFIG_MAP
+from dljob.kube import Api, ApiError, Cache
+from dljob.kube.kinds import CONFIG_MAP, LIMIT_RANGE, POD, QUOTA, Kind
 from dljob.kube.watch import Reflector
 
 Json = dict[str, Any]
@@ -85,3 +86,29 @@ def test_deep_object_in_a_watch_does_not_end_it() -> None:
     events = [config_map("first", 11, text=plan), config_map("deep", 12, DEEP, "y"), config_map("last", 13, text="z")]
     cache, running = asyncio.run(mirrored([], events))
     assert running and names(cache) == {"first": plan, "deep": None, "last": "z"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "synced"), [(QUOTA, 403, True), (LIMIT_RANGE, 403, True), (POD, 403, False), (QUOTA, 500, False)]
+)
+def test_operator_starts_without_permission_to_read_quotas(kind: Kind, code: int, synced: bool) -> None:
+    """Roles of an older release, which an administrator may manage, do not have this permission."""
+
+    class Refusing:
+        async def page(self, *_: Any) -> Json:
+            asked.set()
+            raise ApiError(code, "Forbidden", "no")
+
+    async def main() -> bool:
+        api: Any = Refusing()
+        reflector = Reflector(api, Cache(), kind, None, "", lambda *_: None, lambda _: None)
+        task = asyncio.create_task(reflector.run())
+        await asyncio.wait_for(asked.wait(), 10)
+        await asyncio.sleep(0)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        return reflector.synced.is_set()
+
+    asked = asyncio.Event()
+    assert asyncio.run(main()) == synced

@@ -64,6 +64,20 @@ def released_at(observed: Observed, at_s: float) -> Observed:
     return replace(after(observed, step(observed, at_s)), pods=())
 
 
+def test_released_pods_are_not_started_again_while_they_stop() -> None:
+    """Seen before: they were, without a plan and a back-off, if the operator looked before they were gone."""
+    observed = half_started()
+    stopping = after(observed, step(observed, 70))
+    stopping = replace(
+        stopping,
+        pods=tuple(replace(pod, deleting=True) for pod in observed.pods[:1]),
+        sets=tuple(replace(item, replicas=0, made_replicas=1) for item in observed.sets),
+    )
+    later = step(stopping, 71)
+    assert not later.objects and not later.scales and later.plan is None
+    assert verdict(later, "Admitted") == ("False", "StartTimedOut")
+
+
 def test_released_job_is_planned_again_on_what_is_free_after_the_back_off() -> None:
     observed = released_at(half_started({"nodes": {"min": 2, "max": 3}}), 70)
     assert needs_view(observed)

@@ -55,7 +55,7 @@ class Reflector:
         self._api, self._cache, self._changed, self._gone = api, cache, changed, gone
         self.kind, self._namespace, self._selector = kind, namespace, selector
         self.synced = asyncio.Event()
-        """Set when all objects that existed at the start are in the cache."""
+        """Set when all objects that existed at the start are in the cache, or if these may not be read."""
         self.active_at = monotonic()
         """Monotonic time in seconds when the API server last sent something, or a request to it failed."""
 
@@ -83,6 +83,8 @@ class Reflector:
                 log.warning("watch of %s: %s; retrying in %.1f s", self.name, error, delay_s)
                 if error.code not in TEMPORARY:
                     version = ""
+                if error.forbidden and self.kind.optional:
+                    self.synced.set()
                 await asyncio.sleep(delay_s)
 
     async def _list(self) -> str:

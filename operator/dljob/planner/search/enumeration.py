@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dljob.cluster.catalogue import vendor
 from dljob.planner.candidates.options import Option
 from dljob.planner.search.objective import scores
 from dljob.planner.search.pareto import MAX_SHOWN, promising
@@ -49,6 +50,10 @@ class Search:
         self.options, self.request, self.screen = options, request, screen
         self._most = np.array([o.nodes for o in options], dtype=np.int64)
         self._per_node = np.array([o.ranks_per_node for o in options], dtype=np.int64)
+        self._gpu_limits = [
+            (np.array([o.ranks_per_node if o.pool.is_gpu and vendor(o.label) == name else 0 for o in options]), most)
+            for name, most in request.gpus_max.items()
+        ]
         self._device = np.array(_numbered([o.label for o in options]))
         # Rows are identified by a random 64-bit hash, which is a thousand times faster than comparing them.
         self._hashing = np.random.default_rng(0).integers(-(2**62), 2**62, len(options), dtype=np.int64) | 1
@@ -178,6 +183,8 @@ class Search:
         nodes = counts.sum(axis=1)
         most = self.request.nodes_max or int(self._most.sum())
         counts = counts[(nodes >= max(1, self.request.nodes_min)) & (nodes <= most)]
+        for per_node, gpus in self._gpu_limits:
+            counts = counts[counts @ per_node <= gpus]
         keys, first = np.unique(counts @ self._hashing, return_index=True)
         fresh = counts[np.sort(first[~np.isin(keys, self._seen)])]
         if not len(fresh):

@@ -118,8 +118,16 @@ def _parts(
             for option in options(pool, each, workload, request, learned):
                 most = min(option.nodes, request.nodes_max or option.nodes)
                 counts = [request.stages // each] if request.stages else sorted({*grid(most), request.nodes_min})
-                found += [Part(option, n) for n in counts if max(1, request.nodes_min) <= n <= most]
+                found += [
+                    Part(option, n)
+                    for n in counts
+                    if max(1, request.nodes_min) <= n <= most and _allowed(request, option, n)
+                ]
     return found
+
+
+def _allowed(request: Request, option: Option, nodes: int) -> bool:
+    return not option.pool.is_gpu or request.allows_gpus(option.label, nodes * option.ranks_per_node)
 
 
 def _fits(request: Request, part: Part, pairs: split.Pairs | None) -> bool:
@@ -229,6 +237,8 @@ def _places(
                     continue  # the same option with fewer nodes
                 seen.add(option.memory_nbytes)
                 most = min(option.nodes, request.nodes_max or option.nodes)
+                while most and not _allowed(request, option, most):
+                    most -= 1
                 if most >= max(1, request.nodes_min):
                     yield option, range(max(1, request.nodes_min), most + 1)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from dlcontract import CollectiveName
+from dljob.cluster.catalogue import vendor
 from dljob.cluster.prices import CATALOGUE_PRICES, Prices
 
 
@@ -77,6 +78,8 @@ class Request:
     momentum: float = 0.9
     nodes_min: int = 1
     nodes_max: int | None = None
+    gpus_max: Mapping[str, int] = field(default_factory=dict)
+    """Maximum number of GPUs in the plan by vendor, because of a quota. A vendor that is not in it has no maximum."""
     devices: tuple[str, ...] = ()
     """Allowed device types; empty for any."""
     node_selector: Mapping[str, str] = field(default_factory=dict)
@@ -106,6 +109,10 @@ class Request:
     Predictions then differ in certainty, and the plan with the smallest median often has the largest error."""
     candidates_kept: int = 5
     prices: Prices = CATALOGUE_PRICES
+
+    def allows_gpus(self, device: str, count: int) -> bool:
+        """Return True if a plan may use ``count`` GPUs of a type."""
+        return count <= self.gpus_max.get(vendor(device), count)
 
     def wire_nbytes(self, gradient_nbytes: int) -> int:
         """Return the bytes to send for a gradient of ``gradient_nbytes`` bytes."""

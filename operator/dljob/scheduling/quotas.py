@@ -1,0 +1,197 @@
+"""ResourceQuotas of a namespace: what they leave, and whether the objects of a plan fit into that.
+
+The API server adds to a quota's usage when it admits an object. The quota controller subtracts from it some time after
+an object is gone. A plan is checked against the usage that the quota's status shows, minus what the job's own pods
+charge, plus what the plans of other jobs will charge.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dljob.scheduling.charges import Amounts, Charge, container_amounts, parsed_amounts
+from dljob.scheduling.limit_ranges import LimitRange
+
+EXPLICIT = ("cpu", "memory", "requests.cpu", "requests.memory", "limits.cpu", "limits.memory")
+"""Resources that each container must state if a quota limits them; otherwise the API server rejects its pod."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """A requirement on the objects that a quota counts. Only priority classes have an operator and values."""
+
+    name: str
+    operator: str = "Exists"
+    values: tuple[str, ...] = ()
+
+    def holds(self, charge: Charge) -> bool:
+        """Return True if the scope selects the object. No object of a job has an unknown scope."""
+        if not charge.is_pod:
+            return False
+        if self.name != "PriorityClass":
+            return {
+                "Terminating": charge.terminating,
+                "NotTerminating": not charge.terminating,
+                "BestEffort": charge.best_effort,
+                "NotBestEffort": not charge.best_effort,
+                "CrossNamespacePodAffinity": charge.cross_namespace,
+            }.get(self.name, False)
+        return {
+            "In": charge.priority_class in self.values,
+            "NotIn": charge.priority_class not in self.values,
+            "Exists": bool(charge.priority_class),
+            "DoesNotExist": not charge.priority_class,
+        }.get(self.operator, False)
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """A ResourceQuota. ``used``: what its status shows, changed by ``with_usage``. All amounts are in thousandths."""
+
+    name: str
+    hard: Amounts = field(default_factory=dict)
+    used: Amounts = field(default_factory=dict)
+    scopes: tuple[Scope, ...] = ()
+
+    @classmethod
+    def parse(cls, body: Mapping[str, Any]) -> "Quota":
+        """Return the quota of a manifest. The API server enforces the status, which the spec completes at first."""
+        spec, status = body.get("spec") or {}, body.get("status") or {}
+        selector = (spec.get("scopeSelector") or {}).get("matchExpressions") or ()
+        hard = {**parsed_amounts(spec.get("hard")), **parsed_amounts(status.get("hard"))}
+        return cls(
+            body["metadata"]["name"],
+            hard,
+            {name: value for name, value in parsed_amounts(status.get("used")).items() if name in hard},
+            (
+                *(Scope(name) for name in spec.get("scopes") or ()),
+                *(
+                    Scope(item["scopeName"], item.get("operator") or "Exists", tuple(item.get("values") or ()))
+                    for item in selector
+                ),
+            ),
+        )
+
+    def charged(self, charge: Charge) -> dict[str, int]:
+        """Return what an object charges to this quota."""
+        if not all(scope.holds(charge) for scope in self.scopes):
+            return {}
+        return {name: value for name, value in charge.amounts if name in self.hard}
+
+    def left(self, resource: str) -> int:
+        """Return what may still be used. It is negative if the quota was lowered below what is used."""
+        return self.hard[resource] - self.used.get(resource, 0)
+
+    def with_usage(self, more: Iterable[tuple[Charge, int]]) -> "Quota":
+        """Return the quota with other usage. ``more``: (charge, number of such objects; negative if they go)."""
+        used = dict(self.used)
+        for charge, count in more:
+            for name, value in self.charged(charge).items():
+                used[name] = max(0, used.get(name, 0) + value * count)
+        return replace(self, used=used)
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceLimits:
+    """The quotas and limit ranges of a job's namespace, sorted by name."""
+
+    quotas: tuple[Quota, ...] = ()
+    ranges: tuple[LimitRange, ...] = ()
+
+    @property
+    def empty(self) -> bool:
+        return not (self.quotas or self.ranges)
+
+    def grown(self, before: "NamespaceLimits") -> bool:
+        """Return True if a plan may be possible that was not possible ``before``."""
+        if self.ranges != before.ranges:
+            return True
+        now = {quota.name: quota for quota in self.quotas}
+        for old in before.quotas:
+            new = now.get(old.name)
+            if new is None or new.scopes != old.scopes or old.hard.keys() - new.hard.keys():
+                return True
+            if any(new.left(name) > old.left(name) for name in old.hard):
+                return True
+        return False
+
+
+NO_LIMITS = NamespaceLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class Shortage:
+    """A resource of a quota that has less left than objects need. Amounts are in thousandths."""
+
+    quota: str
+    resource: str
+    hard: int
+    used: int
+    needed: int
+
+    @property
+    def left(self) -> int:
+        return max(0, self.hard - self.used)
+
+    def __str__(self) -> str:
+        hard, used, left, needed = (
+            amount_text(self.resource, each) for each in (self.hard, self.used, self.left, self.needed)
+        )
+        return (
+            f"ResourceQuota {self.quota}: {self.resource} has {used} of {hard} used or reserved and {left} left, "
+            f"{needed} needed"
+        )
+
+
+def shortages(quotas: Iterable[Quota], needs: Iterable[tuple[Charge, int]]) -> tuple[Shortage, ...]:
+    """Return what the quotas lack for objects. ``needs``: (charge, number of such objects).
+
+    A resource of which the objects use nothing is never short, even if the quota was lowered below its usage.
+    """
+    needs, found = tuple(needs), []
+    for quota in quotas:
+        wanted: dict[str, int] = {}
+        for charge, count in needs:
+            for name, value in quota.charged(charge).items():
+                wanted[name] = wanted.get(name, 0) + value * count
+        found += [
+            Shortage(quota.name, name, quota.hard[name], quota.used.get(name, 0), value)
+            for name, value in sorted(wanted.items())
+            if value > max(0, quota.left(name))
+        ]
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Unstated:
+    """A resource that a container must state because of a quota, and does not."""
+
+    quota: str
+    resource: str
+    container: str
+
+
+def unstated(quotas: Iterable[Quota], spec: Mapping[str, Any], charge: Charge) -> Unstated | None:
+    """Return the first resource that a container of a pod must state because of a quota; None if it states all."""
+    for quota in quotas:
+        if not all(scope.holds(charge) for scope in quota.scopes):
+            continue
+        whole = _stated(spec)
+        for container in (*(spec.get("initContainers") or ()), *(spec.get("containers") or ())):
+            for resource in EXPLICIT:
+                if resource in quota.hard and resource not in whole | _stated(container):
+                    return Unstated(quota.name, resource, str(container.get("name")))
+    return None
+
+
+def _stated(container: Mapping[str, Any]) -> set[str]:
+    requests, limits = container_amounts(container)
+    return {*requests, *(f"requests.{name}" for name in requests), *(f"limits.{name}" for name in limits)}
+
+
+def amount_text(resource: str, value: int) -> str:
+    """Return an amount in thousandths as a Kubernetes quantity, bytes in MiB or GiB."""
+    if resource.endswith(("memory", "storage")):
+        mebibytes = value / 1000 / 2**20
+        return f"{mebibytes / 1024:.4g}Gi" if mebibytes >= 1024 else f"{mebibytes:.4g}Mi"
+    return str(value // 1000) if value % 1000 == 0 else f"{value}m"
