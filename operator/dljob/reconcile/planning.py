@@ -8,6 +8,7 @@ from dlcontract import Plan
 from dljob import kueue
 from dljob.api import DLJobStatus, ParallelismStrategy, PlanningMode
 from dljob.api.changes import planned_fields
+from dljob.api.spec.spec import DLJobSpec
 from dljob.cluster import ClusterView, Node
 from dljob.job.defaults import applied_prices, prices_of
 from dljob.job.observed import SetSeen

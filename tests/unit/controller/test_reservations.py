@@ -1,6 +1,7 @@
 """Tests that two jobs never get the same devices, and that no job blocks devices that it does not use."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from dljob.scheduling.book import PATIENCE_S
 from support.builders import NOW, T4
 from support.controller.fake_operator import SPEC, Operator, on_two_nodes
 from support.fake_api_server import FakeCluster
-from support.virtual_time import now_s
+from support.virtual_time import now_s, run
 
 Json = dict[str, Any]
 
