@@ -16,11 +16,22 @@ from kopf._core.engines import peering
 from dljob.controller.work_queue import WorkQueue
 from dljob.job.observed import JOB_LABEL
 from dljob.kube import Api, Cache, JobKey
-from dljob.kube.kinds import CLAIM, CONFIG_MAP, DLJOB, NODE, POD, PROFILE, STATEFUL_SET, STORAGE_CLASS, Kind
+from dljob.kube.kinds import (
+    CLAIM,
+    CONFIG_MAP,
+    DLJOB,
+    NODE,
+    POD,
+    PRIORITY_CLASS,
+    PROFILE,
+    STATEFUL_SET,
+    STORAGE_CLASS,
+    Kind,
+)
 from dljob.kube.watch import Reflector, bounded_responses
 from dljob.kube.watch.reflector import SILENCE_S
 
-REFLECTED = (STATEFUL_SET, POD, CONFIG_MAP, CLAIM, NODE, STORAGE_CLASS, PROFILE)
+REFLECTED = (STATEFUL_SET, POD, CONFIG_MAP, CLAIM, NODE, STORAGE_CLASS, PRIORITY_CLASS, PROFILE)
 WATCHED = (DLJOB, *REFLECTED)
 LABELLED = (STATEFUL_SET, CONFIG_MAP)
 """Kinds of which the operator needs only the objects of jobs. The API server selects these by their label.

@@ -1,0 +1,102 @@
+"""Run the controller and its planning on a FakeCluster, until nothing is left to do."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+from dljob.cluster import ClusterView
+from dljob.controller.controller import Controller
+from dljob.controller.metrics import Metrics
+from dljob.controller.planning import Planning, PlanningError, Profiles
+from dljob.controller.work_queue import WorkQueue
+from dljob.job.stored_plan import StoredPlan
+from dljob.kube import Cache, JobKey, Kube, NodeFaults, WarningEvents
+from dljob.planner import Infeasible
+from dljob.reconcile import ParsedJob
+from dljob.reconcile.planning import decide
+from support.builders import CONFIG, NOW, T4
+from support.fake_api_server import FakeCluster
+from support.virtual_time import now_s, run
+
+Json = dict[str, Any]
+SPEC: Json = {
+    "model": {"name": "digits-cnn"},
+    "dataset": {"name": "digits"},
+    "globalBatchSize": 64,
+    "epochs": 5,
+    "nodes": {"min": 2, "max": 2},
+    "checkpoint": {"enabled": False},
+}
+"""A job that needs both nodes of the cluster."""
+
+
+async def planned_here(question: ParsedJob, view: ClusterView, profiles: Profiles) -> StoredPlan | Infeasible:
+    return decide(replace(question, observed=replace(question.observed, view=view, learned=profiles)), CONFIG)
+
+
+class Operator:
+    """A controller whose workers run until nothing is left to do."""
+
+    def __init__(self, cluster: FakeCluster) -> None:
+        self.cluster, self.cache, self.asked = cluster, Cache(now=lambda: NOW), list[JobKey]()
+        self.queue: WorkQueue[JobKey] = WorkQueue()
+        self.breaks: JobKey | None = None
+        """Job for which planning fails."""
+        self.hangs: JobKey | None = None
+        """Job for which planning does not end."""
+        self.error: Exception = PlanningError("the process that makes plans ended")
+        api: Any = cluster.api
+        kube, metrics = Kube(api, self.cache, 600.0), Metrics()
+        cluster.listed(self.cache)
+        self.planning = Planning(self.cache, self._plan, self.queue.add, metrics, now_s)
+        self.controller = Controller(
+            kube, self.cache, WarningEvents(api), self.queue, CONFIG, metrics, self.planning, lambda: NOW,
+            node_faults=NodeFaults(api, self.cache, "dljob-system", "node-faults", None),
+        )  # fmt: skip
+
+    async def _plan(self, question: ParsedJob, view: ClusterView, profiles: Profiles) -> StoredPlan | Infeasible:
+        self.asked.append(question.observed.job.key)
+        if question.observed.job.key == self.breaks:
+            raise self.error
+        while question.observed.job.key == self.hangs:
+            await asyncio.sleep(1.0)
+        return await planned_here(question, view, profiles)
+
+    async def __aenter__(self) -> "Operator":
+        self._tasks = [asyncio.create_task(self.controller.work()) for _ in range(4)]
+        self._tasks.append(asyncio.create_task(self.planning.run()))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def watch(self, seconds: float = 3.0) -> None:
+        """Let watch events arrive and the operator react to them, for some seconds."""
+        for _ in range(int(seconds / 0.5)):
+            for key in self.cluster.watch(self.cache):
+                self.queue.add(key)
+            self.planning.capacity_changed()
+            await asyncio.sleep(0.5)
+
+    def planned(self, key: JobKey) -> str | None:
+        """Return the reason of the condition Planned."""
+        job = self.cache.job(key)
+        assert job is not None
+        found = [c for c in job.status.get("conditions") or () if c["type"] == "Planned"]
+        return str(found[0]["reason"]) if found else None
+
+
+def on_two_nodes(test: Callable[[FakeCluster, Operator], Awaitable[None]]) -> None:
+    """Run a test on a cluster with two nodes, each with one GPU."""
+
+    async def main() -> None:
+        cluster = FakeCluster()
+        for name in ("n1", "n2"):
+            cluster.node(name, T4, 1)
+        async with Operator(cluster) as operator:
+            await test(cluster, operator)
+
+    run(main())
