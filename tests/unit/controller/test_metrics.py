@@ -15,7 +15,7 @@ from dljob.controller.metrics import Metrics
 
 OURS = "dljob_operator_"
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
-BOUNDED = {"kind", "scope", "phase", "result", "outcome", "verb", "resource", "code", "le"}
+BOUNDED = {"kind", "scope", "phase", "reason", "result", "outcome", "verb", "resource", "code", "le"}
 
 
 def families(metrics: Metrics) -> dict[str, Any]:
