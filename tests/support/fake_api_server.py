@@ -9,11 +9,23 @@ from collections.abc import Mapping
 from typing import Any
 
 from dljob.kube import Cache
-from dljob.kube.kinds import APPLIED, CLAIM, CONFIG_MAP, DLJOB, EVENT, NODE, POD, QUOTA, STATEFUL_SET, Kind
+from dljob.kube.kinds import (
+    APPLIED,
+    CLAIM,
+    CONFIG_MAP,
+    DLJOB,
+    EVENT,
+    NODE,
+    POD,
+    PRIORITY_CLASS,
+    QUOTA,
+    STATEFUL_SET,
+    Kind,
+)  # fmt: skip
 from dljob.kube.rest import ApiError
 
 Json = dict[str, Any]
-WATCHED = (DLJOB, STATEFUL_SET, POD, CONFIG_MAP, CLAIM, NODE, QUOTA)
+WATCHED = (DLJOB, STATEFUL_SET, POD, CONFIG_MAP, CLAIM, NODE, PRIORITY_CLASS, QUOTA)
 
 
 def merged(old: Any, new: Any) -> Any:
@@ -126,8 +138,14 @@ class FakeCluster:
             QUOTA, {"metadata": {"name": "full", "namespace": namespace}, "spec": {"hard": hard}, "status": status}
         )
 
-    def submit(self, name: str, namespace: str = "team-a", **spec: Any) -> tuple[str, str]:
-        self.api._store(DLJOB, {"metadata": {"name": name, "namespace": namespace, "generation": 1}, "spec": spec})
+    def priority_class(self, name: str, value: int, *, default: bool = False) -> None:
+        self.api._store(PRIORITY_CLASS, {"metadata": {"name": name}, "value": value, "globalDefault": default})
+
+    def submit(self, name: str, namespace: str = "team-a", *, second: int = 0, **spec: Any) -> tuple[str, str]:
+        """Create a job. ``second``: of its creation time, which decides between equal jobs."""
+        created = f"2026-01-01T00:00:{second:02}Z"
+        meta = {"name": name, "namespace": namespace, "generation": 1, "creationTimestamp": created}
+        self.api._store(DLJOB, {"metadata": meta, "spec": spec})
         return namespace, name
 
     async def edit(self, key: tuple[str, str], **spec: Any) -> None:

@@ -107,6 +107,13 @@ class Metrics:
             "above 0, look for jobs with the condition PodsReady False.",
             registry=registry,
         )
+        self.waiting_jobs = Gauge(
+            f"{prefix}_waiting_jobs",
+            "Jobs that wait for devices, by reason: no_plan (no plan is possible on the free devices), or queued (they "
+            "would delay the first job in the queue). If it does not fall, add nodes; see the jobs' condition Planned.",
+            ["reason"],
+            registry=registry,
+        )
         self.plan_error = Histogram(
             f"{prefix}_plan_step_error_ratio",
             "(predicted - measured) / measured step time of finished jobs. If it is far from 0, see the docs on "
@@ -177,6 +184,8 @@ class Metrics:
             self.jobs.labels(phase)
         for result in _RESULTS:
             self.reconciles.labels(result)
+        for reason in ("no_plan", "queued"):
+            self.waiting_jobs.labels(reason)
         for result in ("accepted", "infeasible"):
             self.plans.labels(result)
         for outcome in ("Complete", "Failed"):

@@ -17,8 +17,10 @@ from dljob.api import PlanningMode
 from dljob.cluster import ClusterView
 from dljob.controller.limits import limits_for
 from dljob.controller.metrics import Metrics
+from dljob.controller.queueing import Queue, queued
 from dljob.job.observed import Observed
 from dljob.job.profiles import learned_by_model
+from dljob.job.remaining import run_p90_s
 from dljob.job.reservation import PlannedPods, created_by_group, placed_by_group, plan_reservation, stored_reservation
 from dljob.job.stored_plan import StoredPlan
 from dljob.job.waiting import devices_waited_for
@@ -38,6 +40,8 @@ FRESH_S = 10.0
 """Seconds for which a plan may be used that was made before something else in the cluster changed."""
 REFRESH_S = 1800.0
 """Seconds after which a waiting job is planned again although no capacity grew, so that its message is up to date."""
+QUEUED_S = 300.0
+"""Seconds after which a job that waits behind the first in line is planned again: the forecasts change slowly."""
 RECONCILE_S = 60.0
 """Seconds after which a waiting job is reconciled again. It is not planned again unless its question has changed."""
 TICK_S = 5.0
@@ -73,6 +77,8 @@ class _Answer:
     growth: int
     limits_version: int
     limits: NamespaceLimits
+    behind: JobKey | None = None
+    """The first job in line, if the job waits only so that it does not delay that one."""
 
 
 class Planning:
@@ -92,9 +98,10 @@ class Planning:
         self._current: tuple[JobKey, ParsedJob] | None = None
         """The question that is being answered."""
         self._answers: dict[JobKey, _Answer] = {}
-        self._waiting: dict[JobKey, tuple[Observed, float]] = {}
-        """Jobs without a plan, as they were when the operator had written that no plan is possible, and the time."""
+        self._waiting: dict[JobKey, tuple[Observed, float, Decision | None]] = {}
+        """Jobs without a plan, as they were when the operator had written why no plan is possible, and when."""
         self._book, self._growth = ReservationBook(), Growth()
+        self._queue = Queue(cache, self._book, clock)
         self._unstored: dict[JobKey, tuple[Mapping[str, str], PlannedPods]] = {}
         """Accepted plans that are not stored yet, with their data."""
         self._growing: JobKey | None = None
@@ -172,7 +179,8 @@ class Planning:
     def wait(self, key: JobKey, observed: Observed | None) -> None:
         """Note that no plan is possible for a job without a plan, and that its status says so."""
         if observed is not None and observed.plan is None and not observed.sets and not observed.pods:
-            self._waiting[key] = (observed, self._clock())
+            answer = self._answers.get(key)
+            self._waiting[key] = (observed, self._clock(), answer.decision if answer is not None else None)
 
     def still_waits(self, key: JobKey, observed: Observed) -> bool:
         """Return True if nothing has changed for a waiting job, so that it need not be reconciled.
@@ -185,6 +193,8 @@ class Planning:
         answer = self._answers.get(key)
         if answer is None or not isinstance(answer.decision, Infeasible) or answer.decision.reason == "NodesLeftOut":
             return False  # Only a reconcile reads which nodes are left out.
+        if answer.decision != waiting[2]:
+            return False  # The status shows another reason.
         return self._stands(key, answer)
 
     def refused(self, key: JobKey) -> None:
@@ -221,8 +231,7 @@ class Planning:
                 self._wakeup.clear()
                 self._queue_waiting()
                 while self._asked:
-                    # Each namespace has its turn, so that many jobs of one do not delay those of the others.
-                    key = min(self._asked, key=lambda each: self._served.get(each[0], 0))
+                    key = min(self._asked, key=self._turn)
                     await self._answer(key, self._asked.pop(key))
                 with suppress(TimeoutError):
                     async with asyncio.timeout(TICK_S):
@@ -235,6 +244,16 @@ class Planning:
             ):  # fmt: skip
                 state.clear()
             self._book.clear()
+            self._queue.forget_all()
+
+    def _turn(self, key: JobKey) -> tuple[object, ...]:
+        """Return the sort key of the order in which questions are answered.
+
+        It is the order of the queue, except that namespaces with equal shares take turns, so that many jobs of one do
+        not delay those of the others.
+        """
+        job = self._queue.job(self._asked[key])
+        return *job.urgency, self._served.get(key[0], 0), *job.place
 
     async def _answer(self, key: JobKey, question: ParsedJob) -> None:
         self._served[key[0]] = max(self._served.values(), default=0) + 1
@@ -247,10 +266,10 @@ class Planning:
         growth, began = self._growth.count(_matters_to(question)), self._clock()
         limits, limits_version = NO_LIMITS if question.queued else self._limits(key), self._cache.limits_version
         asked = replace(question, observed=replace(question.observed, limits=limits))
-        decision, error = None, ""
+        decision, behind, error = None, None, ""
         self._current = (key, question)
         try:
-            decision = await self._planner(asked, view, profiles)
+            decision, behind = await self._decide(key, asked, view, profiles)
         except PlanningError as failure:
             error = str(failure)
         except Exception as failure:  # An error in one job must not stop the others.
@@ -266,15 +285,44 @@ class Planning:
         self._look()
         self._answers[key] = _Answer(
             question, decision, error, reserved, self._clock(), self._versions(), profiles_version, growth,
-            limits_version, limits,
+            limits_version, limits, behind,
         )  # fmt: skip
         self._requeue(key)
+
+    async def _decide(
+        self, key: JobKey, question: ParsedJob, view: ClusterView, profiles: Profiles
+    ) -> tuple[Decision, JobKey | None]:
+        """Return the plan of a job, or why it must wait, and the first job in line if it waits behind that one."""
+        decision = await self._planner(question, view, profiles)
+        alone = _plan_only(question) or question.queued or self._queue.holds_devices(key)
+        if isinstance(decision, Infeasible) or alone:
+            return decision, None
+        waiting = {
+            other: each.question
+            for other, each in self._answers.items()
+            if isinstance(each.decision, Infeasible)
+            and each.decision.transient
+            and each.decision.reason != "QuotaExceeded"  # It waits for jobs of its own namespace.
+            and not each.question.queued
+            # A job that has not asked again for so long cannot be reconciled. It must not block the others.
+            and self._clock() - each.at_s < REFRESH_S + RECONCILE_S
+        }
+        if not waiting:
+            return decision, None
+
+        async def ask(about: ParsedJob, free: ClusterView) -> Decision:
+            return await self._planner(about, free, self._profiles_of(about.observed.job.namespace))
+
+        first = await self._queue.first_before(key, question, waiting, ask)
+        if first is None or first.shadow.after(self._clock(), run_p90_s(decision.status.predicted)):
+            return decision, None
+        beside = await self._planner(question, first.shadow.beside(view), profiles)
+        return (queued(first, self._clock()), first.key) if isinstance(beside, Infeasible) else (beside, None)
 
     def _reserve(self, key: JobKey, question: ParsedJob, decision: Decision | None) -> bool:
         """Reserve what a new plan needs beyond the job's pods. Return False if it is not meant to run."""
         observed = self._cache.observe(key)
-        plan_only = question.spec is not None and question.spec.planning.mode is PlanningMode.PLAN_ONLY
-        if not isinstance(decision, StoredPlan) or plan_only or question.queued or observed is None:
+        if not isinstance(decision, StoredPlan) or _plan_only(question) or question.queued or observed is None:
             self.refused(key)
             return False
         pods = PlannedPods.of(decision)
@@ -298,15 +346,26 @@ class Planning:
         if isinstance(answer.decision, Infeasible):
             if not answer.limits.empty and self._limits(key).grown(answer.limits):
                 return False
-            return age_s < REFRESH_S and answer.growth == self._growth.count(_matters_to(answer.question))
+            limit_s = REFRESH_S if answer.behind is None else QUEUED_S
+            if age_s >= limit_s or not self._waits_still(answer.behind):
+                return False
+            return answer.growth == self._growth.count(_matters_to(answer.question))
         same_limits = answer.limits_version == self._cache.limits_version
         held = not answer.reserved or self._book.accepted(key)
         return (held and age_s < FRESH_S) or (same_limits and answer.versions == self._versions())
 
+    def _waits_still(self, first: JobKey | None) -> bool:
+        """Return True if the first in line, behind which another job waits, has no devices yet. None: there is none."""
+        answer = self._answers.get(first) if first is not None else None
+        return first is None or (answer is not None and isinstance(answer.decision, Infeasible))
+
     def _queue_waiting(self) -> None:
         """Queue the jobs for which no plan was possible, and for which one may be possible now."""
-        for key, answer in list(self._answers.items()):
-            if isinstance(answer.decision, Infeasible) and not self._stands(key, answer):
+        waiting = {key: each for key, each in self._answers.items() if isinstance(each.decision, Infeasible)}
+        self._metrics.waiting_jobs.labels("queued").set(sum(each.behind is not None for each in waiting.values()))
+        self._metrics.waiting_jobs.labels("no_plan").set(sum(each.behind is None for each in waiting.values()))
+        for key, answer in waiting.items():
+            if not self._stands(key, answer):
                 self._requeue(key)
 
     def _versions(self) -> tuple[int, int]:
@@ -385,6 +444,10 @@ class Planning:
             self._profiles = {name: each for name, each in self._profiles.items() if each[0] == version}
             known = self._profiles[namespace] = (version, learned_by_model(self._cache.profiles(), namespace))
         return known[1]
+
+
+def _plan_only(question: ParsedJob) -> bool:
+    return question.spec is not None and question.spec.planning.mode is PlanningMode.PLAN_ONLY
 
 
 def _matters_to(question: ParsedJob) -> Callable[[str], bool]:

@@ -23,6 +23,7 @@ from dljob.kube.kinds import (
     LIMIT_RANGE,
     NODE,
     POD,
+    PRIORITY_CLASS,
     PROFILE,
     QUOTA,
     STATEFUL_SET,
@@ -32,7 +33,9 @@ from dljob.kube.kinds import (
 from dljob.kube.watch import Reflector, bounded_responses
 from dljob.kube.watch.reflector import SILENCE_S
 
-REFLECTED = (STATEFUL_SET, POD, CONFIG_MAP, CLAIM, NODE, STORAGE_CLASS, PROFILE, QUOTA, LIMIT_RANGE)
+REFLECTED = (
+    STATEFUL_SET, POD, CONFIG_MAP, CLAIM, NODE, STORAGE_CLASS, PRIORITY_CLASS, PROFILE, QUOTA, LIMIT_RANGE,
+)  # fmt: skip
 WATCHED = (DLJOB, *REFLECTED)
 CAPACITY = {NODE, POD, QUOTA, LIMIT_RANGE}
 """Kinds whose changes may let a job that waits be planned."""

@@ -20,6 +20,7 @@ from dljob.kube.kinds import (
     LIMIT_RANGE,
     NODE,
     POD,
+    PRIORITY_CLASS,
     PROFILE,
     QUOTA,
     STATEFUL_SET,
@@ -44,6 +45,7 @@ _TRIM: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     CLAIM.plural: trim.claim,
     NODE.plural: trim.node,
     STORAGE_CLASS.plural: trim.storage_class,
+    PRIORITY_CLASS.plural: trim.priority_class,
     PROFILE.plural: lambda body: body,
     WORKLOAD.plural: trim.workload,
     QUOTA.plural: Quota.parse,
@@ -220,6 +222,16 @@ class Cache:
 
     def nodes(self) -> list[trim.NodeSeen]:
         return [entry.seen for entry in self._stores[NODE.plural].entries.values()]
+
+    def priority(self, name: str | None) -> int:
+        """Return the value of a PriorityClass. Without such a class, return that of the cluster's default class, or 0.
+
+        Kubernetes uses the lowest value if several classes are the default.
+        """
+        entries = self._stores[PRIORITY_CLASS.plural].entries
+        if name is not None and (found := entries.get(("", name))) is not None:
+            return int(found.seen.value)
+        return min((int(entry.seen.value) for entry in entries.values() if entry.seen.default), default=0)
 
     def profiles(self) -> list[Mapping[str, Any]]:
         return [entry.seen for entry in self._stores[PROFILE.plural].entries.values()]

@@ -64,6 +64,13 @@ class NodeSeen:
 
 
 @dataclass(frozen=True)
+class PriorityClassSeen:
+    value: int
+    default: bool = False
+    """True if it applies to pods that name no class."""
+
+
+@dataclass(frozen=True)
 class MapSeen:
     """A ConfigMap of a job."""
 
@@ -251,6 +258,10 @@ def storage_class(body: Body) -> ClassSeen:
     annotations = body["metadata"].get("annotations") or {}
     keys = ("storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class")
     return ClassSeen(body["metadata"]["name"], any(annotations.get(key) == "true" for key in keys))
+
+
+def priority_class(body: Body) -> PriorityClassSeen:
+    return PriorityClassSeen(int(body.get("value") or 0), bool(body.get("globalDefault")))
 
 
 def node(body: Body) -> NodeSeen:

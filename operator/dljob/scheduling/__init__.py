@@ -1,15 +1,17 @@
-"""Who may start now, on which devices: the capacity of the nodes, what pods use of it, what plans reserve, and
-what the quotas of a namespace leave.
+"""Who may start now, on which devices: the capacity of the nodes, what pods use of it, what plans reserve, what the
+quotas of a namespace leave, and the order of the queue.
 
 The package does no I/O and reads no clock: callers pass nodes, pods and times.
 """
 
+from dljob.scheduling.backfill import RunningJob, Shadow, StartSearch, in_order_of_ends, shadow, start_in_s
 from dljob.scheduling.book import ReservationBook
 from dljob.scheduling.charges import Charge, object_charge, pod_charge
 from dljob.scheduling.gain import MIN_LEFT_S, Gain, gain
 from dljob.scheduling.growth import Growth
 from dljob.scheduling.ledger import BoundPod, Ledger, NodeCapacity
 from dljob.scheduling.limit_ranges import LimitRange
+from dljob.scheduling.order import QueuedJob, dominant_share
 from dljob.scheduling.quotas import NO_LIMITS, NamespaceLimits, Quota
 from dljob.scheduling.requests import NOTHING, Requests, amount, pod_requests
 from dljob.scheduling.reservations import Reservation, without_reserved
@@ -26,14 +28,22 @@ __all__ = [
     "LimitRange",
     "NamespaceLimits",
     "NodeCapacity",
+    "QueuedJob",
     "Quota",
     "Requests",
     "Reservation",
     "ReservationBook",
+    "RunningJob",
+    "Shadow",
+    "StartSearch",
     "amount",
+    "dominant_share",
     "gain",
+    "in_order_of_ends",
     "object_charge",
     "pod_charge",
     "pod_requests",
+    "shadow",
+    "start_in_s",
     "without_reserved",
 ]

@@ -4,7 +4,7 @@ A plan that the operator has just accepted counts at once, before the API server
 are derived from stored objects, so that another operator derives the same ones.
 """
 
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass
 
 from dljob.scheduling.reservations import Reservation
@@ -90,8 +90,14 @@ class ReservationBook:
         """Return True if the job reserves something."""
         return any(key in entries and not entries[key].expired for entries in (self._accepted, self._stored))
 
-    def current(self, without: Key | None = None, namespace: str | None = None) -> tuple[Reservation, ...]:
-        """Return the reservations of all jobs except ``without``. ``namespace``: only of its jobs; None: of all.
+    def reserved(self, key: Key) -> tuple[Reservation, ...]:
+        """Return the reservations of one job."""
+        return next((_counting(each[key]) for each in (self._accepted, self._stored) if _counting(each.get(key))), ())
+
+    def current(
+        self, without: Key | None = None, namespace: str | None = None, ended: Collection[Key] = ()
+    ) -> tuple[Reservation, ...]:
+        """Return the reservations of all jobs except ``without`` and ``ended``. ``namespace``: only of its jobs; None: of all.
 
         Of a job with a plan that is not stored yet, only this plan counts: it replaces the stored one.
         """
@@ -99,7 +105,7 @@ class ReservationBook:
         return tuple(
             reservation
             for key, entry in sorted(entries.items())
-            if key != without and namespace in (None, key[0]) and not entry.expired
+            if key != without and key not in ended and namespace in (None, key[0]) and not entry.expired
             for reservation in entry.reservations
         )
 

@@ -83,6 +83,15 @@ class Ledger:
         """Return True if the pod takes resources from a node."""
         return uid in self._pods
 
+    def requests(self, uid: str) -> Requests:
+        """Return what the pod takes from its node; nothing if it is not in the ledger."""
+        pod = self._pods.get(uid)
+        return NOTHING if pod is None else pod.requests
+
+    def total(self) -> Requests:
+        """Return the sum of the allocatable resources of all nodes."""
+        return sum((capacity.total for capacity in self._nodes.values()), NOTHING)
+
     def view(self, without: Iterable[str] = ()) -> ClusterView:
         """Return the nodes with their free resources. Pods with uids in ``without`` do not count."""
         if self._dirty or self._view is None:

@@ -45,7 +45,7 @@ def test_two_jobs_at_once_do_not_get_the_same_devices() -> None:
 def test_accepted_plan_counts_while_the_watch_lags_behind() -> None:
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         cluster.submit("first", **SPEC)
-        second = cluster.submit("second", **SPEC)
+        second = cluster.submit("second", second=1, **SPEC)
         for key in cluster.watch(operator.cache):
             operator.queue.add(key)
         await asyncio.sleep(3)  # No watch event arrives any more.

@@ -1,0 +1,146 @@
+"""Tests of the queue: jobs start in its order, and no job delays the first in line."""
+
+from dljob.kube import JobKey
+from dljob.kube.kinds import POD
+from support.controller.fake_operator import SPEC, Json, Operator, on_two_nodes
+from support.fake_api_server import FakeCluster
+
+SMALL: Json = {**SPEC, "nodes": {"min": 1, "max": 1}}
+LONG: Json = {**SMALL, "epochs": 1_000_000}
+"""A job on one node that takes days."""
+
+
+async def run_on(cluster: FakeCluster, operator: Operator, key: JobKey, *nodes: str) -> None:
+    """Start the pods of a planned job."""
+    await operator.watch(1.0)
+    assert operator.planned(key) == "Planned"
+    await cluster.bind(await cluster.create_pods(key), *nodes)
+    await operator.watch(1.0)
+
+
+async def stop(cluster: FakeCluster, operator: Operator, key: JobKey) -> None:
+    """Suspend a job, and remove its pods."""
+    await cluster.edit(key, suspend=True)
+    for pod in await cluster.api.find(POD, key[0]):
+        if pod["metadata"]["name"].startswith(f"{key[1]}-"):
+            await cluster.api.delete(POD, key[0], pod["metadata"]["name"])
+    await operator.watch(10.0)
+
+
+def test_small_jobs_do_not_starve_a_big_one() -> None:
+    """Seen before: any job that fitted was started, so a job that needs all nodes waited for ever."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        running = cluster.submit("running", **SMALL)
+        await run_on(cluster, operator, running, "n1")
+        big = cluster.submit("big", second=1, **SPEC)
+        await operator.watch()
+        small = cluster.submit("small", second=2, **LONG)
+        await operator.watch()
+        assert (operator.planned(big), operator.planned(small)) == ("DeviceBusy", "Queued")
+        await stop(cluster, operator, running)
+        assert (operator.planned(big), operator.planned(small)) == ("Planned", "DeviceBusy")
+
+    on_two_nodes(body)
+
+
+def test_job_that_ends_in_time_overtakes() -> None:
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        running = cluster.submit("running", **LONG)
+        await run_on(cluster, operator, running, "n1")
+        big = cluster.submit("big", second=1, **SPEC)
+        await operator.watch()
+        small = cluster.submit("small", second=2, **SMALL)
+        await operator.watch()
+        assert (operator.planned(big), operator.planned(small)) == ("DeviceBusy", "Planned")
+
+    on_two_nodes(body)
+
+
+def test_job_that_can_never_run_blocks_nobody() -> None:
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        running = cluster.submit("running", **SMALL)
+        await run_on(cluster, operator, running, "n1")
+        cluster.submit("huge", second=1, **{**SPEC, "nodes": {"min": 3, "max": 3}})
+        await operator.watch()
+        small = cluster.submit("small", second=2, **LONG)
+        await operator.watch()
+        assert operator.planned(small) == "Planned"
+
+    on_two_nodes(body)
+
+
+def test_pods_of_others_make_a_job_impossible_and_it_blocks_nobody() -> None:
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        request = {"resources": {"requests": {"nvidia.com/gpu": "1"}}, "name": "web"}
+        meta = {"name": "web", "namespace": "web"}
+        cluster.api._store(POD, {"metadata": meta, "spec": {"nodeName": "n1", "containers": [request]}})
+        big = cluster.submit("big", second=1, **SPEC)
+        await operator.watch()
+        small = cluster.submit("small", second=2, **LONG)
+        await operator.watch()
+        assert (operator.planned(big), operator.planned(small)) == ("DeviceBusy", "Planned")
+
+    on_two_nodes(body)
+
+
+def test_higher_priority_starts_first() -> None:
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        cluster.priority_class("urgent", 1000)
+        running = cluster.submit("running", **SPEC)
+        await run_on(cluster, operator, running, "n1", "n2")
+        low = cluster.submit("low", second=1, **SPEC)
+        high = cluster.submit("high", second=2, scheduling={"priorityClassName": "urgent"}, **SPEC)
+        await operator.watch()
+        await stop(cluster, operator, running)
+        assert (operator.planned(high), operator.planned(low)) == ("Planned", "DeviceBusy")
+
+    on_two_nodes(body)
+
+
+def test_namespace_that_holds_less_starts_first() -> None:
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        first, other = cluster.submit("first", "team-a", **SMALL), cluster.submit("other", "team-b", **SMALL)
+        await operator.watch(1.0)
+        await cluster.bind(await cluster.create_pods(first), "n1")
+        await cluster.bind(await cluster.create_pods(other), "n2")
+        await operator.watch(1.0)
+        older = cluster.submit("older", "team-a", second=1, **SMALL)
+        newer = cluster.submit("newer", "team-b", second=2, **SMALL)
+        await operator.watch()
+        await stop(cluster, operator, other)
+        assert (operator.planned(newer), operator.planned(older)) == ("Planned", "DeviceBusy")
+
+    on_two_nodes(body)
+
+
+def test_next_operator_lets_nobody_overtake() -> None:
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        running = cluster.submit("running", **SMALL)
+        await run_on(cluster, operator, running, "n1")
+        big = cluster.submit("big", second=1, **SPEC)
+        small = cluster.submit("small", second=2, **LONG)
+        await operator.watch()
+        await operator.__aexit__()
+        async with Operator(cluster) as following:
+            for key in (big, small):
+                following.queue.add(key)
+            await following.watch()
+            assert (following.planned(big), following.planned(small)) == ("DeviceBusy", "Queued")
+
+    on_two_nodes(body)
+
+
+def test_queued_jobs_cost_no_planning_while_nothing_changes() -> None:
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        running = cluster.submit("running", **SMALL)
+        await run_on(cluster, operator, running, "n1")
+        cluster.submit("big", second=1, **SPEC)
+        small = cluster.submit("small", second=2, **LONG)
+        await operator.watch()
+        assert operator.planned(small) == "Queued"
+        operator.asked.clear()
+        await operator.watch(120.0)
+        assert operator.asked == []
+
+    on_two_nodes(body)
