@@ -97,7 +97,9 @@ class ReservationBook:
     def current(
         self, without: Key | None = None, namespace: str | None = None, ended: Collection[Key] = ()
     ) -> tuple[Reservation, ...]:
-        """Return the reservations of all jobs except ``without`` and ``ended``. ``namespace``: only of its jobs; None: of all.
+        """Return the reservations of all jobs except ``without`` and ``ended``.
+
+        ``namespace``: only of jobs in this namespace; None: in all.
 
         Of a job with a plan that is not stored yet, only this plan counts: it replaces the stored one.
         """
