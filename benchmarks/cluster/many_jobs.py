@@ -42,7 +42,7 @@ def manifest(name: str, width: int, epochs: int) -> Json:
         "globalBatchSize": 60,
         "epochs": epochs,
         "nodes": {"min": width, "max": width},
-        "resources": {"cpu": "100m", "memory": "384Mi"},
+        "resources": {"cpu": "500m", "memory": "1Gi"},
         "checkpoint": {"enabled": False},
     }
     metadata = {"name": name, "labels": {label: value}}
@@ -130,7 +130,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="exit with 1 if a goal is missed")
     options = parser.parse_args()
     clear()
-    alone = {width: alone_s(width, options.alone, options.epochs, 300) for width in options.widths}
+    alone = {width: alone_s(width, options.alone, options.epochs, 180) for width in options.widths}
     best = min(alone, key=lambda width: alone[width])
     print(f"one after another: {', '.join(f'{s:.1f} s a job on {w} nodes' for w, s in alone.items())}", file=sys.stderr)
     restarts = operator_restarts()

@@ -41,6 +41,19 @@ Such changes come in bursts, and with the delay each affected job is reconciled 
 """
 
 
+class _NoDiffs(kopf.DiffBaseStorage):
+    """Keeps kopf from copying each DLJob to find what has changed: none of its handlers here needs to know that."""
+
+    def build(self, *, body: kopf.Body, extra_fields: Iterable[Any] | None = None) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
+        return None
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+        """Store nothing: the operator must not write annotations into users' objects."""
+
+
 class Watches:
     """kopf's handlers. They write watched objects to the cache and add the keys of affected jobs to the work queue."""
 
@@ -126,6 +139,7 @@ class Watches:
         settings.process.ultimate_exiting_timeout = 20
         settings.watching.inactivity_timeout = SILENCE_S
         settings.watching.chunk_size = PAGE
+        settings.persistence.diffbase_storage = _NoDiffs()
         return settings
 
     async def run(self, identity: str, stop: asyncio.Event, end: Callable[[], Awaitable[None]]) -> None:
