@@ -40,6 +40,12 @@ SETTLE_S = 1.0
 Such changes come in bursts, and with the delay each affected job is reconciled only once for a burst.
 """
 
+BURST_S = 0.1
+"""Seconds between a change of a job's pod or StatefulSet and the job's reconcile.
+
+The pods of a job start and end together. Without the delay, the job's status was written for each of them.
+"""
+
 
 class _NoDiffs(kopf.DiffBaseStorage):
     """Keeps kopf from copying each DLJob to find what has changed: none of its handlers here needs to know that."""
@@ -193,7 +199,11 @@ class Watches:
         if kind is DLJOB:
             self._queue.add((meta["namespace"], meta["name"]))
         elif job := (meta.get("labels") or {}).get(JOB_LABEL):
-            self._queue.add((meta["namespace"], job))
+            key = (meta["namespace"], job)
+            if kind in (POD, STATEFUL_SET):
+                self._queue.add_after(key, BURST_S)
+            else:
+                self._queue.add(key)
         if kind in (NODE, STORAGE_CLASS, CLAIM, POD):
             self._unsettled.add(kind)
             if self._settling is None:
