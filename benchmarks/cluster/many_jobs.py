@@ -29,6 +29,7 @@ from benchmarks.lib.goals import Figure, table
 
 Json = dict[str, Any]
 SELECTOR = "dljob.dev/benchmark=many-jobs"
+OPERATOR = "app.kubernetes.io/name=dljob"
 POLL_S = 1.0
 ENDED = ("Complete", "Failed")
 
@@ -101,9 +102,25 @@ def alone_s(width: int, count: int, epochs: int, deadline_s: float) -> float:
     return took_s
 
 
+def operator_pods() -> list[Json]:
+    items: list[Json] = json.loads(kubectl("get", "pods", "-A", "-l", OPERATOR, "-o", "json"))["items"]
+    return items
+
+
 def operator_restarts() -> int:
-    pods = json.loads(kubectl("get", "pods", "-A", "-l", "app.kubernetes.io/name=dljob", "-o", "json"))["items"]
-    return sum(each["restartCount"] for pod in pods for each in pod["status"].get("containerStatuses", []))
+    return sum(each["restartCount"] for pod in operator_pods() for each in pod["status"].get("containerStatuses", []))
+
+
+def explain_restarts() -> None:
+    """Print how the operator's last container ended, its last lines and the events of its pod."""
+    for pod in operator_pods():
+        name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
+        for each in pod["status"].get("containerStatuses", []):
+            if each["restartCount"]:
+                print(f"{name}: {json.dumps(each['lastState'])}", file=sys.stderr)
+                print(kubectl("logs", "-n", namespace, name, "--previous", "--tail=30"), file=sys.stderr)
+        events = kubectl("get", "events", "-n", namespace, "--field-selector", f"involvedObject.name={name}")
+        print(events, file=sys.stderr)
 
 
 def most_at_once(ended: list[Json]) -> int:
@@ -157,6 +174,8 @@ def main() -> None:
     for job in ended:
         if job["status"]["phase"] == "Failed":
             print(f"{job['metadata']['name']}: {job['status']['conditions']}", file=sys.stderr)
+    if restarts:
+        explain_restarts()
     missed = any(each.missed for each in figures)
     if not missed:
         clear()
