@@ -1,5 +1,7 @@
 """Tests of the trainer without a cluster, by plain ``python`` and ``mpirun -n 2`` on real ranks."""
 
+import contextlib
+import random
 import re
 import socket
 import sys
@@ -13,7 +15,7 @@ from dltrain.local import torchrun_variables
 from dltrain.protocol.errors import BadInputError
 from dltrain.protocol.rank_messages import EXIT_BAD_INPUT, EXIT_OK, EXIT_USER_ERROR
 from support.trainer.plans import make_plan, write
-from support.trainer.ranks import ROOT, Ended, command, run, run_ranks
+from support.trainer.ranks import ROOT, Ended, alone, command, run, run_ranks
 
 pytestmark = [pytest.mark.mpi, pytest.mark.patient]
 SCRIPTS = ROOT / "examples/scripts"
@@ -21,9 +23,13 @@ BUSY_S = 400.0
 """Time limit of a run on a machine whose processors other tests use."""
 
 
-def local(ranks: int, *arguments: str | Path, port: str = "29500") -> Ended:
+def local(ranks: int, *arguments: str | Path, port: str = "29500", fresh: bool = True) -> Ended:
+    """Run ``python -m dltrain.local``. With ``fresh``, ranks are new interpreters, as if a user started them."""
     words = ["-m", "dltrain.local", *map(str, arguments)]
-    started = [sys.executable, *words] if ranks == 1 else command(ranks, *words, fresh=True)
+    if ranks == 1:
+        started = [sys.executable, *words] if fresh else alone(*words)
+    else:
+        started = command(ranks, *words, fresh=fresh)
     return run(started, BUSY_S, OMP_NUM_THREADS="1", MASTER_PORT=port)
 
 
@@ -37,7 +43,7 @@ def test_built_in_model_trains_locally(ranks: int) -> None:
 
 def test_lenet_learns_real_images() -> None:
     words = ["--model", "lenet", "--dataset", "digits-32", "--optimizer", "Adam", "--learning-rate", "0.003"]
-    ended = local(2, *words, "--epochs", "8")
+    ended = local(2, *words, "--epochs", "8", fresh=False)
     assert ended.code == EXIT_OK, ended.output
     finished = re.search(r"finished 184 steps in .* s, accuracy (\d\.\d+)", ended.output)
     assert finished is not None and float(finished[1]) > 0.9, ended.output
@@ -46,13 +52,19 @@ def test_lenet_learns_real_images() -> None:
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_unmodified_torchrun_script_trains(ranks: int) -> None:
     """It exits with code 0 even if gloo threads still run, because ``zygote.run`` runs it as in a pod."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
-    ended = local(ranks, SCRIPTS / "train_torchrun.py", port=port)
+    ended = local(ranks, SCRIPTS / "train_torchrun.py", port=str(free_port()))
     assert ended.code == EXIT_OK, ended.output
     found = re.search(rf"world size {ranks}, accuracy (\d\.\d+)", ended.output)
     assert found is not None and float(found[1]) > 0.95, ended.output
+
+
+def free_port() -> int:
+    """Return a port that stays free: the kernel gives none of these to connections, unlike those of ``bind`` to 0."""
+    for port in random.sample(range(20_000, 30_000), 100):
+        with socket.socket() as free, contextlib.suppress(OSError):
+            free.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("found no free port from 20000 to 30000")
 
 
 def test_gpt_learns_real_text(tmp_path: Path) -> None:
@@ -84,12 +96,12 @@ def test_early_exit_and_second_init_are_reported(tmp_path: Path) -> None:
         "for (x,) in t.steps(t.loader((torch.ones(16, 2),))):\n"
         "    model(x).mean().backward()\n    opt.step()\n    raise SystemExit(3)\n"
     )
-    early_exit = run([sys.executable, str(script)], BUSY_S)
+    early_exit = run(alone(script), BUSY_S)
     assert (
         early_exit.code == 3 and "dltrain: the script exits after step 1 of 8 without t.finish()" in early_exit.output
     )
     script.write_text("import dltrain\ndltrain.init()\ndltrain.init()\n")
-    twice = run([sys.executable, str(script)], BUSY_S)
+    twice = run(alone(script), BUSY_S)
     assert twice.code == EXIT_BAD_INPUT
     assert (
         twice.output
@@ -103,7 +115,7 @@ def test_interrupt_is_reported_and_every_start_has_the_same_seed(tmp_path: Path)
         "import os, random, signal, numpy, dltrain\nt = dltrain.init()\nprint(random.random(), numpy.random.rand())\n"
         "os.kill(os.getpid(), signal.SIGINT)\n"
     )
-    first, second = (run([sys.executable, str(script)], BUSY_S) for _ in range(2))
+    first, second = (run(alone(script), BUSY_S) for _ in range(2))
     assert (first.code, first.output) == (130, second.output), first.output
     assert re.fullmatch(r"0\.\d+ 0\.\d+\ndltrain: interrupted\n", first.output), first.output
 
@@ -122,7 +134,7 @@ def test_validation_code_of_the_how_to_page_works(tmp_path: Path) -> None:
         + found[1].replace("/tmp/best.pt", str(tmp_path / "best.pt"))
         + "print('after', t.step, 'best', best, 'last', right, seen)\n"
     )
-    ended = run(command(2, script, fresh=True), BUSY_S, OMP_NUM_THREADS="1")
+    ended = run(command(2, script), BUSY_S, OMP_NUM_THREADS="1")
     lines = re.findall(r"after (\d+) best ([\d.]+) last ([\d.]+) 50\.0", ended.output)
     assert ended.code == EXIT_OK and len(lines) == 2 and lines[0] == lines[1], ended.output
     assert int(lines[0][0]) < 30 * 13 and float(lines[0][1]) > 0.9, (
@@ -134,8 +146,8 @@ def test_validation_code_of_the_how_to_page_works(tmp_path: Path) -> None:
 def test_script_reads_dataset_path_from_environment(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import dltrain\nprint('at', dltrain.init().dataset_path)\n")
-    found = run([sys.executable, str(script)], BUSY_S, DLJOB_DATASET="/data/x")
-    missing = run([sys.executable, str(script)], BUSY_S)
+    found = run(alone(script), BUSY_S, DLJOB_DATASET="/data/x")
+    missing = run(alone(script), BUSY_S)
     assert (found.code, "at /data/x" in found.output) == (EXIT_OK, True), found.output
     assert missing.code == EXIT_BAD_INPUT and "$DLJOB_DATASET unset" in missing.output, missing.output
 
@@ -153,14 +165,14 @@ def test_script_reads_dataset_path_from_environment(tmp_path: Path) -> None:
     ids=["dataset", "batch", "epochs", "rate", "collective", "script"],
 )
 def test_bad_input_is_reported_in_one_line(arguments: list[str], message: str) -> None:
-    ended = local(1, *arguments)
+    ended = local(1, *arguments, fresh=False)
     assert ended.code == EXIT_BAD_INPUT
     (line,) = ended.output.splitlines()
     assert line.startswith(f"dltrain: BadInput: {message}")
 
 
 def test_bad_input_of_all_ranks_is_reported_once() -> None:
-    ended = local(2, "--model", "alexandria")
+    ended = local(2, "--model", "alexandria", fresh=False)
     assert ended.code == EXIT_BAD_INPUT
     (line,) = [line for line in ended.output.splitlines() if line.startswith("dltrain: ")]
     assert line.startswith("dltrain: BadInput: spec.model.name: found 'alexandria'; expected one of mlp, ")

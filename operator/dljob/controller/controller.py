@@ -260,15 +260,19 @@ class Controller:
         return next((result for result in results if isinstance(result, Exception)), None)
 
     def _plan_is_applied(self, job: JobSeen, desired: Desired) -> bool:
-        """Return True if the API server has the desired plan, or if no pods should run.
+        """Return True if the API server has the desired plan, or if no plan was to be applied.
 
         Pods on lost nodes may be deleted only after that: with the term in the new plan (a number that increases with
         each such deletion), the other agents reject the agent of a deleted pod.
         """
-        if desired.plan is None:
+        name = Names.of(job).plan
+        plans = (
+            item for item in desired.objects if item["kind"] == CONFIG_MAP.kind and item["metadata"]["name"] == name
+        )
+        if (wanted := next(plans, None)) is None:
             return True
-        found = self._cache.found(CONFIG_MAP, job.namespace, Names.of(job).plan)
-        return found is not None and found.seen.plan == desired.plan.data()
+        found = self._cache.found(CONFIG_MAP, job.namespace, name)
+        return found is not None and found.seen.plan == wanted["data"]
 
     async def _learn(self, job: JobSeen, measurements: RunMeasurements) -> None:
         """Update profiles with a run's measurements, but only once per report, even if a later step is repeated."""

@@ -23,8 +23,9 @@ from dljob.api.spec.spec import DLJobSpec
 from dljob.job.observed import Observed
 from dljob.job.stored_plan import StoredPlan
 from dljob.reconcile.desired import Draft
+from dljob.reconcile.fence import stop
 from dljob.reconcile.parsed import ParsedJob
-from dljob.reconcile.rollout import bring_down, quiet
+from dljob.reconcile.rollout import quiet
 from dljob.reconcile.run import running
 from dljob.status import FALSE, TRUE, Verdict, find, is_true, pods_ready
 
@@ -115,13 +116,13 @@ def _blocked_left_s(parsed: ParsedJob, target: StoredPlan, ready: Verdict, now: 
     return start_timeout_s(parsed.spec) - (now - since).total_seconds()
 
 
-def release(parsed: ParsedJob, draft: Draft) -> None:
+def release(parsed: ParsedJob, draft: Draft, now: datetime) -> None:
     """Replace what the draft starts by the stop of all pods, and say when the job is planned again."""
     assert parsed.spec is not None
     observed, timeout_s = parsed.observed, start_timeout_s(parsed.spec)
     ready = pods_ready(observed, draft.wanted)
     draft.clear()
-    bring_down(draft, observed)
+    stop(parsed, draft, now)
     draft.start_timeouts = parsed.before.start_timeouts + 1
     again_s = back_off_s(draft.start_timeouts, timeout_s, observed.job.uid)
     draft.requeue_in(again_s)

@@ -9,9 +9,9 @@ from dljob.job.stored_plan import StoredPlan
 from dljob.planner import Infeasible
 from dljob.reconcile import admission, node_faults, planning, replan, run
 from dljob.reconcile.desired import Desired, Draft
-from dljob.reconcile.fence import fence
+from dljob.reconcile.fence import fence, stop
 from dljob.reconcile.parsed import ParsedJob, parse_observed
-from dljob.reconcile.rollout import bring_down, bring_up, in_force, quiet
+from dljob.reconcile.rollout import bring_up, in_force, quiet
 from dljob.reconcile.spec_changes import after_end
 from dljob.reconcile.volume import blocks, volume_ready
 from dljob.render import Names, RenderConfig
@@ -75,13 +75,13 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: P
         return _while_planning(parsed, draft, parsed.spec, config, now)
     target, plan_only = _plan(parsed, draft, config, now)
     if parsed.spec.suspend:
-        _suspend(parsed, draft)
+        _suspend(parsed, draft, now)
     elif plan_only is not None or parsed.spec.planning.mode is PlanningMode.PLAN_ONLY:
-        bring_down(draft, observed)
+        stop(parsed, draft, now)
     elif target is not None:
         _roll(parsed, draft, parsed.spec, target, config, now)
         if draft.plan is not None and not admission.admit(parsed, draft, now):
-            admission.release(parsed, draft)
+            admission.release(parsed, draft, now)
     accepted = parsed.accepted if parsed.accepted is not None and not quiet(observed) else target or parsed.accepted
     return _finish(parsed, draft, accepted, now, plan_only=plan_only)
 
@@ -143,9 +143,9 @@ def _while_planning(parsed: ParsedJob, draft: Draft, spec: DLJobSpec, config: Re
     return _finish(parsed, draft, accepted, now)
 
 
-def _suspend(parsed: ParsedJob, draft: Draft) -> None:
+def _suspend(parsed: ParsedJob, draft: Draft, now: datetime) -> None:
     observed = parsed.observed
-    bring_down(draft, observed)
+    stop(parsed, draft, now)
     draft.verdicts.append(Verdict(admission.CONDITION, FALSE, "Suspended", "spec.suspend is true"))
     if quiet(observed):
         draft.verdicts.append(
@@ -167,7 +167,7 @@ def _roll(
         draft.verdicts.append(Verdict("Suspended", FALSE, "NotSuspended", "spec.suspend is false"))
     changed = current is None or current.revision != target.revision
     if (changed or not in_force(observed, target)) and not quiet(observed):
-        bring_down(draft, observed)
+        stop(parsed, draft, now)
         why = "the spec has changed" if current is None or target.replans == 0 else "another plan is better"
         if any((verdict.type, verdict.status) == (node_faults.CONDITION, TRUE) for verdict in draft.verdicts):
             why = "a node is faulty"
@@ -198,7 +198,7 @@ def _end(parsed: ParsedJob, draft: Draft, verdict: Verdict, now: datetime) -> De
 
 
 def _finished(parsed: ParsedJob, draft: Draft, now: datetime, *, just_now: bool = False) -> Desired:
-    bring_down(draft, parsed.observed)
+    stop(parsed, draft, now)
     draft.verdicts.append(Verdict("Running", FALSE, "Finished", "the job is over"))
     ended = now if just_now else parsed.before.completion_time or now
     ttl_s = parsed.spec.run_policy.ttl_seconds_after_finished if parsed.spec else None

@@ -3,7 +3,8 @@
 A StatefulSet does not replace a pod on a lost node, because it waits for a kubelet that no longer answers. After
 ``nodeLostSeconds`` the operator therefore raises the job's term, a number in the plan, and force-deletes the pods.
 If an agent on such a node returns later, it has a lower term, and the other agents reject it. The operator applies the
-plan with the new term before it deletes a pod.
+plan with the new term before it deletes a pod. The same holds for the pods of a job that stops: without the deletion, a
+job whose pods were told to stop when their node was lost would wait for that node.
 """
 
 from datetime import datetime, timedelta
@@ -12,6 +13,21 @@ from dljob.api import DLJobSpec
 from dljob.job.stored_plan import StoredPlan
 from dljob.reconcile.desired import Draft, Target
 from dljob.reconcile.parsed import ParsedJob
+from dljob.reconcile.rollout import bring_down
+from dljob.render import plan_config_map
+
+
+def stop(parsed: ParsedJob, draft: Draft, now: datetime) -> None:
+    """Add to the draft that all pods stop, and the deletion of overdue pods.
+
+    The plan with the higher term is then among the objects, although no pods should run: the next plan takes its term.
+    """
+    bring_down(draft, parsed.observed)
+    if parsed.spec is None or parsed.accepted is None:
+        return
+    fenced = fence(parsed, draft, parsed.spec, parsed.accepted, now)
+    if fenced is not parsed.accepted:
+        draft.objects.append(plan_config_map(parsed.observed.job, fenced))
 
 
 def fence(parsed: ParsedJob, draft: Draft, spec: DLJobSpec, accepted: StoredPlan, now: datetime) -> StoredPlan:

@@ -75,9 +75,14 @@ def command(ranks: int, *arguments: str | Path, ulfm: bool = False, fresh: bool 
     root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
     faults = ["--with-ft", "ulfm"] if ulfm else []
     place = ["--map-by", ":OVERSUBSCRIBE", "--bind-to", "none"]
-    python = [sys.executable] if fresh else [sys.executable, "-I", "-S", str(STAND_IN), zygote()]
+    python = [sys.executable] if fresh else alone()
     transports = [] if fresh else ["--mca", "pml", "ob1", "--mca", "btl", "self,sm,tcp"]  # probing libfabric takes 1 s
     return [str(MPIRUN), *root, *faults, *place, *transports, "-n", str(ranks), *python, *map(str, arguments)]
+
+
+def alone(*arguments: str | Path) -> list[str]:
+    """Return a command of Python on ``arguments`` without MPI. Its process is a fork of the zygote."""
+    return [sys.executable, "-I", "-S", str(STAND_IN), zygote(), *map(str, arguments)]
 
 
 def start(arguments: list[str], **env: str) -> subprocess.Popen[str]:

@@ -208,6 +208,6 @@ def test_five_line_script_trains(ranks: int, tmp_path: Path) -> None:
 
 
 def test_float16_script_trains() -> None:
-    ended = run(command(2, SCRIPTS / "train_float16.py", fresh=True), OMP_NUM_THREADS="1")
+    ended = run(command(2, SCRIPTS / "train_float16.py"), OMP_NUM_THREADS="1")
     finished = re.search(r"finished 120 steps in .* s, accuracy (0\.\d+)", ended.output)
     assert ended.code == 0 and finished is not None and float(finished[1]) > 0.9, ended.output

@@ -368,6 +368,24 @@ class TestLostNodes:
         assert (found.term, found.number) == (2, 1)
         assert desired.scales == ()
 
+    @pytest.mark.parametrize("stop", ["suspended", "moved to a new plan", "finished"])
+    def test_pods_that_stop_are_fenced_too(self, stop: str) -> None:
+        """Otherwise, the job would wait for the kubelet of the lost node, which reports the end of the pod."""
+        observed = self.lost(40)
+        if stop == "suspended":
+            observed = changed(observed, suspend=True)
+        elif stop == "moved to a new plan":
+            observed = changed(observed, epochs=9)
+        else:
+            observed = replace(observed, report=report(observed, RunPhase.SUCCEEDED))
+        desired = step(observed)
+        assert desired.scales == DOWN
+        assert desired.deletes == (Target("Pod", "digits-cpu-1", "uid-digits-cpu-1", force=True),)
+        stopped = after(observed, desired)
+        assert plan_of(stopped).plan.term == 2
+        if stop == "moved to a new plan":
+            assert plan_of(after(stopped, step(settled(stopped)))).plan.term == 2
+
     def test_reports_of_a_fenced_coordinator_are_ignored(self) -> None:
         observed = self.lost(40)
         old = report(observed, RunPhase.SUCCEEDED, outcome=OUTCOME)
