@@ -2,15 +2,18 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
 import aiohttp
+import pytest
 from aiohttp import web
 
 from dljob.kube import Api, Cache
 from dljob.kube.kinds import CONFIG_MAP
-from dljob.kube.watch import Reflector
+from dljob.kube.watch import Reflector, reflector
+from dljob.kube.watch.reflector import SILENCE_S
 
 Json = dict[str, Any]
 DEEP = '{"f:a":' * 3000 + "{}" + "}" * 3000
@@ -85,3 +88,36 @@ def test_deep_object_in_a_watch_does_not_end_it() -> None:
     events = [config_map("first", 11, text=plan), config_map("deep", 12, DEEP, "y"), config_map("last", 13, text="z")]
     cache, running = asyncio.run(mirrored([], events))
     assert running and names(cache) == {"first": plan, "deep": None, "last": "z"}
+
+
+def test_watch_that_is_opened_again_is_not_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With etcd 3.4, the API server sends no bookmarks of kinds that never change. The operator was restarted for it."""
+    clock_s, opened, enough = [0.0], 0, asyncio.Event()
+    monkeypatch.setattr(reflector, "monotonic", lambda: clock_s[0])
+
+    class SilentApi(Api):
+        async def page(self, *_: Any) -> Json:
+            return {"metadata": {"resourceVersion": "9"}, "items": []}
+
+        async def watch(self, *_: Any) -> AsyncIterator[bytes]:
+            nonlocal opened
+            opened += 1
+            if opened == 5:
+                enough.set()
+                await asyncio.Event().wait()
+            await asyncio.sleep(0)
+            clock_s[0] += SILENCE_S
+            for line in ():
+                yield line
+
+    async def body() -> float:
+        session: Any = None
+        observer = Reflector(
+            SilentApi(session, "https://api"), Cache(), CONFIG_MAP, None, "", lambda *_: None, lambda _: None
+        )
+        task = asyncio.create_task(observer.run())
+        await enough.wait()
+        task.cancel()
+        return clock_s[0] - observer.active_at
+
+    assert asyncio.run(body()) <= SILENCE_S
