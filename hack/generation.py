@@ -141,6 +141,10 @@ _RBAC_PARTS = {
         "In the namespaces of jobs",
         "A ClusterRole, or with `watchNamespaces` or `singleNamespaceInstall` a Role in each of these namespaces.",
     ),
+    "gangScheduling": (
+        "In the namespaces of jobs, for gang scheduling",
+        "In the same role, with the value of `gangScheduling` that the reason names. The default is `none`.",
+    ),
     "self": ("In the operator's namespace", "A Role in the release's namespace."),
     "trainer": (
         "Granted to the pods of a job",

@@ -24,9 +24,10 @@ from dljob.cluster import ClusterView
 from dljob.job.defaults import parse_defaults
 from dljob.job.stored_plan import OPERATOR_KEY, StoredPlan
 from dljob.render import RenderConfig
+from dljob.render.gang import KUBERNETES_ALPHA
 from support.builders import A100, CONFIG, CPUS, DIGITS, MIXED, T4, Json, nodes, rendered, seen
 from support.golden import assert_golden
-from support.schema_validation import assert_valid
+from support.schema_validation import ALL, assert_valid
 
 HERE = Path(__file__).resolve().parent
 DEFAULTS = parse_defaults({
@@ -55,6 +56,8 @@ class Case:
     view: ClusterView = CPUS
     learned: Mapping[tuple[str, str], Learned] = field(default_factory=dict)
     config: RenderConfig = CONFIG
+    versions: tuple[str, ...] = ALL
+    """Versions of Kubernetes that have all kinds of the objects."""
 
 
 def on_nodes(count: int, **more: Any) -> Json:
@@ -159,6 +162,11 @@ CASES = {
         TRAINING_POOL,
         config=replace(CONFIG, job_defaults=DEFAULTS),
     ),
+    "gang-scheduled": Case(
+        on_nodes(2, scheduling={"priorityClassName": "batch"}),
+        config=replace(CONFIG, pod_group_api=KUBERNETES_ALPHA),
+        versions=("1.36.0",),
+    ),
     "no-checkpoints": Case(on_nodes(1, checkpoint={"enabled": False})),
     "torchrun": Case(
         on_nodes(
@@ -216,7 +224,7 @@ def test_manifests_match_the_golden_file(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_every_object_is_valid_for_every_kubernetes_version(name: str) -> None:
     for manifest in manifests_of(name):
-        assert_valid(manifest)
+        assert_valid(manifest, CASES[name].versions)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -28,6 +28,12 @@
   value: {{ .Values.overrides }}
 - name: DLJOB_JOB_DEFAULTS
   value: {{ .Values.jobDefaults | default dict | toJson | quote }}
+- name: DLJOB_GANG_SCHEDULING
+  value: {{ .Values.gangScheduling }}
+- name: DLJOB_NODE_TEMPLATES
+  value: {{ .Values.autoscaling.nodeTemplates | toJson | quote }}
+- name: DLJOB_SCALE_UP_SECONDS
+  value: {{ int .Values.autoscaling.startTimeoutSeconds | quote }}
 - name: DLJOB_SHARE_PROFILES
   value: {{ .Values.profiles.shared | quote }}
 - name: DLJOB_NODE_FAULTS

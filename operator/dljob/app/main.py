@@ -18,6 +18,7 @@ import aiohttp
 from dljob.app.background import BackgroundLoop
 from dljob.app.health import serve
 from dljob.app.logging import set_up
+from dljob.app.pod_groups import pod_group_api, until_changed
 from dljob.app.settings import Settings
 from dljob.controller.connection import connect, keep_token_fresh
 from dljob.controller.controller import Controller
@@ -83,7 +84,8 @@ class Operator:
             stack.push_async_callback(lambda: background.run(runner.cleanup()))
             version = await self._kinds_served(api)
             log.info("API server %d.%d at %s", *version, connection.server)
-            config = settings.render(port_ranges=version >= PORT_RANGES_SINCE)
+            served = await pod_group_api(api, settings.pod_groups)
+            config = settings.render(port_ranges=version >= PORT_RANGES_SINCE, pod_group_api=served)
             if not settings.job_defaults.empty:
                 log.info("defaults of jobs: %s", json.dumps(settings.job_defaults.manifest()))
             kube = Kube(
@@ -113,6 +115,7 @@ class Operator:
                     self._work(self._controller, planning, planner, watches, background),
                     watches.reflect(),
                     self._resync(kube, node_faults),
+                    until_changed(api, settings.pod_groups, served, settings.resync_s),
                     keep_token_fresh(session, watches.session, lease_session),
                 )
             ]

@@ -16,6 +16,9 @@
 | DLJOB_METRICS_SOURCES | [] | NetworkPolicy peers (JSON) that may read pods' metrics; empty: everyone |
 | DLJOB_OVERRIDES | safe | what spec.podTemplateOverrides may contain: none, safe or all; see docs/security.md |
 | DLJOB_JOB_DEFAULTS | {} | what jobs get unless their spec says otherwise (JSON, the chart value jobDefaults) |
+| DLJOB_GANG_SCHEDULING | none | whose PodGroups jobs get: none, kubernetes, coscheduling or volcano |
+| DLJOB_NODE_TEMPLATES | [] | nodes that an autoscaler can add (JSON, the chart value autoscaling.nodeTemplates) |
+| DLJOB_SCALE_UP_SECONDS | 900 | start time-out of jobs that need such nodes |
 | DLJOB_SHARE_PROFILES | false | plans of all namespaces use what the jobs of each namespace measure |
 | DLJOB_NODE_FAULTS | 2 | faults after which new plans leave a node out; 0: never |
 | DLJOB_NODE_FAULT_WINDOW_SECONDS | 3600 | time within which these faults occur |
@@ -35,11 +38,15 @@ from typing import Any
 
 from dljob.api.defaults import JobDefaults
 from dljob.api.overrides import OverridePolicy
+from dljob.cluster import Node
+from dljob.cluster.templates import START_TIMEOUT_S, NodeTemplates, parse_templates
 from dljob.faults import FaultPolicy
 from dljob.faults.ledger import MAX_FAULTS
 from dljob.job.defaults import parse_defaults
+from dljob.kube.kinds import POD_GROUPS, Kind
 from dljob.kube.leader import LEASE_NAME
 from dljob.render import RenderConfig
+from dljob.render.gang import API_VERSIONS, GangScheduling
 
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
@@ -61,6 +68,9 @@ class Settings:
     metrics_sources: tuple[Mapping[str, Any], ...]
     overrides: OverridePolicy
     job_defaults: JobDefaults
+    gang_scheduling: GangScheduling
+    node_templates: tuple[Node, ...]
+    scale_up_s: float
     share_profiles: bool
     node_faults: int
     node_fault_window_s: float
@@ -106,6 +116,9 @@ class Settings:
             metrics_sources=_peers(env.get("DLJOB_METRICS_SOURCES") or "[]"),
             overrides=OverridePolicy(_one_of(env, "DLJOB_OVERRIDES", "safe", tuple(OverridePolicy))),
             job_defaults=_job_defaults(env.get("DLJOB_JOB_DEFAULTS") or "{}"),
+            gang_scheduling=GangScheduling(_one_of(env, "DLJOB_GANG_SCHEDULING", "none", tuple(GangScheduling))),
+            node_templates=_node_templates(env.get("DLJOB_NODE_TEMPLATES") or "[]"),
+            scale_up_s=_number(env, "DLJOB_SCALE_UP_SECONDS", START_TIMEOUT_S, 10, 86400),
             share_profiles=_one_of(env, "DLJOB_SHARE_PROFILES", "false", (*_TRUE, *_FALSE)) in _TRUE,
             node_faults=int(_number(env, "DLJOB_NODE_FAULTS", 2, 0, MAX_FAULTS)),
             node_fault_window_s=_number(env, "DLJOB_NODE_FAULT_WINDOW_SECONDS", 3600, 60, 86400),
@@ -123,10 +136,17 @@ class Settings:
             return None
         return FaultPolicy(self.node_faults, self.node_fault_window_s, self.node_left_out_s, self.node_left_out_max_s)
 
-    def render(self, *, port_ranges: bool) -> RenderConfig:
+    @property
+    def pod_groups(self) -> tuple[Kind, ...]:
+        """Return the kinds of PodGroups of which jobs get the first that the API server serves."""
+        wanted = API_VERSIONS.get(self.gang_scheduling, ())
+        return tuple(kind for kind in POD_GROUPS if kind.api_version in wanted)
+
+    def render(self, *, port_ranges: bool, pod_group_api: str | None = None) -> RenderConfig:
         """Return the settings for rendering manifests.
 
         ``port_ranges``: the API server supports ``endPort`` in a NetworkPolicy (Kubernetes 1.25 and later).
+        ``pod_group_api``: API version of the PodGroups of new plans, which the API server serves.
         """
         return RenderConfig(
             trainer_image=self.trainer_image,
@@ -136,6 +156,8 @@ class Settings:
             overrides=self.overrides,
             port_ranges=port_ranges,
             job_defaults=self.job_defaults,
+            pod_group_api=pod_group_api,
+            node_templates=NodeTemplates(self.node_templates, self.scale_up_s),
         )
 
 
@@ -163,6 +185,13 @@ def _job_defaults(text: str) -> JobDefaults:
     except ValueError as error:
         raise ValueError(f"DLJOB_JOB_DEFAULTS: found {text!r:.200}; expected JSON: {error}") from None
     return parse_defaults(document)
+
+
+def _node_templates(text: str) -> tuple[Node, ...]:
+    try:
+        return parse_templates(text)
+    except ValueError as error:
+        raise ValueError(f"DLJOB_NODE_TEMPLATES: {error}") from None
 
 
 def _peers(text: str) -> tuple[Mapping[str, Any], ...]:

@@ -1,4 +1,7 @@
-"""The administrator's defaults for jobs, from the chart's values or from the pods of operators."""
+"""The administrator's settings for jobs, from the chart's values or from the pods of operators.
+
+These are the defaults of jobs, and the nodes that an autoscaler can add.
+"""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -8,10 +11,12 @@ from typing import Any
 from dljob.api.defaults import NO_DEFAULTS, JobDefaults
 from dljob.cli import files
 from dljob.cli.errors import BadInputError
+from dljob.cluster.templates import NO_TEMPLATES, NodeTemplates, parse_templates
 from dljob.job.defaults import ROOT, parse_defaults
 
 NAME_LABEL, CONTAINER = "app.kubernetes.io/name", "operator"
 DEFAULTS_VARIABLE, NAMESPACES_VARIABLE = "DLJOB_JOB_DEFAULTS", "DLJOB_WATCH_NAMESPACES"
+TEMPLATES_VARIABLE, TEMPLATES_VALUE = "DLJOB_NODE_TEMPLATES", "autoscaling.nodeTemplates"
 
 
 @dataclass(frozen=True)
@@ -21,6 +26,8 @@ class OperatorPod:
     """Namespaces that the operator manages; empty: all."""
     defaults: str
     """The defaults as JSON."""
+    templates: str = "[]"
+    """Nodes that an autoscaler can add, as JSON."""
 
 
 def from_file(path: str) -> JobDefaults:
@@ -49,7 +56,8 @@ def operator_pods(pods: Iterable[Mapping[str, Any]]) -> tuple[OperatorPod, ...]:
             if container["name"] == CONTAINER and NAMESPACES_VARIABLE in env:
                 names = tuple(name.strip() for name in env[NAMESPACES_VARIABLE].split(",") if name.strip())
                 full = f"{pod['metadata'].get('namespace')}/{pod['metadata']['name']}"
-                found.append(OperatorPod(full, names, env.get(DEFAULTS_VARIABLE) or "{}"))
+                texts = env.get(DEFAULTS_VARIABLE) or "{}", env.get(TEMPLATES_VARIABLE) or "[]"
+                found.append(OperatorPod(full, names, *texts))
     return tuple(found)
 
 
@@ -58,20 +66,42 @@ def of_namespace(pods: Iterable[OperatorPod], namespace: str) -> JobDefaults:
 
     Raise BadInputError if operators differ, as during an upgrade, or if their defaults are of another release.
     """
-    managing = [pod for pod in pods if not pod.namespaces or namespace in pod.namespaces]
-    texts = {pod.defaults for pod in managing}
-    if not texts:
+    managing = _managing(pods, namespace)
+    if (text := _same(ROOT, {pod.defaults for pod in managing}, managing, namespace)) is None:
         return NO_DEFAULTS
+    try:
+        return parse_defaults(json.loads(text))
+    except ValueError as error:
+        raise _other_release(managing[0], error) from None
+
+
+def templates_of_namespace(pods: Iterable[OperatorPod], namespace: str) -> NodeTemplates:
+    """Return the nodes that an autoscaler can add for jobs of a namespace. Raise BadInputError as ``of_namespace``."""
+    managing = _managing(pods, namespace)
+    if (text := _same(TEMPLATES_VALUE, {pod.templates for pod in managing}, managing, namespace)) is None:
+        return NO_TEMPLATES
+    try:
+        return NodeTemplates(parse_templates(text))
+    except ValueError as error:
+        raise _other_release(managing[0], error) from None
+
+
+def _managing(pods: Iterable[OperatorPod], namespace: str) -> list[OperatorPod]:
+    return [pod for pod in pods if not pod.namespaces or namespace in pod.namespaces]
+
+
+def _same(value: str, texts: set[str], pods: Iterable[OperatorPod], namespace: str) -> str | None:
+    """Return the text that all operators of a namespace have for a chart value; None without operators."""
     if len(texts) > 1:
-        names = ", ".join(pod.name for pod in managing[:4])
+        names = ", ".join(pod.name for pod in list(pods)[:4])
         raise BadInputError(
-            f"{ROOT}: found different values in the operators of namespace {namespace} ({names}); expected one. Try "
+            f"{value}: found different values in the operators of namespace {namespace} ({names}); expected one. Try "
             "again after the upgrade, or choose with --defaults FILE"
         )
-    try:
-        return parse_defaults(json.loads(texts.pop()))
-    except ValueError as error:
-        raise BadInputError(
-            f"{managing[0].name}: {error}. If the operator is of another release, use its command line, or --defaults "
-            "FILE"
-        ) from None
+    return next(iter(texts), None)
+
+
+def _other_release(pod: OperatorPod, error: ValueError) -> BadInputError:
+    return BadInputError(
+        f"{pod.name}: {error}. If the operator is of another release, use its command line, or --defaults FILE"
+    )

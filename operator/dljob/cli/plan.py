@@ -11,6 +11,7 @@ from dljob.api.defaults import NO_DEFAULTS, JobDefaults
 from dljob.cli import defaults, files, remote, tables, update_check
 from dljob.cli.errors import BadInputError
 from dljob.cluster import ClusterView
+from dljob.cluster.templates import NO_TEMPLATES, NodeTemplates
 from dljob.job.identity import profile_key
 from dljob.job.plan_status import figures
 from dljob.job.recommendation import Job, Recommendation, recommend
@@ -67,8 +68,9 @@ def run(given: argparse.Namespace) -> int:
         if given.profiles and (wanted := profile_key(job.spec)) not in (models := {model for model, _ in known}):
             hint = f"--profiles: found {', '.join(sorted(models))}; expected {wanted}. The plan uses data sheets"
             print(f"dljob: {job.name}: {hint}", file=sys.stderr)
-        found = recommend(job, view, known, _defaults(job, operators) if chosen is None else chosen)
-        points = scaling(found.request, view, known) if isinstance(found.answer, Decision) else []
+        own = _defaults(job, operators) if chosen is None else chosen
+        found = recommend(job, view, known, own, _templates(job, operators) if chosen is None else NO_TEMPLATES)
+        points = scaling(found.request, found.view, known) if isinstance(found.answer, Decision) else []
         if given.json:
             print(json.dumps(found.document() | {"scaling": curve(points)}, indent=2))
         else:
@@ -100,6 +102,13 @@ def _defaults(job: Job, operators: tuple[defaults.OperatorPod, ...]) -> JobDefau
     if not operators:
         return NO_DEFAULTS
     return defaults.of_namespace(operators, job.namespace or remote.default_namespace())
+
+
+def _templates(job: Job, operators: tuple[defaults.OperatorPod, ...]) -> NodeTemplates:
+    """Return the nodes that an autoscaler can add, as the operator of the job's namespace knows them."""
+    if not operators:
+        return NO_TEMPLATES
+    return defaults.templates_of_namespace(operators, job.namespace or remote.default_namespace())
 
 
 def _lines(found: Recommendation, points: list[tuple[int, Choice]]) -> list[str]:

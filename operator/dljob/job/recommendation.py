@@ -11,10 +11,12 @@ from dljob.api import API_VERSION, DLJobSpec, DLProfile, Rejected
 from dljob.api.crd import JOB_NAME_RULE
 from dljob.api.defaults import NO_DEFAULTS, JobDefaults
 from dljob.cluster import ClusterView, cluster_view
+from dljob.cluster.templates import NO_TEMPLATES, NodeTemplates
 from dljob.job.defaults import ROOT, applied, applied_prices, parse_defaults, prices_of, with_defaults
 from dljob.job.plan_status import plan_status
 from dljob.job.planner_request import planner_request
 from dljob.job.profiles import learned
+from dljob.job.scale_up import missing_nodes, plan_on_new_nodes, waiting_text
 from dljob.job.spec_errors import in_words
 from dljob.job.trainer_plan import trainer_plan
 from dljob.planner import Decision, Infeasible, Learned, Request, plan
@@ -43,6 +45,8 @@ class Recommendation:
     request: Request
     """The planner request. If the job has a ``batchSizeRange``, it holds the chosen global batch size."""
     answer: Decision | Infeasible
+    view: ClusterView
+    """The nodes for which the answer holds, with those that an autoscaler would add."""
     defaults: tuple[str, ...] = ()
     """The job's values that come from the administrator's defaults, as ``job.defaults.applied`` returns them."""
 
@@ -108,17 +112,32 @@ def parse_profiles(documents: object) -> dict[tuple[str, str], Learned]:
     return constants
 
 
-def recommend(job: Job, view: ClusterView, constants: Constants, defaults: JobDefaults = NO_DEFAULTS) -> Recommendation:
-    """Return the plan that a new job would get. ``defaults``: the administrator's defaults."""
+def recommend(
+    job: Job,
+    view: ClusterView,
+    constants: Constants,
+    defaults: JobDefaults = NO_DEFAULTS,
+    templates: NodeTemplates = NO_TEMPLATES,
+) -> Recommendation:
+    """Return the plan that a new job would get.
+
+    ``defaults``: the administrator's defaults. ``templates``: nodes that an autoscaler can add, for a job that the
+    nodes of ``view`` cannot run.
+    """
     lines = applied(job.spec, defaults)
     job = replace(job, spec=with_defaults(job.spec, defaults))
     request = planner_request(job.name, job.spec, prices=prices_of(defaults))
     found = plan(request, view, constants)
+    if isinstance(found, Infeasible) and (larger := plan_on_new_nodes(request, view, constants, templates)):
+        decision, larger_view = larger
+        awaited = waiting_text(missing_nodes(decision, view))
+        found = replace(decision, warning="; ".join(text for text in (decision.warning, awaited) if text))
+        view = larger_view
     if isinstance(found, Decision):
         lines += applied_prices(defaults, (group.device for group in found.chosen.groups))
     if isinstance(found, Decision) and found.batch is not None:
         request = replace(request, global_batch=found.batch.chosen, total_steps=found.batch.steps, batches=None)
-    return Recommendation(job, request, found, lines)
+    return Recommendation(job, request, found, view, lines)
 
 
 def answer(question: object, view: ClusterView | None = None, constants: Constants | None = None) -> dict[str, Any]:

@@ -75,6 +75,18 @@ class StoredPlan(BaseModel):
         tuple[Annotated[str, Field(max_length=253)], ...] | None,
         Field(max_length=MAX_AVOIDED, description="Nodes with repeated faults, on which the pods must not run."),
     ] = None
+    pod_group_api: Annotated[
+        str | None,
+        Field(max_length=317, description="API version of the PodGroup that the pods name. None: they name none."),
+    ] = None
+    new_nodes: Annotated[
+        int | None,
+        Field(ge=1, description="Pods for which an autoscaler must add nodes. None: the nodes existed at planning."),
+    ] = None
+    start_timeout_s: Annotated[
+        float | None,
+        Field(gt=0, description="Start time-out of a plan that needs new nodes, if the job sets none. None: default."),
+    ] = None
     _stored: dict[str, str] | None = PrivateAttr(None)
     """The ConfigMap's data from which ``parse`` made the plan; None for a new plan."""
 

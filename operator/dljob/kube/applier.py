@@ -145,7 +145,7 @@ def _watched(manifest: Manifest) -> bool:
 
 
 def _kind(manifest: Manifest) -> Kind:
-    return kinds.APPLIED[manifest["kind"]]
+    return kinds.APPLIED[manifest["apiVersion"], manifest["kind"]]
 
 
 def _ordered(due: list[tuple[Manifest, str]], plan_name: str) -> list[list[tuple[Manifest, str]]]:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from dljob.api import API_VERSION
+from dljob.render.gang import API_VERSIONS
 
 
 @dataclass(frozen=True)
@@ -51,14 +52,15 @@ ROLE = Kind("rbac.authorization.k8s.io/v1", "Role", "roles")
 ROLE_BINDING = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings")
 NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 DISRUPTION_BUDGET = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
+POD_GROUPS = tuple(Kind(version, "PodGroup", "podgroups") for versions in API_VERSIONS.values() for version in versions)
 STORAGE_CLASS = Kind("storage.k8s.io/v1", "StorageClass", "storageclasses", namespaced=False)
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 
 APPLIED = {
-    kind.kind: kind
+    (kind.api_version, kind.kind): kind
     for kind in (
         SERVICE_ACCOUNT, ROLE, ROLE_BINDING, CONFIG_MAP, SERVICE, NETWORK_POLICY, DISRUPTION_BUDGET, CLAIM,
-        STATEFUL_SET,
+        STATEFUL_SET, *POD_GROUPS,
     )
 }  # fmt: skip
-"""Name of a kind → the kind, for the objects of a job that the operator applies."""
+"""(API version, name) of a kind → the kind, for the objects of a job that the operator applies."""

@@ -212,6 +212,17 @@ class Api:
         found = await self._attempted("get", "GET", "version", "/version", None, {}, "application/json")
         return int(found["major"]), int(found["minor"].rstrip("+"))
 
+    async def serves(self, kind: Kind) -> bool:
+        """Return True if the server serves this kind, according to its discovery."""
+        path = f"/apis/{kind.api_version}"
+        try:
+            found = await self._attempted("get", "GET", "apis", path, None, {}, "application/json")
+        except ApiError as error:
+            if not error.not_found:
+                raise
+            return False
+        return any(item.get("name") == kind.plural for item in found.get("resources") or ())
+
     async def _call(
         self,
         verb: str,

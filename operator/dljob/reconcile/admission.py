@@ -59,12 +59,15 @@ def back_off_left_s(parsed: ParsedJob, now: datetime) -> float:
     if found is None or found.reason != "StartTimedOut" or parsed.spec is None:
         return 0.0
     waited_s = (now - found.last_transition_time).total_seconds()
-    return back_off_s(parsed.before.start_timeouts, start_timeout_s(parsed.spec), parsed.observed.job.uid) - waited_s
+    timeout_s = start_timeout_s(parsed.spec, parsed.accepted)
+    return back_off_s(parsed.before.start_timeouts, timeout_s, parsed.observed.job.uid) - waited_s
 
 
-def start_timeout_s(spec: DLJobSpec) -> float:
-    text = spec.scheduling.start_timeout
-    return START_TIMEOUT_S if text is None else duration_s(text)
+def start_timeout_s(spec: DLJobSpec, plan: StoredPlan | None) -> float:
+    """Return the start time-out of a job in seconds. A ``plan`` that needs new nodes has a longer default."""
+    if (text := spec.scheduling.start_timeout) is not None:
+        return duration_s(text)
+    return plan.start_timeout_s if plan is not None and plan.start_timeout_s is not None else START_TIMEOUT_S
 
 
 def back_off_s(timeouts: int, timeout_s: float, uid: str) -> float:
@@ -107,19 +110,19 @@ def _blocked_left_s(parsed: ParsedJob, target: StoredPlan, ready: Verdict, now: 
     assert parsed.spec is not None
     admitted, was_ready = (find(parsed.before.conditions, kind) for kind in (CONDITION, "PodsReady"))
     if admitted is None or admitted.status is not TRUE or was_ready is None or was_ready.status is not FALSE:
-        return start_timeout_s(parsed.spec) if ready.reason not in _IN_PROGRESS else None
+        return start_timeout_s(parsed.spec, target) if ready.reason not in _IN_PROGRESS else None
     if any(pod.node in parsed.observed.lost_nodes for pod in parsed.observed.pods):
         return None  # The module ``fence`` removes them first, so that no rank on a lost node goes on by itself.
     if ready.reason in _IN_PROGRESS or running(parsed, target).status is TRUE:
         return None
     since = max(admitted.last_transition_time, was_ready.last_transition_time)
-    return start_timeout_s(parsed.spec) - (now - since).total_seconds()
+    return start_timeout_s(parsed.spec, target) - (now - since).total_seconds()
 
 
 def release(parsed: ParsedJob, draft: Draft, now: datetime) -> None:
     """Replace what the draft starts by the stop of all pods, and say when the job is planned again."""
     assert parsed.spec is not None
-    observed, timeout_s = parsed.observed, start_timeout_s(parsed.spec)
+    observed, timeout_s = parsed.observed, start_timeout_s(parsed.spec, draft.plan)
     ready = pods_ready(observed, draft.wanted)
     draft.clear()
     stop(parsed, draft, now)

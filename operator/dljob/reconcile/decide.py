@@ -198,7 +198,7 @@ def _end(parsed: ParsedJob, draft: Draft, verdict: Verdict, now: datetime) -> De
 
 
 def _finished(parsed: ParsedJob, draft: Draft, now: datetime, *, just_now: bool = False) -> Desired:
-    stop(parsed, draft, now)
+    stop(parsed, draft, now, over=True)
     draft.verdicts.append(Verdict("Running", FALSE, "Finished", "the job is over"))
     ended = now if just_now else parsed.before.completion_time or now
     ttl_s = parsed.spec.run_policy.ttl_seconds_after_finished if parsed.spec else None

@@ -17,16 +17,16 @@ from dljob.reconcile.rollout import bring_down
 from dljob.render import plan_config_map
 
 
-def stop(parsed: ParsedJob, draft: Draft, now: datetime) -> None:
+def stop(parsed: ParsedJob, draft: Draft, now: datetime, *, over: bool = False) -> None:
     """Add to the draft that all pods stop, and the deletion of overdue pods.
 
-    The plan with the higher term is then among the objects, although no pods should run: the next plan takes its term.
+    Unless the job is over, the plan with the higher term is then among the objects: the next plan takes its term.
     """
     bring_down(draft, parsed.observed)
     if parsed.spec is None or parsed.accepted is None:
         return
     fenced = fence(parsed, draft, parsed.spec, parsed.accepted, now)
-    if fenced is not parsed.accepted:
+    if fenced is not parsed.accepted and not over:
         draft.objects.append(plan_config_map(parsed.observed.job, fenced))
 
 

@@ -126,6 +126,9 @@ def move(parsed: ParsedJob, draft: Draft, config: RenderConfig) -> StoredPlan | 
     if isinstance(found, Infeasible):
         _stay(parsed, draft, found.message)
         return None
+    if found.new_nodes:
+        _stay(parsed, draft, "the other nodes that exist cannot run the job")
+        return None
     assert parsed.spec is not None
     volume = volume_ready(observed, parsed.spec, found)
     if blocks(volume):

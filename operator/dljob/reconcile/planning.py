@@ -12,6 +12,7 @@ from dljob.job.defaults import applied_prices, prices_of
 from dljob.job.observed import SetSeen
 from dljob.job.plan_status import plan_status
 from dljob.job.planner_request import planner_request
+from dljob.job.scale_up import missing_nodes, plan_on_new_nodes, waiting_text
 from dljob.job.stored_plan import MAX_AVOIDED, StoredPlan
 from dljob.job.trainer_plan import trainer_plan
 from dljob.planner import Decision, Group, Infeasible, Request, RunningBatch
@@ -19,7 +20,7 @@ from dljob.planner.candidates.pools import usable, useful_cpu
 from dljob.planner.plan import plan
 from dljob.reconcile.parsed import ParsedJob
 from dljob.reconcile.rollout import quiet
-from dljob.render import Names, RenderConfig
+from dljob.render import Names, RenderConfig, gang
 from dljob.status import FALSE, TRUE, Verdict, is_true
 
 MAX_SET_NAME = 52
@@ -107,9 +108,14 @@ def decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
     splitting_disabled = _model_parallelism_was_slow(parsed)
     if splitting_disabled:
         request = replace(request, no_split_reason=MODEL_PARALLELISM_WAS_SLOW)
-    decision = plan(request, view, parsed.observed.learned)
+    existing, learned, new_nodes = view, parsed.observed.learned, None
+    decision = plan(request, view, learned)
     if isinstance(decision, Infeasible):
-        return _but_for_left_out(parsed, request, whole, decision)
+        larger = plan_on_new_nodes(request, existing, learned, config.node_templates)
+        if larger is None:
+            return _but_for_left_out(parsed, request, whole, decision)
+        decision, view = larger
+        new_nodes = missing_nodes(decision, existing)
     decision = _fitting(job.name, decision)
     current = parsed.accepted
     shown = parsed.before.plan if current is None and parsed.observed.sets else None
@@ -140,6 +146,9 @@ def decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
         warning=decision.warning,
         defaults=None if parsed.defaults.empty else parsed.defaults,
         avoid=_avoided(parsed, decision),
+        pod_group_api=gang.api_for(spec, config),
+        new_nodes=new_nodes,
+        start_timeout_s=config.node_templates.start_timeout_s if new_nodes else None,
     )
     return _too_large(found) or found
 
@@ -291,6 +300,8 @@ def planned(accepted: StoredPlan, *, plan_only: bool = False) -> Verdict:
         text = f"{text}; global batch {batch.global_batch_size}: {batch.message}"
     if accepted.warning:
         text = f"{text}; {accepted.warning}"
+    if accepted.new_nodes:
+        text = f"{text}; {waiting_text(accepted.new_nodes)}"
     if status.defaults:
         text = f"{text}; the administrator's defaults apply: {'; '.join(status.defaults)}"
     return Verdict("Planned", TRUE, "PlanOnly" if plan_only else "Planned", text)

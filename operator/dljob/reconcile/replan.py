@@ -167,6 +167,8 @@ def _other(parsed: ParsedJob, accepted: StoredPlan, config: RenderConfig) -> Sto
     if isinstance(found, Infeasible):
         whole = " without model parallelism" if accepted.plan.splits_model else ""
         return f"no plan is possible now{whole}: {found.message}"
+    if found.new_nodes:
+        return "no plan is possible now on the nodes that exist"
     if _layout(found) == _layout(accepted):
         return "it is still the best plan with the measurements"
     assert parsed.spec is not None

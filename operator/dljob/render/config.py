@@ -6,6 +6,7 @@ from typing import Any
 
 from dljob.api.defaults import NO_DEFAULTS, JobDefaults
 from dljob.api.overrides import OverridePolicy
+from dljob.cluster.templates import NO_TEMPLATES, NodeTemplates
 
 Manifest = dict[str, Any]
 
@@ -20,5 +21,11 @@ class RenderConfig:
     overrides: OverridePolicy = OverridePolicy.ALL
     port_ranges: bool = True
     """True if the API server supports ``endPort`` in a NetworkPolicy (Kubernetes 1.25 and later)."""
+    pod_group_api: str | None = None
+    """API version of the PodGroups that pods of new plans name; None: they name none.
+
+    It follows from the chart value ``gangScheduling`` and from what the API server serves."""
+    node_templates: NodeTemplates = NO_TEMPLATES
+    """Nodes that an autoscaler can add for jobs that the existing nodes cannot run."""
     job_defaults: JobDefaults = NO_DEFAULTS
     """The administrator's defaults for jobs that are planned now. A planned job has those of its stored plan."""

@@ -27,6 +27,7 @@ from dljob.perf.resources.memory import shm_nbytes
 from dljob.render import dataset
 from dljob.render.config import Manifest, RenderConfig
 from dljob.render.disruption import marked
+from dljob.render.gang import with_pod_group
 from dljob.render.names import Names, labels
 from dljob.render.overrides import merged
 
@@ -88,7 +89,7 @@ def pod_template(
         pod["imagePullSecrets"] = [{"name": name} for name in spec.trainer.image_pull_secrets]
     if accepted.defaults is not None and accepted.defaults.runtime_class_name:
         pod["runtimeClassName"] = accepted.defaults.runtime_class_name
-    template: Manifest = {"metadata": marked(metadata, spec), "spec": pod}
+    template: Manifest = with_pod_group({"metadata": marked(metadata, spec), "spec": pod}, job, spec, accepted)
     for override in spec.pod_template_overrides:
         change = {"metadata": override.metadata.manifest(), "spec": override.spec}
         template = merged(template, change)

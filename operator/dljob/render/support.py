@@ -11,6 +11,7 @@ from dljob.job.observed import JOB_LABEL, JobSeen
 from dljob.job.stored_plan import StoredPlan
 from dljob.render.config import Manifest, RenderConfig
 from dljob.render.disruption import budget
+from dljob.render.gang import pod_group
 from dljob.render.names import Names, metadata
 from dljob.render.network_policy import network_policy
 
@@ -142,4 +143,5 @@ def support(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, config: RenderC
         _service(job),
         network_policy(job, spec, accepted, config),
         *budget(job, spec),
+        *pod_group(job, spec, accepted, config),
     )

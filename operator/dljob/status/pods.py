@@ -11,6 +11,8 @@ _IMAGE = {
     "RegistryUnavailable", "SignatureValidationFailed",
 }  # fmt: skip
 _CRASH = {"CrashLoopBackOff", "Error", "OOMKilled", "Completed"}
+WAITS_FOR_GANG = "pod group is unschedulable"
+"""Begin of what Kubernetes' scheduler says of a pod that fits a node and waits for others of its PodGroup."""
 NOT_YET = {"ContainerCreating", "PodInitializing"}
 """Waiting reasons of a container that is starting normally."""
 
@@ -92,8 +94,10 @@ def _unschedulable(pods: Sequence[PodSeen]) -> Verdict | None:
     waiting = [pod for pod in pods if pod.unschedulable and "PersistentVolumeClaim" not in pod.unschedulable]
     if not waiting:
         return None
+    # Of the pods of a gang, only some say what is missing. The others wait for these.
+    pod = min(waiting, key=lambda each: (each.unschedulable or "").startswith(WAITS_FOR_GANG))
     text = (
-        f"no node fits pod {waiting[0].name}{_others(waiting)}: {waiting[0].unschedulable}; free a node, lower "
+        f"no node fits pod {pod.name}{_others(waiting)}: {pod.unschedulable}; free a node, lower "
         "spec.resources, or allow more nodes in spec.devices and spec.scheduling. A pod that waits for more than "
         f"{PATIENCE_S:.0f} s reserves no devices"
     )

@@ -84,6 +84,8 @@ def test_longest_time_of_a_node_is_not_below_the_first() -> None:
         ("DLJOB_NODE_FAULT_WINDOW_SECONDS", "5", "a number from 60 to 86400"),
         ("DLJOB_NODE_LEFT_OUT_SECONDS", "1h", "a number from 60 to 604800"),
         ("DLJOB_NODE_LEFT_OUT_MAX_SECONDS", "0", "a number from 60 to 604800"),
+        ("DLJOB_GANG_SCHEDULING", "auto", "none, kubernetes, coscheduling, volcano"),
+        ("DLJOB_SCALE_UP_SECONDS", "15m", "a number from 10 to 86400"),
         ("DLJOB_LOG_LEVEL", "LOUD", "debug, info, warning, error"),
         ("DLJOB_LOG_FORMAT", "xml", "text, json"),
     ],
@@ -94,3 +96,29 @@ def test_error_names_variable_value_and_expectation(name: str, found: str, expec
     message = str(error.value)
     assert message.startswith(f"{name}: found {found!r}" if found else f"{name}: found nothing")
     assert expected in message
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[", "JSON, a list of node templates"),
+        ("{}", "a list of nodes"),
+        ('[{"name": "a", "cpu": 2}]', "a template without count"),
+        ('[{"name": "a", "count": 2, "cpu": "much"}]', "nodes[0].cpu: found 'much'"),
+        ('[{"name": "a", "count": 2, "zone": "b"}]', "nodes[0].zone: no such field"),
+        ('[{"name": "a", "count": 1500}, {"name": "b", "count": 1500}]', "found 3000 nodes; expected at most 2000"),
+    ],
+)
+def test_bad_node_templates_are_named(text: str, words: str) -> None:
+    with pytest.raises(ValueError, match="DLJOB_NODE_TEMPLATES: ") as error:
+        settings_of(DLJOB_NODE_TEMPLATES=text)
+    assert words in str(error.value)
+
+
+def test_node_templates_reach_the_planner() -> None:
+    text = '[{"name": "gpu", "count": 3, "device": "NVIDIA-L4", "devices": 8, "cpu": 95, "memory": "370Gi"}]'
+    config = settings_of(DLJOB_NODE_TEMPLATES=text, DLJOB_SCALE_UP_SECONDS="60").render(port_ranges=True)
+    assert config.node_templates.start_timeout_s == 60
+    assert [(node.device, node.devices, node.is_gpu) for node in config.node_templates.nodes] == 3 * [
+        ("NVIDIA-L4", 8, True)
+    ]

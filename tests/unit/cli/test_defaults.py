@@ -6,7 +6,14 @@ from typing import Any
 import pytest
 
 from dljob.api.defaults import NO_DEFAULTS
-from dljob.cli.defaults import DEFAULTS_VARIABLE, NAMESPACES_VARIABLE, of_namespace, operator_pods
+from dljob.cli.defaults import (
+    DEFAULTS_VARIABLE,
+    NAMESPACES_VARIABLE,
+    TEMPLATES_VARIABLE,
+    of_namespace,
+    operator_pods,
+    templates_of_namespace,
+)
 from dljob.cli.errors import BadInputError
 from support.helm_chart import JOB_DEFAULTS, one, render
 
@@ -65,3 +72,29 @@ def test_defaults_that_are_unclear_are_reported(pods: list[Json], words: tuple[s
     with pytest.raises(BadInputError) as refusal:
         of_namespace(operator_pods(pods), "a")
     assert all(word in str(refusal.value) for word in words), str(refusal.value)
+
+
+def with_templates(name: str, text: str, namespaces: str = "") -> Json:
+    found = pod(name, None, namespaces)
+    found["spec"]["containers"][1]["env"].append({"name": TEMPLATES_VARIABLE, "value": text})
+    return found
+
+
+def test_templates_of_the_chart_are_found() -> None:
+    entry = {"name": "new", "count": 2, "cpu": 4, "memory": "8Gi"}
+    template = one(render({"autoscaling": {"nodeTemplates": [entry]}}), "Deployment")["spec"]["template"]
+    pods = operator_pods([{"metadata": {**template["metadata"], "name": "o"}, "spec": template["spec"]}])
+    assert [(node.name, node.cpu) for node in templates_of_namespace(pods, "any").nodes] == [("new-0", 4), ("new-1", 4)]
+
+
+@pytest.mark.parametrize("pods", [[], [pod("o", None)], [with_templates("o", '[{"count": 1}]', "other")]])
+def test_without_templates_there_are_none(pods: list[Json]) -> None:
+    assert templates_of_namespace(operator_pods(pods), "a").nodes == ()
+
+
+@pytest.mark.parametrize(
+    "pods", [[with_templates("o", "{")], [with_templates("o", '[{"count": 1}]'), with_templates("p", "[]")]]
+)
+def test_templates_that_are_unclear_are_reported(pods: list[Json]) -> None:
+    with pytest.raises(BadInputError, match="system/o"):
+        templates_of_namespace(operator_pods(pods), "a")

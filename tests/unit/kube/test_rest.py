@@ -11,7 +11,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from dljob.kube import Api, ApiError, rest
-from dljob.kube.kinds import CONFIG_MAP, DLJOB, NODE
+from dljob.kube.kinds import CONFIG_MAP, DLJOB, NODE, POD_GROUPS
 
 Answers = list[tuple[int, dict[str, Any], dict[str, str]]]
 MAP = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a", "namespace": "n"}}
@@ -147,3 +147,19 @@ def test_list_returns_items_and_version() -> None:
 def test_versions_of_managed_servers_are_parsed() -> None:
     answer = {"major": "1", "minor": "27+"}
     assert against([(200, json.loads(json.dumps(answer)), {})], lambda api: api.version())[0] == (1, 27)
+
+
+@pytest.mark.parametrize(
+    ("code", "resources", "expected"),
+    [(404, [], False), (200, [{"name": "workloads"}], False), (200, [{"name": "podgroups"}], True)],
+)
+def test_server_says_whether_it_serves_a_kind(code: int, resources: list[Any], expected: bool) -> None:
+    kind = POD_GROUPS[0]
+    found, requests, _ = against([(code, {"resources": resources}, {})], lambda api: api.serves(kind))
+    assert found is expected
+    assert [request.path for request in requests] == [f"/apis/{kind.api_version}"]
+
+
+def test_unanswered_discovery_is_an_error() -> None:
+    found, _, _ = against([(403, {"message": "no"}, {})], lambda api: api.serves(POD_GROUPS[0]))
+    assert isinstance(found, ApiError) and found.forbidden

@@ -158,7 +158,8 @@ class Scheduling(ApiModel):
         Field(
             description="If not all pods run within this time, such as 10m, all are stopped, so that other jobs can "
             "use their nodes. The job is planned again later. Time in which all pods have nodes and pull images or "
-            "fetch data does not count. Default: 5m."
+            "fetch data does not count. Default: 5m; for a plan that needs new nodes, the chart value "
+            "autoscaling.startTimeoutSeconds."
         ),
     ] = None
     priority_class_name: Annotated[DnsSubdomain | None, Field(description="Priority class of the pods.")] = None

@@ -1,0 +1,58 @@
+"""Nodes that do not exist yet, but that an autoscaler of the cluster can add (the chart value ``autoscaling``)."""
+
+import json
+from dataclasses import dataclass
+
+from dljob.cluster.view import ClusterView, Node, cluster_view
+
+MAX_NEW_NODES = 2000
+"""Maximum number of nodes that all templates may add together. Plans are made on as many nodes at most."""
+START_TIMEOUT_S = 900.0
+
+
+@dataclass(frozen=True)
+class NodeTemplates:
+    """What an autoscaler can add. ``nodes``: every node of every template, up to the template's count."""
+
+    nodes: tuple[Node, ...] = ()
+    start_timeout_s: float = START_TIMEOUT_S
+    """Start time-out in seconds of a job that needs new nodes, unless the job sets one itself."""
+
+    def scaled_up(self, view: ClusterView) -> ClusterView:
+        """Return the view with all nodes that can still be added. Nodes that exist count against their template."""
+        kinds: dict[tuple[str, int, frozenset[tuple[str, str]]], list[Node]] = {}
+        for node in self.nodes:
+            kinds.setdefault((node.device, node.devices, frozenset(node.labels.items())), []).append(node)
+        left: list[Node] = []
+        counted: set[str] = set()
+        for (device, devices, labels), new in kinds.items():
+            alike = [
+                node.name
+                for node in view.nodes
+                if (node.device, node.devices) == (device, devices)
+                and node.name not in counted
+                and labels <= node.labels.items()
+            ][: len(new)]
+            counted.update(alike)
+            left += new[len(alike) :]
+        return ClusterView((*view.nodes, *left)) if left else view
+
+
+NO_TEMPLATES = NodeTemplates()
+
+
+def parse_templates(text: str) -> tuple[Node, ...]:
+    """Return every node that the templates can add. ``text``: JSON, the chart value ``autoscaling.nodeTemplates``.
+
+    Each template has the fields of an entry of ``cluster_view``. Raise ValueError with what is found and expected.
+    """
+    try:
+        entries = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"found {text!r:.200}; expected JSON, a list of node templates: {error}") from None
+    if isinstance(entries, list) and any("count" not in entry for entry in entries if isinstance(entry, dict)):
+        raise ValueError("found a template without count; expected the number of nodes that can exist at most")
+    found = cluster_view({"nodes": entries}).nodes
+    if len(found) > MAX_NEW_NODES:
+        raise ValueError(f"found {len(found)} nodes; expected at most {MAX_NEW_NODES}. Lower count")
+    return found

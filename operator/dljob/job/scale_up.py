@@ -1,0 +1,37 @@
+"""Plans on nodes that do not exist yet: the pods stay pending, so that an autoscaler of the cluster adds the nodes."""
+
+from collections.abc import Mapping
+
+from dljob.cluster import ClusterView
+from dljob.cluster.templates import NodeTemplates
+from dljob.planner import Decision, Infeasible, Learned, Request
+from dljob.planner.plan import plan
+
+
+def plan_on_new_nodes(
+    request: Request, existing: ClusterView, learned: Mapping[tuple[str, str], Learned], templates: NodeTemplates
+) -> tuple[Decision, ClusterView] | None:
+    """Return a plan for a job that the existing nodes cannot run, and the nodes on which it was made.
+
+    These are the existing nodes and all that the templates can add. Return None if they cannot run the job either.
+    """
+    view = templates.scaled_up(existing)
+    if view is existing:
+        return None
+    decision = plan(request, view, learned)
+    return None if isinstance(decision, Infeasible) else (decision, view)
+
+
+def missing_nodes(decision: Decision, existing: ClusterView) -> int:
+    """Return the number of pods for which ``existing`` has no node with enough free devices; at least 1."""
+    missing = 0
+    for group in decision.chosen.groups:
+        fits = [node for node in existing.nodes if node.device == group.device]
+        missing += max(0, group.nodes - sum(node.free_devices >= group.ranks_per_node for node in fits))
+    return max(1, missing)
+
+
+def waiting_text(new_nodes: int) -> str:
+    """Return what the condition Planned says of a plan with ``new_nodes`` pods on nodes that did not exist."""
+    pods = "1 pod needs a node that does" if new_nodes == 1 else f"{new_nodes} pods need nodes that do"
+    return f"{pods} not exist yet: pending pods wait for an autoscaler, at most for the start time-out"

@@ -1,0 +1,112 @@
+"""Tests of Kubernetes' own gang scheduling, with the real scheduler and controllers of a cluster that has it."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from support.cluster.fake_nodes import HollowNodes
+from support.cluster.kubectl import Kubectl, condition, no_pods, wait_for
+from support.cluster.live_job import Play
+from support.cluster.operator_process import OperatorProcess
+
+pytestmark = [pytest.mark.api, pytest.mark.gang]
+Json = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def other_device(kubectl: Kubectl) -> Iterator[HollowNodes]:
+    """Return a node of another device type."""
+    found = HollowNodes(f"{kubectl.namespace}-other", 1, device=kubectl.namespace.replace("api", "other"))
+    found.start()
+    yield found
+    found.stop()
+
+
+@pytest.fixture(scope="module")
+def operator(
+    kubectl: Kubectl, nodes: HollowNodes, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[OperatorProcess]:
+    """Return an operator that does not see the pods of other namespaces, so that its plans may lack room."""
+    log = tmp_path_factory.mktemp("operator") / "log"
+    found = OperatorProcess(kubectl.kubeconfig, kubectl.namespace, log, DLJOB_GANG_SCHEDULING="kubernetes")
+    found.start()
+    yield found
+    if found.running:
+        assert found.stop() == 0, found.log
+
+
+@pytest.fixture
+def stranger(admin: Kubectl, kubectl: Kubectl) -> Iterator[Kubectl]:
+    yield Kubectl(admin.kubeconfig, "default")
+    admin.run("delete", "pod", f"first-{kubectl.namespace}", "-n", "default", "--ignore-not-found")
+
+
+def fill(stranger: Kubectl, name: str, node: str) -> None:
+    """Run a pod on ``node`` that takes all of its processors."""
+    container = {"name": "main", "image": "example.invalid/none:1", "resources": {"requests": {"cpu": "32"}}}
+    spec = {"nodeName": node, "containers": [container], "terminationGracePeriodSeconds": 0}
+    stranger.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec})
+    wait_for("the pod to run", lambda: (stranger.get("pod", name) or {})["status"]["phase"] == "Running", 20)
+
+
+def placed(kubectl: Kubectl) -> dict[str, str | None]:
+    """Return the job's pods that are not being deleted, by uid, with their nodes."""
+    pods = [pod for pod in kubectl.list("pods", "dljob.dev/job") if "deletionTimestamp" not in pod["metadata"]]
+    return {pod["metadata"]["uid"]: pod["spec"].get("nodeName") for pod in pods}
+
+
+def refused_by_scheduler(kubectl: Kubectl, known: set[str], count: int) -> list[str]:
+    """Wait until the scheduler has refused ``count`` pods that are not ``known``. Return its messages."""
+
+    def messages() -> list[str] | None:
+        found = [
+            item["message"]
+            for pod in kubectl.list("pods", "dljob.dev/job")
+            for item in pod["status"].get("conditions") or ()
+            if pod["metadata"]["uid"] not in known and item["type"] == "PodScheduled" and item["status"] == "False"
+        ]
+        return found if len(found) == count else None
+
+    return wait_for(f"{count} pods that the scheduler refuses", messages, 30, lambda: str(placed(kubectl)))
+
+
+def test_all_pods_of_a_job_are_placed_together_or_not_at_all(
+    play: Play, nodes: HollowNodes, other_device: HollowNodes, stranger: Kubectl
+) -> None:
+    kubectl, blocker = play.kubectl, f"first-{play.kubectl.namespace}"
+    fill(stranger, blocker, other_device.names[0])
+    groups = [
+        {"device": play.device, "nodes": 2, "batchPerRank": 20},
+        {"device": other_device.device, "nodes": 1, "batchPerRank": 20},
+    ]
+    play.submit("gang", nodes={"min": 1, "max": 3}, devices=None, planning={"mode": "Fixed", "groups": groups})
+
+    # Two device groups share one PodGroup. There is room for two of three pods, so none is placed.
+    refused_by_scheduler(kubectl, set(), 3)
+    assert list(placed(kubectl).values()) == [None] * 3
+    [group] = kubectl.list("podgroups.scheduling.k8s.io")
+    assert group["spec"]["schedulingPolicy"] == {"gang": {"minCount": 3}}
+    assert {pod["spec"]["schedulingGroup"]["podGroupName"] for pod in kubectl.list("pods", "dljob.dev/job")} == {
+        group["metadata"]["name"]
+    }
+    play.kubectl.wait_job(
+        "gang", "PodsReady", lambda job: (condition(job, "PodsReady") or {}).get("status") == "False", 10
+    )
+
+    # Room for the third pod: all are placed.
+    stranger.run("delete", "pod", blocker)
+    play.until_ready("gang", 3)
+
+    # One lost pod is replaced alone: it counts with those that run.
+    before = placed(kubectl)
+    kubectl.run("delete", "pod", f"gang-{play.device}-0", "--wait=false")
+    wait_for(
+        "another pod", lambda: None not in (now := placed(kubectl)).values() and len(now) == 3 and now != before, 30
+    )
+    play.until_ready("gang", 3)
+
+    # The PodGroup goes with its job.
+    kubectl.delete("dljob", "gang", "--wait=false")
+    no_pods(kubectl, "gang", 30)
+    wait_for("the PodGroup to be gone", lambda: not kubectl.list("podgroups.scheduling.k8s.io"), 30)

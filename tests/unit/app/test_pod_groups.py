@@ -1,0 +1,68 @@
+"""Tests of how the operator learns which PodGroups the API server serves, in virtual time."""
+
+import pytest
+
+from dljob.app.pod_groups import RECHECK_S, pod_group_api, until_changed
+from dljob.app.settings import Settings
+from dljob.kube import ApiError
+from dljob.kube.kinds import Kind
+from dljob.render.gang import KUBERNETES_ALPHA, KUBERNETES_BETA
+from support.virtual_time import now_s, run
+
+WANTED = Settings.of({"DLJOB_TRAINER_IMAGE": "r/t:1", "DLJOB_GANG_SCHEDULING": "kubernetes"}).pod_groups
+DOWN = ApiError(503, "ServiceUnavailable", "starting")
+
+
+class Server:
+    """An API server that serves other API versions with each second. None: it does not answer in that second."""
+
+    def __init__(self, *served: set[str] | None) -> None:
+        self._served = served
+
+    async def serves(self, kind: Kind) -> bool:
+        now = self._served[min(int(now_s()), len(self._served) - 1)]
+        if now is None:
+            raise DOWN
+        return kind.api_version in now
+
+
+@pytest.mark.parametrize(
+    ("served", "expected"),
+    [
+        (set[str](), None),
+        ({KUBERNETES_ALPHA}, KUBERNETES_ALPHA),
+        ({KUBERNETES_ALPHA, KUBERNETES_BETA}, KUBERNETES_BETA),
+        ({"scheduling.volcano.sh/v1beta1"}, None),
+    ],
+)
+def test_preferred_version_is_chosen(served: set[str], expected: str | None) -> None:
+    assert run(pod_group_api(Server(served), WANTED)) == expected  # type: ignore[arg-type]
+
+
+def test_operator_waits_for_an_answer() -> None:
+    async def body() -> tuple[str | None, float]:
+        return await pod_group_api(Server(None, None, {KUBERNETES_ALPHA}), WANTED), now_s()  # type: ignore[arg-type]
+
+    assert run(body()) == (KUBERNETES_ALPHA, 2 * RECHECK_S)
+
+
+def test_missing_api_is_logged_with_the_remedy(caplog: pytest.LogCaptureFixture) -> None:
+    run(pod_group_api(Server(set()), WANTED))  # type: ignore[arg-type]
+    assert KUBERNETES_ALPHA in caplog.text and "set gangScheduling to none" in caplog.text
+
+
+@pytest.mark.parametrize("later", [set[str](), {KUBERNETES_BETA}, {KUBERNETES_ALPHA, KUBERNETES_BETA}])
+def test_operator_ends_when_the_api_changes(later: set[str]) -> None:
+    server = Server({KUBERNETES_ALPHA}, {KUBERNETES_ALPHA}, None, later)
+
+    async def body() -> float:
+        with pytest.raises(RuntimeError, match="PodGroups"):
+            await until_changed(server, WANTED, KUBERNETES_ALPHA, 1.0)  # type: ignore[arg-type]
+        return now_s()
+
+    assert run(body()) == 3.0
+
+
+def test_without_gang_scheduling_nothing_is_asked() -> None:
+    assert run(pod_group_api(Server(None), ())) is None  # type: ignore[arg-type]
+    run(until_changed(Server(None), (), None, 1.0))  # type: ignore[arg-type]
