@@ -1,10 +1,13 @@
 """HTTP server for /metrics, /healthz and /readyz on one port."""
 
+import logging
 from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
 from dljob.controller.metrics import CONTENT_TYPE, Metrics
+
+log = logging.getLogger("dljob")
 
 Problem = Callable[[], str | None]
 """Function that returns the description of a problem, or None if there is no problem."""
@@ -24,16 +27,20 @@ async def serve(
         scraped()
         return web.Response(body=metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
-    def probe(problem: Problem) -> Handler:
+    def probe(problem: Problem, *, logged: bool = False) -> Handler:
         async def answer(request: web.Request) -> web.Response:
             found = problem()
+            if (
+                found and logged
+            ):  # After three of these, the kubelet restarts the container, and shows only the code 503.
+                log.error("the liveness probe fails: %s", found)
             return web.Response(status=503 if found else 200, text=f"{found or 'ok'}\n")
 
         return answer
 
     app = web.Application()
     app.router.add_get("/metrics", exposition)
-    app.router.add_get("/healthz", probe(ill))
+    app.router.add_get("/healthz", probe(ill, logged=True))
     app.router.add_get("/readyz", probe(not_ready))
     runner = web.AppRunner(app, access_log=None, handle_signals=False)
     await runner.setup()

@@ -57,6 +57,25 @@ SETTLE_S = 1.0
 Such changes come in bursts, and with the delay each affected job is reconciled only once for a burst.
 """
 
+BURST_S = 0.1
+"""Seconds between a change of a job's pod or StatefulSet and the job's reconcile.
+
+The pods of a job start and end together. Without the delay, the job's status was written for each of them.
+"""
+
+
+class _NoDiffs(kopf.DiffBaseStorage):
+    """Keeps kopf from copying each DLJob to find what has changed: none of its handlers here needs to know that."""
+
+    def build(self, *, body: kopf.Body, extra_fields: Iterable[Any] | None = None) -> kopf.BodyEssence:
+        return kopf.BodyEssence()
+
+    def fetch(self, *, body: kopf.Body) -> kopf.BodyEssence | None:
+        return None
+
+    def store(self, *, body: kopf.Body, patch: kopf.Patch, essence: kopf.BodyEssence) -> None:
+        """Store nothing: the operator must not write annotations into users' objects."""
+
 
 class Watches:
     """kopf's handlers. They write watched objects to the cache and add the keys of affected jobs to the work queue."""
@@ -143,6 +162,7 @@ class Watches:
         settings.process.ultimate_exiting_timeout = 20
         settings.watching.inactivity_timeout = SILENCE_S
         settings.watching.chunk_size = PAGE
+        settings.persistence.diffbase_storage = _NoDiffs()
         return settings
 
     async def run(self, identity: str, stop: asyncio.Event, end: Callable[[], Awaitable[None]]) -> None:
@@ -196,7 +216,11 @@ class Watches:
         if kind is DLJOB:
             self._queue.add((meta["namespace"], meta["name"]))
         elif job := (meta.get("labels") or {}).get(JOB_LABEL):
-            self._queue.add((meta["namespace"], job))
+            key = (meta["namespace"], job)
+            if kind in (POD, STATEFUL_SET):
+                self._queue.add_after(key, BURST_S)
+            else:
+                self._queue.add(key)
         if kind in CAPACITY or kind in (STORAGE_CLASS, CLAIM):
             self._unsettled.add(kind)
             if self._settling is None:

@@ -2,9 +2,14 @@
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import fields
+from operator import attrgetter
 
 from dljob.cluster import ClusterView, Node
+
+_FREE = ("free_devices", "free_cpu", "free_memory_nbytes")
+_others = attrgetter(*(field.name for field in fields(Node) if field.name not in _FREE))
+"""Returns the fields of a node that do not change with the pods on it."""
 
 
 class Growth:
@@ -39,5 +44,4 @@ def _offers_more(old: Node | None, new: Node) -> bool:
         or new.free_memory_nbytes > old.free_memory_nbytes
     ):
         return True
-    free = {"free_devices": 0, "free_cpu": 0.0, "free_memory_nbytes": 0}
-    return replace(old, **free) != replace(new, **free)  # type: ignore[arg-type]
+    return bool(_others(old) != _others(new))

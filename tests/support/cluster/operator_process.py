@@ -8,6 +8,7 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
 
 from support.cluster.kubectl import wait_for
@@ -16,11 +17,20 @@ from support.cluster.kubectl import wait_for
 class OperatorProcess:
     """An operator that watches one namespace and serves metrics on ``port``."""
 
-    def __init__(self, kubeconfig: str, namespace: str, log: Path, identity: str = "one", **env: str) -> None:
+    def __init__(
+        self,
+        kubeconfig: str,
+        namespace: str,
+        log: Path,
+        identity: str = "one",
+        python: Sequence[str] = (sys.executable,),
+        **env: str,
+    ) -> None:
+        """``python``: the interpreter and its options, for example to profile the process."""
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        self._log = log
+        self._log, self._python = log, python
         self._env = {
             "PATH": os.environ["PATH"],
             "HOME": os.environ.get("HOME", "/"),
@@ -38,7 +48,7 @@ class OperatorProcess:
     def start(self, *, ready: bool = True) -> None:
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "dljob.app.main"], env=self._env, stdout=log, stderr=log
+                [*self._python, "-m", "dljob.app.main"], env=self._env, stdout=log, stderr=log
             )
         if ready:
             wait_for("the operator to be ready", self.is_ready, 30, self._log.read_text)
@@ -46,6 +56,15 @@ class OperatorProcess:
     def is_ready(self) -> bool:
         assert self._process is not None and self._process.poll() is None, self._log.read_text()
         return self._get("/readyz") is not None
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def metrics(self) -> str:
+        """Return all metrics as Prometheus reads them."""
+        return self._get("/metrics") or ""
 
     def readiness(self) -> str:
         """Return the answer of the readiness probe, also if it is negative."""
@@ -63,7 +82,7 @@ class OperatorProcess:
 
     def metric(self, name: str) -> float:
         """Return the value of a series, or 0 if it does not exist yet."""
-        text = self._get("/metrics") or ""
+        text = self.metrics()
         found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
         return float(found[1]) if found else 0.0
 

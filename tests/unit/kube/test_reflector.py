@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
 
@@ -11,7 +12,8 @@ from aiohttp import web
 
 from dljob.kube import Api, ApiError, Cache
 from dljob.kube.kinds import CONFIG_MAP, LIMIT_RANGE, POD, QUOTA, Kind
-from dljob.kube.watch import Reflector
+from dljob.kube.watch import Reflector, reflector
+from dljob.kube.watch.reflector import SILENCE_S
 
 Json = dict[str, Any]
 DEEP = '{"f:a":' * 3000 + "{}" + "}" * 3000
@@ -101,14 +103,47 @@ def test_operator_starts_without_permission_to_read_quotas(kind: Kind, code: int
 
     async def main() -> bool:
         api: Any = Refusing()
-        reflector = Reflector(api, Cache(), kind, None, "", lambda *_: None, lambda _: None)
-        task = asyncio.create_task(reflector.run())
+        observer = Reflector(api, Cache(), kind, None, "", lambda *_: None, lambda _: None)
+        task = asyncio.create_task(observer.run())
         await asyncio.wait_for(asked.wait(), 10)
         await asyncio.sleep(0)
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-        return reflector.synced.is_set()
+        return observer.synced.is_set()
 
     asked = asyncio.Event()
     assert asyncio.run(main()) == synced
+
+
+def test_watch_that_is_opened_again_is_not_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With etcd 3.4, the API server sends no bookmarks of kinds that never change. The operator was restarted for it."""
+    clock_s, opened, enough = [0.0], 0, asyncio.Event()
+    monkeypatch.setattr(reflector, "monotonic", lambda: clock_s[0])
+
+    class SilentApi(Api):
+        async def page(self, *_: Any) -> Json:
+            return {"metadata": {"resourceVersion": "9"}, "items": []}
+
+        async def watch(self, *_: Any) -> AsyncIterator[bytes]:
+            nonlocal opened
+            opened += 1
+            if opened == 5:
+                enough.set()
+                await asyncio.Event().wait()
+            await asyncio.sleep(0)
+            clock_s[0] += SILENCE_S
+            for line in ():
+                yield line
+
+    async def body() -> float:
+        session: Any = None
+        observer = Reflector(
+            SilentApi(session, "https://api"), Cache(), CONFIG_MAP, None, "", lambda *_: None, lambda _: None
+        )
+        task = asyncio.create_task(observer.run())
+        await enough.wait()
+        task.cancel()
+        return clock_s[0] - observer.active_at
+
+    assert asyncio.run(body()) <= SILENCE_S

@@ -22,7 +22,10 @@ log = logging.getLogger("dljob.kube.watch")
 WATCH_S = 300
 """Duration of one watch request. The API server ends it, and the next one continues where it ended."""
 SILENCE_S = 90.0
-"""A watch without an event or a bookmark for this long is opened again. The API server sends a bookmark each minute."""
+"""A watch without an event or a bookmark for this long is opened again.
+
+The API server sends a bookmark each minute, but not of kinds of which nothing changes if its etcd is older than 3.5.
+"""
 PAGE = 100
 """Number of objects on one page of a list. Until they are reduced, decoded pods need 20 to 50 KB each.
 
@@ -57,7 +60,7 @@ class Reflector:
         self.synced = asyncio.Event()
         """Set when all objects that existed at the start are in the cache, or if these may not be read."""
         self.active_at = monotonic()
-        """Monotonic time in seconds when the API server last sent something, or a request to it failed."""
+        """Monotonic time in seconds when the API server last sent something, or a request to it ended or failed."""
 
     @property
     def name(self) -> str:
@@ -72,6 +75,7 @@ class Reflector:
                     version = await self._list()
                     self.synced.set()
                 version = await self._watch(version)
+                self.active_at = monotonic()
                 failures = 0
             except ApiError as error:
                 if error.code == 410:

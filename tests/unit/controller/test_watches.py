@@ -1,0 +1,58 @@
+"""Tests of the watches: how kopf is set up, and when a change of an object queues its job."""
+
+import asyncio
+from typing import Any
+
+import kopf
+import pytest
+
+from dljob.controller.watches import BURST_S, Watches
+from dljob.controller.work_queue import WorkQueue
+from dljob.job.observed import JOB_LABEL
+from dljob.kube import Api, Cache, JobKey
+from dljob.kube.kinds import CONFIG_MAP, POD, STATEFUL_SET, Kind
+from support.virtual_time import now_s, run
+
+
+def test_kopf_neither_compares_nor_annotates_jobs() -> None:
+    storage = Watches.settings().persistence.diffbase_storage
+    body = kopf.Body({"metadata": {"name": "a"}, "spec": {"epochs": 5}})  # type: ignore[typeddict-item]
+    patch = kopf.Patch()
+    storage.store(body=body, patch=patch, essence=storage.build(body=body))
+    found: tuple[Any, ...] = (dict(storage.build(body=body)), storage.fetch(body=body), dict(patch))
+    assert found == ({}, None, {})
+
+
+def watches(queue: WorkQueue[JobKey]) -> Watches:
+    session: Any = object()
+    return Watches(Cache(), queue, Api(session, "https://api"), (), lambda _: session, lambda: None)
+
+
+def changed(kind: Kind, name: str) -> tuple[Kind, dict[str, Any]]:
+    return kind, {"metadata": {"namespace": "team-a", "name": name, "labels": {JOB_LABEL: "digits"}}}
+
+
+@pytest.mark.parametrize("kind", [POD, STATEFUL_SET])
+def test_a_burst_of_pods_queues_their_job_once(kind: Kind) -> None:
+    """When 4 pods ended, the job was reconciled and its status written 4 times."""
+
+    async def body() -> tuple[int, float, int]:
+        queue = WorkQueue[JobKey]()
+        observer = watches(queue)
+        for i in range(4):
+            observer._changed(*changed(kind, f"digits-{i}"))
+            await asyncio.sleep(BURST_S / 5)
+        at_first = len(queue)
+        assert await queue.get() == ("team-a", "digits")
+        return at_first, now_s(), len(queue)
+
+    assert run(body()) == (0, pytest.approx(BURST_S), 0)
+
+
+def test_a_report_queues_its_job_at_once() -> None:
+    async def body() -> int:
+        queue = WorkQueue[JobKey]()
+        watches(queue)._changed(*changed(CONFIG_MAP, "digits-report"))
+        return len(queue)
+
+    assert run(body()) == 1
