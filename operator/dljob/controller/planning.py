@@ -7,31 +7,28 @@ counts at once, two plans never use the same devices.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from math import inf
 from time import monotonic
 
 from dljob.api import PlanningMode
 from dljob.cluster import ClusterView
+from dljob.controller.growing import Turns, matters_to
 from dljob.controller.limits import limits_for
 from dljob.controller.metrics import Metrics
+from dljob.controller.parsed_objects import PlansByJob, Profiles, ProfilesByNamespace
 from dljob.controller.queueing import Queue, queued
 from dljob.job.observed import Observed
-from dljob.job.profiles import learned_by_model
 from dljob.job.remaining import run_p90_s
 from dljob.job.reservation import PlannedPods, created_by_group, placed_by_group, plan_reservation, stored_reservation
 from dljob.job.stored_plan import StoredPlan
-from dljob.job.waiting import devices_waited_for
 from dljob.kube import Cache, JobKey
-from dljob.planner import Infeasible, Learned
-from dljob.planner.candidates.pools import wanted
+from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
 from dljob.reconcile.planning import question as question_of
 from dljob.scheduling import NO_LIMITS, Growth, NamespaceLimits, Reservation, ReservationBook, without_reserved
 
-Profiles = Mapping[tuple[str, str], Learned]
 Decision = StoredPlan | Infeasible
 Planner = Callable[[ParsedJob, ClusterView, Profiles], Awaitable[Decision]]
 """Answers a question about a job (``reconcile.planning.question``). Raises PlanningError if it cannot."""
@@ -46,16 +43,7 @@ RECONCILE_S = 60.0
 """Seconds after which a waiting job is reconciled again. It is not planned again unless its question has changed."""
 TICK_S = 5.0
 """Seconds between two checks whether reservations have expired."""
-LOOK_AGAIN_S = 30.0
-"""Least seconds between two looks for a better plan of one running job, however often capacity grows."""
-LOOK_AGAIN_MISSING_S = 300.0
-"""The same for a job that trains on a part of its pods, although no capacity grew."""
-LOOKS_PER_S = 3.0
-"""Most looks for better plans of running jobs per second. With more than 90 jobs, each one looks less often."""
-WAITING_S = 1.0
-"""Seconds between two looks whether capacity has grown for running jobs, and which jobs wait for it."""
 YIELD_EVERY = 20
-
 
 log = logging.getLogger("dljob")
 
@@ -104,18 +92,9 @@ class Planning:
         self._queue = Queue(cache, self._book, clock)
         self._unstored: dict[JobKey, tuple[Mapping[str, str], PlannedPods]] = {}
         """Accepted plans that are not stored yet, with their data."""
-        self._growing: JobKey | None = None
-        """The running job that is planned now to see whether it can grow."""
-        self._planned_at: dict[JobKey, int] = {}
-        """What ``Growth.count`` returned for each job when it was last planned."""
-        self._looked_s: dict[JobKey, float] = {}
-        """When each running job was last planned to see whether it can grow."""
-        self._waiting_devices: tuple[float, list[Sequence[str]]] = (-inf, [])
-        """When the jobs that wait for capacity were listed, and ``spec.devices`` of each."""
-        self._plans: dict[JobKey, tuple[Mapping[str, str], PlannedPods | None]] = {}
-        """The stored plans, with the data from which each was parsed."""
+        self._turns = Turns(cache.jobs)
+        self._plans, self._profiles = PlansByJob(), ProfilesByNamespace(cache)
         self._free: tuple[tuple[int, int], ClusterView] | None = None
-        self._profiles: dict[str, tuple[int, Profiles]] = {}
         self._served: dict[str, int] = {}
         """Number of the last question of each namespace that was answered."""
         self._wakeup = asyncio.Event()
@@ -127,8 +106,7 @@ class Planning:
         """
         question, answer = question_of(parsed), self._answers.get(key)
         if answer is not None and answer.question == question and self._stands(key, answer):
-            if self._growing == key:
-                self._growing = None
+            self._turns.end(key)
             if answer.decision is None:
                 del self._answers[key]
                 raise PlanningError(answer.error)
@@ -145,31 +123,27 @@ class Planning:
         job; None if it is planned for another reason, so that what its plan needs is reserved.
         """
         if parsed is None:
-            self._growing = None if self._growing == key else self._growing
+            self._turns.end(key)
             return False
-        if self._growing is not None or self._free is None or parsed.accepted is None or parsed.finished:
-            return self._growing == key
-        now_s, matters = self._clock(), _matters_to(parsed)
-        since_s = now_s - self._looked_s.get(key, -inf)
-        if since_s < max(LOOK_AGAIN_S, len(self._looked_s) / LOOKS_PER_S):
+        if self._turns.current is not None or self._free is None or parsed.accepted is None or parsed.finished:
+            return self._turns.current == key
+        now_s, matters = self._clock(), matters_to(parsed)
+        if not self._turns.rested(key, now_s):
             return False
-        if now_s - self._waiting_devices[0] >= WAITING_S:
+        if self._turns.list_waiting(now_s):
             self._look()
-            waiting = [devices_waited_for(job) for job in self._cache.jobs()]
-            self._waiting_devices = (now_s, [names for names in waiting if names is not None])
-        missing = len(parsed.observed.ready_pods) < parsed.accepted.nodes and since_s >= LOOK_AGAIN_MISSING_S
-        if self._growth.count(matters) <= self._planned_at.get(key, -1) and not missing:
+        missing = len(parsed.observed.ready_pods) < parsed.accepted.nodes
+        if not self._turns.due(key, self._growth.count(matters), now_s, missing=missing):
             return False
         if self._asked or self._current is not None or self._others_wait(key, matters):
             return False
-        self._growing = key
+        self._turns.current = key
         return True
 
     def _others_wait(self, key: JobKey, matters: Callable[[str], bool]) -> bool:
         """Return True if another job waits for devices for which ``matters`` is True, or will soon be planned again."""
         assert self._free is not None
-        devices = [device for device in self._free[1].device_types if matters(device)]
-        if any(not names or wanted(device, names) for names in self._waiting_devices[1] for device in devices):
+        if self._turns.others_wait_for(device for device in self._free[1].device_types if matters(device)):
             return True
         return any(
             isinstance(answer.decision, Infeasible) and other != key and not self._stands(other, answer)
@@ -207,15 +181,14 @@ class Planning:
         self._asked.pop(key, None)
         self._answers.pop(key, None)
         self._waiting.pop(key, None)
-        if self._growing == key:
-            self._growing = None
+        self._turns.end(key)
         self.refused(key)
 
     def forget(self, key: JobKey) -> None:
         """Forget a job that no longer exists."""
         self.settle(key)
-        for state in (self._plans, self._planned_at, self._looked_s):
-            state.pop(key, None)
+        self._plans.forget(key)
+        self._turns.forget(key)
         self._book.drop(key)
 
     def capacity_changed(self) -> None:
@@ -237,14 +210,13 @@ class Planning:
                     async with asyncio.timeout(TICK_S):
                         await self._wakeup.wait()
         finally:
-            self._current = self._growing = self._free = None
-            for state in (
-                self._asked, self._answers, self._waiting, self._unstored, self._plans, self._served, self._planned_at,
-                self._looked_s,
-            ):  # fmt: skip
+            self._current = self._free = None
+            for state in (self._asked, self._answers, self._waiting, self._unstored, self._served):
                 state.clear()
             self._book.clear()
             self._queue.forget_all()
+            self._turns.clear()
+            self._plans.clear()
 
     def _turn(self, key: JobKey) -> tuple[object, ...]:
         """Return the sort key of the order in which questions are answered.
@@ -262,8 +234,8 @@ class Planning:
         self._look()
         # A job in a queue of Kueue asks for quota, not for nodes that are free now.
         view = self._cache.ledger.empty_view() if question.queued else self._view(key)
-        profiles, profiles_version = self._profiles_of(key[0]), self._cache.profiles_version
-        growth, began = self._growth.count(_matters_to(question)), self._clock()
+        profiles, profiles_version = self._profiles.of(key[0]), self._cache.profiles_version
+        growth, began = self._growth.count(matters_to(question)), self._clock()
         limits, limits_version = NO_LIMITS if question.queued else self._limits(key), self._cache.limits_version
         asked = replace(question, observed=replace(question.observed, limits=limits))
         decision, behind, error = None, None, ""
@@ -278,10 +250,9 @@ class Planning:
         finally:
             self._current = None
         self._metrics.planned(self._clock() - began, None if decision is None else not isinstance(decision, Infeasible))
-        self._planned_at[key] = growth
-        if self._growing == key:  # Nothing is reserved before the job has decided to move.
-            self._looked_s[key] = self._clock()
-        reserved = self._growing != key and self._reserve(key, question, decision)
+        self._turns.planned(key, growth, self._clock())
+        # A job that could grow reserves nothing before it has decided to move.
+        reserved = self._turns.current != key and self._reserve(key, question, decision)
         self._look()
         self._answers[key] = _Answer(
             question, decision, error, reserved, self._clock(), self._versions(), profiles_version, growth,
@@ -311,7 +282,7 @@ class Planning:
             return decision, None
 
         async def ask(about: ParsedJob, free: ClusterView) -> Decision:
-            return await self._planner(about, free, self._profiles_of(about.observed.job.namespace))
+            return await self._planner(about, free, self._profiles.of(about.observed.job.namespace))
 
         first = await self._queue.first_before(key, question, waiting, ask)
         if first is None or first.shadow.after(self._clock(), run_p90_s(decision.status.predicted)):
@@ -349,7 +320,7 @@ class Planning:
             limit_s = REFRESH_S if answer.behind is None else QUEUED_S
             if age_s >= limit_s or not self._waits_still(answer.behind):
                 return False
-            return answer.growth == self._growth.count(_matters_to(answer.question))
+            return answer.growth == self._growth.count(matters_to(answer.question))
         same_limits = answer.limits_version == self._cache.limits_version
         held = not answer.reserved or self._book.accepted(key)
         return (held and age_s < FRESH_S) or (same_limits and answer.versions == self._versions())
@@ -411,10 +382,10 @@ class Planning:
 
     def _derive_from(self, observed: Observed | None, key: JobKey) -> None:
         if observed is None:
-            self._plans.pop(key, None)
+            self._plans.forget(key)
             self._book.drop(key)
             return
-        found = stored_reservation(observed, self._stored(key, observed), self._cache.ledger.holds)
+        found = stored_reservation(observed, self._plans.of(key, observed.plan), self._cache.ledger.holds)
         self._book.derive(key, found.state, found.reservations, self._clock())
         if key not in self._unstored:
             return
@@ -424,34 +395,6 @@ class Planning:
         else:  # The pods of the plan before stop, and the new ones need their places.
             self._book.adjust(key, self._missing(observed, pods), self._clock())
 
-    def _stored(self, key: JobKey, observed: Observed) -> PlannedPods | None:
-        """Return the pods of the job's stored plan; None without one, or if it does not parse."""
-        data, known = observed.plan, self._plans.get(key)
-        if data is None:
-            self._plans.pop(key, None)
-            return None
-        if known is None or known[0] is not data:
-            try:
-                found = PlannedPods.of(StoredPlan.parse(data))
-            except Exception:  # noqa: BLE001 - the job's owner can edit it, and its reconcile reports the problem
-                found = None
-            known = self._plans[key] = (data, found)
-        return known[1]
-
-    def _profiles_of(self, namespace: str) -> Profiles:
-        version, known = self._cache.profiles_version, self._profiles.get(namespace)
-        if known is None or known[0] != version:
-            self._profiles = {name: each for name, each in self._profiles.items() if each[0] == version}
-            known = self._profiles[namespace] = (version, learned_by_model(self._cache.profiles(), namespace))
-        return known[1]
-
 
 def _plan_only(question: ParsedJob) -> bool:
     return question.spec is not None and question.spec.planning.mode is PlanningMode.PLAN_ONLY
-
-
-def _matters_to(question: ParsedJob) -> Callable[[str], bool]:
-    """Return a function that tells whether a job may use devices of a type."""
-    names = question.spec.devices if question.spec is not None else ()
-    fixed = question.spec.planning.groups if question.spec is not None else ()
-    return lambda device: not names or bool(fixed) or wanted(device, names)

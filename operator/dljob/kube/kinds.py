@@ -60,7 +60,7 @@ WORKLOAD = Kind("kueue.x-k8s.io/v1beta1", "Workload", "workloads")
 """The Workload of Kueue. The operator uses the newest version that the API server serves and that it knows."""
 QUOTA = Kind("v1", "ResourceQuota", "resourcequotas", optional=True)
 LIMIT_RANGE = Kind("v1", "LimitRange", "limitranges", optional=True)
-PRIORITY_CLASS = Kind("scheduling.k8s.io/v1", "PriorityClass", "priorityclasses", namespaced=False)
+PRIORITY_CLASS = Kind("scheduling.k8s.io/v1", "PriorityClass", "priorityclasses", namespaced=False, optional=True)
 LEASE = Kind("coordination.k8s.io/v1", "Lease", "leases")
 
 APPLIED = {

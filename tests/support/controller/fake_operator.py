@@ -8,7 +8,8 @@ from typing import Any
 from dljob.cluster import ClusterView
 from dljob.controller.controller import Controller
 from dljob.controller.metrics import Metrics
-from dljob.controller.planning import Planning, PlanningError, Profiles
+from dljob.controller.parsed_objects import Profiles
+from dljob.controller.planning import Planning, PlanningError
 from dljob.controller.work_queue import WorkQueue
 from dljob.job.stored_plan import StoredPlan
 from dljob.kube import Cache, JobKey, Kube, NodeFaults, WarningEvents

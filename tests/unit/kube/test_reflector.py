@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from dljob.kube import Api, ApiError, Cache
-from dljob.kube.kinds import CONFIG_MAP, LIMIT_RANGE, POD, QUOTA, Kind
+from dljob.kube.kinds import CONFIG_MAP, LIMIT_RANGE, POD, PRIORITY_CLASS, QUOTA, Kind
 from dljob.kube.watch import Reflector, reflector
 from dljob.kube.watch.reflector import SILENCE_S
 
@@ -91,9 +91,16 @@ def test_deep_object_in_a_watch_does_not_end_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "code", "synced"), [(QUOTA, 403, True), (LIMIT_RANGE, 403, True), (POD, 403, False), (QUOTA, 500, False)]
+    ("kind", "code", "synced"),
+    [
+        (QUOTA, 403, True),
+        (LIMIT_RANGE, 403, True),
+        (PRIORITY_CLASS, 403, True),
+        (POD, 403, False),
+        (QUOTA, 500, False),
+    ],
 )
-def test_operator_starts_without_permission_to_read_quotas(kind: Kind, code: int, synced: bool) -> None:
+def test_operator_starts_without_permission_to_read_what_it_can_do_without(kind: Kind, code: int, synced: bool) -> None:
     """Roles of an older release, which an administrator may manage, do not have this permission."""
 
     class Refusing:

@@ -6,7 +6,8 @@ from typing import Any
 import dlcontract
 from dlcontract import CheckpointMark, Report, RunPhase
 from dljob.cluster import ClusterView
-from dljob.controller.planning import LOOK_AGAIN_S, Profiles
+from dljob.controller.growing import LOOK_AGAIN_S
+from dljob.controller.parsed_objects import Profiles
 from dljob.job.identity import profile_key
 from dljob.job.stored_plan import StoredPlan
 from dljob.kube import JobKey
