@@ -172,6 +172,8 @@ class Controller:
                 if failure is not None:
                     raise failure
                 return WHILE_PLANNING
+            if isinstance(parsed.decision, Infeasible):
+                observed = replace(observed, place=self._planning.place(key))
         else:
             self._planning.settle(key)
         desired = reconcile(observed, self._config, self._now(), parsed)

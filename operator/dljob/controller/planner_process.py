@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 from dljob.cluster import ClusterView, Node
+from dljob.controller.answers import Decision
 from dljob.controller.parsed_objects import Profiles
 from dljob.controller.planner_worker import LENGTH_NBYTES, Task, frame
-from dljob.controller.planning import Decision, PlanningError
+from dljob.controller.planning import PlanningError
 from dljob.job.stored_plan import StoredPlan
 from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob

@@ -9,11 +9,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import monotonic
 
 from dljob.api import PlanningMode
 from dljob.cluster import ClusterView
+from dljob.controller.answers import Answer, Decision
 from dljob.controller.growing import Turns, matters_to
 from dljob.controller.limits import limits_for
 from dljob.controller.metrics import Metrics
@@ -29,7 +30,6 @@ from dljob.reconcile import ParsedJob
 from dljob.reconcile.planning import question as question_of
 from dljob.scheduling import NO_LIMITS, Growth, NamespaceLimits, Reservation, ReservationBook, without_reserved
 
-Decision = StoredPlan | Infeasible
 Planner = Callable[[ParsedJob, ClusterView, Profiles], Awaitable[Decision]]
 """Answers a question about a job (``reconcile.planning.question``). Raises PlanningError if it cannot."""
 
@@ -52,23 +52,6 @@ class PlanningError(Exception):
     """Planning a job failed, for a reason that lies in the operator."""
 
 
-@dataclass(frozen=True)
-class _Answer:
-    question: ParsedJob
-    decision: Decision | None
-    error: str
-    reserved: bool
-    at_s: float
-    versions: tuple[int, int]
-    """Versions of the ledger and of the reservations with which the plan is certainly still right."""
-    profiles_version: int
-    growth: int
-    limits_version: int
-    limits: NamespaceLimits
-    behind: JobKey | None = None
-    """The first job in line, if the job waits only so that it does not delay that one."""
-
-
 class Planning:
     """Questions, answers and reservations of all jobs. Use it in one event loop only."""
 
@@ -85,7 +68,7 @@ class Planning:
         self._asked: dict[JobKey, ParsedJob] = {}
         self._current: tuple[JobKey, ParsedJob] | None = None
         """The question that is being answered."""
-        self._answers: dict[JobKey, _Answer] = {}
+        self._answers: dict[JobKey, Answer] = {}
         self._waiting: dict[JobKey, tuple[Observed, float, Decision | None]] = {}
         """Jobs without a plan, as they were when the operator had written why no plan is possible, and when."""
         self._book, self._growth = ReservationBook(), Growth()
@@ -171,6 +154,10 @@ class Planning:
             return False  # The status shows another reason.
         return self._stands(key, answer)
 
+    def place(self, key: JobKey) -> tuple[int, int] | None:
+        """Return the place of a job that waits for devices, from 1, and the number of such jobs; None: it does not."""
+        return self._queue.place(key, self._waiting_for_devices())
+
     def refused(self, key: JobKey) -> None:
         """End the reservation of a plan that the API server did not store."""
         self._unstored.pop(key, None)
@@ -254,7 +241,7 @@ class Planning:
         # A job that could grow reserves nothing before it has decided to move.
         reserved = self._turns.current != key and self._reserve(key, question, decision)
         self._look()
-        self._answers[key] = _Answer(
+        self._answers[key] = Answer(
             question, decision, error, reserved, self._clock(), self._versions(), profiles_version, growth,
             limits_version, limits, behind,
         )  # fmt: skip
@@ -268,16 +255,7 @@ class Planning:
         alone = _plan_only(question) or question.queued or self._queue.holds_devices(key)
         if isinstance(decision, Infeasible) or alone:
             return decision, None
-        waiting = {
-            other: each.question
-            for other, each in self._answers.items()
-            if isinstance(each.decision, Infeasible)
-            and each.decision.transient
-            and each.decision.reason != "QuotaExceeded"  # It waits for jobs of its own namespace.
-            and not each.question.queued
-            # A job that has not asked again for so long cannot be reconciled. It must not block the others.
-            and self._clock() - each.at_s < REFRESH_S + RECONCILE_S
-        }
+        waiting = self._waiting_for_devices()
         if not waiting:
             return decision, None
 
@@ -289,6 +267,15 @@ class Planning:
             return decision, None
         beside = await self._planner(question, first.shadow.beside(view), profiles)
         return (queued(first, self._clock()), first.key) if isinstance(beside, Infeasible) else (beside, None)
+
+    def _waiting_for_devices(self) -> dict[JobKey, ParsedJob]:
+        """Return the questions of the jobs that wait for devices which others use now."""
+        return {
+            key: each.question
+            for key, each in self._answers.items()
+            # A job that has not asked again for so long cannot be reconciled. It must not block the others.
+            if each.waits_for_devices and self._clock() - each.at_s < REFRESH_S + RECONCILE_S
+        }
 
     def _reserve(self, key: JobKey, question: ParsedJob, decision: Decision | None) -> bool:
         """Reserve what a new plan needs beyond the job's pods. Return False if it is not meant to run."""
@@ -306,7 +293,7 @@ class Planning:
         placed, created = placed_by_group(observed, self._cache.ledger.holds), created_by_group(observed)
         return plan_reservation(pods, observed.job.spec, placed, created=created)
 
-    def _stands(self, key: JobKey, answer: _Answer) -> bool:
+    def _stands(self, key: JobKey, answer: Answer) -> bool:
         """Return True if planning again would give the same answer, or if the answer may still be used."""
         age_s = self._clock() - answer.at_s
         if answer.decision is None:

@@ -7,6 +7,7 @@ are in ``dljob.scheduling``; this module feeds them.
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
+from math import inf
 
 from dljob.cluster import ClusterView
 from dljob.job.remaining import remaining_p90_s
@@ -34,6 +35,8 @@ from dljob.status.build import human_duration
 
 SHADOW_S = 10.0
 """Seconds for which a shadow reservation is used while no capacity changes. Running jobs make progress meanwhile."""
+PLACES_S = 5.0
+"""Seconds for which the places of jobs in the queue are shown. Sorting 1,000 jobs takes some milliseconds."""
 Ask = Callable[[ParsedJob, ClusterView], Awaitable[StoredPlan | Infeasible]]
 """Asks the planner about a job on a cluster with this view."""
 
@@ -67,6 +70,8 @@ class Queue:
         self._cache, self._book, self._clock = cache, book, clock
         self._known: dict[JobKey, _Known] = {}
         self._shares: tuple[tuple[int, int], dict[str, float]] | None = None
+        self._places: tuple[float, dict[JobKey, int]] = (-inf, {})
+        """When the queue was sorted, and the places of its jobs."""
 
     def job(self, question: ParsedJob) -> QueuedJob:
         """Return what the place of a job in the queue depends on."""
@@ -98,8 +103,20 @@ class Queue:
                 return First(other, found)
         return None
 
+    def place(self, key: JobKey, waiting: Mapping[JobKey, ParsedJob]) -> tuple[int, int] | None:
+        """Return the place of a job in the queue, from 1, and the number of waiting jobs; None: it is not in it.
+
+        ``waiting``: questions of the jobs in the queue. They are sorted again after ``PLACES_S``, or for a new job.
+        """
+        if self._clock() - self._places[0] >= PLACES_S or (key in waiting and key not in self._places[1]):
+            line = sorted(waiting, key=lambda each: self.job(waiting[each]).place)
+            self._places = (self._clock(), {each: i for i, each in enumerate(line, 1)})
+        place = self._places[1].get(key)
+        return None if place is None else (place, len(self._places[1]))
+
     def forget_all(self) -> None:
         self._known.clear()
+        self._places = (-inf, {})
         self._shares = None
 
     async def _shadow(self, key: JobKey, question: ParsedJob, ask: Ask) -> Shadow | None:
@@ -165,7 +182,7 @@ class Queue:
 def queued(first: First, now_s: float) -> Infeasible:
     """Return why a job waits for which there are enough free devices."""
     left_s = first.shadow.start_s - now_s
-    when = "at an unknown time" if left_s == float("inf") else f"within {human_duration(max(0.0, left_s))} (p90)"
+    when = "at an unknown time" if left_s == inf else f"within {human_duration(max(0.0, left_s))} (p90)"
     text = (
         "found enough free devices, but a job before this one in the queue needs them, and is predicted to start "
         f"{when}; expected a job that ends before then, or that fits beside it. Wait: the job is planned again when "

@@ -173,6 +173,8 @@ class Observed:
     rejected: Rejected | None = None
     queue: QueueSeen = field(default_factory=QueueSeen)
     """The job's Workload and what belongs to it, if the job is or was in a queue of Kueue."""
+    place: tuple[int, int] | None = None
+    """The job's place among all jobs that wait for devices, from 1, and their number; None if it does not wait."""
     capacity_grew: bool = False
     """True if the cluster has more free than when the job was last planned, and no other job waits for that."""
 

@@ -84,10 +84,19 @@ class Operator:
 
     def planned(self, key: JobKey) -> str | None:
         """Return the reason of the condition Planned."""
+        found = self._condition(key, "Planned")
+        return None if found is None else str(found["reason"])
+
+    def message(self, key: JobKey, kind: str) -> str:
+        """Return the message of a condition."""
+        found = self._condition(key, kind)
+        assert found is not None
+        return str(found["message"])
+
+    def _condition(self, key: JobKey, kind: str) -> Json | None:
         job = self.cache.job(key)
         assert job is not None
-        found = [c for c in job.status.get("conditions") or () if c["type"] == "Planned"]
-        return str(found[0]["reason"]) if found else None
+        return next((c for c in job.status.get("conditions") or () if c["type"] == kind), None)
 
 
 def on_two_nodes(test: Callable[[FakeCluster, Operator], Awaitable[None]]) -> None:

@@ -44,6 +44,22 @@ def test_small_jobs_do_not_starve_a_big_one() -> None:
     on_two_nodes(body)
 
 
+def test_waiting_jobs_show_their_place() -> None:
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        running = cluster.submit("running", **LONG)
+        await run_on(cluster, operator, running, "n1")
+        big = cluster.submit("big", second=1, **SPEC)
+        await operator.watch()
+        assert "the only one that waits" in operator.message(big, "Admitted")
+        later = cluster.submit("later", second=3, **SPEC)
+        between = cluster.submit("between", second=2, **SPEC)
+        await operator.watch(90.0)
+        places = [operator.message(key, "Admitted").split(";")[0][-26:] for key in (big, between, later)]
+        assert places == [f"number {n} of 3 in the queue" for n in (1, 2, 3)]
+
+    on_two_nodes(body)
+
+
 def test_job_that_ends_in_time_overtakes() -> None:
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         running = cluster.submit("running", **LONG)
