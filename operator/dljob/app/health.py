@@ -30,9 +30,8 @@ async def serve(
     def probe(problem: Problem, *, logged: bool = False) -> Handler:
         async def answer(request: web.Request) -> web.Response:
             found = problem()
-            if (
-                found and logged
-            ):  # After three of these, the kubelet restarts the container, and shows only the code 503.
+            # After three of these, the kubelet restarts the container, and shows only the code 503.
+            if found and logged:
                 log.error("the liveness probe fails: %s", found)
             return web.Response(status=503 if found else 200, text=f"{found or 'ok'}\n")
 

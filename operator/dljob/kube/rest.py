@@ -214,24 +214,22 @@ class Api:
 
     async def serves(self, kind: Kind) -> bool:
         """Return True if the server serves this kind, according to its discovery."""
-        path = f"/apis/{kind.api_version}"
-        try:
-            found = await self._attempted("get", "GET", "apis", path, None, {}, "application/json")
-        except ApiError as error:
-            if not error.not_found:
-                raise
-            return False
+        found = await self._discovered(kind.api_version)
         return any(item.get("name") == kind.plural for item in found.get("resources") or ())
 
     async def versions_of(self, group: str) -> tuple[str, ...]:
         """Return the versions of an API group that the server serves, or an empty tuple if it does not serve any."""
+        found = await self._discovered(group)
+        return tuple(str(item["version"]) for item in found.get("versions") or ())
+
+    async def _discovered(self, path: str) -> Body:
+        """Return what discovery says about an API group or one version of it; empty if the server does not serve it."""
         try:
-            found = await self._attempted("get", "GET", "apis", f"/apis/{group}", None, {}, "application/json")
+            return await self._attempted("get", "GET", "apis", f"/apis/{path}", None, {}, "application/json")
         except ApiError as error:
             if not error.not_found:
                 raise
-            return ()
-        return tuple(str(item["version"]) for item in found.get("versions") or ())
+            return {}
 
     async def _call(
         self,
