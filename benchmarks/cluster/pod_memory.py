@@ -135,7 +135,7 @@ async def measure(way: str, port: int) -> Json:
 
     from dljob.kube import Api, Cache
     from dljob.kube.kinds import NODE, POD
-    from dljob.kube.view import cluster_view
+    from dljob.kube.objects.view import cluster_view
     from dljob.kube.watch import Reflector
 
     cache = Cache()

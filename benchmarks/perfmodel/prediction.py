@@ -23,9 +23,9 @@ from dljob.api import DLJobSpec, DLProfileStatus
 from dljob.calibrate import Place
 from dljob.cluster import ClusterView, cluster_view
 from dljob.job.identity import profile_key
-from dljob.job.planner_request import planner_request
+from dljob.job.plan.request import planner_request
+from dljob.job.plan.trainer import trainer_plan
 from dljob.job.profiles import learned, updated_profile
-from dljob.job.trainer_plan import trainer_plan
 from dljob.planner import Decision, Infeasible, Learned, Prediction, plan
 
 CASES = (("digits-cnn", "digits", 96), ("mlp", "digits", 96), ("resnet18", "synthetic-images", 24))

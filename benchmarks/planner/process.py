@@ -28,9 +28,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests"))
 from benchmarks.planner.duration import GPUS
 
 from dljob.cluster import ClusterView, Node
-from dljob.controller.planner_process import PlannerProcess
+from dljob.controller.planning.process import PlannerProcess
 from dljob.reconcile import parse_observed
-from dljob.reconcile.planning import decide, question
+from dljob.reconcile.planning.make_plan import decide, question
 from support.builders import CONFIG, DIGITS, seen
 
 TYPES = (*GPUS, "cpu")

@@ -22,9 +22,9 @@ from dljob.api import DLJobSpec, DLProfileStatus
 from dljob.calibrate import Place
 from dljob.cluster import cluster_view
 from dljob.job.identity import data_key, profile_key
-from dljob.job.planner_request import planner_request
+from dljob.job.plan.request import planner_request
+from dljob.job.plan.trainer import trainer_plan
 from dljob.job.profiles import learned, updated_profile
-from dljob.job.trainer_plan import trainer_plan
 from dljob.planner import Decision, plan
 
 RANKS = 2

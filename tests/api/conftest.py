@@ -76,8 +76,8 @@ def _scale(kubectl: Kubectl, meta: Json, replicas: int) -> None:
     kubectl.run("scale", "-n", meta["namespace"], "deployment", meta["name"], f"--replicas={replicas}")
 
 
-@pytest.fixture(scope="module")
-def kubectl(admin: Kubectl) -> Iterator[Kubectl]:
+@contextmanager
+def _namespace(admin: Kubectl) -> Iterator[Kubectl]:
     name = f"api-{uuid.uuid4().hex[:8]}"
     admin.run("create", "namespace", name)
     yield Kubectl(admin.kubeconfig, name)
@@ -85,22 +85,41 @@ def kubectl(admin: Kubectl) -> Iterator[Kubectl]:
 
 
 @pytest.fixture(scope="module")
+def kubectl(admin: Kubectl) -> Iterator[Kubectl]:
+    """Return a client of a new namespace, which the operator manages."""
+    with _namespace(admin) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def neighbour(admin: Kubectl) -> Iterator[Kubectl]:
+    """Return a client of a second namespace. Modules whose operator manages it say so in ``operator_environment``."""
+    with _namespace(admin) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
 def nodes(kubectl: Kubectl) -> Iterator[HollowNodes]:
-    found = HollowNodes(kubectl.namespace, 3, device=kubectl.namespace.replace("api", "hollow"))
-    found.start()
-    yield found
-    found.stop()
+    with HollowNodes(kubectl.namespace, 3, device=kubectl.namespace.replace("api", "hollow")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def operator_environment() -> dict[str, str]:
+    """Return settings of the operator that differ from the usual ones. Modules replace this fixture by their own."""
+    return {}
 
 
 @pytest.fixture(scope="module")
 def operator(
-    kubectl: Kubectl, nodes: HollowNodes, tmp_path_factory: pytest.TempPathFactory
+    kubectl: Kubectl,
+    nodes: HollowNodes,
+    operator_environment: dict[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[OperatorProcess]:
-    found = OperatorProcess(kubectl.kubeconfig, kubectl.namespace, tmp_path_factory.mktemp("operator") / "log")
-    found.start()
-    yield found
-    if found.running:
-        assert found.stop() == 0, found.log
+    log = tmp_path_factory.mktemp("operator") / "log"
+    with OperatorProcess(kubectl.kubeconfig, kubectl.namespace, log, **operator_environment) as found:
+        yield found
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import pytest
 import yaml
 
 from dljob.api import DLJobStatus, crd
-from support.admission import defaulted, schema_of
 from support.cluster.api_server import DEFINITIONS, Server
 from support.cluster.kubectl import Kubectl
+from support.manifests.admission import defaulted, schema_of
 from support.spec_cases import BAD, CASES, JOB, spec_of, with_field
 
 Json = dict[str, Any]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from dljob.app.settings import Settings
-from support.helm_chart import one, render
+from support.manifests.helm_chart import one, render
 
 Json = dict[str, Any]
 TEMPLATE: Json = {

@@ -9,8 +9,8 @@ import yaml
 
 from dljob.api import crd
 from dljob.api.defaults import JobDefaults
-from support.helm_chart import CHART, MONITORED, WAYS, of_kind, one, render
-from support.schema_validation import assert_valid
+from support.manifests.helm_chart import CHART, MONITORED, WAYS, of_kind, one, render
+from support.manifests.schema_validation import assert_valid
 
 Json = dict[str, Any]
 PROMETHEUS_OPERATOR = "monitoring.coreos.com/v1"

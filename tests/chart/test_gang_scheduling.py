@@ -7,7 +7,7 @@ import yaml
 
 from dljob.app.settings import Settings
 from dljob.render.gang import API_VERSIONS, GangScheduling
-from support.helm_chart import CHART, of_kind, one, render
+from support.manifests.helm_chart import CHART, of_kind, one, render
 
 Json = dict[str, Any]
 GROUPS = {value: {version.split("/")[0] for version in versions} for value, versions in API_VERSIONS.items()}

@@ -12,7 +12,7 @@ import yaml
 
 import metriclist
 from dljob.job.observed import JOB_LABEL
-from support.helm_chart import CHART, MONITORED, of_kind, one, render
+from support.manifests.helm_chart import CHART, MONITORED, of_kind, one, render
 
 Json = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[2]

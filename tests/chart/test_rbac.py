@@ -8,7 +8,7 @@ import yaml
 
 from dljob.job.observed import JobSeen
 from dljob.render.support import _role
-from support.helm_chart import CHART, of_kind, one, render
+from support.manifests.helm_chart import CHART, of_kind, one, render
 
 Json = dict[str, Any]
 TABLE: dict[str, list[Json]] = yaml.safe_load((CHART / "files/rbac.yaml").read_text())

@@ -9,7 +9,7 @@ import pytest
 from dljob.app import settings
 from dljob.app.settings import Settings
 from dljob.faults import FaultPolicy
-from support.helm_chart import JOB_DEFAULTS, WAYS, one, render
+from support.manifests.helm_chart import JOB_DEFAULTS, WAYS, one, render
 
 Json = dict[str, Any]
 KNOWN = set(re.findall(r"^\| (DLJOB_[A-Z_]+) \|", inspect.getdoc(settings) or "", re.MULTILINE))

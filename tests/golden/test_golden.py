@@ -22,12 +22,12 @@ from dlcontract import PLAN_KEY
 from dljob.calibrate import Learned, NoiseOf
 from dljob.cluster import ClusterView
 from dljob.job.defaults import parse_defaults
-from dljob.job.stored_plan import OPERATOR_KEY, StoredPlan
+from dljob.job.plan.stored import OPERATOR_KEY, StoredPlan
 from dljob.render import RenderConfig
 from dljob.render.gang import KUBERNETES_ALPHA
 from support.builders import A100, CONFIG, CPUS, DIGITS, MIXED, T4, Json, nodes, rendered, seen
-from support.golden import assert_golden
-from support.schema_validation import ALL, assert_valid
+from support.manifests.golden import assert_golden
+from support.manifests.schema_validation import ALL, assert_valid
 
 HERE = Path(__file__).resolve().parent
 DEFAULTS = parse_defaults({

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from dljob.api import DLJobSpec
 from dljob.cli.entry import parser
 from dljob.job.spec_errors import in_words
-from support.golden import assert_golden
+from support.manifests.golden import assert_golden
 from support.spec_cases import BAD, CASES, MINIMAL, with_field
 
 HERE = Path(__file__).resolve().parent / "texts"

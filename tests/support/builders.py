@@ -12,10 +12,10 @@ from typing import Any
 from dlcontract import Report, RunPhase
 from dljob.cluster import ClusterView, cluster_view
 from dljob.job.observed import SPEC_ANNOTATION, ClaimSeen, ClassSeen, JobSeen, Observed, PodSeen, SetSeen
-from dljob.job.stored_plan import OPERATOR_KEY, StoredPlan
+from dljob.job.plan.stored import OPERATOR_KEY, StoredPlan
 from dljob.reconcile import Desired
 from dljob.reconcile.parsed import parse_observed
-from dljob.reconcile.planning import decide
+from dljob.reconcile.planning.make_plan import decide
 from dljob.render import RenderConfig, checkpoint_claim, stateful_sets, support
 from dljob.render.config import Manifest
 

@@ -4,7 +4,7 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
-from support.admission import defaulted, schema_of
+from support.manifests.admission import defaulted, schema_of
 from support.spec_cases import HINTS, MINIMAL, SHA256, spec_of
 
 Json = dict[str, Any]

@@ -23,16 +23,16 @@ from dljob.app.settings import Settings
 from dljob.controller.connection import connect, keep_token_fresh
 from dljob.controller.controller import Controller
 from dljob.controller.metrics import Metrics
-from dljob.controller.planner_process import PlannerProcess
-from dljob.controller.planning import Planning
+from dljob.controller.planning.background import Planning
+from dljob.controller.planning.process import PlannerProcess
 from dljob.controller.queues import Queues
 from dljob.controller.watches import LABELLED, WATCHED, Watches
 from dljob.controller.work_queue import WorkQueue
 from dljob.job.observed import JOB_LABEL
 from dljob.kube import Api, ApiError, Cache, JobKey, Kube, NodeFaults, WarningEvents
-from dljob.kube.cache import utc_now
 from dljob.kube.kinds import DLJOB, PROFILE
 from dljob.kube.leader import Leader, LeaseLostError
+from dljob.kube.objects.cache import utc_now
 
 log = logging.getLogger("dljob")
 

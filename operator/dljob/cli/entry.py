@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from dljob.cli import plan, records, run, serve, top
+from dljob.cli.commands import plan, records, run, serve, top
 from dljob.cli.errors import BadInputError
 
 EXAMPLES = """examples:

@@ -8,7 +8,7 @@ import yaml
 
 from dljob.cli.errors import BadInputError
 from dljob.cluster import ClusterView, cluster_view
-from dljob.job.recommendation import Job, parse_job, parse_profiles
+from dljob.job.plan.recommendation import Job, parse_job, parse_profiles
 from dljob.planner import Learned
 
 MAX_NBYTES = 16 * 2**20

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from dljob.cli.defaults import OperatorPod, operator_pods
 from dljob.cli.errors import BadInputError
 from dljob.cluster import ClusterView
-from dljob.job.recommendation import parse_profiles
+from dljob.job.plan.recommendation import parse_profiles
 
 T = TypeVar("T")
 FIELD_OWNER = "kubectl-dljob"
@@ -83,7 +83,7 @@ async def observe(api: Any) -> tuple[ClusterView, dict[tuple[str, str], Any], tu
     """
     from dljob.kube import ApiError, cluster_view
     from dljob.kube.kinds import NODE, POD, PROFILE
-    from dljob.kube.trim import node
+    from dljob.kube.objects.trim import node
 
     active = "status.phase!=Succeeded,status.phase!=Failed"
     nodes, pods = await asyncio.gather(api.find(NODE, None), api.find(POD, None, fieldSelector=active))

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from dljob.job.planner_request import learning_rate_rule
-from dljob.job.recommendation import Recommendation
+from dljob.job.plan.recommendation import Recommendation
+from dljob.job.plan.request import learning_rate_rule
 from dljob.planner import BatchDecision, Choice, Decision, Infeasible, Prediction
 from dljob.planner.types.texts import duration, gibibytes, joules
 

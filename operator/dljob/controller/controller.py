@@ -12,14 +12,14 @@ from typing import Any
 
 from dljob.api.overrides import OverridePolicy, secrets
 from dljob.controller.metrics import PHASES, Metrics
-from dljob.controller.planning import RECONCILE_S, Planning, PlanningError
+from dljob.controller.planning.background import RECONCILE_S, Planning, PlanningError
 from dljob.controller.queues import Queues
 from dljob.controller.work_queue import WorkQueue
 from dljob.job.observed import JobSeen, Observed, Rejected
 from dljob.kube import ApiError, Cache, JobKey, Kube, NameTakenError, NodeFaults, RejectedError, WarningEvents
 from dljob.kube.applier import complete_all
-from dljob.kube.cache import utc_now
 from dljob.kube.kinds import CONFIG_MAP
+from dljob.kube.objects.cache import utc_now
 from dljob.kube.warning_events import RECHECK_S
 from dljob.planner import Infeasible
 from dljob.reconcile import (

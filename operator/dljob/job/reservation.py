@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dljob.job.observed import Observed, queued_elsewhere
-from dljob.job.stored_plan import PodGroup, StoredPlan
+from dljob.job.plan.stored import PodGroup, StoredPlan
 from dljob.scheduling import Charge, Reservation, amount
 
 REFUSED = {"PodsRejected", "ObjectRejected", "NamesTaken"}

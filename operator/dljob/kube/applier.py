@@ -16,11 +16,11 @@ from typing import Any
 
 from dljob.job.observed import APPLIED_ANNOTATION, JOB_LABEL, SUPPORT_ANNOTATION, JobSeen
 from dljob.kube import kinds
-from dljob.kube.cache import Cache, JobKey
 from dljob.kube.kinds import Kind
+from dljob.kube.objects.cache import Cache, JobKey
+from dljob.kube.objects.trim import controller_of
 from dljob.kube.ownership import name_taken
 from dljob.kube.rest import Api, ApiError, RejectedError
-from dljob.kube.trim import controller_of
 from dljob.render import Names
 from dljob.render.config import Manifest
 

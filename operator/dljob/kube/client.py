@@ -15,8 +15,8 @@ from dljob.job.observed import APPLIED_ANNOTATION, JobSeen
 from dljob.job.profiles import MANAGED_LABEL, MANAGER, expired, profile_name, updated_profile
 from dljob.kube import kinds, pki
 from dljob.kube.applier import Applier
-from dljob.kube.cache import Cache, JobKey
 from dljob.kube.kinds import Kind
+from dljob.kube.objects.cache import Cache, JobKey
 from dljob.kube.rest import FIELD_OWNER, Api, ApiError, Body, RejectedError
 from dljob.reconcile import RunMeasurements, Scale, Target
 from dljob.render import Names

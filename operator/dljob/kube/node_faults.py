@@ -13,8 +13,8 @@ from time import monotonic
 
 from dljob.faults import Fault, FaultPolicy, Ledger, LeftOut, active, expired, forgiven, left_out_nodes, recorded
 from dljob.faults.stored import data, parse
-from dljob.kube.cache import Cache
 from dljob.kube.kinds import CONFIG_MAP
+from dljob.kube.objects.cache import Cache
 from dljob.kube.rest import Api, ApiError, Body
 
 log = logging.getLogger("dljob")

@@ -6,8 +6,8 @@ from typing import Any
 from dljob.api import GROUP
 from dljob.job.observed import JobSeen
 from dljob.kube.kinds import Kind
+from dljob.kube.objects.trim import controller_of
 from dljob.kube.rest import RejectedError
-from dljob.kube.trim import controller_of
 
 
 class NameTakenError(RejectedError):

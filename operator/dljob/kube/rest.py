@@ -8,9 +8,9 @@ from typing import Any
 
 import aiohttp
 
-from dljob.kube.bounds import bounded_answer, decoded_answer
 from dljob.kube.kinds import DLJOB, Kind
-from dljob.kube.trim import version_number
+from dljob.kube.objects.bounds import bounded_answer, decoded_answer
+from dljob.kube.objects.trim import version_number
 
 FIELD_OWNER = "dljob-operator"
 CALL_LIMIT_S = 15.0

@@ -4,8 +4,8 @@ from typing import Any
 
 from dljob.api import DLJobSpec, PlanningMode
 from dljob.job.observed import JobSeen
+from dljob.job.plan.stored import StoredPlan
 from dljob.job.queue import QueueSeen
-from dljob.job.stored_plan import StoredPlan
 from dljob.render import Names, RenderConfig
 from dljob.render.config import Manifest
 from dljob.render.names import metadata

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from dljob.api import DLJobSpec, PlanningMode
 from dljob.api.spec.planning import FixedGroup
+from dljob.job.plan.stored import StoredPlan
 from dljob.job.queue import Placement, QueueAdmission, QueueSeen, WorkloadSeen
-from dljob.job.stored_plan import StoredPlan
 
 
 class Stage(StrEnum):

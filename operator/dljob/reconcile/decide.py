@@ -5,12 +5,14 @@ from datetime import datetime
 
 from dljob.api import DLJobSpec, PlanningMode, PlanStatus
 from dljob.job.observed import Observed
-from dljob.job.stored_plan import StoredPlan
+from dljob.job.plan.stored import StoredPlan
 from dljob.planner import Infeasible
-from dljob.reconcile import admission, node_faults, planning, queued, replan, resize, run
+from dljob.reconcile import node_faults, run
+from dljob.reconcile.admission import gang, kueue
 from dljob.reconcile.desired import Desired, Draft
 from dljob.reconcile.fence import fence, stop
 from dljob.reconcile.parsed import ParsedJob, parse_observed
+from dljob.reconcile.planning import make_plan, replan, resize
 from dljob.reconcile.rollout import bring_up, in_force, quiet
 from dljob.reconcile.spec_changes import after_end
 from dljob.reconcile.volume import blocks, volume_ready
@@ -37,11 +39,11 @@ def needs_view(observed: Observed, parsed: ParsedJob | None = None, now: datetim
     parsed = parsed or parse_observed(observed)
     parsed = replace(parsed, observed=observed)
     if parsed.queued:
-        return queued.wants_plan(parsed)
-    if planning.wants_plan(parsed):
+        return kueue.wants_plan(parsed)
+    if make_plan.wants_plan(parsed):
         return True
-    if admission.waits(parsed):
-        return now is None or admission.back_off_left_s(parsed, now) <= 0
+    if gang.waits(parsed):
+        return now is None or gang.back_off_left_s(parsed, now) <= 0
     if parsed.finished:
         return False
     return replan.undecided(parsed) or node_faults.undecided(parsed) or resize.undecided(parsed, now)
@@ -75,20 +77,20 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: P
         return _with_unreadable_plan(parsed, draft, parsed.plan_problem, now)
     if parsed.accepted is not None and (end := run.ending(parsed, now)):
         return _end(parsed, draft, end, now)
-    if needs_view(observed, parsed, now) and not planning.ready(parsed):
+    if needs_view(observed, parsed, now) and not make_plan.ready(parsed):
         return _while_planning(parsed, draft, parsed.spec, config, now)
     if parsed.queued:
         return _in_queue(parsed, draft, parsed.spec, config, now)
-    queued.leave(parsed, draft)
+    kueue.leave(parsed, draft)
     target, plan_only = _plan(parsed, draft, config, now)
     if parsed.spec.suspend:
         _suspend(parsed, draft, now)
-    elif plan_only is not None or parsed.spec.planning.mode is PlanningMode.PLAN_ONLY or admission.stops(parsed):
+    elif plan_only is not None or parsed.spec.planning.mode is PlanningMode.PLAN_ONLY or gang.stops(parsed):
         stop(parsed, draft, now)
     elif target is not None:
         _roll(parsed, draft, parsed.spec, target, config, now)
-        if draft.plan is not None and not admission.admit(parsed, draft, now):
-            admission.release(parsed, draft, now)
+        if draft.plan is not None and not gang.admit(parsed, draft, now):
+            gang.release(parsed, draft, now)
     accepted = parsed.accepted if parsed.accepted is not None and not quiet(observed) else target or parsed.accepted
     return _finish(parsed, draft, accepted, now, plan_only=plan_only)
 
@@ -111,7 +113,7 @@ def _plan(
 ) -> tuple[StoredPlan | None, PlanStatus | None]:
     """Return the plan that should run, and the plan that the status only shows (mode PlanOnly). Either may be None."""
     assert parsed.spec is not None
-    wanted, again = planning.wants_plan(parsed), admission.waits(parsed)
+    wanted, again = make_plan.wants_plan(parsed), gang.waits(parsed)
     if not wanted and not again:
         if parsed.accepted is not None and parsed.spec.planning.mode is not PlanningMode.PLAN_ONLY:
             target = (
@@ -119,23 +121,23 @@ def _plan(
                 or resize.resize(parsed, draft, config, now)
                 or replan.replan(parsed, draft, config, now)
             )
-            draft.verdicts.append(planning.planned(target or parsed.accepted))
+            draft.verdicts.append(make_plan.planned(target or parsed.accepted))
             return target, None
         return parsed.accepted, None
-    if not wanted and (left_s := admission.back_off_left_s(parsed, now)) > 0:
+    if not wanted and (left_s := gang.back_off_left_s(parsed, now)) > 0:
         draft.requeue_in(left_s)
         return None, None
-    decision = planning.decide(parsed, config)
+    decision = make_plan.decide(parsed, config)
     if isinstance(decision, Infeasible):
-        draft.verdicts.append(planning.infeasible(decision, parsed))
-        draft.requeue_in(planning.RETRY_S if decision.transient else 4 * planning.RETRY_S)
-        admission.no_plan(parsed.observed, draft)
+        draft.verdicts.append(make_plan.infeasible(decision, parsed))
+        draft.requeue_in(make_plan.RETRY_S if decision.transient else 4 * make_plan.RETRY_S)
+        gang.no_plan(parsed.observed, draft)
         return None if again else parsed.accepted, None
     plan_only = parsed.spec.planning.mode is PlanningMode.PLAN_ONLY
     replan.reset_contradiction(parsed, draft, decision)
     node_faults.reset_for_spec(parsed, draft, decision)
     resize.reset_for_spec(parsed, draft, decision)
-    draft.verdicts.append(planning.planned(decision, plan_only=plan_only))
+    draft.verdicts.append(make_plan.planned(decision, plan_only=plan_only))
     return (None, decision.status) if plan_only else (decision, None)
 
 
@@ -159,20 +161,20 @@ def _in_queue(parsed: ParsedJob, draft: Draft, spec: DLJobSpec, config: RenderCo
     """Follow Kueue, unless the spec suspends the job. Its own time-outs and replans do not apply to such a job."""
     if spec.suspend:
         _suspend(parsed, draft, now)
-        queued.leave(parsed, draft)
+        kueue.leave(parsed, draft)
         return _finish(parsed, draft, parsed.accepted, now)
-    target = queued.follow(parsed, draft, config, now)
+    target = kueue.follow(parsed, draft, config, now)
     if target is not None:
         _roll(parsed, draft, spec, target, config, now)
         if draft.plan is not None:
-            queued.running(parsed, draft, now)
+            kueue.running(parsed, draft, now)
     return _finish(parsed, draft, target or parsed.accepted, now)
 
 
 def _suspend(parsed: ParsedJob, draft: Draft, now: datetime) -> None:
     observed = parsed.observed
     stop(parsed, draft, now)
-    draft.verdicts.append(Verdict(admission.CONDITION, FALSE, "Suspended", "spec.suspend is true"))
+    draft.verdicts.append(Verdict(gang.CONDITION, FALSE, "Suspended", "spec.suspend is true"))
     if quiet(observed):
         draft.verdicts.append(
             Verdict("Suspended", TRUE, "Suspended", "spec.suspend is true, and all pods have stopped")
@@ -235,7 +237,7 @@ def _finished(parsed: ParsedJob, draft: Draft, now: datetime, *, just_now: bool 
         if left_s <= 0 and not just_now:
             return Desired(delete_job=True)
         draft.requeue_in(left_s)
-    queued.finish(parsed, draft, now)
+    kueue.finish(parsed, draft, now)
     return _finish(parsed, draft, parsed.accepted, now)
 
 

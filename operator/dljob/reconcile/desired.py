@@ -7,7 +7,7 @@ from typing import Any
 from dlcontract import Report
 from dljob.api import DLJobStatus
 from dljob.calibrate import Place
-from dljob.job.stored_plan import StoredPlan
+from dljob.job.plan.stored import StoredPlan
 from dljob.render.config import Manifest
 from dljob.status import Event, Verdict
 

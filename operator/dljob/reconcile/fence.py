@@ -10,7 +10,7 @@ job whose pods were told to stop when their node was lost would wait for that no
 from datetime import datetime, timedelta
 
 from dljob.api import DLJobSpec
-from dljob.job.stored_plan import StoredPlan
+from dljob.job.plan.stored import StoredPlan
 from dljob.reconcile.desired import Draft, Target
 from dljob.reconcile.parsed import ParsedJob
 from dljob.reconcile.rollout import bring_down

@@ -13,11 +13,11 @@ from datetime import datetime
 from dlcontract import Report, RunPhase, reasons
 from dljob.faults import Fault, FaultKind
 from dljob.job.observed import PodSeen
-from dljob.job.stored_plan import StoredPlan
+from dljob.job.plan.stored import StoredPlan
 from dljob.planner import Infeasible
-from dljob.reconcile import planning
 from dljob.reconcile.desired import Draft
 from dljob.reconcile.parsed import ParsedJob
+from dljob.reconcile.planning import make_plan
 from dljob.reconcile.rollout import quiet
 from dljob.reconcile.volume import blocks, volume_ready
 from dljob.render import RenderConfig
@@ -118,11 +118,11 @@ def move(parsed: ParsedJob, draft: Draft, config: RenderConfig) -> StoredPlan | 
     A job with a pod that fits no node is planned again too, if a node that its pods avoid is no longer left out.
     """
     accepted, observed = parsed.accepted, parsed.observed
-    if accepted is None or not undecided(parsed) or not planning.ready(parsed):
+    if accepted is None or not undecided(parsed) or not make_plan.ready(parsed):
         _reset(parsed, draft)
         return None
     why = _why(parsed)
-    found = planning.decide(parsed, config)
+    found = make_plan.decide(parsed, config)
     if isinstance(found, Infeasible):
         _stay(parsed, draft, found.message)
         return None

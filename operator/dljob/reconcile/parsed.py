@@ -13,8 +13,8 @@ from dljob.api.defaults import NO_DEFAULTS, JobDefaults
 from dljob.api.overrides import SECRET_LABEL, UNSAFE_MESSAGE, OverridePolicy, secrets, unsafe_fields
 from dljob.job.defaults import applied, with_defaults
 from dljob.job.observed import Observed, queued_elsewhere
+from dljob.job.plan.stored import StoredPlan, spec_digest
 from dljob.job.spec_errors import in_words
-from dljob.job.stored_plan import StoredPlan, spec_digest
 from dljob.kueue import Within, within
 from dljob.planner import Infeasible
 from dljob.reconcile.rollout import quiet

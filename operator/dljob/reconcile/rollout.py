@@ -6,7 +6,7 @@ stop. The operator writes the new plan and the new pod templates only after that
 
 from dljob.api import DLJobSpec
 from dljob.job.observed import Observed
-from dljob.job.stored_plan import StoredPlan
+from dljob.job.plan.stored import StoredPlan
 from dljob.reconcile.desired import Draft, Scale, Target
 from dljob.render import Names, RenderConfig, checkpoint_claim, stateful_sets, support
 

@@ -8,8 +8,8 @@ from dljob.api import Condition, DLJobSpec, DLJobStatus
 from dljob.calibrate import Place
 from dljob.job.defaults import is_default
 from dljob.job.identity import data_key, profile_key
+from dljob.job.plan.stored import StoredPlan
 from dljob.job.profiles import devices
-from dljob.job.stored_plan import StoredPlan
 from dljob.reconcile.desired import RunMeasurements
 from dljob.reconcile.parsed import ParsedJob
 from dljob.status import FALSE, RECOVERING, TRUE, Verdict, find

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dlcontract import Report
 from dljob.api import DLJobSpec, DLJobStatus
 from dljob.api.changes import refused_change, with_immediate_fields
-from dljob.job.stored_plan import StoredPlan, spec_digest
+from dljob.job.plan.stored import StoredPlan, spec_digest
 from dljob.status import FALSE, TRUE, Verdict, find
 
 

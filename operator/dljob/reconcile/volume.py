@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dljob.api import DLJobSpec
 from dljob.job.defaults import is_default
 from dljob.job.observed import ClaimSeen, Observed
-from dljob.job.stored_plan import StoredPlan
+from dljob.job.plan.stored import StoredPlan
 from dljob.render import Names
 from dljob.status import FALSE, TRUE, UNKNOWN, Verdict
 

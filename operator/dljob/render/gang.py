@@ -14,7 +14,7 @@ from typing import Any
 
 from dljob.api import DLJobSpec
 from dljob.job.observed import JobSeen
-from dljob.job.stored_plan import StoredPlan
+from dljob.job.plan.stored import StoredPlan
 from dljob.render.config import Manifest, RenderConfig
 from dljob.render.names import metadata
 

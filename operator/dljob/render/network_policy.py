@@ -7,7 +7,7 @@ its data, users would disable the policy.
 from dlcontract import AGENT_PORT, METRICS_PORT, MPI_PORTS
 from dljob.api import DLJobSpec, Framework
 from dljob.job.observed import JOB_LABEL, JobSeen
-from dljob.job.stored_plan import StoredPlan
+from dljob.job.plan.stored import StoredPlan
 from dljob.render.config import Manifest, RenderConfig
 from dljob.render.names import Names, metadata
 

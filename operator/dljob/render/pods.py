@@ -22,8 +22,8 @@ from dlcontract import (
 from dljob.api import DLJobSpec
 from dljob.cluster.catalogue import GPU_RESOURCES, vendor
 from dljob.job.observed import JOB_LABEL, JobSeen
+from dljob.job.plan.stored import PodGroup, StoredPlan
 from dljob.job.queue import Placement
-from dljob.job.stored_plan import PodGroup, StoredPlan
 from dljob.perf.resources.memory import shm_nbytes
 from dljob.render import dataset
 from dljob.render.config import Manifest, RenderConfig

@@ -8,7 +8,7 @@ from dlcontract import AGENT_PORT, METRICS_PORT
 from dljob.api import DLJobSpec
 from dljob.api.spec import ReclaimPolicy
 from dljob.job.observed import JOB_LABEL, JobSeen
-from dljob.job.stored_plan import StoredPlan
+from dljob.job.plan.stored import StoredPlan
 from dljob.render.config import Manifest, RenderConfig
 from dljob.render.disruption import budget
 from dljob.render.gang import pod_group

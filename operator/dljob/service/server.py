@@ -12,7 +12,7 @@ from threading import BoundedSemaphore
 from typing import Any
 
 from dljob.cluster import ClusterView
-from dljob.job.recommendation import Constants, answer
+from dljob.job.plan.recommendation import Constants, answer
 
 MAX_NBYTES = 8 * 2**20
 """Maximum size of a request body in bytes. A cluster of 10,000 nodes takes about 2 MB."""

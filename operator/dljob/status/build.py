@@ -20,8 +20,8 @@ from dljob.api import (
     Startup,
 )
 from dljob.job.observed import JOB_LABEL, JobSeen, Observed
-from dljob.job.plan_status import figures
-from dljob.job.stored_plan import StoredPlan
+from dljob.job.plan.status import figures
+from dljob.job.plan.stored import StoredPlan
 from dljob.status.conditions import Verdict, is_true, merge, phase
 
 

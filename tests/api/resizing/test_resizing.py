@@ -16,10 +16,8 @@ STEPS = 100_000
 @pytest.fixture(scope="module")
 def nodes(kubectl: Kubectl) -> Iterator[HollowNodes]:
     """Return two nodes with one GPU each. The test adds a third."""
-    found = HollowNodes(kubectl.namespace, 2, device=kubectl.namespace.replace("api", "hollow"), gpus=1)
-    found.start()
-    yield found
-    found.stop()
+    with HollowNodes(kubectl.namespace, 2, device=kubectl.namespace.replace("api", "hollow"), gpus=1) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ import pytest
 from support.cluster.fake_nodes import HollowNodes
 from support.cluster.kubectl import Kubectl, condition, no_pods, wait_for
 from support.cluster.live_job import Play
-from support.cluster.operator_process import OperatorProcess
 
 pytestmark = [pytest.mark.api, pytest.mark.gang]
 Json = dict[str, Any]
@@ -17,23 +16,14 @@ Json = dict[str, Any]
 @pytest.fixture(scope="module")
 def other_device(kubectl: Kubectl) -> Iterator[HollowNodes]:
     """Return a node of another device type."""
-    found = HollowNodes(f"{kubectl.namespace}-other", 1, device=kubectl.namespace.replace("api", "other"))
-    found.start()
-    yield found
-    found.stop()
+    with HollowNodes(f"{kubectl.namespace}-other", 1, device=kubectl.namespace.replace("api", "other")) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
-def operator(
-    kubectl: Kubectl, nodes: HollowNodes, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[OperatorProcess]:
-    """Return an operator that does not see the pods of other namespaces, so that its plans may lack room."""
-    log = tmp_path_factory.mktemp("operator") / "log"
-    found = OperatorProcess(kubectl.kubeconfig, kubectl.namespace, log, DLJOB_GANG_SCHEDULING="kubernetes")
-    found.start()
-    yield found
-    if found.running:
-        assert found.stop() == 0, found.log
+def operator_environment() -> dict[str, str]:
+    """The operator does not see the pods of other namespaces, so that its plans may lack room."""
+    return {"DLJOB_GANG_SCHEDULING": "kubernetes"}
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import pytest
 from support.cluster.fake_nodes import HollowNodes
 from support.cluster.kubectl import Kubectl, condition, wait_for
 from support.cluster.live_job import Play
-from support.cluster.operator_process import OperatorProcess
 
 pytestmark = pytest.mark.api
 
@@ -16,24 +15,15 @@ pytestmark = pytest.mark.api
 @pytest.fixture(scope="module")
 def nodes(kubectl: Kubectl) -> Iterator[HollowNodes]:
     """Return the only node that exists at first."""
-    found = HollowNodes(kubectl.namespace, 1, device=kubectl.namespace.replace("api", "hollow"))
-    found.start()
-    yield found
-    found.stop()
+    with HollowNodes(kubectl.namespace, 1, device=kubectl.namespace.replace("api", "hollow")) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
-def operator(
-    kubectl: Kubectl, nodes: HollowNodes, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[OperatorProcess]:
+def operator_environment(nodes: HollowNodes) -> dict[str, str]:
     taint = {"key": "dljob.dev/hollow", "value": "true", "effect": "NoSchedule"}
     template = {"name": "new", "count": 2, "device": nodes.device, "cpu": 32, "memory": "64Gi", "taints": [taint]}
-    log = tmp_path_factory.mktemp("operator") / "log"
-    found = OperatorProcess(kubectl.kubeconfig, kubectl.namespace, log, DLJOB_NODE_TEMPLATES=json.dumps([template]))
-    found.start()
-    yield found
-    if found.running:
-        assert found.stop() == 0, found.log
+    return {"DLJOB_NODE_TEMPLATES": json.dumps([template])}
 
 
 def test_pending_pods_wait_for_a_node_that_is_added(play: Play, nodes: HollowNodes) -> None:

@@ -6,7 +6,7 @@ Tests take the trainer's part and write its report.
 import asyncio
 import threading
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Self
 
 from dljob.controller.connection import connect
 from dljob.kube import Api, ApiError
@@ -36,6 +36,13 @@ class HollowNodes:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._session: Any = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def start(self) -> None:
         self._thread.start()

@@ -10,6 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Self
 
 from support.cluster.kubectl import wait_for
 
@@ -44,6 +45,15 @@ class OperatorProcess:
             **env,
         }
         self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop the operator, unless the test did. It must end without an error."""
+        if self.running:
+            assert self.stop() == 0, self.log
 
     def start(self, *, ready: bool = True) -> None:
         with self._log.open("ab") as log:

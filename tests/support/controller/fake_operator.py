@@ -8,14 +8,14 @@ from typing import Any
 from dljob.cluster import ClusterView
 from dljob.controller.controller import Controller
 from dljob.controller.metrics import Metrics
-from dljob.controller.parsed_objects import Profiles
-from dljob.controller.planning import Planning, PlanningError
+from dljob.controller.planning.background import Planning, PlanningError
+from dljob.controller.planning.parsed_objects import Profiles
 from dljob.controller.work_queue import WorkQueue
-from dljob.job.stored_plan import StoredPlan
+from dljob.job.plan.stored import StoredPlan
 from dljob.kube import Cache, JobKey, Kube, NodeFaults, WarningEvents
 from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
-from dljob.reconcile.planning import decide
+from dljob.reconcile.planning.make_plan import decide
 from support.builders import CONFIG, NOW, T4
 from support.fake_api_server import FakeCluster
 from support.virtual_time import now_s, run

@@ -17,7 +17,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
 BODIES = Path(__file__).parent / "bodies"
-SPEAKING = str(BODIES / "speaking_rank.py")
+SPEAKING = str(BODIES / "faults/speaking_rank.py")
 MPIRUN = Path(sys.prefix) / "bin" / "mpirun"
 STAND_IN = Path(__file__).with_name("stand_in.py")
 ZYGOTE = """
@@ -121,5 +121,5 @@ def run_ranks(ranks: int, *arguments: str | Path, timeout_s: float = 120, ulfm: 
 
 
 def speaking(*arguments: str) -> list[str]:
-    """Return the command of a rank that talks to its agent without torch. ``arguments``: see ``bodies/speaking_rank.py``."""
+    """Return the command of a rank that talks to its agent without torch. ``arguments``: see ``bodies/faults/speaking_rank.py``."""
     return ["python", SPEAKING, *arguments]

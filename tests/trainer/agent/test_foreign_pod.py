@@ -29,7 +29,9 @@ def answer_to_probe(address: str, port: int) -> bytes:
 def test_no_port_of_a_job_takes_commands_from_a_foreign_pod() -> None:
     """PRRTE executes what any process that reaches its ports asks for. Only processes of the same pod may reach them."""
     with job(2) as two:
-        two.start(two.plan(["python", str(BODIES / "speaking_rank.py"), "4000", "mpi=1"]), DLTRAIN_IMPORT_AHEAD="off")
+        two.start(
+            two.plan(["python", str(BODIES / "faults/speaking_rank.py"), "4000", "mpi=1"]), DLTRAIN_IMPORT_AHEAD="off"
+        )
         two.until(lambda report: report.step >= 1)
         for pod in two.pods:
             answers = {port: answer_to_probe(pod.address, port) for port in pod.listening()}

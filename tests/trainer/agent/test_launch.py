@@ -132,7 +132,7 @@ def test_ports_match_the_contract_and_are_disjoint() -> None:
 
 
 def test_last_message_of_an_ended_rank_survives_a_stop_request(tmp_path: Path) -> None:
-    ended = run([sys.executable, str(BODIES / "last_words.py"), str(tmp_path)])
+    ended = run([sys.executable, str(BODIES / "faults/last_words.py"), str(tmp_path)])
     assert ended.output == f"['checkpointed'] {EXIT_STOPPED}\n" and ended.code == 0, ended.output
 
 

@@ -181,7 +181,7 @@ def test_error_names_directory_that_cannot_be_created(tmp_path: Path) -> None:
 
 
 def test_kill_at_any_time_leaves_a_valid_checkpoint(tmp_path: Path) -> None:
-    ended = run([sys.executable, str(BODIES / "kill_while_saving.py"), str(tmp_path)])
+    ended = run([sys.executable, str(BODIES / "faults/kill_while_saving.py"), str(tmp_path)])
     assert (ended.code, ended.output) == (0, "8 kills survived\n")
 
 

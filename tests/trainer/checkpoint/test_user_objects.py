@@ -145,12 +145,12 @@ def test_checkpoint_with_unknown_objects_is_rejected() -> None:
 @pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_script_with_grad_scaler_resumes_bit_for_bit(ranks: int, tmp_path: Path) -> None:
-    ended = run_ranks(ranks, BODIES / "user_objects.py", str(ranks), tmp_path, "resume")
+    ended = run_ranks(ranks, BODIES / "training/user_objects.py", str(ranks), tmp_path, "resume")
     assert ended.output.count("resumed: off by 0.0e+00") == 2, ended.output
     assert "in the memory of rank 0's pod" in ended.output
 
 
 @pytest.mark.mpi
 def test_kept_objects_survive_a_killed_rank_exactly(tmp_path: Path) -> None:
-    ended = run(command(3, BODIES / "user_objects.py", "3", tmp_path, "kill", ulfm=True))
+    ended = run(command(3, BODIES / "training/user_objects.py", "3", tmp_path, "kill", ulfm=True))
     assert "ranks (0, 2) continue from step 13" in ended.output and "killed: off by" in ended.output, ended.output

@@ -100,7 +100,7 @@ def test_ranks_that_share_a_gpu_or_have_none_do_not_use_nccl() -> None:
 
 @pytest.mark.mpi
 def test_missing_gpu_on_one_rank_is_an_error_on_all_and_excepthook_is_unchanged() -> None:
-    assert run_ranks(2, BODIES / "devices.py", "2").output.count("is well") == 2
+    assert run_ranks(2, BODIES / "training/devices.py", "2").output.count("is well") == 2
 
 
 @given(fixed=st.integers(1, 2**35), each=st.integers(1, 2**26), share=st.integers(1, 4096), batch=st.integers(1, 10**6))

@@ -17,7 +17,7 @@ from support.trainer.listener import Listener
 from support.trainer.plans import make_plan, saving, write
 from support.trainer.ranks import BODIES, command, end, run, start
 
-DYING = BODIES / "rank_that_dies.py"
+DYING = BODIES / "faults/rank_that_dies.py"
 STEPS = 60
 WITHIN_S = 1.0
 
@@ -97,5 +97,5 @@ def test_run_fails_with_fewer_ranks_than_the_minimum(tmp_path: Path) -> None:
 
 @pytest.mark.mpi
 def test_death_of_a_rank_between_gathers_does_not_change_the_result() -> None:
-    ended = run(command(3, BODIES / "gather_and_die.py", "3", ulfm=True))
+    ended = run(command(3, BODIES / "faults/gather_and_die.py", "3", ulfm=True))
     assert ended.output.count("off by") == 1 and "Traceback" not in ended.output, ended.output

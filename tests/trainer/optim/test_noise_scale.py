@@ -83,4 +83,4 @@ def test_all_but_short_trainings_measure_enough_steps_for_a_profile(steps: int) 
 
 def test_ranks_measure_the_known_noise_scale_of_a_problem() -> None:
     """Local batch sizes differ; ranks measure every step or every tenth, within the statistical error."""
-    assert "noise scale" in run_ranks(3, BODIES / "noise_scale.py", "3").output
+    assert "noise scale" in run_ranks(3, BODIES / "training/noise_scale.py", "3").output

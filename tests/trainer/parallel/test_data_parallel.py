@@ -19,7 +19,7 @@ from support.trainer.ranks import BODIES, run_ranks
 
 @pytest.mark.mpi
 def test_uneven_shares_rings_and_servers_equal_one_process() -> None:
-    ended = run_ranks(3, BODIES / "exactness.py", "3", timeout_s=90)
+    ended = run_ranks(3, BODIES / "parallel/exactness.py", "3", timeout_s=90)
     assert ended.output.count("20 steps by") == 12
 
 
@@ -27,14 +27,14 @@ def test_uneven_shares_rings_and_servers_equal_one_process() -> None:
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
 def test_any_shares_equal_one_process(ranks: int) -> None:
     """The loss is a mean over samples or tokens. Hypothesis chooses the shares."""
-    ended = run_ranks(ranks, BODIES / "any_shares.py", str(ranks), timeout_s=120)
+    ended = run_ranks(ranks, BODIES / "parallel/any_shares.py", str(ranks), timeout_s=120)
     assert re.search(r"\d+ examples, off by at most", ended.output), ended.output
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 def test_batch_norm_over_all_ranks_equals_one_process(ranks: int) -> None:
-    ended = run_ranks(ranks, BODIES / "batch_norm.py", str(ranks), timeout_s=120)
+    ended = run_ranks(ranks, BODIES / "parallel/batch_norm.py", str(ranks), timeout_s=120)
     assert "5 examples, off by at most" in ended.output, ended.output
 
 
@@ -61,28 +61,28 @@ def test_batch_norm_under_autocast_is_exact_up_to_rounding(dtype: torch.dtype) -
 @pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_sharded_optimizer_equals_replicated_ones(ranks: int, tmp_path: Path) -> None:
-    ended = run_ranks(ranks, BODIES / "optimizer_parallel.py", str(ranks), tmp_path, timeout_s=200)
+    ended = run_ranks(ranks, BODIES / "parallel/optimizer_parallel.py", str(ranks), tmp_path, timeout_s=200)
     assert ended.output.count(": 20 steps off by") == 8, ended.output
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_clipping_accumulation_and_unused_or_frozen_layers_equal_one_process(ranks: int) -> None:
-    ended = run_ranks(ranks, BODIES / "own_loop.py", str(ranks), timeout_s=120)
+    ended = run_ranks(ranks, BODIES / "parallel/own_loop.py", str(ranks), timeout_s=120)
     assert ended.output.count("off by") == 8, ended.output
 
 
 @pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_grad_scaler_skips_the_same_updates_as_in_one_process(ranks: int) -> None:
-    ended = run_ranks(ranks, BODIES / "grad_scaler.py", str(ranks), timeout_s=120)
+    ended = run_ranks(ranks, BODIES / "parallel/grad_scaler.py", str(ranks), timeout_s=120)
     assert ended.output.count("updates skipped") == 9, ended.output
     assert "RuntimeWarning" not in ended.output
 
 
 @pytest.mark.mpi
 def test_user_training_loops_equal_one_process_or_are_rejected() -> None:
-    ended = run_ranks(3, BODIES / "user_loops.py", "3", timeout_s=120)
+    ended = run_ranks(3, BODIES / "parallel/user_loops.py", "3", timeout_s=120)
     assert ended.output.count("off by") == 13, ended.output
 
 

@@ -25,7 +25,7 @@ from support.trainer.resume import stop_and_resume
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_parts_of_a_model_equal_one_process(ranks: int, tmp_path: Path) -> None:
     """Checkpoints agree too, and either side can resume from the other's."""
-    ended = run_ranks(ranks, BODIES / "model_parallel.py", str(ranks), tmp_path, timeout_s=150)
+    ended = run_ranks(ranks, BODIES / "parallel/model_parallel.py", str(ranks), tmp_path, timeout_s=150)
     assert ended.output.count(": gradient off by") == {2: 10, 4: 2}[ranks], ended.output
 
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from dlcontract import DatasetRef, ModelRef, Plan, ProbePoint, Rank, RankMeasure, Report
-from dljob.kube.bounds import report_problem
+from dljob.kube.objects.bounds import report_problem
 from dltrain.record.ledger import MAX_MEASURES, Ledger
 
 GPU, OTHER = "NVIDIA-A100-SXM4-40GB", "Tesla-T4"

@@ -67,7 +67,7 @@ def test_replay_of_a_rebalanced_run_is_bit_identical(tmp_path: Path) -> None:
         env = {REPLAY_ENV: str(report)} if name == "replay" else {}
         with Listener(folder) as listener:
             paths = {"DLTRAIN_PLAN": write(plan, folder), "DLTRAIN_SOCKET": listener.path}
-            run_ranks(2, BODIES / "moving_shares.py", name, **paths, **env)
+            run_ranks(2, BODIES / "training/moving_shares.py", name, **paths, **env)
             listener.wait_for(rank_messages.Finished, 2)
         if name == "move":
             history = History(plan, 0.0)

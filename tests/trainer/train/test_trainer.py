@@ -23,7 +23,7 @@ from support.trainer.plans import make_plan, saving, write
 from support.trainer.ranks import BODIES, ROOT, Ended, command, end, run, run_ranks, start
 
 pytestmark = pytest.mark.mpi
-DYING = BODIES / "rank_that_dies.py"
+DYING = BODIES / "faults/rank_that_dies.py"
 SCRIPTS = ROOT / "examples" / "scripts"
 
 
@@ -135,7 +135,7 @@ def test_a_flipped_bit_is_noticed_and_never_saved(tmp_path: Path) -> None:
         folder.mkdir()
     train(make_plan(3, steps=60, checkpoint=saving(whole)), whole)
     plan = make_plan(3, steps=60, compare_steps=20, checkpoint=saving(flipped, interval_s=1e-3, keep=100))
-    arguments = command(3, BODIES / "flipped_bit.py", "30", str(tmp_path / "marker"))
+    arguments = command(3, BODIES / "faults/flipped_bit.py", "30", str(tmp_path / "marker"))
     with Listener(flipped) as listener:
         ended = run(arguments, 60, DLTRAIN_PLAN=write(plan, flipped), DLTRAIN_SOCKET=listener.path)
         listener.wait_for(rank_messages.Failed, 3)

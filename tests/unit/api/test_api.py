@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from dlcontract import COLLECTIVES
 from dljob.api import DLJobSpec, duration_s
 from dljob.api.spec.parallelism import Collective
-from support.admission import refusals
+from support.manifests.admission import refusals
 from support.spec_cases import BAD, with_field
 
 Json = dict[str, Any]

@@ -15,7 +15,7 @@ from dljob.api import DLJobSpec, Framework, ParallelismStrategy
 from dljob.api.spec import Synchronization, parallelism, rules
 from dljob.api.spec.compatibility import Condition
 from dljob.job.spec_errors import in_words
-from support.admission import broken_rules, defaulted, holds, schema_of
+from support.manifests.admission import broken_rules, defaulted, holds, schema_of
 from support.spec_cases import CASES, HINTS, spec_of
 
 Json = dict[str, Any]

@@ -23,8 +23,8 @@ from dljob.api.changes import (
     refused_update,
     with_immediate_fields,
 )
-from dljob.job.stored_plan import spec_digest
-from support.admission import change_refusals, defaulted, schema_of
+from dljob.job.plan.stored import spec_digest
+from support.manifests.admission import change_refusals, defaulted, schema_of
 from support.spec_cases import CASES, MINIMAL, spec_of
 from support.spec_changes import ENDED, FIELDS, PATHS, SAVED, SCRIPT, SPEC, TIME, URI, pair
 

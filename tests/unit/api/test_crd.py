@@ -10,8 +10,8 @@ import yaml
 import generation
 from dljob.api import DLJobSpec, DLJobStatus, crd
 from dljob.api.change_rules import is_change_rule
-from support.admission import closed, defaulted, schema_of
-from support.schema_validation import assert_valid
+from support.manifests.admission import closed, defaulted, schema_of
+from support.manifests.schema_validation import assert_valid
 
 Json = dict[str, Any]
 KINDS = [(d["spec"]["names"]["kind"], d) for d in crd.definitions()]
@@ -136,7 +136,7 @@ def test_paths_of_columns_and_scale_exist(kind: str, definition: Json) -> None:
     [("digits", True), ("a", True), ("a" * 40, True), ("a" * 41, False), ("a.b", False), ("1st", False)],
 )
 def test_job_name_is_validated(name: str, valid: bool) -> None:
-    from support.admission import holds
+    from support.manifests.admission import holds
 
     assert holds(crd.JOB_NAME_RULE.cel, {"metadata": {"name": name}}) is valid
     assert crd.JOB_NAME_RULE.holds(name) is valid

@@ -15,7 +15,7 @@ from dljob.cli.defaults import (
     templates_of_namespace,
 )
 from dljob.cli.errors import BadInputError
-from support.helm_chart import JOB_DEFAULTS, one, render
+from support.manifests.helm_chart import JOB_DEFAULTS, one, render
 
 Json = dict[str, Any]
 

@@ -9,8 +9,8 @@ import yaml
 
 from dljob.cli import main, remote, update_check
 from dljob.kube import ApiError
-from support.admission import defaulted
 from support.builders import CPUS
+from support.manifests.admission import defaulted
 from support.spec_cases import JOB, MINIMAL, spec_of
 from support.spec_changes import ENDED, SAVED, SPEC
 

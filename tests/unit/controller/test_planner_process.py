@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from dljob.controller.planner_process import PlannerProcess
-from dljob.controller.planner_worker import State, Task
-from dljob.controller.planning import PlanningError
-from dljob.job.stored_plan import StoredPlan
+from dljob.controller.planning.background import PlanningError
+from dljob.controller.planning.process import PlannerProcess
+from dljob.controller.planning.worker import State, Task
+from dljob.job.plan.stored import StoredPlan
 from dljob.planner import Infeasible, Learned
 from dljob.reconcile import parse_observed
-from dljob.reconcile.planning import decide, question
+from dljob.reconcile.planning.make_plan import decide, question
 from support.builders import CONFIG, CPUS, MIXED, nodes, seen
 
 QUESTION = question(parse_observed(seen()))
@@ -127,7 +127,7 @@ def test_only_changes_cross_the_border() -> None:
 
 def test_process_imports_only_the_core() -> None:
     program = (
-        "import sys, dljob.controller.planner_worker; "
+        "import sys, dljob.controller.planning.worker; "
         "print(*(name for name in ('kopf', 'aiohttp', 'prometheus_client', 'dljob.kube') if name in sys.modules))"
     )
     found = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)

@@ -10,10 +10,10 @@ import yaml
 
 from dljob.api import DLJobSpec
 from dljob.cluster import cluster_view
-from dljob.job.planner_request import planner_request
+from dljob.job.plan.request import planner_request
 from dljob.planner import Decision, Infeasible, plan
-from support.admission import refusals
-from support.schema_validation import assert_valid
+from support.manifests.admission import refusals
+from support.manifests.schema_validation import assert_valid
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))

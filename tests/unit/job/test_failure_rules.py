@@ -6,7 +6,7 @@ import pytest
 
 from dlcontract import ExitCodes, Failure, FailureRule, decided, reasons
 from dljob.api import DLJobSpec, FailureReason
-from dljob.job.trainer_plan import failure_rule
+from dljob.job.plan.trainer import failure_rule
 from support.builders import DIGITS
 
 FAIL = FailureRule(action="FailJob", exit_codes=ExitCodes(values=(3, 4)))

@@ -8,9 +8,9 @@ import dlcontract
 from dljob.api import DLJobSpec, PlanStatus
 from dljob.cluster import ClusterView, cluster_view
 from dljob.job.identity import profile_key
-from dljob.job.plan_status import plan_status
-from dljob.job.planner_request import planner_request, total_steps
-from dljob.job.trainer_plan import trainer_plan
+from dljob.job.plan.request import planner_request, total_steps
+from dljob.job.plan.status import plan_status
+from dljob.job.plan.trainer import trainer_plan
 from dljob.planner import Decision, FixedChoice, plan
 
 BASE: dict[str, Any] = {

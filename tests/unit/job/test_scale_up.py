@@ -6,12 +6,12 @@ from datetime import timedelta
 from dljob.cluster import ClusterView
 from dljob.cluster.templates import NodeTemplates
 from dljob.job.observed import Observed
-from dljob.job.recommendation import parse_job, recommend
+from dljob.job.plan.recommendation import parse_job, recommend
+from dljob.job.plan.stored import StoredPlan
 from dljob.job.scale_up import waiting_text
-from dljob.job.stored_plan import StoredPlan
 from dljob.planner import Decision, Infeasible
 from dljob.reconcile import Desired, parse_observed, reconcile
-from dljob.reconcile.planning import decide
+from dljob.reconcile.planning.make_plan import decide
 from support.builders import CONFIG, CPUS, DIGITS, NOW, Json, after, nodes, planned, seen, settled
 from support.job_lifecycle import condition_of, kinds, verdict
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from dlcontract import PLAN_KEY
-from dljob.job.stored_plan import OPERATOR_KEY, StoredPlan
+from dljob.job.plan.stored import OPERATOR_KEY, StoredPlan
 from support.builders import DIGITS, MIXED, rendered, seen
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dljob.kube.bounds import (
+from dljob.kube.objects.bounds import (
     MAX_OBJECT_NBYTES,
     MAX_SPEC_DEPTH,
     MAX_SPEC_NBYTES,

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dljob.job.observed import Fetching
-from dljob.kube import cluster_view, trim
+from dljob.kube import cluster_view
+from dljob.kube.objects import trim
 from dljob.scheduling import Reservation, amount, without_reserved
 
 Json = dict[str, Any]

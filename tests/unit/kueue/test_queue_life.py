@@ -8,9 +8,9 @@ import pytest
 
 from dlcontract import RunPhase
 from dljob.job.observed import Observed
+from dljob.job.plan.stored import StoredPlan
 from dljob.job.queue import Flavor, QueueSeen
-from dljob.job.stored_plan import StoredPlan
-from dljob.kube.trim import workload as trimmed
+from dljob.kube.objects.trim import workload as trimmed
 from dljob.reconcile import Desired, needs_view, parse_observed, reconcile
 from dljob.status import find
 from support.builders import CONFIG, CPUS, DIGITS, NOW, after, changed, nodes, plan_of, report, seen, settled

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dljob.job.stored_plan import StoredPlan
+from dljob.job.plan.stored import StoredPlan
 from dljob.planner import Infeasible
 from dljob.reconcile.parsed import parse_observed
-from dljob.reconcile.planning import decide, question
+from dljob.reconcile.planning.make_plan import decide, question
 from dljob.render import stateful_sets
 from dljob.scheduling import LimitRange, NamespaceLimits, Quota, pod_charge
 from dljob.scheduling.quotas import Scope, shortages

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from dlcontract import RunPhase
 from dljob.cluster import ClusterView
 from dljob.reconcile import parse_observed, reconcile
-from support.admission import schema_of
 from support.builders import CONFIG, CPUS, MIXED, NOW, after, nodes, report, seen, settled
-from support.schema_validation import ALL, assert_valid
+from support.manifests.admission import schema_of
+from support.manifests.schema_validation import ALL, assert_valid
 from support.spec_cases import CASES, spec_of
 
 Json = dict[str, Any]

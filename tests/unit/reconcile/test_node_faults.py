@@ -12,7 +12,7 @@ from dljob.job.observed import ClaimSeen, Observed, Stuck
 from dljob.reconcile import needs_view, node_faults, parse_observed
 from support.builders import A100, DIGITS, MIXED, NOW, Json, after, changed, nodes, plan_of, report, seen, settled
 from support.job_lifecycle import DOWN, condition_of, kinds, started, status, step, training, verdict
-from support.schema_validation import assert_valid
+from support.manifests.schema_validation import assert_valid
 
 NODE = "digits-cpu-node-1"
 """Node of the pod digits-cpu-1, see ``settled``."""

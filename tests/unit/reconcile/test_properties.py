@@ -12,7 +12,7 @@ from dlcontract import Failure, Plan, RunPhase
 from dljob.api import DLJobStatus, Phase
 from dljob.calibrate import Learned, NoiseOf
 from dljob.job.observed import Observed, Rejected
-from dljob.job.stored_plan import StoredPlan
+from dljob.job.plan.stored import StoredPlan
 from dljob.reconcile import Desired, needs_view, reconcile
 from dljob.status.conditions import phase
 from support.builders import CONFIG, CPUS, DIGITS, NOW, after, changed, nodes, report, seen, settled

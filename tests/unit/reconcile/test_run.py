@@ -1,10 +1,9 @@
-"""Tests of the desired state of running jobs for reports, pods, times and lost nodes."""
+"""Tests of the desired state of running jobs for reports, pods and times."""
 
 import copy
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,9 +11,9 @@ import pytest
 from dlcontract import Failure, Mismatch, RunPhase
 from dljob.api import Phase
 from dljob.job.observed import Fetching, Observed, Rejected
-from dljob.reconcile import Target, needs_view
+from dljob.reconcile import needs_view
 from dljob.status import find
-from support.builders import DIGITS, NOW, Json, after, changed, plan_of, report, seen, settled
+from support.builders import DIGITS, NOW, Json, after, changed, report, seen, settled
 from support.job_lifecycle import DOWN, OUTCOME, condition_of, done, started, status, step, training, verdict
 
 FETCHED: Json = {**DIGITS, "dataset": {"uri": "http://a/b.npz", "samples": 1437}}
@@ -346,75 +345,3 @@ class TestEnds:
         observed = done(outcome=OUTCOME)
         ended = after(observed, step(observed))
         assert (step(ended, 1e8).delete_job, step(ended, 1e8).requeue_after_s) == (False, None)
-
-
-class TestLostNodes:
-    def lost(self, seconds_ago: float) -> Observed:
-        observed = training({**DIGITS, "runPolicy": {"nodeLostSeconds": 40}})
-        return replace(observed, lost_nodes={"digits-cpu-node-1": NOW - timedelta(seconds=seconds_ago)})
-
-    def test_job_waits_for_a_lost_node_to_return(self) -> None:
-        desired = step(self.lost(39))
-        assert desired.deletes == ()
-        assert desired.requeue_after_s == 1
-        assert plan_of(after(self.lost(39), desired)).plan.term == 1
-
-    def test_restored_plan_keeps_the_term_of_its_coordinator(self) -> None:
-        """If the plan's ConfigMap is deleted by hand after a fence, fenced pods are still rejected."""
-        observed = self.lost(40)
-        fenced = after(observed, step(observed))
-        fenced = replace(fenced, report=report(fenced))
-        again = after(fenced, step(replace(fenced, plan=None)))
-        assert plan_of(again).plan.term >= 2
-
-    def test_fencing_raises_the_term_and_deletes_the_pod(self) -> None:
-        observed = self.lost(40)
-        desired = step(observed)
-        assert desired.deletes == (Target("Pod", "digits-cpu-1", "uid-digits-cpu-1", force=True),)
-        found = plan_of(after(observed, desired)).plan
-        assert (found.term, found.number) == (2, 1)
-        assert desired.scales == ()
-
-    @pytest.mark.parametrize("stop", ["suspended", "moved to a new plan", "finished"])
-    def test_pods_that_stop_are_fenced_too(self, stop: str) -> None:
-        """Otherwise, the job would wait for the kubelet of the lost node, which reports the end of the pod."""
-        observed = self.lost(40)
-        if stop == "suspended":
-            observed = changed(observed, suspend=True)
-        elif stop == "moved to a new plan":
-            observed = changed(observed, epochs=9)
-        else:
-            observed = replace(observed, report=report(observed, RunPhase.SUCCEEDED))
-        desired = step(observed)
-        assert desired.scales == DOWN
-        assert desired.deletes == (Target("Pod", "digits-cpu-1", "uid-digits-cpu-1", force=True),)
-        stopped = after(observed, desired)
-        assert plan_of(stopped).plan.term == (1 if stop == "finished" else 2)
-        if stop == "moved to a new plan":
-            assert plan_of(after(stopped, step(settled(stopped)))).plan.term == 2
-
-    def test_reports_of_a_fenced_coordinator_are_ignored(self) -> None:
-        observed = self.lost(40)
-        old = report(observed, RunPhase.SUCCEEDED, outcome=OUTCOME)
-        fenced = replace(after(observed, step(observed)), report=old)
-        assert status(step(fenced)).completion_time is None
-        assert status(step(replace(fenced, report=report(fenced, RunPhase.SUCCEEDED)))).phase is Phase.COMPLETE
-
-    def test_pod_is_fenced_once(self) -> None:
-        observed = self.lost(40)
-        fenced = after(observed, step(observed))
-        desired = step(fenced)
-        assert desired.deletes == ()
-        assert plan_of(after(fenced, desired)).plan.term == 2
-
-    def test_pod_that_remains_is_fenced_once(self) -> None:
-        """Seen before: a pod with a finalizer raised the term at every reconcile."""
-        observed = self.lost(61)
-        pods = tuple(replace(p, deleting=True, fenced=p.node in observed.lost_nodes) for p in observed.pods)
-        assert plan_of(after(observed, step(observed))).plan.term == 2
-        again = step(replace(observed, pods=pods))
-        assert again.deletes == () and plan_of(after(observed, again)).plan.term == 1
-
-    def test_lost_nodes_of_other_jobs_do_not_matter(self) -> None:
-        observed = replace(training(), lost_nodes={"elsewhere": NOW - timedelta(days=1)})
-        assert (step(observed).deletes, step(observed).requeue_after_s) == ((), None)

@@ -11,7 +11,7 @@ from dlcontract import PLAN_KEY, RunPhase
 from dljob.api import Phase
 from dljob.api.changes import planned_fields
 from dljob.job.observed import Observed
-from dljob.job.stored_plan import OPERATOR_KEY
+from dljob.job.plan.stored import OPERATOR_KEY
 from dljob.reconcile import needs_view, parse_observed
 from support.builders import DIGITS, Json, after, changed, plan_of, report, settled, without_spec
 from support.job_lifecycle import DOWN, condition_of, done, gone, nothing_done, status, step, training, verdict

@@ -9,7 +9,7 @@ import pytest
 from dlcontract import PLAN_KEY, Plan
 from dljob.api import DLJobSpec
 from dljob.job.observed import Observed
-from dljob.job.stored_plan import OPERATOR_KEY, StoredPlan, spec_digest
+from dljob.job.plan.stored import OPERATOR_KEY, StoredPlan, spec_digest
 from dljob.reconcile import failed, parse_observed, reconcile
 from dljob.status import find, is_true, previous
 from support.builders import CONFIG, DIGITS, NOW, after, job, plan_of, report, seen, settled

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dljob.job.stored_plan import StoredPlan
+from dljob.job.plan.stored import StoredPlan
 from dljob.reconcile import reconcile
 from dljob.render import RenderConfig
 from dljob.render.gang import (
@@ -24,7 +24,7 @@ from dljob.render.gang import (
 from dljob.status import pods_ready
 from support.builders import A100, CONFIG, DIGITS, MIXED, NOW, T4, Json, after, planned, rendered, seen, settled
 from support.job_lifecycle import kinds, started, training
-from support.schema_validation import assert_valid
+from support.manifests.schema_validation import assert_valid
 
 ALL = [version for versions in API_VERSIONS.values() for version in versions]
 NATIVE = (KUBERNETES_BETA, KUBERNETES_ALPHA)

@@ -4,7 +4,7 @@ from math import ceil
 
 import pytest
 
-from dljob.job.stored_plan import StoredPlan
+from dljob.job.plan.stored import StoredPlan
 from dljob.perf.resources import memory
 from dljob.perf.workload.workload import builtin
 from support.builders import DIGITS, rendered, seen

@@ -9,12 +9,12 @@ import pytest
 from dlcontract import AGENT_PORT, METRICS_PORT, MPI_PORTS
 from dljob.api import DLJobSpec
 from dljob.job.observed import JOB_LABEL, Observed
-from dljob.job.stored_plan import StoredPlan
+from dljob.job.plan.stored import StoredPlan
 from dljob.render import RenderConfig, network_policy
 from dljob.render.config import Manifest
 from support.builders import CONFIG, DIGITS, Json, planned, seen
-from support.network_policy import Peer, flows, selects
-from support.schema_validation import ALL, assert_valid
+from support.manifests.network_policy import Peer, flows, selects
+from support.manifests.schema_validation import ALL, assert_valid
 
 PROMETHEUS = {
     "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}},

@@ -6,8 +6,8 @@ import pytest
 
 from dlcontract import PLAN_KEY, Plan
 from dljob.cluster import ClusterView
-from dljob.job.stored_plan import StoredPlan
-from dljob.reconcile import planning
+from dljob.job.plan.stored import StoredPlan
+from dljob.reconcile.planning import make_plan
 from support.builders import A100, T4, Json, after, nodes, plan_of, seen
 from support.job_lifecycle import status, step, verdict
 
@@ -50,7 +50,7 @@ def test_objects_of_4096_ranks_have_at_most_half_of_a_mebibyte(case: str) -> Non
 
 
 def test_plan_that_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "MAX_PLAN_NBYTES", 10_000)
+    monkeypatch.setattr(make_plan, "MAX_PLAN_NBYTES", 10_000)
     spec, view = large([(A100, 300, 8)])
     desired = step(seen(spec, view))
     assert verdict(desired, "Planned") == ("False", "PlanTooLarge")

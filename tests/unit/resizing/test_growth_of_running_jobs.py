@@ -6,10 +6,10 @@ from typing import Any
 import dlcontract
 from dlcontract import CheckpointMark, Report, RunPhase
 from dljob.cluster import ClusterView
-from dljob.controller.growing import LOOK_AGAIN_S
-from dljob.controller.parsed_objects import Profiles
+from dljob.controller.planning.growing import LOOK_AGAIN_S
+from dljob.controller.planning.parsed_objects import Profiles
 from dljob.job.identity import profile_key
-from dljob.job.stored_plan import StoredPlan
+from dljob.job.plan.stored import StoredPlan
 from dljob.kube import JobKey
 from dljob.kube.kinds import CONFIG_MAP, NODE, POD, STATEFUL_SET
 from dljob.planner import Infeasible, Learned, LearnedPoint

@@ -13,8 +13,8 @@ from dljob.job.observed import Observed
 from dljob.planner import Learned, LearnedPoint
 from dljob.reconcile import needs_view
 from dljob.reconcile.parsed import parse_observed
-from dljob.reconcile.planning import question
-from dljob.reconcile.resize import MIN_BETWEEN_S
+from dljob.reconcile.planning.make_plan import question
+from dljob.reconcile.planning.resize import MIN_BETWEEN_S
 from support.builders import CPUS, DIGITS, NOW, Json, after, changed, plan_of, report, seen, settled
 from support.job_lifecycle import condition_of, status, step, verdict
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.schema_validation import ALL, assert_valid
+from support.manifests.schema_validation import ALL, assert_valid
 
 
 def config_map(**more: object) -> dict[str, object]:

@@ -11,11 +11,11 @@ from random import uniform
 from time import monotonic
 from typing import Any
 
-from dljob.kube.bounds import decoded_event
-from dljob.kube.cache import Cache, JobKey
 from dljob.kube.kinds import Kind
+from dljob.kube.objects.bounds import decoded_event
+from dljob.kube.objects.cache import Cache, JobKey
+from dljob.kube.objects.trim import version_number
 from dljob.kube.rest import Api, ApiError
-from dljob.kube.trim import version_number
 
 log = logging.getLogger("dljob.kube.watch")
 

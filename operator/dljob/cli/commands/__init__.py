@@ -1,0 +1,1 @@
+"""The commands of ``dljob``, a module each."""

@@ -1,0 +1,169 @@
+"""``dljob plan``: show the plan of a job, its predictions and the alternatives. The command changes nothing."""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dljob.api.defaults import NO_DEFAULTS, JobDefaults
+from dljob.cli import defaults, files, remote, tables, update_check
+from dljob.cli.errors import BadInputError
+from dljob.cluster import ClusterView
+from dljob.cluster.templates import NO_TEMPLATES, NodeTemplates
+from dljob.job.identity import profile_key
+from dljob.job.plan.recommendation import Job, Recommendation, recommend
+from dljob.job.plan.status import figures
+from dljob.planner import Choice, Decision, Learned, scaling
+
+
+def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    command = commands.add_parser(
+        "plan",
+        help="show the plan of a DLJob, other candidates and rejected options",
+        description="Show the plan that a DLJob would get: candidates with predicted step time, throughput, "
+        "efficiency, energy and cost, the bottleneck, and options that were ruled out. The command runs nothing. It "
+        "exits with 1 if no plan is possible, and with 2 for invalid input, or if the job exists and must not be "
+        "changed to the manifest.",
+        epilog="cluster.yaml contains nodes: [{name: gpu, count: 4, device: NVIDIA-A100-SXM4-40GB, devices: 8, "
+        "cpu: 64, memory: 512Gi, bandwidth: 12.5G}, …]; see docs/explanation/planning.md.",
+    )
+    command.add_argument("file", metavar="JOB.yaml", help="manifest with one or more DLJobs; - for standard input")
+    command.add_argument(
+        "--cluster", metavar="FILE", help="plan for the cluster in this file instead of the current cluster"
+    )
+    command.add_argument(
+        "--profiles", metavar="FILE", help="with --cluster: measured profiles (kubectl get dlprofiles -o yaml)"
+    )
+    command.add_argument(
+        "--defaults",
+        metavar="FILE",
+        help="the administrator's defaults: values of the chart with jobDefaults (helm get values dljob -o yaml). "
+        "Default: those of the operator in the current cluster; none with --cluster",
+    )
+    command.add_argument("--json", action="store_true", help="print one JSON document per job")
+    command.add_argument("--plot", metavar="FILE.png", help="also plot the scaling curve (needs matplotlib)")
+    command.set_defaults(run=run)
+
+
+def run(given: argparse.Namespace) -> int:
+    jobs = files.jobs(given.file)
+    known: Mapping[tuple[str, str], Learned] = {}
+    operators: tuple[defaults.OperatorPod, ...] = ()
+    refused: list[str] = []
+    if given.cluster:
+        view = files.cluster(given.cluster)
+        known = files.profiles(given.profiles) if given.profiles else known
+    elif given.profiles:
+        raise BadInputError(
+            "--profiles: found this option without --cluster; expected both, because the current cluster has its own "
+            "profiles. Add --cluster FILE or remove --profiles"
+        )
+    else:
+        view, known, operators, refused = remote.reach(lambda api: _observe(api, jobs))
+    chosen = defaults.from_file(given.defaults) if given.defaults else None
+    code = 0
+    for i, job in enumerate(jobs):
+        if given.profiles and (wanted := profile_key(job.spec)) not in (models := {model for model, _ in known}):
+            hint = f"--profiles: found {', '.join(sorted(models))}; expected {wanted}. The plan uses data sheets"
+            print(f"dljob: {job.name}: {hint}", file=sys.stderr)
+        own = _defaults(job, operators) if chosen is None else chosen
+        found = recommend(job, view, known, own, _templates(job, operators) if chosen is None else NO_TEMPLATES)
+        points = scaling(found.request, found.view, known) if isinstance(found.answer, Decision) else []
+        if given.json:
+            print(json.dumps(found.document() | {"scaling": curve(points)}, indent=2))
+        else:
+            print("\n".join(["---"] * (i > 0) + _lines(found, points)))
+        if given.plot and isinstance(found.answer, Decision):
+            draw(Path(given.plot), i, found, points)
+        code = code if isinstance(found.answer, Decision) else 1
+    for line in refused:
+        print(f"dljob: {line}", file=sys.stderr)
+    return 2 if refused else code
+
+
+Seen = tuple[ClusterView, Mapping[tuple[str, str], Learned], tuple[defaults.OperatorPod, ...]]
+
+
+async def _observe(api: Any, jobs: Sequence[Job]) -> tuple[*Seen, list[str]]:
+    """Return what ``remote.observe`` does, and why jobs that exist must not be changed to these manifests."""
+    seen = await remote.observe(api)
+    refused = []
+    for job in jobs:
+        namespace = job.namespace or remote.default_namespace()
+        if problem := await update_check.refusal(api, job.manifest, namespace):
+            refused.append(f"{job.name}: {problem}")
+    return *seen, refused
+
+
+def _defaults(job: Job, operators: tuple[defaults.OperatorPod, ...]) -> JobDefaults:
+    """Return the defaults of the operator that manages the job's namespace."""
+    if not operators:
+        return NO_DEFAULTS
+    return defaults.of_namespace(operators, job.namespace or remote.default_namespace())
+
+
+def _templates(job: Job, operators: tuple[defaults.OperatorPod, ...]) -> NodeTemplates:
+    """Return the nodes that an autoscaler can add, as the operator of the job's namespace knows them."""
+    if not operators:
+        return NO_TEMPLATES
+    return defaults.templates_of_namespace(operators, job.namespace or remote.default_namespace())
+
+
+def _lines(found: Recommendation, points: list[tuple[int, Choice]]) -> list[str]:
+    lines = tables.recommendation(found)
+    return lines + tables.scaling_curve(points, found.answer.chosen) if isinstance(found.answer, Decision) else lines
+
+
+def curve(points: Sequence[tuple[int, Choice]]) -> list[dict[str, float]]:
+    """Return the scaling curve for the JSON output. ``points``: (number of nodes, best plan for this number)."""
+    return [
+        {
+            "nodes": nodes,
+            "ranks": sum(len(group.shares) for group in choice.groups),
+            "stepSeconds": figures(choice.prediction.step_s),
+            "stepSecondsP90": figures(choice.prediction.step_p90_s),
+            "samplesPerSecond": figures(choice.prediction.samples_per_s),
+            "efficiency": figures(choice.prediction.efficiency),
+        }
+        for nodes, choice in points
+    ]
+
+
+def draw(path: Path, index: int, found: Recommendation, points: Sequence[tuple[int, Choice]]) -> None:
+    """Plot step time (with its 90th percentile) and efficiency over the number of nodes.
+
+    ``index``: position of the job in the manifest. The plot of the first job (0) is written to ``path``. The file names
+    of other plots also contain the name of the job. Raise BadInputError without matplotlib, or if writing fails.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise BadInputError(
+            "--plot: found no Python package matplotlib; expected it. Run pip install 'dljob[plot]'"
+        ) from None
+    nodes = [n for n, _ in points]
+    steps = [c.prediction.step_s for _, c in points]
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    left = figure.add_subplot()
+    left.plot(nodes, steps, "o-", color="tab:blue", label="step time")
+    left.fill_between(nodes, steps, [c.prediction.step_p90_s for _, c in points], alpha=0.2, label="up to p90")
+    left.set(xlabel="nodes", ylabel="seconds per step", ylim=(0, None), title=f"{found.job.name}: predicted scaling")
+    right = left.twinx()
+    right.plot(nodes, [100 * c.prediction.efficiency for _, c in points], "s--", color="tab:orange", label="efficiency")
+    right.set(ylabel="efficiency, %", ylim=(0, 105))
+    if isinstance(found.answer, Decision):
+        chosen = found.answer.chosen
+        left.axvline(
+            sum(g.nodes for g in chosen.groups), color="grey", linestyle=":", label=f"chosen: {chosen.summary}"
+        )
+    handles = [*left.get_legend_handles_labels()[0], *right.get_legend_handles_labels()[0]]
+    left.legend(handles=handles, loc="best", fontsize="small")
+    target = path if index == 0 else path.with_stem(f"{path.stem}-{found.job.name}")
+    try:
+        figure.savefig(target, dpi=150)
+    except (OSError, ValueError) as error:
+        raise BadInputError(f"--plot: {target}: {error}") from None

@@ -1,0 +1,86 @@
+"""``dljob run``: apply a DLJob and follow it until it ends."""
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from dljob.cli import files, remote, update_check
+from dljob.cli.errors import BadInputError
+from dljob.cli.follow import Follower
+from dljob.job.plan.recommendation import parse_job
+
+LOOK_S = 0.5
+OUTLIVES = "the job continues without this command; follow it again with dljob run, end it with kubectl delete dljob"
+
+
+def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    command = commands.add_parser(
+        "run",
+        help="apply a DLJob and follow it until it is complete",
+        description="Apply the manifest (server-side). Then print changes and progress until the job is complete or "
+        "shows a PlanOnly plan (exit 0), or has failed (exit 1). Ctrl-C leaves the job running.",
+    )
+    command.add_argument("file", metavar="JOB.yaml", help="manifest with one DLJob; - for standard input")
+    remote.add_namespace(command)
+    command.add_argument("--no-follow", action="store_true", help="apply the job and return")
+    command.add_argument(
+        "--timeout", type=float, metavar="SECONDS", help="stop following after this time and exit with 1"
+    )
+    command.set_defaults(run=run)
+
+
+def run(given: argparse.Namespace) -> int:
+    bodies = files.manifests(given.file)
+    wanted = [b for b in bodies if isinstance(b, Mapping) and b.get("kind") == "DLJob"]
+    others = sorted({str(b.get("kind")) if isinstance(b, Mapping) else repr(b)[:40] for b in bodies if b not in wanted})
+    if len(wanted) != 1 or others:
+        raise BadInputError(
+            f"{given.file}: found {len(wanted)} DLJobs{' and ' + ', '.join(others) if others else ''}; expected one "
+            "DLJob and nothing else; apply other objects with kubectl"
+        )
+    try:
+        parse_job(wanted[0])
+    except ValueError as error:
+        raise BadInputError(f"{given.file}: {error}") from None
+    metadata = wanted[0]["metadata"]
+    namespace = given.namespace or metadata.get("namespace") or remote.default_namespace()
+    if given.namespace and metadata.get("namespace") not in (None, given.namespace):
+        raise BadInputError(
+            f"--namespace: found {given.namespace}; expected {metadata['namespace']} as in the manifest; remove one of "
+            "them"
+        )
+    body = {**wanted[0], "metadata": {**metadata, "namespace": namespace}}
+    try:
+        return remote.reach(lambda api: _apply_and_follow(api, body, not given.no_follow, given.timeout))
+    except KeyboardInterrupt:
+        print(f"dljob: {OUTLIVES} -n {namespace} {metadata['name']}", file=sys.stderr)
+        raise
+
+
+async def _apply_and_follow(api: Any, body: Mapping[str, Any], follow: bool, timeout_s: float | None) -> int:
+    from dljob.kube.kinds import DLJOB
+
+    if problem := await update_check.refusal(api, body, body["metadata"]["namespace"]):
+        raise BadInputError(f"{body['metadata']['name']}: {problem}")
+    answer = await api.apply(DLJOB, body, owner=remote.FIELD_OWNER, strict=True)
+    metadata = answer["metadata"]
+    print(f"dljob {metadata['namespace']}/{metadata['name']} applied, generation {metadata['generation']}", flush=True)
+    if not follow:
+        return 0
+    follower = Follower(metadata["generation"])
+    try:
+        async with asyncio.timeout(timeout_s):
+            while (code := follower.look(answer)) is None:
+                await asyncio.sleep(LOOK_S)
+                answer = await api.get(DLJOB, metadata["namespace"], metadata["name"])
+                if answer["metadata"]["uid"] != metadata["uid"]:
+                    raise BadInputError(
+                        f"{metadata['name']}: found a new job with this name; expected the applied job, "
+                        "which was deleted. Run the command again to follow the new job"
+                    )
+    except TimeoutError:
+        print(f"dljob: the job is not finished after {timeout_s:g} s; {OUTLIVES}", file=sys.stderr)
+        return 1
+    return code

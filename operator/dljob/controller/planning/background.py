@@ -1,0 +1,387 @@
+"""Plan jobs one after another in the background, and reserve what their plans need.
+
+A reconcile asks for the plan of its job and does not wait for it: the job's key is queued again when the answer is
+there. Running jobs are therefore never delayed by planning. Because only one job is planned at a time, and its plan
+counts at once, two plans never use the same devices.
+"""
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from time import monotonic
+
+from dljob.api import PlanningMode
+from dljob.cluster import ClusterView
+from dljob.controller.metrics import Metrics
+from dljob.controller.planning.answers import Answer, Decision
+from dljob.controller.planning.growing import Turns, matters_to
+from dljob.controller.planning.limits import limits_for
+from dljob.controller.planning.parsed_objects import PlansByJob, Profiles, ProfilesByNamespace
+from dljob.controller.planning.queueing import Queue, queued
+from dljob.job.observed import Observed
+from dljob.job.plan.stored import StoredPlan
+from dljob.job.remaining import run_p90_s
+from dljob.job.reservation import PlannedPods, created_by_group, placed_by_group, plan_reservation, stored_reservation
+from dljob.kube import Cache, JobKey
+from dljob.planner import Infeasible
+from dljob.reconcile import ParsedJob
+from dljob.reconcile.planning.make_plan import question as question_of
+from dljob.scheduling import NO_LIMITS, Growth, NamespaceLimits, Reservation, ReservationBook, without_reserved
+
+Planner = Callable[[ParsedJob, ClusterView, Profiles], Awaitable[Decision]]
+"""Answers a question about a job (``reconcile.planning.question``). Raises PlanningError if it cannot."""
+
+FRESH_S = 10.0
+"""Seconds for which a plan may be used that was made before something else in the cluster changed."""
+REFRESH_S = 1800.0
+"""Seconds after which a waiting job is planned again although no capacity grew, so that its message is up to date."""
+QUEUED_S = 300.0
+"""Seconds after which a job that waits behind the first in line is planned again: the forecasts change slowly."""
+RECONCILE_S = 60.0
+"""Seconds after which a waiting job is reconciled again. It is not planned again unless its question has changed."""
+TICK_S = 5.0
+"""Seconds between two checks whether reservations have expired."""
+YIELD_EVERY = 20
+
+log = logging.getLogger("dljob")
+
+
+class PlanningError(Exception):
+    """Planning a job failed, for a reason that lies in the operator."""
+
+
+class Planning:
+    """Questions, answers and reservations of all jobs. Use it in one event loop only."""
+
+    def __init__(
+        self,
+        cache: Cache,
+        planner: Planner,
+        requeue: Callable[[JobKey], None],
+        metrics: Metrics,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        """``requeue``: called with a job's key when its answer is there, or when it must ask again."""
+        self._cache, self._planner, self._requeue, self._metrics, self._clock = cache, planner, requeue, metrics, clock
+        self._asked: dict[JobKey, ParsedJob] = {}
+        self._current: tuple[JobKey, ParsedJob] | None = None
+        """The question that is being answered."""
+        self._answers: dict[JobKey, Answer] = {}
+        self._waiting: dict[JobKey, tuple[Observed, float, Decision | None]] = {}
+        """Jobs without a plan, as they were when the operator had written why no plan is possible, and when."""
+        self._book, self._growth = ReservationBook(), Growth()
+        self._queue = Queue(cache, self._book, clock)
+        self._unstored: dict[JobKey, tuple[Mapping[str, str], PlannedPods]] = {}
+        """Accepted plans that are not stored yet, with their data."""
+        self._turns = Turns(cache.jobs)
+        self._plans, self._profiles = PlansByJob(), ProfilesByNamespace(cache)
+        self._free: tuple[tuple[int, int], ClusterView] | None = None
+        self._served: dict[str, int] = {}
+        """Number of the last question of each namespace that was answered."""
+        self._wakeup = asyncio.Event()
+
+    def decision(self, key: JobKey, parsed: ParsedJob) -> Decision | None:
+        """Return the plan of a job, or why none is possible; None if it is being made.
+
+        Raise PlanningError if planning failed. The next call then asks again.
+        """
+        question, answer = question_of(parsed), self._answers.get(key)
+        if answer is not None and answer.question == question and self._stands(key, answer):
+            self._turns.end(key)
+            if answer.decision is None:
+                del self._answers[key]
+                raise PlanningError(answer.error)
+            return answer.decision
+        if self._current != (key, question):
+            self._asked[key] = question
+            self._wakeup.set()
+        return None
+
+    def capacity_grew(self, key: JobKey, parsed: ParsedJob | None) -> bool:
+        """Return True if a running job shall be planned, because the cluster may have more to offer to it.
+
+        One job is planned for this at a time, and only if no job waits for devices that it could use. ``parsed``: the
+        job; None if it is planned for another reason, so that what its plan needs is reserved.
+        """
+        if parsed is None:
+            self._turns.end(key)
+            return False
+        if self._turns.current is not None or self._free is None or parsed.accepted is None or parsed.finished:
+            return self._turns.current == key
+        now_s, matters = self._clock(), matters_to(parsed)
+        if not self._turns.rested(key, now_s):
+            return False
+        if self._turns.list_waiting(now_s):
+            self._look()
+        missing = len(parsed.observed.ready_pods) < parsed.accepted.nodes
+        if not self._turns.due(key, self._growth.count(matters), now_s, missing=missing):
+            return False
+        if self._asked or self._current is not None or self._others_wait(key, matters):
+            return False
+        self._turns.current = key
+        return True
+
+    def _others_wait(self, key: JobKey, matters: Callable[[str], bool]) -> bool:
+        """Return True if another job waits for devices for which ``matters`` is True, or will soon be planned again."""
+        assert self._free is not None
+        if self._turns.others_wait_for(device for device in self._free[1].device_types if matters(device)):
+            return True
+        return any(
+            isinstance(answer.decision, Infeasible) and other != key and not self._stands(other, answer)
+            for other, answer in self._answers.items()
+        )
+
+    def wait(self, key: JobKey, observed: Observed | None) -> None:
+        """Note that no plan is possible for a job without a plan, and that its status says so."""
+        if observed is not None and observed.plan is None and not observed.sets and not observed.pods:
+            answer = self._answers.get(key)
+            self._waiting[key] = (observed, self._clock(), answer.decision if answer is not None else None)
+
+    def still_waits(self, key: JobKey, observed: Observed) -> bool:
+        """Return True if nothing has changed for a waiting job, so that it need not be reconciled.
+
+        It is nevertheless reconciled every ``RECONCILE_S``, because a plan may depend on more than the job's objects.
+        """
+        waiting = self._waiting.get(key)
+        if waiting is None or self._clock() - waiting[1] >= RECONCILE_S or waiting[0] != observed:
+            return False
+        answer = self._answers.get(key)
+        if answer is None or not isinstance(answer.decision, Infeasible) or answer.decision.reason == "NodesLeftOut":
+            return False  # Only a reconcile reads which nodes are left out.
+        if answer.decision != waiting[2]:
+            return False  # The status shows another reason.
+        return self._stands(key, answer)
+
+    def place(self, key: JobKey) -> tuple[int, int] | None:
+        """Return the place of a job that waits for devices, from 1, and the number of such jobs; None: it does not."""
+        return self._queue.place(key, self._waiting_for_devices())
+
+    def refused(self, key: JobKey) -> None:
+        """End the reservation of a plan that the API server did not store."""
+        self._unstored.pop(key, None)
+        self._book.release(key)
+
+    def settle(self, key: JobKey) -> None:
+        """Forget the question and the answer of a job that needs no plan now."""
+        self._asked.pop(key, None)
+        self._answers.pop(key, None)
+        self._waiting.pop(key, None)
+        self._turns.end(key)
+        self.refused(key)
+
+    def forget(self, key: JobKey) -> None:
+        """Forget a job that no longer exists."""
+        self.settle(key)
+        self._plans.forget(key)
+        self._turns.forget(key)
+        self._book.drop(key)
+
+    def capacity_changed(self) -> None:
+        """Look soon whether a job that waits can be planned now."""
+        self._wakeup.set()
+
+    async def run(self) -> None:
+        """Answer questions forever. At the end, forget all answers: another operator may plan then."""
+        try:
+            await self._derive_all()
+            self._look()
+            while True:
+                self._wakeup.clear()
+                self._queue_waiting()
+                while self._asked:
+                    key = min(self._asked, key=self._turn)
+                    await self._answer(key, self._asked.pop(key))
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(TICK_S):
+                        await self._wakeup.wait()
+        finally:
+            self._current = self._free = None
+            for state in (self._asked, self._answers, self._waiting, self._unstored, self._served):
+                state.clear()
+            self._book.clear()
+            self._queue.forget_all()
+            self._turns.clear()
+            self._plans.clear()
+
+    def _turn(self, key: JobKey) -> tuple[object, ...]:
+        """Return the sort key of the order in which questions are answered.
+
+        It is the order of the queue, except that namespaces with equal shares take turns, so that many jobs of one do
+        not delay those of the others.
+        """
+        job = self._queue.job(self._asked[key])
+        return *job.urgency, self._served.get(key[0], 0), *job.place
+
+    async def _answer(self, key: JobKey, question: ParsedJob) -> None:
+        self._served[key[0]] = max(self._served.values(), default=0) + 1
+        if self._cache.job(key) is None:
+            return
+        self._look()
+        # A job in a queue of Kueue asks for quota, not for nodes that are free now.
+        view = self._cache.ledger.empty_view() if question.queued else self._view(key)
+        profiles, profiles_version = self._profiles.of(key[0]), self._cache.profiles_version
+        growth, began = self._growth.count(matters_to(question)), self._clock()
+        limits, limits_version = NO_LIMITS if question.queued else self._limits(key), self._cache.limits_version
+        asked = replace(question, observed=replace(question.observed, limits=limits))
+        decision, behind, error = None, None, ""
+        self._current = (key, question)
+        try:
+            decision, behind = await self._decide(key, asked, view, profiles)
+        except PlanningError as failure:
+            error = str(failure)
+        except Exception as failure:  # An error in one job must not stop the others.
+            log.exception("planning %s/%s failed", *key)
+            error = f"{type(failure).__name__}: {failure}"
+        finally:
+            self._current = None
+        self._metrics.planned(self._clock() - began, None if decision is None else not isinstance(decision, Infeasible))
+        self._turns.planned(key, growth, self._clock())
+        # A job that could grow reserves nothing before it has decided to move.
+        reserved = self._turns.current != key and self._reserve(key, question, decision)
+        self._look()
+        self._answers[key] = Answer(
+            question, decision, error, reserved, self._clock(), self._versions(), profiles_version, growth,
+            limits_version, limits, behind,
+        )  # fmt: skip
+        self._requeue(key)
+
+    async def _decide(
+        self, key: JobKey, question: ParsedJob, view: ClusterView, profiles: Profiles
+    ) -> tuple[Decision, JobKey | None]:
+        """Return the plan of a job, or why it must wait, and the first job in line if it waits behind that one."""
+        decision = await self._planner(question, view, profiles)
+        alone = _plan_only(question) or question.queued or self._queue.holds_devices(key)
+        if isinstance(decision, Infeasible) or alone:
+            return decision, None
+        waiting = self._waiting_for_devices()
+        if not waiting:
+            return decision, None
+
+        async def ask(about: ParsedJob, free: ClusterView) -> Decision:
+            return await self._planner(about, free, self._profiles.of(about.observed.job.namespace))
+
+        first = await self._queue.first_before(key, question, waiting, ask)
+        if first is None or first.shadow.after(self._clock(), run_p90_s(decision.status.predicted)):
+            return decision, None
+        beside = await self._planner(question, first.shadow.beside(view), profiles)
+        return (queued(first, self._clock()), first.key) if isinstance(beside, Infeasible) else (beside, None)
+
+    def _waiting_for_devices(self) -> dict[JobKey, ParsedJob]:
+        """Return the questions of the jobs that wait for devices which others use now."""
+        return {
+            key: each.question
+            for key, each in self._answers.items()
+            # A job that has not asked again for so long cannot be reconciled. It must not block the others.
+            if each.waits_for_devices and self._clock() - each.at_s < REFRESH_S + RECONCILE_S
+        }
+
+    def _reserve(self, key: JobKey, question: ParsedJob, decision: Decision | None) -> bool:
+        """Reserve what a new plan needs beyond the job's pods. Return False if it is not meant to run."""
+        observed = self._cache.observe(key)
+        if not isinstance(decision, StoredPlan) or _plan_only(question) or question.queued or observed is None:
+            self.refused(key)
+            return False
+        pods = PlannedPods.of(decision)
+        self._book.accept(key, self._missing(observed, pods), self._clock())
+        self._unstored[key] = decision.data(), pods
+        return self._book.accepted(key)
+
+    def _missing(self, observed: Observed, pods: PlannedPods) -> tuple[Reservation, ...]:
+        """Return what the pods of a plan need beyond what the job's pods have."""
+        placed, created = placed_by_group(observed, self._cache.ledger.holds), created_by_group(observed)
+        return plan_reservation(pods, observed.job.spec, placed, created=created)
+
+    def _stands(self, key: JobKey, answer: Answer) -> bool:
+        """Return True if planning again would give the same answer, or if the answer may still be used."""
+        age_s = self._clock() - answer.at_s
+        if answer.decision is None:
+            return True
+        if answer.profiles_version != self._cache.profiles_version:
+            return False
+        self._look()
+        if isinstance(answer.decision, Infeasible):
+            if not answer.limits.empty and self._limits(key).grown(answer.limits):
+                return False
+            limit_s = REFRESH_S if answer.behind is None else QUEUED_S
+            if age_s >= limit_s or not self._waits_still(answer.behind):
+                return False
+            return answer.growth == self._growth.count(matters_to(answer.question))
+        same_limits = answer.limits_version == self._cache.limits_version
+        held = not answer.reserved or self._book.accepted(key)
+        return (held and age_s < FRESH_S) or (same_limits and answer.versions == self._versions())
+
+    def _waits_still(self, first: JobKey | None) -> bool:
+        """Return True if the first in line, behind which another job waits, has no devices yet. None: there is none."""
+        answer = self._answers.get(first) if first is not None else None
+        return first is None or (answer is not None and isinstance(answer.decision, Infeasible))
+
+    def _queue_waiting(self) -> None:
+        """Queue the jobs for which no plan was possible, and for which one may be possible now."""
+        waiting = {key: each for key, each in self._answers.items() if isinstance(each.decision, Infeasible)}
+        self._metrics.waiting_jobs.labels("queued").set(sum(each.behind is not None for each in waiting.values()))
+        self._metrics.waiting_jobs.labels("no_plan").set(sum(each.behind is None for each in waiting.values()))
+        for key, answer in waiting.items():
+            if not self._stands(key, answer):
+                self._requeue(key)
+
+    def _versions(self) -> tuple[int, int]:
+        return self._cache.ledger.version, self._book.version
+
+    def _look(self) -> None:
+        """Bring the reservations up to date, and notice if capacity has grown."""
+        for key in self._cache.take_touched():
+            self._derive(key)
+        self._book.expire(self._clock())
+        if self._free is None or self._free[0] != self._versions():
+            view = without_reserved(self._cache.ledger.view(), self._book.current())
+            self._free = (self._versions(), view)
+            self._growth.look(view)
+            self._metrics.reserved_pods.set(sum(reservation.nodes for reservation in self._book.current()))
+
+    def _view(self, key: JobKey) -> ClusterView:
+        """Return the free resources for a job: its own pods and its own reservation do not count."""
+        assert self._free is not None
+        mine = [pod.uid for pod in self._cache.pods_of(key) if self._cache.ledger.holds(pod.uid)]
+        if not mine and not self._book.holds(key):
+            return self._free[1]
+        return without_reserved(self._cache.ledger.view(mine), self._book.current(without=key))
+
+    def _limits(self, key: JobKey) -> NamespaceLimits:
+        """Return what quotas and limit ranges leave for a job."""
+        return limits_for(key, self._cache, self._book.current(without=key, namespace=key[0]))
+
+    async def _derive_all(self) -> None:
+        """Derive the reservations of all jobs, after this operator has become the leader."""
+        self._cache.take_touched()
+        for i, job in enumerate(list(self._cache.jobs())):
+            self._derive(job.key)
+            if i % YIELD_EVERY == 0:
+                await asyncio.sleep(0)
+
+    def _derive(self, key: JobKey) -> None:
+        try:
+            self._derive_from(self._cache.observe(key), key)
+        except Exception:
+            log.exception("%s/%s reserves nothing", *key)
+            self._book.drop(key)
+
+    def _derive_from(self, observed: Observed | None, key: JobKey) -> None:
+        if observed is None:
+            self._plans.forget(key)
+            self._book.drop(key)
+            return
+        found = stored_reservation(observed, self._plans.of(key, observed.plan), self._cache.ledger.holds)
+        self._book.derive(key, found.state, found.reservations, self._clock())
+        if key not in self._unstored:
+            return
+        data, pods = self._unstored[key]
+        if observed.plan == data:
+            self.refused(key)
+        else:  # The pods of the plan before stop, and the new ones need their places.
+            self._book.adjust(key, self._missing(observed, pods), self._clock())
+
+
+def _plan_only(question: ParsedJob) -> bool:
+    return question.spec is not None and question.spec.planning.mode is PlanningMode.PLAN_ONLY

@@ -1,0 +1,116 @@
+"""Make plans in a process of their own, so that planning neither delays nor stops the operator."""
+
+import asyncio
+import logging
+import os
+import pickle
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from dljob.cluster import ClusterView, Node
+from dljob.controller.planning.answers import Decision
+from dljob.controller.planning.background import PlanningError
+from dljob.controller.planning.parsed_objects import Profiles
+from dljob.controller.planning.worker import LENGTH_NBYTES, Task, frame
+from dljob.job.plan.stored import StoredPlan
+from dljob.planner import Infeasible
+from dljob.reconcile import ParsedJob
+from dljob.render import RenderConfig
+
+log = logging.getLogger("dljob")
+
+LIMIT_S = 30.0
+"""Time limit for one plan, including the start of the process. 10,000 nodes of eight device types take 1 s."""
+COMMAND = (sys.executable, "-m", "dljob.controller.planning.worker")
+ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+"""Threads of numpy would take processor time from the operator, and each needs memory."""
+
+
+class PlannerProcess:
+    """Starts the process with the first question, and a new one after a crash or a hang. Answers one at a time."""
+
+    def __init__(
+        self,
+        config: RenderConfig,
+        failed: Callable[[], None] = lambda: None,
+        limit_s: float = LIMIT_S,
+        command: tuple[str, ...] = COMMAND,
+    ) -> None:
+        """``failed``: called when a process has crashed or was stopped because of the time limit."""
+        self._config, self._failed, self._limit_s, self._command = config, failed, limit_s, command
+        self._process: asyncio.subprocess.Process | None = None
+        self._nodes: dict[str, Node] = {}
+        """The nodes that the process knows."""
+        self._profiles: Profiles | None = None
+        self._configured = False
+        """True if the process has the configuration."""
+        self._starting = asyncio.Lock()
+
+    async def plan(self, question: ParsedJob, view: ClusterView, profiles: Profiles) -> Decision:
+        """Return the answer to a question. Raise PlanningError if there is none."""
+        ended = False
+        try:
+            async with asyncio.timeout(self._limit_s):
+                found = await self._answer(question, view, profiles)
+                ended = True
+        except TimeoutError:
+            raise self._broken(f"planning took longer than {self._limit_s:.0f} s and was stopped") from None
+        except (OSError, EOFError, pickle.UnpicklingError) as error:
+            raise self._broken(f"the process that makes plans ended: {error}") from error
+        finally:
+            if not ended:
+                await self.close()
+        if not isinstance(found, StoredPlan | Infeasible):
+            raise PlanningError(str(found))
+        return found
+
+    async def start(self) -> None:
+        """Start the process, so that the first question does not wait for it."""
+        try:
+            await self._started()
+        except OSError as error:
+            log.warning("the process that makes plans did not start: %s", error)
+
+    async def close(self) -> None:
+        """End the process, if there is one."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+    def _broken(self, text: str) -> PlanningError:
+        log.warning("%s", text)
+        self._failed()
+        return PlanningError(text)
+
+    async def _answer(self, question: ParsedJob, view: ClusterView, profiles: Profiles) -> Any:
+        process = await self._started()
+        questions, answers = process.stdin, process.stdout
+        assert questions is not None and answers is not None
+        questions.write(frame(self._task(question, view, profiles)))
+        await questions.drain()
+        nbytes = int.from_bytes(await answers.readexactly(LENGTH_NBYTES))
+        return pickle.loads(await answers.readexactly(nbytes))
+
+    async def _started(self) -> asyncio.subprocess.Process:
+        async with self._starting:
+            if self._process is None or self._process.returncode is not None:
+                self._process = await asyncio.create_subprocess_exec(
+                    *self._command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
+                    env={**os.environ, **ENVIRONMENT},
+                )  # fmt: skip
+                self._nodes, self._profiles, self._configured = {}, None, False
+            return self._process
+
+    def _task(self, question: ParsedJob, view: ClusterView, profiles: Profiles) -> Task:
+        """Return the question with what the process does not know yet."""
+        nodes = {node.name: node for node in view.nodes}
+        new = tuple(node for name, node in nodes.items() if self._nodes.get(name) is not node)
+        gone = tuple(name for name in self._nodes if name not in nodes)
+        changed = None if profiles is self._profiles else profiles
+        config = None if self._configured else self._config
+        self._nodes, self._profiles, self._configured = nodes, profiles, True
+        return Task(question, new, gone, changed, config)

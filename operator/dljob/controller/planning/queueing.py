@@ -1,0 +1,191 @@
+"""The queue of waiting jobs: their order, and the shadow reservation of the first in line.
+
+Both are derived from watched objects and from reservations, so that the next operator derives the same ones. The rules
+are in ``dljob.scheduling``; this module feeds them.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable, Collection, Mapping
+from dataclasses import dataclass
+from math import inf
+
+from dljob.cluster import ClusterView
+from dljob.job.plan.stored import StoredPlan
+from dljob.job.remaining import remaining_p90_s
+from dljob.job.reservation import PlannedPods, plan_reservation
+from dljob.kube import Cache, JobKey
+from dljob.planner import Infeasible
+from dljob.reconcile import ParsedJob
+from dljob.scheduling import (
+    NOTHING,
+    QueuedJob,
+    Requests,
+    ReservationBook,
+    RunningJob,
+    Shadow,
+    StartSearch,
+    dominant_share,
+    in_order_of_ends,
+    shadow,
+    start_in_s,
+    without_reserved,
+)
+from dljob.status import previous
+from dljob.status.build import human_duration
+
+SHADOW_S = 10.0
+"""Seconds for which a shadow reservation is used while no capacity changes. Running jobs make progress meanwhile."""
+PLACES_S = 5.0
+"""Seconds for which the places of jobs in the queue are shown. Sorting 1,000 jobs takes some milliseconds."""
+Ask = Callable[[ParsedJob, ClusterView], Awaitable[StoredPlan | Infeasible]]
+"""Asks the planner about a job on a cluster with this view."""
+
+log = logging.getLogger("dljob")
+
+
+@dataclass(frozen=True)
+class First:
+    """The first job in line, and its shadow reservation."""
+
+    key: JobKey
+    shadow: Shadow
+
+
+@dataclass(frozen=True)
+class _Known:
+    """The shadow reservation of a job, or None if the job could not run on the whole cluster, and where that holds."""
+
+    question: ParsedJob
+    versions: tuple[int, int]
+    at_s: float
+    whole: ClusterView
+    """What is free when all jobs have ended."""
+    found: Shadow | None
+
+
+class Queue:
+    """Order and shadow reservations. Use it in one event loop only."""
+
+    def __init__(self, cache: Cache, book: ReservationBook, clock: Callable[[], float]) -> None:
+        self._cache, self._book, self._clock = cache, book, clock
+        self._known: dict[JobKey, _Known] = {}
+        self._shares: tuple[tuple[int, int], dict[str, float]] | None = None
+        self._places: tuple[float, dict[JobKey, int]] = (-inf, {})
+        """When the queue was sorted, and the places of its jobs."""
+
+    def job(self, question: ParsedJob) -> QueuedJob:
+        """Return what the place of a job in the queue depends on."""
+        job = question.observed.job
+        named = question.spec.scheduling.priority_class_name if question.spec is not None else None
+        share = self._share_by_namespace().get(job.namespace, 0.0)
+        return QueuedJob(job.key, job.uid, self._cache.priority(named), share, job.created)
+
+    def holds_devices(self, key: JobKey) -> bool:
+        """Return True if pods of the job run, or if a plan of it reserves devices."""
+        return self._book.holds(key) or any(self._cache.ledger.holds(pod.uid) for pod in self._cache.pods_of(key))
+
+    async def first_before(
+        self, key: JobKey, question: ParsedJob, waiting: Mapping[JobKey, ParsedJob], ask: Ask
+    ) -> First | None:
+        """Return the first job in line if it is before ``key``, with its shadow reservation; otherwise None.
+
+        ``waiting``: questions of the jobs for which no plan was possible. A job that could not run on the whole cluster
+        waits for something else, and is never first.
+        """
+        for gone in self._known.keys() - waiting.keys():
+            del self._known[gone]
+        place = self.job(question).place
+        line = sorted((self.job(each).place, other) for other, each in waiting.items() if other != key)
+        for before, other in line:
+            if before > place:
+                return None
+            if not self.holds_devices(other) and (found := await self._shadow(other, waiting[other], ask)) is not None:
+                return First(other, found)
+        return None
+
+    def place(self, key: JobKey, waiting: Mapping[JobKey, ParsedJob]) -> tuple[int, int] | None:
+        """Return the place of a job in the queue, from 1, and the number of waiting jobs; None: it is not in it.
+
+        ``waiting``: questions of the jobs in the queue. They are sorted again after ``PLACES_S``, or for a new job.
+        """
+        if self._clock() - self._places[0] >= PLACES_S or (key in waiting and key not in self._places[1]):
+            line = sorted(waiting, key=lambda each: self.job(waiting[each]).place)
+            self._places = (self._clock(), {each: i for i, each in enumerate(line, 1)})
+        place = self._places[1].get(key)
+        return None if place is None else (place, len(self._places[1]))
+
+    def forget_all(self) -> None:
+        self._known.clear()
+        self._places = (-inf, {})
+        self._shares = None
+
+    async def _shadow(self, key: JobKey, question: ParsedJob, ask: Ask) -> Shadow | None:
+        """Return the shadow reservation of a job; None if no plan is possible even when all jobs have ended."""
+        known, versions, now_s = self._known.get(key), self._versions(), self._clock()
+        if known is not None and known.question != question:
+            known = None
+        if known is not None and known.versions == versions and now_s - known.at_s < SHADOW_S:
+            return known.found
+        ends = in_order_of_ends(self._running(key))
+        whole = self._view_after(key, ends)
+        if known is not None and known.found is None and known.whole == whole:
+            return None
+        plan, view = await ask(question, whole), whole
+        found = None
+        if isinstance(plan, StoredPlan):
+            search = StartSearch(0, len(ends))
+            while not search.done:
+                earlier = self._view_after(key, ends[: search.probe])
+                answer = await ask(question, earlier)
+                if isinstance(answer, StoredPlan):
+                    plan, view = answer, earlier
+                search = search.after(feasible=isinstance(answer, StoredPlan))
+            job = self._cache.job(key)
+            needs = plan_reservation(PlannedPods.of(plan), job.spec if job is not None else {}, {})
+            found = shadow(now_s + start_in_s(ends, search.possible), view, needs)
+        self._known[key] = _Known(question, versions, now_s, whole, found)
+        return found
+
+    def _running(self, without: JobKey) -> list[RunningJob]:
+        return [
+            RunningJob(job.key, remaining_p90_s(previous(job)))
+            for job in self._cache.jobs()
+            if job.key != without and self.holds_devices(job.key)
+        ]
+
+    def _view_after(self, key: JobKey, ended: Collection[RunningJob]) -> ClusterView:
+        """Return what is free for a job when others have ended. Pods that belong to no job stay."""
+        keys = {each.key for each in ended}
+        uids = [pod.uid for each in (key, *sorted(keys)) for pod in self._cache.pods_of(each)]
+        return without_reserved(self._cache.ledger.view(uids), self._book.current(without=key, ended=keys))
+
+    def _share_by_namespace(self) -> dict[str, float]:
+        """Return the dominant share of the cluster that the jobs of each namespace hold."""
+        if self._shares is None or self._shares[0] != self._versions():
+            held: dict[str, Requests] = {}
+            for job in self._cache.jobs():
+                mine = held.get(job.namespace, NOTHING)
+                for pod in self._cache.pods_of(job.key):
+                    mine += self._cache.ledger.requests(pod.uid)
+                for each in self._book.reserved(job.key):
+                    cpu_m = round(each.nodes * each.cpu * 1000)
+                    mine += Requests(cpu_m, each.nodes * each.memory_nbytes, each.nodes * each.devices)
+                held[job.namespace] = mine
+            total = self._cache.ledger.total()
+            self._shares = (self._versions(), {name: dominant_share(mine, total) for name, mine in held.items()})
+        return self._shares[1]
+
+    def _versions(self) -> tuple[int, int]:
+        return self._cache.ledger.version, self._book.version
+
+
+def queued(first: First, now_s: float) -> Infeasible:
+    """Return why a job waits for which there are enough free devices."""
+    left_s = first.shadow.start_s - now_s
+    when = "at an unknown time" if left_s == inf else f"within {human_duration(max(0.0, left_s))} (p90)"
+    text = (
+        "found enough free devices, but a job before this one in the queue needs them, and is predicted to start "
+        f"{when}; expected a job that ends before then, or that fits beside it. Wait: the job is planned again when "
+        "that job has started. Or lower nodes.max or the run time, or use a higher priority class"
+    )
+    return Infeasible("Queued", "spec.scheduling", text, transient=True)

@@ -1,0 +1,169 @@
+"""Recommendation of a plan for a job's manifest and a cluster, as objects or as JSON. This module does no I/O."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pydantic import ValidationError
+
+from dljob.api import API_VERSION, DLJobSpec, DLProfile, Rejected
+from dljob.api.crd import JOB_NAME_RULE
+from dljob.api.defaults import NO_DEFAULTS, JobDefaults
+from dljob.cluster import ClusterView, cluster_view
+from dljob.cluster.templates import NO_TEMPLATES, NodeTemplates
+from dljob.job.defaults import ROOT, applied, applied_prices, parse_defaults, prices_of, with_defaults
+from dljob.job.plan.request import planner_request
+from dljob.job.plan.status import plan_status
+from dljob.job.plan.trainer import trainer_plan
+from dljob.job.profiles import learned
+from dljob.job.scale_up import missing_nodes, plan_on_new_nodes, waiting_text
+from dljob.job.spec_errors import in_words
+from dljob.planner import Decision, Infeasible, Learned, Request, plan
+
+NAME = re.compile("[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
+"""Job names that satisfy both Kubernetes' rules for names and JOB_NAME_RULE."""
+
+Constants = Mapping[tuple[str, str], Learned]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A DLJob, which may exist only as a manifest."""
+
+    name: str
+    namespace: str | None
+    spec: DLJobSpec
+    manifest: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """The manifest as the user wrote it."""
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    job: Job
+    """The job, with the administrator's defaults in place of unset fields of its spec."""
+    request: Request
+    """The planner request. If the job has a ``batchSizeRange``, it holds the chosen global batch size."""
+    answer: Decision | Infeasible
+    view: ClusterView
+    """The nodes for which the answer holds, with those that an autoscaler would add."""
+    defaults: tuple[str, ...] = ()
+    """The job's values that come from the administrator's defaults, as ``job.defaults.applied`` returns them."""
+
+    def document(self) -> dict[str, Any]:
+        """Return the recommendation as a JSON object.
+
+        It has the keys ``plan`` (as in the job's status.plan) and ``warning``, or the key ``infeasible``.
+        """
+        if isinstance(self.answer, Infeasible):
+            found = self.answer
+            rejected = [Rejected(summary=r.summary, reason=r.reason).manifest() for r in found.refusals]
+            problem = {
+                "reason": found.reason,
+                "field": found.field,
+                "message": found.message,
+                "transient": found.transient,
+                "rejected": rejected,
+            }
+            return {"job": self.job.name, "plan": None, "warning": None, "infeasible": problem}
+        job = self.job
+        digest = trainer_plan(
+            job.name, job.namespace or "default", "none", job.spec, self.answer, 1, 1, job.name, "cluster.local"
+        ).digest()
+        shown = plan_status(job.spec, self.answer, 1, digest, self.defaults).manifest()
+        return {"job": job.name, "plan": shown, "warning": self.answer.warning, "infeasible": None}
+
+
+def parse_job(manifest: object) -> Job:
+    """Parse the manifest of a DLJob. Raise ValueError with the field, the value and what is expected."""
+    if not isinstance(manifest, Mapping):
+        raise ValueError(f"manifest: found {type(manifest).__name__}; expected a mapping")  # noqa: TRY004 - user input
+    if (manifest.get("apiVersion"), manifest.get("kind")) != (API_VERSION, "DLJob"):
+        found = f"apiVersion {manifest.get('apiVersion')!r}, kind {manifest.get('kind')!r}"
+        raise ValueError(f"manifest: found {found}; expected apiVersion {API_VERSION}, kind DLJob")
+    metadata, spec = manifest.get("metadata"), manifest.get("spec")
+    name = metadata.get("name") if isinstance(metadata, Mapping) else None
+    if not isinstance(metadata, Mapping) or not isinstance(name, str) or not NAME.fullmatch(name):
+        raise ValueError(f"metadata.name: found {name!r}; {JOB_NAME_RULE.message}")
+    if not isinstance(spec, Mapping):
+        raise ValueError(f"spec: found {spec!r:.100}; expected a mapping")  # noqa: TRY004 - user input
+    namespace = metadata.get("namespace")
+    try:
+        return Job(name, str(namespace) if namespace else None, DLJobSpec.model_validate(spec), manifest)
+    except ValidationError as error:
+        raise ValueError(in_words(error)) from None
+
+
+def parse_profiles(documents: object) -> dict[tuple[str, str], Learned]:
+    """Return the measured constants in a list of DLProfile objects, by (model, device).
+
+    The objects have the form in which the API server returns them. Raise ValueError for invalid objects.
+    """
+    if not isinstance(documents, list):
+        raise ValueError(f"profiles: found {type(documents).__name__}; expected a list of DLProfile objects")  # noqa: TRY004 - user input
+    constants = {}
+    for i, document in enumerate(documents):
+        body = document if isinstance(document, Mapping) else {}
+        try:
+            profile = DLProfile.model_validate({"spec": body.get("spec"), "status": body.get("status") or {}})
+        except ValidationError as error:
+            raise ValueError(in_words(error, f"profiles[{i}]")) from None
+        constants[profile.spec.model, profile.spec.device] = learned(profile.status)
+    return constants
+
+
+def recommend(
+    job: Job,
+    view: ClusterView,
+    constants: Constants,
+    defaults: JobDefaults = NO_DEFAULTS,
+    templates: NodeTemplates = NO_TEMPLATES,
+) -> Recommendation:
+    """Return the plan that a new job would get.
+
+    ``defaults``: the administrator's defaults. ``templates``: nodes that an autoscaler can add, for a job that the
+    nodes of ``view`` cannot run.
+    """
+    lines = applied(job.spec, defaults)
+    job = replace(job, spec=with_defaults(job.spec, defaults))
+    request = planner_request(job.name, job.spec, prices=prices_of(defaults))
+    found = plan(request, view, constants)
+    if isinstance(found, Infeasible) and (larger := plan_on_new_nodes(request, view, constants, templates)):
+        decision, larger_view = larger
+        awaited = waiting_text(missing_nodes(decision, view))
+        found = replace(decision, warning="; ".join(text for text in (decision.warning, awaited) if text))
+        view = larger_view
+    if isinstance(found, Decision):
+        lines += applied_prices(defaults, (group.device for group in found.chosen.groups))
+    if isinstance(found, Decision) and found.batch is not None:
+        request = replace(request, global_batch=found.batch.chosen, total_steps=found.batch.steps, batches=None)
+    return Recommendation(job, request, found, view, lines)
+
+
+def answer(question: object, view: ClusterView | None = None, constants: Constants | None = None) -> dict[str, Any]:
+    """Answer the request ``{"job": manifest, "cluster": {"nodes": […]}, "profiles": […]}`` with a recommended plan.
+
+    The request may also have the key ``jobDefaults``, the chart's value of this name.
+
+    ``question`` and the result are objects as read from JSON. ``view``: the cluster to plan for if ``question`` has no
+    key ``cluster``; None: the key is required. ``constants``: measured constants by (model or training script, device)
+    to use if ``question`` has no key ``profiles``; None: there are none. Raise ValueError for an invalid ``question``.
+    """
+    keys = {"job", "cluster", "profiles", ROOT}
+    if not isinstance(question, Mapping) or set(question) - keys or "job" not in question:
+        found = sorted(map(str, question)) if isinstance(question, Mapping) else type(question).__name__
+        raise ValueError(
+            f"request: found {found}; expected a JSON object with the keys job, cluster and, optionally, profiles and "
+            f"{ROOT}"
+        )
+    job = parse_job(question["job"])
+    if "cluster" in question:
+        view = cluster_view(question["cluster"])
+    if view is None:
+        raise ValueError(
+            'cluster: found none in the request; expected {"nodes": [...]}, because the service was started without '
+            "--cluster. Add the cluster to the request"
+        )
+    known = parse_profiles(question["profiles"]) if "profiles" in question else constants or {}
+    defaults = parse_defaults(question[ROOT]) if ROOT in question else NO_DEFAULTS
+    return recommend(job, view, known, defaults).document()

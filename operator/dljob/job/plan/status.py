@@ -1,0 +1,102 @@
+"""Translate a planner's decision into ``status.plan``."""
+
+from dljob.api import (
+    BatchCandidate,
+    BatchChoice,
+    Candidate,
+    DLJobSpec,
+    PlanGroup,
+    PlanStatus,
+    Predicted,
+    Rejected,
+)
+from dljob.job.plan.request import learning_rate_rule
+from dljob.job.plan.trainer import parallelism
+from dljob.planner import BatchDecision, Choice, Decision, Prediction
+
+
+def figures(value: float) -> float:
+    """Round a value to four significant figures, which are easy to read and more precise than any prediction."""
+    return float(f"{value:.4g}")
+
+
+def predicted(prediction: Prediction) -> Predicted:
+    return Predicted(
+        step_seconds=figures(prediction.step_s),
+        step_seconds_p90=figures(prediction.step_p90_s),
+        compute_seconds=figures(prediction.compute_s),
+        communication_seconds=figures(prediction.communication_s),
+        total_seconds=figures(prediction.total_s),
+        samples_per_second=figures(prediction.samples_per_s),
+        energy_joules=None if prediction.energy_J is None else figures(prediction.energy_J),
+        cost=None if prediction.cost_usd is None else figures(prediction.cost_usd),
+        memory_bytes=prediction.memory_nbytes,
+        bottleneck=prediction.bottleneck,
+        basis=prediction.basis,
+    )
+
+
+def _batch_choice(spec: DLJobSpec, found: BatchDecision) -> BatchChoice:
+    rule = learning_rate_rule(spec, found.chosen)
+    rows = []
+    for option in found.options:
+        p = option.prediction
+        known = {
+            "step_seconds": p and figures(p.step_s),
+            "total_seconds": p and figures(p.total_s),
+            "energy_joules": p and p.energy_J and figures(p.energy_J),
+            "cost": p and p.cost_usd and figures(p.cost_usd),
+        }
+        rows.append(
+            BatchCandidate(
+                global_batch_size=option.batch,
+                chosen=option.batch == found.chosen,
+                efficiency=figures(option.efficiency),
+                steps=option.steps,
+                reason=option.reason or None,
+                **known,
+            )
+        )
+    return BatchChoice(
+        global_batch_size=found.chosen,
+        steps=found.steps,
+        message=found.text,
+        noise_scale=None if found.noise is None else figures(found.noise),
+        learning_rate_scaling=rule[0].value if rule else None,
+        candidates=tuple(rows),
+    )
+
+
+def _candidate(choice: Choice, chosen: Choice) -> Candidate:
+    return Candidate(summary=choice.summary, chosen=choice == chosen, predicted=predicted(choice.prediction))
+
+
+def plan_status(
+    spec: DLJobSpec, decision: Decision, number: int, digest: str, defaults: tuple[str, ...] = ()
+) -> PlanStatus:
+    """Return ``status.plan`` for an accepted decision.
+
+    ``digest``: digest of the trainer's plan. ``defaults``: the job's values that come from the administrator.
+    """
+    chosen = decision.chosen
+    return PlanStatus(
+        number=number,
+        digest=digest,
+        summary=chosen.summary,
+        groups=tuple(
+            PlanGroup(name=g.name, device=g.device, nodes=g.nodes, ranks=len(g.shares), batch_per_rank=g.shares)
+            for g in chosen.groups
+        ),
+        nodes=sum(g.nodes for g in chosen.groups),
+        ranks=sum(len(g.shares) for g in chosen.groups),
+        collective=chosen.collective,
+        parallelism=parallelism(spec, chosen),
+        micro_batches=chosen.micro_batches if chosen.strategy == "Pipeline" else None,
+        batch_choice=_batch_choice(spec, decision.batch) if decision.batch else None,
+        predicted=predicted(chosen.prediction),
+        candidates=tuple(_candidate(c, chosen) for c in decision.candidates),
+        trade_offs=tuple(_candidate(c, chosen) for c in decision.trade_offs if len(decision.trade_offs) > 1),
+        next_measurement=decision.next_measurement,
+        rejected=tuple(Rejected(summary=r.summary, reason=r.reason) for r in decision.refusals),
+        defaults=defaults or None,
+    )

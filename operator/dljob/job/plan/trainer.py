@@ -1,0 +1,177 @@
+"""Translate a planner's decision into the plan for the trainer."""
+
+import dlcontract
+from dljob.api import Collective, DLJobSpec, FailureRule, Framework, ParallelismStrategy, duration_s
+from dljob.api.base import AUTO_INTERVAL
+from dljob.job.plan.request import learning_rate_rule, train_samples
+from dljob.planner import Choice, Decision, Group
+
+TCP_SEGMENT_NBYTES = 56 * 2**10
+"""Size in bytes of the segments in which ranks on several nodes send a bucket of gradients. It is below the eager limit
+of Open MPI over TCP (64 KiB), so that a segment needs no handshake."""
+
+
+def _ranks(job: str, groups: tuple[Group, ...], domain: str) -> tuple[dlcontract.Rank, ...]:
+    ranks: list[dlcontract.Rank] = []
+    for group in groups:
+        for i, share in enumerate(group.shares):
+            node, local_rank = divmod(i, group.ranks_per_node)
+            pod = f"{job}-{group.name}-{node}"
+            ranks.append(
+                dlcontract.Rank(
+                    rank=len(ranks),
+                    pod=pod,
+                    host=f"{pod}.{domain}",
+                    group=group.name,
+                    device=group.device,
+                    local_rank=local_rank,
+                    gpu=group.is_gpu,
+                    share=share,
+                    role=dlcontract.Role.WORKER if share else dlcontract.Role.SERVER,
+                )
+            )
+    return tuple(ranks)
+
+
+def _dataset(spec: DLJobSpec) -> dlcontract.DatasetRef:
+    if spec.dataset.name is not None:
+        return dlcontract.DatasetRef(name=spec.dataset.name.value, samples=train_samples(spec))
+    return dlcontract.DatasetRef(path=spec.dataset.path, samples=spec.dataset.samples)
+
+
+def _measures(spec: DLJobSpec, chosen: Choice, strategy: str) -> bool:
+    """Return True if ranks measure the collectives and use the fastest.
+
+    The collective in the plan is then only the one that the planner expects to be the fastest.
+    """
+    several = sum(len(group.shares) for group in chosen.groups) > 1
+    theirs = spec.collective is Collective.AUTO and spec.gradient_compression is None and strategy == "Data"
+    return several and theirs and chosen.collective in dlcontract.MEASURABLE
+
+
+def parallelism(spec: DLJobSpec, chosen: Choice) -> str:
+    """Return the parallelism strategy in the spec, also if the plan has only one rank.
+
+    If the spec's strategy is Auto, return the planner's choice.
+    """
+    asked = spec.parallelism.strategy
+    return chosen.strategy if asked is ParallelismStrategy.AUTO else asked.value
+
+
+def _min_ranks(spec: DLJobSpec, choice: Choice) -> int:
+    """Return the fewest ranks with which the trainer may continue.
+
+    With model parallelism, the trainer needs all ranks. Otherwise it needs the parameter servers and as many ranks as
+    the ``nodes.min`` nodes with the fewest ranks have.
+    """
+    if choice.splits_model:
+        return sum(len(g.shares) for g in choice.groups)
+    servers = sum(share == 0 for g in choice.groups for share in g.shares)
+    per_node = sorted(g.ranks_per_node for g in choice.groups for _ in range(g.nodes))
+    return min(sum(per_node), max(1, sum(per_node[: spec.nodes.min]) + servers))
+
+
+def _checkpoint(spec: DLJobSpec) -> dlcontract.CheckpointRef:
+    given = dlcontract.CheckpointRef(enabled=spec.checkpoint.enabled, keep=spec.checkpoint.keep)
+    if spec.checkpoint.interval == AUTO_INTERVAL:
+        return given.model_copy(update={"choose_interval": True})
+    return given.model_copy(update={"interval_s": duration_s(spec.checkpoint.interval)})
+
+
+def _grace_s(spec: DLJobSpec) -> float:
+    """Return the termination grace period in seconds, in which ranks write their last checkpoint.
+
+    If pod template overrides change it, the last override counts.
+    """
+    found = [override.spec.get("terminationGracePeriodSeconds") for override in spec.pod_template_overrides]
+    changed = [seconds for seconds in found if isinstance(seconds, int) and seconds > 0]
+    return float([spec.run_policy.termination_grace_period_seconds, *changed][-1])
+
+
+def trainer_plan(
+    name: str,
+    namespace: str,
+    uid: str,
+    spec: DLJobSpec,
+    decision: Decision,
+    number: int,
+    term: int,
+    service: str,
+    cluster_domain: str,
+) -> dlcontract.Plan:
+    """Return the trainer's plan for a decision of the planner.
+
+    ``number``: counts the plans of the job. ``term``: rises when the operator fences a lost node.
+
+    Pods have the names of their StatefulSets, ``<job>-<group>-<index>``, and the DNS names of the headless ``service``,
+    ``<pod>.<service>.<namespace>.svc.<cluster_domain>``.
+    """
+    chosen, optimizer = decision.chosen, spec.optimizer
+    spread = sum(g.nodes for g in chosen.groups) > 1
+    strategy = parallelism(spec, chosen)
+    batch = decision.batch.chosen if decision.batch else spec.global_batch_size
+    # With another batch size than the spec's, the steps for the same progress need not be whole epochs.
+    steps = decision.batch.steps if decision.batch and batch != spec.global_batch_size else spec.steps
+    rule = learning_rate_rule(spec, batch)
+    return dlcontract.Plan(
+        job=name,
+        namespace=namespace,
+        uid=uid,
+        number=number,
+        term=term,
+        ranks=_ranks(name, chosen.groups, f"{service}.{namespace}.svc.{cluster_domain}"),
+        global_batch=batch,
+        collective=chosen.collective,
+        measure_collective=_measures(spec, chosen, strategy),
+        compression=spec.gradient_compression.value if spec.gradient_compression else None,
+        parallelism=strategy,
+        micro_batches=chosen.micro_batches,
+        synchronization=spec.parallelism.synchronization.value,
+        staleness_bound=spec.parallelism.staleness_bound,
+        **({"segment_nbytes": TCP_SEGMENT_NBYTES} if spread else {}),
+        model=dlcontract.ModelRef(
+            name=spec.model.name.value if spec.model.name else None,
+            command=(*spec.trainer.command, *spec.trainer.args),
+            framework=spec.trainer.framework.value,
+            sync_batch_norm=spec.model.sync_batch_norm,
+        ),
+        dataset=_dataset(spec),
+        optimizer=dlcontract.OptimizerRef(
+            name=optimizer.name.value,
+            learning_rate=optimizer.learning_rate,
+            momentum=optimizer.momentum,
+            weight_decay=optimizer.weight_decay,
+            find_rate=optimizer.find_learning_rate,
+            scaling=rule[0].value if rule else None,
+            base_batch=rule[1] if rule else None,
+        ),
+        epochs=spec.epochs if steps is None else None,
+        steps=steps,
+        seed=spec.seed,
+        # Local batch sizes that the user sets stay. A torchrun script ignores shares.
+        rebalance=spec.planning.uneven
+        and all(group.batch_per_rank is None for group in spec.planning.groups)
+        and spec.trainer.framework is not Framework.TORCHRUN
+        and not chosen.splits_model
+        and not spec.parallelism.asynchronous,
+        checkpoint=_checkpoint(spec),
+        compare_steps=spec.run_policy.compare_parameters_steps,
+        min_ranks=_min_ranks(spec, chosen),
+        backoff_limit=spec.run_policy.backoff_limit,
+        failure_rules=tuple(map(failure_rule, spec.run_policy.failure_rules)),
+        grace_s=_grace_s(spec),
+        expected=dlcontract.Expectation(
+            step_s=chosen.prediction.step_s,
+            step_p90_s=chosen.prediction.step_p90_s,
+            total_s=chosen.prediction.total_s,
+        ),
+    )
+
+
+def failure_rule(rule: FailureRule) -> dlcontract.FailureRule:
+    codes = rule.on_exit_codes
+    return dlcontract.FailureRule(
+        action=rule.action.value,
+        exit_codes=None if codes is None else dlcontract.ExitCodes(operator=codes.operator.value, values=codes.values),
+        reasons=tuple(reason.value for reason in rule.on_reasons),
+    )

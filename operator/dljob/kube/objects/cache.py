@@ -1,0 +1,375 @@
+"""Cache of the objects that the operator watches, reduced to the fields that the operator needs.
+
+An object in the cache is replaced only by a version with a higher resourceVersion. The answer to a write may therefore
+arrive before or after the watch event. ``Cache.prune`` finds deletions that a broken watch missed. Use a cache in one
+event loop only.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from dljob.job.observed import JOB_LABEL, ClaimSeen, JobSeen, Observed, PodSeen, SetSeen
+from dljob.job.queue import QueueSeen
+from dljob.kube.kinds import (
+    CLAIM,
+    CONFIG_MAP,
+    DLJOB,
+    LIMIT_RANGE,
+    NODE,
+    POD,
+    PRIORITY_CLASS,
+    PROFILE,
+    QUOTA,
+    STATEFUL_SET,
+    STORAGE_CLASS,
+    WORKLOAD,
+    Kind,
+)
+from dljob.kube.objects import trim
+from dljob.kube.objects.view import bound_pod, node_capacity
+from dljob.render import Names
+from dljob.scheduling import Ledger, LimitRange, NamespaceLimits, Quota
+
+JobKey = tuple[str, str]
+"""Namespace and name of a job."""
+MAX_DELETED = 10_000
+_FOREVER = datetime.fromtimestamp(0, UTC)
+
+_TRIM: dict[str, Callable[[Mapping[str, Any]], Any]] = {
+    DLJOB.plural: trim.job,
+    POD.plural: trim.pod,
+    STATEFUL_SET.plural: trim.stateful_set,
+    CONFIG_MAP.plural: trim.config_map,
+    CLAIM.plural: trim.claim,
+    NODE.plural: trim.node,
+    STORAGE_CLASS.plural: trim.storage_class,
+    PRIORITY_CLASS.plural: trim.priority_class,
+    PROFILE.plural: lambda body: body,
+    WORKLOAD.plural: trim.workload,
+    QUOTA.plural: Quota.parse,
+    LIMIT_RANGE.plural: LimitRange.parse,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CachedObject:
+    """A watched object, with only the fields that the operator needs (``seen``).
+
+    ``owner`` is the uid of the controlling owner, and ``version`` the resourceVersion. Of a pod without the label of a
+    job, ``seen`` and ``owner`` are None: only the ledger knows what it takes. A cluster has ten thousands of these.
+    """
+
+    uid: str
+    version: int | None
+    owner: str | None
+    job: JobKey | None
+    """Key of the job that the object's label names; None without the label."""
+    seen: Any
+
+
+@dataclass
+class _Store:
+    """Objects of one kind by namespace and name, with indices by job label and namespace."""
+
+    entries: dict[tuple[str, str], CachedObject] = field(default_factory=dict)
+    by_job: dict[JobKey, set[str]] = field(default_factory=dict)
+    by_namespace: dict[str, set[str]] = field(default_factory=dict)
+
+
+def utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+class Cache:
+    def __init__(self, now: Callable[[], datetime] = utc_now, *, queues: bool = False) -> None:
+        """``queues``: jobs may be in queues of Kueue. Otherwise, their labels have no effect."""
+        self._now, self._queues = now, queues
+        self.queue_api, self.queue_problem = "", ""
+        """API version of Kueue's Workloads; empty if the operator cannot use Kueue, and why."""
+        self._missing_nodes: dict[str, datetime] = {}
+        """Nodes on which pods run, but which do not exist, with the time when that was noticed."""
+        self._removed_nodes: dict[str, None] = {}
+        """Names of nodes that were deleted, oldest first."""
+        self._stores = {plural: _Store() for plural in _TRIM}
+        self.ledger = Ledger()
+        """Capacity of the cached nodes, and what all cached pods take from it, also pods without the label of a job."""
+        self._touched: set[JobKey] = set()
+        self.profiles_version = 0
+        """It increases with each change of a profile."""
+        self.limits_version = 0
+        """It increases with each change of a quota or limit range."""
+        self._deleted: dict[str, None] = {}
+        """Uids of deleted objects, oldest first. ``put`` ignores these, because answers to writes may be late."""
+
+    def put(self, kind: Kind, body: Mapping[str, Any]) -> bool:
+        """Add or update an object. Return True if a field on which decisions depend has changed."""
+        store, meta = self._stores[kind.plural], body["metadata"]
+        key = (meta.get("namespace") or "", meta["name"])
+        version = trim.version_number(meta.get("resourceVersion"))
+        old = store.entries.get(key)
+        if meta["uid"] in self._deleted or (old is not None and _older(version, old.version)):
+            return False
+        label = (meta.get("labels") or {}).get(JOB_LABEL)
+        job = (key[0], label) if label else None
+        stranger = kind is POD and job is None
+        seen = None if stranger else _TRIM[kind.plural](body)
+        if isinstance(seen, JobSeen) and not self._queues:
+            seen = replace(seen, queue="", queue_priority="")
+        capacity_changed = self._account(kind, body, seen, old)
+        if kind is NODE:
+            self._removed_nodes.pop(key[1], None)
+            self._missing_nodes.pop(key[1], None)
+        self._forget(store, key)
+        self._note(kind, key, old.job if old is not None else None, job)
+        owner = None if stranger else trim.owner_uid(body)
+        store.entries[key] = CachedObject(meta["uid"], version, owner, job, seen)
+        store.by_namespace.setdefault(key[0], set()).add(key[1])
+        if job:
+            store.by_job.setdefault(job, set()).add(key[1])
+        if stranger:
+            return capacity_changed or (old is not None and old.job is not None)
+        return capacity_changed or old is None or old.uid != meta["uid"] or old.seen != seen
+
+    def _note(self, kind: Kind, key: tuple[str, str], *jobs: JobKey | None) -> None:
+        """Note that an object changed: it is a profile, or a job, or belongs to ``jobs``."""
+        self.profiles_version += kind is PROFILE
+        self.limits_version += kind in (QUOTA, LIMIT_RANGE)
+        self._touched.update((key,) if kind is DLJOB else (job for job in jobs if job is not None))
+
+    def take_touched(self) -> set[JobKey]:
+        """Return the keys of all jobs of which an object changed since the last call."""
+        touched, self._touched = self._touched, set()
+        return touched
+
+    def _account(self, kind: Kind, body: Mapping[str, Any], seen: Any, old: CachedObject | None) -> bool:
+        """Enter a node or pod into the ledger. Return True if that changed the ledger. ``old``: what it replaces."""
+        uid = body["metadata"]["uid"]
+        if kind is NODE:
+            return self.ledger.put_node(seen.name, node_capacity(seen))
+        if kind is not POD:
+            return False
+        changed = old is not None and old.uid != uid and self.ledger.drop_pod(old.uid)
+        return self.ledger.put_pod(uid, bound_pod(body)) or changed
+
+    def drop(self, kind: Kind, namespace: str, name: str, uid: str | None = None) -> bool:
+        """Remove an object. Return True if the object was removed.
+
+        Do nothing if the object is not cached or if ``uid`` is given and the object has another uid.
+        """
+        store = self._stores[kind.plural]
+        entry = store.entries.get((namespace, name))
+        if entry is None or (uid is not None and entry.uid != uid):
+            return False
+        self._forget(store, (namespace, name))
+        self._note(kind, (namespace, name), entry.job)
+        self._deleted[entry.uid] = None
+        if kind is POD:
+            self.ledger.drop_pod(entry.uid)
+        if kind is NODE:
+            self.ledger.drop_node(name)
+            self._removed_nodes[name] = None
+            if len(self._removed_nodes) > MAX_DELETED:
+                del self._removed_nodes[next(iter(self._removed_nodes))]
+        if len(self._deleted) > MAX_DELETED:
+            del self._deleted[next(iter(self._deleted))]
+        return True
+
+    @staticmethod
+    def _forget(store: _Store, key: tuple[str, str]) -> None:
+        entry = store.entries.pop(key, None)
+        if entry is None:
+            return
+        indices: list[tuple[dict[Any, set[str]], Any]] = [(store.by_namespace, key[0]), (store.by_job, entry.job)]
+        for index, where in indices:
+            names = index.get(where, set())
+            names.discard(key[1])
+            if not names:
+                index.pop(where, None)
+
+    def prune(
+        self, kind: Kind, present: Iterable[str], before: int | None, namespace: str | None = None
+    ) -> list[JobKey]:
+        """Remove cached objects whose uids are not in ``present``. Return the keys of the jobs of removed objects.
+
+        ``present``: uids from a list of the API server. ``before``: resourceVersion of this list. Newer objects are
+        never removed, and without ``before`` no object is. ``namespace``: the namespace of the list; None: all.
+        """
+        uids, store = set(present), self._stores[kind.plural]
+        gone = [
+            key
+            for key, entry in store.entries.items()
+            if entry.uid not in uids
+            and namespace in (None, key[0])
+            and before is not None
+            and entry.version is not None
+            and entry.version <= before
+        ]
+        jobs = [key if kind is DLJOB else store.entries[key].job for key in gone]
+        for key in gone:
+            self.drop(kind, *key)
+        return [job for job in jobs if job is not None]
+
+    def jobs(self) -> Iterator[JobSeen]:
+        # The list is a copy, because the thread of the metrics iterates too.
+        for entry in list(self._stores[DLJOB.plural].entries.values()):
+            yield entry.seen
+
+    def job(self, key: JobKey) -> JobSeen | None:
+        entry = self._stores[DLJOB.plural].entries.get(key)
+        return entry.seen if entry else None
+
+    def nodes(self) -> list[trim.NodeSeen]:
+        return [entry.seen for entry in self._stores[NODE.plural].entries.values()]
+
+    def priority(self, name: str | None) -> int:
+        """Return the value of a PriorityClass. Without such a class, return that of the cluster's default class, or 0.
+
+        Kubernetes uses the lowest value if several classes are the default.
+        """
+        entries = self._stores[PRIORITY_CLASS.plural].entries
+        if name is not None and (found := entries.get(("", name))) is not None:
+            return int(found.seen.value)
+        return min((int(entry.seen.value) for entry in entries.values() if entry.seen.default), default=0)
+
+    def profiles(self) -> list[Mapping[str, Any]]:
+        return [entry.seen for entry in self._stores[PROFILE.plural].entries.values()]
+
+    def limits(self, namespace: str) -> NamespaceLimits:
+        """Return the quotas and limit ranges of a namespace, without regard to any job."""
+        quotas, ranges = (
+            tuple(store.entries[namespace, name].seen for name in sorted(store.by_namespace.get(namespace, ())))
+            for store in (self._stores[QUOTA.plural], self._stores[LIMIT_RANGE.plural])
+        )
+        return NamespaceLimits(quotas, ranges)
+
+    def pods_of(self, key: JobKey) -> list[PodSeen]:
+        """Return the pods that the StatefulSets of the job control. Others that have its label are not the job's."""
+        pods = (entry.seen for entry in self._of(POD, key))
+        return [pod for pod in pods if pod.set and pod.set == f"{key[1]}-{pod.group}"]
+
+    def found(self, kind: Kind, namespace: str, name: str) -> CachedObject | None:
+        """Return an object of a watched kind; None if it is not cached."""
+        return self._stores[kind.plural].entries.get((namespace, name))
+
+    def _of(self, kind: Kind, key: JobKey) -> list[CachedObject]:
+        store = self._stores[kind.plural]
+        return [store.entries[key[0], name] for name in sorted(store.by_job.get(key, ()))]
+
+    def runs(self, key: JobKey) -> bool:
+        """Return True if there are pods with the job's label."""
+        return key in self._stores[POD.plural].by_job
+
+    def waiting_for_volumes(self) -> list[JobKey]:
+        """Return the keys of jobs that wait for volumes. A change of claims or storage classes may affect them."""
+        found: list[JobKey] = []
+        for job in self.jobs():
+            conditions = {c["type"]: c for c in job.status.get("conditions") or ()}
+            waits = conditions.get("VolumeReady", {}).get("status", "True") != "True"
+            if waits and job.status.get("phase") not in ("Complete", "Failed"):
+                found.append(job.key)
+        return found
+
+    def on_lost_nodes(self) -> list[JobKey]:
+        """Return the keys of jobs with pods on lost nodes. A change of nodes may affect them."""
+        return [job.key for job in self.jobs() if self._lost(pod.node for pod in self.pods_of(job.key) if pod.node)]
+
+    def observe(self, key: JobKey) -> Observed | None:
+        """Return the cached state of a job; None if there is no such job.
+
+        The fields ``view``, ``learned`` and ``rejected`` are not in the cache. The caller sets them.
+        """
+        job = self.job(key)
+        if job is None:
+            return None
+        names, leftovers = Names.of(job), []
+        sets: list[SetSeen] = []
+        for entry in self._of(STATEFUL_SET, key):
+            if entry.owner == job.uid:
+                sets.append(entry.seen)
+            else:
+                leftovers.append(f"StatefulSet {entry.seen.name}")
+        maps: dict[str, trim.MapSeen] = {}
+        for name in (names.plan, names.report):
+            entry_ = self._stores[CONFIG_MAP.plural].entries.get((job.namespace, name))
+            if entry_ is not None and entry_.owner == job.uid:
+                maps[name] = entry_.seen
+            elif entry_ is not None:
+                leftovers.append(f"ConfigMap {name}")
+        claims: dict[str, ClaimSeen] = {}
+        present = self._stores[CLAIM.plural]
+        for name in present.by_namespace.get(job.namespace, ()):
+            entry = present.entries[job.namespace, name]
+            if name == names.claim and entry.owner not in (None, job.uid):
+                leftovers.append(f"PersistentVolumeClaim {name}")
+            claims[name] = entry.seen
+        pods = self.pods_of(key)
+        lost = self._lost(pod.node for pod in pods if pod.node)
+        plan, report = maps.get(names.plan), maps.get(names.report)
+        return Observed(
+            job=job,
+            sets=tuple(sets),
+            pods=tuple(pods),
+            claims=claims,
+            classes=tuple(entry.seen for entry in self._stores[STORAGE_CLASS.plural].entries.values()),
+            plan=plan.plan if plan else None,
+            report=report.report if report else None,
+            report_problem=report.report_problem if report else None,
+            leftovers=tuple(leftovers),
+            lost_nodes=lost,
+            failed_nodes=self._failed(lost),
+            queue=self._queue(job),
+        )
+
+    def _queue(self, job: JobSeen) -> QueueSeen:
+        """Return what is cached about the job in Kueue. Flavors and priority are not; the caller adds them."""
+        if not self._queues:
+            return QueueSeen()
+        entry = self._stores[WORKLOAD.plural].entries.get((job.namespace, Names.of(job).workload))
+        found = entry.seen if entry is not None and entry.owner == job.uid else None
+        return QueueSeen(self.queue_api, self.queue_problem, found)
+
+    def _lost(self, used: Iterable[str]) -> dict[str, datetime]:
+        """Return name → time of loss for each lost node among the nodes named in ``used``.
+
+        A deleted node counts as lost since 1970, so that every waiting time is over. A node that was never in the cache
+        counts as lost since the first call that missed it, because the watch of nodes may lag behind.
+        """
+        nodes = self._stores[NODE.plural].entries
+        lost: dict[str, datetime] = {}
+        for name in used:
+            entry = nodes.get(("", name))
+            if entry is None and name in self._removed_nodes:
+                lost[name] = _FOREVER
+                continue
+            if entry is None:
+                lost[name] = self._missing_nodes.setdefault(name, self._now())
+                if len(self._missing_nodes) > MAX_DELETED:
+                    del self._missing_nodes[next(iter(self._missing_nodes))]
+                continue
+            if not entry.seen.ready:
+                lost[name] = entry.seen.since
+        return lost
+
+    def _failed(self, lost: Mapping[str, datetime]) -> dict[str, datetime]:
+        """Return those of the lost nodes that have failed by themselves.
+
+        If more than half of all nodes are NotReady, none has: the control plane or the network of the cluster has.
+        """
+        if not lost:
+            return {}
+        nodes = self._stores[NODE.plural].entries
+        if 2 * sum(not entry.seen.ready for entry in nodes.values()) > len(nodes):
+            return {}
+        present = {name: nodes["", name].seen for name in lost if ("", name) in nodes}
+        return {name: lost[name] for name, node in present.items() if not node.leaving}
+
+    def ignores_faults(self, node: str) -> bool:
+        """Return True if the administrator has marked the node, so that its faults do not count."""
+        entry = self._stores[NODE.plural].entries.get(("", node))
+        return entry is not None and bool(entry.seen.ignore_faults)
+
+
+def _older(new: int | None, old: int | None) -> bool:
+    return new is not None and old is not None and new < old

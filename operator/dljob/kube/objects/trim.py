@@ -1,0 +1,286 @@
+"""Reduce objects of the API server to the fields on which the operator's decisions depend. The module does no I/O."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Any
+
+from dlcontract import PLAN_KEY, REPORT_KEY
+from dljob.api.overrides import ALL_OVERRIDES, OVERRIDES_ANNOTATION
+from dljob.job.observed import (
+    APPLIED_ANNOTATION,
+    DATASET_CONTAINER,
+    GROUP_LABEL,
+    SPEC_ANNOTATION,
+    SUPPORT_ANNOTATION,
+    ClaimSeen,
+    ClassSeen,
+    Fetching,
+    JobSeen,
+    PodSeen,
+    SetSeen,
+    Stuck,
+)
+from dljob.job.queue import PRIORITY_LABEL, QUEUE_LABEL, Assignment, PodSetSeen, WorkloadSeen
+from dljob.kube.objects.bounds import PROBLEM, report_problem, spec_problem
+from dljob.kueue import DIGEST_ANNOTATION
+from dljob.scheduling import Charge, pod_charge
+
+Body = Mapping[str, Any]
+_OWN_TAINTS = "node.kubernetes.io/"
+"""Prefix of the taints that the node controller sets.
+
+These taints are ignored, because ``NodeSeen.ready`` and ``NodeSeen.schedulable`` already say the same.
+"""
+
+
+IGNORE_FAULTS_ANNOTATION = "dljob.dev/ignore-faults"
+"""Annotation of a node. With the value ``true``, the node's faults do not count, and earlier ones are forgotten."""
+_LEAVING_TAINTS = {
+    "ToBeDeletedByClusterAutoscaler", "karpenter.sh/disrupted", "karpenter.sh/disruption",
+    "node.cloudprovider.kubernetes.io/shutdown",
+}  # fmt: skip
+"""Taints of nodes that an autoscaler removes or that somebody has shut down."""
+
+
+@dataclass(frozen=True)
+class NodeSeen:
+    name: str
+    ready: bool
+    since: datetime
+    """Time of the last change of ``ready``."""
+    schedulable: bool
+    labels: Mapping[str, str] = field(default_factory=dict)
+    taints: tuple[tuple[str, str, str], ...] = ()
+    allocatable: Mapping[str, str] = field(default_factory=dict)
+    bandwidth: str | None = None
+    ignore_faults: bool = False
+
+    @property
+    def leaving(self) -> bool:
+        """Return True if somebody has cordoned, shut down or begun to remove the node."""
+        return not self.schedulable or any(key in _LEAVING_TAINTS for key, _, _ in self.taints)
+
+
+@dataclass(frozen=True)
+class PriorityClassSeen:
+    value: int
+    default: bool = False
+    """True if it applies to pods that name no class."""
+
+
+@dataclass(frozen=True)
+class MapSeen:
+    """A ConfigMap of a job."""
+
+    name: str
+    plan: Mapping[str, str] | None
+    report: str | None
+    report_problem: str | None = None
+    applied: str = ""
+    support: str = ""
+
+
+def controller_of(body: Body) -> Body | None:
+    """Return the owner reference of the controlling owner; None if no controller owns the object."""
+    return next((item for item in body["metadata"].get("ownerReferences") or () if item.get("controller")), None)
+
+
+def owner_uid(body: Body) -> str | None:
+    owner = controller_of(body)
+    return None if owner is None else str(owner["uid"])
+
+
+def version_number(text: object) -> int | None:
+    """Return a resourceVersion as a number; None if it is not a decimal number, so that versions cannot be compared."""
+    return int(text) if isinstance(text, str) and text.isdecimal() else None
+
+
+def _controlling_set(body: Body) -> str:
+    owner = controller_of(body)
+    return str(owner["name"]) if owner is not None and owner.get("kind") == "StatefulSet" else ""
+
+
+def time(text: str) -> datetime:
+    return datetime.fromisoformat(text)
+
+
+def job(body: Body) -> JobSeen:
+    meta, spec = body["metadata"], body.get("spec") or {}
+    problem = body.get(PROBLEM) or spec_problem(spec)
+    return JobSeen(
+        name=meta["name"],
+        namespace=meta["namespace"],
+        uid=meta["uid"],
+        generation=meta.get("generation", 1),
+        created=time(meta["creationTimestamp"]),
+        spec={} if problem else spec,
+        status=body.get("status") or {},
+        deleting="deletionTimestamp" in meta,
+        may_override=(meta.get("annotations") or {}).get(OVERRIDES_ANNOTATION) == ALL_OVERRIDES,
+        spec_problem=problem,
+        queue=(meta.get("labels") or {}).get(QUEUE_LABEL, ""),
+        queue_priority=(meta.get("labels") or {}).get(PRIORITY_LABEL, ""),
+    )
+
+
+def workload(body: Body) -> WorkloadSeen:
+    meta, spec, status = body["metadata"], body["spec"], body.get("status") or {}
+    admission = status.get("admission") or {}
+    return WorkloadSeen(
+        name=meta["name"],
+        uid=meta["uid"],
+        version=str(meta.get("resourceVersion", "")),
+        generation=meta.get("generation", 1),
+        queue=spec.get("queueName", ""),
+        digest=(meta.get("annotations") or {}).get(DIGEST_ANNOTATION, ""),
+        active=spec.get("active") is not False,
+        deleting="deletionTimestamp" in meta,
+        conditions=tuple(status.get("conditions") or ()),
+        pod_sets={item["name"]: PodSetSeen(item["count"], item.get("minCount")) for item in spec["podSets"]},
+        cluster_queue=admission.get("clusterQueue"),
+        assignments={item["name"]: _assignment(item) for item in admission.get("podSetAssignments") or ()},
+        checks=tuple(status.get("admissionChecks") or ()),
+    )
+
+
+def _assignment(body: Body) -> Assignment:
+    flavors = tuple(sorted(set((body.get("flavors") or {}).values())))
+    return Assignment(body.get("count"), flavors, bool(body.get("topologyAssignment")))
+
+
+def pod(body: Body) -> PodSeen:
+    meta, spec, status = body["metadata"], body["spec"], body.get("status") or {}
+    conditions = {item["type"]: item for item in status.get("conditions") or ()}
+    scheduled = conditions.get("PodScheduled", {})
+    containers = status.get("containerStatuses") or ()
+    init = status.get("initContainerStatuses") or ()
+    return PodSeen(
+        name=meta["name"],
+        uid=meta["uid"],
+        group=(meta.get("labels") or {}).get(GROUP_LABEL, ""),
+        node=spec.get("nodeName"),
+        ready=conditions.get("Ready", {}).get("status") == "True",
+        restarts=sum(item.get("restartCount", 0) for item in containers),
+        stuck=next((found for item in (*init, *containers) if (found := _stuck(item))), None),
+        unschedulable=scheduled.get("message") or scheduled.get("reason")
+        if scheduled.get("status") == "False"
+        else None,
+        deleting="deletionTimestamp" in meta,
+        fenced="deletionTimestamp" in meta and meta.get("deletionGracePeriodSeconds") == 0,
+        set=_controlling_set(body),
+        fetching=next((_fetching(item) for item in init if item["name"] == DATASET_CONTAINER), None),
+        charge=None if status.get("phase") in ("Succeeded", "Failed") else _shared(pod_charge(spec)),
+    )
+
+
+@lru_cache(maxsize=1024)
+def _shared(charge: Charge) -> Charge:
+    """Return an equal charge that was made before, if there is one: all pods of a StatefulSet share theirs."""
+    return charge
+
+
+def _fetching(container: Body) -> Fetching | None:
+    """Return the state of the dataset's init container; None if it has succeeded or has not started.
+
+    ``PodSeen.stuck`` says why a container cannot start.
+    """
+    state = container.get("state") or {}
+    ended = state.get("terminated") or (container.get("lastState") or {}).get("terminated")
+    if ended and ended.get("exitCode"):
+        lines = (ended.get("message") or ended.get("reason") or "").strip().splitlines()
+        return Fetching(ended["exitCode"], lines[-1][-1000:] if lines else "")
+    return Fetching() if "running" in state else None
+
+
+def _stuck(container: Body) -> Stuck | None:
+    """Return the reason why a container waits; None if it does not wait.
+
+    If the container waits because its last run ended, the reason says how this run ended. The result is also None for
+    a dataset container that is being retried, because ``_fetching`` reports this case.
+    """
+    waiting = (container.get("state") or {}).get("waiting")
+    if not waiting:
+        return None
+    reason, message = waiting.get("reason") or "Waiting", waiting.get("message") or ""
+    ended = (container.get("lastState") or {}).get("terminated")
+    if reason == "CrashLoopBackOff" and container.get("name") == DATASET_CONTAINER:
+        return None
+    if reason == "CrashLoopBackOff" and ended:
+        reason = ended.get("reason") or reason
+        message = f"exit code {ended.get('exitCode')}: {(ended.get('message') or '').strip()[-1000:]}"
+    return Stuck(reason, message, container.get("image", ""))
+
+
+def stateful_set(body: Body) -> SetSeen:
+    meta = body["metadata"]
+    annotations, status = meta.get("annotations") or {}, body.get("status") or {}
+    return SetSeen(
+        name=meta["name"],
+        group=(meta.get("labels") or {}).get(GROUP_LABEL, ""),
+        replicas=body["spec"].get("replicas", 1),
+        spec_digest=annotations.get(SPEC_ANNOTATION, ""),
+        applied=annotations.get(APPLIED_ANNOTATION, ""),
+        uid=meta["uid"],
+        made_replicas=status.get("replicas") or 0,
+        reconciled=status.get("observedGeneration", 0) >= meta.get("generation", 0),
+    )
+
+
+def config_map(body: Body) -> MapSeen:
+    meta, data = body["metadata"], body.get("data") or {}
+    report = data.get(REPORT_KEY)
+    problem = report_problem(report or "")
+    annotations = meta.get("annotations") or {}
+    return MapSeen(
+        name=meta["name"],
+        plan=dict(data) if PLAN_KEY in data else None,
+        report=None if problem else report,
+        report_problem=problem,
+        applied=annotations.get(APPLIED_ANNOTATION, ""),
+        support=annotations.get(SUPPORT_ANNOTATION, ""),
+    )
+
+
+def claim(body: Body) -> ClaimSeen:
+    meta, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
+    return ClaimSeen(
+        name=meta["name"],
+        phase=status.get("phase") or "Pending",
+        access_modes=tuple(status.get("accessModes") or spec.get("accessModes") or ()),
+        storage_class=spec.get("storageClassName"),
+        applied=(meta.get("annotations") or {}).get(APPLIED_ANNOTATION, ""),
+    )
+
+
+def storage_class(body: Body) -> ClassSeen:
+    annotations = body["metadata"].get("annotations") or {}
+    keys = ("storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class")
+    return ClassSeen(body["metadata"]["name"], any(annotations.get(key) == "true" for key in keys))
+
+
+def priority_class(body: Body) -> PriorityClassSeen:
+    return PriorityClassSeen(int(body.get("value") or 0), bool(body.get("globalDefault")))
+
+
+def node(body: Body) -> NodeSeen:
+    """Return the fields of a node that matter. Without heartbeats and images, an unchanged node compares equal."""
+    meta, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
+    ready: Body = next((item for item in status.get("conditions") or () if item["type"] == "Ready"), {})
+    since = ready.get("lastTransitionTime")
+    return NodeSeen(
+        name=meta["name"],
+        ready=ready.get("status") == "True",
+        since=time(since) if since else datetime.fromtimestamp(0, UTC),
+        schedulable=not spec.get("unschedulable", False),
+        labels=dict(meta.get("labels") or {}),
+        taints=tuple(
+            (taint["key"], taint.get("value") or "", taint["effect"])
+            for taint in spec.get("taints") or ()
+            if not taint["key"].startswith(_OWN_TAINTS)
+        ),
+        allocatable=dict(status.get("allocatable") or {}),
+        bandwidth=(meta.get("annotations") or {}).get("dljob.dev/network-bandwidth"),
+        ignore_faults=(meta.get("annotations") or {}).get(IGNORE_FAULTS_ANNOTATION) == "true",
+    )

@@ -1,0 +1,58 @@
+"""Translate nodes and pods of the API server for the ledger of capacity (``dljob.scheduling``). No I/O."""
+
+from collections.abc import Iterable, Mapping
+from sys import intern
+from typing import Any
+
+from dljob.cluster import ClusterView, Node
+from dljob.kube.objects.trim import NodeSeen
+from dljob.render.pods import DEVICE_LABEL, GPU_PRODUCT_LABELS, PLAIN_CPU
+from dljob.scheduling import BoundPod, Ledger, NodeCapacity, amount, pod_requests
+from dljob.scheduling.requests import in_units, resources
+
+
+def cluster_view(nodes: Iterable[NodeSeen], pods: Iterable[Mapping[str, Any]]) -> ClusterView:
+    """Return a view of the nodes that are ready and schedulable. Resources that ``pods`` request are not free."""
+    ledger = Ledger()
+    for node in nodes:
+        ledger.put_node(node.name, node_capacity(node))
+    for pod in pods:
+        ledger.put_pod(pod["metadata"]["uid"], bound_pod(pod))
+    return ledger.view()
+
+
+def bound_pod(body: Mapping[str, Any]) -> BoundPod | None:
+    """Return what a pod takes from its node; None if it has no node or has ended."""
+    spec, status = body["spec"], body.get("status") or {}
+    name = spec.get("nodeName")
+    if not name or status.get("phase") in ("Succeeded", "Failed"):
+        return None
+    return BoundPod(intern(name), pod_requests(spec, status))  # All pods of a node share its name.
+
+
+def node_capacity(node: NodeSeen) -> NodeCapacity | None:
+    """Return the capacity of a node; None if it is not ready or not schedulable."""
+    if not (node.ready and node.schedulable):
+        return None
+    total = in_units(resources(node.allocatable))
+    product = next((node.labels[label] for label in GPU_PRODUCT_LABELS.values() if label in node.labels), None)
+    if total.devices > 0 and product is None:
+        product = node.labels.get(DEVICE_LABEL)
+    # If the device plugin of a GPU node does not run, the node has no free device. It must not count as a CPU node,
+    # because CPU pods are not placed on nodes with a GPU label.
+    is_gpu = product is not None and (total.devices > 0 or DEVICE_LABEL not in node.labels)
+    bandwidth = float(amount(node.bandwidth)) if node.bandwidth else 0.0
+    shown = Node(
+        name=node.name,
+        device=product if is_gpu and product else node.labels.get(DEVICE_LABEL, PLAIN_CPU),
+        devices=total.devices if is_gpu else 1,
+        free_devices=total.devices if is_gpu else 1,
+        cpu=total.cpu_m / 1000,
+        free_cpu=total.cpu_m / 1000,
+        free_memory_nbytes=total.memory_nbytes,
+        link_bandwidth_Bps=bandwidth if bandwidth > 0 else None,
+        is_gpu=is_gpu,
+        labels=node.labels,
+        taints=tuple(taint for taint in node.taints if taint[2] != "PreferNoSchedule"),
+    )
+    return NodeCapacity(shown, total)

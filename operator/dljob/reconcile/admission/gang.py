@@ -1,0 +1,156 @@
+"""All or nothing: a job holds devices only while all its pods can run. Otherwise it releases them for a time.
+
+The condition Admitted stores the state. True: the operator creates the pods of a plan.
+
+- Starting: not all pods of the plan have run yet.
+- Started: all pods ran.
+
+False: the job has no pods.
+
+- NoPlan: no plan is possible now; the condition Planned says why.
+- StartTimedOut: pods were missing or could not start for longer than ``spec.scheduling.startTimeout``, and nothing was
+  trained. All pods are stopped, so that other jobs can use their nodes. After a back-off, which doubles each time, the
+  job is planned again on what is free then.
+- Suspended: the spec says so. When the job resumes, it is planned again on what is free then.
+"""
+
+import hashlib
+from datetime import datetime
+
+from dljob.api import PlanningMode
+from dljob.api.base import duration_s
+from dljob.api.spec.spec import DLJobSpec
+from dljob.job.observed import Observed
+from dljob.job.plan.stored import StoredPlan
+from dljob.reconcile.desired import Draft
+from dljob.reconcile.fence import stop
+from dljob.reconcile.parsed import ParsedJob
+from dljob.reconcile.rollout import quiet
+from dljob.reconcile.run import running
+from dljob.status import FALSE, TRUE, Verdict, find, is_true, pods_ready
+
+CONDITION = "Admitted"
+START_TIMEOUT_S = 300.0
+FIRST_BACK_OFF_S, MOST_BACK_OFF_S = 30.0, 900.0
+_IN_PROGRESS = {"Starting", "FetchingDataset", "DatasetNotFetched"}
+"""Reasons of PodsReady=False that are no obstacle: the pods have nodes, and pull images or fetch data."""
+
+
+def waits(parsed: ParsedJob) -> bool:
+    """Return True if the job has a plan but released its pods, so that it must be planned again before it starts."""
+    spec, found = parsed.spec, find(parsed.before.conditions, CONDITION)
+    if (
+        spec is None
+        or spec.suspend
+        or spec.planning.mode is PlanningMode.PLAN_ONLY
+        or parsed.finished
+        or parsed.accepted is None
+        or not quiet(parsed.observed)
+    ):
+        return False
+    if found is None:  # An older release wrote the status.
+        return is_true(parsed.before.conditions, "Suspended")
+    return found.status is FALSE
+
+
+def stops(parsed: ParsedJob) -> bool:
+    """Return True while the pods that a time-out has released still stop: they must not be started again."""
+    found = find(parsed.before.conditions, CONDITION)
+    timed_out = found is not None and found.status is FALSE and found.reason == "StartTimedOut"
+    current = parsed.accepted is not None and parsed.accepted.spec_digest == parsed.digest
+    return timed_out and current and not quiet(parsed.observed)
+
+
+def back_off_left_s(parsed: ParsedJob, now: datetime) -> float:
+    """Return the seconds until a job whose pods were released may be planned again; 0 or less: now."""
+    found = find(parsed.before.conditions, CONDITION)
+    if found is None or found.reason != "StartTimedOut" or parsed.spec is None:
+        return 0.0
+    waited_s = (now - found.last_transition_time).total_seconds()
+    timeout_s = start_timeout_s(parsed.spec, parsed.accepted)
+    return back_off_s(parsed.before.start_timeouts, timeout_s, parsed.observed.job.uid) - waited_s
+
+
+def start_timeout_s(spec: DLJobSpec, plan: StoredPlan | None) -> float:
+    """Return the start time-out of a job in seconds. A ``plan`` that needs new nodes has a longer default."""
+    if (text := spec.scheduling.start_timeout) is not None:
+        return duration_s(text)
+    return plan.start_timeout_s if plan is not None and plan.start_timeout_s is not None else START_TIMEOUT_S
+
+
+def back_off_s(timeouts: int, timeout_s: float, uid: str) -> float:
+    """Return the seconds between the release of a job's pods and the next plan.
+
+    ``timeouts``: how often the job has timed out in a row, this time included. The first back-off is not longer than
+    the time-out. ``uid``: the job's. Two jobs that release their pods at the same time wait for different times, so
+    that they do not block each other again.
+    """
+    first_s = min(FIRST_BACK_OFF_S, timeout_s)
+    spread = int(hashlib.sha256(uid.encode()).hexdigest()[:4], 16) / 0xFFFF  # 0 to 1, the same at every reconcile
+    return min(first_s * 2.0 ** min(timeouts - 1, 16), MOST_BACK_OFF_S) * (0.75 + spread / 2)
+
+
+def admit(parsed: ParsedJob, draft: Draft, now: datetime) -> bool:
+    """Add the verdict Admitted of a job whose pods the draft starts or keeps. Return False if it must release them.
+
+    Add to the draft the time of the next look, if pods are missing.
+    """
+    observed, before, target = parsed.observed, find(parsed.before.conditions, CONDITION), draft.plan
+    assert parsed.spec is not None and target is not None
+    ready = pods_ready(observed, draft.wanted)
+    if ready.status is TRUE:
+        draft.start_timeouts = 0
+        draft.verdicts.append(Verdict(CONDITION, TRUE, "Started", f"all {draft.wanted} pods of the plan run"))
+        return True
+    left_s = _blocked_left_s(parsed, target, ready, now)
+    if left_s is not None and left_s <= 0:
+        return False
+    if left_s is not None:
+        draft.requeue_in(left_s)
+    started = before is not None and before.status is TRUE and before.reason == "Started"
+    text = f"the pods of the plan are created: {ready.message}"
+    draft.verdicts.append(Verdict(CONDITION, TRUE, "Started" if started else "Starting", text))
+    return True
+
+
+def _blocked_left_s(parsed: ParsedJob, target: StoredPlan, ready: Verdict, now: datetime) -> float | None:
+    """Return the seconds until the job must release its pods. None: nothing blocks them, or the others train."""
+    assert parsed.spec is not None
+    admitted, was_ready = (find(parsed.before.conditions, kind) for kind in (CONDITION, "PodsReady"))
+    if admitted is None or admitted.status is not TRUE or was_ready is None or was_ready.status is not FALSE:
+        return start_timeout_s(parsed.spec, target) if ready.reason not in _IN_PROGRESS else None
+    if any(pod.node in parsed.observed.lost_nodes for pod in parsed.observed.pods):
+        return None  # The module ``fence`` removes them first, so that no rank on a lost node goes on by itself.
+    if ready.reason in _IN_PROGRESS or running(parsed, target).status is TRUE:
+        return None
+    since = max(admitted.last_transition_time, was_ready.last_transition_time)
+    return start_timeout_s(parsed.spec, target) - (now - since).total_seconds()
+
+
+def release(parsed: ParsedJob, draft: Draft, now: datetime) -> None:
+    """Replace what the draft starts by the stop of all pods, and say when the job is planned again."""
+    assert parsed.spec is not None
+    observed, timeout_s = parsed.observed, start_timeout_s(parsed.spec, draft.plan)
+    ready = pods_ready(observed, draft.wanted)
+    draft.clear()
+    stop(parsed, draft, now)
+    draft.start_timeouts = parsed.before.start_timeouts + 1
+    again_s = back_off_s(draft.start_timeouts, timeout_s, observed.job.uid)
+    draft.requeue_in(again_s)
+    text = (
+        f"not all pods ran within spec.scheduling.startTimeout ({timeout_s:g} s): {ready.message}. All pods are "
+        f"stopped, so that other jobs can use their nodes. The job is planned again in {again_s:.0f} s"
+    )
+    draft.verdicts.append(Verdict(CONDITION, FALSE, "StartTimedOut", text))
+    draft.verdicts.append(Verdict("Running", FALSE, "NotStarted", "the job waits; see the condition Admitted"))
+
+
+def no_plan(observed: Observed, draft: Draft) -> None:
+    """Add the verdict of a job that has no pods and for which no plan is possible now, with its place in the queue."""
+    if quiet(observed):
+        text = "no plan is possible now; see the condition Planned"
+        if observed.place is not None:
+            place, waiting = observed.place
+            others = f"number {place} of {waiting} in the queue" if waiting > 1 else "the only one that waits"
+            text = f"no plan is possible now, and the job is {others}; see the condition Planned"
+        draft.verdicts.append(Verdict(CONDITION, FALSE, "NoPlan", text))

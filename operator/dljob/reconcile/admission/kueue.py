@@ -1,0 +1,261 @@
+"""Jobs in a queue of Kueue: they have no pods until Kueue has admitted their Workload, and stop when it evicts them.
+
+The plan is made while the job waits, as if all nodes were free, and stored without pods. Its Workload asks for what the
+plan needs. If Kueue admits fewer pods, the job is planned again with exactly these. The stored plan then has what was
+admitted (``StoredPlan.admission``), so that an operator that starts later need not derive it again.
+"""
+
+from datetime import datetime
+
+from dljob import kueue
+from dljob.api import DLJobSpec
+from dljob.job.plan.stored import StoredPlan
+from dljob.kueue import Problem, Stage, Turn
+from dljob.planner import Infeasible
+from dljob.reconcile.admission import gang
+from dljob.reconcile.desired import Draft, WorkloadChange
+from dljob.reconcile.fence import stop
+from dljob.reconcile.parsed import ParsedJob
+from dljob.reconcile.planning import make_plan
+from dljob.reconcile.rollout import quiet
+from dljob.reconcile.volume import blocks, volume_ready
+from dljob.render import RenderConfig, support
+from dljob.status import FALSE, TRUE, Verdict, is_true, pods_ready
+
+RECHECK_S = 15.0
+"""Seconds after which a job is reconciled again that waits for an object that the operator does not watch."""
+
+
+def wants_plan(parsed: ParsedJob) -> bool:
+    """Return True if a job in a queue must be planned: for a new Workload, or for an admission of fewer pods."""
+    spec, observed, accepted = parsed.spec, parsed.observed, parsed.accepted
+    stopped = quiet(observed)
+    if spec is None or parsed.finished or spec.suspend or not observed.queue.api_version:
+        return False
+    if parsed.plan_problem is not None and not stopped:
+        return False
+    if accepted is None or accepted.spec_digest != parsed.digest:
+        return True
+    # A new Workload must not ask for the pods that an earlier one was admitted with.
+    anew = accepted.admission is not None and observed.queue.workload is None
+    return stopped and (anew or parsed.within is not None)
+
+
+def follow(parsed: ParsedJob, draft: Draft, config: RenderConfig, now: datetime) -> StoredPlan | None:
+    """Add to the draft what the job and its Workload need now. Return the plan whose pods should run; None: no pods."""
+    spec, observed, accepted = parsed.spec, parsed.observed, parsed.accepted
+    assert spec is not None
+    turn, stopped = kueue.turn(observed.queue), quiet(observed)
+    if turn.stage is Stage.NO_KUEUE:
+        return _without_kueue(parsed, draft, turn, now)
+    planned, anew = accepted, wants_plan(parsed)
+    if anew:
+        decision = make_plan.decide(parsed, config)
+        if isinstance(decision, Infeasible):
+            return _infeasible(parsed, draft, decision, turn, now)
+        planned = decision
+    assert planned is not None
+    draft.verdicts.append(make_plan.planned(planned))
+    if not stopped:
+        if turn.stage is Stage.ADMITTED and not anew:
+            return accepted
+        _hold(parsed, draft, Turn(turn.stage, "the spec has changed") if anew else turn, now)
+        return None
+    if anew and parsed.within is None:
+        draft.objects.extend(support(observed.job, spec, planned, config))
+        _ask(parsed, draft, spec, planned, config, turn, now)
+        return None
+    if _out_of_date(parsed, planned, turn):
+        _ask(parsed, draft, spec, planned, config, turn, now)
+        return None
+    if turn.stage is Stage.ADMITTED:
+        return _start(parsed, draft, planned, now)
+    if turn.stage is Stage.EVICTED:
+        draft.workload = _status(parsed, "released", now)
+    elif turn.stage is Stage.WAITING:
+        _move(parsed, draft)
+    _hold(parsed, draft, turn, now)
+    return None
+
+
+def _without_kueue(parsed: ParsedJob, draft: Draft, turn: Turn, now: datetime) -> StoredPlan | None:
+    """Let pods run on that Kueue has admitted earlier. Start none."""
+    if parsed.accepted is not None and not quiet(parsed.observed):
+        return parsed.accepted
+    draft.requeue_in(RECHECK_S)
+    _hold(parsed, draft, turn, now)
+    return None
+
+
+def _infeasible(parsed: ParsedJob, draft: Draft, found: Infeasible, turn: Turn, now: datetime) -> StoredPlan | None:
+    """Handle a job without a valid plan. Pods of its last plan run on while they are admitted."""
+    observed, workload = parsed.observed, parsed.observed.queue.workload
+    draft.verdicts.append(make_plan.infeasible(found, parsed))
+    draft.requeue_in(make_plan.RETRY_S if found.transient else 4 * make_plan.RETRY_S)
+    if not quiet(observed):
+        if turn.stage is Stage.ADMITTED:
+            return parsed.accepted
+        _hold(parsed, draft, turn, now)
+        return None
+    problem = Problem("NoPlan", "no plan is possible now; see the condition Planned")
+    if workload is not None and parsed.within is not None:
+        nodes = sum(count for _, count, _ in parsed.within.groups)
+        text = (
+            f"Kueue admitted {nodes} pods, with which no plan is possible; Workload {workload.name} is deactivated. "
+            f"Set spec.nodes.min to more than {nodes}, or ask the administrator for more quota"
+        )
+        problem = Problem("AdmissionNotUsable", text)
+        draft.workload = WorkloadChange(workload.name, workload.uid, workload.version, spec={"active": False})
+    elif workload is not None and not workload.deleting:
+        draft.workload = WorkloadChange(workload.name, workload.uid, delete=True)
+    draft.verdicts.append(Verdict(gang.CONDITION, FALSE, *problem))
+    _suspended(parsed, draft, now)
+    return None
+
+
+def _out_of_date(parsed: ParsedJob, planned: StoredPlan, turn: Turn) -> bool:
+    workload = parsed.observed.queue.workload
+    return turn.stage in (Stage.ABSENT, Stage.OVER) or workload is None or workload.digest != planned.spec_digest
+
+
+def _ask(
+    parsed: ParsedJob,
+    draft: Draft,
+    spec: DLJobSpec,
+    planned: StoredPlan,
+    config: RenderConfig,
+    turn: Turn,
+    now: datetime,
+) -> None:
+    """Create or update the Workload for the plan. Delete it first if Kueue no longer lets anybody change it."""
+    observed, workload = parsed.observed, parsed.observed.queue.workload
+    volume = volume_ready(observed, spec, planned)
+    draft.verdicts.append(volume)
+    if blocks(volume):
+        draft.requeue_in(RECHECK_S)
+        text = "a volume is not usable, so the job does not ask for quota yet; see the condition VolumeReady"
+        _hold(parsed, draft, Turn(turn.stage, text), now)
+        return
+    if workload is not None and workload.deleting:
+        _hold(parsed, draft, turn, now)
+        return
+    if workload is not None and (turn.reserved or turn.stage is Stage.OVER):
+        draft.workload = WorkloadChange(workload.name, workload.uid, delete=True)
+        _hold(parsed, draft, Turn(Stage.WAITING, "the spec has changed, so the job asks for quota again"), now)
+        return
+    if (wanted := kueue.manifest.priority_class(observed.job, spec)) and observed.queue.priority is None:
+        kind, name = wanted
+        draft.requeue_in(RECHECK_S)
+        text = f"found {kind} {name!r} in the job; expected one that exists. Create it, or name another one"
+        draft.verdicts.append(Verdict(gang.CONDITION, FALSE, "PriorityClassNotFound", text))
+        _suspended(parsed, draft, now)
+        return
+    manifest = kueue.workload(observed.job, spec, planned, config, observed.queue)
+    draft.workload = WorkloadChange(manifest["metadata"]["name"], workload.uid if workload else "", apply=manifest)
+    _hold(
+        parsed,
+        draft,
+        Turn(Stage.WAITING, f"the job asks LocalQueue {observed.job.queue} for {planned.nodes} pods"),
+        now,
+    )
+
+
+def _move(parsed: ParsedJob, draft: Draft) -> None:
+    """Follow a change of the job's label to another LocalQueue. While quota is reserved, Kueue refuses the change."""
+    workload, wanted = parsed.observed.queue.workload, parsed.observed.job.queue
+    if workload is not None and wanted and workload.queue != wanted:
+        change = {"queueName": wanted}
+        draft.workload = WorkloadChange(workload.name, workload.uid, workload.version, spec=change)
+
+
+def _start(parsed: ParsedJob, draft: Draft, planned: StoredPlan, now: datetime) -> StoredPlan | None:
+    found = kueue.admitted(parsed.observed.queue)
+    problem = found.problem
+    if problem is None and any(found.counts.get(group.name) != group.nodes for group in planned.groups):
+        problem = Problem("AdmissionNotUsable", "Kueue admitted other pods than the plan has; evict the Workload")
+    if problem is None and parsed.within is not None and (more := _needs_more(parsed, planned)):
+        problem = Problem("AdmissionNotUsable", more)
+    if problem is not None:
+        draft.requeue_in(RECHECK_S)
+        draft.verdicts.append(Verdict(gang.CONDITION, FALSE, *problem))
+        _suspended(parsed, draft, now)
+        if parsed.within is not None:
+            workload = parsed.observed.queue.workload
+            assert workload is not None
+            draft.workload = WorkloadChange(workload.name, workload.uid, workload.version, spec={"active": False})
+        return None
+    if planned.admission == found.admission:
+        return planned
+    update: dict[str, object] = {"admission": found.admission}
+    if parsed.within is not None and parsed.accepted is not None:  # Its pods request what they asked Kueue for.
+        asked = parsed.accepted
+        update |= {"cpu_m": asked.cpu_m, "memory_nbytes": asked.memory_nbytes, "least_nodes": asked.least_nodes}
+    return planned.model_copy(update=update)
+
+
+def _needs_more(parsed: ParsedJob, planned: StoredPlan) -> str | None:
+    """Return why the pods of a plan for fewer nodes do not fit into the admitted quota; None if they do."""
+    asked = parsed.accepted
+    assert asked is not None and parsed.spec is not None
+    if parsed.spec.resources.memory or planned.memory_nbytes <= asked.memory_nbytes:
+        return None
+    return (
+        f"on {planned.nodes} nodes, a pod needs {planned.memory_nbytes} bytes of memory; expected at most the "
+        f"{asked.memory_nbytes} that Kueue has admitted. Raise spec.nodes.min, or set spec.resources.memory"
+    )
+
+
+def _hold(parsed: ParsedJob, draft: Draft, turn: Turn, now: datetime) -> None:
+    """Let the job wait without pods. Its pods write a checkpoint and stop, as if somebody had suspended it."""
+    draft.verdicts.append(Verdict(gang.CONDITION, FALSE, turn.stage.value, turn.message))
+    _suspended(parsed, draft, now)
+
+
+def _suspended(parsed: ParsedJob, draft: Draft, now: datetime) -> None:
+    stop(parsed, draft, now)
+    if quiet(parsed.observed):
+        text = "the job waits in a queue of Kueue; see the condition Admitted"
+        draft.verdicts.append(Verdict("Suspended", TRUE, "InQueue", text))
+    else:
+        text = f"{len(parsed.observed.pods)} pods are writing a last checkpoint before they stop"
+        draft.verdicts.append(Verdict("Suspended", FALSE, "Suspending", text))
+    if parsed.accepted is not None:
+        draft.verdicts.append(Verdict("Running", FALSE, "NotStarted", "the job waits; see the condition Admitted"))
+
+
+def running(parsed: ParsedJob, draft: Draft, now: datetime) -> None:
+    """Add the verdict Admitted of a job whose pods the draft starts or keeps, and tell Kueue whether they are ready."""
+    ready = pods_ready(parsed.observed, draft.wanted)
+    where = kueue.turn(parsed.observed.queue)
+    text = where.message if where.stage is Stage.ADMITTED else "Kueue admitted the job earlier"
+    draft.verdicts.append(Verdict(gang.CONDITION, TRUE, Stage.ADMITTED.value, f"{text}: {ready.message}"))
+    if where.stage is Stage.ADMITTED:
+        draft.workload = _status(parsed, "ready" if ready.status is TRUE else "unready", now)
+
+
+def leave(parsed: ParsedJob, draft: Draft) -> None:
+    """Delete the Workload of a job that is no longer in a queue and whose pods have stopped, which frees its quota."""
+    workload = parsed.observed.queue.workload
+    if workload is not None and not workload.deleting and quiet(parsed.observed):
+        draft.workload = WorkloadChange(workload.name, workload.uid, delete=True)
+
+
+def finish(parsed: ParsedJob, draft: Draft, now: datetime) -> None:
+    """Tell Kueue that the job is over, as soon as its pods have stopped."""
+    if parsed.finished and quiet(parsed.observed):
+        draft.workload = _status(parsed, "finished", now)
+
+
+def _status(parsed: ParsedJob, what: str, now: datetime) -> WorkloadChange | None:
+    found, conditions = parsed.observed.queue.workload, parsed.before.conditions
+    if found is None or found.deleting:
+        return None
+    if what == "released":
+        patch: kueue.answers.Patch | None = kueue.released(found, now)
+    elif what == "finished":
+        success = is_true(conditions, "Complete")
+        ended = next((c for c in conditions if c.type in ("Complete", "Failed") and c.status is TRUE), None)
+        patch = kueue.finished(found, success=success, message=ended.message if ended else "", now=now)
+    else:
+        patch = kueue.pods_ready(found, ready=what == "ready", now=now)
+    return None if patch is None else WorkloadChange(found.name, found.uid, found.version, status=patch)

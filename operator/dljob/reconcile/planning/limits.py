@@ -1,0 +1,254 @@
+"""Make plans that fit the quotas and limit ranges of the job's namespace, or say which of them is in the way.
+
+The manifests of a plan are rendered and checked as the API server would check them. If a quota leaves too little, the
+planner is asked again with fewer nodes and smaller pods.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from dljob.api import DLJobSpec
+from dljob.cluster import ClusterView, Node
+from dljob.cluster.catalogue import GPU_RESOURCES, vendor
+from dljob.job.plan.stored import StoredPlan
+from dljob.planner import Infeasible, Request
+from dljob.reconcile.parsed import ParsedJob
+from dljob.render import RenderConfig, checkpoint_claim, stateful_sets, support
+from dljob.render.config import Manifest
+from dljob.scheduling import Charge, NamespaceLimits, object_charge, pod_charge
+from dljob.scheduling.limit_ranges import Bounds, bounds, claim_violation, violation, with_defaults
+from dljob.scheduling.quotas import Shortage, Unstated, amount_text, shortages, unstated
+
+Attempt = Callable[[Request, ClusterView], StoredPlan | Infeasible]
+"""Makes a plan for a request, without regard to quotas."""
+
+MAX_ATTEMPTS = 6
+"""Maximum number of plans with fewer nodes that are tried before the one with the fewest."""
+MAX_NAMED = 3
+"""Maximum number of shortages that a message names."""
+
+
+@dataclass(frozen=True)
+class _Unfit:
+    """A plan that does not fit, or none if it has no nodes. ``shortages``: of quotas; ``why``: the first obstacle."""
+
+    reason: Infeasible
+    nodes: int = 0
+    shortages: tuple[Shortage, ...] = ()
+    why: str = ""
+
+
+def within_limits(
+    parsed: ParsedJob, request: Request, view: ClusterView, config: RenderConfig, attempt: Attempt
+) -> StoredPlan | Infeasible:
+    """Return the best plan that fits the limits of the namespace, or the reason why there is none.
+
+    A plan that fits has the charges of its pods and other objects (``StoredPlan.charges``).
+    """
+    limits = parsed.observed.limits
+    if limits.empty:
+        return attempt(request, view)
+    least = bounds(limits.ranges)
+    request, view = _with_default_limit(request, least), _with_room(view, request, least)
+    decision = attempt(request, view)
+    if isinstance(decision, Infeasible):
+        return decision
+    first = _checked(parsed, decision, limits, least, config)
+    if isinstance(first, StoredPlan):
+        return first
+
+    def tried(asked: Request, nodes: ClusterView) -> StoredPlan | _Unfit:
+        made = attempt(asked, nodes)
+        return _Unfit(made) if isinstance(made, Infeasible) else _checked(parsed, made, limits, least, config)
+
+    found = first if request.fixed else _smaller(request, view, limits, least, first, tried)
+    if isinstance(found, _Unfit):
+        return found.reason
+    smaller = f"a larger plan does not fit: {first.why}"
+    return found.model_copy(update={"warning": f"{found.warning}; {smaller}" if found.warning else smaller})
+
+
+def _smaller(
+    request: Request,
+    view: ClusterView,
+    limits: NamespaceLimits,
+    least: Bounds,
+    first: _Unfit,
+    tried: Callable[[Request, ClusterView], StoredPlan | _Unfit],
+) -> StoredPlan | _Unfit:
+    """Return the first plan that fits, of smaller pods and of fewer and fewer nodes; else why the smallest does not.
+
+    ``first``: the best plan without limits, which does not fit.
+    """
+    fewest, gpus = max(1, request.nodes_min), _gpus_left(limits)
+    capped, asked, last = _capped(view, limits, least), replace(request, gpus_max=gpus), first
+    for _ in range(MAX_ATTEMPTS):
+        found = tried(asked, capped)
+        if isinstance(found, StoredPlan):
+            return found
+        last = found if found.nodes else last
+        if not found.shortages or found.nodes <= fewest:
+            break
+        asked = replace(asked, nodes_max=_fewer(found, fewest))
+    # Nothing may be left at all. The message then says what the smallest plan needs.
+    gpus = {name: max(fewest, left) for name, left in gpus.items()}
+    found = tried(replace(request, nodes_max=fewest, gpus_max=gpus), view)
+    return last if isinstance(found, _Unfit) and not found.nodes else found
+
+
+def _with_default_limit(request: Request, least: Bounds) -> Request:
+    """Return the request with the CPU limit that a LimitRange gives to pods without one."""
+    limit = least.limit.get("cpu")
+    if limit is None or request.cpu_limit_per_pod is not None:
+        return request
+    return replace(request, cpu_limit_per_pod=limit / 1000)
+
+
+def _with_room(view: ClusterView, request: Request, least: Bounds) -> ClusterView:
+    """Return the view without nodes on which a pod with the least requests of the LimitRanges does not fit.
+
+    Requests in the spec are not raised to these values, and are checked later.
+    """
+    cpu_m = 0 if request.cpu_per_pod else least.least.get("cpu", 0)
+    memory = 0 if request.memory_per_pod_nbytes else least.least.get("memory", 0)
+
+    def marked(node: Node) -> Node:
+        if node.left_out or (1000 * node.free_cpu >= cpu_m and 1000 * node.free_memory_nbytes >= memory):
+            return node
+        return replace(node, left_out="less free than a LimitRange of the namespace makes each pod request")
+
+    return ClusterView(tuple(marked(node) for node in view.nodes)) if cpu_m or memory else view
+
+
+def _capped(view: ClusterView, limits: NamespaceLimits, least: Bounds) -> ClusterView:
+    """Return the view as if no node had more free than a pod may have."""
+    memory = [least.most["memory"]] if "memory" in least.most else []
+    for quota in limits.quotas:
+        if not quota.scopes:
+            names = ("memory", "requests.memory", "limits.memory")
+            memory += [max(0, quota.left(name)) for name in names if name in quota.hard]
+    gpus = _gpus_left(limits)
+    for name, resource in GPU_RESOURCES.items():
+        if resource in least.most:
+            gpus[name] = min(least.most[resource] // 1000, gpus.get(name, 2**31))
+
+    def capped(node: Node) -> Node:
+        most = gpus.get(vendor(node.device), node.free_devices) if node.is_gpu else node.free_devices
+        return replace(
+            node,
+            free_devices=min(node.free_devices, most),
+            free_memory_nbytes=min([node.free_memory_nbytes, *(each // 1000 for each in memory)]),
+        )
+
+    return ClusterView(tuple(capped(node) for node in view.nodes))
+
+
+def _gpus_left(limits: NamespaceLimits) -> dict[str, int]:
+    """Return how many GPUs of each vendor the quotas leave; without vendors that no quota limits."""
+    found: dict[str, int] = {}
+    for name, resource in GPU_RESOURCES.items():
+        for quota in limits.quotas:
+            if not quota.scopes and f"requests.{resource}" in quota.hard:
+                left = max(0, quota.left(f"requests.{resource}")) // 1000
+                found[name] = min(left, found.get(name, left))
+    return found
+
+
+def _fewer(found: _Unfit, fewest: int) -> int:
+    """Return the number of nodes to try next: as many as the quota allows if all pods are alike."""
+    part = min(item.left / item.needed for item in found.shortages)
+    return max(fewest, min(found.nodes - 1, int(found.nodes * part)))
+
+
+def _checked(
+    parsed: ParsedJob, found: StoredPlan, limits: NamespaceLimits, least: Bounds, config: RenderConfig
+) -> StoredPlan | _Unfit:
+    """Return the plan with its charges if the API server would accept its objects."""
+    spec, job = parsed.spec, parsed.observed.job
+    assert spec is not None
+    found = _adjusted(found, spec, least)
+    claim = checkpoint_claim(job, spec, found)
+    if claim is not None and (
+        wrong := claim_violation(claim["spec"]["resources"]["requests"]["storage"], limits.ranges)
+    ):
+        reason = _forbidden("spec.checkpoint.volume.size", str(wrong), "Change the size")
+        return _Unfit(reason, found.nodes, why=str(wrong))
+    sets = stateful_sets(job, spec, found, config)
+    charges: dict[str, Charge] = {}
+    for group, manifest in zip(found.groups, sets, strict=True):
+        pod = with_defaults(manifest["spec"]["template"]["spec"], limits.ranges)
+        if wrong := violation(pod, limits.ranges):
+            name = wrong.resource if wrong.resource in ("cpu", "memory") else ""
+            field = f"spec.resources.{name}".rstrip(".")
+            remedy = f"Set {field} and, for CPUs, spec.resources.cpuLimit to allowed values, or change the LimitRange"
+            return _Unfit(_forbidden(field, str(wrong), remedy), found.nodes, why=str(wrong))
+        charges[group.name] = pod_charge(pod)
+        if missing := unstated(limits.quotas, pod, charges[group.name]):
+            return _Unfit(_must_state(missing), found.nodes)
+    if not limits.quotas:
+        return found
+    charges[""] = object_charge(_new_objects(parsed, spec, found, config, claim, sets))
+    needs = [(charges[group.name], group.nodes) for group in found.groups] + [(charges[""], 1)]
+    short = shortages(limits.quotas, needs)
+    if not short:
+        return found.model_copy(update={"charges": charges})
+    return _Unfit(_exceeded(short, found), found.nodes, short, str(short[0]))
+
+
+def _adjusted(found: StoredPlan, spec: DLJobSpec, least: Bounds) -> StoredPlan:
+    """Return the plan with requests that the LimitRanges allow, where the spec leaves them open."""
+    changed: dict[str, object] = {}
+    limit = least.limit.get("cpu") if not spec.resources.cpu_limit else None
+    low, high = least.least.get("cpu", 0), min(least.most.get("cpu", 2**62), limit or 2**62)
+    if limit and "cpu" in least.ratio:
+        low = max(low, -(-1000 * limit // least.ratio["cpu"]))
+    if not spec.resources.cpu and (low or high < 2**62):
+        changed["cpu_m"] = {name: max(1, low, min(value, high)) for name, value in found.cpu_m.items()}
+    if not spec.resources.memory and found.memory_nbytes * 1000 < least.least.get("memory", 0):
+        changed["memory_nbytes"] = -(-least.least["memory"] // 1000)
+    return found.model_copy(update=changed) if changed else found
+
+
+def _new_objects(
+    parsed: ParsedJob,
+    spec: DLJobSpec,
+    found: StoredPlan,
+    config: RenderConfig,
+    claim: Manifest | None,
+    sets: Sequence[Manifest],
+) -> list[Manifest]:
+    """Return the objects without pods that the plan adds. A job with a plan has the others already."""
+    before = parsed.accepted
+    if before is not None:
+        names = {group.name for group in before.groups}
+        return [item for group, item in zip(found.groups, sets, strict=True) if group.name not in names]
+    secret: Manifest = {"apiVersion": "v1", "kind": "Secret"}
+    objects = [*support(parsed.observed.job, spec, found, config), secret, *sets]
+    return [*objects, claim] if claim is not None else objects
+
+
+def _exceeded(short: tuple[Shortage, ...], found: StoredPlan) -> Infeasible:
+    listed = "; ".join(map(str, short[:MAX_NAMED])) + (f"; and {len(short) - MAX_NAMED} more" if short[3:] else "")
+    never = [item for item in short if item.needed > item.hard]
+    remedy = (
+        f"Raise {never[0].resource} of ResourceQuota {never[0].quota} to at least "
+        f"{amount_text(never[0].resource, never[0].needed)}, or let the job need less (spec.nodes.min, spec.resources)"
+        if never
+        else "Wait until other objects of the namespace are gone, raise the quota, or lower spec.nodes.min"
+    )
+    text = f"found too little left of the namespace's quota for a plan with {found.nodes} nodes: {listed}. {remedy}"
+    return Infeasible("QuotaExceeded", "spec.nodes", text, transient=True)
+
+
+def _forbidden(field: str, found: str, remedy: str) -> Infeasible:
+    return Infeasible("LimitRangeExceeded", field, f"{found}. {remedy}", transient=True)
+
+
+def _must_state(missing: Unstated) -> Infeasible:
+    limits_cpu = missing.resource == "limits.cpu"
+    field = "spec.resources.cpuLimit" if limits_cpu else "spec.podTemplateOverrides"
+    text = (
+        f"found container {missing.container} without {missing.resource}; expected a value, because ResourceQuota "
+        f"{missing.quota} limits it. Set {field}, or give the namespace a LimitRange with a default"
+    )
+    return Infeasible("QuotaNeedsLimit", field, text, transient=True)

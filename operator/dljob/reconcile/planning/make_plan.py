@@ -1,0 +1,367 @@
+"""Make the plan of a job from its spec and the cluster, or find the reason why no plan is possible."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+from math import ceil
+
+from dlcontract import Plan
+from dljob import kueue
+from dljob.api import DLJobStatus, ParallelismStrategy, PlanningMode
+from dljob.api.changes import planned_fields
+from dljob.api.spec.spec import DLJobSpec
+from dljob.cluster import ClusterView, Node
+from dljob.job.defaults import applied_prices, prices_of
+from dljob.job.observed import SetSeen
+from dljob.job.plan.request import planner_request
+from dljob.job.plan.status import plan_status
+from dljob.job.plan.stored import MAX_AVOIDED, StoredPlan
+from dljob.job.plan.trainer import trainer_plan
+from dljob.job.queue import QueueSeen
+from dljob.job.scale_up import missing_nodes, plan_on_new_nodes, waiting_text
+from dljob.planner import Decision, Group, Infeasible, Request, RunningBatch
+from dljob.planner.candidates.pools import usable, useful_cpu
+from dljob.planner.plan import plan
+from dljob.reconcile.parsed import ParsedJob
+from dljob.reconcile.planning.limits import within_limits
+from dljob.reconcile.rollout import quiet
+from dljob.render import Names, RenderConfig, gang
+from dljob.scheduling import NO_LIMITS
+from dljob.status import FALSE, TRUE, Verdict, is_true
+
+MAX_SET_NAME = 52
+"""Maximum length of a StatefulSet name.
+
+Kubernetes appends a hash of 11 characters to the name, and stores both in a pod label of at most 63 characters.
+"""
+MAX_PLAN_NBYTES = 2**20 - 2**12
+"""Maximum size of a plan in bytes. A ConfigMap has at most 1 MiB, with its metadata."""
+RETRY_S = 15.0
+"""Seconds after which planning is retried if no plan was possible. Changes of nodes also cause a retry."""
+
+
+PLACEMENT = ("scheduling.nodeSelector: ", "scheduling.tolerations: ")
+"""Begin of the lines about defaults that limit the nodes of a job."""
+MAX_NAMED = 5
+"""Maximum number of nodes that the message about left-out nodes names."""
+
+_IN_EACH_RECONCILE = {
+    "Accepted", "Admitted", "Planned", "VolumeReady", "PodsReady", "Running", "ReportValid", "Suspended",
+}  # fmt: skip
+"""Conditions that do not affect a plan, and that change while a job starts, runs or waits."""
+ANY_SET = SetSeen("", "", 0, "")
+MODEL_PARALLELISM_WAS_SLOW = "this job's steps with model parallelism took longer than predicted"
+
+
+def wants_plan(parsed: ParsedJob) -> bool:
+    """Return True if the current spec needs a plan that does not exist yet."""
+    spec = parsed.spec
+    if spec is None or parsed.finished or spec.suspend:
+        return False
+    if parsed.plan_problem is not None and not quiet(parsed.observed):
+        return False
+    if spec.planning.mode is PlanningMode.PLAN_ONLY:
+        return not _shown(parsed)
+    return parsed.accepted is None or parsed.accepted.spec_digest != parsed.digest
+
+
+def ready(parsed: ParsedJob) -> bool:
+    """Return True if ``decide`` can return a result: it was computed earlier, or there is a view to compute it with."""
+    return parsed.decision is not None or parsed.observed.view is not None
+
+
+def question(parsed: ParsedJob) -> ParsedJob:
+    """Return what ``decide`` needs of a job, apart from the cluster's view and the profiles.
+
+    Two equal questions have the same answer on the same cluster. What changes while a job runs or waits is left out, so
+    that the question of a waiting job stays the same.
+    """
+    observed, before = parsed.observed, parsed.before
+    kept = tuple(item for item in before.conditions if item.type not in _IN_EACH_RECONCILE)
+    return replace(
+        parsed,
+        observed=replace(
+            observed, job=replace(observed.job, spec={}, status={}), sets=observed.sets[:1] and (ANY_SET,), pods=(),
+            claims={}, classes=None, plan=None, report=None, report_problem=None, lost_nodes={}, view=None, learned={},
+            rejected=None, queue=QueueSeen(), capacity_grew=False, place=None, limits=NO_LIMITS,
+        ),
+        before=DLJobStatus(conditions=kept, plan=before.plan, last_checkpoint=before.last_checkpoint),
+        report=parsed.report if parsed.accepted is None else None,
+        report_problem=None,
+        decision=None,
+    )  # fmt: skip
+
+
+def _shown(parsed: ParsedJob) -> bool:
+    """Return True if the status already shows the PlanOnly plan of the current spec."""
+    return any(
+        c.type == "Planned" and c.status is TRUE and c.observed_generation == parsed.observed.job.generation
+        for c in parsed.before.conditions
+    )
+
+
+def decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
+    """Return a plan for the spec on the current cluster, or the reason why no plan is possible.
+
+    If the new plan differs from the current plan of the job only in its number, the result contains the current plan.
+    """
+    if parsed.decision is not None:
+        return parsed.decision
+    found = _decide(parsed, config)
+    if parsed.queued and parsed.within is None and isinstance(found, StoredPlan):
+        return _with_partial_admission(parsed, config, found)
+    return found
+
+
+def _with_partial_admission(parsed: ParsedJob, config: RenderConfig, found: StoredPlan) -> StoredPlan:
+    """Let Kueue admit fewer pods, if a plan with the fewest is possible. Every pod then asks for what that plan needs.
+
+    The fewer nodes, the larger the local batch size, and with it the memory of a pod.
+    """
+    assert parsed.spec is not None
+    least = kueue.partial_minimum(parsed.spec, found)
+    if least is None:
+        return found
+    [group] = found.groups
+    fewest = _decide(replace(parsed, within=kueue.Within(((group.device, least, group.ranks_per_node),))), config)
+    if isinstance(fewest, Infeasible) or fewest.cpu_m.keys() != found.cpu_m.keys():
+        return found
+    memory_nbytes = max(found.memory_nbytes, fewest.memory_nbytes)
+    cpu_m = {name: max(value, fewest.cpu_m[name]) for name, value in found.cpu_m.items()}
+    return found.model_copy(update={"memory_nbytes": memory_nbytes, "cpu_m": cpu_m, "least_nodes": least})
+
+
+def _decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
+    spec, view = _narrowed(parsed), parsed.observed.view
+    assert view is not None
+    job = parsed.observed.job
+    request = planner_request(job.name, spec, _running_batch(parsed), prices_of(parsed.defaults))
+    splitting_disabled = _model_parallelism_was_slow(parsed)
+    if splitting_disabled:
+        request = replace(request, no_split_reason=MODEL_PARALLELISM_WAS_SLOW)
+
+    def attempt(asked: Request, nodes: ClusterView) -> StoredPlan | Infeasible:
+        return _attempt(parsed, config, asked, nodes, splitting_disabled=splitting_disabled)
+
+    return within_limits(parsed, request, view, config, attempt)
+
+
+def _narrowed(parsed: ParsedJob) -> DLJobSpec:
+    """Return the spec, limited to what Kueue has admitted."""
+    assert parsed.spec is not None
+    return parsed.within.narrow(parsed.spec) if parsed.within else parsed.spec
+
+
+def _attempt(
+    parsed: ParsedJob, config: RenderConfig, request: Request, whole: ClusterView, *, splitting_disabled: bool
+) -> StoredPlan | Infeasible:
+    """Return a plan for the request, or the reason why none is possible. Quotas do not count."""
+    job, spec = parsed.observed.job, _narrowed(parsed)
+    assert parsed.digest is not None and parsed.own_spec is not None
+    view = whole.without(parsed.observed.left_out)
+    existing, learned, new_nodes = view, parsed.observed.learned, None
+    decision = plan(request, view, learned)
+    if isinstance(decision, Infeasible):
+        larger = plan_on_new_nodes(request, existing, learned, config.node_templates)
+        if larger is None:
+            return _but_for_left_out(parsed, request, whole, decision)
+        decision, view = larger
+        new_nodes = missing_nodes(decision, existing)
+    decision = _fitting(job.name, decision)
+    current = parsed.accepted
+    shown = parsed.before.plan if current is None and parsed.observed.sets else None
+    last = current.plan.number if current else shown.number if shown else 0
+    # Someone may have deleted the ConfigMap of the plan after the operator raised the term. The report of the last
+    # coordinator still contains the term.
+    term = current.plan.term if current else parsed.report.term if parsed.report else 1
+    service = Names.of(job).service
+    proposed = trainer_plan(
+        job.name, job.namespace, job.uid, spec, decision, last + 1, term, service, config.cluster_domain
+    )
+    if current is not None and (contradicted := _by_checkpoint(parsed, current.plan, proposed)):
+        return contradicted
+    if current is not None and current.plan.digest() == proposed.digest():
+        proposed = current.plan
+    elif shown is not None and shown.digest == proposed.digest():  # Only the plan's ConfigMap was deleted.
+        proposed = proposed.model_copy(update={"number": shown.number})
+    prediction, nodes = decision.chosen.prediction, usable(request, view)
+    prices = applied_prices(parsed.defaults, (group.device for group in decision.chosen.groups))
+    found = StoredPlan(
+        plan=proposed,
+        status=plan_status(spec, decision, proposed.number, proposed.digest(), (*parsed.defaulted, *prices)),
+        cpu_m={group.name: _cpu_m(group, nodes) for group in decision.chosen.groups},
+        memory_nbytes=prediction.host_memory_nbytes or max(2**29, prediction.memory_nbytes + 2**28),
+        spec_digest=parsed.digest,
+        spec=planned_fields(parsed.own_spec),
+        resizes=0,
+        splitting_disabled=splitting_disabled,
+        warning=decision.warning,
+        defaults=None if parsed.defaults.empty else parsed.defaults,
+        avoid=_avoided(parsed, decision),
+        pod_group_api=gang.api_for(spec, config),
+        new_nodes=new_nodes,
+        start_timeout_s=config.node_templates.start_timeout_s if new_nodes else None,
+    )
+    return _too_large(found) or found
+
+
+def _too_large(found: StoredPlan) -> Infeasible | None:
+    """Return that the API server would reject the plan's ConfigMap; None if it would not."""
+    nbytes = sum(len(text.encode()) for text in found.data().values())
+    if nbytes <= MAX_PLAN_NBYTES:
+        return None
+    text = (
+        f"found a plan with {len(found.plan.ranks)} ranks on {found.nodes} nodes, which takes {nbytes} bytes; expected "
+        f"at most {MAX_PLAN_NBYTES}. Lower nodes.max, or use fewer nodes in planning.groups"
+    )
+    return Infeasible("PlanTooLarge", "spec.nodes", text)
+
+
+def _but_for_left_out(parsed: ParsedJob, request: Request, view: ClusterView, found: Infeasible) -> Infeasible:
+    """Return a reason that names the nodes that are left out, if the job could run with them; otherwise ``found``.
+
+    The job waits rather than use these nodes as a last resort: its next failure there could be its last.
+    """
+    devices = {node.name: node.device for node in view.nodes}
+    left_out = [item for name, item in sorted(parsed.observed.left_out.items()) if name in devices]
+    if not left_out or isinstance(plan(request, view, parsed.observed.learned), Infeasible):
+        return found
+    listed = ", ".join(map(str, left_out[:MAX_NAMED])) + (
+        f" and {len(left_out) - MAX_NAMED} more" if len(left_out) > MAX_NAMED else ""
+    )
+    text = (
+        f"found nodes that are left out of plans because of repeated faults: {listed}; expected enough other nodes: "
+        "wait until these nodes return, repair them, add nodes or lower nodes.min. An administrator can end the time "
+        f"early: kubectl annotate node {left_out[0].node} dljob.dev/ignore-faults=true ({found.message})"
+    )
+    return Infeasible("NodesLeftOut", "spec.nodes", text, transient=True, refusals=found.refusals)
+
+
+def _avoided(parsed: ParsedJob, decision: Decision) -> tuple[str, ...] | None:
+    """Return the nodes that the pods must avoid: those that are left out and have a device type of the plan."""
+    assert parsed.observed.view is not None
+    devices = {group.device for group in decision.chosen.groups}
+    left_out = parsed.observed.left_out
+    found = [node.name for node in parsed.observed.view.nodes if node.name in left_out and node.device in devices]
+    return tuple(sorted(found)[:MAX_AVOIDED]) or None
+
+
+def _model_parallelism_was_slow(parsed: ParsedJob) -> bool:
+    """Return True if strategy Auto chose model parallelism for this spec, and its steps took longer than predicted.
+
+    This is a conclusion from the stored plan and the condition PlanContradicted: a job is planned again for an
+    unchanged spec only if measurements contradict its plan, or if one of its nodes is faulty. Steps with model
+    parallelism do not update profiles. With model parallelism still allowed, the planner would therefore choose the
+    same plan again, or a similar one.
+    """
+    spec, current = parsed.spec, parsed.accepted
+    if spec is None or current is None or spec.parallelism.strategy is not ParallelismStrategy.AUTO:
+        return False
+    contradicted = is_true(parsed.before.conditions, "PlanContradicted")
+    slow = current.splitting_disabled or (contradicted and current.plan.splits_model)
+    return current.spec_digest == parsed.digest and slow
+
+
+def _running_batch(parsed: ParsedJob) -> RunningBatch | None:
+    """Return the batch size that a job with ``batchSizeRange`` must continue to use; None if the planner may choose.
+
+    The planner may choose for a new job, and if the user edited the spec before the first checkpoint. It may also
+    choose if the range no longer contains the batch size; ``_by_checkpoint`` checks that choice.
+    """
+    spec, current = parsed.spec, parsed.accepted
+    assert spec is not None
+    bounds = spec.batch_size_range
+    saved = parsed.before.last_checkpoint is not None and spec.checkpoint.enabled
+    if bounds is None or not (saved or (current is not None and current.spec_digest == parsed.digest)):
+        return None
+    shown = current.status if current is not None else parsed.before.plan
+    if shown is None:
+        return None
+    # The stored plan has the global batch. The sum over ranks from the status is correct only for data parallelism,
+    # because with model parallelism each rank has the whole batch.
+    batch = (
+        current.plan.global_batch
+        if current is not None
+        else sum(share for group in shown.groups for share in group.batch_per_rank)
+    )
+    choice = shown.batch_choice  # None if the user has just added the range.
+    least = bounds.min or spec.global_batch_size
+    return RunningBatch(batch, choice.noise_scale if choice else None) if least <= batch <= bounds.max else None
+
+
+def _by_checkpoint(parsed: ParsedJob, current: Plan, proposed: Plan) -> Infeasible | None:
+    """Return the reason why the proposed plan cannot resume from the job's checkpoint; None if it can.
+
+    The trainer would reject such a plan, and the job would fail. The job therefore continues with its current plan.
+    """
+    saved = parsed.before.last_checkpoint
+    if saved is None or not (current.checkpoint.enabled and proposed.checkpoint.enabled):
+        return None
+    assert parsed.spec is not None
+    begun = parsed.accepted.status.batch_choice if parsed.accepted else None
+    open_ = begun is not None or parsed.spec.batch_size_range is not None
+    for field, was, wanted in (
+        (f"spec.{'batchSizeRange' if open_ else 'globalBatchSize'}", current.global_batch, proposed.global_batch),
+        ("spec.seed", current.seed, proposed.seed),
+        ("spec.model.name", current.model.name, proposed.model.name),
+    ):
+        if was != wanted:
+            text = (
+                f"found {wanted}; expected {was}, as in the job's checkpoint of step {saved.step}: set it back, or "
+                "delete the job and create it again to train from the beginning"
+            )
+            return Infeasible("CheckpointContradicted", field, text)
+    return None
+
+
+def _cpu_m(group: Group, nodes: Iterable[Node]) -> int:
+    """Return the CPU request of a group's pods in thousandths of a core. ``nodes``: those that the job can use.
+
+    The request is what the plan needs, but at most half of the free CPU of a planned node, or the least that is useful
+    there, so that the pods fit.
+    """
+    free = sorted((node for node in nodes if node.device == group.device), key=lambda node: -node.free_cpu)
+    room = min((max(useful_cpu(node.cpu), node.free_cpu / 2) for node in free[: group.nodes]), default=0.0)
+    needed_m = ceil(100 * group.cpu_per_pod) * 10
+    return max(50, min(needed_m, int(100 * room) * 10))
+
+
+def _fitting(job: str, decision: Decision) -> Decision:
+    """Return the decision with group names that are short enough for the StatefulSet names of this job."""
+    room = MAX_SET_NAME - len(job) - 1
+    if all(len(group.name) <= room for group in decision.chosen.groups):
+        return decision
+    groups: list[Group] = []
+    for n, group in enumerate(decision.chosen.groups, 1):
+        groups.append(replace(group, name=f"{group.name[: room - 3].strip('-')}-{n}"))
+    chosen = replace(decision.chosen, groups=tuple(groups))
+    candidates, trade_offs = (
+        tuple(chosen if c == decision.chosen else c for c in listed)
+        for listed in (decision.candidates, decision.trade_offs)
+    )
+    return replace(decision, chosen=chosen, candidates=candidates, trade_offs=trade_offs)
+
+
+def planned(accepted: StoredPlan, *, plan_only: bool = False) -> Verdict:
+    status = accepted.status
+    text = (
+        f"plan {status.number}: {status.summary}; predicted step {status.predicted.step_seconds:.3g} s, "
+        f"training {status.predicted.total_seconds:.3g} s"
+    )
+    if (batch := status.batch_choice) is not None:
+        text = f"{text}; global batch {batch.global_batch_size}: {batch.message}"
+    if accepted.warning:
+        text = f"{text}; {accepted.warning}"
+    if accepted.new_nodes:
+        text = f"{text}; {waiting_text(accepted.new_nodes)}"
+    if status.defaults:
+        text = f"{text}; the administrator's defaults apply: {'; '.join(status.defaults)}"
+    return Verdict("Planned", TRUE, "PlanOnly" if plan_only else "Planned", text)
+
+
+def infeasible(found: Infeasible, parsed: ParsedJob) -> Verdict:
+    running, text = parsed.accepted, f"{found.field}: {found.message}"
+    if limits := [line for line in parsed.defaulted if line.startswith(PLACEMENT)]:
+        text = f"{text}; the administrator's defaults apply: {'; '.join(limits)}"
+    if running is not None and not quiet(parsed.observed):
+        text = f"{text}; plan {running.plan.number} stays in force"
+    return Verdict("Planned", FALSE, found.reason, text)

@@ -1,0 +1,204 @@
+"""Replan a running job whose measurements contradict its plan.
+
+The reason of the condition PlanContradicted stores the state of this process:
+
+- SlowerThanPredicted: the measurements update the profiles, and the operator will plan once more with these profiles.
+- Replanning: the operator found a better plan, and the pods of the old plan write a checkpoint and stop.
+- NoBetterPlan: the operator found no better plan.
+- Replanned: the new plan has replaced the old one.
+- AsPredicted: a later measurement agreed with the plan.
+"""
+
+from dataclasses import replace
+from datetime import datetime
+
+from dlcontract import Report, RunPhase
+from dljob.api import Minimize, PlanningMode
+from dljob.job.plan.stored import StoredPlan
+from dljob.planner import Infeasible
+from dljob.reconcile import run
+from dljob.reconcile.desired import Draft
+from dljob.reconcile.parsed import ParsedJob
+from dljob.reconcile.planning import make_plan
+from dljob.reconcile.rollout import quiet
+from dljob.reconcile.volume import blocks, volume_ready
+from dljob.render import RenderConfig
+from dljob.status import FALSE, TRUE, Verdict, find
+
+CONDITION = "PlanContradicted"
+MIN_STEPS = 100
+"""Number of steps before a measured step time can contradict the plan.
+
+The first steps are not representative, because caches are cold and the trainer is still adapting local batch sizes.
+"""
+LEARNING_S = 5.0
+"""Seconds between updating the profiles and planning with them.
+
+The operator plans with cached profiles, and a watch of the API server must first bring the updates into the cache.
+"""
+START_UP_S = 20.0
+"""Seconds that a change of the plan is assumed to take if the job's own start-up time was not measured."""
+MAX_REPLANS = 3
+"""Maximum number of replans for one spec. After that many wrong predictions, another one is unlikely to be better."""
+
+
+def undecided(parsed: ParsedJob) -> bool:
+    """Return True if the operator must search for a better plan for a running job."""
+    found = find(parsed.before.conditions, CONDITION)
+    return (
+        found is not None
+        and found.status is TRUE
+        and found.reason in ("SlowerThanPredicted", "Replanning")
+        and _may(parsed)
+    )
+
+
+def replan(parsed: ParsedJob, draft: Draft, config: RenderConfig, now: datetime) -> StoredPlan | None:
+    """Return the plan with which the job should continue: its current plan or a better one.
+
+    Add the verdict about the condition PlanContradicted and, if the plan is contradicted, measurements to the draft.
+    """
+    accepted, report = parsed.accepted, parsed.report
+    if accepted is None or report is None or not _may(parsed):
+        return accepted
+    found = find(parsed.before.conditions, CONDITION)
+    reason = found.reason if found is not None and found.status is TRUE else None
+    if reason == "Replanning":
+        return _move(parsed, draft, config)
+    text = _contradiction(parsed, accepted, report, now)
+    if text is None:
+        was_slower = reason == "SlowerThanPredicted"  # NoBetterPlan does not change: one search per plan.
+        if was_slower and report.phase is RunPhase.RUNNING and report.plan_number == accepted.plan.number:
+            draft.verdicts.append(Verdict(CONDITION, FALSE, "AsPredicted", "the step time is within the prediction"))
+        return accepted
+    if reason is None:
+        assert parsed.spec is not None
+        learned = run.measurements(parsed.spec, report, accepted)
+        # ``data=None`` leaves the noise scale out of the profile. It grows during training, and the report at the end
+        # of the run contains the noise scale of all steps.
+        draft.measurements = learned and replace(learned, data=None)
+        draft.verdicts.append(Verdict(CONDITION, TRUE, "SlowerThanPredicted", text))
+        draft.requeue_in(LEARNING_S)
+    elif reason == "SlowerThanPredicted":
+        assert found is not None
+        wait_s = LEARNING_S - (now - found.last_transition_time).total_seconds()
+        if wait_s > 0 or not make_plan.ready(parsed):
+            draft.requeue_in(max(wait_s, 0.0))
+        else:
+            draft.verdicts.append(_judged(parsed, accepted, report, config, text))
+            draft.requeue_in(0.0)
+    return accepted
+
+
+def reset_contradiction(parsed: ParsedJob, draft: Draft, new: StoredPlan) -> None:
+    """Reset PlanContradicted after a change of the spec, because the condition was about the previous plan."""
+    found = find(parsed.before.conditions, CONDITION)
+    if found is not None and found.status is TRUE:
+        text = f"plan {new.plan.number} is new"
+        draft.verdicts.append(Verdict(CONDITION, FALSE, "Replanned", text))
+
+
+def _may(parsed: ParsedJob) -> bool:
+    """Return True if the job may be replanned.
+
+    Plans that the user fixed are never replaced. Plans that minimize energy or cost are not replaced either, because
+    a run measures neither energy nor cost.
+    """
+    spec, accepted = parsed.spec, parsed.accepted
+    return (
+        spec is not None
+        and accepted is not None
+        and not spec.suspend
+        and spec.planning.mode is PlanningMode.AUTO
+        and spec.objective.minimize is Minimize.TIME
+        and accepted.spec_digest == parsed.digest
+        and accepted.replans - (accepted.resizes or 0) < MAX_REPLANS
+    )
+
+
+def _contradiction(parsed: ParsedJob, accepted: StoredPlan, report: Report, now: datetime) -> str | None:
+    """Describe how measurements contradict the plan. Return None if they do not, or if there are too few.
+
+    A measured step time contradicts the plan if it exceeds the predicted 90th percentile (p90).
+    """
+    launched = find(parsed.before.conditions, "Running")
+    running_s = 0.0
+    if launched is not None and launched.status is TRUE:
+        running_s = (now - launched.last_transition_time).total_seconds()
+    p90_s = accepted.plan.expected.step_p90_s
+    if (
+        report.phase is not RunPhase.RUNNING
+        or report.plan_number != accepted.plan.number
+        or report.mismatches
+        or report.step < MIN_STEPS
+        or report.step_s is None
+        or not 0 < p90_s < report.step_s
+        or running_s < MIN_STEPS * p90_s  # Caches are also cold after a restart.
+    ):
+        return None
+    return f"plan {accepted.plan.number}: found a step time of {report.step_s:.3g} s; expected {p90_s:.3g} s (p90)"
+
+
+def _judged(parsed: ParsedJob, accepted: StoredPlan, report: Report, config: RenderConfig, text: str) -> Verdict:
+    """Return the condition PlanContradicted after a search for a better plan.
+
+    Another plan is better if it finishes the training sooner, including the time for the change of plan. ``text``
+    describes the contradiction and becomes part of the message.
+    """
+    assert report.step_s is not None
+    other = _other(parsed, accepted, config)
+    if isinstance(other, str):
+        return Verdict(CONDITION, TRUE, "NoBetterPlan", f"{text}; {other}")
+    left, startup = max(0, report.steps - report.step), parsed.before.startup
+    switch_s = (startup.total_seconds if startup else None) or START_UP_S
+    again = left if accepted.plan.checkpoint.enabled else report.steps  # Without checkpoints, step 0 follows.
+    stay_s, move_s = left * report.step_s, again * other.plan.expected.step_p90_s + switch_s
+    both = (
+        f"the remaining {left} steps take {stay_s:.3g} s with this plan, "
+        f"{move_s:.3g} s with {other.status.summary}, including the restart"
+    )
+    if move_s >= stay_s:
+        return Verdict(CONDITION, TRUE, "NoBetterPlan", f"{text}; {both}")
+    return Verdict(CONDITION, TRUE, "Replanning", f"{text}; {both}")
+
+
+def _other(parsed: ParsedJob, accepted: StoredPlan, config: RenderConfig) -> StoredPlan | str:
+    """Return the best plan according to the current profiles, or the reason why no plan is better than ``accepted``."""
+    found = make_plan.decide(parsed, config)
+    if isinstance(found, Infeasible):
+        whole = " without model parallelism" if accepted.plan.splits_model else ""
+        return f"no plan is possible now{whole}: {found.message}"
+    if found.new_nodes:
+        return "no plan is possible now on the nodes that exist"
+    if layout(found) == layout(accepted):
+        return "it is still the best plan with the measurements"
+    assert parsed.spec is not None
+    volume = volume_ready(parsed.observed, parsed.spec, found)
+    if blocks(volume):
+        return f"{found.status.summary} would be better, but {volume.message}"
+    replans = accepted.replans + 1
+    return found.model_copy(update={"replans": replans, "resizes": accepted.resizes})
+
+
+def layout(accepted: StoredPlan) -> object:
+    """Return the parts of a plan that can be improved only by a restart, as a value for comparing two plans.
+
+    A running job adapts its local batch sizes itself, and it chooses its collective itself if the plan lets ranks
+    measure collectives. A different CPU request does not make steps faster, so the result does not contain it.
+    """
+    plan, places = accepted.plan, [replace(group, cpu_m=1) for group in accepted.groups]
+    return places, plan.parallelism, plan.micro_batches, "measured" if plan.measure_collective else plan.collective
+
+
+def _move(parsed: ParsedJob, draft: Draft, config: RenderConfig) -> StoredPlan | None:
+    accepted = parsed.accepted
+    if accepted is None or not make_plan.ready(parsed):
+        return accepted
+    other = _other(parsed, accepted, config)
+    if isinstance(other, str):
+        draft.verdicts.append(Verdict(CONDITION, TRUE, "NoBetterPlan", other))
+        return accepted
+    if quiet(parsed.observed):
+        text = f"plan {other.plan.number} replaces plan {accepted.plan.number}: {other.status.summary}"
+        draft.verdicts.append(Verdict(CONDITION, FALSE, "Replanned", text))
+    return other

@@ -1,0 +1,263 @@
+"""Plan a running job again when the cluster has changed: it grows onto free nodes, or shrinks to those that are left.
+
+The condition Resizing stores the state of a move. True:
+
+- BetterPlan: with nodes that have become free, another plan ends the training sooner, the restart included.
+- NodesGone: pods find no node for ``spec.scheduling.startTimeout``, and without them the job does not train.
+
+The pods of the old plan write a checkpoint and stop. False:
+
+- Resized: the new plan has replaced the old one.
+- NotWorthwhile: the operator found no better plan when it looked last; the message says why.
+"""
+
+from datetime import datetime
+
+from dlcontract import Report, RunPhase
+from dljob.api import Disruption, Minimize, PlanningMode, Resize
+from dljob.api.spec.spec import DLJobSpec
+from dljob.job.plan.stored import StoredPlan
+from dljob.planner import Infeasible
+from dljob.reconcile.admission import gang
+from dljob.reconcile.desired import Draft
+from dljob.reconcile.parsed import ParsedJob
+from dljob.reconcile.planning import make_plan
+from dljob.reconcile.planning.replan import START_UP_S, layout
+from dljob.reconcile.rollout import quiet
+from dljob.reconcile.volume import blocks, volume_ready
+from dljob.render import RenderConfig
+from dljob.scheduling import MIN_LEFT_S, Gain, gain
+from dljob.status import FALSE, TRUE, Verdict, find, is_true
+
+CONDITION = "Resizing"
+MIN_STEPS = 20
+"""Number of steps of a job before it can grow. The first ones are slow, and the gain depends on measured steps."""
+MIN_BETWEEN_S = 600.0
+"""Seconds between two moves of a job that grows. With restarts of up to a minute, moves take at most a tenth of it."""
+
+
+def undecided(parsed: ParsedJob, now: datetime | None = None) -> bool:
+    """Return True if the operator must look for another plan. ``now``: present time; None: all waiting times are over.
+
+    The module ``controller.planning`` limits how often it looks for a job that trains (``Observed.capacity_grew``).
+    """
+    if not _may(parsed):
+        return False
+    return _moves(parsed) or _stranded(parsed, now) or (parsed.observed.capacity_grew and _can_grow(parsed, now))
+
+
+def resize(parsed: ParsedJob, draft: Draft, config: RenderConfig, now: datetime) -> StoredPlan | None:
+    """Return the plan to which the job moves, or None if it keeps its plan. Add the condition Resizing.
+
+    A job that trains moves in two steps. First the condition says so. Then the job is planned again, which reserves
+    what it needs in addition, and only then its pods stop.
+    """
+    accepted, observed = parsed.accepted, parsed.observed
+    if accepted is None or not undecided(parsed, now):
+        _cancel(parsed, draft)
+        return None
+    if not make_plan.ready(parsed):
+        return None
+    other = _other(parsed, accepted, config)
+    if isinstance(other, str):
+        draft.verdicts.append(Verdict(CONDITION, FALSE, "NotWorthwhile", other))
+        return None
+    change = f"from {accepted.status.summary} to {other.status.summary}"
+    if quiet(observed):
+        text = f"plan {other.plan.number} replaces plan {accepted.plan.number}: {change}{_why(parsed)}"
+        draft.verdicts.append(Verdict(CONDITION, FALSE, "Resized", text))
+        return other
+    if _stranded(parsed, now):
+        draft.verdicts.append(Verdict(CONDITION, TRUE, "NodesGone", f"{change}; {_without_node(parsed)}"))
+        return other
+    before, stops = find(parsed.before.conditions, CONDITION), not any(item.replicas for item in observed.sets)
+    if before is not None and _moves(parsed) and (stops or before.reason == "NodesGone"):
+        draft.verdicts.append(Verdict(CONDITION, TRUE, before.reason, before.message))
+        return other
+    if not _can_grow(parsed, now, moving=True):
+        draft.verdicts.append(Verdict(CONDITION, FALSE, "NotWorthwhile", "the job no longer trains steadily"))
+        return None
+    return _grow(parsed, draft, other, change)
+
+
+def _grow(parsed: ParsedJob, draft: Draft, other: StoredPlan, change: str) -> StoredPlan | None:
+    """Return ``other`` if the job moves to it now. Add the condition Resizing with what the job gains."""
+    found, left = _gain(parsed, other)
+    times = (
+        f"the remaining {left} steps take {found.stay_s:.3g} s with this plan, "
+        f"and {found.move_s:.3g} s with the other, including the restart"
+    )
+    if not found.worthwhile:
+        draft.verdicts.append(Verdict(CONDITION, FALSE, "NotWorthwhile", f"{change}: {times}"))
+        return None
+    decided = _moves(parsed)
+    draft.verdicts.append(Verdict(CONDITION, TRUE, "BetterPlan", f"{change}; {times}: {found.seconds:.3g} s sooner"))
+    draft.requeue_in(0.0)
+    return other if decided else None
+
+
+def reset_for_spec(parsed: ParsedJob, draft: Draft, new: StoredPlan) -> None:
+    """Reset the condition Resizing of a job that gets another plan anyhow, such as after a change of its spec."""
+    if _is_moving(parsed):
+        draft.verdicts.append(Verdict(CONDITION, FALSE, "Resized", f"plan {new.plan.number} is new"))
+
+
+def _cancel(parsed: ParsedJob, draft: Draft) -> None:
+    """Reset the condition Resizing of a job that must not move any more, such as after ``planning.resize: Never``."""
+    if _is_moving(parsed):
+        draft.verdicts.append(Verdict(CONDITION, FALSE, "NotWorthwhile", "the job keeps its plan"))
+
+
+def _is_moving(parsed: ParsedJob) -> bool:
+    return is_true(parsed.before.conditions, CONDITION)
+
+
+def _moves(parsed: ParsedJob) -> bool:
+    """Return True if the job moves to another plan, unless its pods were released, so that it is planned anyhow."""
+    return _is_moving(parsed) and is_true(parsed.before.conditions, gang.CONDITION)
+
+
+def _may(parsed: ParsedJob) -> bool:
+    """Return True if the spec lets the operator replace the plan. It must be the plan of this spec."""
+    spec, accepted = parsed.spec, parsed.accepted
+    return (
+        spec is not None
+        and accepted is not None
+        and not spec.suspend
+        and not parsed.finished
+        and spec.planning.mode is PlanningMode.AUTO
+        and spec.planning.resize is not Resize.NEVER
+        and accepted.spec_digest == parsed.digest
+    )
+
+
+def _stranded(parsed: ParsedJob, now: datetime | None) -> bool:
+    """Return True if pods of a job that ran before find no node, and the others do not train without them."""
+    conditions = parsed.before.conditions
+    if any(pod.node in parsed.observed.lost_nodes for pod in parsed.observed.pods):
+        return False  # The module ``fence`` removes these pods first.
+    admitted = find(conditions, gang.CONDITION)
+    if admitted is None or (admitted.status, admitted.reason) != (TRUE, "Started") or is_true(conditions, "Running"):
+        return False
+    return _without_node(parsed) is not None and _missing_for(parsed, now)
+
+
+def _missing_for(parsed: ParsedJob, now: datetime | None) -> bool:
+    """Return True if not all pods have been ready for ``spec.scheduling.startTimeout``."""
+    ready = find(parsed.before.conditions, "PodsReady")
+    if ready is None or ready.status is not FALSE or parsed.spec is None:
+        return False
+    limit_s = gang.start_timeout_s(parsed.spec, parsed.accepted)
+    return now is None or (now - ready.last_transition_time).total_seconds() >= limit_s
+
+
+def _without_node(parsed: ParsedJob) -> str | None:
+    """Describe the pods that find no node; None if there are none."""
+    pods = [pod for pod in parsed.observed.pods if pod.unschedulable and not pod.deleting]
+    if not pods or parsed.spec is None:
+        return None
+    more = f" (and {len(pods) - 1} more)" if len(pods) > 1 else ""
+    limit_s = gang.start_timeout_s(parsed.spec, parsed.accepted)
+    return f"pod {pods[0].name}{more} found no node within spec.scheduling.startTimeout ({limit_s:g} s)"
+
+
+def _can_grow(parsed: ParsedJob, now: datetime | None, *, moving: bool = False) -> bool:
+    """Return True if a job that trains may move for a better plan now. ``moving``: it has already decided to."""
+    spec, accepted, report = parsed.spec, parsed.accepted, parsed.report
+    if spec is None or accepted is None or report is None or not _lets_grow(spec, accepted):
+        return False
+    conditions = parsed.before.conditions
+    if (
+        report.phase is not RunPhase.RUNNING
+        or report.plan_number != accepted.plan.number
+        or report.mismatches
+        or report.step < MIN_STEPS
+        or report.step_s is None
+        or (report.steps - report.step) * report.step_s < MIN_LEFT_S
+        or not is_true(conditions, "Running")
+    ):
+        return False
+    contradicted, faulty = find(conditions, "PlanContradicted"), find(conditions, "NodeFaulty")
+    if contradicted is not None and contradicted.status is TRUE and contradicted.reason != "NoBetterPlan":
+        return False
+    if faulty is not None and faulty.status is TRUE and faulty.reason == "Replanning":
+        return False
+    if parsed.observed.lost_nodes:
+        return False
+    if len(parsed.observed.ready_pods) < accepted.nodes and not _missing_for(parsed, now):
+        return False  # Lost pods are being replaced.
+    last = find(conditions, CONDITION)
+    if moving or now is None or not accepted.resizes or last is None:
+        return True
+    return (now - last.last_transition_time).total_seconds() >= MIN_BETWEEN_S
+
+
+def _lets_grow(spec: DLJobSpec, accepted: StoredPlan) -> bool:
+    """Return True if restarts for a better plan are allowed, and if a training continues from its checkpoint.
+
+    Only time is compared, because a run measures neither energy nor cost. A job with a plan of an earlier release grows
+    only if its spec says so, because an upgrade of the operator must not restart jobs.
+    """
+    return (
+        (accepted.resizes is not None or spec.planning.resize is Resize.AUTO)
+        and spec.objective.minimize is Minimize.TIME
+        and spec.scheduling.disruption is not Disruption.AVOID
+        and accepted.plan.checkpoint.enabled
+    )
+
+
+def _other(parsed: ParsedJob, accepted: StoredPlan, config: RenderConfig) -> StoredPlan | str:
+    """Return the best plan for the cluster as it is now, or why it does not replace ``accepted``."""
+    found = make_plan.decide(parsed, config)
+    if isinstance(found, Infeasible):
+        return f"no other plan is possible: {found.message}"
+    if found.new_nodes:
+        return "no other plan is possible on the nodes that exist"
+    if layout(found) == layout(accepted):
+        return f"{accepted.status.summary} is still the best plan"
+    assert parsed.spec is not None
+    volume = volume_ready(parsed.observed, parsed.spec, found)
+    if blocks(volume):
+        return f"{found.status.summary} would be better, but {volume.message}"
+    return found.model_copy(update={"replans": accepted.replans + 1, "resizes": (accepted.resizes or 0) + 1})
+
+
+def _gain(parsed: ParsedJob, other: StoredPlan) -> tuple[Gain, int]:
+    """Return what a job that trains gains with the plan ``other``, and the number of its remaining steps."""
+    accepted, report = parsed.accepted, parsed.report
+    assert accepted is not None and report is not None and report.step_s is not None
+    left = max(0, report.steps - report.step)
+    now, then = accepted.plan.expected, other.plan.expected
+    # Predictions for the same device types are wrong in the same way. Those for others are wrong independently.
+    same = {group.device for group in other.groups} <= {group.device for group in accepted.groups}
+    found = gain(
+        left,
+        report.step_s,
+        # With fewer ranks than planned, the step time says nothing about the prediction.
+        predicted_s=now.step_s if report.world_size >= len(accepted.plan.ranks) else report.step_s,
+        other_s=then.step_s if same else then.step_p90_s,
+        restart_s=_restart_s(parsed),
+        lost_steps=_lost_steps(parsed, report),
+    )
+    return found, left
+
+
+def _restart_s(parsed: ParsedJob) -> float:
+    """Return the seconds of a restart: the job's own start-up, without its wait for a plan, if it was measured."""
+    startup = parsed.before.startup
+    if startup is None or startup.total_seconds is None:
+        return START_UP_S
+    return max(START_UP_S, startup.total_seconds - (startup.admission_seconds or 0.0))
+
+
+def _lost_steps(parsed: ParsedJob, report: Report) -> int:
+    """Return the steps since the last checkpoint. Pods write one as they stop, but this can fail."""
+    saved = report.last_checkpoint or parsed.before.last_checkpoint
+    return max(0, report.step - (saved.step if saved is not None else 0))
+
+
+def _why(parsed: ParsedJob) -> str:
+    """Return the reason of the move, from the condition that was written when the job decided to move."""
+    before = find(parsed.before.conditions, CONDITION)
+    _, found, why = before.message.partition("; ") if before is not None else ("", "", "")
+    return f"; {why}" if found else ""

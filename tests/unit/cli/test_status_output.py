@@ -1,0 +1,159 @@
+"""Tests of what the command line prints of jobs: ``top``, ``run``, ``logs`` and ``report``."""
+
+import base64
+import gzip
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dljob.cli import main
+from dljob.cli.commands import records
+from dljob.cli.commands.records import outputs_of, report_of
+from dljob.cli.commands.top import lines
+from dljob.cli.follow import Follower
+
+ROOT = Path(__file__).resolve().parents[3]
+DIGITS = str(ROOT / "examples/digits.yaml")
+
+
+def job(phase: str, generation: int = 1, **status: Any) -> dict[str, Any]:
+    return {
+        "metadata": {"name": "j", "namespace": "n", "generation": generation},
+        "spec": {},
+        "status": {"phase": phase, "observedGeneration": generation, **status},
+    }
+
+
+PREDICTED = {"stepSeconds": 0.012, "stepSecondsP90": 0.02, "totalSeconds": 60, "samplesPerSecond": 1000}
+PLAN = {
+    "number": 1, "digest": "d", "summary": "3 x cpu, Ring, 32+32+32", "nodes": 3, "ranks": 3, "collective": "Ring",
+    "predicted": PREDICTED,
+    "candidates": [{"summary": "3 x cpu", "chosen": True, "predicted": PREDICTED}],
+    "rejected": [{"summary": "1 x t4", "reason": "no free device"}],
+}  # fmt: skip
+
+
+class TestTop:
+    def test_top_prints_a_line_per_job(self) -> None:
+        running = job(
+            "Running", plan=PLAN, nodes=3, ready="3/3", remaining="1m", restarts=2,
+            progress={"step": 50, "steps": 200, "percent": 25},
+            measured={"stepSeconds": 0.010, "samplesPerSecond": 9600, "stepError": 0.2},
+        )  # fmt: skip
+        pending = job("Pending")
+        pending["metadata"]["name"] = "a"
+        head, first, second = lines([running, pending], with_namespace=True)
+        assert head.split()[:3] == ["NAME", "PHASE", "NODES"]
+        assert first.split() == ["n/a", "Pending", "0", "0/0", "-", "-", "-", "-", "-", "-", "0"]
+        assert second.split() == [
+            "n/j", "Running", "3", "3/3", "25", "%", "100", "10ms", "12ms", "+20", "%", "1m", "2",
+        ]  # fmt: skip
+
+    def test_queues_are_shown_if_a_job_is_in_one(self) -> None:
+        queued, other = job("Suspended"), job("Running")
+        queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team-a"}
+        other["metadata"]["name"] = "z"
+        head, first, second = lines([queued, other], with_namespace=False)
+        assert (head.split()[-1], first.split()[-1], second.split()[-1]) == ("QUEUE", "team-a", "-")
+
+    def test_status_of_another_version_is_shown_as_a_question_mark(self) -> None:
+        odd = job("Sleeping")
+        assert lines([odd], with_namespace=False)[1].split()[:2] == ["j", "?"]
+
+
+class TestFollow:
+    @pytest.mark.parametrize(("reason", "said"), [("Queued", True), ("NoKueue", True), ("Starting", False)])
+    def test_wait_in_a_queue_is_printed(self, reason: str, said: bool, capsys: pytest.CaptureFixture[str]) -> None:
+        condition = {"type": "Admitted", "status": "False", "reason": reason, "message": "waits for quota",
+                     "observedGeneration": 1, "lastTransitionTime": "2026-01-01T00:00:00Z"}  # fmt: skip
+        assert Follower(1).look(job("Suspended", conditions=[condition])) is None
+        assert (f"not Admitted ({reason}): waits for quota" in capsys.readouterr().out) is said
+
+    def test_each_change_is_printed_once(self, capsys: pytest.CaptureFixture[str]) -> None:
+        follower = Follower(1)
+        condition = {"type": "Planned", "status": "True", "reason": "Planned", "message": "plan 1: 3 x cpu",
+                     "observedGeneration": 1, "lastTransitionTime": "2026-01-01T00:00:00Z"}  # fmt: skip
+        starting = job("Starting", plan=PLAN, conditions=[condition])
+        assert follower.look(starting) is None
+        assert capsys.readouterr().out == "Planned (Planned): plan 1: 3 x cpu\nphase Starting\n"
+        assert follower.look(starting) is None
+        assert capsys.readouterr().out == ""
+        running = job(
+            "Running", plan=PLAN, conditions=[condition], remaining="20s", restarts=1, restartsByCause={"PeerLost": 1},
+            progress={"step": 50, "steps": 100, "percent": 50, "loss": 0.25, "accuracy": 0.9},
+            measured={"stepSeconds": 0.010, "samplesPerSecond": 9600},
+        )  # fmt: skip
+        assert follower.look(running) is None
+        assert capsys.readouterr().out.splitlines() == [
+            "phase Running",
+            "restarted (1 in total): {'PeerLost': 1}",
+            " 50 %  step 50/100  loss 0.25  accuracy 90.0 %  step 10ms (predicted 12ms)  20s left",
+        ]
+        done = job("Complete", result={"steps": 100, "seconds": 3.5, "accuracy": 0.981})
+        assert follower.look(done) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == "100 steps in 3.5s, accuracy 98.1 %"
+
+    def test_move_is_printed_and_looks_for_a_better_plan_are_not(self, capsys: pytest.CaptureFixture[str]) -> None:
+        follower = Follower(1)
+        condition = {"type": "Resizing", "status": "False", "reason": "NotWorthwhile", "message": "1 s sooner",
+                     "observedGeneration": 1, "lastTransitionTime": "2026-01-01T00:00:00Z"}  # fmt: skip
+        follower.look(job("Running", conditions=[condition]))
+        moves = {**condition, "status": "True", "reason": "BetterPlan", "message": "from 2 x cpu to 3 x cpu"}
+        follower.look(job("Running", conditions=[moves]))
+        assert capsys.readouterr().out == "phase Running\nResizing (BetterPlan): from 2 x cpu to 3 x cpu\n"
+
+    def test_failed_job_gives_exit_code_1(self) -> None:
+        assert Follower(1).look(job("Failed")) == 1
+
+    def test_status_of_an_earlier_generation_is_not_printed(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert Follower(2).look(job("Complete", generation=1)) is None
+        assert capsys.readouterr().out == ""
+
+    def test_plan_only_job_ends_with_the_plan(self, capsys: pytest.CaptureFixture[str]) -> None:
+        planned = job("Planned", plan=PLAN)
+        planned["spec"] = {"planning": {"mode": "PlanOnly"}}
+        assert Follower(1).look(planned) == 0
+        text = capsys.readouterr().out
+        assert "* 3 x cpu: 12ms a step" in text
+        assert "- 1 x t4: no free device" in text
+
+
+def test_logs_are_unpacked_by_rank() -> None:
+    packed = {
+        f"rank-{rank}.log.gz": base64.b64encode(gzip.compress(f"rank {rank}\n".encode())).decode() for rank in (10, 2)
+    }
+    assert list(outputs_of({"binaryData": {**packed, "other": "AA=="}}).items()) == [(2, "rank 2\n"), (10, "rank 10\n")]
+    assert outputs_of({}) == {}
+
+
+def stored_report(**files: str) -> dict[str, Any]:
+    data = {
+        f"report.{kind}.gz": base64.b64encode(gzip.compress(text.encode())).decode() for kind, text in files.items()
+    }
+    return {"binaryData": data}
+
+
+def test_report_is_unpacked_and_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = stored_report(html="<html/>", json="{}")
+    assert (report_of(body, "html"), report_of(body, "json"), report_of({}, "html")) == ("<html/>", "{}", None)
+    monkeypatch.setattr(records.remote, "reach", lambda _: body)
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", "digits", "-n", "a"]) == 0
+    assert (
+        tmp_path / "digits-report.html"
+    ).read_text() == "<html/>" and capsys.readouterr().out == "digits-report.html\n"
+    assert main(["report", "digits", "-n", "a", "--json", "-o", "-"]) == 0
+    assert capsys.readouterr().out == "{}"
+    assert main(["report", "digits", "-n", "a", "-o", "no/such/folder/x"]) == 2
+    assert "--output: found no/such/folder/x, which cannot be written" in capsys.readouterr().err
+
+
+def test_job_without_a_stored_report_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(records.remote, "reach", lambda _: {})
+    assert main(["report", "digits", "-n", "a"]) == 2
+    assert "digits: found no run report in ConfigMap digits-logs of namespace a" in capsys.readouterr().err
