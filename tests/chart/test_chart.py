@@ -150,6 +150,8 @@ BAD: dict[str, tuple[Json, tuple[str, ...]]] = {
     "longest time below the first": (
         {"nodeFaults": {"leftOutSeconds": 7200, "maxLeftOutSeconds": 3600}}, ("maxLeftOutSeconds", "3600", "7200"),
     ),
+    "weight of nothing": ({"queue": {"weights": {"team-a": 0}}}, ("team-a", "0.001")),
+    "weight of no namespace": ({"queue": {"weights": {"Team A": 2}}}, ("Team A",)),
     "monitor without service": (
         {"metrics": {"service": {"enabled": False}, "serviceMonitor": {"enabled": True}}}, ("serviceMonitor", "service"),
     ),

@@ -41,6 +41,7 @@ def test_values_reach_the_settings() -> None:
                 "trainer": {"image": {"repository": "r/t", "tag": "9", "pullPolicy": "Always"}},
                 "watchNamespaces": ["a", "b"],
                 "leaderElection": {"enabled": False},
+                "queue": {"deadlines": False, "weights": {"team-a": 2}},
                 "operator": {
                     "logLevel": "debug",
                     "logFormat": "json",
@@ -56,6 +57,9 @@ def test_values_reach_the_settings() -> None:
     assert (found.trainer_image, found.trainer_pull_policy) == ("r/t:9", "Always")
     assert (found.watch_namespaces, found.leader_election) == (("a", "b"), False)
     assert (found.log_level, found.log_format, found.concurrency) == ("debug", "json", 3)
+    assert (found.queue_policy.deadlines, dict(found.queue_policy.weights)) == (False, {"team-a": 2.0})
+    default = Settings.of(environment({})).queue_policy
+    assert default.deadlines and not default.weights
     assert found.count_all_pods and not Settings.of(environment({})).count_all_pods
     assert (found.cluster_domain, found.metrics_port, found.resync_s) == ("k8s.example", 9999, 5)
     assert list(found.metrics_sources) == peers

@@ -52,6 +52,7 @@ BEFORE_AND_AFTER: dict[str, tuple[Json, Json]] = {
     "nodes.max": ({"nodes": {"max": 4}}, {"nodes": {"max": 5}}),
     "runPolicy.failureRules": ({}, {"runPolicy": {"failureRules": [{"action": "Ignore", "onReasons": ["Hung"]}]}}),
     "scheduling.tolerations": ({}, {"scheduling": {"tolerations": [{"key": "a", "operator": "Exists"}]}}),
+    "scheduling.finishBy": ({}, {"scheduling": {"finishBy": "2026-12-01T18:00:00Z"}}),
     "podTemplateOverrides": ({}, {"podTemplateOverrides": [{"manager": "m", "spec": {"nodeSelector": {"a": "b"}}}]}),
 }  # fmt: skip
 

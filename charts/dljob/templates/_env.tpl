@@ -46,6 +46,10 @@
   value: {{ int .Values.nodeFaults.maxLeftOutSeconds | quote }}
 - name: DLJOB_KUEUE
   value: {{ .Values.kueue.enabled | toString | quote }}
+- name: DLJOB_QUEUE_DEADLINES
+  value: {{ .Values.queue.deadlines | quote }}
+- name: DLJOB_QUEUE_WEIGHTS
+  value: {{ .Values.queue.weights | default dict | toJson | quote }}
 - name: DLJOB_LOG_LEVEL
   value: {{ .Values.operator.logLevel }}
 - name: DLJOB_LOG_FORMAT

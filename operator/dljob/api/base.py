@@ -7,9 +7,10 @@ operator evaluates for older servers. A test checks that both agree.
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic.alias_generators import to_camel
 
 GROUP = "dljob.dev"
@@ -36,6 +37,22 @@ AutoDuration = Annotated[str, Field(pattern=_AUTO_DURATION_PATTERN, max_length=3
 
 Quantity = Annotated[str, Field(pattern=_QUANTITY_PATTERN, max_length=32)]
 """A Kubernetes quantity: ``500m``, ``4Gi``."""
+
+_MOMENT_PATTERN = re.compile(
+    r"[0-9]{4}-[0-9]{2}-[0-9]{2}[Tt][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?([Zz]|[+-][0-9]{2}:[0-9]{2})"
+)
+_MOMENT_EXAMPLE = "a date and time with a time zone, such as 2026-12-01T18:00:00Z (RFC 3339)"
+
+
+def _moment(value: object) -> object:
+    """Return the value if it is a datetime or an RFC 3339 text. Raise ValueError for any other value."""
+    if isinstance(value, datetime) or (isinstance(value, str) and _MOMENT_PATTERN.fullmatch(value)):
+        return value
+    raise ValueError(f"found {value!r:.100}; expected {_MOMENT_EXAMPLE}. Write it in this form")
+
+
+Moment = Annotated[AwareDatetime, BeforeValidator(_moment)]
+"""A point in time as in RFC 3339: ``2026-12-01T18:00:00Z``."""
 
 Bytes = Annotated[str, Field(pattern=_BYTES_PATTERN, max_length=32)]
 """A Kubernetes quantity of bytes: ``512Mi``, ``4Gi``. ``512m`` is rejected: it means thousandths, not megabytes."""

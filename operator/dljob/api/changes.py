@@ -71,6 +71,7 @@ CHANGES: tuple[Change, ...] = (
             "runPolicy.activeDeadlineSeconds": "",
             "runPolicy.nodeLostSeconds": "",
             "scheduling.startTimeout": "",
+            "scheduling.finishBy": "The order of the queue follows.",
             "planning.resize": "",
         },
     ),

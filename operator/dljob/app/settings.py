@@ -25,6 +25,8 @@
 | DLJOB_NODE_LEFT_OUT_SECONDS | 3600 | for how long a node is left out; each repetition doubles it |
 | DLJOB_NODE_LEFT_OUT_MAX_SECONDS | 86400 | longest time for which a node is left out |
 | DLJOB_KUEUE | auto | auto or true: Kueue decides about jobs with the label of a queue; false: ignore the label |
+| DLJOB_QUEUE_DEADLINES | true | waiting jobs with spec.scheduling.finishBy get devices before those without |
+| DLJOB_QUEUE_WEIGHTS | {} | weights of namespaces in the order of the queue (JSON, the chart value queue.weights) |
 | DLJOB_RESYNC_SECONDS | 600 | interval for applying objects that are not watched, and for checking caches |
 | DLJOB_LOG_LEVEL | info | debug, info, warning or error |
 | DLJOB_LOG_FORMAT | text | text or json |
@@ -48,7 +50,10 @@ from dljob.kube.kinds import POD_GROUPS, Kind
 from dljob.kube.leader import LEASE_NAME
 from dljob.render import RenderConfig
 from dljob.render.gang import API_VERSIONS, GangScheduling
+from dljob.scheduling import QueuePolicy
 
+MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0
+"""Bounds of the weight of a namespace in the order of the queue."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
 
@@ -78,6 +83,8 @@ class Settings:
     node_left_out_s: float
     node_left_out_max_s: float
     queues: bool
+    queue_deadlines: bool
+    queue_weights: Mapping[str, float]
     resync_s: float
     log_level: str
     log_format: str
@@ -127,6 +134,8 @@ class Settings:
             node_left_out_s=left_out_s,
             node_left_out_max_s=left_out_max_s,
             queues=_one_of(env, "DLJOB_KUEUE", "auto", ("auto", "true", "false")) != "false",
+            queue_deadlines=_one_of(env, "DLJOB_QUEUE_DEADLINES", "true", (*_TRUE, *_FALSE)) in _TRUE,
+            queue_weights=_weights(env.get("DLJOB_QUEUE_WEIGHTS") or "{}"),
             resync_s=_number(env, "DLJOB_RESYNC_SECONDS", 600, 1, 86400),
             log_level=_one_of(env, "DLJOB_LOG_LEVEL", "info", LOG_LEVELS),
             log_format=_one_of(env, "DLJOB_LOG_FORMAT", "text", ("text", "json")),
@@ -138,6 +147,11 @@ class Settings:
         if self.node_faults == 0:
             return None
         return FaultPolicy(self.node_faults, self.node_fault_window_s, self.node_left_out_s, self.node_left_out_max_s)
+
+    @property
+    def queue_policy(self) -> QueuePolicy:
+        """Return what decides about the order of the queue."""
+        return QueuePolicy(self.queue_deadlines, self.queue_weights)
 
     @property
     def pod_groups(self) -> tuple[Kind, ...]:
@@ -195,6 +209,23 @@ def _node_templates(text: str) -> tuple[Node, ...]:
         return parse_templates(text)
     except ValueError as error:
         raise ValueError(f"DLJOB_NODE_TEMPLATES: {error}") from None
+
+
+def _weights(text: str) -> dict[str, float]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"DLJOB_QUEUE_WEIGHTS: found {text!r:.200}; expected JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"DLJOB_QUEUE_WEIGHTS: found {text!r:.200}; expected an object such as {{\"team-a\": 2}}")  # noqa: TRY004
+    for name, weight in found.items():
+        valid = isinstance(weight, int | float) and not isinstance(weight, bool)
+        if not (valid and MIN_WEIGHT <= weight <= MAX_WEIGHT):
+            raise ValueError(
+                f"DLJOB_QUEUE_WEIGHTS: found {weight!r:.50} for namespace {name!r:.70}; expected a number from "
+                f"{MIN_WEIGHT:g} to {MAX_WEIGHT:g}. Correct the chart value queue.weights"
+            )
+    return {str(name): float(weight) for name, weight in found.items()}
 
 
 def _peers(text: str) -> tuple[Mapping[str, Any], ...]:

@@ -7,11 +7,12 @@ The package does no I/O and reads no clock: callers pass nodes, pods and times.
 from dljob.scheduling.backfill import RunningJob, Shadow, StartSearch, in_order_of_ends, shadow, start_in_s
 from dljob.scheduling.book import ReservationBook
 from dljob.scheduling.charges import Charge, object_charge, pod_charge
+from dljob.scheduling.forecast import UNKNOWN, Forecast, Holder, Interval, Use, Waiter, forecast, interval
 from dljob.scheduling.gain import MIN_LEFT_S, Gain, gain
 from dljob.scheduling.growth import Growth
 from dljob.scheduling.ledger import BoundPod, Ledger, NodeCapacity
 from dljob.scheduling.limit_ranges import LimitRange
-from dljob.scheduling.order import QueuedJob, dominant_share
+from dljob.scheduling.order import QueuedJob, QueuePolicy, dominant_share, latest_start
 from dljob.scheduling.quotas import NO_LIMITS, NamespaceLimits, Quota
 from dljob.scheduling.requests import NOTHING, Requests, amount, pod_requests
 from dljob.scheduling.reservations import Reservation, without_reserved
@@ -20,14 +21,19 @@ __all__ = [
     "MIN_LEFT_S",
     "NOTHING",
     "NO_LIMITS",
+    "UNKNOWN",
     "BoundPod",
     "Charge",
+    "Forecast",
     "Gain",
     "Growth",
+    "Holder",
+    "Interval",
     "Ledger",
     "LimitRange",
     "NamespaceLimits",
     "NodeCapacity",
+    "QueuePolicy",
     "QueuedJob",
     "Quota",
     "Requests",
@@ -36,10 +42,15 @@ __all__ = [
     "RunningJob",
     "Shadow",
     "StartSearch",
+    "Use",
+    "Waiter",
     "amount",
     "dominant_share",
+    "forecast",
     "gain",
     "in_order_of_ends",
+    "interval",
+    "latest_start",
     "object_charge",
     "pod_charge",
     "pod_requests",

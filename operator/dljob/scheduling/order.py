@@ -1,21 +1,37 @@
 """The order of the queue: which of the waiting jobs gets devices first.
 
-Jobs of a higher priority come first. Among equal ones, jobs of the namespace come first that holds the smaller dominant
-share of the cluster. Then older jobs come first. (Dominant share: Ghodsi et al., "Dominant Resource Fairness", NSDI
-2011.)
+Jobs of a higher priority come first. Among equal ones, jobs with a deadline come first, the one with the least slack at
+first. Then jobs of the namespace come first that holds the smaller dominant share of the cluster, divided by its
+weight. Then older jobs come first. (Dominant share: Ghodsi et al., "Dominant Resource Fairness", NSDI 2011.)
 """
 
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 
 from dljob.scheduling.requests import Requests
+
+
+@dataclass(frozen=True)
+class QueuePolicy:
+    """What an administrator decides about the order of the queue."""
+
+    deadlines: bool = True
+    """False: deadlines do not change the order."""
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Weight of a namespace, greater than 0. Default: 1. With weight 2, a namespace gets twice the share."""
+
+    def weighted(self, namespace: str, share: float) -> float:
+        """Return the dominant share of a namespace, divided by its weight."""
+        return share / self.weights.get(namespace, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedJob:
     """What the place of a job in the queue depends on.
 
-    ``priority``: value of its PriorityClass. ``share``: dominant share of its namespace, from 0 to 1.
+    ``priority``: value of its PriorityClass. ``share``: dominant share of its namespace, divided by the weight of that.
+    ``latest_start``: see the function of this name; None: the job has no deadline, or can no longer meet it.
     """
 
     key: tuple[str, str]
@@ -23,16 +39,34 @@ class QueuedJob:
     priority: int
     share: float
     created: datetime
+    latest_start: datetime | None = None
 
     @property
-    def urgency(self) -> tuple[int, float]:
-        """Return the part of the place that does not depend on age. Smaller comes first."""
-        return -self.priority, self.share
+    def urgency(self) -> tuple[int, bool, float, float]:
+        """Return the part of the place that does not depend on age. Smaller comes first.
+
+        Slack is the time until the latest start. All jobs are compared at the same time, so the latest start has the
+        same order, and unlike slack it does not change from one comparison to the next.
+        """
+        due_s = 0.0 if self.latest_start is None else self.latest_start.timestamp()
+        return -self.priority, self.latest_start is None, due_s, self.share
 
     @property
-    def place(self) -> tuple[int, float, datetime, str]:
+    def place(self) -> tuple[int, bool, float, float, datetime, str]:
         """Return the sort key of the queue. It is a total order, because uids are unique."""
         return *self.urgency, self.created, self.uid
+
+
+def latest_start(finish_by: datetime | None, run_p90_s: float | None, now: datetime) -> datetime | None:
+    """Return when a job must start to meet its deadline: the deadline less the predicted remaining run time.
+
+    ``run_p90_s``: 90th percentile of that time; None: unknown, and 0 is assumed. Return None without a deadline, and if
+    this time has passed, so that no job gets devices first for a deadline that it misses anyway.
+    """
+    if finish_by is None:
+        return None
+    run_s = run_p90_s or 0.0
+    return finish_by - timedelta(seconds=run_s) if run_s <= (finish_by - now).total_seconds() else None
 
 
 def dominant_share(held: Requests, total: Requests) -> float:

@@ -3,12 +3,13 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from datetime import datetime
 from typing import Any
 
 from dljob.cluster import ClusterView
 from dljob.controller.controller import Controller
 from dljob.controller.metrics import Metrics
-from dljob.controller.planning.background import Planning, PlanningError
+from dljob.controller.planning.background import DEFAULT_POLICY, Planning, PlanningError
 from dljob.controller.planning.parsed_objects import Profiles
 from dljob.controller.work_queue import WorkQueue
 from dljob.job.plan.stored import StoredPlan
@@ -16,6 +17,7 @@ from dljob.kube import Cache, JobKey, Kube, NodeFaults, WarningEvents
 from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
 from dljob.reconcile.planning.make_plan import decide
+from dljob.scheduling import QueuePolicy
 from support.builders import CONFIG, NOW, T4
 from support.fake_api_server import FakeCluster
 from support.virtual_time import now_s, run
@@ -36,10 +38,14 @@ async def planned_here(question: ParsedJob, view: ClusterView, profiles: Profile
     return decide(replace(question, observed=replace(question.observed, view=view, learned=profiles)), CONFIG)
 
 
+def _now() -> datetime:
+    return NOW
+
+
 class Operator:
     """A controller whose workers run until nothing is left to do."""
 
-    def __init__(self, cluster: FakeCluster) -> None:
+    def __init__(self, cluster: FakeCluster, policy: QueuePolicy = DEFAULT_POLICY) -> None:
         self.cluster, self.cache, self.asked = cluster, Cache(now=lambda: NOW), list[JobKey]()
         self.queue: WorkQueue[JobKey] = WorkQueue()
         self.breaks: JobKey | None = None
@@ -50,7 +56,7 @@ class Operator:
         api: Any = cluster.api
         kube, self.metrics = Kube(api, self.cache, 600.0), Metrics()
         cluster.listed(self.cache)
-        self.planning = Planning(self.cache, self._plan, self.queue.add, self.metrics, now_s)
+        self.planning = Planning(self.cache, self._plan, self.queue.add, self.metrics, now_s, now=_now, policy=policy)
         self.controller = Controller(
             kube, self.cache, WarningEvents(api), self.queue, CONFIG, self.metrics, self.planning, lambda: NOW,
             node_faults=NodeFaults(api, self.cache, "dljob-system", "node-faults", None),
@@ -99,14 +105,16 @@ class Operator:
         return next((c for c in job.status.get("conditions") or () if c["type"] == kind), None)
 
 
-def on_two_nodes(test: Callable[[FakeCluster, Operator], Awaitable[None]]) -> None:
+def on_two_nodes(
+    test: Callable[[FakeCluster, Operator], Awaitable[None]], policy: QueuePolicy = DEFAULT_POLICY
+) -> None:
     """Run a test on a cluster with two nodes, each with one GPU."""
 
     async def main() -> None:
         cluster = FakeCluster()
         for name in ("n1", "n2"):
             cluster.node(name, T4, 1)
-        async with Operator(cluster) as operator:
+        async with Operator(cluster, policy) as operator:
             await test(cluster, operator)
 
     run(main())

@@ -2,6 +2,7 @@
 
 from dljob.kube import JobKey
 from dljob.kube.kinds import POD
+from dljob.scheduling import QueuePolicy
 from support.controller.fake_operator import SPEC, Json, Operator, on_two_nodes
 from support.fake_api_server import FakeCluster
 
@@ -128,6 +129,47 @@ def test_namespace_that_holds_less_starts_first() -> None:
         assert (operator.planned(newer), operator.planned(older)) == ("Planned", "DeviceBusy")
 
     on_two_nodes(body)
+
+
+def test_deadline_starts_first_unless_it_is_lost_or_switched_off() -> None:
+    async def first(cluster: FakeCluster, operator: Operator, finish_by: str) -> list[str | None]:
+        running = cluster.submit("running", **SPEC)
+        await run_on(cluster, operator, running, "n1", "n2")
+        older = cluster.submit("older", second=1, **SPEC)
+        due = cluster.submit("due", second=2, scheduling={"finishBy": finish_by}, **SPEC)
+        await operator.watch()
+        await stop(cluster, operator, running)
+        return [operator.planned(due), operator.planned(older)]
+
+    async def met(cluster: FakeCluster, operator: Operator) -> None:
+        assert await first(cluster, operator, "2027-01-01T00:00:00Z") == ["Planned", "DeviceBusy"]
+
+    async def other(cluster: FakeCluster, operator: Operator) -> None:
+        assert await first(cluster, operator, "2027-01-01T00:00:00Z") == ["DeviceBusy", "Planned"]
+
+    async def lost(cluster: FakeCluster, operator: Operator) -> None:
+        """The cluster needs more than a second for the training."""
+        assert await first(cluster, operator, "2026-03-01T12:00:01Z") == ["DeviceBusy", "Planned"]
+
+    on_two_nodes(met)
+    on_two_nodes(other, QueuePolicy(deadlines=False))
+    on_two_nodes(lost)
+
+
+def test_weight_gives_a_namespace_more() -> None:
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        first, other = cluster.submit("first", "team-a", **SMALL), cluster.submit("other", "team-b", **SMALL)
+        await operator.watch(1.0)
+        await cluster.bind(await cluster.create_pods(first), "n1")
+        await cluster.bind(await cluster.create_pods(other), "n2")
+        await operator.watch(1.0)
+        older = cluster.submit("older", "team-b", second=1, **SMALL)
+        newer = cluster.submit("newer", "team-a", second=2, **SMALL)
+        await operator.watch()
+        assert operator.planning.place(newer) == (1, 2)
+        assert operator.planning.place(older) == (2, 2)
+
+    on_two_nodes(body, QueuePolicy(weights={"team-a": 2.0}))
 
 
 def test_next_operator_lets_nobody_overtake() -> None:

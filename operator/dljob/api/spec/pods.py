@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import Field, WithJsonSchema
 
 from dlcontract import reasons
-from dljob.api.base import ApiModel, Bytes, DnsSubdomain, Duration, Quantity, Rule
+from dljob.api.base import ApiModel, Bytes, DnsSubdomain, Duration, Moment, Quantity, Rule
 
 
 def map_list(key: str) -> dict[str, Any]:
@@ -160,6 +160,14 @@ class Scheduling(ApiModel):
             "use their nodes. The job is planned again later. Time in which all pods have nodes and pull images or "
             "fetch data does not count. Default: 5m; for a plan that needs new nodes, the chart value "
             "autoscaling.startTimeoutSeconds."
+        ),
+    ] = None
+    finish_by: Annotated[
+        Moment | None,
+        Field(
+            description="When the training should have ended, such as 2026-12-01T18:00:00Z. Of the waiting jobs with "
+            "one priority, those with the least slack get devices first, unless the deadline can no longer be met. "
+            "The job goes on after this time. The condition DeadlineFeasible shows whether the deadline can be met."
         ),
     ] = None
     priority_class_name: Annotated[DnsSubdomain | None, Field(description="Priority class of the pods.")] = None

@@ -10,6 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime
 from time import monotonic
 
 from dljob.api import PlanningMode
@@ -25,10 +26,19 @@ from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import run_p90_s
 from dljob.job.reservation import PlannedPods, created_by_group, placed_by_group, plan_reservation, stored_reservation
 from dljob.kube import Cache, JobKey
+from dljob.kube.objects.cache import utc_now
 from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
 from dljob.reconcile.planning.make_plan import question as question_of
-from dljob.scheduling import NO_LIMITS, Growth, NamespaceLimits, Reservation, ReservationBook, without_reserved
+from dljob.scheduling import (
+    NO_LIMITS,
+    Growth,
+    NamespaceLimits,
+    QueuePolicy,
+    Reservation,
+    ReservationBook,
+    without_reserved,
+)
 
 Planner = Callable[[ParsedJob, ClusterView, Profiles], Awaitable[Decision]]
 """Answers a question about a job (``reconcile.planning.question``). Raises PlanningError if it cannot."""
@@ -44,6 +54,7 @@ RECONCILE_S = 60.0
 TICK_S = 5.0
 """Seconds between two checks whether reservations have expired."""
 YIELD_EVERY = 20
+DEFAULT_POLICY = QueuePolicy()
 
 log = logging.getLogger("dljob")
 
@@ -62,8 +73,14 @@ class Planning:
         requeue: Callable[[JobKey], None],
         metrics: Metrics,
         clock: Callable[[], float] = monotonic,
+        *,
+        now: Callable[[], datetime] = utc_now,
+        policy: QueuePolicy = DEFAULT_POLICY,
     ) -> None:
-        """``requeue``: called with a job's key when its answer is there, or when it must ask again."""
+        """``requeue``: called with a job's key when its answer is there, or when it must ask again.
+
+        ``clock``: seconds that never go back. ``now``: the time of day, for deadlines.
+        """
         self._cache, self._planner, self._requeue, self._metrics, self._clock = cache, planner, requeue, metrics, clock
         self._asked: dict[JobKey, ParsedJob] = {}
         self._current: tuple[JobKey, ParsedJob] | None = None
@@ -72,7 +89,7 @@ class Planning:
         self._waiting: dict[JobKey, tuple[Observed, float, Decision | None]] = {}
         """Jobs without a plan, as they were when the operator had written why no plan is possible, and when."""
         self._book, self._growth = ReservationBook(), Growth()
-        self._queue = Queue(cache, self._book, clock)
+        self._queue = Queue(cache, self._book, clock, now, policy)
         self._unstored: dict[JobKey, tuple[Mapping[str, str], PlannedPods]] = {}
         """Accepted plans that are not stored yet, with their data."""
         self._turns = Turns(cache.jobs)

@@ -7,6 +7,7 @@ are in ``dljob.scheduling``; this module feeds them.
 import logging
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from math import inf
 
 from dljob.cluster import ClusterView
@@ -19,6 +20,7 @@ from dljob.reconcile import ParsedJob
 from dljob.scheduling import (
     NOTHING,
     QueuedJob,
+    QueuePolicy,
     Requests,
     ReservationBook,
     RunningJob,
@@ -26,6 +28,7 @@ from dljob.scheduling import (
     StartSearch,
     dominant_share,
     in_order_of_ends,
+    latest_start,
     shadow,
     start_in_s,
     without_reserved,
@@ -66,8 +69,17 @@ class _Known:
 class Queue:
     """Order and shadow reservations. Use it in one event loop only."""
 
-    def __init__(self, cache: Cache, book: ReservationBook, clock: Callable[[], float]) -> None:
-        self._cache, self._book, self._clock = cache, book, clock
+    def __init__(
+        self,
+        cache: Cache,
+        book: ReservationBook,
+        clock: Callable[[], float],
+        now: Callable[[], datetime],
+        policy: QueuePolicy,
+    ) -> None:
+        self._cache, self._book, self._clock, self._now, self._policy = cache, book, clock, now, policy
+        self.run_p90_s: dict[JobKey, float] = {}
+        """90th percentile of the predicted run time of jobs that wait, as far as it is known."""
         self._known: dict[JobKey, _Known] = {}
         self._shares: tuple[tuple[int, int], dict[str, float]] | None = None
         self._places: tuple[float, dict[JobKey, int]] = (-inf, {})
@@ -75,10 +87,12 @@ class Queue:
 
     def job(self, question: ParsedJob) -> QueuedJob:
         """Return what the place of a job in the queue depends on."""
-        job = question.observed.job
-        named = question.spec.scheduling.priority_class_name if question.spec is not None else None
-        share = self._share_by_namespace().get(job.namespace, 0.0)
-        return QueuedJob(job.key, job.uid, self._cache.priority(named), share, job.created)
+        job, scheduling = question.observed.job, question.spec.scheduling if question.spec is not None else None
+        priority = self._cache.priority(scheduling.priority_class_name if scheduling is not None else None)
+        share = self._policy.weighted(job.namespace, self._share_by_namespace().get(job.namespace, 0.0))
+        finish_by = scheduling.finish_by if scheduling is not None and self._policy.deadlines else None
+        latest = latest_start(finish_by, self.run_p90_s.get(job.key), self._now())
+        return QueuedJob(job.key, job.uid, priority, share, job.created, latest)
 
     def holds_devices(self, key: JobKey) -> bool:
         """Return True if pods of the job run, or if a plan of it reserves devices."""
@@ -116,6 +130,7 @@ class Queue:
 
     def forget_all(self) -> None:
         self._known.clear()
+        self.run_p90_s.clear()
         self._places = (-inf, {})
         self._shares = None
 
