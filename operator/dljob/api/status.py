@@ -31,8 +31,8 @@ class ConditionStatus(StrEnum):
 class Condition(ApiModel):
     """metav1.Condition.
 
-    Types in use: Accepted, Planned, VolumeReady, PodsReady, Running, Suspended, DeviceMismatch, Complete,
-    Failed.
+    Types in use: Accepted, Planned, VolumeReady, PodsReady, Running, Suspended, DeviceMismatch, DeadlineFeasible,
+    Complete, Failed.
     """
 
     type: Annotated[str, Field(max_length=316)]
@@ -80,6 +80,7 @@ class Candidate(ApiModel):
 
     summary: str
     chosen: bool = False
+    nodes: Annotated[int | None, Field(ge=1, description="Number of nodes. Unset in plans of older releases.")] = None
     predicted: Predicted
 
 
@@ -227,6 +228,55 @@ class Result(ApiModel):
     ] = None
 
 
+class QueueStatus(ApiModel):
+    """Place of a waiting job in the queue, and the forecast of its start. It is updated when it changes notably."""
+
+    position: Annotated[int, Field(ge=1, description="Place among all waiting jobs. 1: the first in line.")]
+    jobs: Annotated[int, Field(ge=1, description="Number of waiting jobs.")]
+    earliest_start: Annotated[
+        datetime | None, Field(description="Start if all jobs before it take the 10th percentile of their run times.")
+    ] = None
+    forecast_start: Annotated[
+        datetime | None, Field(description="Start with the median of all run times. Unset: unknown.")
+    ] = None
+    latest_start: Annotated[
+        datetime | None, Field(description="Start if all jobs take the 90th percentile of their run times.")
+    ] = None
+    latest_finish: Annotated[
+        datetime | None, Field(description="End of the training with the 90th percentile of all run times.")
+    ] = None
+
+
+class ForecastSize(ApiModel):
+    """A number of nodes for which the planner predicted the whole training."""
+
+    nodes: Annotated[int, Field(ge=1)]
+    total_seconds: Annotated[float, Field(ge=0, description="Median time of the whole training on these nodes.")]
+
+
+class RunForecast(ApiModel):
+    """Forecast of a job that holds devices, for queues and tools that decide whether to stop or resize it."""
+
+    time: Annotated[datetime, Field(description="When the forecast was made.")]
+    remaining_seconds: Annotated[float, Field(ge=0, description="Median of the remaining training time.")]
+    remaining_seconds_p90: Annotated[float, Field(ge=0, description="90th percentile of the remaining training time.")]
+    unsaved_seconds: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="Training since the last checkpoint. It is lost if the pods are killed; pods that get their "
+            "grace period write a checkpoint first.",
+        ),
+    ]
+    restart_seconds: Annotated[
+        float, Field(ge=0, description="Time from new pods to the first step, lost by every stop.")
+    ]
+    sizes: Annotated[
+        tuple[ForecastSize, ...],
+        Field(max_length=8, description="The best numbers of nodes that the planner considered, the fastest first."),
+    ] = ()
+
+
 class DLJobStatus(ApiModel):
     observed_generation: Annotated[int, Field(ge=0)] = 0
     phase: Phase = Phase.PENDING
@@ -242,6 +292,10 @@ class DLJobStatus(ApiModel):
         str | None,
         Field(description="Estimated remaining training time, such as 2h5m (<2h20m): the median and the p90."),
     ] = None
+    queue: Annotated[
+        QueueStatus | None, Field(description="Place in the queue. Unset for a job that does not wait for devices.")
+    ] = None
+    forecast: Annotated[RunForecast | None, Field(description="Unset for a job that holds no devices.")] = None
     selector: Annotated[
         str, Field(description="Label selector of the job's pods, for the scale subresource.", max_length=128)
     ] = ""

@@ -23,6 +23,7 @@ from dljob.kube.objects.cache import utc_now
 from dljob.kube.warning_events import RECHECK_S
 from dljob.planner import Infeasible
 from dljob.reconcile import (
+    DEADLINE,
     Desired,
     ParsedJob,
     RunMeasurements,
@@ -173,7 +174,7 @@ class Controller:
                     raise failure
                 return WHILE_PLANNING
             if isinstance(parsed.decision, Infeasible):
-                observed = replace(observed, place=self._planning.place(key))
+                observed = replace(observed, place=self._planning.place(key), outlook=self._planning.outlook(key))
         else:
             self._planning.settle(key)
         desired = reconcile(observed, self._config, self._now(), parsed)
@@ -351,11 +352,16 @@ class Controller:
 
     def count_jobs(self) -> None:
         """Set the gauges of jobs by phase, of nodes that are left out, and of the queue's depth."""
-        counts = dict.fromkeys(PHASES, 0)
+        counts, deadlines = dict.fromkeys(PHASES, 0), list[str]()
         for job in self._cache.jobs():
             phase = (job.status or {}).get("phase") or "Pending"
             if phase in counts:
                 counts[phase] += 1
+            if phase not in ("Complete", "Failed") and (job.spec.get("scheduling") or {}).get("finishBy"):
+                conditions = (job.status or {}).get("conditions") or ()
+                found = (c.get("status") for c in conditions if c.get("type") == DEADLINE)
+                deadlines.append(str(next(found, "Unknown")))
+        self._metrics.count_deadlines(deadlines)
         for phase, number in counts.items():
             self._metrics.jobs.labels(phase).set(number)
         self._metrics.count_left_out(self._node_faults.active(self._now()))

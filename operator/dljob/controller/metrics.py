@@ -3,7 +3,8 @@
 A job's name is never a label, because its time series would still exist after the job is deleted.
 """
 
-from collections.abc import Iterable
+from collections import Counter as Counts
+from collections.abc import Iterable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -12,9 +13,10 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from dlcontract.reasons import PARAMETERS_DIVERGED
-from dljob.api import DLJobStatus, Phase
+from dljob.api import ConditionStatus, DLJobStatus, Phase
 from dljob.api.changes import CHANGE_REFUSED, JOB_ENDED
 from dljob.faults import EVERY_NAMESPACE, FaultKind, LeftOut
+from dljob.scheduling import Interval
 from dljob.status import find, is_true
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -114,6 +116,26 @@ class Metrics:
             ["reason"],
             registry=registry,
         )
+        self.queue_start_s = Gauge(
+            f"{prefix}_queue_start_seconds",
+            "Forecast: seconds until the first and the last waiting job start, at the median and at the 90th "
+            "percentile of all run times. 0 without waiting jobs. If the last is too late, add nodes.",
+            ["position", "percentile"],
+            registry=registry,
+        )
+        self.without_forecast = Gauge(
+            f"{prefix}_queue_jobs_without_forecast",
+            "Waiting jobs without a forecast of their start. If it stays above 0, the remaining time of a running job "
+            "is unknown, or the cluster is too small for these jobs: see their condition Planned.",
+            registry=registry,
+        )
+        self.deadlines = Gauge(
+            f"{prefix}_deadlines",
+            "Jobs with spec.scheduling.finishBy that have not ended, by status of their condition DeadlineFeasible. "
+            "If False is not 0, see docs/how-to/troubleshooting.md.",
+            ["feasible"],
+            registry=registry,
+        )
         self.plan_error = Histogram(
             f"{prefix}_plan_step_error_ratio",
             "(predicted - measured) / measured step time of finished jobs. If it is far from 0, see the docs on "
@@ -186,6 +208,8 @@ class Metrics:
             self.reconciles.labels(result)
         for reason in ("no_plan", "queued"):
             self.waiting_jobs.labels(reason)
+        self.forecast((), 0)
+        self.count_deadlines(())
         for result in ("accepted", "infeasible"):
             self.plans.labels(result)
         for outcome in ("Complete", "Failed"):
@@ -209,6 +233,19 @@ class Metrics:
                 self.finished.labels(outcome).inc()
                 if after.measured is not None and after.measured.step_error is not None:
                     self.plan_error.observe(after.measured.step_error)
+
+    def forecast(self, starts: Sequence[Interval], unknown: int) -> None:
+        """Set the gauges of the forecast. ``starts``: of the waiting jobs. ``unknown``: number of those without."""
+        for position, choose in (("first", min), ("last", max)):
+            self.queue_start_s.labels(position, "p50").set(choose((each.p50 for each in starts), default=0.0))
+            self.queue_start_s.labels(position, "p90").set(choose((each.p90 for each in starts), default=0.0))
+        self.without_forecast.set(unknown)
+
+    def count_deadlines(self, statuses: Iterable[str]) -> None:
+        """Set the gauge of jobs with a deadline. ``statuses``: of their conditions DeadlineFeasible."""
+        counts = Counts(statuses)
+        for status in ConditionStatus:
+            self.deadlines.labels(status.value).set(counts[status.value])
 
     def count_left_out(self, entries: Iterable[LeftOut]) -> None:
         """Set the gauge of nodes that are left out of plans. A node may be left out for several namespaces."""

@@ -143,6 +143,24 @@ class Rejected:
 
 
 @dataclass(frozen=True)
+class Outlook:
+    """The forecast of a waiting job. None: unknown.
+
+    ``earliest``, ``start`` and ``latest``: 10th percentile, median and 90th percentile of its start. ``finish_p90``:
+    90th percentile of its end.
+    """
+
+    earliest: datetime | None
+    start: datetime | None
+    latest: datetime | None
+    finish_p90: datetime | None
+
+    def meets(self, finish_by: datetime | None) -> bool | None:
+        """Return whether the job is predicted to end in time; None if that is unknown, and without a deadline."""
+        return None if finish_by is None or self.finish_p90 is None else self.finish_p90 <= finish_by
+
+
+@dataclass(frozen=True)
 class Observed:
     job: JobSeen
     sets: tuple[SetSeen, ...] = ()
@@ -175,6 +193,8 @@ class Observed:
     """The job's Workload and what belongs to it, if the job is or was in a queue of Kueue."""
     place: tuple[int, int] | None = None
     """The job's place among all jobs that wait for devices, from 1, and their number; None if it does not wait."""
+    outlook: Outlook | None = None
+    """The forecast of a job that waits for devices; None if there is none, or if it does not wait."""
     capacity_grew: bool = False
     """True if the cluster has more free than when the job was last planned, and no other job waits for that."""
 

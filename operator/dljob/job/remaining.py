@@ -1,6 +1,9 @@
 """The predicted remaining time of a job, for forecasts of when its devices become free."""
 
-from dljob.api import DLJobStatus, Predicted
+from dljob.api import DLJobStatus, Phase, Predicted
+from dljob.scheduling import UNKNOWN, Interval, interval
+
+OVER = Interval(0.0, 0.0, 0.0)
 
 
 def run_p90_s(predicted: Predicted) -> float | None:
@@ -10,18 +13,38 @@ def run_p90_s(predicted: Predicted) -> float | None:
     return predicted.total_seconds * _spread(predicted)
 
 
-def remaining_p90_s(status: DLJobStatus) -> float | None:
-    """Return the 90th percentile of the remaining seconds of a job with this status; None if it is unknown.
+def run_time(predicted: Predicted, status: DLJobStatus) -> Interval:
+    """Return the run time of a waiting job with a plan that is predicted to take ``predicted``.
+
+    ``status``: of the job. Steps before its last checkpoint are not repeated.
+    """
+    if run_p90_s(predicted) is None:
+        return UNKNOWN
+    saved, done = status.last_checkpoint, status.progress
+    left = 1.0 - min(1.0, saved.step / done.steps) if saved is not None and done is not None else 1.0
+    return interval(predicted.total_seconds * left, _spread(predicted))
+
+
+def remaining(status: DLJobStatus) -> Interval:
+    """Return the remaining time of a job with this status.
 
     The measured step time replaces the predicted one. Its relative uncertainty is that of the prediction.
     """
+    if status.phase in (Phase.COMPLETE, Phase.FAILED):
+        return OVER
     if status.plan is None:
-        return None
+        return UNKNOWN
     predicted, done = status.plan.predicted, status.progress
     if done is None:
-        return run_p90_s(predicted)
+        return UNKNOWN if run_p90_s(predicted) is None else interval(predicted.total_seconds, _spread(predicted))
     step_s = status.measured.step_seconds if status.measured else predicted.step_seconds
-    return (done.steps - done.step) * step_s * _spread(predicted) if step_s > 0 else None
+    return interval((done.steps - done.step) * step_s, _spread(predicted)) if step_s > 0 else UNKNOWN
+
+
+def remaining_p90_s(status: DLJobStatus) -> float | None:
+    """Return the 90th percentile of the remaining seconds of a job with this status; None if it is unknown."""
+    found = remaining(status)
+    return None if found is UNKNOWN else found.p90
 
 
 def _spread(predicted: Predicted) -> float:

@@ -11,6 +11,7 @@ from dljob.reconcile import node_faults, run
 from dljob.reconcile.admission import gang, kueue
 from dljob.reconcile.desired import Desired, Draft
 from dljob.reconcile.fence import fence, stop
+from dljob.reconcile.forecasts import place_of, queue_text, with_forecasts
 from dljob.reconcile.parsed import ParsedJob, parse_observed
 from dljob.reconcile.planning import make_plan, replan, resize
 from dljob.reconcile.rollout import bring_up, in_force, quiet
@@ -131,7 +132,7 @@ def _plan(
     if isinstance(decision, Infeasible):
         draft.verdicts.append(make_plan.infeasible(decision, parsed))
         draft.requeue_in(make_plan.RETRY_S if decision.transient else 4 * make_plan.RETRY_S)
-        gang.no_plan(parsed.observed, draft)
+        gang.no_plan(parsed.observed, draft, queue_text(place_of(parsed, now)))
         return None if again else parsed.accepted, None
     plan_only = parsed.spec.planning.mode is PlanningMode.PLAN_ONLY
     replan.reset_contradiction(parsed, draft, decision)
@@ -287,6 +288,7 @@ def _finish(
         parsed.observed, parsed.before, draft.verdicts, accepted, parsed.report, now,
         wanted=draft.wanted, start_timeouts=draft.start_timeouts, plan_only=plan_only,
     )  # fmt: skip
+    status = with_forecasts(parsed, status, now)
     return Desired(
         objects=tuple(draft.objects),
         secret=draft.secret,

@@ -83,6 +83,10 @@ class Ledger:
         """Return True if the pod takes resources from a node."""
         return uid in self._pods
 
+    def bound(self, uid: str) -> BoundPod | None:
+        """Return where a pod is bound and what it takes there; None if it takes nothing."""
+        return self._pods.get(uid)
+
     def requests(self, uid: str) -> Requests:
         """Return what the pod takes from its node; nothing if it is not in the ledger."""
         pod = self._pods.get(uid)

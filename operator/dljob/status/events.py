@@ -12,6 +12,7 @@ _BAD_WHEN_TRUE = {"Failed", "DeviceMismatch", "PlanContradicted", "NodeFaulty"}
 _QUIET = {
     "Starting", "NotStarted", "Stopping", "Stopped", "Finished", "Suspending", "NotSuspended", "Binding",
     "FetchingDataset", "NoPlan", "Suspended", "WorkloadAbsent", "NotWorthwhile",
+    "NoForecast", "NoDeadline",
 }  # fmt: skip
 """Reasons of conditions that cause no event. They only say that something has not started yet or is over."""
 _QUIET_WHEN_TRUE = {"Accepted", "NotNeeded", "Starting", "Started", "InQueue"}

@@ -99,6 +99,11 @@ class Operator:
         assert found is not None
         return str(found["message"])
 
+    def condition(self, key: JobKey, kind: str) -> tuple[str, str] | None:
+        """Return the status and the reason of a condition."""
+        found = self._condition(key, kind)
+        return None if found is None else (found["status"], found["reason"])
+
     def _condition(self, key: JobKey, kind: str) -> Json | None:
         job = self.cache.job(key)
         assert job is not None

@@ -148,8 +148,8 @@ def test_deadline_starts_first_unless_it_is_lost_or_switched_off() -> None:
         assert await first(cluster, operator, "2027-01-01T00:00:00Z") == ["DeviceBusy", "Planned"]
 
     async def lost(cluster: FakeCluster, operator: Operator) -> None:
-        """The cluster needs more than a second for the training."""
-        assert await first(cluster, operator, "2026-03-01T12:00:01Z") == ["DeviceBusy", "Planned"]
+        """The training takes longer than 10 ms."""
+        assert await first(cluster, operator, "2026-03-01T12:00:00.01Z") == ["DeviceBusy", "Planned"]
 
     on_two_nodes(met)
     on_two_nodes(other, QueuePolicy(deadlines=False))
@@ -200,5 +200,36 @@ def test_queued_jobs_cost_no_planning_while_nothing_changes() -> None:
         operator.asked.clear()
         await operator.watch(120.0)
         assert operator.asked == []
+
+    on_two_nodes(body)
+
+
+def test_waiting_job_shows_its_forecast_and_its_deadline() -> None:
+    """Seen before: a waiting job did not say when it might start."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        running = cluster.submit("running", **{**SPEC, "epochs": 100_000})
+        await run_on(cluster, operator, running, "n1", "n2")
+        late = {"finishBy": "2026-03-01T12:00:01Z"}
+        waits, due = (
+            cluster.submit("waits", second=1, **SPEC),
+            cluster.submit("due", second=2, scheduling=late, **SPEC),
+        )
+        await operator.watch(4.0)
+        first, second = (operator.cache.job(key).status["queue"] for key in (due, waits))  # type: ignore[union-attr]
+        assert [(each["position"], each["jobs"]) for each in (first, second)] == [(1, 2), (2, 2)]
+        assert first["earliestStart"] <= first["forecastStart"] <= first["latestStart"] <= first["latestFinish"]
+        assert first["forecastStart"] <= second["forecastStart"]
+        assert "it is predicted to start at 2026-" in operator.message(due, "Admitted")
+        assert operator.condition(due, "DeadlineFeasible") == ("False", "TooLate")
+        assert operator.condition(waits, "DeadlineFeasible") is None
+        operator.controller.count_jobs()
+        text = operator.metrics.text().decode()
+        assert 'dljob_operator_deadlines{feasible="False"} 1.0' in text
+        assert "dljob_operator_queue_jobs_without_forecast 0.0" in text
+        assert 'dljob_operator_queue_start_seconds{percentile="p50",position="last"} 0.0' not in text
+        await stop(cluster, operator, running)
+        started = operator.cache.job(due)
+        assert started is not None and "queue" not in started.status
 
     on_two_nodes(body)

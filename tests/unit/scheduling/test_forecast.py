@@ -68,12 +68,12 @@ def test_job_that_can_never_start_blocks_nobody() -> None:
 
 
 def test_job_beside_the_first_in_line_starts() -> None:
-    view = ClusterView(gpus(2, free=0).nodes + tuple(replace(n, name=f"m{n.name}") for n in gpus(2).nodes))
-    found = forecast(view, [holder(interval(60, 1.0), "n-0")], [waiter("big", 10, 3), waiter("long", 1e6, 1)])
-    assert starts(found) == {"big": 60, "long": 70}
-    view = ClusterView((*view.nodes, replace(view.nodes[2], name="spare")))
-    found = forecast(view, [holder(interval(60, 1.0), "n-0")], [waiter("big", 10, 3), waiter("long", 1e6, 1)])
-    assert starts(found) == {"big": 0, "long": 60}
+    free = tuple(replace(node, name=f"free-{node.name}") for node in gpus(3).nodes)
+    view = ClusterView(gpus(2, free=0).nodes + free)
+    line = [waiter("big", 10, 4), waiter("long", 1e6, 1)]
+    one, two = holder(interval(60, 1.0), "n-0"), holder(interval(60, 1.0), "n-1")
+    assert starts(forecast(view, [one], line)) == {"big": 60, "long": 70}
+    assert starts(forecast(view, [one, two], line)) == {"big": 60, "long": 0}
 
 
 def test_reserved_pods_of_a_running_job_count() -> None:

@@ -19,9 +19,10 @@ from dljob.controller.metrics import Metrics
 from dljob.controller.planning.answers import Answer, Decision
 from dljob.controller.planning.growing import Turns, matters_to
 from dljob.controller.planning.limits import limits_for
+from dljob.controller.planning.outlook import Outlooks
 from dljob.controller.planning.parsed_objects import PlansByJob, Profiles, ProfilesByNamespace
 from dljob.controller.planning.queueing import Queue, queued
-from dljob.job.observed import Observed
+from dljob.job.observed import Observed, Outlook
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import run_p90_s
 from dljob.job.reservation import PlannedPods, created_by_group, placed_by_group, plan_reservation, stored_reservation
@@ -90,6 +91,7 @@ class Planning:
         """Jobs without a plan, as they were when the operator had written why no plan is possible, and when."""
         self._book, self._growth = ReservationBook(), Growth()
         self._queue = Queue(cache, self._book, clock, now, policy)
+        self._outlooks = Outlooks(cache, self._book, self._queue, metrics, clock, now)
         self._unstored: dict[JobKey, tuple[Mapping[str, str], PlannedPods]] = {}
         """Accepted plans that are not stored yet, with their data."""
         self._turns = Turns(cache.jobs)
@@ -165,6 +167,8 @@ class Planning:
         if waiting is None or self._clock() - waiting[1] >= RECONCILE_S or waiting[0] != observed:
             return False
         answer = self._answers.get(key)
+        if self._outlooks.is_news(key):
+            return False
         if answer is None or not isinstance(answer.decision, Infeasible) or answer.decision.reason == "NodesLeftOut":
             return False  # Only a reconcile reads which nodes are left out.
         if answer.decision != waiting[2]:
@@ -174,6 +178,10 @@ class Planning:
     def place(self, key: JobKey) -> tuple[int, int] | None:
         """Return the place of a job that waits for devices, from 1, and the number of such jobs; None: it does not."""
         return self._queue.place(key, self._waiting_for_devices())
+
+    def outlook(self, key: JobKey) -> Outlook | None:
+        """Return the forecast of a job that waits for devices; None if there is none yet, or if it does not wait."""
+        return self._outlooks.of(key)
 
     def refused(self, key: JobKey) -> None:
         """End the reservation of a plan that the API server did not store."""
@@ -210,6 +218,7 @@ class Planning:
                 while self._asked:
                     key = min(self._asked, key=self._turn)
                     await self._answer(key, self._asked.pop(key))
+                await self._forecast()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(TICK_S):
                         await self._wakeup.wait()
@@ -218,6 +227,7 @@ class Planning:
             for state in (self._asked, self._answers, self._waiting, self._unstored, self._served):
                 state.clear()
             self._book.clear()
+            self._outlooks.forget_all()
             self._queue.forget_all()
             self._turns.clear()
             self._plans.clear()
@@ -269,21 +279,38 @@ class Planning:
     ) -> tuple[Decision, JobKey | None]:
         """Return the plan of a job, or why it must wait, and the first job in line if it waits behind that one."""
         decision = await self._planner(question, view, profiles)
+        if question.spec is not None and question.spec.scheduling.finish_by is not None:
+            await self._note_run_time(key, question, decision)
         alone = _plan_only(question) or question.queued or self._queue.holds_devices(key)
         if isinstance(decision, Infeasible) or alone:
             return decision, None
         waiting = self._waiting_for_devices()
         if not waiting:
             return decision, None
-
-        async def ask(about: ParsedJob, free: ClusterView) -> Decision:
-            return await self._planner(about, free, self._profiles.of(about.observed.job.namespace))
-
-        first = await self._queue.first_before(key, question, waiting, ask)
+        first = await self._queue.first_before(key, question, waiting, self._ask)
         if first is None or first.shadow.after(self._clock(), run_p90_s(decision.status.predicted)):
             return decision, None
         beside = await self._planner(question, first.shadow.beside(view), profiles)
         return (queued(first, self._clock()), first.key) if isinstance(beside, Infeasible) else (beside, None)
+
+    async def _note_run_time(self, key: JobKey, question: ParsedJob, decision: Decision) -> None:
+        """Note the run time of a job with a deadline, on which its place in the queue depends."""
+        if isinstance(decision, Infeasible):
+            await self._outlooks.learn(key, question, self._ask)
+        elif (run_s := run_p90_s(decision.status.predicted)) is not None:
+            self._queue.run_p90_s[key] = run_s
+
+    async def _ask(self, about: ParsedJob, free: ClusterView) -> Decision:
+        return await self._planner(about, free, self._profiles.of(about.observed.job.namespace))
+
+    async def _forecast(self) -> None:
+        """Update the forecasts of the waiting jobs. An error in them must not stop planning."""
+        try:
+            waiting = self._waiting_for_devices()
+            for key in await self._outlooks.refresh(waiting, self._ask, lambda: bool(self._asked)):
+                self._requeue(key)
+        except Exception:
+            log.exception("the forecast of the queue failed")
 
     def _waiting_for_devices(self) -> dict[JobKey, ParsedJob]:
         """Return the questions of the jobs that wait for devices which others use now."""

@@ -68,7 +68,10 @@ def _batch_choice(spec: DLJobSpec, found: BatchDecision) -> BatchChoice:
 
 
 def _candidate(choice: Choice, chosen: Choice) -> Candidate:
-    return Candidate(summary=choice.summary, chosen=choice == chosen, predicted=predicted(choice.prediction))
+    nodes = sum(group.nodes for group in choice.groups)
+    return Candidate(
+        summary=choice.summary, chosen=choice == chosen, nodes=nodes, predicted=predicted(choice.prediction)
+    )
 
 
 def plan_status(

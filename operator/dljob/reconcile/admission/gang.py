@@ -145,12 +145,15 @@ def release(parsed: ParsedJob, draft: Draft, now: datetime) -> None:
     draft.verdicts.append(Verdict("Running", FALSE, "NotStarted", "the job waits; see the condition Admitted"))
 
 
-def no_plan(observed: Observed, draft: Draft) -> None:
-    """Add the verdict of a job that has no pods and for which no plan is possible now, with its place in the queue."""
+def no_plan(observed: Observed, draft: Draft, forecast: str) -> None:
+    """Add the verdict of a job that has no pods and for which no plan is possible now, with its place in the queue.
+
+    ``forecast``: what follows the place.
+    """
     if quiet(observed):
         text = "no plan is possible now; see the condition Planned"
         if observed.place is not None:
             place, waiting = observed.place
             others = f"number {place} of {waiting} in the queue" if waiting > 1 else "the only one that waits"
-            text = f"no plan is possible now, and the job is {others}; see the condition Planned"
+            text = f"no plan is possible now, and the job is {others}{forecast}; see the condition Planned"
         draft.verdicts.append(Verdict(CONDITION, FALSE, "NoPlan", text))

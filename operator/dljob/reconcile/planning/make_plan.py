@@ -45,7 +45,7 @@ MAX_NAMED = 5
 """Maximum number of nodes that the message about left-out nodes names."""
 
 _IN_EACH_RECONCILE = {
-    "Accepted", "Admitted", "Planned", "VolumeReady", "PodsReady", "Running", "ReportValid", "Suspended",
+    "Accepted", "Admitted", "Planned", "VolumeReady", "PodsReady", "Running", "ReportValid", "Suspended", "DeadlineFeasible",
 }  # fmt: skip
 """Conditions that do not affect a plan, and that change while a job starts, runs or waits."""
 ANY_SET = SetSeen("", "", 0, "")
@@ -82,7 +82,7 @@ def question(parsed: ParsedJob) -> ParsedJob:
         observed=replace(
             observed, job=replace(observed.job, spec={}, status={}), sets=observed.sets[:1] and (ANY_SET,), pods=(),
             claims={}, classes=None, plan=None, report=None, report_problem=None, lost_nodes={}, view=None, learned={},
-            rejected=None, queue=QueueSeen(), capacity_grew=False, place=None, limits=NO_LIMITS,
+            rejected=None, queue=QueueSeen(), capacity_grew=False, place=None, outlook=None, limits=NO_LIMITS,
         ),
         before=DLJobStatus(conditions=kept, plan=before.plan, last_checkpoint=before.last_checkpoint),
         report=parsed.report if parsed.accepted is None else None,

@@ -1,0 +1,203 @@
+"""Forecasts for the waiting jobs: when they start, and when they end.
+
+The run time of a waiting job, and what its pods need, follow from its plan on the cluster after all jobs have ended. The
+rules of the forecast are in ``dljob.scheduling.forecast``; this module feeds them.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from math import inf, isfinite
+
+from dljob.cluster import ClusterView
+from dljob.controller.metrics import Metrics
+from dljob.controller.planning.queueing import Ask, Queue
+from dljob.job.observed import Outlook
+from dljob.job.plan.stored import StoredPlan
+from dljob.job.remaining import OVER, remaining, run_time
+from dljob.job.reservation import PlannedPods, plan_reservation
+from dljob.kube import Cache, JobKey
+from dljob.reconcile import ParsedJob
+from dljob.scheduling import (
+    Forecast,
+    Holder,
+    Interval,
+    ReservationBook,
+    Use,
+    Waiter,
+    forecast,
+    without_reserved,
+)
+from dljob.status import previous
+
+MIN_S = 1.0
+"""Minimum number of seconds between two forecasts."""
+REPEAT_S = 60.0
+"""Seconds after which the queue is simulated again although nothing in the cluster changed: running jobs progress."""
+IDLE_FACTOR = 20.0
+"""A forecast that took long is repeated after at least so many times its duration."""
+MAX_ASKED = 5
+"""Maximum number of jobs that are planned for one forecast, because jobs that could start wait meanwhile."""
+MAX_LEFT = timedelta(days=3650)
+"""Later times are shown as unknown."""
+
+
+@dataclass(frozen=True)
+class _Alone:
+    """The plan of a job on the cluster after all jobs have ended. ``waiter``: None if there is none."""
+
+    question: ParsedJob
+    versions: tuple[int, int]
+    """Of the profiles, and of the cluster without jobs. An older entry is used until a new one is there."""
+    waiter: Waiter | None
+
+
+class Outlooks:
+    """Forecasts of all waiting jobs. Use it in one event loop only."""
+
+    def __init__(
+        self,
+        cache: Cache,
+        book: ReservationBook,
+        queue: Queue,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        now: Callable[[], datetime],
+    ) -> None:
+        self._cache, self._book, self._queue, self._metrics = cache, book, queue, metrics
+        self._clock, self._now = clock, now
+        self._alone: dict[JobKey, _Alone] = {}
+        self._whole: ClusterView | None = None
+        """The cluster after all jobs have ended, and how often it has changed."""
+        self._changes = 0
+        self._found: dict[JobKey, Outlook] = {}
+        self._news: set[JobKey] = set()
+        """Jobs whose status lacks something important of their forecast."""
+        self._next_s, self._state = -inf, object()
+        self._made_s = -inf
+
+    def of(self, key: JobKey) -> Outlook | None:
+        """Return the forecast of a waiting job, to be shown; None if there is none."""
+        self._news.discard(key)
+        return self._found.get(key)
+
+    def is_news(self, key: JobKey) -> bool:
+        """Return True if the status of a waiting job must be written now, because it lacks its forecast."""
+        return key in self._news
+
+    async def learn(self, key: JobKey, question: ParsedJob, ask: Ask) -> None:
+        """Find out how long a waiting job runs, and what its pods need, unless that is known."""
+        self._look()
+        if self._knows(key, question):
+            return
+        assert self._whole is not None
+        versions = self._versions()
+        plan, job, waiter = await ask(question, self._whole), self._cache.job(key), None
+        if isinstance(plan, StoredPlan) and job is not None:
+            run = run_time(plan.status.predicted, previous(job))
+            waiter = Waiter(key, run, plan_reservation(PlannedPods.of(plan), job.spec, {}))
+            self._queue.run_p90_s[key] = run.p90
+        self._alone[key] = _Alone(question, versions, waiter)
+
+    def _knows(self, key: JobKey, question: ParsedJob) -> bool:
+        known = self._alone.get(key)
+        return known is not None and known.question == question and known.versions == self._versions()
+
+    def _versions(self) -> tuple[int, int]:
+        return self._cache.profiles_version, self._changes
+
+    async def refresh(
+        self, waiting: Mapping[JobKey, ParsedJob], ask: Ask, busy: Callable[[], bool]
+    ) -> tuple[JobKey, ...]:
+        """Update the forecasts if they are due. Return the jobs whose status must show them soon.
+
+        ``waiting``: questions of the jobs in the queue. ``busy``: True while a job waits for its plan.
+        """
+        self.forget_others(waiting)
+        if not waiting:
+            self._metrics.forecast((), 0)
+            return ()
+        state = self._cache.ledger.version, self._book.version, self._cache.profiles_version, frozenset(waiting)
+        now_s = self._clock()
+        if now_s < self._next_s or (state == self._state and now_s - self._made_s < REPEAT_S):
+            return ()
+        line = sorted(waiting, key=lambda key: self._queue.job(waiting[key]).place)
+        self._look()
+        asked, complete = 0, True
+        for key in line:
+            if self._knows(key, waiting[key]):
+                continue
+            if asked == MAX_ASKED or busy():
+                complete = False
+                break
+            await self.learn(key, waiting[key], ask)
+            asked += 1
+        began_s = self._clock()
+        news = self._simulate(line, waiting)
+        self._made_s = self._clock()
+        self._next_s = self._made_s + max(MIN_S, IDLE_FACTOR * (self._made_s - began_s))
+        self._state = state if complete else object()
+        return news
+
+    def forget_others(self, waiting: Mapping[JobKey, ParsedJob]) -> None:
+        """Forget the jobs that wait no longer."""
+        for state in (self._alone, self._found, self._queue.run_p90_s):
+            for gone in state.keys() - waiting.keys():
+                del state[gone]  # type: ignore[attr-defined]
+        self._news &= waiting.keys()
+
+    def forget_all(self) -> None:
+        self.forget_others({})
+        self._whole, self._next_s, self._state = None, -inf, object()
+
+    def _look(self) -> None:
+        """Notice whether the cluster without jobs has changed."""
+        keys = {job.key for job in self._cache.jobs()}
+        uids = [pod.uid for key in sorted(keys) for pod in self._cache.pods_of(key)]
+        whole = without_reserved(self._cache.ledger.view(uids), self._book.current(ended=keys))
+        if whole != self._whole:
+            self._whole = whole
+            self._changes += 1
+
+    def _simulate(self, line: list[JobKey], waiting: Mapping[JobKey, ParsedJob]) -> tuple[JobKey, ...]:
+        known = [each.waiter for key in line if (each := self._alone.get(key)) is not None and each.waiter is not None]
+        found = forecast(self._cache.ledger.view(), self._holders(), known)
+        news, now = [], self._now()
+        for key in line:
+            outlook = _outlook(found[key], now) if key in found else None
+            if outlook is None:
+                self._found.pop(key, None)
+                continue
+            spec, before = waiting[key].spec, self._found.get(key)
+            due = spec.scheduling.finish_by if spec is not None else None
+            if before is None or before.meets(due) != outlook.meets(due):
+                news.append(key)
+            self._found[key] = outlook
+        self._news.update(news)
+        starts = [found[key].start for key in line if key in found and isfinite(found[key].start.p90)]
+        self._metrics.forecast(starts, len(line) - len(starts))
+        return tuple(news)
+
+    def _holders(self) -> list[Holder]:
+        ledger, holders = self._cache.ledger, []
+        for job in self._cache.jobs():
+            if not self._queue.holds_devices(job.key):
+                continue
+            bound = [pod for each in self._cache.pods_of(job.key) if (pod := ledger.bound(each.uid)) is not None]
+            uses = tuple(
+                Use(pod.node, pod.requests.devices, pod.requests.cpu_m / 1000, pod.requests.memory_nbytes)
+                for pod in bound
+            )
+            left = OVER if job.deleting or job.spec.get("suspend") else remaining(previous(job))
+            holders.append(Holder(job.key, left, uses, self._book.reserved(job.key)))
+        return holders
+
+
+def _outlook(found: Forecast, now: datetime) -> Outlook:
+    def moments(of: Interval) -> tuple[datetime | None, ...]:
+        return tuple(
+            now + timedelta(seconds=s) if s < MAX_LEFT.total_seconds() else None for s in (of.p10, of.p50, of.p90)
+        )
+
+    earliest, start, latest = moments(found.start)
+    return Outlook(earliest, start, latest, moments(found.end)[2])

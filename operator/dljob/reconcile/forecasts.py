@@ -1,0 +1,192 @@
+"""Forecasts in the status of a job: its start while it waits, its end and what a stop would cost while it runs.
+
+The condition DeadlineFeasible says whether a job with ``spec.scheduling.finishBy`` ends in time, by the 90th percentile
+of the prediction. True: InTime, or DeadlineMet after the end. False: TooLate, DeadlinePassed, or DeadlineMissed after
+the end. Unknown: NoForecast, or NoDeadline if the spec has none any more.
+
+Predictions move all the time, and each write of a status costs the API server something. A forecast is therefore shown
+as it was until it has changed notably, and the forecast of a running job alone never causes a write.
+"""
+
+from datetime import datetime, timedelta
+
+from dljob.api import Condition, DLJobStatus, ForecastSize, PlanStatus, QueueStatus, RunForecast
+from dljob.job.observed import Outlook
+from dljob.job.plan.status import figures
+from dljob.job.remaining import remaining
+from dljob.reconcile.parsed import ParsedJob
+from dljob.reconcile.planning.replan import START_UP_S
+from dljob.scheduling import UNKNOWN
+from dljob.status import FALSE, TRUE, Verdict, find, is_true
+from dljob.status import UNKNOWN as NOT_KNOWN
+from dljob.status.build import human_duration
+from dljob.status.conditions import merge
+
+CONDITION = "DeadlineFeasible"
+STEADY_S, STEADY_SHARE = 60.0, 0.1
+"""A shown time is replaced if another is off by more than a minute, and by more than a tenth of the time until then."""
+MIN_SLACK_SHARE = 0.05
+"""Share of the time left by which a job must be early before a deadline that was too early is in time again."""
+MAX_SIZES = 8
+_NO_FORECAST = "the end of the job cannot be predicted yet: a plan, or the remaining time of a running job, is missing"
+
+
+def with_forecasts(parsed: ParsedJob, status: DLJobStatus, now: datetime) -> DLJobStatus:
+    """Return the new status of a job with its forecasts."""
+    before = parsed.before
+    queue = _queue(before.queue, parsed.observed.place, parsed.observed.outlook, now)
+    found = _run_forecast(status, now)
+    if found is not None and before.forecast is not None:
+        same = {"forecast": before.forecast, "queue": before.queue}
+        if status.model_copy(update=same) == before.model_copy(update={"conditions": status.conditions}):
+            found = before.forecast
+    verdict = _deadline(parsed, status, queue, now)
+    conditions = status.conditions
+    if verdict is not None:
+        conditions = merge(conditions, [verdict], parsed.observed.job.generation, now)
+    return status.model_copy(update={"queue": queue, "forecast": found, "conditions": conditions})
+
+
+def steady(shown: datetime | None, found: datetime | None, now: datetime) -> datetime | None:
+    """Return the time to show: ``shown`` as long as ``found`` hardly differs from it, and as it is in the future."""
+    if shown is None or found is None:
+        return _whole_s(found)
+    off_s, left_s = abs((found - shown).total_seconds()), (found - now).total_seconds()
+    keep = off_s <= max(STEADY_S, STEADY_SHARE * left_s) and (shown >= now or off_s <= STEADY_S)
+    return shown if keep else _whole_s(found)
+
+
+def queue_text(queue: QueueStatus | None) -> str:
+    """Return what the condition Admitted says of the forecast; an empty text if there is none."""
+    if queue is None or queue.forecast_start is None:
+        return ""
+    latest = f", at the latest {_shown(queue.latest_start)} (p90)" if queue.latest_start is not None else ""
+    return f"; it is predicted to start at {_shown(queue.forecast_start)}{latest}"
+
+
+def place_of(parsed: ParsedJob, now: datetime) -> QueueStatus | None:
+    """Return the place of a waiting job and its forecast, as its status shows them."""
+    return _queue(parsed.before.queue, parsed.observed.place, parsed.observed.outlook, now)
+
+
+def _queue(
+    shown: QueueStatus | None, place: tuple[int, int] | None, outlook: Outlook | None, now: datetime
+) -> QueueStatus | None:
+    if place is None:
+        return None
+    old = shown or QueueStatus(position=1, jobs=1)
+    found = outlook or Outlook(None, None, None, None)
+    return QueueStatus(
+        position=place[0],
+        jobs=place[1],
+        earliest_start=steady(old.earliest_start, found.earliest, now),
+        forecast_start=steady(old.forecast_start, found.start, now),
+        latest_start=steady(old.latest_start, found.latest, now),
+        latest_finish=steady(old.latest_finish, found.finish_p90, now),
+    )
+
+
+def _run_forecast(status: DLJobStatus, now: datetime) -> RunForecast | None:
+    """Return the forecast of a job that holds devices; None for another one."""
+    left, plan = remaining(status), status.plan
+    if left is UNKNOWN or plan is None or _over(status) or not is_true(status.conditions, "Admitted"):
+        return None
+    saved, began = status.last_checkpoint, find(status.conditions, "Running")
+    since = saved.time if saved is not None else None
+    if since is None and began is not None and began.status is TRUE:
+        since = began.last_transition_time
+    unsaved_s = (now - since).total_seconds() if since is not None else 0.0
+    startup = status.startup.total_seconds if status.startup is not None else None
+    return RunForecast(
+        time=now.replace(microsecond=0),
+        remaining_seconds=figures(left.p50),
+        remaining_seconds_p90=figures(left.p90),
+        unsaved_seconds=float(round(max(0.0, unsaved_s))),
+        restart_seconds=figures(startup if startup else START_UP_S),
+        sizes=_sizes(plan),
+    )
+
+
+def _sizes(plan: PlanStatus) -> tuple[ForecastSize, ...]:
+    """Return the fastest considered plan of each number of nodes, the fastest first."""
+    best: dict[int, float] = {plan.nodes: plan.predicted.total_seconds}
+    for candidate in (*plan.candidates, *plan.trade_offs):
+        if candidate.nodes is not None and not candidate.chosen:
+            total_s = candidate.predicted.total_seconds
+            best[candidate.nodes] = min(total_s, best.get(candidate.nodes, total_s))
+    ranked = sorted(best.items(), key=lambda item: (item[1], item[0]))[:MAX_SIZES]
+    return tuple(ForecastSize(nodes=nodes, total_seconds=total_s) for nodes, total_s in ranked)
+
+
+def _deadline(parsed: ParsedJob, status: DLJobStatus, queue: QueueStatus | None, now: datetime) -> Verdict | None:
+    """Return the condition DeadlineFeasible; None for a job that never had a deadline."""
+    before = find(parsed.before.conditions, CONDITION)
+    finish_by = parsed.spec.scheduling.finish_by if parsed.spec is not None else None
+    if finish_by is None:
+        if before is None or (parsed.spec is None and not _over(status)):
+            return None
+        return Verdict(CONDITION, NOT_KNOWN, "NoDeadline", "spec.scheduling.finishBy is not set")
+    due = f"spec.scheduling.finishBy: found {_shown(finish_by)}"
+    if _over(status):
+        return _after_end(status, finish_by, due)
+    if finish_by < now:
+        text = f"{due}, which has passed; expected a time after the end. The job goes on, without precedence in the queue"
+        return Verdict(CONDITION, FALSE, "DeadlinePassed", text)
+    finish = _finish_p90(status, parsed.observed.outlook, now)
+    if finish is None or parsed.spec is None or parsed.spec.suspend:
+        return Verdict(CONDITION, NOT_KNOWN, "NoForecast", f"{due}; {_NO_FORECAST}")
+    slack_s = (finish_by - finish).total_seconds()
+    was_late = before is not None and before.reason == "TooLate"
+    late = slack_s < (MIN_SLACK_SHARE * (finish_by - now).total_seconds() if was_late else 0.0)
+    if before is not None and before.reason == ("TooLate" if late else "InTime") and due in before.message:
+        text = before.message
+        if (shown := _in_text(before)) is not None and steady(shown, finish, now) == shown:
+            return Verdict(CONDITION, before.status, before.reason, text)
+    ends = f"the job is predicted to end at the latest at {_shown(finish)} (p90)"
+    if late:
+        text = (
+            f"{due}; expected {_shown(finish)} or later, because {ends}, {human_duration(abs(slack_s))} "
+            f"{'too late' if slack_s < 0 else 'before it, which is too close'}. Allow more or other nodes, raise the "
+            "priority, or set a later time"
+        )
+        return Verdict(CONDITION, FALSE, "TooLate", text)
+    return Verdict(CONDITION, TRUE, "InTime", f"{due}; {ends}, with a slack of {human_duration(slack_s)}")
+
+
+def _after_end(status: DLJobStatus, finish_by: datetime, due: str) -> Verdict:
+    ended = status.completion_time
+    if is_true(status.conditions, "Complete") and ended is not None and ended <= finish_by:
+        return Verdict(CONDITION, TRUE, "DeadlineMet", f"{due}; the job ended at {_shown(ended)}")
+    how = f"ended at {_shown(ended)}" if is_true(status.conditions, "Complete") and ended is not None else "failed"
+    return Verdict(CONDITION, FALSE, "DeadlineMissed", f"{due}; the job {how}")
+
+
+def _finish_p90(status: DLJobStatus, outlook: Outlook | None, now: datetime) -> datetime | None:
+    """Return the 90th percentile of the end of a job that runs or waits; None if it is unknown."""
+    if outlook is not None:
+        return outlook.finish_p90
+    left = remaining(status)
+    if not is_true(status.conditions, "Admitted") or left is UNKNOWN:
+        return None
+    return now + timedelta(seconds=min(left.p90, timedelta(days=36500).total_seconds()))
+
+
+def _in_text(condition: Condition) -> datetime | None:
+    """Return the predicted end that the message of the condition shows."""
+    found = condition.message.partition("at the latest at ")[2].partition(" ")[0]
+    try:
+        return datetime.fromisoformat(found)
+    except ValueError:
+        return None
+
+
+def _over(status: DLJobStatus) -> bool:
+    return is_true(status.conditions, "Complete") or is_true(status.conditions, "Failed")
+
+
+def _whole_s(time: datetime | None) -> datetime | None:
+    return None if time is None else time.replace(microsecond=0)
+
+
+def _shown(time: datetime | None) -> str:
+    return "" if time is None else time.replace(microsecond=0).isoformat().replace("+00:00", "Z")
