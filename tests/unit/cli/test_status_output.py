@@ -57,6 +57,14 @@ class TestTop:
         head, first, second = lines([queued, other], with_namespace=False)
         assert (head.split()[-1], first.split()[-1], second.split()[-1]) == ("QUEUE", "team-a", "-")
 
+    def test_place_and_start_are_shown_if_a_job_waits(self) -> None:
+        queue = {"position": 2, "jobs": 7, "forecastStart": "2026-03-01T12:16:40Z"}
+        waits, unknown, other = job("Pending", queue=queue), job("Pending", queue={"position": 3, "jobs": 7}), job("Running")
+        unknown["metadata"]["name"], other["metadata"]["name"] = "k", "z"
+        head, *rows = lines([waits, unknown, other], with_namespace=False)
+        assert head.split()[-2:] == ["PLACE", "STARTS"]
+        assert [row.split()[-2:] for row in rows] == [["2/7", "2026-03-01T12:16Z"], ["3/7", "?"], ["-", "-"]]
+
     def test_status_of_another_version_is_shown_as_a_question_mark(self) -> None:
         odd = job("Sleeping")
         assert lines([odd], with_namespace=False)[1].split()[:2] == ["j", "?"]

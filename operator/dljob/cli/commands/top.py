@@ -3,6 +3,7 @@
 import argparse
 import time
 from collections.abc import Mapping, Sequence
+from datetime import UTC
 from typing import Any
 
 from pydantic import ValidationError
@@ -22,7 +23,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "top",
         help="show jobs with progress, measured and predicted step time",
         description="Show all jobs with phase, progress, steps per second, measured and predicted step time, the error "
-        "of the prediction, remaining time and restarts.",
+        "of the prediction, remaining time and restarts, and of waiting jobs the place in the queue and the predicted start.",
     )
     remote.add_namespace(command)
     command.add_argument("-A", "--all-namespaces", action="store_true", help="show the jobs of all namespaces")
@@ -58,19 +59,30 @@ async def _jobs(api: Any, namespace: str | None) -> list[Mapping[str, Any]]:
 def lines(jobs: Sequence[Mapping[str, Any]], with_namespace: bool) -> list[str]:
     """Return a table with one line per job, sorted by namespace and name.
 
-    If a job is in a queue of Kueue, the last column names the queues.
+    If a job waits for devices, two columns show its place in the queue and its predicted start. If a job is in a queue
+    of Kueue, the last column names the queues.
     """
-    queues = any(_queue(body) for body in jobs)
+    queues, waits = any(_queue(body) for body in jobs), any(_waits(body) for body in jobs)
     rows = []
     for body in sorted(jobs, key=lambda b: (b["metadata"]["namespace"], b["metadata"]["name"])):
         metadata = body["metadata"]
         name = f"{metadata['namespace']}/{metadata['name']}" if with_namespace else metadata["name"]
+        place = ["-", "-"]
         try:
-            rows.append([name, *cells(DLJobStatus.model_validate(body.get("status") or {}))])
+            status = DLJobStatus.model_validate(body.get("status") or {})
+            rows.append([name, *cells(status)])
+            if (queue := status.queue) is not None:
+                start = queue.forecast_start
+                place = [f"{queue.position}/{queue.jobs}", f"{start.astimezone(UTC):%Y-%m-%dT%H:%MZ}" if start else "?"]
         except ValidationError:
             rows.append([name, "?", *["-"] * (len(HEADER) - 2)])
+        rows[-1] += place if waits else []
         rows[-1] += [_queue(body) or "-"] if queues else []
-    return table([*HEADER, "QUEUE"] if queues else HEADER, rows)
+    return table([*HEADER, *(["PLACE", "STARTS"] if waits else []), *(["QUEUE"] if queues else [])], rows)
+
+
+def _waits(body: Mapping[str, Any]) -> bool:
+    return bool((body.get("status") or {}).get("queue"))
 
 
 def _queue(body: Mapping[str, Any]) -> str:
