@@ -217,7 +217,7 @@ def _weights(text: str) -> dict[str, float]:
     except ValueError as error:
         raise ValueError(f"DLJOB_QUEUE_WEIGHTS: found {text!r:.200}; expected JSON: {error}") from None
     if not isinstance(found, dict):
-        raise ValueError(f"DLJOB_QUEUE_WEIGHTS: found {text!r:.200}; expected an object such as {{\"team-a\": 2}}")  # noqa: TRY004
+        raise ValueError(f'DLJOB_QUEUE_WEIGHTS: found {text!r:.200}; expected an object such as {{"team-a": 2}}')  # noqa: TRY004
     for name, weight in found.items():
         valid = isinstance(weight, int | float) and not isinstance(weight, bool)
         if not (valid and MIN_WEIGHT <= weight <= MAX_WEIGHT):

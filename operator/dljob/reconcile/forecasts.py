@@ -130,7 +130,7 @@ def _deadline(parsed: ParsedJob, status: DLJobStatus, queue: QueueStatus | None,
     if _over(status):
         return _after_end(status, finish_by, due)
     if finish_by < now:
-        text = f"{due}, which has passed; expected a time after the end. The job goes on, without precedence in the queue"
+        text = f"{due}, which has passed; expected a later time. The job goes on, without precedence in the queue"
         return Verdict(CONDITION, FALSE, "DeadlinePassed", text)
     finish = _finish_p90(status, parsed.observed.outlook, now)
     if finish is None or parsed.spec is None or parsed.spec.suspend:

@@ -8,7 +8,7 @@ That all runs are short or all long at once is the extreme case, so the interval
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
-from itertools import count, groupby, islice
+from itertools import count, groupby
 from math import inf
 
 from dljob.cluster import ClusterView
@@ -118,25 +118,27 @@ def _starts(
     heapify(ends)
     waiting, now_s = list(line), 0.0
     starts = {job.key: inf for job, _ in waiting}
+    shapes = {job.key: _shape(job) for job, _ in waiting}
     shadow: _Shadow | None = None
     while waiting:
         left: list[tuple[Waiter, float]] = []
+        failed: set[object] = set()
+        """What fits nowhere now. While jobs start, nothing becomes free, so that equal jobs need not be tried."""
         shadow = shadow if shadow is not None and shadow.key == waiting[0][0].key else None
         for job, run_s in waiting:
             overtakes = shadow is not None and shadow.key != job.key
             late = overtakes and shadow is not None and now_s + run_s > shadow.start_s
-            if late and shadow is not None and not shadow.room.fits(job.needs):
+            taken = nodes.take(job.needs) if shapes[job.key] not in failed else None
+            if taken is not None and late and shadow is not None and shadow.room.take(job.needs) is None:
+                nodes.give(taken)
                 left.append((job, run_s))
-                continue
-            if (taken := nodes.take(job.needs)) is not None:
+            elif taken is not None:
                 starts[job.key] = now_s
                 heappush(ends, (now_s + run_s, next(numbers), taken))
-                if late and shadow is not None:
-                    shadow.room.take(job.needs)
-                continue
-            left.append((job, run_s))
-            if shadow is None:
-                shadow = _shadow(nodes, ends, job)
+            else:
+                left.append((job, run_s))
+                failed.add(shapes[job.key])
+                shadow = shadow or _shadow(nodes, ends, job)
         waiting = left
         if not ends or ends[0][0] == inf:
             break
@@ -144,6 +146,11 @@ def _starts(
         while ends and ends[0][0] == now_s:
             nodes.give(heappop(ends)[2])
     return starts
+
+
+def _shape(job: Waiter) -> tuple[object, ...]:
+    """Return what two jobs have in common that fit on the same nodes."""
+    return tuple((need.device, need.nodes, need.devices, need.cpu, need.memory_nbytes) for need in job.needs)
 
 
 _Ends = list[tuple[float, int, tuple[Use, ...]]]
@@ -174,19 +181,19 @@ def _shadow(nodes: "_Nodes", ends: _Ends, job: Waiter) -> _Shadow | None:
 
 
 _State = tuple[int, int, int]
-"""What a node has left: free devices, free thousandths of a core, and free bytes of memory."""
+"""What a node has left: free devices (0 without GPUs), free thousandths of a core, and free bytes of memory."""
 
 
 class _Nodes:
-    """The free resources of nodes. Nodes with equal device type and equal free resources are one class.
+    """The free resources of nodes, indexed by the number of free devices, or of free cores of nodes without GPUs.
 
-    A cluster has few classes, so that the time to find nodes for a job hardly depends on the number of nodes.
+    Most nodes of a busy cluster are full, so that most questions are answered without looking at a node.
     """
 
     def __init__(self, view: ClusterView) -> None:
         self._at: dict[str, tuple[str, bool, _State]] = {}
-        self._classes: dict[str, dict[_State, dict[str, None]]] = {}
-        """Names of nodes, by device type and state. A dictionary without values is a set with an order."""
+        self._levels: dict[str, dict[int, dict[str, None]]] = {}
+        """Names of nodes, by device type and level. A dictionary without values is a set with an order."""
         for node in view.nodes:
             state = node.free_devices if node.is_gpu else 0, round(node.free_cpu * 1000), node.free_memory_nbytes
             self._put(node.name, node.device, node.is_gpu, state)
@@ -194,24 +201,17 @@ class _Nodes:
     def copy(self) -> "_Nodes":
         other = _Nodes(ClusterView())
         other._at = dict(self._at)
-        other._classes = {
-            device: {state: dict(names) for state, names in classes.items()} for device, classes in self._classes.items()
+        other._levels = {
+            device: {level: dict(names) for level, names in levels.items()} for device, levels in self._levels.items()
         }
         return other
 
-    def fits(self, needs: Iterable[Reservation]) -> bool:
-        """Return True if pods fit on the nodes. Nothing changes."""
-        taken = self.take(needs)
-        if taken is not None:
-            self.give(taken)
-        return taken is not None
-
     def take(self, needs: Iterable[Reservation]) -> tuple[Use, ...] | None:
-        """Take what pods need, on the nodes with the most free resources first. Return None if it is not there."""
+        """Take what pods need, on the nodes with the most free devices first. Return None if it is not there."""
         taken: list[Use] = []
         for need in needs:
             names = self._room_for(need)
-            if len(names) < need.nodes:
+            if names is None:
                 self.give(taken)
                 return None
             uses = [Use(name, need.devices, need.cpu, need.memory_nbytes) for name in names]
@@ -225,32 +225,42 @@ class _Nodes:
         for use in uses:
             self._change(use, 1)
 
-    def _room_for(self, need: Reservation) -> list[str]:
-        """Return the names of nodes with room for a pod each, at most as many as needed."""
-        cpu_m, found = round(need.cpu * 1000), list[str]()
-        for state in sorted(self._classes.get(need.device, ()), reverse=True):
-            if len(found) >= need.nodes:
-                break
-            devices, free_cpu_m, free_nbytes = state
-            names = self._classes[need.device][state]
-            is_gpu = self._at[next(iter(names))][1]
-            if (devices >= need.devices or not is_gpu) and free_cpu_m >= cpu_m and free_nbytes >= need.memory_nbytes:
-                found += islice(names, need.nodes - len(found))
-        return found
+    def _room_for(self, need: Reservation) -> list[str] | None:
+        """Return the names of nodes with room for a pod each; None if they are fewer than needed."""
+        levels = self._levels.get(need.device, {})
+        if not levels:
+            return None if need.nodes else []
+        is_gpu = self._at[next(iter(next(iter(levels.values()))))][1]
+        state = need.devices if is_gpu else 0, round(need.cpu * 1000), need.memory_nbytes
+        enough = sorted((level for level in levels if level >= _level(is_gpu, state)), reverse=True)
+        if sum(len(levels[level]) for level in enough) < need.nodes:
+            return None
+        found: list[str] = []
+        for level in enough:
+            for name in levels[level]:
+                if len(found) == need.nodes:
+                    return found
+                if all(free >= needed for free, needed in zip(self._at[name][2], state, strict=True)):
+                    found.append(name)
+        return found if len(found) == need.nodes else None
 
     def _change(self, use: Use, sign: int) -> None:
         if use.node not in self._at:
             return
-        device, is_gpu, state = self._at[use.node]
-        names = self._classes[device][state]
+        device, is_gpu, (devices, cpu_m, nbytes) = self._at[use.node]
+        level = _level(is_gpu, (devices, cpu_m, nbytes))
+        names = self._levels[device][level]
         del names[use.node]
         if not names:
-            del self._classes[device][state]
-        devices, cpu_m, nbytes = state
+            del self._levels[device][level]
         devices += sign * use.devices if is_gpu else 0
         state = devices, cpu_m + sign * round(use.cpu * 1000), nbytes + sign * use.memory_nbytes
         self._put(use.node, device, is_gpu, state)
 
     def _put(self, name: str, device: str, is_gpu: bool, state: _State) -> None:
         self._at[name] = device, is_gpu, state
-        self._classes.setdefault(device, {}).setdefault(state, {})[name] = None
+        self._levels.setdefault(device, {}).setdefault(_level(is_gpu, state), {})[name] = None
+
+
+def _level(is_gpu: bool, state: _State) -> int:
+    return state[0] if is_gpu else state[1] // 1000

@@ -33,7 +33,8 @@ def test_moment_may_be_a_timestamp_of_yaml() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["2026-12-01", "2026-12-01T18:00:00", "2026-02-31T18:00:00Z", "tomorrow", "1764612000", 1764612000, True, ""]
+    "value",
+    ["2026-12-01", "2026-12-01T18:00:00", "2026-02-31T18:00:00Z", "tomorrow", "1764612000", 1764612000, True, ""],
 )
 def test_anything_else_is_refused(value: object) -> None:
     with pytest.raises(ValidationError, match=r"scheduling\.finishBy"):

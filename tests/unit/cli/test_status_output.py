@@ -59,7 +59,11 @@ class TestTop:
 
     def test_place_and_start_are_shown_if_a_job_waits(self) -> None:
         queue = {"position": 2, "jobs": 7, "forecastStart": "2026-03-01T12:16:40Z"}
-        waits, unknown, other = job("Pending", queue=queue), job("Pending", queue={"position": 3, "jobs": 7}), job("Running")
+        waits, unknown, other = (
+            job("Pending", queue=queue),
+            job("Pending", queue={"position": 3, "jobs": 7}),
+            job("Running"),
+        )
         unknown["metadata"]["name"], other["metadata"]["name"] = "k", "z"
         head, *rows = lines([waits, unknown, other], with_namespace=False)
         assert head.split()[-2:] == ["PLACE", "STARTS"]

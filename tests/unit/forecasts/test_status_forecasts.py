@@ -108,7 +108,9 @@ def test_running_job_shows_what_a_stop_costs() -> None:
     found = status(step(observed, 100))
     forecast = found.forecast
     assert forecast is not None and forecast.remaining_seconds <= forecast.remaining_seconds_p90
-    assert forecast.restart_seconds > 0 and forecast.sizes[0].total_seconds == min(s.total_seconds for s in forecast.sizes)
+    assert forecast.restart_seconds > 0 and forecast.sizes[0].total_seconds == min(
+        s.total_seconds for s in forecast.sizes
+    )
     assert found.plan is not None and found.plan.nodes in [size.nodes for size in forecast.sizes]
     assert verdict(step(observed, 100), "DeadlineFeasible") == ("True", "InTime")
 

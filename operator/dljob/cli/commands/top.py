@@ -23,7 +23,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "top",
         help="show jobs with progress, measured and predicted step time",
         description="Show all jobs with phase, progress, steps per second, measured and predicted step time, the error "
-        "of the prediction, remaining time and restarts, and of waiting jobs the place in the queue and the predicted start.",
+        "of the prediction, remaining time and restarts, and the place and predicted start of waiting jobs.",
     )
     remote.add_namespace(command)
     command.add_argument("-A", "--all-namespaces", action="store_true", help="show the jobs of all namespaces")

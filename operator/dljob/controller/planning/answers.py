@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from dljob.api import PlanningMode
 from dljob.job.plan.stored import StoredPlan
 from dljob.kube import JobKey
 from dljob.planner import Infeasible
@@ -9,6 +10,12 @@ from dljob.reconcile import ParsedJob
 from dljob.scheduling import NamespaceLimits
 
 Decision = StoredPlan | Infeasible
+FRESH_S = 10.0
+"""Seconds for which a plan may be used that was made before something else in the cluster changed."""
+REFRESH_S = 1800.0
+"""Seconds after which a waiting job is planned again although no capacity grew, so that its message is up to date."""
+QUEUED_S = 300.0
+"""Seconds after which a job that waits behind the first in line is planned again: the forecasts change slowly."""
 
 
 @dataclass(frozen=True)
@@ -42,3 +49,8 @@ class Answer:
             and found.reason != "QuotaExceeded"
             and not self.question.queued
         )
+
+
+def plan_only(question: ParsedJob) -> bool:
+    """Return True if the plan of a job is only shown, and must not run."""
+    return question.spec is not None and question.spec.planning.mode is PlanningMode.PLAN_ONLY

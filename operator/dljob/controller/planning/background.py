@@ -13,10 +13,9 @@ from dataclasses import replace
 from datetime import datetime
 from time import monotonic
 
-from dljob.api import PlanningMode
 from dljob.cluster import ClusterView
 from dljob.controller.metrics import Metrics
-from dljob.controller.planning.answers import Answer, Decision
+from dljob.controller.planning.answers import FRESH_S, QUEUED_S, REFRESH_S, Answer, Decision, plan_only
 from dljob.controller.planning.growing import Turns, matters_to
 from dljob.controller.planning.limits import limits_for
 from dljob.controller.planning.outlook import Outlooks
@@ -31,25 +30,12 @@ from dljob.kube.objects.cache import utc_now
 from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
 from dljob.reconcile.planning.make_plan import question as question_of
-from dljob.scheduling import (
-    NO_LIMITS,
-    Growth,
-    NamespaceLimits,
-    QueuePolicy,
-    Reservation,
-    ReservationBook,
-    without_reserved,
-)
+from dljob.scheduling import NO_LIMITS, Growth, NamespaceLimits, QueuePolicy, Reservation, ReservationBook
+from dljob.scheduling.reservations import without_reserved
 
 Planner = Callable[[ParsedJob, ClusterView, Profiles], Awaitable[Decision]]
 """Answers a question about a job (``reconcile.planning.question``). Raises PlanningError if it cannot."""
 
-FRESH_S = 10.0
-"""Seconds for which a plan may be used that was made before something else in the cluster changed."""
-REFRESH_S = 1800.0
-"""Seconds after which a waiting job is planned again although no capacity grew, so that its message is up to date."""
-QUEUED_S = 300.0
-"""Seconds after which a job that waits behind the first in line is planned again: the forecasts change slowly."""
 RECONCILE_S = 60.0
 """Seconds after which a waiting job is reconciled again. It is not planned again unless its question has changed."""
 TICK_S = 5.0
@@ -218,7 +204,9 @@ class Planning:
                 while self._asked:
                     key = min(self._asked, key=self._turn)
                     await self._answer(key, self._asked.pop(key))
-                await self._forecast()
+                waiting = self._waiting_for_devices()
+                for key in await self._outlooks.refresh(waiting, self._ask, lambda: bool(self._asked)):
+                    self._requeue(key)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(TICK_S):
                         await self._wakeup.wait()
@@ -279,9 +267,8 @@ class Planning:
     ) -> tuple[Decision, JobKey | None]:
         """Return the plan of a job, or why it must wait, and the first job in line if it waits behind that one."""
         decision = await self._planner(question, view, profiles)
-        if question.spec is not None and question.spec.scheduling.finish_by is not None:
-            await self._note_run_time(key, question, decision)
-        alone = _plan_only(question) or question.queued or self._queue.holds_devices(key)
+        await self._outlooks.note(key, question, decision, self._ask)
+        alone = plan_only(question) or question.queued or self._queue.holds_devices(key)
         if isinstance(decision, Infeasible) or alone:
             return decision, None
         waiting = self._waiting_for_devices()
@@ -293,24 +280,8 @@ class Planning:
         beside = await self._planner(question, first.shadow.beside(view), profiles)
         return (queued(first, self._clock()), first.key) if isinstance(beside, Infeasible) else (beside, None)
 
-    async def _note_run_time(self, key: JobKey, question: ParsedJob, decision: Decision) -> None:
-        """Note the run time of a job with a deadline, on which its place in the queue depends."""
-        if isinstance(decision, Infeasible):
-            await self._outlooks.learn(key, question, self._ask)
-        elif (run_s := run_p90_s(decision.status.predicted)) is not None:
-            self._queue.run_p90_s[key] = run_s
-
     async def _ask(self, about: ParsedJob, free: ClusterView) -> Decision:
         return await self._planner(about, free, self._profiles.of(about.observed.job.namespace))
-
-    async def _forecast(self) -> None:
-        """Update the forecasts of the waiting jobs. An error in them must not stop planning."""
-        try:
-            waiting = self._waiting_for_devices()
-            for key in await self._outlooks.refresh(waiting, self._ask, lambda: bool(self._asked)):
-                self._requeue(key)
-        except Exception:
-            log.exception("the forecast of the queue failed")
 
     def _waiting_for_devices(self) -> dict[JobKey, ParsedJob]:
         """Return the questions of the jobs that wait for devices which others use now."""
@@ -324,7 +295,7 @@ class Planning:
     def _reserve(self, key: JobKey, question: ParsedJob, decision: Decision | None) -> bool:
         """Reserve what a new plan needs beyond the job's pods. Return False if it is not meant to run."""
         observed = self._cache.observe(key)
-        if not isinstance(decision, StoredPlan) or _plan_only(question) or question.queued or observed is None:
+        if not isinstance(decision, StoredPlan) or plan_only(question) or question.queued or observed is None:
             self.refused(key)
             return False
         pods = PlannedPods.of(decision)
@@ -425,7 +396,3 @@ class Planning:
             self.refused(key)
         else:  # The pods of the plan before stop, and the new ones need their places.
             self._book.adjust(key, self._missing(observed, pods), self._clock())
-
-
-def _plan_only(question: ParsedJob) -> bool:
-    return question.spec is not None and question.spec.planning.mode is PlanningMode.PLAN_ONLY

@@ -1,9 +1,10 @@
 """Forecasts for the waiting jobs: when they start, and when they end.
 
-The run time of a waiting job, and what its pods need, follow from its plan on the cluster after all jobs have ended. The
-rules of the forecast are in ``dljob.scheduling.forecast``; this module feeds them.
+The run time of a waiting job, and what its pods need, follow from its plan on the cluster after all jobs have ended.
+The rules of the forecast are in ``dljob.scheduling.forecast``; this module feeds them.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -11,12 +12,14 @@ from math import inf, isfinite
 
 from dljob.cluster import ClusterView
 from dljob.controller.metrics import Metrics
+from dljob.controller.planning.answers import Decision
 from dljob.controller.planning.queueing import Ask, Queue
 from dljob.job.observed import Outlook
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import OVER, remaining, run_time
 from dljob.job.reservation import PlannedPods, plan_reservation
 from dljob.kube import Cache, JobKey
+from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
 from dljob.scheduling import (
     Forecast,
@@ -29,6 +32,8 @@ from dljob.scheduling import (
     without_reserved,
 )
 from dljob.status import previous
+
+log = logging.getLogger("dljob")
 
 MIN_S = 1.0
 """Minimum number of seconds between two forecasts."""
@@ -85,6 +90,15 @@ class Outlooks:
         """Return True if the status of a waiting job must be written now, because it lacks its forecast."""
         return key in self._news
 
+    async def note(self, key: JobKey, question: ParsedJob, decision: Decision, ask: Ask) -> None:
+        """Note the run time of a job with a deadline, on which its place in the queue depends."""
+        if question.spec is None or question.spec.scheduling.finish_by is None or question.queued:
+            return
+        if isinstance(decision, Infeasible):
+            await self.learn(key, question, ask)
+        elif (job := self._cache.job(key)) is not None:
+            self._queue.run_p90_s[key] = run_time(decision.status.predicted, previous(job)).p90
+
     async def learn(self, key: JobKey, question: ParsedJob, ask: Ask) -> None:
         """Find out how long a waiting job runs, and what its pods need, unless that is known."""
         self._look()
@@ -111,8 +125,18 @@ class Outlooks:
     ) -> tuple[JobKey, ...]:
         """Update the forecasts if they are due. Return the jobs whose status must show them soon.
 
-        ``waiting``: questions of the jobs in the queue. ``busy``: True while a job waits for its plan.
+        ``waiting``: questions of the jobs in the queue. ``busy``: True while a job waits for its plan. An error is
+        logged, because planning must go on.
         """
+        try:
+            return await self._refresh(waiting, ask, busy)
+        except Exception:
+            log.exception("the forecast of the queue failed")
+            return ()
+
+    async def _refresh(
+        self, waiting: Mapping[JobKey, ParsedJob], ask: Ask, busy: Callable[[], bool]
+    ) -> tuple[JobKey, ...]:
         self.forget_others(waiting)
         if not waiting:
             self._metrics.forecast((), 0)
@@ -143,7 +167,7 @@ class Outlooks:
         """Forget the jobs that wait no longer."""
         for state in (self._alone, self._found, self._queue.run_p90_s):
             for gone in state.keys() - waiting.keys():
-                del state[gone]  # type: ignore[attr-defined]
+                del state[gone]
         self._news &= waiting.keys()
 
     def forget_all(self) -> None:

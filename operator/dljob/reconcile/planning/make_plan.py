@@ -45,7 +45,8 @@ MAX_NAMED = 5
 """Maximum number of nodes that the message about left-out nodes names."""
 
 _IN_EACH_RECONCILE = {
-    "Accepted", "Admitted", "Planned", "VolumeReady", "PodsReady", "Running", "ReportValid", "Suspended", "DeadlineFeasible",
+    "Accepted", "Admitted", "Planned", "VolumeReady", "PodsReady", "Running", "ReportValid", "Suspended",
+    "DeadlineFeasible",
 }  # fmt: skip
 """Conditions that do not affect a plan, and that change while a job starts, runs or waits."""
 ANY_SET = SetSeen("", "", 0, "")
