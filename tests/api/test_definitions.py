@@ -50,6 +50,14 @@ def test_examples_are_admitted(path: Path, server: Server) -> None:
     )
 
 
+def test_deadline_must_be_a_moment(server: Server) -> None:
+    for number, value in enumerate(("tomorrow", "2026-02-31T18:00:00Z", "2026-12-01", "2026-12-01T18:00:00")):
+        answer = server.create(job(f"no-moment-{number}", spec_of({"scheduling": {"finishBy": value}})))
+        assert answer.code == 422 and "finishBy" in answer.body["message"], value
+    answer = server.create(job("moment", spec_of({"scheduling": {"finishBy": "2026-12-01T18:00:00+02:00"}})))
+    assert answer.code == 201, answer.body.get("message")
+
+
 @pytest.mark.parametrize("case", CASES)
 def test_rules_are_enforced(case: str, server: Server) -> None:
     changes, words = CASES[case]

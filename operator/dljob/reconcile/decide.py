@@ -11,7 +11,7 @@ from dljob.reconcile import node_faults, run
 from dljob.reconcile.admission import gang, kueue
 from dljob.reconcile.desired import Desired, Draft
 from dljob.reconcile.fence import fence, stop
-from dljob.reconcile.forecasts import place_of, queue_text, with_forecasts
+from dljob.reconcile.forecasts import deadline_in_s, place_of, queue_text, with_forecasts
 from dljob.reconcile.parsed import ParsedJob, parse_observed
 from dljob.reconcile.planning import make_plan, replan, resize
 from dljob.reconcile.rollout import bring_up, in_force, quiet
@@ -289,6 +289,8 @@ def _finish(
         wanted=draft.wanted, start_timeouts=draft.start_timeouts, plan_only=plan_only,
     )  # fmt: skip
     status = with_forecasts(parsed, status, now)
+    if (left_s := deadline_in_s(parsed, now)) is not None:
+        draft.requeue_in(left_s)
     return Desired(
         objects=tuple(draft.objects),
         secret=draft.secret,

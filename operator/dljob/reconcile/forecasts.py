@@ -35,6 +35,9 @@ def with_forecasts(parsed: ParsedJob, status: DLJobStatus, now: datetime) -> DLJ
     """Return the new status of a job with its forecasts."""
     before = parsed.before
     queue = _queue(before.queue, parsed.observed.place, parsed.observed.outlook, now)
+    admitted = find(status.conditions, "Admitted")
+    if queue is None and parsed.decision is None and admitted is not None and admitted.reason == "NoPlan":
+        queue = before.queue  # The job is being planned again. It shows its place meanwhile.
     found = _run_forecast(status, now)
     if found is not None and before.forecast is not None:
         same = {"forecast": before.forecast, "queue": before.queue}
@@ -45,6 +48,12 @@ def with_forecasts(parsed: ParsedJob, status: DLJobStatus, now: datetime) -> DLJ
     if verdict is not None:
         conditions = merge(conditions, [verdict], parsed.observed.job.generation, now)
     return status.model_copy(update={"queue": queue, "forecast": found, "conditions": conditions})
+
+
+def deadline_in_s(parsed: ParsedJob, now: datetime) -> float | None:
+    """Return the seconds until the condition DeadlineFeasible must be updated, because the deadline passes."""
+    finish_by = parsed.spec.scheduling.finish_by if parsed.spec is not None and not parsed.finished else None
+    return (finish_by - now).total_seconds() + 1.0 if finish_by is not None and finish_by >= now else None
 
 
 def steady(shown: datetime | None, found: datetime | None, now: datetime) -> datetime | None:

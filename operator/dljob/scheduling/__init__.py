@@ -1,5 +1,5 @@
 """Who may start now, on which devices: the capacity of the nodes, what pods use of it, what plans reserve, what the
-quotas of a namespace leave, and the order of the queue.
+quotas of a namespace leave, the order of the queue, and forecasts of it.
 
 The package does no I/O and reads no clock: callers pass nodes, pods and times.
 """

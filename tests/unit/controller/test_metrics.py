@@ -16,6 +16,7 @@ from dljob.controller.metrics import Metrics
 OURS = "dljob_operator_"
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 BOUNDED = {"kind", "scope", "phase", "result", "outcome", "verb", "resource", "code", "le", "reason"}
+BOUNDED |= {"feasible", "percentile", "position"}
 
 
 def families(metrics: Metrics) -> dict[str, Any]:

@@ -129,6 +129,15 @@ def test_deadline_change_takes_effect_without_a_restart() -> None:
     assert found.plan is not None and found.plan.plan.number == 1
 
 
+def test_job_is_looked_at_again_when_its_deadline_passes() -> None:
+    observed = training(DIGITS | due(200))
+    first = step(observed, 100)
+    assert first.requeue_after_s is not None and first.requeue_after_s <= 101
+    passed = step(after(observed, first), 201)
+    assert verdict(passed, "DeadlineFeasible") == ("False", "DeadlinePassed") and not passed.scales
+    assert [event.type for event in passed.events] == ["Warning"]
+
+
 @pytest.mark.parametrize(("finish_s", "expected"), [(10**6, ("True", "DeadlineMet")), (1, ("False", "DeadlineMissed"))])
 def test_deadline_of_a_complete_job(finish_s: float, expected: tuple[str, str]) -> None:
     observed = done(spec=DIGITS | due(finish_s))
