@@ -160,6 +160,10 @@ class Outlook:
         return None if finish_by is None or self.finish_p90 is None else self.finish_p90 <= finish_by
 
 
+NO_OUTLOOK = Outlook(None, None, None, None)
+"""The forecast of a job about which nothing can be predicted."""
+
+
 @dataclass(frozen=True)
 class Observed:
     job: JobSeen
@@ -194,7 +198,7 @@ class Observed:
     place: tuple[int, int] | None = None
     """The job's place among all jobs that wait for devices, from 1, and their number; None if it does not wait."""
     outlook: Outlook | None = None
-    """The forecast of a job that waits for devices; None if there is none, or if it does not wait."""
+    """The forecast of a job that waits for devices; None if it is not made yet, or if the job does not wait."""
     capacity_grew: bool = False
     """True if the cluster has more free than when the job was last planned, and no other job waits for that."""
 

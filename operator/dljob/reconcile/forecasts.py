@@ -83,8 +83,10 @@ def _queue(
 ) -> QueueStatus | None:
     if place is None:
         return None
-    old = shown or QueueStatus(position=1, jobs=1)
-    found = outlook or Outlook(None, None, None, None)
+    old = shown or QueueStatus(position=place[0], jobs=place[1])
+    if outlook is None:  # The operator has just started, and has not made it yet.
+        return old.model_copy(update={"position": place[0], "jobs": place[1]})
+    found = outlook
     return QueueStatus(
         position=place[0],
         jobs=place[1],
@@ -141,7 +143,7 @@ def _deadline(parsed: ParsedJob, status: DLJobStatus, queue: QueueStatus | None,
     if finish_by < now:
         text = f"{due}, which has passed; expected a later time. The job goes on, without precedence in the queue"
         return Verdict(CONDITION, FALSE, "DeadlinePassed", text)
-    finish = _finish_p90(status, parsed.observed.outlook, now)
+    finish = _finish_p90(status, parsed.observed.outlook, queue, now)
     if finish is None or parsed.spec is None or parsed.spec.suspend:
         return Verdict(CONDITION, NOT_KNOWN, "NoForecast", f"{due}; {_NO_FORECAST}")
     slack_s = (finish_by - finish).total_seconds()
@@ -170,10 +172,14 @@ def _after_end(status: DLJobStatus, finish_by: datetime, due: str) -> Verdict:
     return Verdict(CONDITION, FALSE, "DeadlineMissed", f"{due}; the job {how}")
 
 
-def _finish_p90(status: DLJobStatus, outlook: Outlook | None, now: datetime) -> datetime | None:
+def _finish_p90(
+    status: DLJobStatus, outlook: Outlook | None, queue: QueueStatus | None, now: datetime
+) -> datetime | None:
     """Return the 90th percentile of the end of a job that runs or waits; None if it is unknown."""
     if outlook is not None:
         return outlook.finish_p90
+    if queue is not None:
+        return queue.latest_finish
     left = remaining(status)
     if not is_true(status.conditions, "Admitted") or left is UNKNOWN:
         return None

@@ -95,6 +95,18 @@ def test_deadline_does_not_flap_and_causes_one_event() -> None:
     assert [event.type for event in again.events] == ["Normal"]
 
 
+def test_next_operator_shows_the_forecast_until_it_has_its_own() -> None:
+    observed = waiting(OUTLOOK, due(2900))
+    first = step(observed)
+    restarted = replace(after(observed, first), outlook=None, place=(2, 3))
+    found = step(restarted, 1)
+    before = status(first).queue
+    assert before is not None and status(found).queue == before.model_copy(update={"position": 2, "jobs": 3})
+    assert verdict(found, "DeadlineFeasible") == ("False", "TooLate") and not found.events
+    planning = step(replace(restarted, place=None, view=None), 2)
+    assert status(planning).queue == before and not planning.events
+
+
 def test_job_without_a_deadline_has_no_condition_and_a_removed_one_is_unknown() -> None:
     assert not any(c.type == "DeadlineFeasible" for c in status(step(waiting(OUTLOOK))).conditions)
     observed = waiting(OUTLOOK, due(2900))

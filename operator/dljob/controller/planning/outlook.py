@@ -14,7 +14,7 @@ from dljob.cluster import ClusterView
 from dljob.controller.metrics import Metrics
 from dljob.controller.planning.answers import Decision
 from dljob.controller.planning.queueing import Ask, Queue
-from dljob.job.observed import Outlook
+from dljob.job.observed import NO_OUTLOOK, Outlook
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import OVER, remaining, run_time
 from dljob.job.reservation import PlannedPods, plan_reservation
@@ -188,10 +188,9 @@ class Outlooks:
         found = forecast(self._cache.ledger.view(), self._holders(), known)
         news, now = [], self._now()
         for key in line:
-            outlook = _outlook(found[key], now) if key in found else None
-            if outlook is None:
-                self._found.pop(key, None)
-                continue
+            if key not in self._alone:
+                continue  # It has not been planned yet. The status shows the forecast of the operator before.
+            outlook = _outlook(found[key], now) if key in found else NO_OUTLOOK
             spec, before = waiting[key].spec, self._found.get(key)
             due = spec.scheduling.finish_by if spec is not None else None
             if before is None or before.meets(due) != outlook.meets(due):
