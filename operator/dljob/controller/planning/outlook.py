@@ -75,6 +75,7 @@ class Outlooks:
         self._whole: ClusterView | None = None
         """The cluster after all jobs have ended, and how often it has changed."""
         self._changes = 0
+        self._looked_at: tuple[int, int] | None = None
         self._found: dict[JobKey, Outlook] = {}
         self._news: set[JobKey] = set()
         """Jobs whose status lacks something important of their forecast."""
@@ -147,19 +148,20 @@ class Outlooks:
             return ()
         line = sorted(waiting, key=lambda key: self._queue.job(waiting[key]).place)
         self._look()
-        asked, complete = 0, True
+        asked, complete, asking_s = 0, True, 0.0
         for key in line:
             if self._knows(key, waiting[key]):
                 continue
             if asked == MAX_ASKED or busy():
                 complete = False
                 break
+            asked_s = self._clock()
             await self.learn(key, waiting[key], ask)
+            asking_s += self._clock() - asked_s
             asked += 1
-        began_s = self._clock()
         news = self._simulate(line, waiting)
         self._made_s = self._clock()
-        self._next_s = self._made_s + max(MIN_S, IDLE_FACTOR * (self._made_s - began_s))
+        self._next_s = self._made_s + max(MIN_S, IDLE_FACTOR * (self._made_s - now_s - asking_s))
         self._state = state if complete else object()
         return news
 
@@ -172,10 +174,14 @@ class Outlooks:
 
     def forget_all(self) -> None:
         self.forget_others({})
-        self._whole, self._next_s, self._state = None, -inf, object()
+        self._whole, self._looked_at, self._next_s, self._state = None, None, -inf, object()
 
     def _look(self) -> None:
         """Notice whether the cluster without jobs has changed."""
+        state = self._cache.ledger.version, self._book.version
+        if state == self._looked_at:
+            return
+        self._looked_at = state
         keys = {job.key for job in self._cache.jobs()}
         uids = [pod.uid for key in sorted(keys) for pod in self._cache.pods_of(key)]
         whole = without_reserved(self._cache.ledger.view(uids), self._book.current(ended=keys))
