@@ -35,6 +35,8 @@ class StepRequests(NamedTuple):
     save: bool
     keep: bool
     """Save the state to the pods' memory."""
+    copies: bool = False
+    """True if this rank can save the state to its pod's memory. This is information, not a request."""
 
 
 class Step:
@@ -94,7 +96,7 @@ class Step:
         whole = part.batch == team.plan.global_batch
         self._measuring = team.measure(number, steps, always=self._scaling.measures) and whole
         requested = float(requests.stop), float(requests.save), float(requests.keep)
-        shared = Shared(*self._late, *requested, square=team.parallel.square)
+        shared = Shared(*self._late, *requested, square=team.parallel.square, copies=float(requests.copies))
         self._late = (0.0, 0.0)
         times = self._progress.times
         tail = pack(shared, team.rank, team.size, times.compute_s, times.exposed_s, self.watch.demanded_s)
