@@ -29,6 +29,10 @@ SUPPORT_ANNOTATION = "dljob.dev/support"
 """Annotation of the plan's ConfigMap: digest of the manifests of the job's objects that the operator does not watch."""
 
 
+Conditions = tuple[tuple[str, str], ...]
+"""Sorted (type, status) of a node's or a pod's conditions."""
+
+
 @dataclass(frozen=True)
 class JobSeen:
     name: str
@@ -94,6 +98,8 @@ class PodSeen:
     """True if the pod is force-deleted already and remains only because of a finalizer."""
     set: str = ""
     """Name of the StatefulSet that controls the pod; empty if none does."""
+    conditions: Conditions = ()
+    """Its conditions, except those that show that a pod starts."""
     charge: Charge | None = None
     """What the pod charges to the quotas of its namespace; None if it has ended."""
 
@@ -163,6 +169,8 @@ class Observed:
     """Nodes that are gone or NotReady, with the time when that began."""
     failed_nodes: Mapping[str, datetime] = field(default_factory=dict)
     """Those of ``lost_nodes`` that nobody has drained, shut down or removed: they have failed by themselves."""
+    node_conditions: Mapping[str, Conditions] = field(default_factory=dict)
+    """Name → conditions of the nodes on which the job's pods run, or on which ranks failed lately."""
     left_out: Mapping[str, LeftOut] = field(default_factory=dict)
     """Nodes that new plans of this job must not use, because of repeated faults."""
     limits: NamespaceLimits = NO_LIMITS

@@ -7,7 +7,7 @@ from dljob.api import DLJobSpec, PlanningMode, PlanStatus
 from dljob.job.observed import Observed
 from dljob.job.plan.stored import StoredPlan
 from dljob.planner import Infeasible
-from dljob.reconcile import node_faults, run
+from dljob.reconcile import failure_conditions, node_faults, run
 from dljob.reconcile.admission import gang, kueue
 from dljob.reconcile.desired import Desired, Draft
 from dljob.reconcile.fence import fence, stop
@@ -64,6 +64,7 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: P
         if parsed.own_spec and (change := after_end(parsed.own_spec, job.generation, parsed.before, parsed.accepted)):
             draft.verdicts.append(change)
         return _finished(parsed, draft, now)
+    parsed = failure_conditions.recorded(parsed, draft, now)
     if parsed.spec is None:
         assert parsed.refusal is not None, "a job without a spec says why"
         draft.verdicts.append(parsed.refusal)
@@ -212,7 +213,7 @@ def _roll(
         )
         draft.requeue_in(RECHECK_S)
         return
-    target = fence(parsed, draft, spec, target, now)
+    target = fence(parsed, draft, spec, failure_conditions.carried(parsed, target), now)
     bring_up(draft, observed, spec, target, config)
     draft.verdicts.append(run.running(parsed, target))
     if end := run.deadline(parsed, now):
@@ -293,7 +294,7 @@ def _finish(
         scales=tuple(draft.scales),
         deletes=tuple(draft.deletes),
         status=status,
-        events=events(parsed.before.conditions, status.conditions),
+        events=(*events(parsed.before.conditions, status.conditions), *draft.events),
         requeue_after_s=min(draft.requeues_s, default=None),
         measurements=draft.measurements,
         plan=draft.plan,

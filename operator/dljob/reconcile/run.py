@@ -10,6 +10,7 @@ from dljob.job.defaults import is_default
 from dljob.job.identity import data_key, profile_key
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.profiles import devices
+from dljob.reconcile import failure_conditions
 from dljob.reconcile.desired import RunMeasurements
 from dljob.reconcile.parsed import ParsedJob
 from dljob.status import FALSE, RECOVERING, TRUE, Verdict, find
@@ -25,9 +26,12 @@ def ending(parsed: ParsedJob, now: datetime) -> Verdict | None:
             return Verdict("Complete", TRUE, "Complete", _success(report))
         limit = accepted.plan.backoff_limit
         if report.phase is RunPhase.FAILED:
-            return _failed(parsed, report, limit)
-        if report.failures > limit:
-            text = f"{_count_of_failures(report.failures, limit)}{_last_failure(report.failure)}"
+            return _failed(parsed, report, report.failures - failure_conditions.ignored(accepted), limit)
+        if verdict := failure_conditions.ending(parsed, now):
+            return verdict
+        ignored = failure_conditions.ignored(accepted)
+        if report.failures > limit + ignored and not failure_conditions.undecided(parsed):
+            text = f"{_count_of_failures(report.failures - ignored, limit)}{_last_failure(report.failure)}"
             return Verdict("Failed", TRUE, "BackoffLimitExceeded", text)
     return _no_data(parsed) or _overdue(parsed, now)
 
@@ -64,13 +68,13 @@ def _success(report: Report) -> str:
     return f"trained {out.steps} steps in {out.seconds:.1f} s{accuracy}{checkpoint}{page}"
 
 
-def _failed(parsed: ParsedJob, report: Report, limit: int) -> Verdict:
+def _failed(parsed: ParsedJob, report: Report, failures: int, limit: int) -> Verdict:
     failure = report.failure
     if failure is None:
         return Verdict("Failed", TRUE, "Unknown", "the coordinator reported a failure without a reason; see its log")
     own = failure.reason in reasons.OF_PROGRAM and parsed.spec is not None and parsed.spec.trainer.command
     field = "spec.trainer.command: " if own else ""
-    count = f"; {_count_of_failures(report.failures, limit)}" if 0 < limit < report.failures else ""
+    count = f"; {_count_of_failures(failures, limit)}" if 0 < limit < failures else ""
     return Verdict("Failed", TRUE, failure.reason, f"{field}{_describe(failure, count)}")
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from dljob.job.observed import JOB_LABEL, ClaimSeen, JobSeen, Observed, PodSeen, SetSeen
+from dljob.job.observed import JOB_LABEL, ClaimSeen, Conditions, JobSeen, Observed, PodSeen, SetSeen
 from dljob.job.queue import QueueSeen
 from dljob.kube.kinds import (
     CLAIM,
@@ -319,8 +319,13 @@ class Cache:
             leftovers=tuple(leftovers),
             lost_nodes=lost,
             failed_nodes=self._failed(lost),
+            node_conditions=self._node_conditions({pod.node for pod in pods if pod.node}),
             queue=self._queue(job),
         )
+
+    def _node_conditions(self, names: Iterable[str]) -> dict[str, Conditions]:
+        nodes = self._stores[NODE.plural].entries
+        return {name: nodes["", name].seen.conditions for name in names if ("", name) in nodes}
 
     def _queue(self, job: JobSeen) -> QueueSeen:
         """Return what is cached about the job in Kueue. Flavors and priority are not; the caller adds them."""

@@ -82,9 +82,10 @@ def question(parsed: ParsedJob) -> ParsedJob:
         observed=replace(
             observed, job=replace(observed.job, spec={}, status={}), sets=observed.sets[:1] and (ANY_SET,), pods=(),
             claims={}, classes=None, plan=None, report=None, report_problem=None, lost_nodes={}, view=None, learned={},
-            rejected=None, queue=QueueSeen(), capacity_grew=False, place=None, limits=NO_LIMITS,
+            rejected=None, queue=QueueSeen(), capacity_grew=False, place=None, limits=NO_LIMITS, node_conditions={},
         ),
         before=DLJobStatus(conditions=kept, plan=before.plan, last_checkpoint=before.last_checkpoint),
+        accepted=parsed.accepted and parsed.accepted.with_failures(None),
         report=parsed.report if parsed.accepted is None else None,
         report_problem=None,
         decision=None,
