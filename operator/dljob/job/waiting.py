@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from dljob.job.observed import JobSeen
 
-_FOR_CAPACITY = {"DeviceBusy", "NodesLeftOut", "Queued"}
+_FOR_CAPACITY = {"DeviceBusy", "NodesLeftOut", "Queued", "MakingRoom"}
 """Reasons of Planned=False of a job that could run on the nodes of the cluster if other pods did not use them."""
 
 
