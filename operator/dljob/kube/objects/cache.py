@@ -232,7 +232,7 @@ class Cache:
         return 0 if found is None else found.value
 
     def preempts(self, name: str | None) -> bool:
-        """Return True if the PriorityClass, or without one the cluster's default class, lets its jobs preempt others."""
+        """Return True if the PriorityClass lets its jobs preempt others. Without one, the default class counts."""
         found = self._priority_class(name)
         return found is not None and found.preempts
 

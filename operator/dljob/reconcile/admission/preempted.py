@@ -1,7 +1,7 @@
 """Jobs that release their devices for a job of a higher priority, and continue later from their checkpoint.
 
-The condition Preempted stores the state. True: the pods write a checkpoint and stop, and then the job waits in the queue
-like any other. False: its pods start again. While they stop, the condition Admitted is False with the reason
+The condition Preempted stores the state. True: the pods write a checkpoint and stop, and then the job waits in the
+queue like any other. False: its pods start again. While they stop, the condition Admitted is False with the reason
 Preempting. A preemption is not a failure, and the time until the job continues is not active time.
 """
 
