@@ -67,10 +67,7 @@ class Planning:
         *,
         preempts: bool = False,
     ) -> None:
-        """``requeue``: called with a job's key when its answer is there, or when it must ask again or stop.
-
-        ``preempts``: jobs of a higher priority may stop others.
-        """
+        """``requeue``: called with a job's key when it must be reconciled. ``preempts``: jobs may stop others."""
         self._cache, self._planner, self._requeue, self._metrics, self._clock = cache, planner, requeue, metrics, clock
         self._asked: dict[JobKey, ParsedJob] = {}
         self._current: tuple[JobKey, ParsedJob] | None = None
