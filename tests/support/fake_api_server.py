@@ -88,7 +88,9 @@ class FakeApi:
         ]
         if kind is EVENT:
             wanted = dict(part.split("=") for part in params["fieldSelector"].split(","))
-            found = [body for body in found if all(_field(body, path, value) == value for path, value in wanted.items())]
+            found = [
+                body for body in found if all(_field(body, path, value) == value for path, value in wanted.items())
+            ]
         return copy.deepcopy(found)
 
     async def create(self, kind: Kind, body: Mapping[str, Any]) -> Json:

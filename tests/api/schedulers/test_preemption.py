@@ -7,7 +7,7 @@ import pytest
 
 from support.cluster.fake_nodes import HollowNodes
 from support.cluster.kubectl import Kubectl, condition, wait_for
-from support.cluster.live_job import Play
+from support.cluster.live_job import SPEC, Play
 
 pytestmark = pytest.mark.api
 Json = dict[str, Any]
@@ -44,11 +44,11 @@ def reason(job: Json, kind: str) -> str | None:
     return None if found is None else str(found["reason"])
 
 
-def test_low_job_makes_room_and_continues(play: Play, admin: Kubectl, high_class: str) -> None:
-    kubectl = play.kubectl
-    play.submit("low", epochs=1_000_000, checkpoint={"volume": {"claimName": "data"}})
+def test_low_job_makes_room_and_continues(play: Play, admin: Kubectl, high_class: str, claim: str) -> None:
+    kubectl, high = play.kubectl, {**SPEC["scheduling"], "priorityClassName": high_class}
+    play.submit("low", epochs=1_000_000, checkpoint={"volume": {"claimName": claim}})
     play.until_ready("low")
-    play.submit("high", scheduling={"priorityClassName": high_class})
+    play.submit("high", scheduling=high)
     low = kubectl.wait_job("low", "it to be preempted", lambda job: reason(job, "Preempted") == "Preempted", 60)
     assert low["status"]["preemptions"] == 1
     wait_for("the pods of the low job to be gone", lambda: not pods_of(kubectl, "low"), 60)
@@ -61,7 +61,7 @@ def test_low_job_makes_room_and_continues(play: Play, admin: Kubectl, high_class
     assert (low["status"]["preemptions"], low["status"]["failures"], low["status"]["restarts"]) == (1, 0, 0)
     # The class goes away: a job that names it waits and says so, and the running job is not touched.
     admin.run("delete", "priorityclass", high_class)
-    play.submit("late", scheduling={"priorityClassName": high_class})
+    play.submit("late", scheduling=high)
     kubectl.wait_job(
         "late", "the missing class", lambda job: reason(job, "PriorityClassFound") == "PriorityClassNotFound", 30
     )
