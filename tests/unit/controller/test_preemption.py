@@ -197,6 +197,22 @@ def test_job_that_resumed_is_protected_for_a_time() -> None:
     preempting(body)
 
 
+def test_message_does_not_promise_room_after_the_other_job_has_resumed() -> None:
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        low = cluster.submit("low", **BOTH)
+        await run_on(cluster, operator, low, "n1", "n2")
+        high = cluster.submit("high", second=1, **urgent(BOTH))
+        await operator.watch(15.0)
+        await cluster.edit(high, suspend=True)
+        await remove_pods(cluster, operator, low)
+        await run_on(cluster, operator, low, "n1", "n2")
+        await cluster.edit(high, suspend=False)
+        await operator.watch(30.0)
+        assert operator.planned(high) == "DeviceBusy" and await replicas(cluster, low) == 2
+
+    preempting(body)
+
+
 def test_next_operator_does_not_start_the_stopping_job_again() -> None:
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         low = cluster.submit("low", **BOTH)

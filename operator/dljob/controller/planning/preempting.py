@@ -83,7 +83,7 @@ class Preempting:
 
     def explained(self, key: JobKey, found: Infeasible) -> Infeasible:
         """Return why a job waits: ``found``, unless other jobs stop for it."""
-        stopping = [each for each, order in self._orders.items() if order.by == key and self._queue.holds_devices(each)]
+        stopping = [each for each, order in self._orders.items() if order.by == key and self._counts(each, order)]
         if not stopping:
             return found
         text = (
@@ -105,10 +105,7 @@ class Preempting:
 
     async def _look(self, waiting: Mapping[JobKey, ParsedJob], ask: Ask) -> JobKey | None:
         now_s = self._clock()
-        for key, order in list(self._orders.items()):
-            late = not order.begun and now_s - order.at_s >= OBEY_S
-            if late or not self._queue.holds_devices(key) or self._cache.job(order.by) is None:
-                del self._orders[key]
+        self._orders = {key: order for key, order in self._orders.items() if self._counts(key, order)}
         if not waiting or now_s - self._looked_s < LOOK_S or any(not order.begun for order in self._orders.values()):
             return None
         self._looked_s = now_s
@@ -196,6 +193,13 @@ class Preempting:
         if since_s < PROTECTED_S:
             return None
         return Preemptible(job.key, priority, holds, lost_s(status), restart_s(status), remaining_p90_s(status))
+
+    def _counts(self, key: JobKey, order: _Order) -> bool:
+        """Return True if the job is still to stop, or stops and holds devices."""
+        job = self._cache.job(key)
+        if job is None or self._cache.job(order.by) is None or not self._queue.holds_devices(key):
+            return False
+        return stops(job) if order.begun else self._clock() - order.at_s < OBEY_S
 
     def _held(self, key: JobKey) -> dict[str, Requests]:
         """Return what the pods of a job take from each node."""
