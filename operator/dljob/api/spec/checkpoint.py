@@ -22,8 +22,8 @@ class CheckpointVolume(ApiModel):
             lambda v: v.claim_name is None or v.storage_class_name is None,
         ),
         Rule(
-            "claimName",
-            "!has(self.claimName) || !has(self.shared)",
+            "shared",
+            "!has(self.shared) || !has(self.claimName)",
             "shared has no effect on an existing claim: remove it or remove claimName",
             lambda v: v.claim_name is None or v.shared is None,
         ),
