@@ -232,6 +232,10 @@ CASES: dict[str, tuple[Json, str]] = {
     "claim and class": (
         {"checkpoint": {"volume": {"claimName": "a", "storageClassName": "b"}}}, "no effect on an existing claim",
     ),
+    "shared claim": ({"checkpoint": {"volume": {"shared": True, "storageClassName": "b"}}}, ""),
+    "claim name and a shared claim": (
+        {"checkpoint": {"volume": {"claimName": "a", "shared": False}}}, "shared has no effect on an existing claim",
+    ),
     "claim": ({"checkpoint": {"volume": {"claimName": "a"}}}, ""),
 }  # fmt: skip
 

@@ -88,10 +88,10 @@ def _old(expression: str) -> str:
 def _value(path: str, spec: Schema) -> str:
     """Return the CEL expression of a field's value. An unset field has its default.
 
-    Without a default, it counts as empty text or 0, which the bounds of such fields exclude.
+    Without a default, it counts as false, or as empty text or 0, which the bounds of such fields exclude.
     """
     schema, is_set = _schema(path, spec), _has(path, spec)
-    unset = schema.get("default", "" if schema["type"] == "string" else 0)
+    unset = schema.get("default", {"string": "", "boolean": False}.get(schema["type"], 0))
     return f"({is_set} ? self.spec.{path} : {_literal(unset)})" if is_set else f"self.spec.{path}"
 
 
