@@ -6,7 +6,7 @@ from datetime import timedelta
 import pytest
 
 from dljob.kube import JobKey
-from dljob.kube.kinds import DLJOB, POD, PRIORITY_CLASS, STATEFUL_SET
+from dljob.kube.kinds import DLJOB, NODE, POD, PRIORITY_CLASS, STATEFUL_SET
 from dljob.scheduling import PROTECTED_S
 from support.controller.fake_operator import SPEC, Json, Operator, on_two_nodes
 from support.fake_api_server import FakeCluster
@@ -141,6 +141,43 @@ def test_only_the_job_that_loses_least_stops() -> None:
         await operator.watch(15.0)
         assert [await replicas(cluster, key) for key in jobs] == [0, 1]
         assert operator.planned(high) == "MakingRoom"
+
+    preempting(body)
+
+
+def test_only_jobs_on_nodes_that_the_urgent_job_may_use_stop() -> None:
+    """The job on the other node would lose less."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        await cluster.api.merge(NODE, None, "n2", {"metadata": {"labels": {"zone": "b"}}})
+        await operator.watch(1.0)
+        jobs = [cluster.submit(name, second=i, **ONE) for i, name in enumerate(("fresh", "old"))]
+        await operator.watch(1.0)
+        for key, node in zip(jobs, ("n1", "n2"), strict=True):
+            await cluster.bind(await cluster.create_pods(key), node)
+        await operator.watch(1.0)
+        await cluster.api.merge(DLJOB, *jobs[1], {"status": {"progress": {"step": 5000, "steps": 10**9, "percent": 0}}})
+        placed = {"priorityClassName": "urgent", "nodeSelector": {"zone": "b"}}
+        high = cluster.submit("high", second=3, **{**ONE, "scheduling": placed})
+        await operator.watch(15.0)
+        assert [await replicas(cluster, key) for key in jobs] == [1, 0]
+        assert operator.planned(high) == "MakingRoom"
+
+    preempting(body)
+
+
+def test_search_that_finds_nothing_is_not_repeated_at_once() -> None:
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        low = cluster.submit("low", "team-b", **BOTH)
+        await run_on(cluster, operator, low, "n1", "n2")
+        cluster.quota("team-a", {"requests.nvidia.com/gpu": "0"}, **{"requests.nvidia.com/gpu": "1"})
+        cluster.submit("high", second=1, **urgent(BOTH))
+        await operator.watch(15.0)
+        operator.asked.clear()
+        await operator.watch(40.0)
+        assert operator.asked == []
+        await operator.watch(40.0)
+        assert operator.asked
 
     preempting(body)
 

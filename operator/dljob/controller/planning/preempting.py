@@ -5,7 +5,7 @@ to the shadow reservation of the first in line, so that the next operator contin
 """
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from math import inf
@@ -14,22 +14,27 @@ from dljob.api import Disruption
 from dljob.cluster import ClusterView
 from dljob.controller.planning.growing import matters_to
 from dljob.controller.planning.parsed_objects import PlansByJob
-from dljob.controller.planning.queueing import Ask, First, Queue
+from dljob.controller.planning.queueing import Ask, Queue
+from dljob.job.defaults import prices_of
 from dljob.job.observed import JobSeen, Preemption
+from dljob.job.plan.request import planner_request
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import lost_s, remaining_p90_s, restart_s
 from dljob.job.reservation import PlannedPods, plan_reservation
 from dljob.job.waiting import stops
 from dljob.kube import Cache, JobKey
 from dljob.planner import Infeasible
+from dljob.planner.candidates.pools import usable
 from dljob.reconcile import ParsedJob
-from dljob.scheduling import NOTHING, PROTECTED_S, Preemptible, Requests, Reservation, victims
+from dljob.scheduling import NOTHING, PROTECTED_S, Preemptible, QueuedJob, Requests, Reservation, victims
 from dljob.status import FALSE, TRUE, find, previous
 
 LOOK_S = 10.0
 """Seconds between two searches for jobs to preempt. Each asks the planner a few times."""
 SOON_S = 60.0
 """If the first in line is predicted to start within these seconds, no job is preempted. To stop takes as long."""
+AGAIN_S = 60.0
+"""Seconds after which a search is repeated that found nothing, if the same jobs run and wait."""
 OBEY_S = 60.0
 """Seconds after which a decision is dropped that the reconcile of a job has not carried out."""
 MAX_DEVICE_TYPES = 4
@@ -70,6 +75,8 @@ class Preempting:
         self._clock, self._now, self._on = clock, now, on
         self._orders: dict[JobKey, _Order] = {}
         self._looked_s = -inf
+        self._in_vain: tuple[Hashable, float] = (None, -inf)
+        """The jobs for which the last search found nothing, and when."""
 
     def order(self, key: JobKey) -> Preemption | None:
         """Return why a job must stop now; None if it need not, or if its status says already that it stops."""
@@ -110,43 +117,48 @@ class Preempting:
             return None
         self._looked_s = now_s
         running = self._running(max(self._queue.job(each).priority for each in waiting.values()))
-        if not running:
+        jobs = frozenset((key, each.digest) for key, each in waiting.items()), frozenset(running)
+        if not running or (self._in_vain[0] == jobs and now_s - self._in_vain[1] < AGAIN_S):
             return None
         first = await self._queue.first(waiting, ask)
-        if first is None or first.shadow.start_s - now_s <= SOON_S:
+        if first is not None and first.shadow.start_s - now_s <= SOON_S:
             return None
-        chosen = await self._chosen(first, waiting[first.key], running, ask)
+        chosen = await self._chosen(first.key, waiting[first.key], running, ask) if first is not None else ()
+        self._in_vain = (None if chosen else jobs, now_s)
+        if first is None or not chosen:
+            return None
         for victim in chosen:
-            self._order(victim, first.key, waiting[first.key])
-        return first.key if chosen else None
+            self._order(victim, self._queue.job(waiting[first.key]))
+        return first.key
 
     def forget_all(self) -> None:
         self._orders.clear()
-        self._looked_s = -inf
+        self._looked_s, self._in_vain = -inf, (None, -inf)
 
     async def _chosen(
-        self, first: First, question: ParsedJob, running: Mapping[JobKey, Preemptible], ask: Ask
+        self, key: JobKey, question: ParsedJob, running: Mapping[JobKey, Preemptible], ask: Ask
     ) -> tuple[Preemptible, ...]:
-        """Return the jobs that stop for the first in line."""
-        job, spec = self._queue.job(question), question.spec
-        if spec is None or not self._cache.preempts(spec.scheduling.priority_class_name):
+        """Return those of the ``running`` jobs that stop for the first in line."""
+        own = self._queue.job(question).priority
+        running = {other: each for other, each in running.items() if each.priority < own and not each.ends_soon}
+        spec = question.spec
+        if not running or spec is None or not self._cache.preempts(spec.scheduling.priority_class_name):
             return ()
-        ending = self._stopping()
-        free = self._queue.view_without(first.key, ending)
-        found: list[tuple[Preemptible, ...]] = []
-        whole = self._queue.view_without(first.key, ending | running.keys())
+        ending, found = self._stopping(), list[tuple[Preemptible, ...]]()
+        whole = _usable(question, self._queue.view_without(key, ending | running.keys()))
+        names = {node.name for node in whole.nodes}
+        free = ClusterView(tuple(n for n in self._queue.view_without(key, ending).nodes if n.name in names))
         for view in _views(question, whole):
             needs = await self._needs(question, view, ask)
-            chosen = victims(job.priority, needs, free, running.values()) if needs else ()
-            if chosen:
+            if needs and (chosen := victims(own, needs, free, running.values())):
                 found.append(chosen)
         if not found:
             return ()
         best = min(found, key=lambda each: sum(victim.cost for victim in each))
         gone = ending | {victim.key for victim in best}
-        limits = self._queue.limits_without(first.key, gone)
+        limits = self._queue.limits_without(key, gone)
         limited = replace(question, observed=replace(question.observed, limits=limits))
-        answer = await ask(limited, self._queue.view_without(first.key, gone))
+        answer = await ask(limited, self._queue.view_without(key, gone))
         return best if isinstance(answer, StoredPlan) else ()
 
     async def _needs(self, question: ParsedJob, view: ClusterView, ask: Ask) -> tuple[Reservation, ...]:
@@ -212,18 +224,26 @@ class Preempting:
     def _stopping(self) -> set[JobKey]:
         return {job.key for job in self._cache.jobs() if stops(job)}
 
-    def _order(self, victim: Preemptible, by: JobKey, question: ParsedJob) -> None:
+    def _order(self, victim: Preemptible, by: QueuedJob) -> None:
         job = self._cache.job(victim.key)
         if job is None:
             return
-        priority = self._queue.job(question).priority
-        name = by[1] if by[0] == victim.key[0] else ""
-        self._orders[victim.key] = _Order(job.uid, by, Preemption(name, priority, victim.priority), self._clock())
+        name = by.key[1] if by.key[0] == victim.key[0] else ""
+        self._orders[victim.key] = _Order(
+            job.uid, by.key, Preemption(name, by.priority, victim.priority), self._clock()
+        )
         log.info(
             "job %s/%s (priority %d) stops for %s/%s (priority %d); it loses %.0f device-seconds",
-            *victim.key, victim.priority, *by, priority, victim.cost,
+            *victim.key, victim.priority, *by.key, by.priority, victim.cost,
         )  # fmt: skip
         self._requeue(victim.key)
+
+
+def _usable(question: ParsedJob, view: ClusterView) -> ClusterView:
+    """Return the nodes of ``view`` that the job may use."""
+    assert question.spec is not None
+    request = planner_request(question.observed.job.name, question.spec, None, prices_of(question.defaults))
+    return ClusterView(tuple(usable(request, view.without(question.observed.left_out))))
 
 
 def _views(question: ParsedJob, whole: ClusterView) -> list[ClusterView]:
