@@ -1,9 +1,12 @@
-"""The predicted remaining time of a job, for forecasts of when its devices become free."""
+"""The predicted remaining time of a job, and what a preemption loses of its time."""
 
 from dljob.api import DLJobStatus, Phase, Predicted
 from dljob.scheduling import UNKNOWN, Interval, interval
 
 OVER = Interval(0.0, 0.0, 0.0)
+
+RESTART_S = 60.0
+"""Seconds of a restart that was not measured: pods stop with a checkpoint and start again, and the ranks resume."""
 
 
 def run_p90_s(predicted: Predicted) -> float | None:
@@ -45,6 +48,23 @@ def remaining_p90_s(status: DLJobStatus) -> float | None:
     """Return the 90th percentile of the remaining seconds of a job with this status; None if it is unknown."""
     found = remaining(status)
     return None if found is UNKNOWN else found.p90
+
+
+def lost_s(status: DLJobStatus) -> float:
+    """Return the training time in seconds since the last checkpoint, which a job loses if it writes no other one."""
+    if status.progress is None or status.plan is None:
+        return 0.0
+    saved = status.last_checkpoint.step if status.last_checkpoint is not None else 0
+    step_s = status.measured.step_seconds if status.measured else status.plan.predicted.step_seconds
+    return max(0, status.progress.step - saved) * step_s
+
+
+def restart_s(status: DLJobStatus) -> float:
+    """Return the seconds from the admission of a job to its next step, as long as its start took; at least a minute."""
+    startup = status.startup
+    if startup is None or startup.total_seconds is None:
+        return RESTART_S
+    return max(RESTART_S, startup.total_seconds - (startup.admission_seconds or 0.0))
 
 
 def _spread(predicted: Predicted) -> float:

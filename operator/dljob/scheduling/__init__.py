@@ -1,5 +1,5 @@
 """Who may start now, on which devices: the capacity of the nodes, what pods use of it, what plans reserve, what the
-quotas of a namespace leave, the order of the queue, and forecasts of it.
+quotas of a namespace leave, the order of the queue, preemption, and forecasts.
 
 The package does no I/O and reads no clock: callers pass nodes, pods and times.
 """
@@ -13,6 +13,7 @@ from dljob.scheduling.growth import Growth
 from dljob.scheduling.ledger import BoundPod, Ledger, NodeCapacity
 from dljob.scheduling.limit_ranges import LimitRange
 from dljob.scheduling.order import QueuedJob, QueuePolicy, dominant_share, latest_start
+from dljob.scheduling.preemption import PROTECTED_S, Preemptible, victims
 from dljob.scheduling.quotas import NO_LIMITS, NamespaceLimits, Quota
 from dljob.scheduling.requests import NOTHING, Requests, amount, pod_requests
 from dljob.scheduling.reservations import Reservation, without_reserved
@@ -21,6 +22,7 @@ __all__ = [
     "MIN_LEFT_S",
     "NOTHING",
     "NO_LIMITS",
+    "PROTECTED_S",
     "UNKNOWN",
     "BoundPod",
     "Charge",
@@ -33,6 +35,7 @@ __all__ = [
     "LimitRange",
     "NamespaceLimits",
     "NodeCapacity",
+    "Preemptible",
     "QueuePolicy",
     "QueuedJob",
     "Quota",
@@ -56,5 +59,6 @@ __all__ = [
     "pod_requests",
     "shadow",
     "start_in_s",
+    "victims",
     "without_reserved",
 ]

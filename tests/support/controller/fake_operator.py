@@ -3,13 +3,13 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from datetime import datetime
 from typing import Any
 
 from dljob.cluster import ClusterView
 from dljob.controller.controller import Controller
 from dljob.controller.metrics import Metrics
-from dljob.controller.planning.background import DEFAULT_POLICY, Planning, PlanningError
+from dljob.controller.planning.answers import DEFAULT_POLICY, PlanningError
+from dljob.controller.planning.background import Planning
 from dljob.controller.planning.parsed_objects import Profiles
 from dljob.controller.work_queue import WorkQueue
 from dljob.job.plan.stored import StoredPlan
@@ -38,14 +38,12 @@ async def planned_here(question: ParsedJob, view: ClusterView, profiles: Profile
     return decide(replace(question, observed=replace(question.observed, view=view, learned=profiles)), CONFIG)
 
 
-def _now() -> datetime:
-    return NOW
-
-
 class Operator:
     """A controller whose workers run until nothing is left to do."""
 
-    def __init__(self, cluster: FakeCluster, policy: QueuePolicy = DEFAULT_POLICY) -> None:
+    def __init__(self, cluster: FakeCluster, policy: QueuePolicy = DEFAULT_POLICY, *, preempts: bool = False) -> None:
+        """``preempts``: jobs of a higher priority may stop others."""
+        self.now = NOW
         self.cluster, self.cache, self.asked = cluster, Cache(now=lambda: NOW), list[JobKey]()
         self.queue: WorkQueue[JobKey] = WorkQueue()
         self.breaks: JobKey | None = None
@@ -56,9 +54,12 @@ class Operator:
         api: Any = cluster.api
         kube, self.metrics = Kube(api, self.cache, 600.0), Metrics()
         cluster.listed(self.cache)
-        self.planning = Planning(self.cache, self._plan, self.queue.add, self.metrics, now_s, now=_now, policy=policy)
+        self.planning = Planning(
+            self.cache, self._plan, self.queue.add, self.metrics, now_s, lambda: self.now,
+            preempts=preempts, policy=policy,
+        )  # fmt: skip
         self.controller = Controller(
-            kube, self.cache, WarningEvents(api), self.queue, CONFIG, self.metrics, self.planning, lambda: NOW,
+            kube, self.cache, WarningEvents(api), self.queue, CONFIG, self.metrics, self.planning, lambda: self.now,
             node_faults=NodeFaults(api, self.cache, "dljob-system", "node-faults", None),
         )  # fmt: skip
 
@@ -111,15 +112,18 @@ class Operator:
 
 
 def on_two_nodes(
-    test: Callable[[FakeCluster, Operator], Awaitable[None]], policy: QueuePolicy = DEFAULT_POLICY
+    test: Callable[[FakeCluster, Operator], Awaitable[None]],
+    policy: QueuePolicy = DEFAULT_POLICY,
+    *,
+    preempts: bool = False,
 ) -> None:
-    """Run a test on a cluster with two nodes, each with one GPU."""
+    """Run a test on a cluster with two nodes, each with one GPU. ``preempts``: as of ``Operator``."""
 
     async def main() -> None:
         cluster = FakeCluster()
         for name in ("n1", "n2"):
             cluster.node(name, T4, 1)
-        async with Operator(cluster, policy) as operator:
+        async with Operator(cluster, policy, preempts=preempts) as operator:
             await test(cluster, operator)
 
     run(main())

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from dljob.controller.planning.background import PlanningError
+from dljob.controller.planning.answers import PlanningError
 from dljob.controller.planning.process import PlannerProcess
 from dljob.controller.planning.worker import State, Task
 from dljob.job.plan.stored import StoredPlan

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dljob.controller.planning.background import PlanningError
+from dljob.controller.planning.answers import PlanningError
 from dljob.kube import JobKey
 from dljob.kube.kinds import POD, STATEFUL_SET, Kind
 from dljob.scheduling.book import PATIENCE_S

@@ -7,7 +7,7 @@ from dljob.job.plan.stored import StoredPlan
 from dljob.kube import JobKey
 from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
-from dljob.scheduling import NamespaceLimits
+from dljob.scheduling import NamespaceLimits, QueuePolicy
 
 Decision = StoredPlan | Infeasible
 FRESH_S = 10.0
@@ -16,6 +16,13 @@ REFRESH_S = 1800.0
 """Seconds after which a waiting job is planned again although no capacity grew, so that its message is up to date."""
 QUEUED_S = 300.0
 """Seconds after which a job that waits behind the first in line is planned again: the forecasts change slowly."""
+RECONCILE_S = 60.0
+"""Seconds after which a waiting job is reconciled again. It is not planned again unless its question has changed."""
+DEFAULT_POLICY = QueuePolicy()
+
+
+class PlanningError(Exception):
+    """Planning a job failed, for a reason that lies in the operator."""
 
 
 @dataclass(frozen=True)
@@ -52,5 +59,5 @@ class Answer:
 
 
 def plan_only(question: ParsedJob) -> bool:
-    """Return True if the plan of a job is only shown, and must not run."""
+    """Return True if the plan of the job is shown and never runs."""
     return question.spec is not None and question.spec.planning.mode is PlanningMode.PLAN_ONLY

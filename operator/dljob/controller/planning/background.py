@@ -15,13 +15,14 @@ from time import monotonic
 
 from dljob.cluster import ClusterView
 from dljob.controller.metrics import Metrics
-from dljob.controller.planning.answers import FRESH_S, QUEUED_S, REFRESH_S, Answer, Decision, plan_only
+from dljob.controller.planning import answers
+from dljob.controller.planning.answers import Answer, Decision, PlanningError, plan_only
 from dljob.controller.planning.growing import Turns, matters_to
-from dljob.controller.planning.limits import limits_for
 from dljob.controller.planning.outlook import Outlooks
 from dljob.controller.planning.parsed_objects import PlansByJob, Profiles, ProfilesByNamespace
+from dljob.controller.planning.preempting import Preempting
 from dljob.controller.planning.queueing import Queue, queued
-from dljob.job.observed import Observed, Outlook
+from dljob.job.observed import Observed, Outlook, Preemption
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import run_p90_s
 from dljob.job.reservation import PlannedPods, created_by_group, placed_by_group, plan_reservation, stored_reservation
@@ -30,24 +31,16 @@ from dljob.kube.objects.cache import utc_now
 from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
 from dljob.reconcile.planning.make_plan import question as question_of
-from dljob.scheduling import NO_LIMITS, Growth, NamespaceLimits, QueuePolicy, Reservation, ReservationBook
-from dljob.scheduling.reservations import without_reserved
+from dljob.scheduling import NO_LIMITS, Growth, QueuePolicy, Reservation, ReservationBook, without_reserved
 
 Planner = Callable[[ParsedJob, ClusterView, Profiles], Awaitable[Decision]]
 """Answers a question about a job (``reconcile.planning.question``). Raises PlanningError if it cannot."""
 
-RECONCILE_S = 60.0
-"""Seconds after which a waiting job is reconciled again. It is not planned again unless its question has changed."""
 TICK_S = 5.0
 """Seconds between two checks whether reservations have expired."""
 YIELD_EVERY = 20
-DEFAULT_POLICY = QueuePolicy()
 
 log = logging.getLogger("dljob")
-
-
-class PlanningError(Exception):
-    """Planning a job failed, for a reason that lies in the operator."""
 
 
 class Planning:
@@ -60,14 +53,12 @@ class Planning:
         requeue: Callable[[JobKey], None],
         metrics: Metrics,
         clock: Callable[[], float] = monotonic,
-        *,
         now: Callable[[], datetime] = utc_now,
-        policy: QueuePolicy = DEFAULT_POLICY,
+        *,
+        preempts: bool = False,
+        policy: QueuePolicy = answers.DEFAULT_POLICY,
     ) -> None:
-        """``requeue``: called with a job's key when its answer is there, or when it must ask again.
-
-        ``clock``: seconds that never go back. ``now``: the time of day, for deadlines.
-        """
+        """``requeue``: called with a job's key when it must be reconciled. ``preempts``: jobs may stop others."""
         self._cache, self._planner, self._requeue, self._metrics, self._clock = cache, planner, requeue, metrics, clock
         self._asked: dict[JobKey, ParsedJob] = {}
         self._current: tuple[JobKey, ParsedJob] | None = None
@@ -82,6 +73,7 @@ class Planning:
         """Accepted plans that are not stored yet, with their data."""
         self._turns = Turns(cache.jobs)
         self._plans, self._profiles = PlansByJob(), ProfilesByNamespace(cache)
+        self._preempting = Preempting(cache, self._queue, self._plans, requeue, clock, now, on=preempts)
         self._free: tuple[tuple[int, int], ClusterView] | None = None
         self._served: dict[str, int] = {}
         """Number of the last question of each namespace that was answered."""
@@ -150,7 +142,7 @@ class Planning:
         It is nevertheless reconciled every ``RECONCILE_S``, because a plan may depend on more than the job's objects.
         """
         waiting = self._waiting.get(key)
-        if waiting is None or self._clock() - waiting[1] >= RECONCILE_S or waiting[0] != observed:
+        if waiting is None or self._clock() - waiting[1] >= answers.RECONCILE_S or waiting[0] != observed:
             return False
         answer = self._answers.get(key)
         if self._outlooks.is_news(key):
@@ -207,6 +199,7 @@ class Planning:
                 waiting = self._waiting_for_devices()
                 for key in await self._outlooks.refresh(waiting, self._ask, lambda: bool(self._asked)):
                     self._requeue(key)
+                await self._make_room()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(TICK_S):
                         await self._wakeup.wait()
@@ -217,6 +210,7 @@ class Planning:
             self._book.clear()
             self._outlooks.forget_all()
             self._queue.forget_all()
+            self._preempting.forget_all()
             self._turns.clear()
             self._plans.clear()
 
@@ -238,7 +232,10 @@ class Planning:
         view = self._cache.ledger.empty_view() if question.queued else self._view(key)
         profiles, profiles_version = self._profiles.of(key[0]), self._cache.profiles_version
         growth, began = self._growth.count(matters_to(question)), self._clock()
-        limits, limits_version = NO_LIMITS if question.queued else self._limits(key), self._cache.limits_version
+        limits, limits_version = (
+            NO_LIMITS if question.queued else self._queue.limits_without(key),
+            self._cache.limits_version,
+        )
         asked = replace(question, observed=replace(question.observed, limits=limits))
         decision, behind, error = None, None, ""
         self._current = (key, question)
@@ -268,10 +265,10 @@ class Planning:
         """Return the plan of a job, or why it must wait, and the first job in line if it waits behind that one."""
         decision = await self._planner(question, view, profiles)
         await self._outlooks.note(key, question, decision, self._ask)
+        if isinstance(decision, Infeasible):
+            return self._preempting.explained(key, decision), None
         alone = plan_only(question) or question.queued or self._queue.holds_devices(key)
-        if isinstance(decision, Infeasible) or alone:
-            return decision, None
-        waiting = self._waiting_for_devices()
+        waiting = {} if alone else self._waiting_for_devices()
         if not waiting:
             return decision, None
         first = await self._queue.first_before(key, question, waiting, self._ask)
@@ -283,13 +280,24 @@ class Planning:
     async def _ask(self, about: ParsedJob, free: ClusterView) -> Decision:
         return await self._planner(about, free, self._profiles.of(about.observed.job.namespace))
 
+    def preemption(self, key: JobKey) -> Preemption | None:
+        """Return why a running job must stop now, if a job of a higher priority needs its devices."""
+        return self._preempting.order(key)
+
+    async def _make_room(self) -> None:
+        """Let running jobs stop for the first in line, if the installation has preemption."""
+        key = await self._preempting.make_room(self._waiting_for_devices(), self._ask)
+        if key in self._answers and isinstance(found := self._answers[key].decision, Infeasible):
+            self._answers[key] = replace(self._answers[key], decision=self._preempting.explained(key, found))
+            self._requeue(key)
+
     def _waiting_for_devices(self) -> dict[JobKey, ParsedJob]:
         """Return the questions of the jobs that wait for devices which others use now."""
         return {
             key: each.question
             for key, each in self._answers.items()
             # A job that has not asked again for so long cannot be reconciled. It must not block the others.
-            if each.waits_for_devices and self._clock() - each.at_s < REFRESH_S + RECONCILE_S
+            if each.waits_for_devices and self._clock() - each.at_s < answers.REFRESH_S + answers.RECONCILE_S
         }
 
     def _reserve(self, key: JobKey, question: ParsedJob, decision: Decision | None) -> bool:
@@ -317,15 +325,15 @@ class Planning:
             return False
         self._look()
         if isinstance(answer.decision, Infeasible):
-            if not answer.limits.empty and self._limits(key).grown(answer.limits):
+            if not answer.limits.empty and self._queue.limits_without(key).grown(answer.limits):
                 return False
-            limit_s = REFRESH_S if answer.behind is None else QUEUED_S
+            limit_s = answers.REFRESH_S if answer.behind is None else answers.QUEUED_S
             if age_s >= limit_s or not self._waits_still(answer.behind):
                 return False
             return answer.growth == self._growth.count(matters_to(answer.question))
         same_limits = answer.limits_version == self._cache.limits_version
         held = not answer.reserved or self._book.accepted(key)
-        return (held and age_s < FRESH_S) or (same_limits and answer.versions == self._versions())
+        return (held and age_s < answers.FRESH_S) or (same_limits and answer.versions == self._versions())
 
     def _waits_still(self, first: JobKey | None) -> bool:
         """Return True if the first in line, behind which another job waits, has no devices yet. None: there is none."""
@@ -362,10 +370,6 @@ class Planning:
         if not mine and not self._book.holds(key):
             return self._free[1]
         return without_reserved(self._cache.ledger.view(mine), self._book.current(without=key))
-
-    def _limits(self, key: JobKey) -> NamespaceLimits:
-        """Return what quotas and limit ranges leave for a job."""
-        return limits_for(key, self._cache, self._book.current(without=key, namespace=key[0]))
 
     async def _derive_all(self) -> None:
         """Derive the reservations of all jobs, after this operator has become the leader."""

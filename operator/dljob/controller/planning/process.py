@@ -9,8 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from dljob.cluster import ClusterView, Node
-from dljob.controller.planning.answers import Decision
-from dljob.controller.planning.background import PlanningError
+from dljob.controller.planning.answers import Decision, PlanningError
 from dljob.controller.planning.parsed_objects import Profiles
 from dljob.controller.planning.worker import LENGTH_NBYTES, Task, frame
 from dljob.job.plan.stored import StoredPlan
