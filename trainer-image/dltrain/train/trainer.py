@@ -112,7 +112,7 @@ class Trainer(Ranks):
         model = with_batch_norm(model, self._team, self._step, synchronize=synchronize)
         self.model: nn.Module = model.to(self.device)
         self.optimizer: Optimizer = optimizer
-        replicate(self.model, self.process_group.broadcast)
+        replicate(self.model, self.process_group)
         self._team.take(self.model, optimizer, sample)
         if self._replay is not None:
             gradient_summing.reuse(self.parallel, gradient_summing.choices_from_record(self._replay.sums))
