@@ -149,6 +149,19 @@ class Rejected:
 
 
 @dataclass(frozen=True)
+class Preemption:
+    """A waiting job of a higher priority that needs the devices of a running one.
+
+    ``by``: its name; empty if it is in another namespace, whose users keep the names of their jobs to themselves.
+    ``priority``: of the waiting job. ``own``: of the running one.
+    """
+
+    by: str
+    priority: int
+    own: int
+
+
+@dataclass(frozen=True)
 class Observed:
     job: JobSeen
     sets: tuple[SetSeen, ...] = ()
@@ -183,6 +196,10 @@ class Observed:
     """The job's Workload and what belongs to it, if the job is or was in a queue of Kueue."""
     place: tuple[int, int] | None = None
     """The job's place among all jobs that wait for devices, from 1, and their number; None if it does not wait."""
+    preemption: Preemption | None = None
+    """Set while the job is to release its devices for another one, and has not begun to."""
+    lacks_priority_class: str = ""
+    """PriorityClass that the job names and that does not exist; empty if it exists, or if that is unknown."""
     capacity_grew: bool = False
     """True if the cluster has more free than when the job was last planned, and no other job waits for that."""
 

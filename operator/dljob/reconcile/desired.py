@@ -104,6 +104,8 @@ class Draft:
     """Events that follow from no condition."""
     start_timeouts: int | None = None
     """New value of ``status.startTimeouts``; None: it does not change."""
+    preemptions: int | None = None
+    """New value of ``status.preemptions``; None: it does not change."""
 
     def clear(self) -> None:
         """Remove what the draft applies, scales and deletes."""

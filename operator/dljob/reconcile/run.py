@@ -109,12 +109,12 @@ def _last_failure(failure: Failure | None) -> str:
 def active_since(status: DLJobStatus) -> datetime | None:
     """Return the time when the job started or was last resumed, whichever is later.
 
-    Return None while the job is suspended and before it has started.
+    Return None while the job is suspended or preempted, and before it has started.
     """
-    resumed = find(status.conditions, "Suspended")
-    if resumed is not None and resumed.status is TRUE:
+    found = [each for kind in ("Suspended", "Preempted") if (each := find(status.conditions, kind)) is not None]
+    if any(each.status is TRUE for each in found):
         return None
-    times = [status.start_time, resumed.last_transition_time if resumed and resumed.status is FALSE else None]
+    times = [status.start_time, *(each.last_transition_time for each in found if each.status is FALSE)]
     return max((time for time in times if time is not None), default=None)
 
 

@@ -199,7 +199,8 @@ class Scheduling(ApiModel):
         Disruption | None,
         Field(
             description="Allow (default): node drains and autoscalers may evict the pods; the job writes a checkpoint "
-            "and goes on elsewhere. Avoid: a PodDisruptionBudget and marks for autoscalers prevent that."
+            "and goes on elsewhere. Avoid: a PodDisruptionBudget and marks for autoscalers prevent that, and the "
+            "operator does not stop the job for one of a higher priority."
         ),
     ] = None
     start_timeout: Annotated[

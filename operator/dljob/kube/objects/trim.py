@@ -71,6 +71,8 @@ class PriorityClassSeen:
     value: int
     default: bool = False
     """True if it applies to pods that name no class."""
+    preempts: bool = True
+    """False if its jobs never preempt others (``preemptionPolicy: Never``)."""
 
 
 @dataclass(frozen=True)
@@ -276,7 +278,8 @@ def storage_class(body: Body) -> ClassSeen:
 
 
 def priority_class(body: Body) -> PriorityClassSeen:
-    return PriorityClassSeen(int(body.get("value") or 0), bool(body.get("globalDefault")))
+    preempts = body.get("preemptionPolicy") != "Never"
+    return PriorityClassSeen(int(body.get("value") or 0), bool(body.get("globalDefault")), preempts)
 
 
 def node(body: Body) -> NodeSeen:
