@@ -5,6 +5,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dljob.cluster.domains import ANYWHERE, Domain
 from dljob.job.observed import Observed, queued_elsewhere
 from dljob.job.plan.stored import PodGroup, StoredPlan
 from dljob.scheduling import Charge, Reservation, amount
@@ -23,10 +24,13 @@ class PlannedPods:
     memory_nbytes: int
     charges: Mapping[str, Charge] = field(default_factory=dict)
     """As in ``StoredPlan.charges``."""
+    domain: Domain = ANYWHERE
 
     @classmethod
     def of(cls, plan: StoredPlan) -> "PlannedPods":
-        return cls(plan.plan.number, plan.revision, plan.groups, plan.memory_nbytes, plan.charges or {})
+        return cls(
+            plan.plan.number, plan.revision, plan.groups, plan.memory_nbytes, plan.charges or {}, plan.node_domain
+        )
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,7 @@ def plan_reservation(
                     int(amount(str(memory))) if memory else plan.memory_nbytes,
                     charge,
                     max(0, pods - (created or {}).get(group.name, 0)) if charge is not None else 0,
+                    plan.domain,
                 )
             )
     return tuple(found)

@@ -30,6 +30,7 @@ from dljob.api.spec.pods import (
     Resources,
     RunPolicy,
     Scheduling,
+    SpotUse,
     Toleration,
 )
 from dljob.api.spec.spec import DLJobSpec
@@ -76,6 +77,7 @@ __all__ = [
     "RunPolicy",
     "ScalingRule",
     "Scheduling",
+    "SpotUse",
     "Synchronization",
     "Toleration",
     "Trainer",
