@@ -77,4 +77,4 @@ class Interruptions:
             return np.minimum(self.interval_s, np.maximum(work_s, 1e-9))
         best = np.sqrt(2 * self.checkpoint_s / self._rate(nodes))
         found = np.maximum(np.clip(best, SHORTEST_S, LONGEST_S), self.checkpoint_s / MAX_COST_FRACTION)
-        return np.minimum(found, np.maximum(work_s, 1e-9))
+        return np.minimum(np.asarray(found, dtype=np.float64), np.maximum(work_s, 1e-9))
