@@ -122,7 +122,12 @@ def domains(nodes: Sequence[Node], topology: Topology, spot: Spot, *, avoid_spot
     """
     found: list[Domain] = []
     for part in _by_interruption(nodes, spot, avoid_spot=avoid_spot):
-        found += _by_place(part, part.within(ClusterView(tuple(nodes))).nodes, topology)
+        view = part.within(ClusterView(tuple(nodes)))
+        first, *places = _by_place(part, view.nodes, topology)
+        if part.text and not part.terms:  # all nodes, also spot nodes
+            # A place whose nodes are all spot nodes, or all others, is priced more precisely as a part of these.
+            places = [place for place in places if len({spot.includes(n) for n in place.within(view).nodes}) > 1]
+        found += [first, *places]
     return found
 
 

@@ -74,7 +74,9 @@ def _named(domain: Domain, decision: Decision) -> Decision:
 
 def _slower(choice: Choice, best: Choice) -> Refusal:
     p, q = choice.prediction, best.prediction
-    return Refusal(choice.summary, f"training takes {duration(p.total_s)} instead of {duration(q.total_s)}")
+    usd = f" and costs ${p.cost_usd or 0:.2f} instead of ${q.cost_usd or 0:.2f}"
+    text = f"not better: training takes {duration(p.total_s)} instead of {duration(q.total_s)}{usd}"
+    return Refusal(choice.summary, text)
 
 
 def _nodes(choice: Choice) -> int:
