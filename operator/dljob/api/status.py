@@ -152,6 +152,14 @@ class PlanStatus(ApiModel):
         str | None,
         Field(description="The run that would improve predictions for this job most. Unset once they need no more."),
     ] = None
+    placement: Annotated[
+        str | None,
+        Field(
+            max_length=1024,
+            description="The zone, rack or spot nodes for which the plan was priced and on which its pods run. Unset "
+            "if they may run on any node.",
+        ),
+    ] = None
     defaults: Annotated[
         tuple[str, ...] | None,
         Field(
