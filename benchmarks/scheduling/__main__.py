@@ -2,8 +2,9 @@
 
     python -m benchmarks.scheduling [--seeds 5] [--jobs 160] [--load 1.0] [--noise 0.2] [--policy NAME] [--check]
 
-All policies see the same streams (``workload``) and plans that the operator's planner predicts; true run times are these
-times a log-normal factor per job. Figures are medians over streams. ``--check`` fails (exit code 1) if a goal is missed.
+All policies see the same streams (``workload``) and plans that the operator's planner predicts. True run times are
+these times a log-normal factor per job. Figures are medians over streams. ``--check`` fails (exit code 1) if the
+policy ``dljob``, which is what the operator does today, misses a goal or is not simulated with those it is compared to.
 The modules ``baselines`` and ``operator_policy`` describe the policies and what is simplified.
 """
 
@@ -14,12 +15,12 @@ from collections.abc import Callable
 from benchmarks.lib.goals import Figure, table
 from benchmarks.scheduling.baselines import CLAIRVOYANT_POWERS, Clairvoyant, EvenSplit, Goodput, edf, fcfs
 from benchmarks.scheduling.measures import Measures, measures, median
-from benchmarks.scheduling.operator_policy import POLICIES
+from benchmarks.scheduling.operator_policy import POLICIES, TODAY
 from benchmarks.scheduling.simulator import Policy, simulate
 from benchmarks.scheduling.workload import NOISE, POOL, Job, stream
 
 DEVICES = sum(nodes * per_node for _, nodes, per_node in POOL)
-FCFS, EDF, CLAIRVOYANT, DLJOB = "fcfs, users' sizes", "edf, users' sizes", "clairvoyant", "dljob"
+FCFS, EDF, CLAIRVOYANT = "fcfs, users' sizes", "edf, users' sizes", "clairvoyant"
 MAX_OF_FCFS, MAX_OF_CLAIRVOYANT, MIN_OF_EDF = 0.7, 1.1, 1.46
 HEADS = ("average h", "p95 h", "makespan h", "deadlines %", "kWh/job", "used %", "moves/job")
 
@@ -42,18 +43,20 @@ def row(name: str, found: Measures) -> str:
     )
 
 
-def goals(found: dict[str, Measures]) -> list[Figure]:
-    """Return the goals of the scheduler, for the policies that were simulated."""
-    dljob = found[DLJOB]
+def goals(name: str, found: dict[str, Measures]) -> list[Figure]:
+    """Return the goals of the scheduler for the policy ``name``, beside those that were simulated."""
+    dljob = found[name]
     figures = []
     if FCFS in found:
-        figures.append(Figure("average time / FCFS", dljob.average_h / found[FCFS].average_h, high=MAX_OF_FCFS))
+        figures.append(
+            Figure(f"{name}: average time / FCFS", dljob.average_h / found[FCFS].average_h, high=MAX_OF_FCFS)
+        )
     if CLAIRVOYANT in found:
         ratio = dljob.average_h / found[CLAIRVOYANT].average_h
-        figures.append(Figure("average time / clairvoyant", ratio, high=MAX_OF_CLAIRVOYANT))
+        figures.append(Figure(f"{name}: average time / clairvoyant", ratio, high=MAX_OF_CLAIRVOYANT))
     if EDF in found:
         met = dljob.deadlines / max(1e-9, found[EDF].deadlines)
-        figures.append(Figure("deadlines met / EDF", met, low=MIN_OF_EDF))
+        figures.append(Figure(f"{name}: deadlines met / EDF", met, low=MIN_OF_EDF))
     return figures
 
 
@@ -81,18 +84,18 @@ def main() -> int:
     if unknown := set(given.policy or ()) - policies.keys():
         parser.error(f"--policy: found {', '.join(sorted(unknown))}; expected one of {', '.join(policies)}")
     print(f"{given.seeds} streams of {given.jobs} jobs on {DEVICES} devices: {POOL}")
-    print(
-        f"{'policy':22} {HEADS[0]:>9} {HEADS[1]:>7} {HEADS[2]:>10} {HEADS[3]:>11} {HEADS[4]:>8} {HEADS[5]:>6} {HEADS[6]:>9}"
-    )
+    widths = (9, 7, 10, 11, 8, 6, 9)
+    print(f"{'policy':22} " + " ".join(f"{head:>{width}}" for head, width in zip(HEADS, widths, strict=True)))
     found: dict[str, Measures] = {}
     for name, simulated in policies.items():
         if not given.policy or name in given.policy:
             found[name] = median(simulated())
             print(row(name, found[name]), flush=True)
-    figures = goals(found) if DLJOB in found else []
-    if figures:
-        print("\n" + table(figures))
-    return 1 if given.check and (not figures or any(figure.missed for figure in figures)) else 0
+    judged = {name: goals(name, found) for name in POLICIES if name in found}
+    if any(judged.values()):
+        print("\n" + table([figure for figures in judged.values() for figure in figures]))
+    missed = any(figure.missed for figure in judged.get(TODAY, ()))
+    return 1 if given.check and (missed or not judged.get(TODAY)) else 0
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from math import exp
 
 from benchmarks.scheduling.simulator import Run, State
 from benchmarks.scheduling.workload import MODELS, START_S, view
@@ -77,19 +78,17 @@ class Placed:
 class Operator:
     """The policy. ``spread``: ratio of the 90th percentile of predicted times to the median.
 
-    ``together``: assign devices to all waiting jobs together; otherwise plan one job after another. ``all_jobs``: to
-    the running ones too, which then move.
+    Jobs are planned one after another, as the operator does today. ``together``: waiting jobs are assigned together,
+    unless a job is alone. ``all_jobs``: all jobs are assigned together, and running ones move.
     """
 
     spread: float
-    together: bool = True
+    together: bool = False
     all_jobs: bool = False
-    least: int = 2
     tick_s: float = 60.0
     placed: dict[str, Placed] = field(default_factory=dict)
     moved_s: dict[str, float] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
-    forecasts: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         for node in view().nodes:
@@ -125,7 +124,7 @@ class Operator:
         while left:
             left.sort(key=lambda state: self._queued(state, states).place)
             state, free = left[0], self.ledger.view()
-            part = self._parts(left)[0] if self.together and len(left if self.least else states) > 1 else None
+            part = self._parts(left)[0] if self.together and len(states) > 1 else None
             left.pop(0)
             if part is not None:
                 free = _part_of(free, part)
@@ -282,9 +281,10 @@ def _part_of(free: ClusterView, part: Option) -> ClusterView:
     return ClusterView(tuple(nodes))
 
 
-ONE_BY_ONE, ALL_JOBS = "dljob, one by one", "dljob, all jobs"
+TODAY, ALL_JOBS = "dljob", "dljob, all jobs"
 POLICIES: dict[str, Callable[[float], Operator]] = {
-    ONE_BY_ONE: lambda noise: Operator(spread_of(noise), together=False),
-    "dljob": lambda noise: Operator(spread_of(noise)),
+    TODAY: lambda noise: Operator(spread_of(noise)),
+    "dljob, waiting jobs": lambda noise: Operator(spread_of(noise), together=True),
     ALL_JOBS: lambda noise: Operator(spread_of(noise), all_jobs=True),
 }
+"""``dljob``: what the operator does today. The controller does not use ``scheduling.assignment`` yet."""
