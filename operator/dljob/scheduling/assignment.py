@@ -12,6 +12,7 @@ At last, two jobs exchange their devices if that makes the sum of 1 / T greater,
 Jobs of a higher priority are assigned first, as if the others did not exist.
 """
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
@@ -22,10 +23,10 @@ from dljob.scheduling.gain import MIN_GAIN, MIN_GAIN_S
 from dljob.scheduling.reservations import Reservation, without_reserved
 
 MIN_EXCHANGE = 1.2
-"""Least factor of the sum of 1 / T for an exchange. Both jobs may have to restart, and predictions are often 10 % off."""
+"""Least factor of the sum of 1 / T for an exchange. Both jobs may have to restart, and predictions are uncertain."""
 POWER = 2.0
-"""Exponent of the remaining seconds. 1.5 to 2.5 gave the same completion times in benchmarks/scheduling; 1 gave 20 %
-longer ones, and 0, which favours long jobs, 50 % longer ones."""
+"""Exponent of the remaining seconds. In the clairvoyant policy of benchmarks/scheduling, 1.5 to 2.5 gave the same
+completion times, 1 gave 19 % longer ones, and 0, which favours long jobs, 48 % longer ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,23 +92,40 @@ def share(jobs: Sequence[Candidate], free: Mapping[str, int]) -> Choices:
 
 
 def movers(held: Sequence[Held], parts: Choices, free: Mapping[str, int], restart_s: float) -> tuple[bool, ...]:
-    """Return for each running job if it moves to its part of ``share``: its restart pays, or others get what it holds.
+    """Return for each job if it restarts on its part of ``share``: that pays, or others need what it holds.
 
-    ``held``, ``parts``: what each job holds (empty: it waits), and what it shall get. ``free`` as for ``share``.
+    ``held``, ``parts``: what each job holds (empty: it waits), and what it shall get. ``free`` as for ``share``. The
+    parts of the jobs that move fit beside what the others hold. The parts of waiting jobs may not fit yet.
     """
-    room = _less(free, parts)
-    moves = []
-    for mine, part in zip(held, parts, strict=True):
-        if part is None or not mine.devices or mine.devices == {part.device: part.devices}:
-            moves.append(False)
-            continue
-        pays = mine.left_s - part.seconds - restart_s >= max(MIN_GAIN_S, MIN_GAIN * mine.left_s)
-        own = {**room, part.device: room.get(part.device, 0) + part.devices}
-        fits = all(count <= own.get(device, 0) for device, count in mine.devices.items())
-        moves.append(mine.movable and (pays or not fits))
-        if not moves[-1]:
-            room = {device: count - mine.devices.get(device, 0) for device, count in own.items()}
-    return tuple(moves)
+
+    def short(moving: set[int], *, waiting: bool) -> dict[str, int]:
+        """Return how many devices of each type are missing if only ``moving`` move."""
+        used = Counter[str]()
+        for i, (mine, part) in enumerate(zip(held, parts, strict=True)):
+            if i not in moving:
+                used.update(mine.devices)
+            if part is not None and (i in moving or (waiting and not mine.devices)):
+                used[part.device] += part.devices
+        return {device: count - free.get(device, 0) for device, count in used.items() if count > free.get(device, 0)}
+
+    moving = {
+        i
+        for i, (mine, part) in enumerate(zip(held, parts, strict=True))
+        if mine.movable and mine.devices and part is not None and mine.devices != {part.device: part.devices}
+    }
+    for i in sorted(moving):
+        part = parts[i]
+        assert part is not None
+        pays = held[i].left_s - part.seconds - restart_s >= max(MIN_GAIN_S, MIN_GAIN * held[i].left_s)
+        missing = sum(short(moving, waiting=True).values())
+        if not pays and sum(short(moving - {i}, waiting=True).values()) <= missing:
+            moving.remove(i)
+    while missing_types := short(moving, waiting=False).keys():
+        wrong = [i for i in moving if (part := parts[i]) is not None and part.device in missing_types]
+        if not wrong:
+            break  # Jobs hold more than there is, such as after the loss of a node.
+        moving.remove(max(wrong))
+    return tuple(i in moving for i in range(len(held)))
 
 
 def _by_priority(

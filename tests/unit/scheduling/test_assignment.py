@@ -1,5 +1,7 @@
 """Heterogeneous devices are assigned to several jobs together."""
 
+from collections import Counter
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -81,18 +83,28 @@ def test_one_job_does_not_get_all_devices_while_others_wait() -> None:
     assert [each and each.devices for each in assign(equal([sizes]), {"t4": 8})] == [8]
 
 
-@given(JOBS, FREE, st.lists(st.booleans(), min_size=7, max_size=7))
-def test_only_movable_running_jobs_move(
-    jobs: list[tuple[Option, ...]], free: dict[str, int], movable: list[bool]
+@given(JOBS, JOBS, FREE, st.lists(st.booleans(), min_size=7, max_size=7))
+def test_only_movable_running_jobs_move_and_they_fit_beside_the_others(
+    running: list[tuple[Option, ...]], waiting: list[tuple[Option, ...]], free: dict[str, int], movable: list[bool]
 ) -> None:
     """The jobs run where they were started one by one in order."""
     held = [
         Held({} if each is None else {each.device: each.devices}, each.seconds if each else 0.0, movable=may)
-        for each, may in zip(in_order(jobs, free), movable, strict=False)
+        for each, may in zip(in_order(running, free), movable, strict=False)
     ]
-    parts = share(equal(jobs), free)
+    held += [Held({}) for _ in waiting]
+    parts = share(equal([*running, *waiting]), free)
+    used = Counter[str]()
     for mine, part, moves in zip(held, parts, movers(held, parts, free, 45.0), strict=True):
         assert not moves or (mine.movable and mine.devices and part is not None)
+        used.update({part.device: part.devices} if moves and part is not None else mine.devices)
+    assert all(count <= free[device] for device, count in used.items())
+
+
+def test_a_job_that_cannot_move_keeps_its_devices_and_others_do_not_restart_for_nothing() -> None:
+    one, two = Option("t4", 1, 4, 1000.0), Option("t4", 1, 8, 600.0)
+    fixed, other = Held({"t4": 8}, 600.0), Held({"t4": 4}, 1000.0, movable=True)
+    assert movers([fixed, other], (one, two), {"t4": 12}, 45.0) == (False, False)
 
 
 def test_a_running_job_gives_devices_to_others_but_does_not_move_for_nothing() -> None:
