@@ -15,7 +15,7 @@ from collections.abc import Callable
 from benchmarks.lib.goals import Figure, table
 from benchmarks.scheduling.baselines import CLAIRVOYANT_POWERS, Clairvoyant, EvenSplit, Goodput, edf, fcfs
 from benchmarks.scheduling.measures import Measures, measures, median
-from benchmarks.scheduling.operator_policy import POLICIES, TODAY
+from benchmarks.scheduling.operator_policy import POLICIES, TODAY, Operator
 from benchmarks.scheduling.simulator import Policy, simulate
 from benchmarks.scheduling.workload import NOISE, POOL, Job, stream
 
@@ -32,6 +32,7 @@ def run(make: Callable[[], Policy], streams: list[tuple[Job, ...]]) -> list[Meas
 def clairvoyant(streams: list[tuple[Job, ...]]) -> list[Measures]:
     """Return the best of several clairvoyant policies on each stream."""
     found = [run(lambda power=power: Clairvoyant(power), streams) for power in CLAIRVOYANT_POWERS]  # type: ignore[misc]
+    found.append(run(lambda: Operator(1.0, all_jobs=True, clairvoyant=True), streams))
     return [min(each, key=lambda one: one.average_h) for each in zip(*found, strict=True)]
 
 

@@ -7,8 +7,8 @@
   Simplified: the batch is fixed, so goodput is throughput; a job uses one device type (as Sia's text does for Pollux on
   mixed pools); greedy ascent instead of a genetic algorithm; a move must pay for its restart.
 - ``Clairvoyant``: knows true run times. At each arrival and end, all jobs start small, the shortest first, and then
-  grow where it helps most. The benchmark takes the best of several weights of short jobs. It is no lower bound: the
-  optimum is not known.
+  grow where it helps most. The benchmark takes the best of several weights of short jobs, and of the operator's
+  own assignment of all jobs with true run times. It is no lower bound: the optimum is not known.
 """
 
 from collections import Counter

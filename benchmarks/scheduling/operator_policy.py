@@ -80,11 +80,13 @@ class Operator:
 
     Jobs are planned one after another, as the operator does today. ``together``: waiting jobs are assigned together,
     unless a job is alone. ``all_jobs``: all jobs are assigned together, and running ones move.
+    ``clairvoyant``: the assignment knows true run times.
     """
 
     spread: float
     together: bool = False
     all_jobs: bool = False
+    clairvoyant: bool = False
     tick_s: float = 60.0
     placed: dict[str, Placed] = field(default_factory=dict)
     moved_s: dict[str, float] = field(default_factory=dict)
@@ -179,7 +181,7 @@ class Operator:
         """Assign devices to waiting and running jobs together. Running jobs move if that pays or if others wait."""
         line = sorted(active, key=lambda state: self._queued(state, states).place)
         free = free_devices(view())
-        parts = share([Candidate(0, options(state)) for state in line], free)
+        parts = share([Candidate(0, options(state, self._factor(state))) for state in line], free)
         moves = movers([self._held(now_s, state) for state in line], parts, free, START_S)
         for state, moved in zip(line, moves, strict=True):
             if moved:
@@ -192,6 +194,9 @@ class Operator:
                 self._place(state.job.name, choice)
                 self.moved_s[state.job.name] = now_s
 
+    def _factor(self, state: State) -> float:
+        return state.job.noise if self.clairvoyant else 1.0
+
     def _held(self, now_s: float, state: State) -> Held:
         placed, run = self.placed.get(state.job.name), self._run(state)
         if placed is None or run is None:
@@ -199,7 +204,7 @@ class Operator:
         held = Counter[str]()
         for group in placed.choice.groups:
             held[group.device] += group.nodes * group.ranks_per_node
-        left_s = state.left * run.seconds
+        left_s = state.left * run.seconds * self._factor(state)
         rested = now_s - self.moved_s[state.job.name] >= MIN_BETWEEN_S
         return Held(held, left_s, movable=rested and left_s >= MIN_LEFT_S)
 
@@ -262,10 +267,10 @@ def spread_of(noise: float) -> float:
     return exp(1.2815515655 * noise)
 
 
-def options(state: State) -> tuple[Option, ...]:
-    """Return the options of a job for the assignment, with its remaining seconds as predicted."""
+def options(state: State, factor: float = 1.0) -> tuple[Option, ...]:
+    """Return the options of a job for the assignment, with its remaining seconds as predicted, times ``factor``."""
     return tuple(
-        Option(use.device, use.nodes, use.devices // use.nodes, use.seconds * max(state.left, 1e-9))
+        Option(use.device, use.nodes, use.devices // use.nodes, factor * use.seconds * max(state.left, 1e-9))
         for use in state.job.uses
     )
 
