@@ -22,7 +22,6 @@ from support.builders import (
     settled,
     without_spec,
 )
-from support.builders import nodes as cluster
 from support.job_lifecycle import (
     DOWN,
     OUTCOME,
@@ -219,7 +218,7 @@ class TestVolumes:
         assert status(desired).phase is (Phase.PENDING if expected[0] == "False" and blocked else Phase.STARTING)
 
     @pytest.mark.parametrize(
-        ("volume", "nodes", "mode", "says"),
+        ("volume", "wanted", "mode", "says"),
         [
             ({}, {"min": 1, "max": 1}, "ReadWriteOnce", False),
             ({}, {"min": 1, "max": 8}, "ReadWriteOnce", True),
@@ -228,10 +227,9 @@ class TestVolumes:
         ],
     )
     def test_job_that_starts_on_one_node_learns_before_it_trains_that_its_claim_keeps_it_there(
-        self, volume: Json, nodes: Json, mode: str, says: bool
+        self, volume: Json, wanted: Json, mode: str, says: bool
     ) -> None:
-        one = cluster({"name": "n", "cpu": 2, "memory": "4Gi"})
-        first = seen({**DIGITS, "checkpoint": {"volume": volume}, "nodes": nodes}, view=one)
+        first = seen({**DIGITS, "checkpoint": {"volume": volume}, "nodes": wanted}, nodes({"name": "n", "cpu": 2}))
         desired = step(first)
         (claim,) = (item for item in desired.objects if item["kind"] == "PersistentVolumeClaim")
         assert claim["spec"]["accessModes"] == [mode]
