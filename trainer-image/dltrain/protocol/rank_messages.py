@@ -188,10 +188,24 @@ class Shrunk(Record):
     shrink_s: Annotated[float, Field(ge=0, description="From detecting the loss to being ready to continue.")]
 
 
+Activity = Literal["compilation", "data", "checkpoint"]
+
+
+class Working(Record):
+    """A thread of a silent rank says what the rank does. ``activity``: None if it is nothing that may take long.
+
+    This does not show that the rank proceeds: ``record.hang_detection`` has a limit for each activity.
+    """
+
+    type: Literal["working"] = "working"
+    rank: int
+    activity: Activity | None = None
+
+
 class Busy(Record):
     """A rank announces work such as an evaluation, during which it may send nothing for ``limit_s`` seconds.
 
-    Without this message, a rank is treated as hung if it is silent for max(5 s, 10 median steps) after its first step.
+    Without this message, ``record.hang_detection`` derives the limit of a silence from the steps seen so far.
     """
 
     type: Literal["busy"] = "busy"
@@ -231,6 +245,7 @@ RankMessage = Annotated[
     | Resharded
     | Shrunk
     | Busy
+    | Working
     | Failed
     | Finished,
     Field(discriminator="type"),

@@ -15,6 +15,7 @@ from typing import Literal
 
 from pydantic import ValidationError
 
+from dltrain.protocol.activity import activity
 from dltrain.protocol.rank_messages import (
     SOCKET_ENV,
     WHERE,
@@ -33,7 +34,11 @@ from dltrain.protocol.rank_messages import (
     Shrunk,
     Step,
     Stop,
+    Working,
 )
+
+ACTIVITY_INTERVAL_S = 1.0
+"""A rank that has sent nothing for this time says what it works on, and again after each such time."""
 
 
 class RankReporter:
@@ -45,10 +50,12 @@ class RankReporter:
         self.rank = 0
         self._socket: socket.socket | None = None
         self._lock = threading.Lock()
+        self._sent_s = time.monotonic()
         if path:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._socket.connect(path)
             threading.Thread(target=self._listen, args=(self._socket,), daemon=True, name="agent").start()
+            threading.Thread(target=self._report_activity, daemon=True, name="activity").start()
 
     @classmethod
     def open(cls) -> "RankReporter":
@@ -75,6 +82,8 @@ class RankReporter:
             if self.rank == 0 and (line := describe(message)):
                 print(line, file=sys.stderr, flush=True)  # noqa: T201
             return
+        if not isinstance(message, Working):
+            self._sent_s = time.monotonic()
         try:
             with self._lock:
                 self._socket.sendall(message.model_dump_json().encode() + b"\n")
@@ -91,6 +100,19 @@ class RankReporter:
 
     def _terminate(self, number: int, frame: FrameType | None) -> None:
         self.stop.set()
+
+    def _report_activity(self) -> None:
+        """Say what this rank works on while it is silent, if that changes or if it may take long."""
+        before = None
+        while self._socket is not None:
+            time.sleep(ACTIVITY_INTERVAL_S)
+            if time.monotonic() - self._sent_s < ACTIVITY_INTERVAL_S:
+                before = None
+                continue
+            now = activity()
+            if now is not None or before is not None:
+                self.send(Working(rank=self.rank, activity=now))
+            before = now
 
     def _listen(self, connection: socket.socket) -> None:
         try:
@@ -125,5 +147,5 @@ def describe(message: RankMessage) -> str:
         case Finished():
             accuracy = f", accuracy {message.outcome.accuracy:.4f}" if message.outcome.accuracy is not None else ""
             return f"dltrain: finished {message.outcome.steps} steps in {message.outcome.seconds:.1f} s{accuracy}"
-        case Hello() | Mark() | Probed() | Chosen() | Busy() | Compared() | Failed():
+        case Hello() | Mark() | Probed() | Chosen() | Busy() | Working() | Compared() | Failed():
             return ""  # Every failing rank prints its failure itself, with or without an agent.

@@ -1,7 +1,9 @@
 """Progress updates: messages of a rank to its agent with step, times and loss, at most a few per second."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from math import inf
+from typing import Any
 
 from dlcontract import Noise, Outcome
 from dltrain.device.energy import Meter
@@ -12,6 +14,8 @@ from dltrain.protocol.reporter import RankReporter
 from dltrain.timing.step_times import Times, Window
 
 UPDATE_INTERVAL_S = 0.25
+EVALUATION_BATCH_S = 300.0
+"""Seconds that a script may take for one batch of held-out data, and for its work after the last one."""
 END_OF_EPOCH_S = 60.0
 """Seconds that a script may pause between epochs, for example for an evaluation.
 
@@ -158,3 +162,12 @@ class Progress:
     def busy(self, what: str, limit_s: float) -> None:
         """Announce that no progress update may come for up to ``limit_s`` seconds. ``what``: the reason."""
         self.reporter.send(Busy(rank=self.rank, what=what, limit_s=min(limit_s, 86_400)))
+
+    def evaluating(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield ``batches`` of held-out data. Announce the evaluation, and again with each batch."""
+        told_at = -inf
+        for batch in batches:
+            if time.monotonic() - told_at >= UPDATE_INTERVAL_S:
+                self.busy("evaluation", EVALUATION_BATCH_S)
+                told_at = time.monotonic()
+            yield batch

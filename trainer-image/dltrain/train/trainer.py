@@ -317,7 +317,7 @@ class Trainer(Ranks):
         Each sample is on exactly one rank. Ranks may get different numbers of batches, or no batch, so call ``sum``
         only after the loop.
         """
-        return held_out_batches(loader, self.shares, self.rank, self.plan.seed)
+        return self.progress.evaluating(held_out_batches(loader, self.shares, self.rank, self.plan.seed))
 
     @property
     def complete(self) -> bool:
