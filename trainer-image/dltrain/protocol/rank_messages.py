@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, TypeAdapter
 
 from dlcontract import EXIT_BAD_INPUT as EXIT_BAD_INPUT
-from dlcontract import CheckpointMark, Failure, Noise, Outcome, Plan, ProbePoint, RankMeasure, Record
+from dlcontract import MAX_METRICS, CheckpointMark, Failure, Noise, Outcome, Plan, ProbePoint, RankMeasure, Record
 
 SOCKET_ENV = "DLTRAIN_SOCKET"
 PLAN_ENV = "DLTRAIN_PLAN"
@@ -149,6 +149,15 @@ class Evaluated(Record):
     loss: float | None = None
 
 
+class Logged(Record):
+    """Metrics that the script logged, by name. They are the newest values after ``step`` steps."""
+
+    type: Literal["logged"] = "logged"
+    rank: int
+    step: int
+    values: Annotated[dict[str, float], Field(max_length=MAX_METRICS)]
+
+
 class Compared(Record):
     """The result of comparing the parameters of all ranks after ``step`` steps. ``agree``: True if they are equal."""
 
@@ -240,6 +249,7 @@ RankMessage = Annotated[
     | Chosen
     | Step
     | Evaluated
+    | Logged
     | Compared
     | Checkpointed
     | Resharded

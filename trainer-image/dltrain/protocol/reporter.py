@@ -27,6 +27,7 @@ from dltrain.protocol.rank_messages import (
     Failed,
     Finished,
     Hello,
+    Logged,
     Mark,
     Probed,
     RankMessage,
@@ -136,6 +137,8 @@ def describe(message: RankMessage) -> str:
             return f"dltrain: step {message.step}/{message.steps} epoch {message.epoch}{loss}, {speed}"
         case Evaluated():
             return f"dltrain: step {message.step} accuracy {message.accuracy:.4f}"
+        case Logged():
+            return f"dltrain: step {message.step} " + ", ".join(f"{k} {v:.6g}" for k, v in message.values.items())
         case Checkpointed():
             next_one = f", the next one {message.interval_s:.0f} s later" if message.interval_s is not None else ""
             return f"dltrain: checkpoint {message.mark.path} in {message.duration_s:.2f} s{next_one}"

@@ -3,6 +3,7 @@
 from collections import Counter
 
 from dlcontract import (
+    MAX_METRICS,
     CheckpointMark,
     Failure,
     Mismatch,
@@ -20,6 +21,7 @@ from dltrain.protocol.rank_messages import (
     Evaluated,
     Finished,
     Hello,
+    Logged,
     Mark,
     Probed,
     RankMessage,
@@ -69,6 +71,7 @@ class Ledger:
         self._before: Report | None = None
         self._step: Step | None = None
         self._evaluated: Evaluated | None = None
+        self._metrics: dict[str, float] = {}
         self._checkpoint: CheckpointMark | None = None
         self._measures: dict[int, RankMeasure] = {}
         self._found: dict[int, str] = {}
@@ -87,6 +90,7 @@ class Ledger:
         self.failures = previous.failures
         self.failure = previous.failure
         self.outcome = previous.outcome
+        self._metrics = dict(previous.metrics)
         self.startup = previous.startup
         self._checkpoint = previous.last_checkpoint
         self._probes = {(point.device, point.batch): point for point in previous.probes}
@@ -130,6 +134,9 @@ class Ledger:
                     self._step = message
             case Evaluated():
                 self._evaluated = message
+            case Logged() if message.rank == self.leader:
+                merged = self._metrics | message.values
+                self._metrics = dict(list(merged.items())[:MAX_METRICS])
             case Checkpointed():
                 self._checkpoint = message.mark
                 transition = True
@@ -198,6 +205,7 @@ class Ledger:
             epoch=step.epoch if step else None,
             loss=step.loss if step else None,
             accuracy=accuracy,
+            metrics=self._metrics,
             step_s=step.step_s if step else None,
             samples_per_s=step.samples_per_s if step else None,
             world_size=self._world_size,

@@ -162,15 +162,15 @@ class Trainer(Ranks):
         """
         return usage_checks.dataset_path(self.plan)
 
-    def log(self, *, loss: Tensor | float | None = None, accuracy: float | None = None) -> None:
-        """Report the mean loss of this rank's batch, or an accuracy on held-out data.
+    def log(self, *, loss: Tensor | float | None = None, accuracy: float | None = None, **metrics: float) -> None:
+        """Report the mean loss of this rank's batch, an accuracy from 0 to 1 on held-out data, and any other metrics.
 
-        Call it with the loss before ``backward()``; otherwise the loss may be reported one step later.
+        Call it with the loss before ``backward()``; otherwise the loss may be reported one step later. The job shows
+        the ``metrics`` of its first rank: at most 16 names.
         """
         if loss is not None:
             self._step.log(loss)
-        if accuracy is not None:
-            self.progress.report_accuracy(self.step, accuracy)
+        self.progress.log(self.step, accuracy, metrics)
 
     def weigh(self, tokens: float) -> None:
         """Weight this rank's loss by ``tokens`` instead of samples. The loss must be the mean over ``tokens`` tokens.
