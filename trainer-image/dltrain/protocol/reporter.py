@@ -10,6 +10,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Literal
 
@@ -49,6 +50,8 @@ class RankReporter:
         """Connect to the agent's socket at ``path``, if given. Raise OSError if no agent listens there."""
         self.stop = threading.Event()
         self.rank = 0
+        self.observe: Callable[[RankMessage, str], bool] | None = None
+        """Without an agent: takes each message and its line for the log. It returns True if it has shown the line."""
         self._socket: socket.socket | None = None
         self._lock = threading.Lock()
         self._sent_s = time.monotonic()
@@ -80,7 +83,9 @@ class RankReporter:
     def send(self, message: RankMessage) -> None:
         """Send an update to the agent. Ignore a lost connection, because training can continue without an agent."""
         if self._socket is None:
-            if self.rank == 0 and (line := describe(message)):
+            line = describe(message)
+            shown = self.observe is not None and self.observe(message, line)
+            if self.rank == 0 and line and not shown:
                 print(line, file=sys.stderr, flush=True)  # noqa: T201
             return
         if not isinstance(message, Working):

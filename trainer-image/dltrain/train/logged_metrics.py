@@ -62,7 +62,9 @@ class LoggedMetrics:
         self._names.add(name)
         return number
 
-    def _warn(self, name: str, text: str) -> None:
+    def _warn(self, name: str, text: str) -> float | None:
+        """Warn once about the metric ``name``. Return None, its value."""
         if name not in self._warned and len(self._warned) <= MAX_METRICS:
             self._warned.add(name)
             warnings.warn(f"t.log: {text}", stacklevel=5)
+        return None
