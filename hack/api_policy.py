@@ -1,10 +1,11 @@
 """Compare the CRDs with those of the last release: v1alpha1 changes only additively.
 
 A stored job must stay valid, keep all its fields, and mean the same. Allowed are new optional fields, new enum values,
-wider bounds, other descriptions, and rules that refuse changes only (with ``oldSelf``). A release that needs any other
-change must serve a new API version.
+wider bounds, other descriptions, and rules that refuse changes only (with ``oldSelf``) or new fields only. A release
+that needs any other change must serve a new API version.
 """
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,12 @@ EQUAL = (
     "type", "format", "pattern", "default", "exclusiveMinimum", "exclusiveMaximum", "x-kubernetes-list-type",
     "x-kubernetes-list-map-keys", "x-kubernetes-preserve-unknown-fields",
 )  # fmt: skip
+
+
+def _needs_new_field(rule: str, old: Schema) -> bool:
+    """Return True if every object without new fields fulfils the rule: ``!has(self.new) || …``, without a ternary."""
+    begin = re.match(r"!has\(self\.(\w+)\) \|\| ", rule)
+    return begin is not None and begin[1] not in old.get("properties", {}) and "?" not in rule
 
 
 def breaks(old: Schema, new: Schema, path: str = "") -> Iterator[str]:
@@ -46,7 +53,7 @@ def breaks(old: Schema, new: Schema, path: str = "") -> Iterator[str]:
     for rule in new.get("x-kubernetes-validations", ()):
         # A rule that compares an object with its previous state cannot make a stored object invalid.
         compares = "oldSelf" in rule["rule"] and not rule.get("optionalOldSelf")
-        if rule["rule"] not in known and not compares:
+        if rule["rule"] not in known and not compares and not _needs_new_field(rule["rule"], old):
             yield f"{path}: found the new rule {rule['rule']!r}; expected none that a stored object could break"
     for name in set(new.get("required", ())) - set(old.get("required", ())):
         yield f"{path}.{name}: found it required; expected it optional"

@@ -105,6 +105,24 @@ def nodes(kubectl: Kubectl) -> Iterator[HollowNodes]:
 
 
 @pytest.fixture(scope="module")
+def claim(admin: Kubectl, kubectl: Kubectl) -> Iterator[str]:
+    """Return a bound claim that pods on several nodes can use."""
+    volume = f"shared-{kubectl.namespace}"
+    size = {"storage": "1Gi"}
+    spec = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
+    claim = {**spec, "volumeName": volume, "resources": {"requests": size}}
+    admin.apply(
+        {
+            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": volume},
+            "spec": {**spec, "capacity": size, "hostPath": {"path": "/tmp/shared"}},
+        },
+    )  # fmt: skip
+    kubectl.apply({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "shared"}, "spec": claim})
+    yield "shared"
+    admin.run("delete", "persistentvolume", volume, "--wait=false")
+
+
+@pytest.fixture(scope="module")
 def operator_environment() -> dict[str, str]:
     """Return settings of the operator that differ from the usual ones. Modules replace this fixture by their own."""
     return {}

@@ -5,17 +5,16 @@ to real pods and their nodes, for as long as wanted.
 """
 
 import os
-import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from dlcontract import RunPhase
-from support.chaos.cluster_faults import QUOTA
+from support.chaos.cluster_faults import disturbed, full_quota, killed, paused
 from support.chaos.faulty_api import DISTURBANCES, Disturbance, FaultyApi
 from support.chaos.watcher import Watcher, none_left
 from support.cluster.fake_nodes import HollowNodes
@@ -86,26 +85,13 @@ def _ready(pod: dict[str, object]) -> bool:
     )
 
 
-@contextmanager
-def lasting(fault: Disturbance | str, one: OperatorProcess, api: FaultyApi, kubectl: Kubectl) -> Iterator[None]:
-    """Let a fault of an operator, of its requests or of the namespace last while the context is open."""
-    match fault:
-        case "kill":
-            one.stop(signal.SIGKILL)
-            yield
-            one.start(ready=False)
-        case "pause":
-            one.send(signal.SIGSTOP)
-            yield
-            one.send(signal.SIGCONT)
-        case "quota":
-            kubectl.apply(QUOTA)
-            yield
-            kubectl.delete("resourcequota", "full")
-        case Disturbance():
-            api.begin(fault)
-            yield
-            api.end()
+def lasting(
+    fault: Disturbance | str, one: OperatorProcess, api: FaultyApi, kubectl: Kubectl
+) -> AbstractContextManager[None]:
+    """Return a fault of an operator, of its requests or of the namespace, which lasts while the context is open."""
+    if isinstance(fault, Disturbance):
+        return disturbed(api, fault)
+    return {"kill": lambda: killed(one), "pause": lambda: paused(one), "quota": lambda: full_quota(kubectl)}[fault]()
 
 
 def test_jobs_complete_whatever_happens_to_requests_and_operators(

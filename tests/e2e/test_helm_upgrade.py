@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from support.cluster.kubectl import ROOT, Kubectl, condition, example, step_of, wait_for
+from support.cluster.kubectl import ROOT, Kubectl, KubectlError, condition, example, step_of, wait_for
 from support.cluster.release import last_release
 
 pytestmark = [pytest.mark.e2e, pytest.mark.upgrade]
@@ -40,8 +40,8 @@ def run(*command: str | Path, timeout_s: float) -> str:
     return done.stdout
 
 
-def helm(kubectl: Kubectl, verb: str, *words: str) -> None:
-    wait = () if verb == "uninstall" else ("--wait", "--timeout", "180s")
+def helm(kubectl: Kubectl, verb: str, *words: str, wait_s: int = 180) -> None:
+    wait = () if verb == "uninstall" else ("--wait", "--timeout", f"{wait_s}s")
     where = ("--namespace", SYSTEM, "--kubeconfig", kubectl.kubeconfig)
     run(
         ROOT / "hack/env",
@@ -119,6 +119,42 @@ def goes_on(kubectl: Kubectl, name: str) -> Json:
     """Wait until the operator shows a later step of a job than it shows now."""
     now = step_of(kubectl.job(name))
     return kubectl.wait_job(name, f"a step after {now}", lambda job: step_of(job) > now, 60)
+
+
+def operators(admin: Kubectl) -> dict[str, Json]:
+    """Return {uid: pod} of the operator's pods that are not being deleted."""
+    found = Kubectl(admin.kubeconfig, SYSTEM).list("pods", "app.kubernetes.io/name=dljob")
+    return {pod["metadata"]["uid"]: pod for pod in found if "deletionTimestamp" not in pod["metadata"]}
+
+
+def test_upgrade_with_wrong_defaults_fails_and_the_operator_goes_on(admin: Kubectl) -> None:
+    """The chart's schema cannot see that both names are of one GPU."""
+    before = operators(admin)
+    wrong = 'jobDefaults={"prices": {"usdPerDeviceHour": {"Tesla-T4": 1, "t4": 2}}}'
+    with pytest.raises(AssertionError, match="dljob"):
+        helm(admin, "upgrade", str(ROOT / "charts/dljob"), "--reuse-values", "--set-json", wrong, wait_s=15)
+    after = operators(admin)
+    assert before.keys() < after.keys() and all(_ready(after[uid]) for uid in before)
+    [broken] = after.keys() - before.keys()
+    name = after[broken]["metadata"]["name"]
+    wait_for(
+        "the reason in the log", lambda: "jobDefaults.prices.usdPerDeviceHour" in _log(admin, name), 30,
+        lambda: _log(admin, name),
+    )  # fmt: skip
+    helm(admin, "rollback")
+    assert operators(admin).keys() == before.keys()
+
+
+def _ready(pod: Json) -> bool:
+    found = condition(pod, "Ready")
+    return found is not None and found["status"] == "True"
+
+
+def _log(admin: Kubectl, pod: str) -> str:
+    try:
+        return Kubectl(admin.kubeconfig, SYSTEM).run("logs", pod, "--tail=20")
+    except KubectlError as error:  # Its container has not started yet.
+        return str(error)
 
 
 def test_helm_upgrade_and_rollback_restart_no_job(

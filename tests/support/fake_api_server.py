@@ -40,6 +40,12 @@ def merged(old: Any, new: Any) -> Any:
     return result
 
 
+def _field(body: Json, path: str, default: str) -> Any:
+    """Return the field of an event that a field selector names, such as involvedObject.uid."""
+    parent, _, name = path.rpartition(".")
+    return (body[parent] if parent else body).get(name, default)
+
+
 class FakeApi:
     """The methods of ``dljob.kube.Api`` that the controller uses, on objects in memory."""
 
@@ -83,9 +89,7 @@ class FakeApi:
         if kind is EVENT:
             wanted = dict(part.split("=") for part in params["fieldSelector"].split(","))
             found = [
-                body
-                for body in found
-                if body["involvedObject"]["name"] == wanted["involvedObject.name"] and body["type"] == wanted["type"]
+                body for body in found if all(_field(body, path, value) == value for path, value in wanted.items())
             ]
         return copy.deepcopy(found)
 

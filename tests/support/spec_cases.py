@@ -55,11 +55,31 @@ CASES: dict[str, tuple[Json, str]] = {
     ),
     "failure rule for nothing": (
         {"runPolicy": {"failureRules": [{"action": "FailJob"}]}},
-        "expected either onExitCodes or onReasons",
+        "expected exactly one of onExitCodes",
     ),
     "failure rule for both": (
         {"runPolicy": {"failureRules": [{"action": "FailJob", "onExitCodes": {"values": [3]}, "onReasons": ["Hung"]}]}},
-        "expected either onExitCodes or onReasons",
+        "expected exactly one of onExitCodes, onReasons, onPodConditions and onNodeConditions",
+    ),
+    "failure rule for conditions of nodes": (
+        {"runPolicy": {"failureRules": [
+            {"action": "Ignore", "onNodeConditions": [{"type": "Ready", "status": "Unknown"}, {"type": "example.com/Gpu"}]}
+        ]}},
+        "",
+    ),
+    "failure rule for conditions of pods": (
+        {"runPolicy": {"failureRules": [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}]}},
+        "",
+    ),
+    "failure rule for nodes and pods": (
+        {"runPolicy": {"failureRules": [
+            {"action": "Count", "onNodeConditions": [{"type": "A"}], "onPodConditions": [{"type": "A"}]}
+        ]}},
+        "expected exactly one of onExitCodes",
+    ),
+    "failure rule for a condition of every pod": (
+        {"runPolicy": {"failureRules": [{"action": "Ignore", "onPodConditions": [{"type": "Ready", "status": "False"}]}]}},
+        "expected none of the types PodScheduled",
     ),
     "args without command": ({"trainer": {"args": ["-v"]}}, "args needs command"),
     "no args": ({"trainer": {"args": []}}, ""),
@@ -211,6 +231,10 @@ CASES: dict[str, tuple[Json, str]] = {
     ),
     "claim and class": (
         {"checkpoint": {"volume": {"claimName": "a", "storageClassName": "b"}}}, "no effect on an existing claim",
+    ),
+    "shared claim": ({"checkpoint": {"volume": {"shared": True, "storageClassName": "b"}}}, ""),
+    "claim name and a shared claim": (
+        {"checkpoint": {"volume": {"claimName": "a", "shared": False}}}, "shared has no effect on an existing claim",
     ),
     "claim": ({"checkpoint": {"volume": {"claimName": "a"}}}, ""),
 }  # fmt: skip

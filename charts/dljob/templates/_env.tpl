@@ -30,6 +30,8 @@
   value: {{ .Values.jobDefaults | default dict | toJson | quote }}
 - name: DLJOB_GANG_SCHEDULING
   value: {{ .Values.gangScheduling }}
+- name: DLJOB_PREEMPTION
+  value: {{ .Values.preemption }}
 - name: DLJOB_NODE_TEMPLATES
   value: {{ .Values.autoscaling.nodeTemplates | toJson | quote }}
 - name: DLJOB_SCALE_UP_SECONDS

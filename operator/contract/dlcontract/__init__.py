@@ -7,7 +7,7 @@ The operator sends the ``Plan`` to the agents (ConfigMap ``<job>-plan``, key ``p
 
 from dlcontract import reasons
 from dlcontract.collectives import COLLECTIVES, MEASURABLE, CollectiveName
-from dlcontract.failure_rules import ExitCodes, FailureRule, decided
+from dlcontract.failure_rules import ExitCodes, FailureAllowance, FailureRule, decided, matching
 from dlcontract.plan import CheckpointRef, DatasetRef, Expectation, ModelRef, OptimizerRef, Plan, Rank, Role
 from dlcontract.pods import (
     AGENT_PORT,
@@ -18,6 +18,7 @@ from dlcontract.pods import (
     DATASET_SUMS,
     DATASET_VARIABLE,
     EXIT_BAD_INPUT,
+    FAILURES_KEY,
     JOB_VARIABLE,
     METRICS_PORT,
     MPI_PORTS,
@@ -60,6 +61,7 @@ __all__ = [
     "DATASET_SUMS",
     "DATASET_VARIABLE",
     "EXIT_BAD_INPUT",
+    "FAILURES_KEY",
     "JOB_VARIABLE",
     "MAX_LOG_TAIL",
     "MAX_METRICS",
@@ -85,6 +87,7 @@ __all__ = [
     "ExitCodes",
     "Expectation",
     "Failure",
+    "FailureAllowance",
     "FailureRule",
     "Mismatch",
     "ModelRef",
@@ -103,6 +106,7 @@ __all__ = [
     "UntrustedRecord",
     "config_map_names",
     "decided",
+    "matching",
     "reasons",
     "schema_of",
 ]

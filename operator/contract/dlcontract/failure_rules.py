@@ -1,12 +1,12 @@
 """Rules that decide what a failure of the ranks leads to, in the words of a Job's ``podFailurePolicy``."""
 
 from collections.abc import Sequence
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
 from dlcontract.reasons import LAUNCH_FAILED
-from dlcontract.record import Record
+from dlcontract.record import Count, Record, Seconds, UntrustedRecord
 from dlcontract.report import Failure
 
 
@@ -16,7 +16,11 @@ class ExitCodes(Record):
 
 
 class FailureRule(Record):
-    """An action for the failures that match ``exit_codes`` or ``reasons``. Exactly one of the two is set."""
+    """An action for the failures that match ``exit_codes`` or ``reasons``.
+
+    If neither is set, the rule is about conditions of nodes or pods, which the coordinator cannot read. It then matches
+    no failure and only keeps the number of its place in the spec. The operator applies it, see ``FailureAllowance``.
+    """
 
     action: Annotated[
         Literal["FailJob", "Ignore", "Count"],
@@ -35,6 +39,29 @@ class FailureRule(Record):
         inside = failure.exit_code in self.exit_codes.values
         ran = failure.rank is not None and failure.reason != LAUNCH_FAILED
         return ran and bool(failure.exit_code) and inside is (self.exit_codes.operator == "In")
+
+
+class FailureAllowance(UntrustedRecord):
+    """The operator's part in the decision about failures, in the ConfigMap of the plan under ``FAILURES_KEY``.
+
+    It exists only for jobs with rules about conditions of nodes and pods. Agents of earlier releases do not read it.
+    """
+
+    ignored: Annotated[Count, Field(description="Counted failures that do not count, because a rule says Ignore.")] = 0
+    wait_s: Annotated[
+        Seconds,
+        Field(description="Seconds that the coordinator waits for this, before a counted failure fails the job."),
+    ] = 0.0
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse the allowance from JSON. Raise a ValueError that names the field if it is invalid."""
+        return cls.model_validate_json(text)
+
+
+def matching(rules: Sequence[FailureRule], failure: Failure) -> bool:
+    """Return True if one of the rules matches the failure."""
+    return any(rule.matches(failure) for rule in rules)
 
 
 def decided(rules: Sequence[FailureRule], failure: Failure) -> Failure:

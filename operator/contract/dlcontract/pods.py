@@ -2,6 +2,8 @@
 
 PLAN_KEY = "plan.json"
 REPORT_KEY = "report.json"
+FAILURES_KEY = "failures.json"
+"""Key of the plan's ConfigMap with the ``FailureAllowance``. Most jobs have none."""
 
 AGENT_PORT = 7470
 """TCP port on which the agents of one job connect with mTLS. Each trainer pod has an agent, which starts its ranks."""

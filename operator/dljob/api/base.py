@@ -23,6 +23,7 @@ _DURATION_PATTERN = r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$"
 _AUTO_DURATION_PATTERN = r"^(Auto|([0-9]+(\.[0-9]+)?(ms|s|m|h))+)$"
 
 _LABEL_KEY_PATTERN = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
+_CONDITION_PATTERN = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$"
 _LABEL_VALUE_PATTERN = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 _DNS_LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 _DNS_SUBDOMAIN_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
@@ -46,6 +47,7 @@ PATTERNS = {
     _QUANTITY_PATTERN: "a quantity such as 2, 500m or 4Gi",
     _BYTES_PATTERN: "a quantity of bytes such as 512Mi or 4Gi",
     _LABEL_KEY_PATTERN: "the key of a label such as example.com/pool or pool",
+    _CONDITION_PATTERN: "the type of a condition such as MemoryPressure or example.com/GpuUnhealthy",
     _LABEL_VALUE_PATTERN: "the value of a label: letters, digits, dashes, dots and underscores",
     _DNS_LABEL_PATTERN: "a name of lower-case letters, digits and dashes",
     _DNS_SUBDOMAIN_PATTERN: "a name of lower-case letters, digits, dashes and dots",
@@ -55,6 +57,8 @@ PATTERNS = {
 DnsLabel = Annotated[str, Field(pattern=_DNS_LABEL_PATTERN, max_length=63)]
 DnsSubdomain = Annotated[str, Field(pattern=_DNS_SUBDOMAIN_PATTERN, max_length=253)]
 LabelKey = Annotated[str, Field(pattern=_LABEL_KEY_PATTERN, max_length=317)]
+ConditionType = Annotated[str, Field(pattern=_CONDITION_PATTERN, max_length=316)]
+"""The type of a condition of a node or pod: ``Ready``, ``example.com/GpuHealthy``."""
 LabelValue = Annotated[str, Field(pattern=_LABEL_VALUE_PATTERN, max_length=63)]
 
 

@@ -99,6 +99,7 @@ CHANGES: tuple[Change, ...] = (
     ),
     Change("checkpoint.volume.claimName", Effect.FIXED, "The checkpoint is in this claim."),
     Change("checkpoint.volume.storageClassName", Effect.FIXED, "The claim exists."),
+    Change("checkpoint.volume.shared", Effect.FIXED, "The claim exists."),
     Change("checkpoint.volume.size", Effect.FIXED, "The claim exists. Edit the claim to expand it."),
     Change("checkpoint.volume.reclaimPolicy", Effect.FIXED, "The claim exists."),
     *_rows(

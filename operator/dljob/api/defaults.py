@@ -58,6 +58,8 @@ class RunPolicyDefaults(ApiModel):
 
 class VolumeDefaults(ApiModel):
     storage_class_name: DnsSubdomain | None = None
+    shared: bool | None = None
+    """It is about the storage class, so it does not apply to a job that names another one."""
 
 
 class CheckpointDefaults(ApiModel):

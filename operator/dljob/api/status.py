@@ -260,6 +260,10 @@ class DLJobStatus(ApiModel):
     start_timeouts: Annotated[
         int, Field(ge=0, description="How often in a row not all pods could run, so that all were stopped for a time.")
     ] = 0
+    preemptions: Annotated[
+        int | None,
+        Field(ge=0, description="How often the job released its devices for one of a higher priority. Unset: never."),
+    ] = None
     last_checkpoint: LastCheckpoint | None = None
     start_time: Annotated[datetime | None, Field(description="When the operator first accepted a plan.")] = None
     completion_time: datetime | None = None

@@ -97,7 +97,7 @@ class Operator:
             )
             planner = PlannerProcess(config, self._metrics.planner_failures.inc)
             stack.push_async_callback(planner.close)
-            planning = Planning(self._cache, planner.plan, self._queue.add, self._metrics)
+            planning = Planning(self._cache, planner.plan, self._queue.add, self._metrics, preempts=settings.preempts)
             queues = Queues(api, self._cache, settings.watch_namespaces, self._queue.add) if settings.queues else None
             self._controller = Controller(
                 kube, self._cache, WarningEvents(api), self._queue, config, self._metrics, planning,

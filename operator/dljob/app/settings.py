@@ -19,6 +19,7 @@
 | DLJOB_GANG_SCHEDULING | none | whose PodGroups jobs get: none, kubernetes, coscheduling or volcano |
 | DLJOB_NODE_TEMPLATES | [] | nodes that an autoscaler can add (JSON, the chart value autoscaling.nodeTemplates) |
 | DLJOB_SCALE_UP_SECONDS | 900 | start time-out of jobs that need such nodes |
+| DLJOB_PREEMPTION | Never | LowerPriority: waiting jobs may stop running ones of a lower priority; or Never |
 | DLJOB_SHARE_PROFILES | false | plans of all namespaces use what the jobs of each namespace measure |
 | DLJOB_NODE_FAULTS | 2 | faults after which new plans leave a node out; 0: never |
 | DLJOB_NODE_FAULT_WINDOW_SECONDS | 3600 | time within which these faults occur |
@@ -72,6 +73,7 @@ class Settings:
     gang_scheduling: GangScheduling
     node_templates: tuple[Node, ...]
     scale_up_s: float
+    preempts: bool
     share_profiles: bool
     node_faults: int
     node_fault_window_s: float
@@ -121,6 +123,7 @@ class Settings:
             gang_scheduling=GangScheduling(_one_of(env, "DLJOB_GANG_SCHEDULING", "none", tuple(GangScheduling))),
             node_templates=_node_templates(env.get("DLJOB_NODE_TEMPLATES") or "[]"),
             scale_up_s=_number(env, "DLJOB_SCALE_UP_SECONDS", START_TIMEOUT_S, 10, 86400),
+            preempts=_one_of(env, "DLJOB_PREEMPTION", "Never", ("Never", "LowerPriority")) == "LowerPriority",
             share_profiles=_one_of(env, "DLJOB_SHARE_PROFILES", "false", (*_TRUE, *_FALSE)) in _TRUE,
             node_faults=int(_number(env, "DLJOB_NODE_FAULTS", 2, 0, MAX_FAULTS)),
             node_fault_window_s=_number(env, "DLJOB_NODE_FAULT_WINDOW_SECONDS", 3600, 60, 86400),

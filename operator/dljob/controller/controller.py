@@ -151,6 +151,7 @@ class Controller:
         await self._restore_events(observed.job)
         if self._planning.still_waits(key, observed):
             return RECONCILE_S
+        observed = replace(observed, preemption=self._planning.preemption(key))
         if self._queues is not None:
             observed = await self._queues.added_to(observed)
         observed, troubled = await self._warning_events.added_to(observed, self._now())
@@ -158,7 +159,8 @@ class Controller:
             self._queue.add_after(key, RECHECK_S)
         parsed = None if observed.job.deleting else await self._parsed(observed)
         if parsed is not None:
-            observed = await self._with_left_out(parsed)
+            observed = self._with_priority_class(await self._with_left_out(parsed), parsed)
+            parsed = replace(parsed, observed=observed)
             unplanned = None if needs_view(observed, parsed, self._now()) else parsed
             observed = replace(observed, capacity_grew=self._planning.capacity_grew(key, unplanned))
             parsed = replace(parsed, observed=observed)
@@ -224,6 +226,12 @@ class Controller:
             self._unsent.setdefault(job.key, []).append(event)  # The next status is published with it.
             await self._about_node(entry.node, event)
         return replace(observed, left_out=await self._node_faults.left_out(job.namespace, now))
+
+    def _with_priority_class(self, observed: Observed, parsed: ParsedJob) -> Observed:
+        """Return the observed state with the name of the job's PriorityClass if that does not exist."""
+        name = parsed.spec.scheduling.priority_class_name if parsed.spec is not None else None
+        lacking = self._cache.lacks_priority_class(name)
+        return replace(observed, lacks_priority_class=name) if name is not None and lacking else observed
 
     async def _about_node(self, node: str, event: Event) -> None:
         """Post an event about a node, if the operator may. It may not if it is limited to some namespaces."""

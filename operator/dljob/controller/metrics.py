@@ -150,6 +150,12 @@ class Metrics:
             ["reason"],
             registry=registry,
         )
+        self.preemptions = Counter(
+            f"{prefix}_preemptions",
+            "Running jobs that stopped with a checkpoint for a job of a higher priority. If it rises often, jobs spend "
+            "time on restarts: add nodes, or set the chart value preemption to Never.",
+            registry=registry,
+        )
         self.node_faults = Counter(
             f"{prefix}_node_faults",
             "Faults of nodes that jobs or node conditions showed, by kind. If it rises, look at the nodes that the "
@@ -194,11 +200,12 @@ class Metrics:
             self.resizes.labels(reason)
 
     def record_transition(self, before: DLJobStatus, after: DLJobStatus) -> None:
-        """Count the restarts, divergences, moves, refused changes and finished jobs that ``before`` lacks.
+        """Count the restarts, preemptions, divergences, moves, refused changes and finished jobs that ``before`` lacks.
 
         Also observe the prediction error of a job that has just finished.
         """
         self.recoveries.inc(max(0, after.restarts - before.restarts))
+        self.preemptions.inc(max(0, (after.preemptions or 0) - (before.preemptions or 0)))
         self.diverged.inc(max(0, _diverged(after) - _diverged(before)))
         if (refused := _refused(after)) is not None and refused != _refused(before):
             self.changes_refused.inc()

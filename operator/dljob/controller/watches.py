@@ -221,6 +221,10 @@ class Watches:
                 self._queue.add_after(key, BURST_S)
             else:
                 self._queue.add(key)
+        elif kind is PRIORITY_CLASS:
+            for each in self._cache.jobs():
+                if (each.spec.get("scheduling") or {}).get("priorityClassName") == meta["name"]:
+                    self._queue.add(each.key)
         if kind in CAPACITY or kind in (STORAGE_CLASS, CLAIM):
             self._unsettled.add(kind)
             if self._settling is None:

@@ -70,7 +70,8 @@ def with_defaults(spec: DLJobSpec, defaults: JobDefaults) -> DLJobSpec:
         ),
     }
     if spec.checkpoint.enabled and spec.checkpoint.volume.claim_name is None:  # Only then dljob creates a claim.
-        claimed = _completed(spec.checkpoint.volume, storage_class_name=volume.storage_class_name)
+        shared = volume.shared if spec.checkpoint.volume.storage_class_name is None else None
+        claimed = _completed(spec.checkpoint.volume, storage_class_name=volume.storage_class_name, shared=shared)
         changes["checkpoint"] = spec.checkpoint.model_copy(update={"volume": claimed})
     return spec.model_copy(update=changes)
 
@@ -122,6 +123,8 @@ def _changed(before: Mapping[str, Any], after: Mapping[str, Any], path: str = ""
             yield here, ", ".join(_toleration(item) for item in value if item not in (old or []))
         elif isinstance(value, Mapping):
             yield from _changed(old or {}, value, here)
+        elif isinstance(value, bool):
+            yield here, str(value).lower()
         else:
             yield here, ", ".join(value) if isinstance(value, list) else str(value)
 

@@ -29,6 +29,10 @@ SUPPORT_ANNOTATION = "dljob.dev/support"
 """Annotation of the plan's ConfigMap: digest of the manifests of the job's objects that the operator does not watch."""
 
 
+Conditions = tuple[tuple[str, str], ...]
+"""Sorted (type, status) of a node's or a pod's conditions."""
+
+
 @dataclass(frozen=True)
 class JobSeen:
     name: str
@@ -94,6 +98,8 @@ class PodSeen:
     """True if the pod is force-deleted already and remains only because of a finalizer."""
     set: str = ""
     """Name of the StatefulSet that controls the pod; empty if none does."""
+    conditions: Conditions = ()
+    """Its conditions, except those that show that a pod starts."""
     charge: Charge | None = None
     """What the pod charges to the quotas of its namespace; None if it has ended."""
 
@@ -143,6 +149,19 @@ class Rejected:
 
 
 @dataclass(frozen=True)
+class Preemption:
+    """A waiting job of a higher priority that needs the devices of a running one.
+
+    ``by``: its name; empty if it is in another namespace, whose users keep the names of their jobs to themselves.
+    ``priority``: of the waiting job. ``own``: of the running one.
+    """
+
+    by: str
+    priority: int
+    own: int
+
+
+@dataclass(frozen=True)
 class Observed:
     job: JobSeen
     sets: tuple[SetSeen, ...] = ()
@@ -163,6 +182,8 @@ class Observed:
     """Nodes that are gone or NotReady, with the time when that began."""
     failed_nodes: Mapping[str, datetime] = field(default_factory=dict)
     """Those of ``lost_nodes`` that nobody has drained, shut down or removed: they have failed by themselves."""
+    node_conditions: Mapping[str, Conditions] = field(default_factory=dict)
+    """Name → conditions of the nodes on which the job's pods run, or on which ranks failed lately."""
     left_out: Mapping[str, LeftOut] = field(default_factory=dict)
     """Nodes that new plans of this job must not use, because of repeated faults."""
     limits: NamespaceLimits = NO_LIMITS
@@ -175,6 +196,10 @@ class Observed:
     """The job's Workload and what belongs to it, if the job is or was in a queue of Kueue."""
     place: tuple[int, int] | None = None
     """The job's place among all jobs that wait for devices, from 1, and their number; None if it does not wait."""
+    preemption: Preemption | None = None
+    """Set while the job is to release its devices for another one, and has not begun to."""
+    lacks_priority_class: str = ""
+    """PriorityClass that the job names and that does not exist; empty if it exists, or if that is unknown."""
     capacity_grew: bool = False
     """True if the cluster has more free than when the job was last planned, and no other job waits for that."""
 

@@ -1,6 +1,9 @@
-"""The predicted remaining time of a job, for forecasts of when its devices become free."""
+"""The predicted remaining time of a job, and what a preemption loses of its time."""
 
 from dljob.api import DLJobStatus, Predicted
+
+RESTART_S = 60.0
+"""Seconds of a restart that was not measured: pods stop with a checkpoint and start again, and the ranks resume."""
 
 
 def run_p90_s(predicted: Predicted) -> float | None:
@@ -22,6 +25,23 @@ def remaining_p90_s(status: DLJobStatus) -> float | None:
         return run_p90_s(predicted)
     step_s = status.measured.step_seconds if status.measured else predicted.step_seconds
     return (done.steps - done.step) * step_s * _spread(predicted) if step_s > 0 else None
+
+
+def lost_s(status: DLJobStatus) -> float:
+    """Return the training time in seconds since the last checkpoint, which a job loses if it writes no other one."""
+    if status.progress is None or status.plan is None:
+        return 0.0
+    saved = status.last_checkpoint.step if status.last_checkpoint is not None else 0
+    step_s = status.measured.step_seconds if status.measured else status.plan.predicted.step_seconds
+    return max(0, status.progress.step - saved) * step_s
+
+
+def restart_s(status: DLJobStatus) -> float:
+    """Return the seconds from the admission of a job to its next step, as long as its start took; at least a minute."""
+    startup = status.startup
+    if startup is None or startup.total_seconds is None:
+        return RESTART_S
+    return max(RESTART_S, startup.total_seconds - (startup.admission_seconds or 0.0))
 
 
 def _spread(predicted: Predicted) -> float:

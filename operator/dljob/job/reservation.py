@@ -5,6 +5,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dljob.api.defaults import JobDefaults
 from dljob.job.observed import Observed, queued_elsewhere
 from dljob.job.plan.stored import PodGroup, StoredPlan
 from dljob.scheduling import Charge, Reservation, amount
@@ -23,10 +24,17 @@ class PlannedPods:
     memory_nbytes: int
     charges: Mapping[str, Charge] = field(default_factory=dict)
     """As in ``StoredPlan.charges``."""
+    checkpoints: bool = False
+    """True if a training with the plan continues from its last checkpoint."""
+    defaults: JobDefaults | None = None
+    """As in ``StoredPlan.defaults``."""
 
     @classmethod
     def of(cls, plan: StoredPlan) -> "PlannedPods":
-        return cls(plan.plan.number, plan.revision, plan.groups, plan.memory_nbytes, plan.charges or {})
+        return cls(
+            plan.plan.number, plan.revision, plan.groups, plan.memory_nbytes, plan.charges or {},
+            plan.plan.checkpoint.enabled, plan.defaults,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True)

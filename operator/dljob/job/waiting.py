@@ -1,10 +1,10 @@
-"""Which jobs wait for capacity. Jobs that run leave free capacity to them."""
+"""Which jobs wait for capacity, and which give theirs back. Jobs that run leave free capacity to those that wait."""
 
 from collections.abc import Sequence
 
 from dljob.job.observed import JobSeen
 
-_FOR_CAPACITY = {"DeviceBusy", "NodesLeftOut", "Queued"}
+_FOR_CAPACITY = {"DeviceBusy", "NodesLeftOut", "Queued", "MakingRoom"}
 """Reasons of Planned=False of a job that could run on the nodes of the cluster if other pods did not use them."""
 
 
@@ -26,3 +26,11 @@ def devices_waited_for(job: JobSeen) -> Sequence[str] | None:
     busy = planned.get("status") == "False" and planned.get("reason") in _FOR_CAPACITY
     backs_off = admitted.get("status") == "False" and admitted.get("reason") == "StartTimedOut"
     return tuple(spec.get("devices") or ()) if is_new or busy or backs_off else None
+
+
+def stops(job: JobSeen) -> bool:
+    """Return True if the pods of a job, if it has any, stop or are about to stop, so that their devices become free."""
+    if job.deleting or job.spec.get("suspend") or job.status.get("phase") in ("Complete", "Failed"):
+        return True
+    found = (item for item in job.status.get("conditions") or () if item.get("type") == "Admitted")
+    return any(item.get("status") == "False" for item in found)

@@ -7,8 +7,8 @@ from dljob.api import DLJobSpec, PlanningMode, PlanStatus
 from dljob.job.observed import Observed
 from dljob.job.plan.stored import StoredPlan
 from dljob.planner import Infeasible
-from dljob.reconcile import node_faults, run
-from dljob.reconcile.admission import gang, kueue
+from dljob.reconcile import failure_conditions, node_faults, run
+from dljob.reconcile.admission import gang, kueue, preempted, priority_class
 from dljob.reconcile.desired import Desired, Draft
 from dljob.reconcile.fence import fence, stop
 from dljob.reconcile.parsed import ParsedJob, parse_observed
@@ -40,6 +40,8 @@ def needs_view(observed: Observed, parsed: ParsedJob | None = None, now: datetim
     parsed = replace(parsed, observed=observed)
     if parsed.queued:
         return kueue.wants_plan(parsed)
+    if preempted.stops(parsed) or priority_class.missing(parsed):
+        return False
     if make_plan.wants_plan(parsed):
         return True
     if gang.waits(parsed):
@@ -64,6 +66,7 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: P
         if parsed.own_spec and (change := after_end(parsed.own_spec, job.generation, parsed.before, parsed.accepted)):
             draft.verdicts.append(change)
         return _finished(parsed, draft, now)
+    parsed = failure_conditions.recorded(parsed, draft, now)
     if parsed.spec is None:
         assert parsed.refusal is not None, "a job without a spec says why"
         draft.verdicts.append(parsed.refusal)
@@ -71,12 +74,19 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: P
             draft.requeue_in(RECHECK_S)  # The operator does not watch Secrets.
         return _without_spec(parsed, draft, now)
     draft.verdicts.append(parsed.refusal or Verdict("Accepted", TRUE, "Accepted", "the spec is valid"))
+    draft.verdicts.extend(priority_class.verdicts(parsed))
     if observed.leftovers:
         return _after_predecessor(parsed, draft, now)
     if parsed.plan_problem is not None and not quiet(observed):
         return _with_unreadable_plan(parsed, draft, parsed.plan_problem, now)
     if parsed.accepted is not None and (end := run.ending(parsed, now)):
         return _end(parsed, draft, end, now)
+    if preempted.stops(parsed):
+        preempted.stop_pods(parsed, draft, now)
+        return _finish(parsed, draft, parsed.accepted, now)
+    if priority_class.missing(parsed):
+        priority_class.wait(parsed, draft)
+        return _finish(parsed, draft, parsed.accepted, now)
     if needs_view(observed, parsed, now) and not make_plan.ready(parsed):
         return _while_planning(parsed, draft, parsed.spec, config, now)
     if parsed.queued:
@@ -89,6 +99,7 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: P
         stop(parsed, draft, now)
     elif target is not None:
         _roll(parsed, draft, parsed.spec, target, config, now)
+        preempted.resumed(parsed, draft)
         if draft.plan is not None and not gang.admit(parsed, draft, now):
             gang.release(parsed, draft, now)
     accepted = parsed.accepted if parsed.accepted is not None and not quiet(observed) else target or parsed.accepted
@@ -212,7 +223,7 @@ def _roll(
         )
         draft.requeue_in(RECHECK_S)
         return
-    target = fence(parsed, draft, spec, target, now)
+    target = fence(parsed, draft, spec, failure_conditions.carried(parsed, target), now)
     bring_up(draft, observed, spec, target, config)
     draft.verdicts.append(run.running(parsed, target))
     if end := run.deadline(parsed, now):
@@ -285,7 +296,7 @@ def _finish(
     draft.verdicts.extend(run.problem_conditions(parsed))
     status = build(
         parsed.observed, parsed.before, draft.verdicts, accepted, parsed.report, now,
-        wanted=draft.wanted, start_timeouts=draft.start_timeouts, plan_only=plan_only,
+        wanted=draft.wanted, start_timeouts=draft.start_timeouts, preemptions=draft.preemptions, plan_only=plan_only,
     )  # fmt: skip
     return Desired(
         objects=tuple(draft.objects),
@@ -293,7 +304,7 @@ def _finish(
         scales=tuple(draft.scales),
         deletes=tuple(draft.deletes),
         status=status,
-        events=events(parsed.before.conditions, status.conditions),
+        events=(*events(parsed.before.conditions, status.conditions), *draft.events),
         requeue_after_s=min(draft.requeues_s, default=None),
         measurements=draft.measurements,
         plan=draft.plan,

@@ -100,8 +100,12 @@ class Draft:
     workload: WorkloadChange | None = None
     wanted: int = 0
     """Number of pods that should run now."""
+    events: list[Event] = field(default_factory=list)
+    """Events that follow from no condition."""
     start_timeouts: int | None = None
     """New value of ``status.startTimeouts``; None: it does not change."""
+    preemptions: int | None = None
+    """New value of ``status.preemptions``; None: it does not change."""
 
     def clear(self) -> None:
         """Remove what the draft applies, scales and deletes."""

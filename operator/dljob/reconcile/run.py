@@ -10,6 +10,7 @@ from dljob.job.defaults import is_default
 from dljob.job.identity import data_key, profile_key
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.profiles import devices
+from dljob.reconcile import failure_conditions
 from dljob.reconcile.desired import RunMeasurements
 from dljob.reconcile.parsed import ParsedJob
 from dljob.status import FALSE, RECOVERING, TRUE, Verdict, find
@@ -25,9 +26,12 @@ def ending(parsed: ParsedJob, now: datetime) -> Verdict | None:
             return Verdict("Complete", TRUE, "Complete", _success(report))
         limit = accepted.plan.backoff_limit
         if report.phase is RunPhase.FAILED:
-            return _failed(parsed, report, limit)
-        if report.failures > limit:
-            text = f"{_count_of_failures(report.failures, limit)}{_last_failure(report.failure)}"
+            return _failed(parsed, report, report.failures - failure_conditions.ignored(accepted), limit)
+        if verdict := failure_conditions.ending(parsed, now):
+            return verdict
+        ignored = failure_conditions.ignored(accepted)
+        if report.failures > limit + ignored and not failure_conditions.undecided(parsed):
+            text = f"{_count_of_failures(report.failures - ignored, limit)}{_last_failure(report.failure)}"
             return Verdict("Failed", TRUE, "BackoffLimitExceeded", text)
     return _no_data(parsed) or _overdue(parsed, now)
 
@@ -64,13 +68,13 @@ def _success(report: Report) -> str:
     return f"trained {out.steps} steps in {out.seconds:.1f} s{accuracy}{checkpoint}{page}"
 
 
-def _failed(parsed: ParsedJob, report: Report, limit: int) -> Verdict:
+def _failed(parsed: ParsedJob, report: Report, failures: int, limit: int) -> Verdict:
     failure = report.failure
     if failure is None:
         return Verdict("Failed", TRUE, "Unknown", "the coordinator reported a failure without a reason; see its log")
     own = failure.reason in reasons.OF_PROGRAM and parsed.spec is not None and parsed.spec.trainer.command
     field = "spec.trainer.command: " if own else ""
-    count = f"; {_count_of_failures(report.failures, limit)}" if 0 < limit < report.failures else ""
+    count = f"; {_count_of_failures(failures, limit)}" if 0 < limit < failures else ""
     return Verdict("Failed", TRUE, failure.reason, f"{field}{_describe(failure, count)}")
 
 
@@ -105,12 +109,12 @@ def _last_failure(failure: Failure | None) -> str:
 def active_since(status: DLJobStatus) -> datetime | None:
     """Return the time when the job started or was last resumed, whichever is later.
 
-    Return None while the job is suspended and before it has started.
+    Return None while the job is suspended or preempted, and before it has started.
     """
-    resumed = find(status.conditions, "Suspended")
-    if resumed is not None and resumed.status is TRUE:
+    found = [each for kind in ("Suspended", "Preempted") if (each := find(status.conditions, kind)) is not None]
+    if any(each.status is TRUE for each in found):
         return None
-    times = [status.start_time, resumed.last_transition_time if resumed and resumed.status is FALSE else None]
+    times = [status.start_time, *(each.last_transition_time for each in found if each.status is FALSE)]
     return max((time for time in times if time is not None), default=None)
 
 

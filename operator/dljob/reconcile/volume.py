@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from dljob.api import DLJobSpec
+from dljob.api import DLJobSpec, Resize
 from dljob.job.defaults import is_default
 from dljob.job.observed import ClaimSeen, Observed
 from dljob.job.plan.stored import StoredPlan
@@ -68,21 +68,31 @@ def _checkpoints(observed: Observed, spec: DLJobSpec, accepted: StoredPlan) -> V
             "spec.nodes.max: 1",
         )
     if claim is not None:
-        return _existing(claim)
+        return _existing(claim, _limit(spec, claim.access_modes))
     if volume.claim_name:
         return _no(
             "ClaimNotFound",
             f"spec.checkpoint.volume.claimName: found no PersistentVolumeClaim {name!r} in namespace "
             f"{observed.job.namespace!r}; create it, or remove claimName so that dljob creates one",
         )
+    shared = _SHARED if nodes > 1 or volume.shared else ()
     return _class(observed, spec, accepted) or Verdict(
-        "VolumeReady", UNKNOWN, "Binding", f"claim {name!r} is being created"
+        "VolumeReady", UNKNOWN, "Binding", f"claim {name!r} is being created{_limit(spec, shared)}"
     )
 
 
-def _existing(claim: ClaimSeen) -> Verdict:
+def _limit(spec: DLJobSpec, modes: Iterable[str]) -> str:
+    """Return what the access modes of the claim keep a job from that may use several nodes; empty if nothing."""
+    several = spec.nodes.max is not None and spec.nodes.max > 1 and spec.planning.resize is not Resize.NEVER
+    if not several or _any(modes, _SHARED):
+        return ""
+    remedy = "use another claim" if spec.checkpoint.volume.claim_name else "set spec.checkpoint.volume.shared: true"
+    return f". It is not ReadWriteMany, so the job cannot move to several nodes: {remedy} before it trains"
+
+
+def _existing(claim: ClaimSeen, limit: str) -> Verdict:
     if claim.phase == "Bound":
-        return Verdict("VolumeReady", TRUE, "Bound", f"claim {claim.name!r} is bound")
+        return Verdict("VolumeReady", TRUE, "Bound", f"claim {claim.name!r} is bound{limit}")
     if claim.phase == "Lost":
         return _no("ClaimLost", f"claim {claim.name!r} lost its volume; restore the volume, or delete the claim")
     if claim.problem:
@@ -92,7 +102,7 @@ def _existing(claim: ClaimSeen) -> Verdict:
             f"{claim.problem}; set spec.checkpoint.volume.storageClassName to a class that supports "
             f"{_list(claim.access_modes)}, or claimName to an existing claim",
         )
-    return Verdict("VolumeReady", UNKNOWN, "Binding", f"claim {claim.name!r} waits for its volume")
+    return Verdict("VolumeReady", UNKNOWN, "Binding", f"claim {claim.name!r} waits for its volume{limit}")
 
 
 def _class(observed: Observed, spec: DLJobSpec, accepted: StoredPlan) -> Verdict | None:

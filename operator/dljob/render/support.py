@@ -109,13 +109,13 @@ def checkpoint_claim(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan) -> Man
     """Return the volume claim for checkpoints. Return None if the user names a claim or disables checkpoints.
 
     The claim of a job on one node has the access mode ReadWriteOnce, because most default storage classes do not
-    support ReadWriteMany.
+    support ReadWriteMany, unless the spec asks for a shared one.
     """
     volume = spec.checkpoint.volume
     if not spec.checkpoint.enabled or volume.claim_name:
         return None
     claim: Manifest = {
-        "accessModes": ["ReadWriteMany" if accepted.nodes > 1 else "ReadWriteOnce"],
+        "accessModes": ["ReadWriteMany" if accepted.nodes > 1 or volume.shared else "ReadWriteOnce"],
         "resources": {"requests": {"storage": volume.size}},
     }
     if volume.storage_class_name:

@@ -1,5 +1,5 @@
 """Who may start now, on which devices: the capacity of the nodes, what pods use of it, what plans reserve, what the
-quotas of a namespace leave, and the order of the queue.
+quotas of a namespace leave, the order of the queue, and preemption.
 
 The package does no I/O and reads no clock: callers pass nodes, pods and times.
 """
@@ -12,6 +12,7 @@ from dljob.scheduling.growth import Growth
 from dljob.scheduling.ledger import BoundPod, Ledger, NodeCapacity
 from dljob.scheduling.limit_ranges import LimitRange
 from dljob.scheduling.order import QueuedJob, dominant_share
+from dljob.scheduling.preemption import PROTECTED_S, Preemptible, victims
 from dljob.scheduling.quotas import NO_LIMITS, NamespaceLimits, Quota
 from dljob.scheduling.requests import NOTHING, Requests, amount, pod_requests
 from dljob.scheduling.reservations import Reservation, without_reserved
@@ -20,6 +21,7 @@ __all__ = [
     "MIN_LEFT_S",
     "NOTHING",
     "NO_LIMITS",
+    "PROTECTED_S",
     "BoundPod",
     "Charge",
     "Gain",
@@ -28,6 +30,7 @@ __all__ = [
     "LimitRange",
     "NamespaceLimits",
     "NodeCapacity",
+    "Preemptible",
     "QueuedJob",
     "Quota",
     "Requests",
@@ -45,5 +48,6 @@ __all__ = [
     "pod_requests",
     "shadow",
     "start_in_s",
+    "victims",
     "without_reserved",
 ]

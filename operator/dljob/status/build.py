@@ -53,6 +53,7 @@ def build(
     *,
     wanted: int = 0,
     start_timeouts: int | None = None,
+    preemptions: int | None = None,
     plan_only: PlanStatus | None = None,
 ) -> DLJobStatus:
     """Return the status of a job after this reconcile.
@@ -76,6 +77,8 @@ def build(
     }
     if start_timeouts is not None:
         changes["start_timeouts"] = start_timeouts
+    if preemptions is not None:
+        changes["preemptions"] = preemptions
     if accepted is not None and before.start_time is None:
         changes["start_time"] = _milliseconds(now)
     done = is_true(conditions, "Complete") or is_true(conditions, "Failed")

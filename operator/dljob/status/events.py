@@ -11,13 +11,13 @@ from dljob.status.conditions import FALSE, TRUE, find
 _BAD_WHEN_TRUE = {"Failed", "DeviceMismatch", "PlanContradicted", "NodeFaulty"}
 _QUIET = {
     "Starting", "NotStarted", "Stopping", "Stopped", "Finished", "Suspending", "NotSuspended", "Binding",
-    "FetchingDataset", "NoPlan", "Suspended", "WorkloadAbsent", "NotWorthwhile",
+    "FetchingDataset", "NoPlan", "Suspended", "WorkloadAbsent", "NotWorthwhile", "Preempting",
 }  # fmt: skip
 """Reasons of conditions that cause no event. They only say that something has not started yet or is over."""
-_QUIET_WHEN_TRUE = {"Accepted", "NotNeeded", "Starting", "Started", "InQueue"}
-_NORMAL_WHEN_FALSE = {"Queued", "AdmissionChecks"}
+_QUIET_WHEN_TRUE = {"Accepted", "NotNeeded", "Starting", "Started", "InQueue", "PriorityClassFound"}
+_NORMAL_WHEN_FALSE = {"Queued", "AdmissionChecks", "MakingRoom"}
 """Reasons of conditions that say that a job waits as it should."""
-_NEVER_BAD = {"Resizing"}
+_NEVER_BAD = {"Resizing", "Preempted"}
 _NEWS_BY_MESSAGE = {("Planned", TRUE), ("Accepted", FALSE)}
 """Conditions that cause an event also if only their message changes: another plan, or another problem of the spec."""
 MAX_MESSAGE = 1000

@@ -20,24 +20,6 @@ def nodes(kubectl: Kubectl) -> Iterator[HollowNodes]:
         yield found
 
 
-@pytest.fixture(scope="module")
-def claim(admin: Kubectl, kubectl: Kubectl) -> Iterator[str]:
-    """Return a bound claim that pods on several nodes can use."""
-    volume = f"shared-{kubectl.namespace}"
-    size = {"storage": "1Gi"}
-    spec = {"accessModes": ["ReadWriteMany"], "storageClassName": ""}
-    claim = {**spec, "volumeName": volume, "resources": {"requests": size}}
-    admin.apply(
-        {
-            "apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": volume},
-            "spec": {**spec, "capacity": size, "hostPath": {"path": "/tmp/shared"}},
-        },
-    )  # fmt: skip
-    kubectl.apply({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "shared"}, "spec": claim})
-    yield "shared"
-    admin.run("delete", "persistentvolume", volume, "--wait=false")
-
-
 def trains(play: Play, name: str, step: int) -> None:
     """Report steps that are slow enough for another node to be worth a restart."""
     mark = CheckpointMark(step=step, unix_s=1.0)

@@ -57,31 +57,56 @@ Fault = Callable[[Place, Random], AbstractContextManager[str]]
 """A fault that lasts while the context is open. The context's value describes what it concerns."""
 
 
-def _disturbance(found: Disturbance) -> Fault:
+@contextmanager
+def disturbed(api: FaultyApi, found: Disturbance) -> Iterator[None]:
+    """Let the proxy disturb an operator's requests while the context is open."""
+    api.begin(found)
+    yield
+    api.end()
+
+
+@contextmanager
+def killed(operator: OperatorProcess) -> Iterator[None]:
+    """Kill an operator. Start it again when the context closes."""
+    operator.stop(signal.SIGKILL)
+    yield
+    operator.start(ready=False)
+
+
+@contextmanager
+def paused(operator: OperatorProcess) -> Iterator[None]:
+    """Pause an operator while the context is open."""
+    operator.send(signal.SIGSTOP)
+    yield
+    operator.send(signal.SIGCONT)
+
+
+@contextmanager
+def full_quota(kubectl: Kubectl) -> Iterator[None]:
+    """Let a quota of the namespace allow no further pod while the context is open."""
+    kubectl.apply(QUOTA)
+    yield
+    kubectl.delete("resourcequota", "full")
+
+
+def _of_operator(lasting: Callable[[OperatorProcess], AbstractContextManager[None]]) -> Fault:
     @contextmanager
     def fault(place: Place, random: Random) -> Iterator[str]:
-        i = random.randrange(len(place.operators.proxies))
-        place.operators.proxies[i].begin(found)
-        yield f"operator {i}"
-        place.operators.proxies[i].end()
+        i = random.randrange(len(place.operators.processes))
+        with lasting(place.operators.processes[i]):
+            yield f"operator {i}"
 
     return fault
 
 
-@contextmanager
-def _kill_operator(place: Place, random: Random) -> Iterator[str]:
-    i = random.randrange(len(place.operators.processes))
-    place.operators.processes[i].stop(signal.SIGKILL)
-    yield f"operator {i}"
-    place.operators.processes[i].start(ready=False)
+def _disturbance(found: Disturbance) -> Fault:
+    @contextmanager
+    def fault(place: Place, random: Random) -> Iterator[str]:
+        i = random.randrange(len(place.operators.proxies))
+        with disturbed(place.operators.proxies[i], found):
+            yield f"operator {i}"
 
-
-@contextmanager
-def _pause_operator(place: Place, random: Random) -> Iterator[str]:
-    i = random.randrange(len(place.operators.processes))
-    place.operators.processes[i].send(signal.SIGSTOP)
-    yield f"operator {i}"
-    place.operators.processes[i].send(signal.SIGCONT)
+    return fault
 
 
 @contextmanager
@@ -134,9 +159,8 @@ def _delete_object(kind: str) -> Fault:
 
 @contextmanager
 def _full_quota(place: Place, random: Random) -> Iterator[str]:
-    place.kubectl.apply(QUOTA)
-    yield place.kubectl.namespace
-    place.kubectl.delete("resourcequota", "full")
+    with full_quota(place.kubectl):
+        yield place.kubectl.namespace
 
 
 def _node(begin: str, end: str) -> Fault:
@@ -171,8 +195,8 @@ def _pause_program(name: str) -> Fault:
 
 FAULTS: dict[str, tuple[Fault, float]] = {
     **{f"api: {found.name}": (_disturbance(found), 1.0) for found in DISTURBANCES},
-    "operator: killed": (_kill_operator, 3.0),
-    "operator: paused": (_pause_operator, 2.0),
+    "operator: killed": (_of_operator(killed), 3.0),
+    "operator: paused": (_of_operator(paused), 2.0),
     "operator: clock stepped": (_step_clock, 2.0),
     "process: killed": (_signal_process(signal.SIGKILL), 6.0),
     "process: stopped": (_signal_process(signal.SIGSTOP), 3.0),

@@ -33,6 +33,8 @@ class HollowNodes:
         """Names of pods whose image cannot be pulled."""
         self.unready: set[str] = set()
         """Names of nodes whose kubelet reports that they are not ready."""
+        self.conditions: dict[str, dict[str, str]] = {}
+        """Name of a node → type and status of its conditions besides Ready."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._session: Any = None
@@ -122,7 +124,8 @@ class HollowNodes:
                 "message": "hollow", "lastHeartbeatTime": _now(),
                 "lastTransitionTime": f"2026-01-01T00:00:0{int(unready)}Z",
             }  # fmt: skip
-            status = {"capacity": size, "allocatable": size, "conditions": [ready]}
+            more = [{"type": kind, "status": value} for kind, value in self.conditions.get(name, {}).items()]
+            status = {"capacity": size, "allocatable": size, "conditions": [ready, *more]}
             try:
                 await self._api.merge(NODE, None, name, {"status": status}, subresource="status")
             except ApiError as error:

@@ -1,4 +1,4 @@
-"""kubectl for tests, with JSON input and output, and waiting with a deadline."""
+"""kubectl for tests, with JSON input and output, and waiting with a deadline. Reads do not start a kubectl."""
 
 import copy
 import json
@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
+
+from support.cluster.objects import ReadError, objects_of
 
 T = TypeVar("T")
 POLL_S = 0.2
@@ -58,12 +60,16 @@ class Kubectl:
 
     def get(self, kind: str, name: str) -> dict[str, Any] | None:
         """Return the object, or None if it does not exist."""
-        text = self.run("get", kind, name, "--ignore-not-found", "-o", "json")
-        return json.loads(text) if text.strip() else None
+        try:
+            return objects_of(self.kubeconfig).get(kind, self.namespace, name)
+        except ReadError as error:
+            raise KubectlError(str(error)) from error
 
     def list(self, kind: str, selector: str = "") -> list[dict[str, Any]]:
-        items: list[dict[str, Any]] = json.loads(self.run("get", kind, "-l", selector, "-o", "json"))["items"]
-        return items
+        try:
+            return objects_of(self.kubeconfig).list(kind, self.namespace, selector)
+        except ReadError as error:
+            raise KubectlError(str(error)) from error
 
     def delete(self, kind: str, name: str, *flags: str) -> None:
         self.run("delete", kind, name, "--ignore-not-found", *flags)

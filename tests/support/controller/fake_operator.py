@@ -39,7 +39,9 @@ async def planned_here(question: ParsedJob, view: ClusterView, profiles: Profile
 class Operator:
     """A controller whose workers run until nothing is left to do."""
 
-    def __init__(self, cluster: FakeCluster) -> None:
+    def __init__(self, cluster: FakeCluster, *, preempts: bool = False) -> None:
+        """``preempts``: jobs of a higher priority may stop others."""
+        self.now = NOW
         self.cluster, self.cache, self.asked = cluster, Cache(now=lambda: NOW), list[JobKey]()
         self.queue: WorkQueue[JobKey] = WorkQueue()
         self.breaks: JobKey | None = None
@@ -50,9 +52,11 @@ class Operator:
         api: Any = cluster.api
         kube, self.metrics = Kube(api, self.cache, 600.0), Metrics()
         cluster.listed(self.cache)
-        self.planning = Planning(self.cache, self._plan, self.queue.add, self.metrics, now_s)
+        self.planning = Planning(
+            self.cache, self._plan, self.queue.add, self.metrics, now_s, lambda: self.now, preempts=preempts
+        )
         self.controller = Controller(
-            kube, self.cache, WarningEvents(api), self.queue, CONFIG, self.metrics, self.planning, lambda: NOW,
+            kube, self.cache, WarningEvents(api), self.queue, CONFIG, self.metrics, self.planning, lambda: self.now,
             node_faults=NodeFaults(api, self.cache, "dljob-system", "node-faults", None),
         )  # fmt: skip
 
@@ -99,14 +103,14 @@ class Operator:
         return next((c for c in job.status.get("conditions") or () if c["type"] == kind), None)
 
 
-def on_two_nodes(test: Callable[[FakeCluster, Operator], Awaitable[None]]) -> None:
-    """Run a test on a cluster with two nodes, each with one GPU."""
+def on_two_nodes(test: Callable[[FakeCluster, Operator], Awaitable[None]], *, preempts: bool = False) -> None:
+    """Run a test on a cluster with two nodes, each with one GPU. ``preempts``: as of ``Operator``."""
 
     async def main() -> None:
         cluster = FakeCluster()
         for name in ("n1", "n2"):
             cluster.node(name, T4, 1)
-        async with Operator(cluster) as operator:
+        async with Operator(cluster, preempts=preempts) as operator:
             await test(cluster, operator)
 
     run(main())

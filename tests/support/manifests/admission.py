@@ -12,6 +12,7 @@ from typing import Any
 import jsonschema
 from celpy import Environment
 from celpy.adapter import json_to_cel
+from celpy.celtypes import StringType
 from celpy.evaluation import CELEvalError
 
 from dljob.api import crd
@@ -65,7 +66,13 @@ def defaulted(schema: Json, value: Any) -> Any:
 @cache
 def _program(rule: str) -> Any:
     environment = Environment()
-    return environment.program(environment.compile(rule))
+    return environment.program(environment.compile(rule), functions={"format": _formatted})
+
+
+def _formatted(text: Any, values: Any) -> StringType:
+    """Replace each ``%s``, as ``format`` of Kubernetes' strings library does, which celpy lacks."""
+    shown = (f"{value:g}" if isinstance(value, float) else str(value) for value in values)
+    return StringType(str(text) % tuple(shown))
 
 
 def evaluated(expression: str, value: Any, old: Any = None) -> Any:

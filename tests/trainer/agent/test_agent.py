@@ -12,7 +12,17 @@ from xml.etree import ElementTree
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dlcontract import AGENT_PORT, METRICS_PORT, MPI_PORTS, ExitCodes, FailureRule, ModelRef, RunPhase
+from dlcontract import (
+    AGENT_PORT,
+    FAILURES_KEY,
+    METRICS_PORT,
+    MPI_PORTS,
+    ExitCodes,
+    FailureAllowance,
+    FailureRule,
+    ModelRef,
+    RunPhase,
+)
 from dltrain.host.cgroup import threads
 from dltrain.protocol import volume_layout
 from dltrain.protocol.agent_messages import HEARTBEAT_S, SILENCE_S
@@ -337,6 +347,22 @@ def test_failure_rules_decide_what_exit_codes_lead_to(two: Job) -> None:
     assert report.restarts == {"RankFailed": 2} and report.failures == 1
     assert report.failure is not None and report.failure.exit_code == 7 and not report.failure.retry
     assert report.failure.message.endswith("spec.runPolicy.failureRules[1] says FailJob")
+
+
+def test_last_failure_waits_for_the_operator_to_ignore_it(two: Job) -> None:
+    allowance = two.plan_file.with_name(FAILURES_KEY)
+    allowance.write_text(FailureAllowance(wait_s=60).model_dump_json())
+    mark = f"{two.checkpoints}/mark-"
+    first = f"test -e {mark}a || {{ touch {mark}a; exit 3; }}; until test -e {mark}b; do sleep 0.1; done; exit 4"
+    command = ["sh", "-c", f"test $RANK = 0 || exec sleep 1000; {first}"]
+    two.start(two.plan(command, backoff_limit=0), **NO_TORCH)
+    report = two.until(lambda r: r.failures == 1)
+    assert report.phase is RunPhase.RESTARTING and report.failure is not None and report.failure.counts
+    allowance.write_text(FailureAllowance(ignored=1, wait_s=0.1).model_dump_json())
+    two.until(lambda r: r.phase is RunPhase.RUNNING)
+    Path(f"{mark}b").touch()
+    report = two.until(lambda r: r.phase is RunPhase.FAILED)
+    assert report.failures == 2 and report.restarts == {"RankFailed": 1}
 
 
 def test_agent_that_gets_no_processor_time_is_not_lost(two: Job) -> None:

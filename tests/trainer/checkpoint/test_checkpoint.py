@@ -151,6 +151,7 @@ def test_corrupt_newer_checkpoint_does_not_evict_valid_ones(checkpoints: Checkpo
     for step in (1, 9):
         path, _ = checkpoints.save(snapshot(step))
     (path / MODEL).unlink()
+    assert newest(checkpoints).step == 1
     checkpoints.save(snapshot(2))
     assert checkpoints.steps() == [1, 2]
 

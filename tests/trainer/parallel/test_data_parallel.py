@@ -80,6 +80,12 @@ def test_grad_scaler_skips_the_same_updates_as_in_one_process(ranks: int) -> Non
     assert "RuntimeWarning" not in ended.output
 
 
+@pytest.mark.mpi(2)
+def test_shared_numbers_are_exact_with_16_bit_parameters() -> None:
+    ended = run_ranks(2, BODIES / "parallel/low_precision.py", "2", timeout_s=90)
+    assert "3 cases are exact" in ended.output
+
+
 @pytest.mark.mpi
 def test_user_training_loops_equal_one_process_or_are_rejected() -> None:
     ended = run_ranks(3, BODIES / "parallel/user_loops.py", "3", timeout_s=120)

@@ -1,6 +1,7 @@
 """Tests of the run report: its content, bounds, continuation by other coordinators, and its page."""
 
 import asyncio
+import gzip
 from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
@@ -9,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlcontract import CheckpointMark, Expectation, Failure, Noise, Outcome, Plan, RankMeasure, RunPhase
+from dlcontract import CheckpointMark, CheckpointRef, Expectation, Failure, Noise, Outcome, Plan, RankMeasure, RunPhase
 from dltrain.protocol.rank_messages import Checkpointed, Energy, Evaluated, Resharded, Shrunk, Step
 from dltrain.protocol.volume_layout import TERM, job_directory
 from dltrain.record.ledger import Ledger
@@ -178,6 +179,27 @@ def test_report_is_written_periodically_and_at_once_after_a_fault(saving_plan: P
         assert await written(writer, 134.0) == 133.5
 
     asyncio.run(run_two_coordinators())
+
+
+def test_page_is_rendered_once_at_the_end_of_a_run(saving_plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    pages: list[Document] = []
+
+    def counted(document: Document) -> str:
+        pages.append(document)
+        return page(document)
+
+    async def end(plan: Plan) -> dict[str, bytes]:
+        writer, outcome = files.RunReportWriter(ledger(plan, 1), 100.0), Outcome(steps=2, seconds=3)
+        await writer.write(RunPhase.SUCCEEDED, 101.0, outcome)
+        return await writer.packed(RunPhase.SUCCEEDED, 102.0, outcome)
+
+    monkeypatch.setattr(files, "page", counted)
+    stored = asyncio.run(end(saving_plan))
+    assert len(pages) == 1 and sorted(stored) == [f"{files.HTML}.gz", f"{files.JSON}.gz"]
+    for name, data in stored.items():
+        assert gzip.decompress(data) == (job_directory(saving_plan) / name.removesuffix(".gz")).read_bytes()
+    without = asyncio.run(end(saving_plan.model_copy(update={"checkpoint": CheckpointRef(enabled=False)})))
+    assert len(pages) == 2 and without.keys() == stored.keys()
 
 
 def test_unwritable_volume_does_not_fail_the_job(tmp_path: Path) -> None:

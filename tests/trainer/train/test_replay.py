@@ -74,7 +74,7 @@ def test_replay_of_a_rebalanced_run_is_bit_identical(tmp_path: Path) -> None:
             history.begin_attempt(plan, plan, 0.0)
             for message in listener.messages:
                 history.record(message, 0, 0.0)
-            files.write(tmp_path, history.document(RunPhase.SUCCEEDED, 1, 0.0))
+            files.write(tmp_path, files.rendered(history.document(RunPhase.SUCCEEDED, 1, 0.0)))
         path = folder / "digits-0001" / "step-0000000030"
         bits[name] = [(path / file).read_bytes() for file in (MODEL, OPTIMIZER)]
         chosen = [each for message in listener.of(rank_messages.Chosen) for each in message.sums]

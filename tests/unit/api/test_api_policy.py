@@ -38,6 +38,7 @@ ALLOWED = {
     "more values": changed("properties", "b", enum=["x", "y", "z"]),
     "new field": changed("properties", d={"type": "string", "default": "new"}),
     "no longer required": changed(required=[]),
+    "new rule about a new field": changed(**{"x-kubernetes-validations": [{"rule": "!has(self.new) || self.a > 1"}]}),
     "new rule about changes": changed(**{"x-kubernetes-validations": [{"rule": "self.a >= oldSelf.a"}]}),
 }
 FORBIDDEN = {
@@ -51,6 +52,14 @@ FORBIDDEN = {
     "new bound": (changed("properties", "c", maxItems=3), ".c: found maxItems 3"),
     "tighter items": (changed("properties", "c", "items", maxLength=4), ".c[]: found maxLength 4"),
     "required": (changed(required=["a", "b"]), ".b: found it required"),
+    "new rule about a field that may be set": (
+        changed(**{"x-kubernetes-validations": [{"rule": "!has(self.a) || self.a > 1"}]}),
+        "found the new rule",
+    ),
+    "new rule about a new field and others": (
+        changed(**{"x-kubernetes-validations": [{"rule": "!has(self.new) || true ? self.a > 1 : true"}]}),
+        "found the new rule",
+    ),
     "new rule": (changed(**{"x-kubernetes-validations": [{"rule": "self.a > 1"}]}), "found the new rule"),
     "new rule about changes and new objects": (
         changed(**{"x-kubernetes-validations": [{"rule": "self.a >= oldSelf.orValue(1)", "optionalOldSelf": True}]}),

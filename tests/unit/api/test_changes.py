@@ -10,7 +10,6 @@ from dljob.api import DLJobSpec, DLJobStatus, crd
 from dljob.api.change_rules import is_change_rule
 from dljob.api.changes import (
     AFTER_END,
-    AS_BEGUN,
     CHANGE_REFUSED,
     CHANGES,
     FIXED,
@@ -75,9 +74,7 @@ def test_change_has_the_effect_in_the_table(path: str) -> None:
     for status in BEGUN:
         found = by_operator(before, after, status)
         assert found is not None and found.startswith(f"spec.{path}: found ")
-        (text,) = by_server(before, after, status)
-        assert text in (found, f"spec.{path}: found another value; expected the former one{AS_BEGUN}")
-        assert text == found or FIELDS[path]["type"] in ("integer", "number")
+        assert by_server(before, after, status) == [found]
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -114,7 +111,7 @@ def test_message_has_field_and_both_values(before: Json, after: Json, words: str
     specs = [defaulted(SPEC, spec_of(changes)) for changes in (before, after)]
     text = by_operator(specs[0], specs[1], SAVED)
     assert text is not None and text.startswith(words)
-    assert text.split(": found")[0] in {found.split(": found")[0] for found in by_server(specs[0], specs[1], SAVED)}
+    assert any(found.startswith(words) for found in by_server(specs[0], specs[1], SAVED))
 
 
 def chosen(batch: int) -> Json:
@@ -171,7 +168,7 @@ def test_fields_as_stored_by_an_older_crd_without_defaults_are_compared() -> Non
     """A rule that cannot be evaluated would refuse the change."""
     assert by_server(MINIMAL, {**MINIMAL, "epochs": 2}, SAVED) == []
     (text,) = by_server(MINIMAL, {**MINIMAL, "seed": 2}, SAVED)
-    assert text.startswith("spec.seed: found another value")
+    assert text.startswith("spec.seed: found 2; expected 0")
     assert by_server(MINIMAL, dict(MINIMAL), ENDED) == []
 
 

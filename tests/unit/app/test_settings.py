@@ -85,6 +85,7 @@ def test_longest_time_of_a_node_is_not_below_the_first() -> None:
         ("DLJOB_NODE_LEFT_OUT_SECONDS", "1h", "a number from 60 to 604800"),
         ("DLJOB_NODE_LEFT_OUT_MAX_SECONDS", "0", "a number from 60 to 604800"),
         ("DLJOB_GANG_SCHEDULING", "auto", "none, kubernetes, coscheduling, volcano"),
+        ("DLJOB_PREEMPTION", "Always", "Never, LowerPriority"),
         ("DLJOB_SCALE_UP_SECONDS", "15m", "a number from 10 to 86400"),
         ("DLJOB_LOG_LEVEL", "LOUD", "debug, info, warning, error"),
         ("DLJOB_LOG_FORMAT", "xml", "text, json"),

@@ -25,7 +25,7 @@ FULL: Json = {
         "podGroupLabel": "example.com/group",
     },
     "runPolicy": {"activeDeadlineSeconds": 3600, "ttlSecondsAfterFinished": 600},
-    "checkpoint": {"volume": {"storageClassName": "shared"}},
+    "checkpoint": {"volume": {"storageClassName": "shared", "shared": True}},
     "prices": {"usdPerDeviceHour": {"NVIDIA-A100-SXM4-40GB": 1.5, "cpu": 0.02}, "usdPerKwh": 0.25},
 }
 
@@ -48,7 +48,7 @@ def sections(**more: Any) -> st.SearchStrategy[Json]:
     }
     seconds = st.integers(1, 99)
     policy = {"activeDeadlineSeconds": seconds, "ttlSecondsAfterFinished": seconds}
-    volume = st.fixed_dictionaries({}, optional={"storageClassName": _names})
+    volume = st.fixed_dictionaries({}, optional={"storageClassName": _names, "shared": st.booleans()})
     return st.fixed_dictionaries(
         {},
         optional={
@@ -119,6 +119,7 @@ def test_applied_names_each_value_and_no_value_of_the_job() -> None:
     assert lines == (
         "trainer.imagePullSecrets: registry",
         "checkpoint.volume.storageClassName: shared",
+        "checkpoint.volume.shared: true",
         "runPolicy.activeDeadlineSeconds: 3600",
         "runPolicy.ttlSecondsAfterFinished: 600",
         "scheduling.nodeSelector: pool=training",

@@ -55,6 +55,18 @@ def test_rules_of_the_spec_reach_the_plan() -> None:
     assert tuple(map(failure_rule, spec.run_policy.failure_rules)) == (OTHERS, IGNORE)
 
 
+def test_rule_about_conditions_matches_nothing_in_the_plan_and_keeps_the_numbers() -> None:
+    given = [
+        {"action": "FailJob", "onNodeConditions": [{"type": "GpuUnhealthy"}]},
+        {"action": "Ignore", "onReasons": ["RankKilled"]},
+    ]
+    spec = DLJobSpec.model_validate({**DIGITS, "runPolicy": {"failureRules": given}})
+    rules = tuple(map(failure_rule, spec.run_policy.failure_rules))
+    failure = Failure(reason="RankKilled", message="", rank=0, exit_code=137)
+    assert [rule.matches(failure) for rule in rules] == [False, True]
+    assert "failureRules[1]" in decided(rules, failure).message
+
+
 @pytest.mark.parametrize(
     ("rule", "field"),
     [
@@ -64,6 +76,10 @@ def test_rules_of_the_spec_reach_the_plan() -> None:
         ({"action": "FailJob", "onExitCodes": {"values": [0]}}, "values"),
         ({"action": "FailJob", "onReasons": ["PodStopped"]}, "onReasons"),
         ({"action": "Restart", "onReasons": ["Hung"]}, "action"),
+        ({"action": "Ignore", "onNodeConditions": []}, "onNodeConditions"),
+        ({"action": "Ignore", "onNodeConditions": [{"type": "Ready", "status": "unknown"}]}, "status"),
+        ({"action": "Ignore", "onNodeConditions": [{"type": "GPU broken"}]}, "type"),
+        ({"action": "Ignore", "onPodConditions": [{"type": "Ready"}]}, "onPodConditions"),
     ],
 )
 def test_invalid_rule_is_refused_with_its_field(rule: dict[str, Any], field: str) -> None:

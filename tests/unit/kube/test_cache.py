@@ -155,6 +155,23 @@ class TestObserve:
         assert observed is not None and set(observed.lost_nodes) == {"n2", "gone"}
         assert cache.on_lost_nodes() == [KEY] and cache.runs(KEY)
 
+    def test_conditions_of_nodes_and_pods_are_observed_without_their_times(self, cache: Cache) -> None:
+        def node(status: str, at: str) -> Json:
+            ready = {"type": "Ready", "status": "True", "lastHeartbeatTime": at}
+            pressure = {"type": "MemoryPressure", "status": status, "lastHeartbeatTime": at}
+            return {"metadata": {"name": "n1", "uid": "n1"}, "status": {"conditions": [ready, pressure]}}
+
+        target = {"type": "DisruptionTarget", "status": "True", "lastTransitionTime": "2026-01-02T00:00:00Z"}
+        conditions = [{"type": "Ready", "status": "False"}, {"type": "PodScheduled", "status": "True"}, target]
+        pod = {"spec": {"nodeName": "n1"}, "status": {"conditions": conditions}}
+        cache.put(POD, body("digits-cpu-0", "p0") | pod)
+        assert cache.put(NODE, node("False", "2026-01-02T00:00:00Z"))
+        assert not cache.put(NODE, node("False", "2026-01-03T00:00:00Z")), "a heartbeat changes nothing"
+        assert cache.put(NODE, node("True", "2026-01-04T00:00:00Z"))
+        observed = cache.observe(KEY)
+        assert observed is not None and observed.pods[0].conditions == (("DisruptionTarget", "True"),)
+        assert observed.node_conditions == {"n1": (("MemoryPressure", "True"), ("Ready", "True"))}
+
     @pytest.mark.parametrize(
         ("spec", "others", "failed"),
         [

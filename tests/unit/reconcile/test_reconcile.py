@@ -22,6 +22,7 @@ from support.builders import (
     settled,
     without_spec,
 )
+from support.builders import nodes as cluster
 from support.job_lifecycle import (
     DOWN,
     OUTCOME,
@@ -216,6 +217,27 @@ class TestVolumes:
         assert verdict(desired, "VolumeReady") == expected
         assert ("StatefulSet" in kinds(desired)) is not blocked
         assert status(desired).phase is (Phase.PENDING if expected[0] == "False" and blocked else Phase.STARTING)
+
+    @pytest.mark.parametrize(
+        ("volume", "nodes", "mode", "says"),
+        [
+            ({}, {"min": 1, "max": 1}, "ReadWriteOnce", False),
+            ({}, {"min": 1, "max": 8}, "ReadWriteOnce", True),
+            ({"shared": False}, {"min": 1, "max": 8}, "ReadWriteOnce", True),
+            ({"shared": True}, {"min": 1, "max": 8}, "ReadWriteMany", False),
+        ],
+    )
+    def test_job_that_starts_on_one_node_learns_before_it_trains_that_its_claim_keeps_it_there(
+        self, volume: Json, nodes: Json, mode: str, says: bool
+    ) -> None:
+        one = cluster({"name": "n", "cpu": 2, "memory": "4Gi"})
+        first = seen({**DIGITS, "checkpoint": {"volume": volume}, "nodes": nodes}, view=one)
+        desired = step(first)
+        (claim,) = (item for item in desired.objects if item["kind"] == "PersistentVolumeClaim")
+        assert claim["spec"]["accessModes"] == [mode]
+        for found in (desired, step(after(first, desired))):
+            message = condition_of(found, "VolumeReady").message
+            assert ("spec.checkpoint.volume.shared: true" in message) is says, message
 
     def test_missing_dataset_claim_is_reported(self) -> None:
         desired = step(seen({**DIGITS, "dataset": {"uri": "pvc://corpus/a.npz", "samples": 100}}))

@@ -187,7 +187,7 @@ class Agent:
         job = ObservedJob(
             self.settings, self.identity, self.reaper, self.env, self.reporter, plan, previous, acting=acting
         )
-        coordinator = self.coordinator = Coordinator(job, previous)
+        coordinator = self.coordinator = Coordinator(job, previous, lambda: self.exchange.allowance)
         self.local.launch_daemon = coordinator.launch_daemon
         return asyncio.create_task(coordinator.run())
 

@@ -4,6 +4,10 @@ A checkpoint is a directory with ``model.safetensors``, ``optimizer.safetensors`
 which holds the hashes of the other files and the identity of the model. ``kept.safetensors`` holds the tensors of
 objects that a script keeps. A checkpoint is written under a temporary name, synced, then renamed, so that a crash at
 any time leaves the previous checkpoint intact. Reading uses the newest checkpoint with valid hashes.
+
+A read error does not prove that a checkpoint is damaged. Only checkpoints with a wrong hash, an invalid manifest or a
+missing file count as damaged and may be deleted. If read errors persist and no older checkpoint is valid, training does
+not start anew: the run fails and is restarted.
 """
 
 import hashlib
@@ -12,7 +16,8 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +25,8 @@ from typing import Any
 from torch import Tensor
 
 from dltrain.checkpoint import tensor_file
-from dltrain.protocol.errors import BadInputError, FencedError
+from dltrain.host.volume_access import PAUSES_S, is_input_error, is_transient, retry
+from dltrain.protocol.errors import BadInputError, CheckpointError, CheckpointVolumeError, FencedError
 from dltrain.protocol.volume_layout import TERM, step_name, term_in
 
 FORMAT = 1
@@ -66,21 +72,37 @@ class Checkpoints:
     def __init__(self, directory: Path, identity: str, keep: int, term: int = 0) -> None:
         """Create the directory and store the term.
 
-        Raise BadInputError if the directory is not writable, and FencedError if it stores a higher term.
+        Raise BadInputError if the directory is not writable, FencedError if it stores a higher term, CheckpointError if
+        the volume is full, and CheckpointVolumeError if the volume returns other errors, even after repetitions.
         """
         self.directory = directory
         self.identity = identity
         self.keep = keep
         self.term = term
+        self._corrupt: set[int] = set()
+        """Steps of the checkpoints that ``load`` has proven damaged. Only these may be deleted before newer ones."""
+        self._unreadable: set[int] = set()
+        """Steps of the checkpoints that ``load`` could not read, which may be valid."""
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            probe = directory / ".writable"
-            probe.write_bytes(b"")
-            probe.unlink()
-            self._claim()
+            retry(self._open, str(directory))
         except OSError as error:
+            if is_transient(error):
+                raise CheckpointVolumeError(directory, error) from None
+            if not is_input_error(error):
+                raise CheckpointError(directory, error) from None
             found = f"{directory}: {error.strerror or error}"
             raise BadInputError(_FIELD, found, "a directory this user can write to", _REMEDY) from None
+
+    def _open(self) -> None:
+        self.directory.mkdir(parents=True, exist_ok=True)
+        probe = self.directory / ".writable"
+        probe.write_bytes(b"")
+        probe.unlink(missing_ok=True)
+        self._claim()
+        for stale in self.directory.glob(f".step-*{_STALE}"):  # ``_save`` was interrupted between its two renames
+            final = self.directory / stale.name.removeprefix(".").removesuffix(_STALE)
+            if not final.exists():
+                stale.rename(final)
 
     def _claim(self) -> None:
         """Store the term. Raise FencedError if a higher term is stored already, and OSError if storing fails."""
@@ -94,19 +116,23 @@ class Checkpoints:
             temporary.replace(path)
 
     def steps(self) -> list[int]:
-        """Return the steps of all checkpoints, oldest first, without verifying their content."""
-        names = (path.name.removeprefix("step-") for path in self.directory.glob("step-*"))
+        """Return the steps of all checkpoints, oldest first, without verifying their content.
+
+        Raise OSError if the directory cannot be read. (``Path.glob`` would return nothing, as if it were empty.)
+        """
+        paths = (path for path in self.directory.iterdir() if path.name.startswith("step-"))
+        names = (path.name.removeprefix("step-") for path in paths)
         return sorted(int(name) for name in names if name.isdigit())
 
     def save(self, snapshot: Snapshot) -> tuple[Path, int]:
-        """Write a checkpoint durably. Return its directory and its size in bytes.
+        """Write a checkpoint durably. Return its directory and its size in bytes. Repeat it after a transient error.
 
         Raise OSError if writing fails, FencedError if the directory stores a higher term, and ValueError for an
         unsupported dtype. No part of the checkpoint is then left.
         """
         temporary = self.directory / f".{step_name(snapshot.step)}.{os.getpid()}"
         try:
-            return self._save(snapshot, temporary)
+            return retry(lambda: self._save(snapshot, temporary), str(temporary))
         except Exception:
             _remove(temporary)
             raise
@@ -135,70 +161,104 @@ class Checkpoints:
         _write(temporary / MANIFEST, manifest)
         _sync(temporary)
         self._claim()
-        stale = self.directory / f".{final.name}.stale"
-        if final.exists():  # A damaged checkpoint of this step, which ``load`` has skipped.
+        if final.exists():  # A checkpoint of this step that ``load`` has skipped.
+            stale = self.directory / f".{final.name}{_STALE}"
             _remove(stale)
             final.rename(stale)
         temporary.rename(final)
         _sync(self.directory)
-        self._prune(snapshot.step)
+        self._corrupt.discard(snapshot.step)
+        self._unreadable.discard(snapshot.step)
+        with suppress(OSError):  # The checkpoint is complete. The next one removes what is left.
+            self._prune(snapshot.step)
         return final, len(manifest) + sum(written.nbytes for written in files.values())
 
     def load(self) -> tuple[Path, dict[str, bytes]] | None:
         """Return the directory and files of the newest checkpoint with valid hashes, or None if there is none.
 
-        Raise BadInputError if that checkpoint has another model or format. No file is changed.
+        Repeat reading after a transient error. If a checkpoint cannot be read, use an older one. No file is changed.
+        Raise BadInputError if the checkpoint has another model or format, and CheckpointVolumeError if checkpoints
+        cannot be read and no other one is valid.
         """
-        for step in reversed(self.steps()):
+        pauses, error = iter(PAUSES_S), None  # all checkpoints share one budget of repetitions
+        self._corrupt, self._unreadable = set(), set()
+        try:
+            steps = retry(self.steps, str(self.directory), pauses)
+        except OSError as unreadable:
+            raise CheckpointVolumeError(self.directory, unreadable) from None
+        for step in reversed(steps):
             folder = self.directory / step_name(step)
             try:
-                return folder, self._read(folder)
-            except (
-                OSError,
-                KeyError,
-                TypeError,
-                AttributeError,
-                UnicodeDecodeError,
-                json.JSONDecodeError,
-                _CorruptError,
-            ) as error:
-                text = f"skipped the damaged checkpoint {folder}: {type(error).__name__}: {error}"
-                print(f"dltrain: {text}", file=sys.stderr, flush=True)  # noqa: T201
+                return folder, self._read(folder, pauses)
+            except _CorruptError as damage:
+                self._corrupt.add(step)
+                _tell(f"skipped the damaged checkpoint {folder}: {damage}")
+            except OSError as unreadable:
+                self._unreadable.add(step)
+                error = error or unreadable
+                _tell(f"skipped the checkpoint {folder}, which cannot be read: {unreadable}")
+        if error is not None:
+            raise CheckpointVolumeError(self.directory, error)
         return None
 
-    def _read(self, folder: Path) -> dict[str, bytes]:
-        manifest = json.loads((folder / MANIFEST).read_bytes())
-        claimed = manifest.pop("sha256", None)
-        if claimed not in (None, _digest(manifest)):  # None: an older version wrote no hash of the manifest.
-            raise _CorruptError(f"{folder / MANIFEST}: found content that does not match its sha256 field")
-        if manifest["format"] != FORMAT:
-            found = f"{folder} of format {manifest['format']}"
-            raise BadInputError(_FIELD, found, f"format {FORMAT}", "use the trainer image that wrote it")
+    def _read(self, folder: Path, pauses: Iterator[float]) -> dict[str, bytes]:
+        """Return the files of a checkpoint. Raise OSError if they cannot be read, and _CorruptError for damage."""
+
+        def content(name: str) -> bytes:
+            try:
+                return retry((folder / name).read_bytes, str(folder / name), pauses)
+            except FileNotFoundError:
+                if folder / name in retry(lambda: list(folder.iterdir()), str(folder), pauses):
+                    raise
+                raise _CorruptError(f"found no {name}") from None
+
         files = {}
-        for name, claim in manifest["files"].items():
-            files[name] = (folder / name).read_bytes()
-            if hashlib.sha256(files[name]).hexdigest() != claim["sha256"]:
-                raise _CorruptError(f"{folder / name}: found content that does not match its sha256 in the manifest")
-        if manifest["identity"] != self.identity:
+        try:
+            manifest = json.loads(content(MANIFEST))
+            claimed = manifest.pop("sha256", None)
+            if claimed not in (None, _digest(manifest)):  # None: an older version wrote no hash of the manifest.
+                raise _CorruptError(f"found content of {MANIFEST} that does not match its sha256 field")
+            if manifest["format"] != FORMAT:
+                found = f"{folder} of format {manifest['format']}"
+                raise BadInputError(_FIELD, found, f"format {FORMAT}", "use the trainer image that wrote it")
+            for name, claim in manifest["files"].items():
+                files[name] = content(name)
+                if hashlib.sha256(files[name]).hexdigest() != claim["sha256"]:
+                    raise _CorruptError(f"found content of {name} that does not match its sha256 in {MANIFEST}")
+            model = manifest["identity"]
+        except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
+            raise _CorruptError(f"found an invalid {MANIFEST} ({type(error).__name__}: {error})") from None
+        if model != self.identity:
             found = f"{folder}, a checkpoint of another model"
             raise BadInputError(_FIELD, found, "a checkpoint of this job's model", "use another volume or that model")
         return files
 
     def _prune(self, newest: int) -> None:
-        """Remove old and incomplete checkpoints, and those after step ``newest``, which ``load`` skipped as damaged."""
+        """Remove damaged and incomplete checkpoints, and those that ``keep`` newer readable ones supersede.
+
+        Checkpoints after step ``newest`` that are not proven damaged remain.
+        """
         steps = self.steps()
-        good = [step for step in steps if step <= newest][-self.keep :]
-        for step in set(steps) - set(good):
-            _remove(self.directory / step_name(step))
+        doubtful = self._corrupt | self._unreadable
+        good = [step for step in steps if step <= newest and step not in doubtful][-self.keep :]
+        for step in steps:
+            if step in self._corrupt or step < good[0]:
+                _remove(self.directory / step_name(step))
         for leftover in self.directory.glob(".step-*"):
             _remove(leftover)
 
 
+_STALE = ".stale"
+"""Ending of the name of a checkpoint that a new one of the same step replaces."""
 _REMEDY = "check the PersistentVolumeClaim, its access mode and its owner"
 
 
 class _CorruptError(Exception):
     pass
+
+
+def _tell(text: str) -> None:
+    print(f"dltrain: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:

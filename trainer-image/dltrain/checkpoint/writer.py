@@ -120,6 +120,8 @@ class CheckpointManager:
         self._saved_at = time.monotonic()
         self._identity = ""
         self._memory: Writer | None = None
+        self.copied_anywhere = False
+        """True if any rank can copy the state to the memory of its pod. Otherwise no copy is ever due."""
         self._pace = memory_copy.Pace()
         self._interval = Interval(plan)
         self._launched = time.monotonic()
@@ -148,7 +150,12 @@ class CheckpointManager:
     @property
     def memory_due(self) -> bool:
         """True if a copy in the pods' memory is due after this step. False on all ranks but rank 0."""
-        return self._writer is not None and not self.plan.splits_model and self._pace.due
+        return self._writer is not None and self.copied_anywhere and self._pace.due
+
+    @property
+    def copies(self) -> bool:
+        """True if this rank can copy the state to the memory of its pod. Ranks exchange this value in each step."""
+        return self._memory is not None
 
     def resume(
         self,
@@ -167,7 +174,8 @@ class CheckpointManager:
         self._identity = identity(self.plan.model.name or "script", shapes)
         self._memory = self._open_memory()
         files = newest_files(self._memory.checkpoints) if self._memory is not None else {}
-        steps = [row[0] for row in self.process_group.gather([step_of(files)])]
+        rows = self.process_group.gather([step_of(files), float(self.copies)])
+        steps, self.copied_anywhere = [row[0] for row in rows], any(row[1] for row in rows)
         holder, folder = steps.index(max(steps)), None
         if self.process_group.rank == 0:
             checkpoints = self._open()
@@ -237,7 +245,7 @@ class CheckpointManager:
         All ranks must call this method.
 
         The state is also copied to the pods' memory. If ``durable`` is False, it is copied only there. ``gathered_s``:
-        seconds spent on gathering the state of all ranks. Raise OSError if the previous checkpoint failed.
+        seconds spent on comparing and gathering the state of all ranks. Raise OSError if the last checkpoint failed.
         """
         writers = []
         if durable:
@@ -255,7 +263,7 @@ class CheckpointManager:
             snapshot = capture(step, model, optimizer, state | agreed, self._staging if free else None, kept)
             for writer in writers:
                 self._begin(writer, snapshot, gathered_s + time.monotonic() - began)
-        self._pace.copied(time.monotonic() - began)
+        self._pace.copied(gathered_s + time.monotonic() - began)
 
     def _begin(self, writer: Writer, snapshot: Snapshot, stall_s: float) -> None:
         if writer is not self._memory:

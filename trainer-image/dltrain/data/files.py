@@ -6,7 +6,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from dltrain.protocol.errors import BadInputError
+from dltrain.host.volume_access import is_transient, retry
+from dltrain.protocol.errors import BadInputError, VolumeError
 
 KEYS = ("x", "y", "x_test", "y_test")
 FIELD = "spec.dataset.uri"
@@ -18,14 +19,23 @@ Larger numbers are considered mistakes, because a model has one output per class
 
 
 def read_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
-    """Return the arrays of an ``.npz`` file by name. Raise BadInputError if an array is missing or invalid."""
+    """Return the arrays of an ``.npz`` file by name. Raise BadInputError if an array is missing or invalid.
+
+    Raise VolumeError if the file cannot be read, even after repetitions.
+    """
     expected = f"an .npz file with arrays {', '.join(KEYS)}"
-    try:
+
+    def read() -> dict[str, NDArray[np.generic]]:
         with np.load(path, allow_pickle=False) as file:
-            arrays = {key: file[key] for key in file.files} if isinstance(file, np.lib.npyio.NpzFile) else {}
+            return {key: file[key] for key in file.files} if isinstance(file, np.lib.npyio.NpzFile) else {}
+
+    try:
+        arrays = retry(read, str(path))
     except FileNotFoundError:
         raise BadInputError(FIELD, f"no file {path}", expected, "correct the path, or put the file there") from None
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        if isinstance(error, OSError) and is_transient(error):
+            raise VolumeError(FIELD, path, error) from None
         raise BadInputError(FIELD, f"{path}: {error}", expected, "save it with numpy.savez") from None
     if missing := [key for key in KEYS if key not in arrays]:
         found = f"{path} with arrays {', '.join(sorted(arrays)) or 'none'}"

@@ -2,14 +2,16 @@
 
 import sysconfig
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from dltrain.host.volume_access import is_transient, retry
 from dltrain.models import InputShape
-from dltrain.protocol.errors import BadInputError
+from dltrain.protocol.errors import BadInputError, VolumeError
 
 POSITIONS = 128
 """Number of tokens in a sequence."""
@@ -46,19 +48,25 @@ def read_tokens(path: Path) -> TokenText:
     """Read a file of tokens. The last tenth of the sequences is held out.
 
     The file is a one-dimensional .npy of uint8, uint16 or uint32, or a .bin of little-endian uint16 (if the name
-    ends in ``.uint32.bin``: uint32). Raise BadInputError for another format or a text that is too short.
+    ends in ``.uint32.bin``: uint32). Raise BadInputError for another format or a text that is too short, and
+    VolumeError if the file cannot be read, even after repetitions.
     """
     expected = f"a one-dimensional .npy of uint8, uint16 or uint32, or a .bin of uint16, of over {2 * POSITIONS} tokens"
-    try:
+
+    def read() -> NDArray[Any]:
         if path.suffix == ".npy":
-            tokens = np.load(path, mmap_mode="r", allow_pickle=False)
-        else:
-            kind = np.dtype("<u4") if path.name.endswith(".uint32.bin") else np.dtype("<u2")
-            tokens = np.memmap(path, dtype=kind, mode="r")
+            return cast(NDArray[Any], np.load(path, mmap_mode="r", allow_pickle=False))
+        kind = np.dtype("<u4") if path.name.endswith(".uint32.bin") else np.dtype("<u2")
+        return np.memmap(path, dtype=kind, mode="r")
+
+    try:
+        tokens = retry(read, str(path))
     except FileNotFoundError:
         found = f"no file {path}"
         raise BadInputError("spec.dataset.uri", found, expected, "correct the path, or put the file there") from None
     except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and is_transient(error):
+            raise VolumeError("spec.dataset.uri", path, error) from None
         raise BadInputError("spec.dataset.uri", f"{path}: {error}", expected, "correct the file") from None
     if tokens.ndim != 1 or tokens.dtype not in _KINDS or len(tokens) <= 2 * POSITIONS:
         found = f"{path} with {tokens.dtype} of shape {tokens.shape}"

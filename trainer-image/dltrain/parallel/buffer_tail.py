@@ -29,6 +29,8 @@ class Shared(NamedTuple):
     """1 if this rank called ``t.weigh`` in this step. The sum over ranks is the number of ranks that called it."""
     weight: float = 0.0
     """The weight, such as a number of tokens, that this rank passed to ``t.weigh`` in this step; 0 without a call."""
+    copies: float = 0.0
+    """1 if this rank can copy the state to its pod's memory. The sum over ranks is the number of such ranks."""
 
 
 class Agreed(NamedTuple):

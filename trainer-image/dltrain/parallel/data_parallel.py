@@ -20,7 +20,7 @@ from itertools import islice
 import torch
 from torch.autograd import Variable
 
-from dltrain.comm.core.collective import Collective, Work
+from dltrain.comm.core.collective import AllOf, Collective, Work
 from dltrain.device.rank_device import finish
 from dltrain.parallel.gradient_buffer import GradientBuffer
 from dltrain.parallel.placement import Placement
@@ -265,7 +265,7 @@ class DataParallel(Placement):
             work.wait()
         self._catch_up()
         self.sum_s = time.perf_counter() - self._sums_began
-        self._summed = self.buffer.exchanged.tolist()  # one copy from a GPU
+        self._summed = self.buffer.shared()
         if self.weight_at is not None and (weight := self._summed[len(self.buffer.marks) + self.weight_at]):
             self.buffer.gradient.div_(weight)
         self._whole = True
@@ -369,7 +369,10 @@ class DataParallel(Placement):
             gradient.mul_(self._weight)
         if bucket == len(self.buffer.buckets) - 1 and not self.sharded:  # ``_reached`` is complete now
             self.buffer.mark(self._reached)
-        self._works.append(self.collective.start(bucket))
+        work = self.collective.start(bucket)
+        if self.buffer.wide_tail and bucket == len(self.buffer.buckets) - 1:
+            work = AllOf([work, self.collective.start(bucket + 1)])
+        self._works.append(work)
         self._under_way.append(self._works[-1])
 
     def abandon(self) -> None:

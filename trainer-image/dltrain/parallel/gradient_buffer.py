@@ -5,6 +5,9 @@ reaches the last ones first, so that the first bucket is complete early. ``p.gra
 nothing is copied. The last bucket ends with *marks* and a *tail*. There is one mark for each parameter; summed, it is
 the number of ranks whose backward pass reached the parameter. The tail contains numbers that ranks share at every step
 (loss, stop flag, timings). Marks and tail are summed together with the gradients, without an extra message.
+
+The tail of 16-bit gradients has 32-bit numbers and is summed separately. A number of tokens would otherwise be rounded
+to 8 bits (bfloat16), or be infinite (float16).
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -20,6 +23,8 @@ ALIGNED_NBYTES = 64
 
 NCCL copies 16 bytes at a time only if source and target are aligned. Vectors and cache lines of CPUs have 64 bytes.
 """
+_TAIL_DTYPE = torch.float32
+"""Dtype of the tail if the gradients have fewer bits."""
 
 
 @dataclass(frozen=True)
@@ -89,13 +94,15 @@ class GradientBuffer:
         self.buckets = plan_buckets(sizes, max(1, bucket_nbytes // dtype.itemsize), align)
         gradients = self.buckets[-1].stop
         marks = len(sizes) if marked else 0
-        count = gradients + marks + tail
+        end = gradients + marks
+        self.wide_tail = dtype.itemsize < _TAIL_DTYPE.itemsize
+        """True if the tail has another dtype than the gradients, and therefore its own reduction."""
+        begin = -(-end * dtype.itemsize // ALIGNED_NBYTES) * ALIGNED_NBYTES // dtype.itemsize if self.wide_tail else end
+        count = begin + tail * (_TAIL_DTYPE.itemsize // dtype.itemsize if self.wide_tail else 1)
         self.flat = zeros(count, dtype, device) if zeros else torch.zeros(count, dtype=dtype, device=device)
         self.gradient = self.flat[:gradients]
-        self.marks = self.flat[gradients : gradients + marks]
-        self.tail = self.flat[gradients + marks :]
-        self.exchanged = self.flat[gradients:]
-        """The part of the buffer that contains the marks and the tail."""
+        self.marks = self.flat[gradients:end]
+        self.tail = self.flat[begin:].view(_TAIL_DTYPE) if self.wide_tail else self.flat[begin:]
         self.views: list[Tensor] = []
         for bucket in self.buckets:
             offset = bucket.start
@@ -104,7 +111,10 @@ class GradientBuffer:
                 self.views.append(_like(parameter, part) if marked else part.view(parameter.shape))
                 offset += parameter.numel()
         self.slices = [self.flat[b.start : b.stop] for b in self.buckets]
-        self.slices[-1] = self.flat[self.buckets[-1].start :]
+        """The parts that are reduced: the buckets (the last one with marks and tail), then the tail if it is wide."""
+        self.slices[-1] = self.flat[self.buckets[-1].start : end if self.wide_tail else None]
+        if self.wide_tail:
+            self.slices.append(self.tail)
         self.attach()
 
     def attach(self) -> None:
@@ -112,6 +122,14 @@ class GradientBuffer:
         self.flat.zero_()
         for parameter, view in zip(self.parameters, self.views, strict=True):
             parameter.grad = view
+
+    def shared(self) -> list[float]:
+        """Return the marks, then the tail. After the reduction, these are sums over ranks. One copy from a GPU."""
+        if self.wide_tail:
+            values: list[float] = torch.cat([self.marks.to(self.tail.dtype), self.tail]).tolist()
+        else:
+            values = self.flat[self.gradient.numel() :].tolist()
+        return values
 
     def set_tail(self, numbers: Sequence[float]) -> None:
         """Write ``numbers``, the values that this rank shares in this step, into the tail of the buffer."""

@@ -50,6 +50,23 @@ class CheckpointError(OSError):
         )
 
 
+class VolumeError(OSError):
+    """A volume returns errors even after repetitions. It may work again later, so a restart may succeed."""
+
+    def __init__(self, field: str, path: object, error: OSError) -> None:
+        super().__init__(
+            f"{field}: found {path}: {error.strerror or error}; expected a volume that can be read and written. Check "
+            "the storage server, the node's mount and the PersistentVolume; nothing was deleted"
+        )
+
+
+class CheckpointVolumeError(VolumeError):
+    """The checkpoint volume returns errors even after repetitions."""
+
+    def __init__(self, path: object, error: OSError) -> None:
+        super().__init__("spec.checkpoint.volume", path, error)
+
+
 class SampleError(RuntimeError):
     """The user's dataset or collate_fn raised the exception ``__cause__``. The message names the sample."""
 
@@ -84,6 +101,7 @@ _REASONS: tuple[tuple[type[BaseException], str, int], ...] = (
     (DivergedError, reasons.DIVERGED, EXIT_DIVERGED),
     (PeerLostError, reasons.PEER_LOST, EXIT_PEER_LOST),
     (CheckpointError, reasons.CHECKPOINT_FAILED, EXIT_USER_ERROR),
+    (CheckpointVolumeError, reasons.CHECKPOINT_FAILED, EXIT_USER_ERROR),
     (MemoryError, reasons.OUT_OF_MEMORY, EXIT_USER_ERROR),
     (DeviceMissingError, reasons.DEVICE_MISSING, EXIT_USER_ERROR),
     (BaseException, reasons.TRAINING_ERROR, EXIT_USER_ERROR),
@@ -98,6 +116,7 @@ _SELF_EXPLANATORY = (
     MisuseError,
     ParametersDivergedError,
     PeerLostError,
+    VolumeError,
 )
 """Exceptions whose messages are sufficient without a traceback."""
 _HARDWARE = (

@@ -94,15 +94,16 @@ class Saving:
         """
         return tuple(snapshot.state["planned_shares"]) == self._team.planned_shares
 
-    def save(self, step: int, epoch: int, *, durable: bool = True) -> None:
+    def save(self, step: int, epoch: int, *, durable: bool = True, began: float | None = None) -> None:
         """Start to write a checkpoint of the state after ``step`` steps. All ranks must call it.
 
-        ``durable``: write the checkpoint to the volume; otherwise only to the pods' memory. Raise OSError and
-        PeerLostError.
+        ``durable``: write the checkpoint to the volume; otherwise only to the pods' memory. ``began``: the time
+        (``time.monotonic()``) at which work for this checkpoint began, such as the comparison of parameters; by default
+        now. Raise OSError and PeerLostError.
         """
         if not self._team.plan.checkpoint.enabled:
             return
-        parallel, began = self._team.parallel, time.monotonic()
+        parallel, began = self._team.parallel, time.monotonic() if began is None else began
         kept, tensors = self._user_objects.state()
         state = {
             **{name: part.state() for name, part in self._parts.items()},

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from dltrain.batch.sampling import Part
 from dltrain.device.rank_device import finish
+from dltrain.elastic.buffer_copies import BufferCopies
 from dltrain.elastic.team import Team
 from dltrain.optim.grad_scaler import LEAST, Found, LossScale
 from dltrain.optim.lr_scaling import Scaling
@@ -34,6 +35,8 @@ class StepRequests(NamedTuple):
     save: bool
     keep: bool
     """Save the state to the pods' memory."""
+    copies: bool = False
+    """True if this rank can save the state to its pod's memory. This is information, not a request."""
 
 
 class Step:
@@ -80,7 +83,7 @@ class Step:
         """True if ranks share the norms of their local gradients."""
         self._late = (0.0, 0.0)
         """(Loss times weight, weight) of a loss that was logged after the reduction. The next step reports it."""
-        self._buffers_before: list[Tensor] = []
+        self._buffers_before: BufferCopies | None = None
 
     def begin(self, part: Part, number: int, steps: int, requests: StepRequests) -> None:
         """Begin step ``number`` (counted from 0) of ``steps``.
@@ -93,13 +96,13 @@ class Step:
         whole = part.batch == team.plan.global_batch
         self._measuring = team.measure(number, steps, always=self._scaling.measures) and whole
         requested = float(requests.stop), float(requests.save), float(requests.keep)
-        shared = Shared(*self._late, *requested, square=team.parallel.square)
+        shared = Shared(*self._late, *requested, square=team.parallel.square, copies=float(requests.copies))
         self._late = (0.0, 0.0)
         times = self._progress.times
         tail = pack(shared, team.rank, team.size, times.compute_s, times.exposed_s, self.watch.demanded_s)
         team.parallel.begin(part.weight, tail)
         self._carry()
-        self._buffers_before = [buffer.clone() for buffer in team.model.buffers()] if team.elastic.active else []
+        self._buffers_before = BufferCopies(team.model) if team.elastic.active else None
         self.open, self.given_up = True, False
         self.left_out = self._received = False
         self._scale = None
@@ -242,9 +245,8 @@ class Step:
         self.given_up = True
         for parameter in self._team.model.parameters():
             parameter.grad = None  # optimizers skip such parameters
-        with torch.no_grad():
-            for buffer, before in zip(self._team.model.buffers(), self._buffers_before, strict=True):
-                buffer.copy_(before)  # undo the update of running statistics in forward
+        if self._buffers_before is not None:
+            self._buffers_before.restore()  # undo the update of running statistics in forward
 
     def count(self, fetch_s: float, *, first: bool) -> None:
         """Record the times of the finished step, and adapt the local batch sizes of all ranks to them.

@@ -267,7 +267,8 @@ class Trainer(Ranks):
                 step.watch.fetched()
                 randomness.seed(randomness.of_step(self.plan.seed, self.step, self.rank), self.device)
                 manager = self.checkpoint_manager
-                requests = StepRequests(self.reporter.stop.is_set(), manager.due, manager.memory_due)
+                stop = self.reporter.stop.is_set()
+                requests = StepRequests(stop, manager.due, manager.memory_due, manager.copies)
                 step.begin(part, self.step, self.total_steps, requests)
                 self._user_objects.begin(undoable=self._team.elastic.active)
                 if batch is None:
@@ -373,12 +374,13 @@ class Trainer(Ranks):
                 self.step, self.total_steps, self.epoch, rate, norm, self.shares[self.rank], self.alive
             )
         self._schedules.step(end_of_epoch=self.end_of_epoch)
-        saving, every = agreed.save or agreed.stop, self.plan.compare_steps
+        self.checkpoint_manager.copied_anywhere = agreed.copies > 0
+        saving, every, began = agreed.save or agreed.stop, self.plan.compare_steps, time.monotonic()
         if saving or agreed.keep or self.complete or (every and self.step % every == 0):
             # Ranks also compare parameters before each checkpoint, so that corrupt ones are never saved.
             self._team.together(self.step, lambda: self._team.agree_on_parameters(self.step))
         if saving or agreed.keep:
-            self._saving.save(self.step, self.epoch, durable=bool(saving))
+            self._saving.save(self.step, self.epoch, durable=bool(saving), began=began)
         if agreed.stop:
             self._saving.wait()
             self.stopped = True

@@ -21,6 +21,12 @@ class CheckpointVolume(ApiModel):
             "storageClassName has no effect on an existing claim: remove it or remove claimName",
             lambda v: v.claim_name is None or v.storage_class_name is None,
         ),
+        Rule(
+            "shared",
+            "!has(self.shared) || !has(self.claimName)",
+            "shared has no effect on an existing claim: remove it or remove claimName",
+            lambda v: v.claim_name is None or v.shared is None,
+        ),
     )
 
     claim_name: Annotated[
@@ -29,6 +35,13 @@ class CheckpointVolume(ApiModel):
     storage_class_name: Annotated[
         DnsSubdomain | None,
         Field(description="Storage class of the claim that dljob creates. Default: the cluster's default class."),
+    ] = None
+    shared: Annotated[
+        bool | None,
+        Field(
+            description="True: the claim that dljob creates is ReadWriteMany, so that a job that starts on one node "
+            "can move to several. The storage class must support it. Default: only if the first plan has several nodes."
+        ),
     ] = None
     size: Annotated[Bytes, Field(description="Size of the claim that dljob creates, such as 10Gi.")] = "1Gi"
     reclaim_policy: Annotated[

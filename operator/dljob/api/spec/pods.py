@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import Field, WithJsonSchema
 
 from dlcontract import reasons
-from dljob.api.base import ApiModel, Bytes, DnsSubdomain, Duration, Quantity, Rule
+from dljob.api.base import ApiModel, Bytes, ConditionType, DnsSubdomain, Duration, Quantity, Rule
 
 
 def map_list(key: str) -> dict[str, Any]:
@@ -62,15 +62,45 @@ class ExitCodes(ApiModel):
     ]
 
 
+STARTUP_CONDITIONS = ("PodScheduled", "PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready")
+"""Conditions that every pod has. They show that a pod starts, and change whenever ranks fail."""
+
+
+class WantedStatus(StrEnum):
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class ConditionPattern(ApiModel):
+    """A condition of a node or pod, as in a Job's ``podFailurePolicy``."""
+
+    type: Annotated[ConditionType, Field(description="Type, such as DisruptionTarget or MemoryPressure.")]
+    status: Annotated[WantedStatus | None, Field(description="Status of the condition. Default: True.")] = None
+
+
 class FailureRule(ApiModel):
     rules = (
         Rule(
             "onExitCodes",
-            "has(self.onExitCodes) != (has(self.onReasons) && size(self.onReasons) > 0)",
-            "expected either onExitCodes or onReasons: set one of them and remove the other",
-            lambda r: (r.on_exit_codes is not None) != bool(r.on_reasons),
+            "[has(self.onExitCodes), has(self.onReasons) && size(self.onReasons) > 0, has(self.onPodConditions), "
+            "has(self.onNodeConditions)].filter(x, x).size() == 1",
+            "expected exactly one of onExitCodes, onReasons, onPodConditions and onNodeConditions: set one of them and "
+            "remove the others",
+            lambda r: (
+                [r.on_exit_codes is not None, bool(r.on_reasons), r.on_pod_conditions is not None,
+                 r.on_node_conditions is not None].count(True) == 1
+            ),
         ),
-    )
+        Rule(
+            "onPodConditions",
+            "!has(self.onPodConditions) || self.onPodConditions.all(c, !(c.type in "
+            f"[{', '.join(repr(name) for name in STARTUP_CONDITIONS)}]))",
+            f"expected none of the types {', '.join(STARTUP_CONDITIONS)}, which every pod has: name a condition that "
+            "shows a problem, such as DisruptionTarget",
+            lambda r: all(item.type not in STARTUP_CONDITIONS for item in r.on_pod_conditions or ()),
+        ),
+    )  # fmt: skip
 
     action: Annotated[
         FailureAction,
@@ -89,6 +119,24 @@ class FailureRule(ApiModel):
             description="The rule applies to failures with these reasons; status.restartsByCause has them.",
         ),
     ] = ()
+    on_pod_conditions: Annotated[
+        tuple[ConditionPattern, ...] | None,
+        Field(
+            min_length=1,
+            max_length=20,
+            description="The rule applies to counted failures of a rank whose pod has one of these conditions, up to "
+            "120 s later.",
+        ),
+    ] = None
+    on_node_conditions: Annotated[
+        tuple[ConditionPattern, ...] | None,
+        Field(
+            min_length=1,
+            max_length=20,
+            description="The rule applies to counted failures of a rank whose node has one of these conditions, up to "
+            "120 s later, such as MemoryPressure, or Ready with the status Unknown.",
+        ),
+    ] = None
 
 
 class RunPolicy(ApiModel):
@@ -106,7 +154,8 @@ class RunPolicy(ApiModel):
         Field(
             max_length=20,
             description="What failures lead to; the first rule that matches decides. Rules do not apply to evictions, "
-            "preemption, drained and lost nodes, which never count, nor to invalid input, which always fails the job.",
+            "preemption, drained and lost nodes, which never count, nor to invalid input, which always fails the job. "
+            "Rules about conditions apply to failures that no other rule matches.",
         ),
     ] = ()
     compare_parameters_steps: Annotated[
@@ -150,7 +199,8 @@ class Scheduling(ApiModel):
         Disruption | None,
         Field(
             description="Allow (default): node drains and autoscalers may evict the pods; the job writes a checkpoint "
-            "and goes on elsewhere. Avoid: a PodDisruptionBudget and marks for autoscalers prevent that."
+            "and goes on elsewhere. Avoid: a PodDisruptionBudget and marks for autoscalers prevent that, and the "
+            "operator does not stop the job for one of a higher priority."
         ),
     ] = None
     start_timeout: Annotated[

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from dljob.api import PlanningMode
 from dljob.job.plan.stored import StoredPlan
 from dljob.kube import JobKey
 from dljob.planner import Infeasible
@@ -42,3 +43,8 @@ class Answer:
             and found.reason != "QuotaExceeded"
             and not self.question.queued
         )
+
+
+def plan_only(question: ParsedJob) -> bool:
+    """Return True if the plan of the job is shown and never runs."""
+    return question.spec is not None and question.spec.planning.mode is PlanningMode.PLAN_ONLY

@@ -10,25 +10,26 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from datetime import datetime
 from time import monotonic
 
-from dljob.api import PlanningMode
 from dljob.cluster import ClusterView
 from dljob.controller.metrics import Metrics
-from dljob.controller.planning.answers import Answer, Decision
+from dljob.controller.planning.answers import Answer, Decision, plan_only
 from dljob.controller.planning.growing import Turns, matters_to
-from dljob.controller.planning.limits import limits_for
 from dljob.controller.planning.parsed_objects import PlansByJob, Profiles, ProfilesByNamespace
+from dljob.controller.planning.preempting import Preempting
 from dljob.controller.planning.queueing import Queue, queued
-from dljob.job.observed import Observed
+from dljob.job.observed import Observed, Preemption
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import run_p90_s
 from dljob.job.reservation import PlannedPods, created_by_group, placed_by_group, plan_reservation, stored_reservation
 from dljob.kube import Cache, JobKey
+from dljob.kube.objects.cache import utc_now
 from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
 from dljob.reconcile.planning.make_plan import question as question_of
-from dljob.scheduling import NO_LIMITS, Growth, NamespaceLimits, Reservation, ReservationBook, without_reserved
+from dljob.scheduling import NO_LIMITS, Growth, Reservation, ReservationBook, without_reserved
 
 Planner = Callable[[ParsedJob, ClusterView, Profiles], Awaitable[Decision]]
 """Answers a question about a job (``reconcile.planning.question``). Raises PlanningError if it cannot."""
@@ -62,8 +63,11 @@ class Planning:
         requeue: Callable[[JobKey], None],
         metrics: Metrics,
         clock: Callable[[], float] = monotonic,
+        now: Callable[[], datetime] = utc_now,
+        *,
+        preempts: bool = False,
     ) -> None:
-        """``requeue``: called with a job's key when its answer is there, or when it must ask again."""
+        """``requeue``: called with a job's key when it must be reconciled. ``preempts``: jobs may stop others."""
         self._cache, self._planner, self._requeue, self._metrics, self._clock = cache, planner, requeue, metrics, clock
         self._asked: dict[JobKey, ParsedJob] = {}
         self._current: tuple[JobKey, ParsedJob] | None = None
@@ -77,6 +81,7 @@ class Planning:
         """Accepted plans that are not stored yet, with their data."""
         self._turns = Turns(cache.jobs)
         self._plans, self._profiles = PlansByJob(), ProfilesByNamespace(cache)
+        self._preempting = Preempting(cache, self._queue, self._plans, requeue, clock, now, on=preempts)
         self._free: tuple[tuple[int, int], ClusterView] | None = None
         self._served: dict[str, int] = {}
         """Number of the last question of each namespace that was answered."""
@@ -193,6 +198,7 @@ class Planning:
                 while self._asked:
                     key = min(self._asked, key=self._turn)
                     await self._answer(key, self._asked.pop(key))
+                await self._make_room()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(TICK_S):
                         await self._wakeup.wait()
@@ -202,6 +208,7 @@ class Planning:
                 state.clear()
             self._book.clear()
             self._queue.forget_all()
+            self._preempting.forget_all()
             self._turns.clear()
             self._plans.clear()
 
@@ -223,7 +230,10 @@ class Planning:
         view = self._cache.ledger.empty_view() if question.queued else self._view(key)
         profiles, profiles_version = self._profiles.of(key[0]), self._cache.profiles_version
         growth, began = self._growth.count(matters_to(question)), self._clock()
-        limits, limits_version = NO_LIMITS if question.queued else self._limits(key), self._cache.limits_version
+        limits, limits_version = (
+            NO_LIMITS if question.queued else self._queue.limits_without(key),
+            self._cache.limits_version,
+        )
         asked = replace(question, observed=replace(question.observed, limits=limits))
         decision, behind, error = None, None, ""
         self._current = (key, question)
@@ -252,21 +262,31 @@ class Planning:
     ) -> tuple[Decision, JobKey | None]:
         """Return the plan of a job, or why it must wait, and the first job in line if it waits behind that one."""
         decision = await self._planner(question, view, profiles)
-        alone = _plan_only(question) or question.queued or self._queue.holds_devices(key)
-        if isinstance(decision, Infeasible) or alone:
-            return decision, None
-        waiting = self._waiting_for_devices()
+        if isinstance(decision, Infeasible):
+            return self._preempting.explained(key, decision), None
+        alone = plan_only(question) or question.queued or self._queue.holds_devices(key)
+        waiting = {} if alone else self._waiting_for_devices()
         if not waiting:
             return decision, None
-
-        async def ask(about: ParsedJob, free: ClusterView) -> Decision:
-            return await self._planner(about, free, self._profiles.of(about.observed.job.namespace))
-
-        first = await self._queue.first_before(key, question, waiting, ask)
+        first = await self._queue.first_before(key, question, waiting, self._ask)
         if first is None or first.shadow.after(self._clock(), run_p90_s(decision.status.predicted)):
             return decision, None
         beside = await self._planner(question, first.shadow.beside(view), profiles)
         return (queued(first, self._clock()), first.key) if isinstance(beside, Infeasible) else (beside, None)
+
+    async def _ask(self, about: ParsedJob, free: ClusterView) -> Decision:
+        return await self._planner(about, free, self._profiles.of(about.observed.job.namespace))
+
+    def preemption(self, key: JobKey) -> Preemption | None:
+        """Return why a running job must stop now, if a job of a higher priority needs its devices."""
+        return self._preempting.order(key)
+
+    async def _make_room(self) -> None:
+        """Let running jobs stop for the first in line, if the installation has preemption."""
+        key = await self._preempting.make_room(self._waiting_for_devices(), self._ask)
+        if key in self._answers and isinstance(found := self._answers[key].decision, Infeasible):
+            self._answers[key] = replace(self._answers[key], decision=self._preempting.explained(key, found))
+            self._requeue(key)
 
     def _waiting_for_devices(self) -> dict[JobKey, ParsedJob]:
         """Return the questions of the jobs that wait for devices which others use now."""
@@ -280,7 +300,7 @@ class Planning:
     def _reserve(self, key: JobKey, question: ParsedJob, decision: Decision | None) -> bool:
         """Reserve what a new plan needs beyond the job's pods. Return False if it is not meant to run."""
         observed = self._cache.observe(key)
-        if not isinstance(decision, StoredPlan) or _plan_only(question) or question.queued or observed is None:
+        if not isinstance(decision, StoredPlan) or plan_only(question) or question.queued or observed is None:
             self.refused(key)
             return False
         pods = PlannedPods.of(decision)
@@ -302,7 +322,7 @@ class Planning:
             return False
         self._look()
         if isinstance(answer.decision, Infeasible):
-            if not answer.limits.empty and self._limits(key).grown(answer.limits):
+            if not answer.limits.empty and self._queue.limits_without(key).grown(answer.limits):
                 return False
             limit_s = REFRESH_S if answer.behind is None else QUEUED_S
             if age_s >= limit_s or not self._waits_still(answer.behind):
@@ -348,10 +368,6 @@ class Planning:
             return self._free[1]
         return without_reserved(self._cache.ledger.view(mine), self._book.current(without=key))
 
-    def _limits(self, key: JobKey) -> NamespaceLimits:
-        """Return what quotas and limit ranges leave for a job."""
-        return limits_for(key, self._cache, self._book.current(without=key, namespace=key[0]))
-
     async def _derive_all(self) -> None:
         """Derive the reservations of all jobs, after this operator has become the leader."""
         self._cache.take_touched()
@@ -381,7 +397,3 @@ class Planning:
             self.refused(key)
         else:  # The pods of the plan before stop, and the new ones need their places.
             self._book.adjust(key, self._missing(observed, pods), self._clock())
-
-
-def _plan_only(question: ParsedJob) -> bool:
-    return question.spec is not None and question.spec.planning.mode is PlanningMode.PLAN_ONLY

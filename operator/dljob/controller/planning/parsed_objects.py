@@ -32,6 +32,10 @@ class PlansByJob:
             known = self._known[key] = (data, found)
         return known[1]
 
+    def known(self, key: JobKey) -> PlannedPods | None:
+        """Return the pods of the plan for which ``of`` was called last; None if there were none."""
+        return self._known[key][1] if key in self._known else None
+
     def forget(self, key: JobKey) -> None:
         self._known.pop(key, None)
 

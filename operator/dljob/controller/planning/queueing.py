@@ -10,14 +10,17 @@ from dataclasses import dataclass
 from math import inf
 
 from dljob.cluster import ClusterView
+from dljob.controller.planning.limits import limits_for
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import remaining_p90_s
 from dljob.job.reservation import PlannedPods, plan_reservation
+from dljob.job.waiting import stops
 from dljob.kube import Cache, JobKey
 from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
 from dljob.scheduling import (
     NOTHING,
+    NamespaceLimits,
     QueuedJob,
     Requests,
     ReservationBook,
@@ -95,10 +98,12 @@ class Queue:
         for gone in self._known.keys() - waiting.keys():
             del self._known[gone]
         place = self.job(question).place
-        line = sorted((self.job(each).place, other) for other, each in waiting.items() if other != key)
-        for before, other in line:
-            if before > place:
-                return None
+        before = {o: each for o, each in waiting.items() if o != key and self.job(each).place <= place}
+        return await self.first(before, ask)
+
+    async def first(self, waiting: Mapping[JobKey, ParsedJob], ask: Ask) -> First | None:
+        """Return the first job in line of those that wait, with its shadow reservation; None if there is none."""
+        for _, other in sorted((self.job(each).place, other) for other, each in waiting.items()):
             if not self.holds_devices(other) and (found := await self._shadow(other, waiting[other], ask)) is not None:
                 return First(other, found)
         return None
@@ -148,16 +153,23 @@ class Queue:
 
     def _running(self, without: JobKey) -> list[RunningJob]:
         return [
-            RunningJob(job.key, remaining_p90_s(previous(job)))
+            RunningJob(job.key, 0.0 if stops(job) else remaining_p90_s(previous(job)))
             for job in self._cache.jobs()
             if job.key != without and self.holds_devices(job.key)
         ]
 
     def _view_after(self, key: JobKey, ended: Collection[RunningJob]) -> ClusterView:
+        return self.view_without(key, {each.key for each in ended})
+
+    def view_without(self, key: JobKey, ended: Collection[JobKey]) -> ClusterView:
         """Return what is free for a job when others have ended. Pods that belong to no job stay."""
-        keys = {each.key for each in ended}
-        uids = [pod.uid for each in (key, *sorted(keys)) for pod in self._cache.pods_of(each)]
-        return without_reserved(self._cache.ledger.view(uids), self._book.current(without=key, ended=keys))
+        uids = [pod.uid for each in (key, *sorted(ended)) for pod in self._cache.pods_of(each)]
+        return without_reserved(self._cache.ledger.view(uids), self._book.current(without=key, ended=ended))
+
+    def limits_without(self, key: JobKey, ended: Collection[JobKey] = ()) -> NamespaceLimits:
+        """Return what quotas and limit ranges leave for a job when others have ended."""
+        reserved = self._book.current(without=key, namespace=key[0], ended=ended)
+        return limits_for(key, self._cache, reserved, ended)
 
     def _share_by_namespace(self) -> dict[str, float]:
         """Return the dominant share of the cluster that the jobs of each namespace hold."""

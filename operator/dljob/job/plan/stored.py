@@ -17,6 +17,7 @@ import dlcontract
 from dljob.api import DLJobSpec, PlanGroup, PlanStatus
 from dljob.api.changes import planned_fields
 from dljob.api.defaults import JobDefaults
+from dljob.job.plan.failures import FailureRecord
 from dljob.job.queue import QueueAdmission
 from dljob.scheduling import Charge
 
@@ -109,6 +110,10 @@ class StoredPlan(BaseModel):
     least_nodes: Annotated[
         int | None, Field(ge=1, description="Fewest pods that Kueue may admit. None: it must admit all.")
     ] = None
+    failures: Annotated[
+        FailureRecord | None,
+        Field(exclude=True, description="Counted failures, for rules about conditions. Stored under its own key."),
+    ] = None
     _stored: dict[str, str] | None = PrivateAttr(None)
     """The ConfigMap's data from which ``parse`` made the plan; None for a new plan."""
 
@@ -179,21 +184,30 @@ class StoredPlan(BaseModel):
             changed._stored = {**self._stored, dlcontract.PLAN_KEY: text}
         return changed
 
+    def with_failures(self, failures: FailureRecord | None) -> Self:
+        """Return the plan with another record of failures. Nothing else changes in the data that ``data`` returns."""
+        if failures == self.failures:
+            return self
+        changed = self.model_copy(update={"failures": failures})
+        changed._stored = self._stored
+        return changed
+
     def data(self) -> dict[str, str]:
         """Return the data of the ConfigMap, which ``parse`` reads.
 
         If ``parse`` made this plan, return the parsed data unchanged. Otherwise, after an upgrade of the operator,
         running agents would receive their plan in another form.
         """
+        failures = {} if self.failures is None else {dlcontract.FAILURES_KEY: self.failures.model_dump_json()}
         if self._stored is not None:
-            return dict(self._stored)
+            return dict(self._stored) | failures
         mine = self.model_dump(
             mode="json", by_alias=True, exclude={"plan": True, "status": {"groups"}}, exclude_none=True
         )
         return {
             dlcontract.PLAN_KEY: self.plan.to_json(),
             OPERATOR_KEY: json.dumps(mine, sort_keys=True, separators=(",", ":")),
-        }
+        } | failures
 
     @classmethod
     def parse(cls, data: Mapping[str, str]) -> Self:
@@ -207,9 +221,18 @@ class StoredPlan(BaseModel):
         plan = dlcontract.Plan.parse(data[dlcontract.PLAN_KEY], ignore_unknown=True)
         if isinstance(mine.get("status"), dict):
             mine["status"]["groups"] = _plan_groups(plan)
+        mine["failures"] = _failures(data.get(dlcontract.FAILURES_KEY))
         found = cls.model_validate({**mine, "plan": plan}, extra="ignore")
         found._stored = {key: data[key] for key in (dlcontract.PLAN_KEY, OPERATOR_KEY)}
         return found
+
+
+def _failures(text: str | None) -> FailureRecord | None:
+    """Return the record of failures. An invalid one, which somebody has edited, counts as none."""
+    try:
+        return None if text is None else FailureRecord.parse(text)
+    except ValidationError:
+        return None
 
 
 def _plan_groups(plan: dlcontract.Plan) -> tuple[PlanGroup, ...]:

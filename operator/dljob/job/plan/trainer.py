@@ -169,6 +169,7 @@ def trainer_plan(
 
 
 def failure_rule(rule: FailureRule) -> dlcontract.FailureRule:
+    """Return the coordinator's form of a rule. One about conditions matches nothing there: the operator applies it."""
     codes = rule.on_exit_codes
     return dlcontract.FailureRule(
         action=rule.action.value,

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from dljob.job.observed import JOB_LABEL, ClaimSeen, JobSeen, Observed, PodSeen, SetSeen
+from dljob.job.observed import JOB_LABEL, ClaimSeen, Conditions, JobSeen, Observed, PodSeen, SetSeen
 from dljob.job.queue import QueueSeen
 from dljob.kube.kinds import (
     CLAIM,
@@ -228,10 +228,29 @@ class Cache:
 
         Kubernetes uses the lowest value if several classes are the default.
         """
+        found = self._priority_class(name)
+        return 0 if found is None else found.value
+
+    def preempts(self, name: str | None) -> bool:
+        """Return True if the PriorityClass lets its jobs preempt others. Without one, the default class counts."""
+        found = self._priority_class(name)
+        return found is not None and found.preempts
+
+    def _priority_class(self, name: str | None) -> trim.PriorityClassSeen | None:
         entries = self._stores[PRIORITY_CLASS.plural].entries
         if name is not None and (found := entries.get(("", name))) is not None:
-            return int(found.seen.value)
-        return min((int(entry.seen.value) for entry in entries.values() if entry.seen.default), default=0)
+            named: trim.PriorityClassSeen = found.seen
+            return named
+        defaults = (entry.seen for entry in entries.values() if entry.seen.default)
+        return min(defaults, key=lambda each: each.value, default=None)
+
+    def lacks_priority_class(self, name: str | None) -> bool:
+        """Return True if a PriorityClass certainly does not exist.
+
+        Every cluster has some. If none is cached, the operator may not read them.
+        """
+        entries = self._stores[PRIORITY_CLASS.plural].entries
+        return bool(entries) and name is not None and ("", name) not in entries
 
     def profiles(self) -> list[Mapping[str, Any]]:
         return [entry.seen for entry in self._stores[PROFILE.plural].entries.values()]
@@ -319,8 +338,13 @@ class Cache:
             leftovers=tuple(leftovers),
             lost_nodes=lost,
             failed_nodes=self._failed(lost),
+            node_conditions=self._node_conditions({pod.node for pod in pods if pod.node}),
             queue=self._queue(job),
         )
+
+    def _node_conditions(self, names: Iterable[str]) -> dict[str, Conditions]:
+        nodes = self._stores[NODE.plural].entries
+        return {name: nodes["", name].seen.conditions for name in names if ("", name) in nodes}
 
     def _queue(self, job: JobSeen) -> QueueSeen:
         """Return what is cached about the job in Kueue. Flavors and priority are not; the caller adds them."""

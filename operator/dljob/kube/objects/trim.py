@@ -8,6 +8,7 @@ from typing import Any
 
 from dlcontract import PLAN_KEY, REPORT_KEY
 from dljob.api.overrides import ALL_OVERRIDES, OVERRIDES_ANNOTATION
+from dljob.api.spec import STARTUP_CONDITIONS
 from dljob.job.observed import (
     APPLIED_ANNOTATION,
     DATASET_CONTAINER,
@@ -16,6 +17,7 @@ from dljob.job.observed import (
     SUPPORT_ANNOTATION,
     ClaimSeen,
     ClassSeen,
+    Conditions,
     Fetching,
     JobSeen,
     PodSeen,
@@ -55,6 +57,7 @@ class NodeSeen:
     taints: tuple[tuple[str, str, str], ...] = ()
     allocatable: Mapping[str, str] = field(default_factory=dict)
     bandwidth: str | None = None
+    conditions: Conditions = ()
     ignore_faults: bool = False
 
     @property
@@ -68,6 +71,8 @@ class PriorityClassSeen:
     value: int
     default: bool = False
     """True if it applies to pods that name no class."""
+    preempts: bool = True
+    """False if its jobs never preempt others (``preemptionPolicy: Never``)."""
 
 
 @dataclass(frozen=True)
@@ -171,8 +176,20 @@ def pod(body: Body) -> PodSeen:
         fenced="deletionTimestamp" in meta and meta.get("deletionGracePeriodSeconds") == 0,
         set=_controlling_set(body),
         fetching=next((_fetching(item) for item in init if item["name"] == DATASET_CONTAINER), None),
+        conditions=_conditions(conditions, without=frozenset(STARTUP_CONDITIONS)),
         charge=None if status.get("phase") in ("Succeeded", "Failed") else _shared(pod_charge(spec)),
     )
+
+
+def _conditions(given: Mapping[str, Body], without: frozenset[str] = frozenset()) -> Conditions:
+    found = ((name, str(item.get("status", ""))) for name, item in given.items() if name not in without)
+    return _same(tuple(sorted(found)))
+
+
+@lru_cache(maxsize=1024)
+def _same(conditions: Conditions) -> Conditions:
+    """Return equal conditions that were made before, if there are any: most nodes have the same."""
+    return conditions
 
 
 @lru_cache(maxsize=1024)
@@ -261,13 +278,15 @@ def storage_class(body: Body) -> ClassSeen:
 
 
 def priority_class(body: Body) -> PriorityClassSeen:
-    return PriorityClassSeen(int(body.get("value") or 0), bool(body.get("globalDefault")))
+    preempts = body.get("preemptionPolicy") != "Never"
+    return PriorityClassSeen(int(body.get("value") or 0), bool(body.get("globalDefault")), preempts)
 
 
 def node(body: Body) -> NodeSeen:
     """Return the fields of a node that matter. Without heartbeats and images, an unchanged node compares equal."""
     meta, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
-    ready: Body = next((item for item in status.get("conditions") or () if item["type"] == "Ready"), {})
+    conditions: dict[str, Body] = {item["type"]: item for item in status.get("conditions") or ()}
+    ready = conditions.get("Ready", {})
     since = ready.get("lastTransitionTime")
     return NodeSeen(
         name=meta["name"],
@@ -282,5 +301,6 @@ def node(body: Body) -> NodeSeen:
         ),
         allocatable=dict(status.get("allocatable") or {}),
         bandwidth=(meta.get("annotations") or {}).get("dljob.dev/network-bandwidth"),
+        conditions=_conditions(conditions),
         ignore_faults=(meta.get("annotations") or {}).get(IGNORE_FAULTS_ANNOTATION) == "true",
     )

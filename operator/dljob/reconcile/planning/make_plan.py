@@ -46,6 +46,7 @@ MAX_NAMED = 5
 
 _IN_EACH_RECONCILE = {
     "Accepted", "Admitted", "Planned", "VolumeReady", "PodsReady", "Running", "ReportValid", "Suspended",
+    "Preempted", "PriorityClassFound",
 }  # fmt: skip
 """Conditions that do not affect a plan, and that change while a job starts, runs or waits."""
 ANY_SET = SetSeen("", "", 0, "")
@@ -82,9 +83,11 @@ def question(parsed: ParsedJob) -> ParsedJob:
         observed=replace(
             observed, job=replace(observed.job, spec={}, status={}), sets=observed.sets[:1] and (ANY_SET,), pods=(),
             claims={}, classes=None, plan=None, report=None, report_problem=None, lost_nodes={}, view=None, learned={},
-            rejected=None, queue=QueueSeen(), capacity_grew=False, place=None, limits=NO_LIMITS,
+            rejected=None, queue=QueueSeen(), capacity_grew=False, place=None, limits=NO_LIMITS, node_conditions={},
+            preemption=None, lacks_priority_class="",
         ),
         before=DLJobStatus(conditions=kept, plan=before.plan, last_checkpoint=before.last_checkpoint),
+        accepted=parsed.accepted and parsed.accepted.with_failures(None),
         report=parsed.report if parsed.accepted is None else None,
         report_problem=None,
         decision=None,

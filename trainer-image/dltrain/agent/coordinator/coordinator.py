@@ -8,8 +8,9 @@ module repeatedly waits until the recorded events meet a condition, and then dec
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 
-from dlcontract import Failure, Outcome, Plan, Report, RunPhase, decided, reasons
+from dlcontract import Failure, FailureAllowance, Outcome, Plan, Report, RunPhase, decided, matching, reasons
 from dltrain.agent.coordinator import finished_marker
 from dltrain.agent.coordinator.diagnosis import Attempt, delay_s, diagnose, explained, failure_of_exit
 from dltrain.agent.coordinator.event_queue import LeavingError, ReplannedError
@@ -47,9 +48,14 @@ class Coordinator:
     The coordinator ends when its pod receives SIGTERM or when another coordinator takes over the job.
     """
 
-    def __init__(self, job: ObservedJob, previous: Report | None) -> None:
-        """Create the coordinator of ``job``. ``previous``: the last report of an earlier coordinator, or None."""
-        self.job = job
+    def __init__(
+        self, job: ObservedJob, previous: Report | None, allowance: Callable[[], FailureAllowance] = FailureAllowance
+    ) -> None:
+        """Create the coordinator of ``job``. ``previous``: the last report of an earlier coordinator, or None.
+
+        ``allowance``: returns what the operator has decided about failures so far.
+        """
+        self.job, self._allowance = job, allowance
         self.done = asyncio.Event()
         """An event that is set when the coordinator has ended."""
         self._until = job.events.until
@@ -250,7 +256,8 @@ class Coordinator:
         log.warning("%s: %s", failure.reason, failure.message)
         self.job.record_failure(failure)
         self.job.ledger.failures += failure.counts
-        if not failure.retry or self.job.ledger.failures > self.job.plan.backoff_limit:
+        await self._wait_for_allowance(failure)
+        if not failure.retry or not self._within_limit():
             await self.job.account.write(RunPhase.FAILED, time.time())
             await self.job.store_outputs(RunPhase.FAILED)
             await self._idle(RunPhase.FAILED)
@@ -258,6 +265,23 @@ class Coordinator:
         self._failed_in_a_row = 0 if attempt.progressed or by_cluster else self._failed_in_a_row + 1
         self.job.set_phase(RunPhase.RESTARTING)
         await self._until(lambda: False, delay_s(self._failed_in_a_row))
+
+    def _within_limit(self) -> bool:
+        """Return True if the ranks may restart after the failures so far."""
+        return self.job.ledger.failures <= self.job.plan.backoff_limit + self._allowance().ignored
+
+    async def _wait_for_allowance(self, failure: Failure) -> None:
+        """Wait before the job's last failure fails it: the operator may ignore it for the condition of a node or pod.
+
+        Kubernetes learns of a broken node later than the ranks do. Rules of the plan need no such wait.
+        """
+        wait_s = self._allowance().wait_s
+        decided_here = not failure.retry or matching(self.job.plan.failure_rules, failure)
+        if self._within_limit() or decided_here or not wait_s:
+            return
+        log.warning("waiting up to %.0f s for conditions of nodes and pods in spec.runPolicy.failureRules", wait_s)
+        self.job.set_phase(RunPhase.RESTARTING)
+        await self._until(self._within_limit, wait_s)
 
     async def _idle(self, phase: RunPhase) -> None:
         """Publish ``phase`` as the job's phase. Then wait until a new plan arrives or this pod receives SIGTERM."""

@@ -6,8 +6,18 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
+from typing import Any
 
-from dlcontract import PLAN_KEY, REPORT_KEY, Plan, Report, config_map_names, schema_of
+from dlcontract import (
+    FAILURES_KEY,
+    PLAN_KEY,
+    REPORT_KEY,
+    FailureAllowance,
+    Plan,
+    Report,
+    config_map_names,
+    schema_of,
+)
 from dltrain.agent.job.kube_api import ApiError, KubeApi
 
 log = logging.getLogger(__name__)
@@ -17,6 +27,9 @@ _RETRY_S = (0.2, 5.0)
 
 class Exchange(ABC):
     """The source of the operator's plans and the destination of the job's progress reports."""
+
+    allowance = FailureAllowance()
+    """What the operator has decided about the job's failures. It changes while ``plans`` waits for the next plan."""
 
     @abstractmethod
     def plans(self) -> AsyncIterator[Plan]:
@@ -45,6 +58,8 @@ class Files(Exchange):
         last = ""
         while True:
             text = self._plan.read_text() if self._plan.is_file() else ""
+            failures = self._plan.with_name(FAILURES_KEY)
+            self.allowance = parse_allowance(failures.read_text() if failures.is_file() else "")
             if text != last and (plan := parse_plan(text)) is not None:
                 yield plan
             last = text
@@ -79,15 +94,15 @@ class ConfigMaps(Exchange):
         while True:
             try:
                 config_map = await self._api.get(self._plan)
-                text = config_map.get("data", {}).get(PLAN_KEY, "")
+                text = self._read(config_map)
                 wait_s = _RETRY_S[0]
                 if text != last and (plan := parse_plan(text)) is not None:
                     yield plan
                 last = text
                 async for event in self._api.watch(self._plan, config_map["metadata"]["resourceVersion"]):
-                    text = event.get("object", {}).get("data", {}).get(PLAN_KEY, "")
                     if event.get("type") not in ("ADDED", "MODIFIED"):
                         break
+                    text = self._read(event.get("object", {}))
                     if text != last and (plan := parse_plan(text)) is not None:
                         yield plan
                     last = text
@@ -96,6 +111,12 @@ class ConfigMaps(Exchange):
                         "plan %s: %s; retrying in %.1f s", self._plan, error, wait_s)  # fmt: skip
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, _RETRY_S[1])
+
+    def _read(self, config_map: Mapping[str, Any]) -> str:
+        """Return the text of the plan, and note the operator's allowance."""
+        data = config_map.get("data", {})
+        self.allowance = parse_allowance(data.get(FAILURES_KEY, ""))
+        return str(data.get(PLAN_KEY, ""))
 
     async def previous_report(self) -> Report | None:
         wait_s = _RETRY_S[0]
@@ -137,6 +158,15 @@ def parse_plan(text: str) -> Plan | None:
             error,
         )
         return None
+
+
+def parse_allowance(text: str) -> FailureAllowance:
+    """Parse what the operator has decided about failures. Without a valid text, it allows nothing."""
+    try:
+        return FailureAllowance.parse(text) if text else FailureAllowance()
+    except ValueError as error:
+        log.error("ignored %s: %s. Use the trainer image of the operator's version", FAILURES_KEY, error)
+        return FailureAllowance()
 
 
 def parse_report(text: str) -> Report | None:

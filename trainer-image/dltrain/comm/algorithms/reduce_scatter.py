@@ -80,16 +80,20 @@ class Scattered(Collective):
         super().__init__(comm, buffers)
         *first, last = buffers
         cut = last.numel() - tail
+        parts = [*first, last[:cut]] if cut else first
+        self._separate = not cut
+        """True if the last buffer consists of the tail alone."""
         if name == "Torch":
             self._tail: Collective = TorchDistributed(comm, [last[cut:]], host)
-            self._sums: Collective = TorchReduceScatter(comm, [*first, last[:cut]], host)
+            self._sums: Collective = TorchReduceScatter(comm, parts, host)
         else:
             self._tail = Ring(comm.Dup(), [last[cut:]], segment_nbytes)
-            self._sums = ReduceScatter(comm, [*first, last[:cut]], segment_nbytes)
+            self._sums = ReduceScatter(comm, parts, segment_nbytes)
 
     def start(self, index: int) -> Work:
-        work = self._sums.start(index)
-        return work if index < len(self.buffers) - 1 else AllOf([work, self._tail.start(0)])
+        if index < len(self.buffers) - 1:
+            return self._sums.start(index)
+        return self._tail.start(0) if self._separate else AllOf([self._sums.start(index), self._tail.start(0)])
 
     def abandon(self) -> None:
         self._sums.abandon()

@@ -8,6 +8,7 @@ import asyncio
 import gzip
 import logging
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from dlcontract import Outcome, Plan, RunPhase
@@ -41,10 +42,15 @@ def read(plan: Plan) -> Document | None:
     return document if document.uid == plan.uid else None
 
 
-def write(folder: Path, document: Document) -> None:
-    """Write ``report.json`` and ``report.html`` to ``folder``, each atomically. Raise OSError on failure."""
+def rendered(document: Document) -> dict[str, str]:
+    """Return the report as the texts of ``report.json`` and ``report.html``."""
+    return {JSON: document.to_json(), HTML: page(document)}
+
+
+def write(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write the files of a report to ``folder``, each atomically. Raise OSError on failure."""
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in ((JSON, document.to_json()), (HTML, page(document))):
+    for name, text in texts.items():
         temporary = folder / f".{name}.{os.getpid()}"
         with temporary.open("w", encoding="utf-8") as file:
             file.write(text)
@@ -53,14 +59,14 @@ def write(folder: Path, document: Document) -> None:
         temporary.replace(folder / name)
 
 
-def packed(document: Document, limit_nbytes: int = REPORT_LIMIT_NBYTES) -> dict[str, bytes]:
-    """Return the report as files for a ConfigMap: ``report.json.gz`` and ``report.html.gz``, compressed with gzip.
+def packed(texts: Mapping[str, str], limit_nbytes: int = REPORT_LIMIT_NBYTES) -> dict[str, bytes]:
+    """Return the files of a report for a ConfigMap: ``report.json.gz`` and ``report.html.gz``, compressed with gzip.
 
     A file that would make them larger than ``limit_nbytes`` together is omitted.
     """
     files: dict[str, bytes] = {}
     left = limit_nbytes
-    for name, text in ((JSON, document.to_json()), (HTML, page(document))):
+    for name, text in texts.items():
         data = gzip.compress(text.encode(), mtime=0)
         if stored_nbytes(data) <= left:
             files[f"{name}.gz"] = data
@@ -83,6 +89,8 @@ class RunReportWriter:
         self._written_unix_s = unix_s
         self._written_faults = self.history.faults
         self._failed = False
+        self._last: dict[str, str] | None = None
+        """The files of the report that ``write`` has rendered last, for ``packed``."""
 
     def tick(self, unix_s: float) -> None:
         """Start to write the report in the background, if ``INTERVAL_S`` has passed or a fault was recorded.
@@ -107,33 +115,43 @@ class RunReportWriter:
         """
         self.history.halted(unix_s)
         plan = self._ledger.plan
+        self._last = None
         if not plan.checkpoint.enabled:
             return None
         try:
             async with asyncio.timeout(LIMIT_S):
                 await self.idle()
-                await asyncio.shield(self._begin(self.history.document(phase, self._ledger.term, unix_s, outcome)))
+                document = self.history.document(phase, self._ledger.term, unix_s, outcome)
+                await asyncio.shield(self._begin(document, last=True))
         except TimeoutError:
             log.warning("run report: not written within %.0f s; the job ends without it. Check the volume", LIMIT_S)
             return None
         return None if self._failed else str(job_directory(plan) / HTML)
 
     async def packed(self, phase: RunPhase, unix_s: float, outcome: Outcome | None = None) -> dict[str, bytes]:
-        """Return the report of a run that has ended, packed as files. The arguments are those of ``write``."""
-        return await asyncio.to_thread(packed, self.history.document(phase, self._ledger.term, unix_s, outcome))
+        """Return the report of a run that has ended, packed as files: the one that ``write`` has written, if it has.
 
-    def _begin(self, document: Document) -> asyncio.Future[None]:
+        The arguments are those of ``write``.
+        """
+        if self._last is not None:
+            return await asyncio.to_thread(packed, self._last)
+        document = self.history.document(phase, self._ledger.term, unix_s, outcome)
+        return await asyncio.to_thread(lambda: packed(rendered(document)))
+
+    def _begin(self, document: Document, *, last: bool = False) -> asyncio.Future[None]:
         self._written_unix_s, self._written_faults = document.updated_unix_s, self.history.faults
-        self._writing = asyncio.ensure_future(asyncio.to_thread(self._write, self._ledger.plan, document))
+        self._writing = asyncio.ensure_future(asyncio.to_thread(self._write, self._ledger.plan, document, last))
         return self._writing
 
-    def _write(self, plan: Plan, document: Document) -> None:
+    def _write(self, plan: Plan, document: Document, last: bool) -> None:
         if not plan.checkpoint.enabled:
             return
         try:
             if claimed_term(plan) > document.term:
                 return  # Another coordinator has taken over and writes the report.
-            write(job_directory(plan), document)
+            texts = rendered(document)
+            self._last = texts if last else None
+            write(job_directory(plan), texts)
             self._failed = False
         except OSError as error:
             if not self._failed:

@@ -1,0 +1,255 @@
+"""Make room for the first job in line: choose the running jobs that stop for it, and tell their reconciles.
+
+The rules are in ``dljob.scheduling.preemption``. A job that stops shows it in its status, and the freed devices belong
+to the shadow reservation of the first in line, so that the next operator continues from there.
+"""
+
+import logging
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from math import inf
+
+from dljob.api import Disruption
+from dljob.cluster import ClusterView
+from dljob.controller.planning.growing import matters_to
+from dljob.controller.planning.parsed_objects import PlansByJob
+from dljob.controller.planning.queueing import Ask, Queue
+from dljob.job.defaults import prices_of
+from dljob.job.observed import JobSeen, Preemption
+from dljob.job.plan.request import planner_request
+from dljob.job.plan.stored import StoredPlan
+from dljob.job.remaining import lost_s, remaining_p90_s, restart_s
+from dljob.job.reservation import PlannedPods, plan_reservation
+from dljob.job.waiting import stops
+from dljob.kube import Cache, JobKey
+from dljob.planner import Infeasible
+from dljob.planner.candidates.pools import usable
+from dljob.reconcile import ParsedJob
+from dljob.scheduling import NOTHING, PROTECTED_S, Preemptible, QueuedJob, Requests, Reservation, victims
+from dljob.status import FALSE, TRUE, find, previous
+
+LOOK_S = 10.0
+"""Seconds between two searches for jobs to preempt. Each asks the planner a few times."""
+SOON_S = 60.0
+"""If the first in line is predicted to start within these seconds, no job is preempted. To stop takes as long."""
+AGAIN_S = 60.0
+"""Seconds after which a search is repeated that found nothing, if the same jobs run and wait."""
+OBEY_S = 60.0
+"""Seconds after which a decision is dropped that the reconcile of a job has not carried out."""
+MAX_DEVICE_TYPES = 4
+"""Number of device types of which each is tried alone as the place of the first in line."""
+_BY_DLJOB = ((TRUE, "Starting"), (TRUE, "Started"))
+"""Status and reason of the condition Admitted of a running job that Kueue did not admit."""
+
+log = logging.getLogger("dljob")
+
+
+@dataclass(frozen=True)
+class _Order:
+    """A job that is to stop. ``begun``: True as soon as its status says that it stops."""
+
+    uid: str
+    by: JobKey
+    preemption: Preemption
+    at_s: float
+    begun: bool = False
+
+
+class Preempting:
+    """Which jobs stop for which. Use it in one event loop only."""
+
+    def __init__(
+        self,
+        cache: Cache,
+        queue: Queue,
+        plans: PlansByJob,
+        requeue: Callable[[JobKey], None],
+        clock: Callable[[], float],
+        now: Callable[[], datetime],
+        *,
+        on: bool,
+    ) -> None:
+        """``requeue``: called with the key of a job that must stop. ``on``: False if no job is ever preempted."""
+        self._cache, self._queue, self._plans, self._requeue = cache, queue, plans, requeue
+        self._clock, self._now, self._on = clock, now, on
+        self._orders: dict[JobKey, _Order] = {}
+        self._looked_s = -inf
+        self._in_vain: tuple[Hashable, float] = (None, -inf)
+        """The jobs for which the last search found nothing, and when."""
+
+    def order(self, key: JobKey) -> Preemption | None:
+        """Return why a job must stop now; None if it need not, or if its status says already that it stops."""
+        order, job = self._orders.get(key), self._cache.job(key)
+        if order is None or order.begun or job is None or job.uid != order.uid:
+            return None
+        if stops(job):
+            self._orders[key] = replace(order, begun=True)
+            return None
+        return order.preemption
+
+    def explained(self, key: JobKey, found: Infeasible) -> Infeasible:
+        """Return why a job waits: ``found``, unless other jobs stop for it."""
+        stopping = [each for each, order in self._orders.items() if order.by == key and self._counts(each, order)]
+        if not stopping:
+            return found
+        text = (
+            f"found {len(stopping)} jobs of a lower priority that write a checkpoint and stop to make room for this "
+            "job; expected free devices. Wait: the job starts when the pods of these jobs are gone"
+        )
+        return Infeasible("MakingRoom", "spec.scheduling", text, transient=True)
+
+    async def make_room(self, waiting: Mapping[JobKey, ParsedJob], ask: Ask) -> JobKey | None:
+        """Let running jobs stop for the first in line. Return its key; None if no job stops, also after an error.
+
+        ``waiting``: questions of the jobs that wait for devices.
+        """
+        try:
+            return await self._look(waiting, ask) if self._on else None
+        except Exception:  # The jobs go on as before, and the next look tries again.
+            log.exception("no jobs were chosen that make room for the first in line")
+            return None
+
+    async def _look(self, waiting: Mapping[JobKey, ParsedJob], ask: Ask) -> JobKey | None:
+        now_s = self._clock()
+        self._orders = {key: order for key, order in self._orders.items() if self._counts(key, order)}
+        if not waiting or now_s - self._looked_s < LOOK_S or any(not order.begun for order in self._orders.values()):
+            return None
+        self._looked_s = now_s
+        running = self._running(max(self._queue.job(each).priority for each in waiting.values()))
+        jobs = frozenset((key, each.digest) for key, each in waiting.items()), frozenset(running)
+        if not running or (self._in_vain[0] == jobs and now_s - self._in_vain[1] < AGAIN_S):
+            return None
+        first = await self._queue.first(waiting, ask)
+        if first is not None and first.shadow.start_s - now_s <= SOON_S:
+            return None
+        chosen = await self._chosen(first.key, waiting[first.key], running, ask) if first is not None else ()
+        self._in_vain = (None if chosen else jobs, now_s)
+        if first is None or not chosen:
+            return None
+        for victim in chosen:
+            self._order(victim, self._queue.job(waiting[first.key]))
+        return first.key
+
+    def forget_all(self) -> None:
+        self._orders.clear()
+        self._looked_s, self._in_vain = -inf, (None, -inf)
+
+    async def _chosen(
+        self, key: JobKey, question: ParsedJob, running: Mapping[JobKey, Preemptible], ask: Ask
+    ) -> tuple[Preemptible, ...]:
+        """Return those of the ``running`` jobs that stop for the first in line."""
+        own = self._queue.job(question).priority
+        running = {other: each for other, each in running.items() if each.priority < own and not each.ends_soon}
+        spec = question.spec
+        if not running or spec is None or not self._cache.preempts(spec.scheduling.priority_class_name):
+            return ()
+        ending, found = self._stopping(), list[tuple[Preemptible, ...]]()
+        whole = _usable(question, self._queue.view_without(key, ending | running.keys()))
+        names = {node.name for node in whole.nodes}
+        free = ClusterView(tuple(n for n in self._queue.view_without(key, ending).nodes if n.name in names))
+        for view in _views(question, whole):
+            needs = await self._needs(question, view, ask)
+            if needs and (chosen := victims(own, needs, free, running.values())):
+                found.append(chosen)
+        if not found:
+            return ()
+        best = min(found, key=lambda each: sum(victim.cost for victim in each))
+        gone = ending | {victim.key for victim in best}
+        limits = self._queue.limits_without(key, gone)
+        limited = replace(question, observed=replace(question.observed, limits=limits))
+        answer = await ask(limited, self._queue.view_without(key, gone))
+        return best if isinstance(answer, StoredPlan) else ()
+
+    async def _needs(self, question: ParsedJob, view: ClusterView, ask: Ask) -> tuple[Reservation, ...]:
+        """Return what the pods of the smallest plan need that is possible on ``view``; nothing if there is none."""
+        spec = question.spec
+        assert spec is not None
+        count, most = spec.nodes.min, min(spec.nodes.max, max(1, len(view.nodes)))
+        while True:
+            nodes = spec.nodes.model_copy(update={"max": min(count, spec.nodes.max)})
+            smaller = replace(question, spec=spec.model_copy(update={"nodes": nodes}))
+            answer = await ask(smaller if not spec.planning.groups else question, view)
+            if isinstance(answer, StoredPlan):
+                job = self._cache.job(question.observed.job.key)
+                return plan_reservation(PlannedPods.of(answer), job.spec if job is not None else {}, {})
+            if count >= most or spec.planning.groups:
+                return ()
+            count = min(2 * count, most)
+
+    def _running(self, below: int) -> dict[JobKey, Preemptible]:
+        """Return the running jobs with a priority ``below`` this one that may be preempted."""
+        found = (self._preemptible(job, below) for job in self._cache.jobs() if not stops(job))
+        return {each.key: each for each in found if each is not None}
+
+    def _preemptible(self, job: JobSeen, below: int) -> Preemptible | None:
+        pods = self._plans.known(job.key)
+        if pods is None or not pods.checkpoints:
+            return None
+        defaults = pods.defaults.scheduling if pods.defaults is not None else None
+        own = job.spec.get("scheduling") or {}
+        disruption = own.get("disruption") or (defaults.disruption if defaults is not None else None)
+        named = own.get("priorityClassName") or (defaults.priority_class_name if defaults is not None else None)
+        priority = self._cache.priority(named)
+        # A job whose class does not exist could not start again.
+        if priority >= below or disruption == Disruption.AVOID or self._cache.lacks_priority_class(named):
+            return None
+        holds = self._held(job.key)
+        status = previous(job)
+        admitted, accepted, last = (find(status.conditions, kind) for kind in ("Admitted", "Accepted", "Preempted"))
+        if not holds or admitted is None or (admitted.status, admitted.reason) not in _BY_DLJOB:
+            return None
+        if accepted is not None and accepted.status is FALSE:
+            return None  # Its pods run on with the plan of an earlier spec, and could not start again.
+        since_s = (self._now() - last.last_transition_time).total_seconds() if last is not None else inf
+        if since_s < PROTECTED_S:
+            return None
+        return Preemptible(job.key, priority, holds, lost_s(status), restart_s(status), remaining_p90_s(status))
+
+    def _counts(self, key: JobKey, order: _Order) -> bool:
+        """Return True if the job is still to stop, or stops and holds devices."""
+        job = self._cache.job(key)
+        if job is None or self._cache.job(order.by) is None or not self._queue.holds_devices(key):
+            return False
+        return stops(job) if order.begun else self._clock() - order.at_s < OBEY_S
+
+    def _held(self, key: JobKey) -> dict[str, Requests]:
+        """Return what the pods of a job take from each node."""
+        holds: dict[str, Requests] = {}
+        for pod in self._cache.pods_of(key):
+            if pod.node is not None and self._cache.ledger.holds(pod.uid):
+                holds[pod.node] = holds.get(pod.node, NOTHING) + self._cache.ledger.requests(pod.uid)
+        return holds
+
+    def _stopping(self) -> set[JobKey]:
+        return {job.key for job in self._cache.jobs() if stops(job)}
+
+    def _order(self, victim: Preemptible, by: QueuedJob) -> None:
+        job = self._cache.job(victim.key)
+        if job is None:
+            return
+        name = by.key[1] if by.key[0] == victim.key[0] else ""
+        self._orders[victim.key] = _Order(
+            job.uid, by.key, Preemption(name, by.priority, victim.priority), self._clock()
+        )
+        log.info(
+            "job %s/%s (priority %d) stops for %s/%s (priority %d); it loses %.0f device-seconds",
+            *victim.key, victim.priority, *by.key, by.priority, victim.cost,
+        )  # fmt: skip
+        self._requeue(victim.key)
+
+
+def _usable(question: ParsedJob, view: ClusterView) -> ClusterView:
+    """Return the nodes of ``view`` that the job may use."""
+    assert question.spec is not None
+    request = planner_request(question.observed.job.name, question.spec, None, prices_of(question.defaults))
+    return ClusterView(tuple(usable(request, view.without(question.observed.left_out))))
+
+
+def _views(question: ParsedJob, whole: ClusterView) -> list[ClusterView]:
+    """Return the parts of the cluster on which the job is tried: each device type that it may use alone, and all."""
+    useful = [device for device in whole.device_types if matters_to(question)(device)]
+    if len(useful) < 2 or (question.spec is not None and question.spec.planning.groups):
+        return [whole]
+    alone = [ClusterView(tuple(node for node in whole.nodes if node.device == each)) for each in useful]
+    return [*alone[:MAX_DEVICE_TYPES], whole]

@@ -1,0 +1,36 @@
+"""The operator's record of counted failures, for rules about conditions of nodes and pods.
+
+It is in the plan's ConfigMap under a key of its own. The agents read the part that ``dlcontract`` defines.
+"""
+
+from typing import Annotated
+
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+from dlcontract import FailureAllowance
+
+MAX_OPEN = 10
+"""Maximum number of failures that wait for a condition. Ranks that fail at once restart six times in 120 s."""
+
+
+class OpenFailure(BaseModel):
+    """A counted failure to which the action of a rule about conditions may still apply."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    number: Annotated[int, Field(ge=1)]
+    """The counted failures of the job so far, including this one."""
+    reason: Annotated[str, Field(max_length=64)]
+    rank: int | None = None
+    pod: Annotated[str, Field(max_length=253)]
+    uid: Annotated[str, Field(max_length=64)]
+    node: Annotated[str, Field(max_length=253)]
+    at: AwareDatetime
+    """Time when the operator noticed it. The clock of the trainer is not trusted."""
+
+
+class FailureRecord(FailureAllowance):
+    """Counted failures of a job that has or had rules about conditions, across its plans."""
+
+    seen: Annotated[int, Field(ge=0, description="Value of Report.failures up to which failures are recorded.")] = 0
+    open: Annotated[tuple[OpenFailure, ...], Field(max_length=MAX_OPEN)] = ()

@@ -1,0 +1,167 @@
+"""Rules about conditions of nodes and pods. They decide on failures that the coordinator has counted already.
+
+The coordinator applies rules about exit codes and reasons in the second in which ranks fail. It cannot read nodes, and
+Kubernetes learns of a broken node up to a minute later. Therefore, the operator looks at the failed rank's node and pod
+for ``WINDOW_S`` after a failure. If a rule then says Ignore, it tells the coordinator that one failure more does not
+count. Meanwhile, the ranks train again, or the coordinator waits, if the failure would be the last.
+"""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from dlcontract import Report, RunPhase, matching
+from dljob.api import FailureRule
+from dljob.api.spec import ConditionPattern, FailureAction
+from dljob.job.observed import Conditions
+from dljob.job.plan.failures import MAX_OPEN, FailureRecord, OpenFailure
+from dljob.job.plan.stored import StoredPlan
+from dljob.reconcile.desired import Draft
+from dljob.reconcile.parsed import ParsedJob
+from dljob.status import TRUE, Event, Verdict
+
+WINDOW_S = 120.0
+"""Seconds after a failure in which a condition still decides on it.
+
+Kubernetes reports a node as NotReady 40 to 50 s after its end, and the node-problem-detector looks every 10 to 60 s.
+"""
+WAIT_S = WINDOW_S + 5.0
+"""Seconds that the coordinator waits before the last failure fails the job. The operator notices a failure later than
+the coordinator."""
+END_S = WINDOW_S + 20.0
+"""Seconds after which the operator fails a job with too many failures, if its coordinator has not done so."""
+RECHECK_S = 5.0
+"""Seconds between looks at the conditions. Changes of a node do not cause a reconcile of the jobs on it."""
+
+
+def carried(parsed: ParsedJob, target: StoredPlan) -> StoredPlan:
+    """Return the plan ``target`` with the record of the job's failures, if the job needs one."""
+    if target.failures is not None:
+        return target
+    found = parsed.accepted.failures if parsed.accepted is not None else None
+    if found is None and any(_rules(parsed)):
+        found = FailureRecord(wait_s=WAIT_S, seen=parsed.report.failures if parsed.report else 0)
+    return target if found is None else target.with_failures(found)
+
+
+def recorded(parsed: ParsedJob, draft: Draft, now: datetime) -> ParsedJob:
+    """Return the job with new failures and with the decisions on earlier ones in the record of its plan."""
+    accepted, report = parsed.accepted, parsed.report
+    if accepted is None:
+        return parsed
+    rules, before = list(_rules(parsed)), accepted.failures
+    if not rules and before is None:
+        return parsed
+    if not rules:
+        assert before is not None
+        record = before.model_copy(update={"open": (), "wait_s": 0.0})
+    else:
+        seen = report.failures if report is not None else 0
+        record = (before or FailureRecord(seen=seen)).model_copy(update={"wait_s": WAIT_S})
+        if report is not None and report.plan_number == accepted.plan.number and report.phase is not RunPhase.FAILED:
+            record = _decided(parsed, draft, _noted(parsed, accepted, report, record, now), now)
+    return parsed if record == before else replace(parsed, accepted=accepted.with_failures(record))
+
+
+def ignored(accepted: StoredPlan) -> int:
+    """Return the number of failures that the coordinator has counted and that do not count."""
+    return accepted.failures.ignored if accepted.failures is not None else 0
+
+
+def undecided(parsed: ParsedJob) -> bool:
+    """Return True if a condition may still decide on a failure, so that too many failures do not fail the job yet."""
+    return parsed.accepted is not None and parsed.accepted.failures is not None and bool(parsed.accepted.failures.open)
+
+
+def ending(parsed: ParsedJob, now: datetime) -> Verdict | None:
+    """Return the verdict Failed if a rule about conditions says FailJob; otherwise None."""
+    record = parsed.accepted.failures if parsed.accepted is not None else None
+    for failure in record.open if record is not None else ():
+        found = _matching(parsed, failure, now)
+        if found is not None and found[1] is FailureAction.FAIL_JOB:
+            return Verdict("Failed", TRUE, failure.reason, f"{_where(failure)} failed: {failure.reason}; {found[0]}")
+    return None
+
+
+def _rules(parsed: ParsedJob) -> Iterator[tuple[int, FailureRule]]:
+    """Yield the number and the rule for the rules about conditions."""
+    spec = parsed.spec or (parsed.accepted.accepted_spec() if parsed.accepted is not None else None)
+    for number, rule in enumerate(spec.run_policy.failure_rules if spec is not None else ()):
+        if rule.on_pod_conditions is not None or rule.on_node_conditions is not None:
+            yield number, rule
+
+
+def _noted(
+    parsed: ParsedJob, accepted: StoredPlan, report: Report, record: FailureRecord, now: datetime
+) -> FailureRecord:
+    """Return the record with the failure that the report shows, if it is new and a condition may decide on it."""
+    if report.failures < record.seen:  # The coordinator counts from 0 again.
+        record = FailureRecord(wait_s=record.wait_s)
+    if report.failures == record.seen:
+        return record
+    record = record.model_copy(update={"seen": report.failures})
+    failure = report.failure
+    if failure is None or not (failure.counts and failure.retry) or matching(accepted.plan.failure_rules, failure):
+        return record
+    # With the host's network, the host name of a rank is that of the node.
+    pods = (pod for pod in parsed.observed.pods if failure.host in (pod.name, pod.node))
+    pod = next((pod for pod in pods if pod.node is not None), None)
+    if pod is None or pod.node is None:
+        return record
+    new = OpenFailure(
+        number=report.failures,
+        reason=failure.reason,
+        rank=failure.rank,
+        pod=pod.name,
+        uid=pod.uid,
+        node=pod.node,
+        at=now,
+    )
+    return record.model_copy(update={"open": (*record.open, new)[-MAX_OPEN:]})
+
+
+def _decided(parsed: ParsedJob, draft: Draft, record: FailureRecord, now: datetime) -> FailureRecord:
+    """Return the record without the failures that a rule ignores, and without those whose time is over."""
+    ignored, waiting = record.ignored, []
+    for failure in record.open:
+        found = _matching(parsed, failure, now)
+        if found is not None and found[1] is FailureAction.IGNORE:
+            ignored += 1
+            text = f"failure {failure.number} ({failure.reason}, {_where(failure)}) does not count: {found[0]}"
+            draft.events.append(Event("Normal", "FailureIgnored", text))
+            continue
+        left_s = (failure.at + timedelta(seconds=END_S) - now).total_seconds()
+        if left_s > 0:
+            waiting.append(failure)
+            draft.requeue_in(min(RECHECK_S, left_s))
+    return record.model_copy(update={"ignored": ignored, "open": tuple(waiting)})
+
+
+def _matching(parsed: ParsedJob, failure: OpenFailure, now: datetime) -> tuple[str, FailureAction] | None:
+    """Return why a rule applies to a failure, and its action, for the first rule that does; None if none does now."""
+    if now > failure.at + timedelta(seconds=WINDOW_S):
+        return None
+    pods = (pod.conditions for pod in parsed.observed.pods if pod.uid == failure.uid)
+    of_pod, of_node = next(pods, ()), parsed.observed.node_conditions.get(failure.node, ())
+    for number, rule in _rules(parsed):
+        for what, patterns, conditions in (
+            (f"pod {failure.pod}", rule.on_pod_conditions, of_pod),
+            (f"node {failure.node}", rule.on_node_conditions, of_node),
+        ):
+            if (found := _held(patterns or (), conditions)) is not None:
+                text = (
+                    f"{what} has the condition {found}; spec.runPolicy.failureRules[{number}] says {rule.action.value}"
+                )
+                return text, rule.action
+    return None
+
+
+def _held(patterns: tuple[ConditionPattern, ...], conditions: Conditions) -> str | None:
+    """Return the first condition that a pattern names, such as Ready=Unknown; None if there is none."""
+    wanted = ((item.type, item.status.value if item.status is not None else "True") for item in patterns)
+    return next(("=".join(pair) for pair in wanted if pair in conditions), None)
+
+
+def _where(failure: OpenFailure) -> str:
+    rank = f"rank {failure.rank} on " if failure.rank is not None else ""
+    return f"{rank}pod {failure.pod} on node {failure.node}"
