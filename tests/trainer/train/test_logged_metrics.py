@@ -7,12 +7,12 @@ import pytest
 from dlcontract import MAX_METRICS, DatasetRef, ModelRef, Plan, Rank, Report, RunPhase
 from dltrain.optim.grad_scaler import LossScale
 from dltrain.optim.noise_scale import NoiseScale
+from dltrain.protocol.logged_metrics import LoggedMetrics
 from dltrain.protocol.rank_messages import Evaluated, Logged, RankMessage
 from dltrain.protocol.reporter import RankReporter
 from dltrain.record.ledger import Ledger
 from dltrain.record.run_report.history import History
 from dltrain.record.run_report.page import page
-from dltrain.train.logged_metrics import LoggedMetrics
 from dltrain.train.progress import Progress
 
 

@@ -58,7 +58,7 @@ class LocalRun:
         if self._folder is None:
             return
         try:
-            files.write(self._folder, self._history.document(phase, 1, time.time(), outcome))
+            files.write(self._folder, files.rendered(self._history.document(phase, 1, time.time(), outcome)))
         except OSError as error:  # The training is worth more than its report.
             found = f"--report: found {self._folder}, which cannot be written: {error}"
             print(f"dltrain: {found}; expected a writable folder. Name another", file=sys.stderr)  # noqa: T201

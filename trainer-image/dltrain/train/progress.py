@@ -10,10 +10,10 @@ from dlcontract import Noise, Outcome
 from dltrain.device.energy import Meter
 from dltrain.optim.grad_scaler import LossScale
 from dltrain.optim.noise_scale import NoiseScale
+from dltrain.protocol.logged_metrics import LoggedMetrics
 from dltrain.protocol.rank_messages import Busy, Evaluated, Step
 from dltrain.protocol.reporter import RankReporter
 from dltrain.timing.step_times import Times, Window
-from dltrain.train.logged_metrics import LoggedMetrics
 
 UPDATE_INTERVAL_S = 0.25
 EVALUATION_BATCH_S = 300.0
