@@ -192,6 +192,10 @@ class Progress(ApiModel):
     display: Annotated[str, Field(description="percent with its sign, for printer columns.")] = ""
     loss: float | None = None
     accuracy: Annotated[float | None, Field(ge=0, le=1, description="On held-out samples.")] = None
+    metrics: Annotated[
+        dict[str, float] | None,
+        Field(max_length=16, description="Last values of the metrics that the script logged, by name."),
+    ] = None
 
 
 class LastCheckpoint(ApiModel):

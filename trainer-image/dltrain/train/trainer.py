@@ -165,15 +165,15 @@ class Trainer(Ranks):
         """
         return usage_checks.dataset_path(self.plan)
 
-    def log(self, *, loss: Tensor | float | None = None, accuracy: float | None = None) -> None:
-        """Report the mean loss of this rank's batch, or an accuracy on held-out data.
+    def log(self, *, loss: Tensor | float | None = None, accuracy: float | None = None, **metrics: float) -> None:
+        """Report the mean loss of this rank's batch, an accuracy from 0 to 1 on held-out data, and any other metrics.
 
-        Call it with the loss before ``backward()``; otherwise the loss may be reported one step later.
+        Call it with the loss before ``backward()``; otherwise the loss may be reported one step later. The job shows
+        the ``metrics`` of its first rank: at most 16 names.
         """
         if loss is not None:
             self._step.log(loss)
-        if accuracy is not None:
-            self.progress.report_accuracy(self.step, accuracy)
+        self.progress.log(self.step, accuracy, metrics)
 
     def weigh(self, tokens: float) -> None:
         """Weight this rank's loss by ``tokens`` instead of samples. The loss must be the mean over ``tokens`` tokens.
@@ -321,7 +321,7 @@ class Trainer(Ranks):
         Each sample is on exactly one rank. Ranks may get different numbers of batches, or no batch, so call ``sum``
         only after the loop.
         """
-        return held_out_batches(loader, self.shares, self.rank, self.plan.seed)
+        return self.progress.evaluating(held_out_batches(loader, self.shares, self.rank, self.plan.seed))
 
     @property
     def complete(self) -> bool:
