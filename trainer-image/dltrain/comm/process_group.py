@@ -157,9 +157,15 @@ class ProcessGroup:
         content = np.empty(int(length[0]), np.uint8)
         if self.rank == root:
             content[:] = np.frombuffer(data, dtype=np.uint8)
+        self.broadcast_into(content, root)
+        return content.tobytes()
+
+    def broadcast_into(self, content: NDArray[np.uint8], root: int = 0) -> None:
+        """Overwrite ``content`` with that of rank ``root``, which has the same length. Raises PeerLostError."""
+        if self.comm is None or self.size == 1:
+            return
         for begin in range(0, len(content), SLICE_NBYTES):
             self._wait(lambda part=content[begin : begin + SLICE_NBYTES]: self.comm.Ibcast(part, root))
-        return content.tobytes()
 
     def _wait(self, begin: Any) -> None:
         from mpi4py import MPI
