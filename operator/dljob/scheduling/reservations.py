@@ -6,7 +6,7 @@ from heapq import heapify, heappop, heappush
 
 from dljob.cluster import ClusterView
 from dljob.cluster.domains import ANYWHERE, Domain
-from dljob.scheduling.charges import Charge
+from dljob.scheduling.limits.charges import Charge
 
 
 @dataclass(frozen=True, slots=True)
