@@ -28,9 +28,11 @@ def test_resuming_needs_no_more_memory_than_training(strategy: str, tmp_path: Pa
     for _ in range(2):
         found |= peaks(run_ranks(2, BODY, "2", tmp_path, strategy, timeout_s=60).output)
     assert len(found) == 4, "both ranks have trained and resumed"
-    for rank in range(2):
-        largest = 4 / 10  # bytes per parameter of the largest tensor, one of ten
-        assert found["resume", rank] <= found["train", rank] + 2 * largest, found
+    # Pods of one device type have the same memory limit, so the rank that needs most decides.
+    trained, resumed = (max(found[phase, rank] for rank in range(2)) for phase in ("train", "resume"))
+    largest = 4 / 10  # bytes per parameter of the largest tensor, one of ten
+    assert resumed <= trained + 2 * largest, found
+    assert resumed <= 30, f"weights, gradients, their buffer and Adam's state need 20 bytes per parameter: {found}"
 
 
 def test_tensors_of_a_file_are_read_one_at_a_time(tmp_path: Path) -> None:
