@@ -135,10 +135,11 @@ class Jobs:
     def __init__(self, kubectl: Kubectl, watcher: Watcher, so_far: Progressed) -> None:
         self._kubectl, self._watcher, self._so_far = kubectl, watcher, so_far
 
-    def tend(self, *, replace: bool) -> list[str]:
+    def tend(self, *, replace: bool, check: bool = True) -> list[str]:
         """Check ended jobs and delete them. Return the names of those that have not ended.
 
-        ``replace``: create new ones in their place.
+        ``replace``: create new ones in their place. ``check``: False while a fault lasts, which may keep the operators
+        from writing the events of a job's end. Jobs that ended wait for their check until it is over.
         """
         left = []
         for job in self._kubectl.list("dljobs"):
@@ -146,7 +147,8 @@ class Jobs:
             if "deletionTimestamp" in job["metadata"]:
                 continue
             if condition(job, "Complete") or condition(job, "Failed"):
-                self._ended(name, job)
+                if check:
+                    self._ended(name, job)
             else:
                 left.append(name)
         while replace and len(left) < len(KINDS):
@@ -193,7 +195,7 @@ def strike(place: Place, jobs: Jobs, so_far: Progressed) -> None:
     began = time.monotonic()
     with fault(place, random) as what:
         print(f"{number + 1}: {name} ({what})", file=sys.stderr, flush=True)
-        _until(began + random.uniform(*HOLD_S), jobs, usable=not name.startswith("control plane"))
+        _until(began + random.uniform(*HOLD_S), jobs, usable=not name.startswith("control plane"), check=False)
     so_far.faults.append(name)
     for process in place.operators.processes:
         if not process.running:
@@ -202,17 +204,17 @@ def strike(place: Place, jobs: Jobs, so_far: Progressed) -> None:
     _until(time.monotonic() + random.uniform(*PAUSE_S), jobs, usable=True)
 
 
-def _until(deadline_s: float, jobs: Jobs, *, usable: bool) -> None:
+def _until(deadline_s: float, jobs: Jobs, *, usable: bool, check: bool = True) -> None:
     """Tend the jobs until a deadline. ``usable``: False if the API server does not answer for now."""
     while (left_s := deadline_s - time.monotonic()) > 0:
         if usable:
-            with_retries(jobs)
+            with_retries(jobs, check=check)
         time.sleep(min(1.0, max(0.0, left_s)))
 
 
-def with_retries(jobs: Jobs) -> None:
+def with_retries(jobs: Jobs, *, check: bool) -> None:
     try:
-        jobs.tend(replace=True)
+        jobs.tend(replace=True, check=check)
     except KubectlError as error:
         print(f"kubectl: {error}", file=sys.stderr)
 

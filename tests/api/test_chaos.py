@@ -81,7 +81,7 @@ class Trainers:
 def _ready(pod: dict[str, object]) -> bool:
     status = pod.get("status")
     return isinstance(status, dict) and any(
-        c["type"] == "Ready" and c["status"] == "True" for c in status["conditions"]
+        c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions", [])
     )
 
 

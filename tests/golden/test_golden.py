@@ -47,6 +47,18 @@ TRAINING_POOL = nodes({
     "name": "n", "count": 3, "cpu": 2, "memory": "4Gi", "labels": {"pool": "training", "zone": "b"},
     "taints": [{"key": "dedicated", "value": "training", "effect": "NoSchedule"}],
 })  # fmt: skip
+SPOT_LABEL = {"cloud.google.com/gke-spot": "true"}
+ZONES = nodes(
+    {"name": "a", "count": 3, "cpu": 2, "memory": "4Gi", "zone": "a", "labels": SPOT_LABEL},
+    {"name": "b", "count": 3, "cpu": 2, "memory": "4Gi", "zone": "b"},
+    {"name": "c", "count": 2, "cpu": 2, "memory": "4Gi", "zone": "c"},
+)
+SPOT_AND_ZONES = parse_defaults(
+    {
+        "spot": {"priceFactor": 0.3, "interruptionsPerHour": 0.05},
+        "topology": {"betweenZones": {"bandwidth": "1M", "latencySeconds": 0.05}},
+    }
+)
 HINTS = {"parameters": 1_000_000, "flopsPerSample": 3e6}
 
 
@@ -161,6 +173,16 @@ CASES = {
         on_nodes(2, scheduling={"nodeSelector": {"zone": "b"}, "priorityClassName": "own"}),
         TRAINING_POOL,
         config=replace(CONFIG, job_defaults=DEFAULTS),
+    ),
+    "spot-nodes": Case(
+        on_nodes(2, objective={"minimize": "Cost"}),
+        ZONES,
+        config=replace(CONFIG, job_defaults=SPOT_AND_ZONES),
+    ),
+    "one-zone": Case(
+        on_nodes(2, scheduling={"spot": "Avoid"}),
+        ZONES,
+        config=replace(CONFIG, job_defaults=SPOT_AND_ZONES),
     ),
     "gang-scheduled": Case(
         on_nodes(2, scheduling={"priorityClassName": "batch"}),

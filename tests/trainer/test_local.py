@@ -14,6 +14,7 @@ from dlcontract import DatasetRef, ModelRef, OptimizerRef
 from dltrain.local import torchrun_variables
 from dltrain.protocol.errors import BadInputError
 from dltrain.protocol.rank_messages import EXIT_BAD_INPUT, EXIT_OK, EXIT_USER_ERROR
+from dltrain.record.run_report.document import Document
 from support.trainer.plans import make_plan, write
 from support.trainer.ranks import ROOT, Ended, alone, command, run, run_ranks
 
@@ -34,11 +35,28 @@ def local(ranks: int, *arguments: str | Path, port: str = "29500", fresh: bool =
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_built_in_model_trains_locally(ranks: int) -> None:
-    ended = local(ranks, "--model", "mlp", "--dataset", "iris", "--batch", "12", "--epochs", "8", "--optimizer", "Adam")
+def test_built_in_model_trains_locally(ranks: int, tmp_path: Path) -> None:
+    ended = local(
+        ranks,
+        "--report",
+        tmp_path,
+        "--model",
+        "mlp",
+        "--dataset",
+        "iris",
+        "--batch",
+        "12",
+        "--epochs",
+        "8",
+        "--optimizer",
+        "Adam",
+    )
     assert ended.code == EXIT_OK, ended.output
     finished = re.search(r"finished 80 steps in .* s, accuracy (\d\.\d+)", ended.output)
     assert finished is not None and float(finished[1]) > 0.85, ended.output
+    document = Document.parse((tmp_path / "report.json").read_bytes())
+    assert document.phase == "Succeeded" and document.step == 80 and document.points[-1].loss is not None
+    assert "<html" in (tmp_path / "report.html").read_text() and "run report" in ended.output
 
 
 def test_lenet_learns_real_images() -> None:
@@ -85,7 +103,10 @@ def test_failed_checkpoint_write_is_reported_in_one_line_and_leaves_no_files(tmp
     assert f"CheckpointFailed: spec.checkpoint.volume: found {tmp_path}/local-local: File too large; expected room" in (
         ended.output
     )
-    assert [path.name for path in (tmp_path / "local-local").iterdir()] == ["term"]
+    left = {path.name for path in (tmp_path / "local-local").iterdir()}
+    assert left == {"term", "report.html", "report.json"}, (
+        "the report names the failure; no part of a checkpoint is left"
+    )
 
 
 def test_early_exit_and_second_init_are_reported(tmp_path: Path) -> None:

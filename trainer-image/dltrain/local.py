@@ -42,9 +42,12 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--collective", default="Auto", help="as spec.collective; default: Auto, the fastest")
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
     parser.add_argument("--checkpoints", help="a folder to save checkpoints to and to resume from")
+    parser.add_argument("--report", help="a folder for the run report; default: beside the checkpoints, if any")
     given = parser.parse_args(arguments)
     if (given.script is None) == (given.model is None):
         parser.error("--model, SCRIPT: found both or neither; expected exactly one of them")
+    if given.report is not None:
+        os.environ["DLTRAIN_REPORT"] = given.report
     if given.script is None:
         _built_in(given)
     try:

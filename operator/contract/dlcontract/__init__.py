@@ -35,6 +35,8 @@ from dlcontract.pods import (
 from dlcontract.record import SCHEMA, Record, UntrustedRecord, schema_of
 from dlcontract.report import (
     MAX_LOG_TAIL,
+    MAX_METRIC_NAME,
+    MAX_METRICS,
     MAX_NOISE,
     MAX_OUTPUT,
     CheckpointMark,
@@ -62,6 +64,8 @@ __all__ = [
     "FAILURES_KEY",
     "JOB_VARIABLE",
     "MAX_LOG_TAIL",
+    "MAX_METRICS",
+    "MAX_METRIC_NAME",
     "MAX_NOISE",
     "MAX_OUTPUT",
     "MEASURABLE",

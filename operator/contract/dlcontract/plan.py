@@ -91,6 +91,10 @@ class CheckpointRef(Record):
         Field(description="True: ranks choose the interval once the cost of a checkpoint is measured."),
     ] = False
     keep: Annotated[int, Field(ge=1)] = 3
+    interrupted_s: Annotated[
+        float | None,
+        Field(gt=0, description="Mean seconds between interruptions of a pod's node, with choose_interval."),
+    ] = None
 
 
 class Expectation(Record):

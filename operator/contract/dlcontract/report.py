@@ -13,6 +13,9 @@ from dlcontract.record import Count, Name, Seconds, Text, UnixTime, UntrustedRec
 MAX_LOG_TAIL = 4096
 MAX_OUTPUT = 32 * 2**10
 """Maximum number of bytes of a rank's last output that are stored for the time after its pod is gone."""
+MAX_METRICS, MAX_METRIC_NAME = 16, 48
+"""Maximum number of metrics that a script may log, and maximum length of a metric's name."""
+MetricName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_./-]*$", max_length=MAX_METRIC_NAME)]
 MAX_NOISE = 1e9
 """Largest valid noise scale in samples. The largest published scales are 1e7 (McCandlish et al. 2018, figure 4)."""
 
@@ -144,6 +147,7 @@ class Report(UntrustedRecord):
     epoch: Count | None = None
     loss: float | None = None
     accuracy: Annotated[float | None, Field(ge=0, le=1)] = None
+    metrics: Annotated[dict[MetricName, float], Field(max_length=MAX_METRICS, description="Logged by the script.")] = {}
     step_s: Annotated[Seconds | None, Field(description="Mean over the most recent steps.")] = None
     samples_per_s: Annotated[float | None, Field(ge=0, le=1e15)] = None
     world_size: Count = 0

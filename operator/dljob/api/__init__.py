@@ -42,6 +42,7 @@ from dljob.api.spec import (
     RunPolicy,
     ScalingRule,
     Scheduling,
+    SpotUse,
     Trainer,
 )
 from dljob.api.spec.dataset import BUILTIN_DATASETS, Dataset
@@ -132,6 +133,7 @@ __all__ = [
     "ScalingPoint",
     "ScalingRule",
     "Scheduling",
+    "SpotUse",
     "Startup",
     "Trainer",
     "duration_s",

@@ -8,10 +8,11 @@ it from a user's value.
 from collections.abc import Mapping
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from dljob.api.base import ApiModel, DnsSubdomain, LabelKey, LabelValue
 from dljob.api.spec.pods import Disruption
+from dljob.cluster import quantity
 from dljob.cluster.catalogue import gpu
 
 
@@ -90,12 +91,53 @@ class PriceDefaults(ApiModel):
         return self
 
 
+class SpotLabel(ApiModel):
+    key: LabelKey
+    value: LabelValue
+
+
+class SpotDefaults(ApiModel):
+    """Spot nodes, which the cloud may take back at any time."""
+
+    labels: Annotated[tuple[SpotLabel, ...] | None, Field(min_length=1, max_length=16)] = None
+    """A node with any of these labels is a spot node. None: the labels of large clouds."""
+    price_factor: Annotated[float | None, Field(gt=0, le=1, allow_inf_nan=False)] = None
+    """Price of a spot node divided by the price of the same node on demand. None: 1."""
+    interruptions_per_hour: Annotated[float | None, Field(ge=0, le=60, allow_inf_nan=False)] = None
+    """Interruptions per hour of one node. None: 0."""
+
+
+class NetworkDefaults(ApiModel):
+    """The network between two places, if it is slower than within them."""
+
+    bandwidth: Annotated[str | None, Field(max_length=32)] = None
+    """Bytes per second of one node, as a Kubernetes quantity such as 250M."""
+    latency_seconds: Annotated[float | None, Field(ge=0, le=10, allow_inf_nan=False)] = None
+
+    @field_validator("bandwidth")
+    @classmethod
+    def _is_a_quantity(cls, value: str | None) -> str | None:
+        if value is not None and quantity(value) <= 0:
+            raise ValueError(f"bandwidth: found {value!r}; expected more than 0. Give bytes per second, such as 250M")
+        return value
+
+
+class TopologyDefaults(ApiModel):
+    """The network between zones and between racks."""
+
+    rack_label: LabelKey | None = None
+    between_zones: NetworkDefaults | None = None
+    between_racks: NetworkDefaults | None = None
+
+
 class JobDefaults(ApiModel):
     trainer: TrainerDefaults | None = None
     scheduling: SchedulingDefaults | None = None
     run_policy: RunPolicyDefaults | None = None
     checkpoint: CheckpointDefaults | None = None
     prices: PriceDefaults | None = None
+    spot: SpotDefaults | None = None
+    topology: TopologyDefaults | None = None
 
     @property
     def empty(self) -> bool:

@@ -153,6 +153,14 @@ class PlanStatus(ApiModel):
         str | None,
         Field(description="The run that would improve predictions for this job most. Unset once they need no more."),
     ] = None
+    placement: Annotated[
+        str | None,
+        Field(
+            max_length=1024,
+            description="The zone, rack or spot nodes for which the plan was priced and on which its pods run. Unset "
+            "if they may run on any node.",
+        ),
+    ] = None
     defaults: Annotated[
         tuple[str, ...] | None,
         Field(
@@ -185,6 +193,10 @@ class Progress(ApiModel):
     display: Annotated[str, Field(description="percent with its sign, for printer columns.")] = ""
     loss: float | None = None
     accuracy: Annotated[float | None, Field(ge=0, le=1, description="On held-out samples.")] = None
+    metrics: Annotated[
+        dict[str, float] | None,
+        Field(max_length=16, description="Last values of the metrics that the script logged, by name."),
+    ] = None
 
 
 class LastCheckpoint(ApiModel):

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dljob.job.plan.recommendation import Recommendation
 from dljob.job.plan.request import learning_rate_rule
 from dljob.planner import BatchDecision, Choice, Decision, Infeasible, Prediction
+from dljob.planner.placement import explanation
 from dljob.planner.types.texts import duration, gibibytes, joules
 
 BAR = 30
@@ -63,6 +64,8 @@ def decision(found: Decision) -> list[str]:
         f"Memory:     {gibibytes(p.memory_nbytes)} for the largest rank, {gibibytes(p.host_memory_nbytes)} per pod"
     )
     lines.append(f"Based on:   {(BASIS_OF_PARTS if found.chosen.splits_model else BASIS)[p.basis]}")
+    if text := explanation(found):
+        lines.append(f"Placement:  {text}")
     if found.power_advice:
         lines.append(f"Power:      {found.power_advice}")
     if found.next_measurement:

@@ -76,7 +76,21 @@ def quantity(value: object) -> Decimal:
     return Decimal(match[1]) * _SCALE[match[2] or ""]
 
 
-_FIELDS = ("name", "count", "device", "devices", "free", "cpu", "memory", "bandwidth", "labels", "taints", "gpu")
+_FIELDS = (
+    "name",
+    "count",
+    "device",
+    "devices",
+    "free",
+    "cpu",
+    "memory",
+    "bandwidth",
+    "labels",
+    "taints",
+    "gpu",
+    "zone",
+    "rack",
+)
 MAX_NODES = 100_000
 
 
@@ -89,8 +103,9 @@ def cluster_view(document: object) -> ClusterView:
 
     Fields: ``name`` (default node<i>; with ``count``: name-0, name-1, …), ``device`` (default cpu), ``devices``
     (default 1), ``free`` devices (default all), ``cpu`` (default 1), ``memory`` (default 8Gi), network ``bandwidth`` in
-    bytes/s, ``labels``, and ``taints`` as in a node's spec. A device that is not in the catalogue is a CPU class,
-    unless the entry has ``gpu: true``. Raise ValueError with the entry, the found and the expected value.
+    bytes/s, ``labels``, ``zone`` and ``rack`` (short for the labels topology.kubernetes.io/zone and rack), and
+    ``taints`` as in a node's spec. A device that is not in the catalogue is a CPU class, unless the entry has
+    ``gpu: true``. Raise ValueError with the entry, the found and the expected value.
     """
     entries = document.get("nodes") if isinstance(document, Mapping) else None
     if not isinstance(entries, list) or not isinstance(document, Mapping) or set(document) != {"nodes"}:
@@ -143,7 +158,7 @@ def _nodes(index: int, entry: object) -> Iterator[Node]:
             free_memory_nbytes=int(memory or 0),
             link_bandwidth_Bps=float(bandwidth) if bandwidth is not None else None,
             is_gpu=is_gpu,
-            labels=_labels(entry.get("labels", {})),
+            labels=_labels(entry.get("labels", {})) | _place(entry),
             taints=_taints(entry.get("taints", [])),
         )
 
@@ -173,6 +188,18 @@ def _labels(value: object) -> dict[str, str]:
     if not isinstance(value, Mapping) or not all(isinstance(v, str) for v in value.values()):
         raise ValueError(f".labels: found {value!r}; expected a mapping of names to strings")
     return {str(k): v for k, v in value.items()}
+
+
+def _place(entry: Mapping[Any, Any]) -> dict[str, str]:
+    found = {}
+    for name in ("zone", "rack"):
+        value = entry.get(name)
+        if value is None:
+            continue
+        if not isinstance(value, str) or not 1 <= len(value) <= 63:
+            raise ValueError(f".{name}: found {value!r}; expected the value of a label, of at most 63 characters")
+        found[f"topology.kubernetes.io/{name}"] = value
+    return found
 
 
 def _taints(value: object) -> tuple[tuple[str, str, str], ...]:

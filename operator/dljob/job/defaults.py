@@ -13,12 +13,17 @@ from dljob.api import DLJobSpec
 from dljob.api.defaults import (
     CheckpointDefaults,
     JobDefaults,
+    NetworkDefaults,
     PriceDefaults,
     RunPolicyDefaults,
     SchedulingDefaults,
+    SpotDefaults,
+    TopologyDefaults,
     TrainerDefaults,
     VolumeDefaults,
 )
+from dljob.cluster import quantity
+from dljob.cluster.domains import RACK_LABEL, SPOT_LABELS, Crossing, Spot, Topology
 from dljob.cluster.prices import CATALOGUE_PRICES, Prices
 from dljob.job.spec_errors import in_words
 
@@ -145,3 +150,23 @@ def prices_of(defaults: JobDefaults) -> Prices:
     if not prices.usd_per_device_hour and prices.usd_per_kwh is None:
         return CATALOGUE_PRICES
     return Prices(prices.usd_per_device_hour or {}, prices.usd_per_kwh)
+
+
+def spot_of(defaults: JobDefaults) -> Spot:
+    """Return which nodes are spot nodes, and in what they differ from others."""
+    found = defaults.spot or SpotDefaults()
+    labels = SPOT_LABELS if found.labels is None else tuple((item.key, item.value) for item in found.labels)
+    factor = 1.0 if found.price_factor is None else found.price_factor
+    return Spot(labels, factor, found.interruptions_per_hour or 0.0)
+
+
+def topology_of(defaults: JobDefaults) -> Topology:
+    """Return the network between zones and between racks. Without values, these borders cost nothing."""
+    found = defaults.topology or TopologyDefaults()
+    return Topology(_crossing(found.between_zones), _crossing(found.between_racks), found.rack_label or RACK_LABEL)
+
+
+def _crossing(found: NetworkDefaults | None) -> Crossing | None:
+    if found is None or (found.bandwidth is None and found.latency_seconds is None):
+        return None
+    return Crossing(None if found.bandwidth is None else float(quantity(found.bandwidth)), found.latency_seconds)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dljob.api.defaults import JobDefaults
+from dljob.cluster.domains import ANYWHERE, Domain
 from dljob.job.observed import Observed, queued_elsewhere
 from dljob.job.plan.stored import PodGroup, StoredPlan
 from dljob.scheduling import Charge, Reservation, amount
@@ -28,12 +29,13 @@ class PlannedPods:
     """True if a training with the plan continues from its last checkpoint."""
     defaults: JobDefaults | None = None
     """As in ``StoredPlan.defaults``."""
+    domain: Domain = ANYWHERE
 
     @classmethod
     def of(cls, plan: StoredPlan) -> "PlannedPods":
         return cls(
             plan.plan.number, plan.revision, plan.groups, plan.memory_nbytes, plan.charges or {},
-            plan.plan.checkpoint.enabled, plan.defaults,
+            plan.plan.checkpoint.enabled, plan.defaults, plan.node_domain,
         )  # fmt: skip
 
 
@@ -113,6 +115,7 @@ def plan_reservation(
                     int(amount(str(memory))) if memory else plan.memory_nbytes,
                     charge,
                     max(0, pods - (created or {}).get(group.name, 0)) if charge is not None else 0,
+                    plan.domain,
                 )
             )
     return tuple(found)

@@ -35,6 +35,7 @@ from dljob.planner.explanation.explain import (
     warning,
 )
 from dljob.planner.explanation.infeasible import no_such_device, nothing_fits, too_few
+from dljob.planner.placement import in_best_domain
 from dljob.planner.search import model_split, objective, probing, strategy_search
 from dljob.planner.search.enumeration import Search
 from dljob.planner.search.pareto import front
@@ -59,6 +60,11 @@ def plan(request: Request, view: ClusterView, learned: Constants) -> Decision | 
     """
     key = request.profile or request.model or ""
     request = replace(request, cautious=any(name == key and known.steps for (name, _), known in learned.items()))
+    return in_best_domain(request, view, lambda asked, part: _plan_in(asked, part, learned))
+
+
+def _plan_in(request: Request, view: ClusterView, learned: Constants) -> Decision | Infeasible:
+    """Return the best plan in the request's domain. ``view``: the nodes of this domain."""
     if request.batches is not None:
         made: Made = {}
         return batch.choose(request, request.batches, learned, lambda asked: _plan(asked, view, learned, made))

@@ -40,7 +40,7 @@ def carried(parsed: ParsedJob, target: StoredPlan) -> StoredPlan:
         return target
     found = parsed.accepted.failures if parsed.accepted is not None else None
     if found is None and any(_rules(parsed)):
-        found = FailureRecord(wait_s=WAIT_S, seen=parsed.report.failures if parsed.report else 0)
+        found = FailureRecord(wait_s=_wait_s(parsed), seen=parsed.report.failures if parsed.report else 0)
     return target if found is None else target.with_failures(found)
 
 
@@ -57,7 +57,7 @@ def recorded(parsed: ParsedJob, draft: Draft, now: datetime) -> ParsedJob:
         record = before.model_copy(update={"open": (), "wait_s": 0.0})
     else:
         seen = report.failures if report is not None else 0
-        record = (before or FailureRecord(seen=seen)).model_copy(update={"wait_s": WAIT_S})
+        record = (before or FailureRecord(seen=seen)).model_copy(update={"wait_s": _wait_s(parsed)})
         if report is not None and report.plan_number == accepted.plan.number and report.phase is not RunPhase.FAILED:
             record = _decided(parsed, draft, _noted(parsed, accepted, report, record, now), now)
     return parsed if record == before else replace(parsed, accepted=accepted.with_failures(record))
@@ -89,6 +89,11 @@ def _rules(parsed: ParsedJob) -> Iterator[tuple[int, FailureRule]]:
     for number, rule in enumerate(spec.run_policy.failure_rules if spec is not None else ()):
         if rule.on_pod_conditions is not None or rule.on_node_conditions is not None:
             yield number, rule
+
+
+def _wait_s(parsed: ParsedJob) -> float:
+    """Return how long the coordinator waits before the last failure fails the job: 0 if no rule can ignore it."""
+    return WAIT_S if any(rule.action is FailureAction.IGNORE for _, rule in _rules(parsed)) else 0.0
 
 
 def _noted(

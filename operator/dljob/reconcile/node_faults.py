@@ -160,7 +160,7 @@ def _stay(parsed: ParsedJob, draft: Draft, problem: str) -> None:
         text = (
             f"found repeated faults of {listed or 'a node'}; the job stays, because there is no other plan: {problem}"
         )
-        draft.verdicts.append(Verdict(CONDITION, TRUE, "NoOtherNodes", f"{text}: {problem}"))
+        draft.verdicts.append(Verdict(CONDITION, TRUE, "NoOtherNodes", text))
 
 
 def reset_for_spec(parsed: ParsedJob, draft: Draft, new: StoredPlan) -> None:

@@ -22,7 +22,7 @@ from dlcontract import (
 from dljob.api import DLJobSpec
 from dljob.cluster.catalogue import GPU_RESOURCES, vendor
 from dljob.job.observed import JOB_LABEL, JobSeen
-from dljob.job.plan.stored import PodGroup, StoredPlan
+from dljob.job.plan.stored import NodeRequirement, PodGroup, StoredPlan
 from dljob.job.queue import Placement
 from dljob.perf.resources.memory import shm_nbytes
 from dljob.render import dataset
@@ -98,7 +98,7 @@ def pod_template(
     template["metadata"]["labels"] |= labels(job, group.name)
     if accepted.admission is not None:
         template = _placed(template, accepted.admission.placements.get(group.name))
-    return avoiding(template, accepted.avoid)
+    return avoiding(within(template, accepted.domain), accepted.avoid)
 
 
 def _placed(template: Manifest, placement: Placement | None) -> Manifest:
@@ -127,6 +127,30 @@ def avoiding(template: Manifest, nodes: Sequence[str] | None) -> Manifest:
     required: Manifest = by_node.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
     chosen: list[Manifest] = required.get("nodeSelectorTerms") or [{}]
     terms = [{**term, "matchFields": [*(term.get("matchFields") or ()), *fields]} for term in chosen]
+    by_node = {**by_node, "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
+    spec = {**template["spec"], "affinity": {**affinity, "nodeAffinity": by_node}}
+    return {**template, "spec": spec}
+
+
+def within(template: Manifest, domain: Sequence[Sequence[NodeRequirement]] | None) -> Manifest:
+    """Return the pod template with a node affinity for the nodes of ``domain``, whatever affinity an override has set.
+
+    Terms are alternatives in both, so that each of the template's is combined with each of the domain's.
+    """
+    if not domain:
+        return template
+    affinity: Manifest = template["spec"].get("affinity") or {}
+    by_node: Manifest = affinity.get("nodeAffinity") or {}
+    required: Manifest = by_node.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+    chosen: list[Manifest] = required.get("nodeSelectorTerms") or [{}]
+    terms = [
+        {
+            **term,
+            "matchExpressions": [*(term.get("matchExpressions") or ()), *(r.model_dump(mode="json") for r in part)],
+        }
+        for term in chosen
+        for part in domain
+    ]
     by_node = {**by_node, "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
     spec = {**template["spec"], "affinity": {**affinity, "nodeAffinity": by_node}}
     return {**template, "spec": spec}

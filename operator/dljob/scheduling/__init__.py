@@ -6,15 +6,15 @@ The package does no I/O and reads no clock: callers pass nodes, pods and times.
 
 from dljob.scheduling.backfill import RunningJob, Shadow, StartSearch, in_order_of_ends, shadow, start_in_s
 from dljob.scheduling.book import ReservationBook
-from dljob.scheduling.charges import Charge, object_charge, pod_charge
 from dljob.scheduling.forecast import UNKNOWN, Forecast, Holder, Interval, Use, Waiter, forecast, interval
 from dljob.scheduling.gain import MIN_LEFT_S, Gain, gain
 from dljob.scheduling.growth import Growth
 from dljob.scheduling.ledger import BoundPod, Ledger, NodeCapacity
-from dljob.scheduling.limit_ranges import LimitRange
+from dljob.scheduling.limits.charges import Charge, object_charge, pod_charge
+from dljob.scheduling.limits.limit_ranges import LimitRange
+from dljob.scheduling.limits.quotas import NO_LIMITS, NamespaceLimits, Quota
 from dljob.scheduling.order import QueuedJob, QueuePolicy, dominant_share, latest_start
 from dljob.scheduling.preemption import PROTECTED_S, Preemptible, victims
-from dljob.scheduling.quotas import NO_LIMITS, NamespaceLimits, Quota
 from dljob.scheduling.requests import NOTHING, Requests, amount, pod_requests
 from dljob.scheduling.reservations import Reservation, without_reserved
 

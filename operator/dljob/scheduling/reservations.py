@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 
 from dljob.cluster import ClusterView
-from dljob.scheduling.charges import Charge
+from dljob.cluster.domains import ANYWHERE, Domain
+from dljob.scheduling.limits.charges import Charge
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class Reservation:
     """What each of the ``uncreated`` objects will charge to quotas; None if the namespace had none."""
     uncreated: int = 0
     """Number of these objects that do not exist yet. A pod that waits for a node is in the quotas' usage already."""
+    domain: Domain = ANYWHERE
+    """The nodes on which the pods may run."""
 
 
 def without_reserved(view: ClusterView, reservations: Iterable[Reservation]) -> ClusterView:
@@ -48,7 +51,7 @@ def without_reserved(view: ClusterView, reservations: Iterable[Reservation]) -> 
         if reservation.device not in heaps:
             heapify(left)
             heaps.add(reservation.device)
-        for node_left in _take(left, reservation):
+        for node_left in _take(left, reservation, view):
             heappush(left, node_left)
             changed[node_left[2]] = node_left
     nodes = list(view.nodes)
@@ -66,15 +69,19 @@ took seconds.
 """
 
 
-def _take(left: list[_Left], reservation: Reservation) -> list[_Left]:
+def _take(left: list[_Left], reservation: Reservation, view: ClusterView) -> list[_Left]:
     """Remove the nodes of a reservation from the heap. Return what the reservation leaves of them."""
     fitting: list[_Left] = []
     others: list[_Left] = []
+    outside: list[_Left] = []
     while left and len(fitting) < reservation.nodes:
         node = heappop(left)
+        if not reservation.domain.has(view.nodes[node[2]]):
+            outside.append(node)
+            continue
         (fitting if _fits(node, reservation) else others).append(node)
     missing = reservation.nodes - len(fitting)
-    for node in others[missing:]:
+    for node in (*outside, *others[missing:]):
         heappush(left, node)
     return [_less(node, reservation) for node in (*fitting, *others[:missing])]
 

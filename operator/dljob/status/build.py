@@ -135,6 +135,7 @@ def _from_report(
             display=f"{100 * step // report.steps}%",
             loss=_rounded(report.loss, 6),
             accuracy=_rounded(report.accuracy, 6),
+            metrics={name: float(f"{value:.6g}") for name, value in sorted(report.metrics.items())} or None,
         )
     if report.step_s and accepted is not None and report.plan_number == accepted.plan.number:
         changes["measured"] = _measured(report, accepted)

@@ -335,6 +335,7 @@ def _pod(made: Job, name: str, address: str, namespace: str, bridge: str) -> Pod
         "DLTRAIN_PLAN_FILE": str(made.plan_file), "DLTRAIN_REPORT_FILE": str(made.report_file),
         "DLTRAIN_TLS_DIR": str(made.authority.directory), "DLTRAIN_MEMORY_DIR": str(directory / "memory"),
         "DLTRAIN_RETURN_AFTER_S": "3",
+        "DLTRAIN_HANG_MIN_S": "5",
     }  # fmt: skip
     return Pod(name, address, namespace, directory, command, environ)
 

@@ -25,7 +25,8 @@ from dltrain.agent.main import succession
 from dltrain.host.processes import Exit
 from dltrain.protocol.agent_messages import RankEnded
 from dltrain.protocol.rank_messages import Busy, Finished, Hello, Mark, Probed, Shrunk, Step
-from dltrain.record.ledger import START_DEADLINE_S, Ledger
+from dltrain.record.hang_detection import START_DEADLINE_S
+from dltrain.record.ledger import Ledger
 
 
 def plan(ranks: int = 3, **fields: Any) -> Plan:
@@ -239,7 +240,7 @@ def step(rank: int, number: int, step_s: float = 0.1, device: str = "cpu") -> St
 
 
 def test_hang_deadline_follows_the_step_time_of_the_rank() -> None:
-    ledger = Ledger(plan(), None)
+    ledger = Ledger(plan(), None, hang_min_s=5.0)
     ledger.record(Hello(rank=0, pid=1), 0.0)
     assert ledger.silent_rank(START_DEADLINE_S - 1) is None and ledger.silent_rank(START_DEADLINE_S + 1) == (0, 901.0)
     ledger.record(step(0, 1, step_s=0.1), 100.0)
@@ -257,7 +258,7 @@ def test_hang_deadline_follows_the_step_time_of_the_rank() -> None:
 
 
 def test_time_without_a_processor_is_no_silence() -> None:
-    ledger = Ledger(plan(), None)
+    ledger = Ledger(plan(), None, hang_min_s=5.0)
     ledger.record(step(0, 1), 100.0)
     ledger.record(step(1, 1), 100.0)
     ledger.excuse(3.0)

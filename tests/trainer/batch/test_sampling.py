@@ -35,6 +35,18 @@ def test_epoch_contains_every_sample_once(samples: int, shares: list[int], seed:
     assert sorted(seen) == list(range(samples))
 
 
+@given(samples=st.integers(1, 300), batch=st.integers(1, 64), epoch=st.integers(0, 3))
+def test_drop_last_leaves_out_only_the_remainder(samples: int, batch: int, epoch: int) -> None:
+    whole = Sampler(samples, min(batch, samples), 3)
+    dropping = Sampler(samples, min(batch, samples), 3, drop_last=True)
+    assert dropping.steps_per_epoch == samples // whole.batch > 0
+    for index in range(dropping.steps_per_epoch):
+        part = dropping.part(epoch * dropping.steps_per_epoch + index, [1], 0)
+        same = whole.part(epoch * whole.steps_per_epoch + index, [1], 0)
+        assert len(part.indices) == whole.batch and part.indices.tolist() == same.indices.tolist()
+        assert part.epoch == epoch and part.last == (index == dropping.steps_per_epoch - 1)
+
+
 @given(samples=st.integers(2, 300), batch=st.integers(1, 64), a=SHARES, b=SHARES)
 def test_batches_do_not_depend_on_the_split(samples: int, batch: int, a: list[int], b: list[int]) -> None:
     sampler = Sampler(samples, min(batch, samples), 5)

@@ -13,7 +13,7 @@ from torch import nn
 
 from dltrain.checkpoint import tensor_file
 from dltrain.checkpoint.state import Staging, capture, restore
-from dltrain.checkpoint.store import MANIFEST, MODEL, Checkpoints, Snapshot, decode, identity
+from dltrain.checkpoint.store import MANIFEST, MODEL, Checkpoints, Snapshot, identity
 from dltrain.protocol.errors import BadInputError, FencedError
 from dltrain.protocol.volume_layout import TERM, term_in
 from support.trainer.ranks import BODIES, run
@@ -31,7 +31,7 @@ def checkpoints(tmp_path: Path) -> Checkpoints:
 def newest(checkpoints: Checkpoints) -> Snapshot:
     loaded = checkpoints.load()
     assert loaded is not None
-    return decode(loaded[1])
+    return loaded.snapshot()
 
 
 def test_superseded_run_writes_no_checkpoint(tmp_path: Path) -> None:

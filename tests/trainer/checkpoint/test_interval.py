@@ -74,3 +74,10 @@ def test_interval_follows_measured_cost_and_faults(tmp_path: Path, monkeypatch: 
     without_faults, with_faults = last_checkpoints[0].interval_s, last_checkpoints[50].interval_s
     assert without_faults is not None and with_faults is not None
     assert SHORTEST_S <= with_faults < without_faults / 5 and without_faults <= LONGEST_S
+
+
+def test_interruptions_of_spot_nodes_shorten_the_interval_before_the_first_fault() -> None:
+    hour_s = 3600.0
+    calm, spot = between_faults_s(4, 0, 0.0), between_faults_s(4, 0, 0.0, 20 * hour_s)
+    assert spot == 5 * hour_s < calm
+    assert between_faults_s(4, 100, 100 * hour_s, 20 * hour_s) == pytest.approx(hour_s, rel=0.1)

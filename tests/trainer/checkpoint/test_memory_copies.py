@@ -63,7 +63,7 @@ def test_state_that_fits_is_copied_again(copies: list[str]) -> None:
 
 def test_time_of_comparing_and_gathering_counts_towards_the_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr(memory_copy.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr("dltrain.checkpoint.memory_copy.time.monotonic", lambda: now[0])
     manager = CheckpointManager.__new__(CheckpointManager)
     manager._pace, manager._writer, manager._memory = memory_copy.Pace(), None, None
     manager.save(1, {}, {}, {}, durable=False, gathered_s=2.0)

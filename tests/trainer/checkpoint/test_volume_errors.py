@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dlcontract import reasons
-from dltrain.checkpoint.store import MODEL, OPTIMIZER, Checkpoints, Snapshot, decode
+from dltrain.checkpoint.store import MODEL, OPTIMIZER, Checkpoints, Snapshot
 from dltrain.checkpoint.writer import Writer
 from dltrain.data.files import read_arrays
 from dltrain.data.tokens import read_tokens
@@ -29,7 +29,7 @@ def snapshot(step: int) -> Snapshot:
 
 def loaded_step(checkpoints: Checkpoints) -> int | None:
     found = checkpoints.load()
-    return decode(found[1]).step if found is not None else None
+    return found.snapshot().step if found is not None else None
 
 
 @pytest.fixture

@@ -138,8 +138,9 @@ def test_gradients_and_loaded_optimizer_state_keep_channels_last() -> None:
         optimizer.step()
     assert torch.equal(models[0].weight, models[1].weight)
     state = optimizers[0].state_dict()
-    for values in state["state"].values():
-        values.update({key: value.contiguous() for key, value in values.items()})
+    for index, values in state["state"].items():
+        for key, value in values.items():
+            values[key] = parallel.optimizer_part(optimizers[0], index, key, value.contiguous())
     parallel.load_optimizer(optimizers[0], state)
     assert optimizers[0].state[models[0].weight]["exp_avg"].stride() == models[0].weight.stride()
 

@@ -109,7 +109,7 @@ def test_error_names_variable_value_and_expectation(name: str, found: str, expec
         ("{}", "a list of nodes"),
         ('[{"name": "a", "cpu": 2}]', "a template without count"),
         ('[{"name": "a", "count": 2, "cpu": "much"}]', "nodes[0].cpu: found 'much'"),
-        ('[{"name": "a", "count": 2, "zone": "b"}]', "nodes[0].zone: no such field"),
+        ('[{"name": "a", "count": 2, "region": "b"}]', "nodes[0].region: no such field"),
         ('[{"name": "a", "count": 1500}, {"name": "b", "count": 1500}]', "found 3000 nodes; expected at most 2000"),
     ],
 )

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from dljob.api import DLJobSpec
 from dljob.api.defaults import NO_DEFAULTS, JobDefaults
+from dljob.cluster.domains import SAME_AS_OTHERS, Crossing, Spot, Topology
 from dljob.cluster.prices import CATALOGUE_PRICES
-from dljob.job.defaults import applied, applied_prices, parse_defaults, prices_of, with_defaults
+from dljob.job.defaults import applied, applied_prices, parse_defaults, prices_of, spot_of, topology_of, with_defaults
 from support.builders import DIGITS
 
 Json = dict[str, Any]
@@ -187,3 +188,29 @@ def test_invalid_defaults_are_rejected_with_field_value_and_remedy(case: str) ->
 def test_defaults_round_trip() -> None:
     found = parse_defaults(FULL)
     assert found.manifest() == FULL and parse_defaults(found.manifest()) == found
+
+
+def test_spot_nodes_and_topology() -> None:
+    assert spot_of(parse_defaults({})) == SAME_AS_OTHERS
+    assert topology_of(parse_defaults({"topology": {"rackLabel": "a/b"}})).racks is None
+    found = parse_defaults({
+        "spot": {"labels": [{"key": "a/b", "value": "c"}], "priceFactor": 0.4, "interruptionsPerHour": 0.1},
+        "topology": {"rackLabel": "a/rack", "betweenZones": {"bandwidth": "250M"}, "betweenRacks": {"latencySeconds": 1}},
+    })  # fmt: skip
+    assert spot_of(found) == Spot((("a/b", "c"),), 0.4, 0.1)
+    assert topology_of(found) == Topology(Crossing(2.5e8), Crossing(None, 1.0), "a/rack")
+
+
+@pytest.mark.parametrize(
+    ("document", "field"),
+    [
+        ({"spot": {"priceFactor": 0}}, "spot.priceFactor"),
+        ({"spot": {"interruptionsPerHour": -1}}, "spot.interruptionsPerHour"),
+        ({"spot": {"labels": []}}, "spot.labels"),
+        ({"topology": {"betweenZones": {"bandwidth": "fast"}}}, "topology.betweenZones.bandwidth"),
+        ({"topology": {"betweenRacks": {"bandwidth": "0"}}}, "topology.betweenRacks.bandwidth"),
+    ],
+)
+def test_wrong_spot_nodes_and_topology_are_rejected(document: dict[str, object], field: str) -> None:
+    with pytest.raises(ValueError, match=field):
+        parse_defaults(document)

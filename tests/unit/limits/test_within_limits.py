@@ -13,7 +13,7 @@ from dljob.reconcile.parsed import parse_observed
 from dljob.reconcile.planning.make_plan import decide, question
 from dljob.render import stateful_sets
 from dljob.scheduling import LimitRange, NamespaceLimits, Quota, pod_charge
-from dljob.scheduling.quotas import Scope, shortages
+from dljob.scheduling.limits.quotas import Scope, shortages
 from support.builders import A100, CONFIG, CPUS, DIGITS, nodes, seen
 
 Json = dict[str, Any]

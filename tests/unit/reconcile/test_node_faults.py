@@ -247,7 +247,9 @@ class TestMoves:
         observed = moving(THREE)
         desired = step(observed)
         assert verdict(desired, "NodeFaulty") == ("True", "NoOtherNodes")
-        assert desired.scales == () and NODE in condition_of(desired, "NodeFaulty").message
+        message = condition_of(desired, "NodeFaulty").message
+        assert desired.scales == () and NODE in message
+        assert len(set(message.split(": "))) == len(message.split(": ")), "the message repeats itself"
         trains = after(observed, desired)
         trains = replace(trains, report=report(trains, step=20))
         assert not needs_view(trains), "it goes on where it is"

@@ -22,7 +22,6 @@ from support.builders import (
     settled,
     without_spec,
 )
-from support.builders import nodes as cluster
 from support.job_lifecycle import (
     DOWN,
     OUTCOME,
@@ -219,7 +218,7 @@ class TestVolumes:
         assert status(desired).phase is (Phase.PENDING if expected[0] == "False" and blocked else Phase.STARTING)
 
     @pytest.mark.parametrize(
-        ("volume", "nodes", "mode", "says"),
+        ("volume", "wanted", "mode", "says"),
         [
             ({}, {"min": 1, "max": 1}, "ReadWriteOnce", False),
             ({}, {"min": 1, "max": 8}, "ReadWriteOnce", True),
@@ -228,10 +227,9 @@ class TestVolumes:
         ],
     )
     def test_job_that_starts_on_one_node_learns_before_it_trains_that_its_claim_keeps_it_there(
-        self, volume: Json, nodes: Json, mode: str, says: bool
+        self, volume: Json, wanted: Json, mode: str, says: bool
     ) -> None:
-        one = cluster({"name": "n", "cpu": 2, "memory": "4Gi"})
-        first = seen({**DIGITS, "checkpoint": {"volume": volume}, "nodes": nodes}, view=one)
+        first = seen({**DIGITS, "checkpoint": {"volume": volume}, "nodes": wanted}, nodes({"name": "n", "cpu": 2}))
         desired = step(first)
         (claim,) = (item for item in desired.objects if item["kind"] == "PersistentVolumeClaim")
         assert claim["spec"]["accessModes"] == [mode]
@@ -381,22 +379,3 @@ class TestChanges:
     def test_new_template_first_scales_to_zero(self) -> None:
         observed = changed(training(), trainer={"env": [{"name": "A", "value": "b"}]})
         assert step(observed).scales == DOWN
-
-
-class TestPredecessors:
-    def test_job_waits_until_its_names_are_free(self) -> None:
-        desired = step(seen(leftovers=("StatefulSet digits-cpu",)))
-        assert nothing_done(desired)
-        assert verdict(desired, "PodsReady") == ("False", "NamesTaken")
-        assert "StatefulSet digits-cpu" in condition_of(desired, "PodsReady").message
-        assert desired.requeue_after_s == 1
-
-    def test_job_starts_when_its_names_are_free(self) -> None:
-        first = seen(leftovers=("StatefulSet digits-cpu",))
-        assert kinds(step(replace(after(first, step(first)), leftovers=())))[-1] == "StatefulSet"
-
-    def test_plan_of_a_former_job_of_the_same_name_is_not_used(self) -> None:
-        old = training()
-        new = replace(seen(), job=replace(old.job, uid="another", status={}), plan=old.plan, report=old.report)
-        assert needs_view(new)
-        assert plan_of(after(new, step(new))).plan.uid == "another"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from dljob.scheduling import LimitRange
-from dljob.scheduling.limit_ranges import bounds, claim_violation, violation, with_defaults
+from dljob.scheduling.limits.limit_ranges import bounds, claim_violation, violation, with_defaults
 
 Json = dict[str, Any]
 

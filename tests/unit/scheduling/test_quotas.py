@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dljob.scheduling import Charge, LimitRange, NamespaceLimits, Quota
-from dljob.scheduling.quotas import Scope, amount_text, shortages, unstated
+from dljob.scheduling.limits.quotas import Scope, amount_text, shortages, unstated
 
 Json = dict[str, Any]
 RESOURCES = ("pods", "requests.cpu", "requests.memory", "requests.nvidia.com/gpu")

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dljob.cluster import ClusterView, Node
+from dljob.cluster.domains import Domain, Requirement
 from dljob.scheduling import reservations as module
 from dljob.scheduling.reservations import Reservation, without_reserved
 
@@ -80,3 +81,13 @@ def test_a_reservation_looks_at_few_nodes(monkeypatch: pytest.MonkeyPatch) -> No
     view = ClusterView(tuple(node(i, CPU, 1, 8.0, 64) for i in range(500)))
     without_reserved(view, [Reservation(CPU, 4, 1, 0.5, 1)] * 500)
     assert len(looked) == 4 * 500
+
+
+def test_a_reservation_is_subtracted_within_its_domain() -> None:
+    """The first node has the most room, but the pods must not run there."""
+    here = Domain(terms=((Requirement("zone", "In", ("b",)),),))
+    view = ClusterView(
+        tuple(replace(node(i, CPU, 1, 8.0 - i, 64), labels={"zone": zone}) for i, zone in enumerate("abb"))
+    )
+    found = without_reserved(view, [Reservation(CPU, 5, 1, 1.0, 1, domain=here)])
+    assert [each.free_cpu for each in found.nodes] == [8.0, 6.0, 5.0]

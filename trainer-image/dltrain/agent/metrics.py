@@ -14,7 +14,7 @@ from prometheus_client.registry import Collector
 from dlcontract import Record, RunPhase
 from dltrain.agent.member.local_ranks import LocalRanks
 from dltrain.agent.member.member import Member
-from dltrain.protocol.rank_messages import Checkpointed, Chosen, Compared, Evaluated, Probed, Step
+from dltrain.protocol.rank_messages import Checkpointed, Chosen, Compared, Evaluated, Logged, Probed, Step
 from dltrain.record.ledger import Ledger
 
 PREFIX = "dljob_trainer_"
@@ -179,6 +179,15 @@ class TrainerCollector(Collector):
         yield energy
         accuracy = {n: evaluated.accuracy for n, evaluated in self._latest(Evaluated)}
         yield _gauge("accuracy_ratio", "Last accuracy on held-out data.", accuracy)
+        logged = GaugeMetricFamily(
+            PREFIX + "logged_value",
+            "Last value of each metric that the script logged with t.log, at most 16 by name.",
+            labels=["rank", "name"],
+        )
+        for n, message in self._latest(Logged):
+            for name, value in message.values.items():
+                logged.add_metric([str(n), name], value)
+        yield logged
         yield _gauge(
             "parameters_agree",
             "1 if all ranks held the same parameters at the last comparison. 0: a memory or device error; see the log.",

@@ -16,11 +16,13 @@ from dlcontract import Role
 from dltrain.asynchronous.clocks import Clocks
 from dltrain.asynchronous.link import Link
 from dltrain.checkpoint.state import capture, restore
-from dltrain.checkpoint.store import MODEL, OPTIMIZER, STATE, Snapshot, decode
+from dltrain.checkpoint.store import MODEL, OPTIMIZER, STATE, Snapshot
 from dltrain.checkpoint.writer import patience_s
 from dltrain.optim.lr_scaling import Scaling
 from dltrain.parallel.gradient_buffer import GradientBuffer
+from dltrain.parallel.placement import Placement
 from dltrain.protocol.rank_messages import EXIT_STOPPED
+from dltrain.train.saving import LoadingTarget
 from dltrain.train.trainer import Trainer
 
 
@@ -72,7 +74,7 @@ class Run:
         """
         trainer, none = self.trainer, [0] * len(self.ranks)
         snapshot = trainer.checkpoint_manager.resume(
-            self.model.state_dict(), self.model.load_state_dict, self.optimizer.load_state_dict
+            self.model.state_dict(), LoadingTarget(Placement(), self.model, self.optimizer)
         )
         if snapshot is None:
             return none
@@ -106,7 +108,7 @@ class Run:
             state = {"clocks": done, "scaling": scaling}
             files = _packed(capture(min(done), self.model.state_dict(), self.optimizer.state_dict(), state))
         names = process_group.broadcast("\n".join(files).encode(), self.server).decode().split("\n")
-        snapshot = decode({name: process_group.broadcast(files.get(name, b""), self.server) for name in names})
+        snapshot = _unpacked({name: process_group.broadcast(files.get(name, b""), self.server) for name in names})
         weights: dict[str, Tensor] = {}
         optimizer: dict[str, Any] = {}
         restore(snapshot, weights.update, optimizer.update)
@@ -128,8 +130,15 @@ class Run:
 
 
 def _packed(snapshot: Snapshot) -> dict[str, bytes]:
-    """Encode a snapshot as files by name, which ``checkpoint.store.decode`` reads."""
+    """Encode a snapshot as files by name, which ``_unpacked`` reads."""
     from safetensors.torch import save
 
     state = json.dumps({"step": snapshot.step} | snapshot.state).encode()
     return {MODEL: save(snapshot.model), OPTIMIZER: save(snapshot.optimizer), STATE: state}
+
+
+def _unpacked(files: dict[str, bytes]) -> Snapshot:
+    from safetensors.torch import load
+
+    state = json.loads(files[STATE])
+    return Snapshot(state.pop("step"), load(files[MODEL]), load(files[OPTIMIZER]), state)

@@ -37,7 +37,7 @@ def train(
     PeerLostError, DivergedError.
     """
     model.to(trainer.device)
-    replicate(model, trainer.process_group.broadcast)
+    replicate(model, trainer.process_group)
     total = Sampler.planned(trainer.plan, loader.samples).steps(trainer.plan)
     run = Run(trainer, model, optimizer, total, alive_s)
     if trainer.rank == run.server:

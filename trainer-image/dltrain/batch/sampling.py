@@ -42,20 +42,25 @@ class Part:
 
 @dataclass(frozen=True)
 class Sampler:
-    """Split ``samples`` samples into batches of ``batch`` samples. The last batch of an epoch holds the remainder."""
+    """Split ``samples`` samples into batches of ``batch`` samples. The last batch of an epoch holds the remainder.
+
+    With ``drop_last``, an epoch leaves out the remainder. Its order differs in each epoch, so other samples are left
+    out each time.
+    """
 
     samples: int
     batch: int
     seed: int
+    drop_last: bool = False
 
     @classmethod
-    def planned(cls, plan: Plan, samples: int) -> "Sampler":
+    def planned(cls, plan: Plan, samples: int, *, drop_last: bool = False) -> "Sampler":
         """Create the sampler for a dataset of ``samples`` samples. A batch is at most the whole dataset."""
-        return cls(samples, min(plan.global_batch, samples), plan.seed)
+        return cls(samples, min(plan.global_batch, samples), plan.seed, drop_last)
 
     @property
     def steps_per_epoch(self) -> int:
-        return -(-self.samples // self.batch)
+        return self.samples // self.batch if self.drop_last else -(-self.samples // self.batch)
 
     def steps(self, plan: Plan) -> int:
         """Return the number of steps of the whole training."""

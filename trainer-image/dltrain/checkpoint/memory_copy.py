@@ -5,12 +5,11 @@ checkpoint. The first rank of each pod writes the copy. Like a checkpoint, it is
 hashes.
 """
 
-import json
 import os
 import time
 from pathlib import Path
 
-from dltrain.checkpoint.store import STATE, Checkpoints, Snapshot
+from dltrain.checkpoint.store import Snapshot
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.protocol.rank_messages import MEMORY_ENV
 
@@ -42,20 +41,6 @@ def room_for(folder: Path, snapshot: Snapshot, gpus: int = 0) -> bool:
     nbytes = sum(tensor.nbytes for part in parts for tensor in part.values())
     system = os.statvfs(folder)
     return system.f_bavail * system.f_frsize >= nbytes + RESERVE_NBYTES + gpus * RESERVE_GPU_NBYTES
-
-
-def step_of(files: dict[str, bytes]) -> float:
-    """Return the training step after which a checkpoint was made, or ``NOTHING`` without files.
-
-    ``files``: the checkpoint's files, as name → content.
-    """
-    return float(json.loads(files[STATE])["step"]) if files else NOTHING
-
-
-def newest_files(checkpoints: Checkpoints | None) -> dict[str, bytes]:
-    """Return the files of the newest valid checkpoint, or no files if there is none."""
-    found = checkpoints.load() if checkpoints is not None else None
-    return found[1] if found is not None else {}
 
 
 class Pace:

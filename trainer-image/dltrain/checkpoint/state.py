@@ -1,13 +1,19 @@
 """Convert the state of any torch model and optimizer to named tensors and JSON, and back."""
 
-from collections.abc import Callable, Mapping
-from typing import Any
+import json
+from collections.abc import Callable, Iterator, Mapping
+from itertools import zip_longest
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from dltrain.checkpoint.store import Snapshot
+from dltrain.checkpoint import tensor_file
+from dltrain.checkpoint.store import MODEL, OPTIMIZER, USER_OBJECTS, Snapshot, Stored
+from dltrain.checkpoint.tensor_file import content
+from dltrain.comm.process_group import ProcessGroup
 from dltrain.device.rank_device import finish
+from dltrain.protocol.errors import CheckpointVolumeError
 
 
 class Staging:
@@ -95,14 +101,133 @@ def restore(
     load_optimizer({"state": entries, "param_groups": kept["groups"]})
 
 
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.detach().to("cpu", copy=True).contiguous()
+def replicate(model: nn.Module, process_group: ProcessGroup) -> None:
+    """Copy rank 0's parameters and buffers to every rank, one tensor at a time. Raise PeerLostError.
+
+    Raise RuntimeError if the model of this rank differs from that of rank 0 in names, shapes or dtypes.
+    """
+    state = model.state_dict()
+    rows = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in state.items()]
+    theirs = process_group.broadcast("\n".join(rows).encode()).decode().splitlines()
+    if differing := [
+        f"{here or 'nothing'} (rank 0: {there or 'nothing'})"
+        for here, there in zip_longest(rows, theirs)
+        if here != there
+    ]:
+        raise RuntimeError(f"model: found {differing[0]}; expected the same tensors on all ranks. Check the script")
+    load = WeightLoader(model)
+    for name, tensor in state.items():
+        copy = tensor.detach().to("cpu", copy=True).contiguous()
+        process_group.broadcast_into(content(copy))
+        load(name, copy)
+    load.finish()
 
 
-@torch.no_grad()
-def replicate(model: nn.Module, broadcast: Any) -> None:
-    """Copy rank 0's parameters and buffers to every rank. ``broadcast``: a function like ``ProcessGroup.broadcast``."""
-    from safetensors.torch import load, save
+class WeightLoader:
+    """Load the tensors of a model one at a time, in place. Call it for each tensor of ``state_dict()``, then finish.
 
-    content = save({name: _copy(tensor) for name, tensor in model.state_dict().items()})
-    model.load_state_dict(load(broadcast(content)))
+    Models that convert their state (with hooks, or their own ``load_state_dict``) get all tensors together at the end.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        tensors = [*model.parameters(), *model.buffers()]
+        memory = {(tensor.device, tensor.data_ptr()) for tensor in tensors}
+        self._state = model.state_dict()
+        plain = not any(_converts(module) for module in model.modules())
+        self._in_place = plain and all((t.device, t.data_ptr()) in memory for t in self._state.values())
+        self._rest: dict[str, Tensor] = {}
+
+    @torch.no_grad()
+    def __call__(self, name: str, tensor: Tensor) -> None:
+        if self._in_place:
+            self._state[name].copy_(tensor)
+        else:
+            self._rest[name] = tensor
+
+    def finish(self) -> None:
+        if self._rest:
+            self._model.load_state_dict(self._rest)
+            self._rest = {}
+
+
+def _converts(module: nn.Module) -> bool:
+    """Return True if the module may load other tensors than those in the state dict."""
+    methods = (getattr(type(module), name) for name in ("load_state_dict", "_load_from_state_dict", "state_dict"))
+    own = any(not str(method.__module__).startswith("torch.") for method in methods)
+    return own or bool(
+        module._load_state_dict_pre_hooks or module._load_state_dict_post_hooks or module._state_dict_hooks
+    )
+
+
+class Target(Protocol):
+    """What a checkpoint is loaded into. Tensors are whole, in main memory, and passed one at a time."""
+
+    def check(self, groups: list[dict[str, Any]]) -> None:
+        """Raise BadInputError if the parameter groups of the checkpoint's optimizer do not fit."""
+
+    def load_weight(self, name: str, whole: Tensor) -> None:
+        """Load this rank's part of a tensor of the model."""
+
+    def optimizer_part(self, index: int, key: str, whole: Tensor) -> Tensor | None:
+        """Return this rank's part of the optimizer's state ``key`` of parameter ``index``; None if it has no part.
+
+        The part does not share memory with ``whole``.
+        """
+
+    def load_optimizer(self, parts: dict[str, Any]) -> None:
+        """Load an optimizer's ``state_dict()`` whose tensors are the parts that ``optimizer_part`` has returned."""
+
+
+def load_together(
+    stored: Stored | None,
+    process_group: ProcessGroup,
+    holder: int,
+    target: Target,
+    check: Callable[[dict[str, Any]], None],
+) -> Snapshot | None:
+    """Load the checkpoint that rank ``holder`` has opened into ``target`` on all ranks, one tensor at a time.
+
+    ``stored``: the checkpoint on the holder, None elsewhere. ``check``: raises an error if the JSON does not fit.
+    A rank needs memory for one tensor besides the training state. Return the snapshot without the tensors of model and
+    optimizer, or None if there is no checkpoint. Raise PeerLostError, and on the holder CheckpointVolumeError if the
+    checkpoint cannot be read.
+    """
+    header = b"null"
+    if stored is not None:
+        files = {
+            name: [[entry, tensor_file.NAMES[dtype], shape] for entry, (dtype, shape) in file.entries.items()]
+            for name, file in stored.files.items()
+        }
+        header = json.dumps({"step": stored.step, "state": stored.state, "files": files}).encode()
+    described = json.loads(process_group.broadcast(header, holder))
+    if described is None:
+        return None
+    state, dtypes = described["state"], {name: dtype for dtype, name in tensor_file.NAMES.items()}
+
+    def tensors(name: str) -> Iterator[tuple[str, Tensor]]:
+        for entry, dtype, shape in described["files"].get(name, []):
+            if stored is not None:
+                try:
+                    tensor = stored.files[name].read(entry)
+                except OSError as error:
+                    raise CheckpointVolumeError(stored.folder, error) from None
+            else:
+                tensor = torch.empty(shape, dtype=dtypes[dtype])
+            process_group.broadcast_into(content(tensor), holder)
+            yield entry, tensor
+
+    check(state)
+    saved = state["optimizer"]
+    target.check(saved["groups"])
+    for name, whole in tensors(MODEL):
+        target.load_weight(name, whole)
+    entries: dict[int, dict[str, Any]] = {}
+    for name, whole in tensors(OPTIMIZER):
+        index, _, key = name.partition(".")
+        if (part := target.optimizer_part(int(index), key, whole)) is not None:
+            entries.setdefault(int(index), {})[key] = part
+    for number, scalars in saved["scalars"].items():
+        entries.setdefault(int(number), {}).update(scalars)
+    target.load_optimizer({"state": entries, "param_groups": saved["groups"]})
+    return Snapshot(described["step"], {}, {}, state, dict(tensors(USER_OBJECTS)))

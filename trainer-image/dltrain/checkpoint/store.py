@@ -16,11 +16,11 @@ import os
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
 
@@ -28,6 +28,8 @@ from dltrain.checkpoint import tensor_file
 from dltrain.host.volume_access import PAUSES_S, is_input_error, is_transient, retry
 from dltrain.protocol.errors import BadInputError, CheckpointError, CheckpointVolumeError, FencedError
 from dltrain.protocol.volume_layout import TERM, step_name, term_in
+
+T = TypeVar("T")
 
 FORMAT = 1
 MODEL, OPTIMIZER, STATE, MANIFEST = "model.safetensors", "optimizer.safetensors", "state.json", "manifest.json"
@@ -53,12 +55,24 @@ def identity(name: str, model: Mapping[str, Tensor]) -> str:
     return hashlib.sha256("\n".join(rows).encode()).hexdigest()
 
 
-def decode(files: Mapping[str, bytes]) -> Snapshot:
-    from safetensors.torch import load
+class Stored:
+    """A checkpoint whose hashes were verified. Its tensors are read one at a time, when they are needed."""
 
-    state = json.loads(files[STATE])
-    kept = load(files[USER_OBJECTS]) if USER_OBJECTS in files else {}
-    return Snapshot(state.pop("step"), load(files[MODEL]), load(files[OPTIMIZER]), state, kept)
+    def __init__(self, folder: Path, state: bytes, names: Iterable[str]) -> None:
+        """Open the checkpoint. ``state``: content of its file ``STATE``. ``names``: its files. Raise OSError."""
+        self.folder = folder
+        self.state: dict[str, Any] = json.loads(state)
+        self.step: int = self.state.pop("step")
+        self.files = {name: tensor_file.TensorFile(folder / name) for name in names if name != STATE}
+
+    def snapshot(self) -> Snapshot:
+        """Return the whole state in memory. Raise OSError."""
+        parts = []
+        for name in (MODEL, OPTIMIZER, USER_OBJECTS):
+            file = self.files.get(name)
+            parts.append({entry: file.read(entry) for entry in file.entries} if file is not None else {})
+        model, optimizer, kept = parts
+        return Snapshot(self.step, model, optimizer, self.state, kept)
 
 
 class Checkpoints:
@@ -173,8 +187,8 @@ class Checkpoints:
             self._prune(snapshot.step)
         return final, len(manifest) + sum(written.nbytes for written in files.values())
 
-    def load(self) -> tuple[Path, dict[str, bytes]] | None:
-        """Return the directory and files of the newest checkpoint with valid hashes, or None if there is none.
+    def load(self) -> Stored | None:
+        """Return the newest checkpoint with valid hashes, or None if there is none. Its tensors are not in memory yet.
 
         Repeat reading after a transient error. If a checkpoint cannot be read, use an older one. No file is changed.
         Raise BadInputError if the checkpoint has another model or format, and CheckpointVolumeError if checkpoints
@@ -189,7 +203,7 @@ class Checkpoints:
         for step in reversed(steps):
             folder = self.directory / step_name(step)
             try:
-                return folder, self._read(folder, pauses)
+                return self._read(folder, pauses)
             except _CorruptError as damage:
                 self._corrupt.add(step)
                 _tell(f"skipped the damaged checkpoint {folder}: {damage}")
@@ -201,20 +215,20 @@ class Checkpoints:
             raise CheckpointVolumeError(self.directory, error)
         return None
 
-    def _read(self, folder: Path, pauses: Iterator[float]) -> dict[str, bytes]:
-        """Return the files of a checkpoint. Raise OSError if they cannot be read, and _CorruptError for damage."""
+    def _read(self, folder: Path, pauses: Iterator[float]) -> Stored:
+        """Verify and open a checkpoint. Raise OSError if it cannot be read, and _CorruptError for damage."""
 
-        def content(name: str) -> bytes:
+        def read(name: str, reader: Callable[[Path], T]) -> T:
+            path = folder / name
             try:
-                return retry((folder / name).read_bytes, str(folder / name), pauses)
+                return retry(lambda: reader(path), str(path), pauses)
             except FileNotFoundError:
-                if folder / name in retry(lambda: list(folder.iterdir()), str(folder), pauses):
+                if path in retry(lambda: list(folder.iterdir()), str(folder), pauses):
                     raise
                 raise _CorruptError(f"found no {name}") from None
 
-        files = {}
         try:
-            manifest = json.loads(content(MANIFEST))
+            manifest = json.loads(read(MANIFEST, Path.read_bytes))
             claimed = manifest.pop("sha256", None)
             if claimed not in (None, _digest(manifest)):  # None: an older version wrote no hash of the manifest.
                 raise _CorruptError(f"found content of {MANIFEST} that does not match its sha256 field")
@@ -222,16 +236,14 @@ class Checkpoints:
                 found = f"{folder} of format {manifest['format']}"
                 raise BadInputError(_FIELD, found, f"format {FORMAT}", "use the trainer image that wrote it")
             for name, claim in manifest["files"].items():
-                files[name] = content(name)
-                if hashlib.sha256(files[name]).hexdigest() != claim["sha256"]:
+                if read(name, tensor_file.sha256) != claim["sha256"]:
                     raise _CorruptError(f"found content of {name} that does not match its sha256 in {MANIFEST}")
-            model = manifest["identity"]
+            if manifest["identity"] != self.identity:
+                found, remedy = f"{folder}, a checkpoint of another model", "use another volume or that model"
+                raise BadInputError(_FIELD, found, "a checkpoint of this job's model", remedy)
+            return Stored(folder, read(STATE, Path.read_bytes), manifest["files"])
         except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:
             raise _CorruptError(f"found an invalid {MANIFEST} ({type(error).__name__}: {error})") from None
-        if model != self.identity:
-            found = f"{folder}, a checkpoint of another model"
-            raise BadInputError(_FIELD, found, "a checkpoint of this job's model", "use another volume or that model")
-        return files
 
     def _prune(self, newest: int) -> None:
         """Remove damaged and incomplete checkpoints, and those that ``keep`` newer readable ones supersede.

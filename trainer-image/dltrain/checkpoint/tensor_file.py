@@ -1,4 +1,4 @@
-"""Write tensors to a safetensors file directly from their memory.
+"""Write tensors to a safetensors file directly from their memory, and read them one at a time.
 
 The ``save`` function of the safetensors library first copies all bytes into one object. The copy doubles the memory and
 blocks the GIL, so that training pauses during a background write. This module hashes and writes the tensors in pieces,
@@ -11,9 +11,14 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
+
+from dltrain.host.volume_access import retry
 
 PIECE_NBYTES = 4 * 2**20
 NAMES = {
@@ -46,6 +51,61 @@ def write(path: Path, tensors: Mapping[str, Tensor]) -> Written:
                 rest = rest[file.write(rest) :]
         os.fsync(file.fileno())
     return Written(nbytes, digest.hexdigest())
+
+
+def sha256(path: Path) -> str:
+    """Return the SHA-256 of a file in hex digits. Memory for one piece is enough. Raise OSError."""
+    digest = hashlib.sha256()
+    with path.open("rb", buffering=0) as file:
+        while piece := file.read(PIECE_NBYTES):
+            digest.update(piece)
+    return digest.hexdigest()
+
+
+class TensorFile:
+    """A safetensors file whose tensors are read one at a time. Its content is trusted: verify it before.
+
+    ``entries``: name → (dtype, shape) of each tensor. Raise OSError if the file cannot be read after repetitions.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        header = json.loads(retry(self._header, str(path)))
+        header.pop("__metadata__", None)
+        dtypes = {name: dtype for dtype, name in NAMES.items()}
+        self.entries: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {
+            name: (dtypes[entry["dtype"]], tuple(entry["shape"])) for name, entry in header.items()
+        }
+        self._offsets = {name: self._begin + entry["data_offsets"][0] for name, entry in header.items()}
+
+    def _header(self) -> bytes:
+        with self.path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            self._begin = 8 + length
+            return file.read(length)
+
+    def read(self, name: str) -> Tensor:
+        """Return a tensor in new main memory. Raise OSError if it cannot be read after repetitions."""
+        dtype, shape = self.entries[name]
+        tensor = torch.empty(shape, dtype=dtype)
+        if tensor.numel():
+            retry(lambda: self._fill(tensor, self._offsets[name]), str(self.path))
+        return tensor
+
+    def _fill(self, tensor: Tensor, offset: int) -> None:
+        rest = content(tensor).data
+        with self.path.open("rb", buffering=0) as file:
+            file.seek(offset)
+            while rest:
+                count = file.readinto(rest[:PIECE_NBYTES])
+                if not count:
+                    raise OSError(f"{self.path}: found the end of the file within a tensor; expected its whole content")
+                rest = rest[count:]
+
+
+def content(tensor: Tensor) -> NDArray[np.uint8]:
+    """Return the bytes of a contiguous tensor in main memory, which share its memory."""
+    return cast(NDArray[np.uint8], tensor.detach().reshape(-1).view(torch.uint8).numpy())
 
 
 def _pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:

@@ -4,7 +4,6 @@ Data-parallel ranks have equal state, so only rank 0 writes it to the volume. A 
 background: training pauses only while the state is copied in memory.
 """
 
-import json
 import sys
 import threading
 import time
@@ -18,11 +17,11 @@ from torch import Tensor
 from dlcontract import CheckpointMark, Plan
 from dltrain.checkpoint import memory_copy
 from dltrain.checkpoint.interval import Interval
-from dltrain.checkpoint.memory_copy import NOTHING, newest_files, step_of
-from dltrain.checkpoint.state import Staging, capture, restore
-from dltrain.checkpoint.store import Checkpoints, Snapshot, decode, identity
+from dltrain.checkpoint.memory_copy import NOTHING
+from dltrain.checkpoint.state import Staging, Target, capture, load_together
+from dltrain.checkpoint.store import Checkpoints, Snapshot, Stored, identity
 from dltrain.comm.process_group import ProcessGroup
-from dltrain.protocol.errors import BadInputError, CheckpointError, FencedError
+from dltrain.protocol.errors import BadInputError, CheckpointError, CheckpointVolumeError, FencedError
 from dltrain.protocol.rank_messages import Checkpointed
 from dltrain.protocol.reporter import RankReporter
 from dltrain.protocol.volume_layout import job_directory
@@ -157,39 +156,31 @@ class CheckpointManager:
         """True if this rank can copy the state to the memory of its pod. Ranks exchange this value in each step."""
         return self._memory is not None
 
-    def resume(
-        self,
-        shapes: Mapping[str, Tensor],
-        load_model: Callable[[dict[str, Tensor]], object],
-        load_optimizer: Callable[[dict[str, Any]], object],
-    ) -> Snapshot | None:
+    def resume(self, shapes: Mapping[str, Tensor], target: Target) -> Snapshot | None:
         """Restore the newest state, from a pod's memory or the volume, on every rank. Return None if there is none.
 
         ``shapes``: the tensors of the whole model; only names, shapes and dtypes are used. One rank reads the state and
-        broadcasts it, so that all ranks start from the same state. Raise BadInputError if the state does not fit this
-        job.
+        broadcasts it, so that all ranks start from the same state. Tensors of model and optimizer are passed to
+        ``target`` one at a time and are not in the returned snapshot. Raise BadInputError if the state does not fit
+        this job, and CheckpointVolumeError if the volume cannot be read.
         """
         if not self.plan.checkpoint.enabled:
             return None
         self._identity = identity(self.plan.model.name or "script", shapes)
         self._memory = self._open_memory()
-        files = newest_files(self._memory.checkpoints) if self._memory is not None else {}
-        rows = self.process_group.gather([step_of(files), float(self.copies)])
+        stored = self._newest_in_memory()
+        rows = self.process_group.gather([stored.step if stored is not None else NOTHING, float(self.copies)])
         steps, self.copied_anywhere = [row[0] for row in rows], any(row[1] for row in rows)
         holder, folder = steps.index(max(steps)), None
         if self.process_group.rank == 0:
             checkpoints = self._open()
-            newer = max(checkpoints.steps(), default=NOTHING) > max(steps)
-            if newer and (found := checkpoints.load()) is not None and step_of(found[1]) > max(steps):
-                holder, (folder, files) = 0, found
+            found = checkpoints.load() if self._may_hold_newer(checkpoints, max(steps)) else None
+            if found is not None and found.step > max(steps):
+                holder, stored, folder = 0, found, found.folder
         holder = int(self.process_group.broadcast(str(holder).encode()))
-        names = json.loads(self.process_group.broadcast(json.dumps(sorted(files)).encode(), holder))
-        files = {name: self.process_group.broadcast(files.get(name, b""), holder) for name in names}
-        if not files:
+        mine = stored if holder == self.process_group.rank else None
+        if (snapshot := load_together(mine, self.process_group, holder, target, self._check)) is None:
             return None
-        snapshot = decode(files)
-        self._check(snapshot.state)
-        restore(snapshot, load_model, load_optimizer)
         if folder is not None and self._writer is not None:
             self._writer.last = CheckpointMark(step=snapshot.step, unix_s=folder.stat().st_mtime, path=str(folder))
             self._begun = snapshot.step
@@ -197,6 +188,21 @@ class CheckpointManager:
             place = folder if folder is not None else f"the memory of rank {holder}'s pod"
             print(f"dltrain: resumed from step {snapshot.step} in {place}", file=sys.stderr, flush=True)  # noqa: T201
         return snapshot
+
+    def _newest_in_memory(self) -> Stored | None:
+        """Return the copy in this pod's memory, or None if there is none or if it cannot be read."""
+        try:
+            return self._memory.checkpoints.load() if self._memory is not None else None
+        except CheckpointVolumeError as error:
+            self._warn(error)
+            return None
+
+    def _may_hold_newer(self, checkpoints: Checkpoints, step: float) -> bool:
+        """Return True if the volume holds a checkpoint after ``step``, or if its directory cannot be read."""
+        try:
+            return max(checkpoints.steps(), default=NOTHING) > step
+        except OSError:
+            return True  # ``load`` repeats it
 
     def _open_memory(self) -> Writer | None:
         """Return the writer of this pod's copy; None if this rank writes no copy or has no directory for it."""

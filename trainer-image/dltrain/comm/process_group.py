@@ -75,10 +75,11 @@ class ProcessGroup:
     def expect(self, ranks: int) -> None:
         """Raise BadInputError unless the process group has ``ranks`` ranks."""
         if self.size != ranks:
-            launched = os.environ.get("OMPI_COMM_WORLD_SIZE", "none, this process was not started by mpirun")
+            started = os.environ.get("OMPI_COMM_WORLD_SIZE")
+            how = f"mpirun started {started}" if started else "mpirun did not start this process"
             raise BadInputError(
                 "plan.ranks",
-                f"a process group of {self.size} ranks (started by mpirun: {launched})",
+                f"a process group of {self.size} ranks ({how})",
                 f"{ranks} ranks",
                 f"start the program with mpirun -n {ranks}, of the Open MPI that mpi4py uses",
             )
@@ -157,9 +158,15 @@ class ProcessGroup:
         content = np.empty(int(length[0]), np.uint8)
         if self.rank == root:
             content[:] = np.frombuffer(data, dtype=np.uint8)
+        self.broadcast_into(content, root)
+        return content.tobytes()
+
+    def broadcast_into(self, content: NDArray[np.uint8], root: int = 0) -> None:
+        """Overwrite ``content`` with that of rank ``root``, which has the same length. Raises PeerLostError."""
+        if self.comm is None or self.size == 1:
+            return
         for begin in range(0, len(content), SLICE_NBYTES):
             self._wait(lambda part=content[begin : begin + SLICE_NBYTES]: self.comm.Ibcast(part, root))
-        return content.tobytes()
 
     def _wait(self, begin: Any) -> None:
         from mpi4py import MPI

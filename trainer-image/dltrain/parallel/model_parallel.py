@@ -146,11 +146,11 @@ class ModelParallel(DataParallel):
         whole = self._gathered({name: self._own[name].data for name in self._reported}, lambda name: name)
         return {name: whole[name] for name in self.shapes if name in whole}
 
-    def load_weights(self, model: nn.Module, whole: dict[str, Tensor]) -> None:
-        with torch.no_grad():
-            for name, own in self._own.items():
-                part = self._held[name]
-                own.data.copy_(whole[name] if part is None else part.of(whole[name]))
+    def load_weight(self, name: str, whole: Tensor) -> bool:
+        if name in self._own:
+            part = self._held[name]
+            self._own[name].data.copy_(whole if part is None else part.of(whole))
+        return True
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Return the ``state_dict()`` of an optimizer for the whole model on rank 0, gathered from all ranks.
@@ -173,20 +173,26 @@ class ModelParallel(DataParallel):
             group["params"] = [next(at) for _ in members]
         return {"state": states, "param_groups": groups}
 
-    def load_optimizer(self, optimizer: Optimizer, whole: dict[str, Any]) -> None:
-        """Load this rank's part of ``whole``, the ``state_dict()`` of an optimizer for the whole model."""
+    def optimizer_part(self, optimizer: Optimizer, index: int, key: str, whole: Tensor) -> Tensor | None:
+        name = self._members[index] if index < len(self._members) else ""
+        if name not in self._own:
+            return None
+        part = self._held[name]
+        if part is None or whole.shape != self.shapes[name].shape:  # or a scalar such as Adam's ``step``
+            return whole.to(self._own[name].device, copy=True) if whole.dim() else whole.clone()
+        return part.of(whole).to(self._own[name].device)
+
+    def load_optimizer(self, optimizer: Optimizer, parts: dict[str, Any]) -> None:
+        """Load the state of this rank's parameters. ``parts``: indices are those of an optimizer of the whole model."""
         local = {name: i for i, name in enumerate(name for name in self._members if name in self._own)}
-        states: dict[int, dict[str, Any]] = {}
-        for index, state in whole["state"].items():
-            if (name := self._members[index]) in local:
-                part, shape = self._held[name], self.shapes[name].shape
-                states[local[name]] = {
-                    key: part.of(value) if part and isinstance(value, Tensor) and value.shape == shape else value
-                    for key, value in state.items()
-                }
+        states = {
+            local[self._members[index]]: state
+            for index, state in parts["state"].items()
+            if self._members[index] in local
+        }
         groups = [
             group | {"params": [local[name] for name in members if name in local]}
-            for group, members in zip(whole["param_groups"], self._groups, strict=True)
+            for group, members in zip(parts["param_groups"], self._groups, strict=True)
         ]
         optimizer.load_state_dict({"state": states, "param_groups": groups})
 

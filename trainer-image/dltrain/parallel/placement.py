@@ -47,9 +47,12 @@ class Placement:
         """Return the whole model's tensors by name, at least on rank 0. All ranks must call this method together."""
         return model.state_dict()
 
-    def load_weights(self, model: nn.Module, whole: dict[str, torch.Tensor]) -> None:
-        """Load this rank's part of ``whole``, the tensors of the whole model by name."""
-        model.load_state_dict(whole)
+    def load_weight(self, name: str, whole: torch.Tensor) -> bool:
+        """Load this rank's part of ``whole``, the tensor ``name`` of the whole model.
+
+        Return False if ranks have the whole model; the caller then loads the tensor.
+        """
+        return False
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Return the ``state_dict()`` of an optimizer for the whole model, at least on rank 0.
@@ -58,16 +61,20 @@ class Placement:
         """
         return optimizer.state_dict()
 
-    def load_optimizer(self, optimizer: Optimizer, whole: dict[str, Any]) -> None:
-        """Load this rank's part of ``whole``, the ``state_dict()`` of an optimizer for the whole model.
+    def optimizer_part(self, optimizer: Optimizer, index: int, key: str, whole: torch.Tensor) -> torch.Tensor | None:
+        """Return this rank's part of the state ``key`` of the whole model's parameter ``index``; None without a part.
 
-        Restore the memory format of the state (such as channels_last), which checkpoint files do not contain.
+        The part does not share memory with ``whole``. It has the parameter's device and memory format (such as
+        channels_last), which checkpoint files do not contain.
         """
-        optimizer.load_state_dict(whole)
-        for parameter, state in optimizer.state.items():
-            for key, value in state.items():
-                if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
-                    state[key] = torch.empty_like(parameter, dtype=value.dtype).copy_(value)
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if index >= len(parameters) or whole.shape != parameters[index].shape or not whole.dim():
+            return whole.clone()
+        return torch.empty_like(parameters[index], dtype=whole.dtype, requires_grad=False).copy_(whole)
+
+    def load_optimizer(self, optimizer: Optimizer, parts: dict[str, Any]) -> None:
+        """Load ``parts``, the ``state_dict()`` of an optimizer for the whole model, with this rank's parts only."""
+        optimizer.load_state_dict(parts)
 
     def any_rank(self, found: bool) -> bool:
         """Return True if ``found`` is true on any rank, which means that this rank found a gradient that is not finite.

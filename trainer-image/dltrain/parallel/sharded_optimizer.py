@@ -181,22 +181,24 @@ class OptimizerParallel(DataParallel):
             group["params"] = [indices[p] for p in members]
         return {"state": states, "param_groups": groups}
 
-    def load_optimizer(self, optimizer: Optimizer, whole: dict[str, Any]) -> None:
-        """Load the state of this rank's shards from ``whole``, the ``state_dict()`` of a replicated optimizer."""
+    def optimizer_part(self, optimizer: Optimizer, index: int, key: str, whole: Tensor) -> Tensor | None:
+        members = [p for ps in self._groups for p in ps]
+        shard = self._shards.get(members[index]) if index < len(members) else None
+        if shard is None:
+            return None
+        if key not in _STATE:
+            return whole.clone()
+        return whole.reshape(-1)[shard.start : shard.stop].to(shard.parameter.device, copy=True)
+
+    def load_optimizer(self, optimizer: Optimizer, parts: dict[str, Any]) -> None:
+        """Load the state of this rank's shards. ``parts``: indices are those of a replicated optimizer."""
         members = [p for ps in self._groups for p in ps]
         mine = [p for ps in self._groups for p in ps if p in self._shards]
         local = {p: i for i, p in enumerate(mine)}
-        states: dict[int, dict[str, Any]] = {}
-        for index, state in whole["state"].items():
-            if (parameter := members[index]) in local:
-                shard = self._shards[parameter]
-                states[local[parameter]] = {
-                    key: value.reshape(-1)[shard.start : shard.stop] if key in _STATE and value is not None else value
-                    for key, value in state.items()
-                }
+        states = {local[members[index]]: state for index, state in parts["state"].items() if members[index] in local}
         groups = [
             group | {"params": [local[p] for p in ps if p in local]}
-            for group, ps in zip(whole["param_groups"], self._groups, strict=True)
+            for group, ps in zip(parts["param_groups"], self._groups, strict=True)
         ]
         optimizer.load_state_dict({"state": states, "param_groups": groups})
 

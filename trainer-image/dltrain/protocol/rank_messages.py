@@ -11,7 +11,7 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, TypeAdapter
 
 from dlcontract import EXIT_BAD_INPUT as EXIT_BAD_INPUT
-from dlcontract import CheckpointMark, Failure, Noise, Outcome, Plan, ProbePoint, RankMeasure, Record
+from dlcontract import MAX_METRICS, CheckpointMark, Failure, Noise, Outcome, Plan, ProbePoint, RankMeasure, Record
 
 SOCKET_ENV = "DLTRAIN_SOCKET"
 PLAN_ENV = "DLTRAIN_PLAN"
@@ -149,6 +149,15 @@ class Evaluated(Record):
     loss: float | None = None
 
 
+class Logged(Record):
+    """Metrics that the script logged, by name. They are the newest values after ``step`` steps."""
+
+    type: Literal["logged"] = "logged"
+    rank: int
+    step: int
+    values: Annotated[dict[str, float], Field(max_length=MAX_METRICS)]
+
+
 class Compared(Record):
     """The result of comparing the parameters of all ranks after ``step`` steps. ``agree``: True if they are equal."""
 
@@ -188,10 +197,24 @@ class Shrunk(Record):
     shrink_s: Annotated[float, Field(ge=0, description="From detecting the loss to being ready to continue.")]
 
 
+Activity = Literal["compilation", "data", "checkpoint"]
+
+
+class Working(Record):
+    """A thread of a silent rank says what the rank does. ``activity``: None if it is nothing that may take long.
+
+    This does not show that the rank proceeds: ``record.hang_detection`` has a limit for each activity.
+    """
+
+    type: Literal["working"] = "working"
+    rank: int
+    activity: Activity | None = None
+
+
 class Busy(Record):
     """A rank announces work such as an evaluation, during which it may send nothing for ``limit_s`` seconds.
 
-    Without this message, a rank is treated as hung if it is silent for max(5 s, 10 median steps) after its first step.
+    Without this message, ``record.hang_detection`` derives the limit of a silence from the steps seen so far.
     """
 
     type: Literal["busy"] = "busy"
@@ -226,11 +249,13 @@ RankMessage = Annotated[
     | Chosen
     | Step
     | Evaluated
+    | Logged
     | Compared
     | Checkpointed
     | Resharded
     | Shrunk
     | Busy
+    | Working
     | Failed
     | Finished,
     Field(discriminator="type"),

@@ -10,11 +10,13 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Literal
 
 from pydantic import ValidationError
 
+from dltrain.protocol.activity import activity
 from dltrain.protocol.rank_messages import (
     SOCKET_ENV,
     WHERE,
@@ -26,6 +28,7 @@ from dltrain.protocol.rank_messages import (
     Failed,
     Finished,
     Hello,
+    Logged,
     Mark,
     Probed,
     RankMessage,
@@ -33,7 +36,11 @@ from dltrain.protocol.rank_messages import (
     Shrunk,
     Step,
     Stop,
+    Working,
 )
+
+ACTIVITY_INTERVAL_S = 1.0
+"""A rank that has sent nothing for this time says what it works on, and again after each such time."""
 
 
 class RankReporter:
@@ -43,12 +50,16 @@ class RankReporter:
         """Connect to the agent's socket at ``path``, if given. Raise OSError if no agent listens there."""
         self.stop = threading.Event()
         self.rank = 0
+        self.observe: Callable[[RankMessage, str], bool] | None = None
+        """Without an agent: takes each message and its line for the log. It returns True if it has shown the line."""
         self._socket: socket.socket | None = None
         self._lock = threading.Lock()
+        self._sent_s = time.monotonic()
         if path:
             self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._socket.connect(path)
             threading.Thread(target=self._listen, args=(self._socket,), daemon=True, name="agent").start()
+            threading.Thread(target=self._report_activity, daemon=True, name="activity").start()
 
     @classmethod
     def open(cls) -> "RankReporter":
@@ -72,9 +83,13 @@ class RankReporter:
     def send(self, message: RankMessage) -> None:
         """Send an update to the agent. Ignore a lost connection, because training can continue without an agent."""
         if self._socket is None:
-            if self.rank == 0 and (line := describe(message)):
+            line = describe(message)
+            shown = self.observe is not None and self.observe(message, line)
+            if self.rank == 0 and line and not shown:
                 print(line, file=sys.stderr, flush=True)  # noqa: T201
             return
+        if not isinstance(message, Working):
+            self._sent_s = time.monotonic()
         try:
             with self._lock:
                 self._socket.sendall(message.model_dump_json().encode() + b"\n")
@@ -91,6 +106,19 @@ class RankReporter:
 
     def _terminate(self, number: int, frame: FrameType | None) -> None:
         self.stop.set()
+
+    def _report_activity(self) -> None:
+        """Say what this rank works on while it is silent, if that changes or if it may take long."""
+        before = None
+        while self._socket is not None:
+            time.sleep(ACTIVITY_INTERVAL_S)
+            if time.monotonic() - self._sent_s < ACTIVITY_INTERVAL_S:
+                before = None
+                continue
+            now = activity()
+            if now is not None or before is not None:
+                self.send(Working(rank=self.rank, activity=now))
+            before = now
 
     def _listen(self, connection: socket.socket) -> None:
         try:
@@ -114,6 +142,8 @@ def describe(message: RankMessage) -> str:
             return f"dltrain: step {message.step}/{message.steps} epoch {message.epoch}{loss}, {speed}"
         case Evaluated():
             return f"dltrain: step {message.step} accuracy {message.accuracy:.4f}"
+        case Logged():
+            return f"dltrain: step {message.step} " + ", ".join(f"{k} {v:.6g}" for k, v in message.values.items())
         case Checkpointed():
             next_one = f", the next one {message.interval_s:.0f} s later" if message.interval_s is not None else ""
             return f"dltrain: checkpoint {message.mark.path} in {message.duration_s:.2f} s{next_one}"
@@ -125,5 +155,5 @@ def describe(message: RankMessage) -> str:
         case Finished():
             accuracy = f", accuracy {message.outcome.accuracy:.4f}" if message.outcome.accuracy is not None else ""
             return f"dltrain: finished {message.outcome.steps} steps in {message.outcome.seconds:.1f} s{accuracy}"
-        case Hello() | Mark() | Probed() | Chosen() | Busy() | Compared() | Failed():
+        case Hello() | Mark() | Probed() | Chosen() | Busy() | Working() | Compared() | Failed():
             return ""  # Every failing rank prints its failure itself, with or without an agent.

@@ -3,6 +3,7 @@
 from collections import Counter
 
 from dlcontract import (
+    MAX_METRICS,
     CheckpointMark,
     Failure,
     Mismatch,
@@ -13,13 +14,14 @@ from dlcontract import (
     Report,
     RunPhase,
     StartupMarks,
+    reasons,
 )
 from dltrain.protocol.rank_messages import (
-    Busy,
     Checkpointed,
     Evaluated,
     Finished,
     Hello,
+    Logged,
     Mark,
     Probed,
     RankMessage,
@@ -27,14 +29,7 @@ from dltrain.protocol.rank_messages import (
     Shrunk,
     Step,
 )
-
-HANG_MIN_S = 5.0
-HANG_STEPS = 10.0
-MOST_EXCUSED = 10.0
-START_DEADLINE_S = 900.0
-"""Maximum time in seconds that a rank may be silent before its first step. The rank may read a large dataset in this
-time."""
-
+from dltrain.record.hang_detection import HANG_MIN_S, HangDetector
 
 MAX_MEASURES = 1024
 """Maximum number of ranks whose measurements are in the report. A rank takes up to 370 bytes, and the operator reads at
@@ -60,7 +55,11 @@ class Ledger:
     Counters (of restarts, for example) continue after restarts and if another pod becomes coordinator.
     """
 
-    def __init__(self, plan: Plan, previous: Report | None) -> None:
+    def __init__(self, plan: Plan, previous: Report | None, hang_min_s: float = HANG_MIN_S) -> None:
+        """Create the record of a job. ``previous``: the last report of an earlier coordinator, or None.
+
+        ``hang_min_s``: least silence in seconds after which a rank counts as hung.
+        """
         self.plan = self._placed = plan
         self.term = plan.term
         self.phase = RunPhase.WAITING
@@ -72,6 +71,7 @@ class Ledger:
         self._before: Report | None = None
         self._step: Step | None = None
         self._evaluated: Evaluated | None = None
+        self._metrics: dict[str, float] = {}
         self._checkpoint: CheckpointMark | None = None
         self._measures: dict[int, RankMeasure] = {}
         self._found: dict[int, str] = {}
@@ -80,10 +80,7 @@ class Ledger:
         self._world_size = 0
         self.leader = 0
         """The rank whose progress represents the job: the lowest remaining rank."""
-        self._deadlines: dict[int, tuple[float, float, float]] = {}
-        """Of each rank: time of its last message, seconds that it may be silent, and value of ``_excused_s`` then."""
-        self._excused_s = 0.0
-        """Seconds so far in which ranks or agents could not run."""
+        self._hangs = HangDetector(hang_min_s)
         if previous is not None and previous.uid == plan.uid:
             self._resume(previous)
 
@@ -93,6 +90,7 @@ class Ledger:
         self.failures = previous.failures
         self.failure = previous.failure
         self.outcome = previous.outcome
+        self._metrics = dict(previous.metrics)
         self.startup = previous.startup
         self._checkpoint = previous.last_checkpoint
         self._probes = {(point.device, point.batch): point for point in previous.probes}
@@ -101,7 +99,7 @@ class Ledger:
     def begin_attempt(self, plan: Plan) -> None:
         """Begin an attempt (a launch of all ranks) with the ranks of ``plan``. Discard the state of earlier ranks."""
         self._placed = plan
-        self._deadlines.clear()
+        self._hangs.begin_attempt(self.restarts.get(reasons.HUNG, 0))
         self._measures.clear()
         self._found.clear()
         self._world_size = 0
@@ -121,27 +119,24 @@ class Ledger:
         ``now_s``: time of arrival on a monotonic clock.
         """
         transition = False
-        limit_s = self._deadlines.get(message.rank, (0.0, START_DEADLINE_S, 0.0))[1]
+        self._hangs.record(message, now_s)
         match message:
             case Hello():
                 self._found[message.rank] = message.device
-                limit_s = START_DEADLINE_S
                 transition = any(m.rank == message.rank for m in self.mismatches())
             case Mark():
                 transition = self._marked(message)
             case Step():
-                limit_s = max(
-                    HANG_MIN_S, HANG_STEPS * (message.step_s if message.typical_s is None else message.typical_s)
-                )
                 self._measures[message.rank] = message.measure
                 if message.rank == self.leader:
                     transition = self._world_size == 0  # The first update of an attempt.
                     self._world_size = message.world_size
                     self._step = message
-            case Busy():
-                limit_s = max(limit_s, HANG_MIN_S + message.limit_s)
             case Evaluated():
                 self._evaluated = message
+            case Logged() if message.rank == self.leader:
+                merged = self._metrics | message.values
+                self._metrics = dict(list(merged.items())[:MAX_METRICS])
             case Checkpointed():
                 self._checkpoint = message.mark
                 transition = True
@@ -155,7 +150,6 @@ class Ledger:
                 self._measures = {n: measure for n, measure in self._measures.items() if n in message.alive}
             case Finished():
                 self.outcome = message.outcome
-        self._deadlines[message.rank] = (now_s, limit_s, self._excused_s)
         return transition
 
     def count(self, cause: str) -> None:
@@ -164,27 +158,21 @@ class Ledger:
 
     def forget_rank(self, number: int) -> None:
         """Remove a rank that has ended from hang detection, so that its silence is not reported."""
-        self._deadlines.pop(number, None)
+        self._hangs.forget(number)
 
     def silent_rank(self, now_s: float) -> tuple[int, float] | None:
         """Return (rank that hangs, seconds since its last message), or None if no rank hangs.
 
-        A rank hangs if its last message is older than its limit. If several do, return the one that is latest.
         ``now_s``: present time of the clock that ``record`` got.
         """
-        overdue = [
-            (now_s - heard_s - limit_s - min(self._excused_s - before_s, MOST_EXCUSED * limit_s), n, now_s - heard_s)
-            for n, (heard_s, limit_s, before_s) in self._deadlines.items()
-        ]
-        worst = max(overdue, default=None)
-        return None if worst is None or worst[0] <= 0 else (worst[1], worst[2])
+        return self._hangs.hung(now_s)
 
     def excuse(self, seconds: float) -> None:
         """Do not count ``seconds`` of the ranks' silence, because ranks or agents could not run in this time.
 
-        All ranks wait for the one that cannot run. At most ``MOST_EXCUSED`` times a rank's limit is excused.
+        All ranks wait for the one that cannot run. At most ten times a rank's limit is excused.
         """
-        self._excused_s += seconds
+        self._hangs.excuse(seconds)
 
     def gain_s(self, missing: int, ranks: int) -> float:
         """Return the seconds that the job would save if ``missing`` of its ``ranks`` returned now, without a delay."""
@@ -217,6 +205,7 @@ class Ledger:
             epoch=step.epoch if step else None,
             loss=step.loss if step else None,
             accuracy=accuracy,
+            metrics=self._metrics,
             step_s=step.step_s if step else None,
             samples_per_s=step.samples_per_s if step else None,
             world_size=self._world_size,

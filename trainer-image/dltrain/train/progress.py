@@ -1,17 +1,23 @@
 """Progress updates: messages of a rank to its agent with step, times and loss, at most a few per second."""
 
 import time
-from collections.abc import Callable, Sequence
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from math import inf, isfinite, nan
+from typing import Any
 
 from dlcontract import Noise, Outcome
 from dltrain.device.energy import Meter
 from dltrain.optim.grad_scaler import LossScale
 from dltrain.optim.noise_scale import NoiseScale
+from dltrain.protocol.logged_metrics import LoggedMetrics
 from dltrain.protocol.rank_messages import Busy, Evaluated, Step
 from dltrain.protocol.reporter import RankReporter
 from dltrain.timing.step_times import Times, Window
 
 UPDATE_INTERVAL_S = 0.25
+EVALUATION_BATCH_S = 300.0
+"""Seconds that a script may take for one batch of held-out data, and for its work after the last one."""
 END_OF_EPOCH_S = 60.0
 """Seconds that a script may pause between epochs, for example for an evaluation.
 
@@ -33,6 +39,7 @@ class Progress:
     ) -> None:
         self.reporter, self.rank, self.device_name, self._noise = reporter, rank, device_name, noise
         self._loss_scale, self._meter = loss_scale, meter
+        self._metrics, self._warned = LoggedMetrics(reporter), False
         self.accuracy: float | None = None
         self.loss: float | None = None
         """Mean loss over the steps between the last two progress updates."""
@@ -139,13 +146,32 @@ class Progress:
         )
         self._stale = []
         self.reporter.send(self._last)
+        self._metrics.send()
 
-    def report_accuracy(self, step: int, accuracy: float) -> None:
-        self.accuracy = accuracy
-        self.reporter.send(Evaluated(rank=self.rank, step=step, accuracy=accuracy, loss=self.loss))
+    def log(self, step: int, accuracy: Any, metrics: Mapping[str, Any]) -> None:
+        """Report an accuracy, if given, and further metrics after ``step`` steps.
+
+        An accuracy outside of 0 to 1, such as one in percent, is reported as a metric with this name.
+        """
+        if accuracy is not None:
+            try:
+                found = float(accuracy)
+            except (TypeError, ValueError, RuntimeError):
+                found = nan
+            if 0 <= found <= 1:
+                self.accuracy = found
+                self.reporter.send(Evaluated(rank=self.rank, step=step, accuracy=found, loss=self.loss))
+            else:
+                if isfinite(found) and not self._warned:
+                    self._warned = True
+                    text = f"t.log: accuracy: found {found:g}; expected 0 to 1. It is shown as a metric without a unit"
+                    warnings.warn(f"{text}. Divide a percentage by 100", stacklevel=3)
+                metrics = {**metrics, "accuracy": accuracy}
+        self._metrics.add(step, metrics)
 
     def outcome(self, steps: int, seconds: float, checkpoint: str | None) -> Outcome:
         """Return the result of a run. ``seconds``: its duration. ``checkpoint``: path of the last checkpoint."""
+        self._metrics.send()
         return Outcome(steps=steps, seconds=seconds, loss=self.loss, accuracy=self.accuracy, checkpoint=checkpoint)
 
     def end_epoch(self) -> None:
@@ -158,3 +184,12 @@ class Progress:
     def busy(self, what: str, limit_s: float) -> None:
         """Announce that no progress update may come for up to ``limit_s`` seconds. ``what``: the reason."""
         self.reporter.send(Busy(rank=self.rank, what=what, limit_s=min(limit_s, 86_400)))
+
+    def evaluating(self, batches: Iterator[Any]) -> Iterator[Any]:
+        """Yield ``batches`` of held-out data. Announce the evaluation, and again with each batch."""
+        told_at = -inf
+        for batch in batches:
+            if time.monotonic() - told_at >= UPDATE_INTERVAL_S:
+                self.busy("evaluation", EVALUATION_BATCH_S)
+                told_at = time.monotonic()
+            yield batch

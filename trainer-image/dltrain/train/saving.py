@@ -2,17 +2,18 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, Protocol
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from dltrain.checkpoint.state import WeightLoader
 from dltrain.checkpoint.store import Snapshot
 from dltrain.checkpoint.user_objects import UserObjects
 from dltrain.checkpoint.writer import CheckpointManager, patience_s
 from dltrain.elastic.team import Team
 from dltrain.parallel import gradient_summing
+from dltrain.parallel.placement import Placement
 from dltrain.protocol.errors import BadInputError
 from dltrain.train.progress import Progress
 
@@ -44,6 +45,27 @@ class Saved(Protocol):
     def load(self, state: Any, /) -> None: ...
 
 
+class LoadingTarget:
+    """A model and an optimizer into which a checkpoint is loaded, one tensor at a time. See ``state.Target``."""
+
+    def __init__(self, placement: Placement, model: nn.Module, optimizer: Optimizer) -> None:
+        self._placement, self._optimizer, self._weights = placement, optimizer, WeightLoader(model)
+
+    def check(self, groups: list[dict[str, Any]]) -> None:
+        check_optimizer(groups, self._optimizer)
+
+    def load_weight(self, name: str, whole: Tensor) -> None:
+        if not self._placement.load_weight(name, whole):
+            self._weights(name, whole)
+
+    def optimizer_part(self, index: int, key: str, whole: Tensor) -> Tensor | None:
+        return self._placement.optimizer_part(self._optimizer, index, key, whole)
+
+    def load_optimizer(self, parts: dict[str, Any]) -> None:
+        self._weights.finish()
+        self._placement.load_optimizer(self._optimizer, parts)
+
+
 class Saving:
     """Save and restore the model, the optimizer and all other state on which the next step depends.
 
@@ -68,13 +90,8 @@ class Saving:
         """
         self._model, self._optimizer = model, optimizer
         team, parallel = self._team, self._team.parallel
-
-        def load_optimizer(whole: dict[str, Any]) -> None:
-            check_optimizer(whole["param_groups"], optimizer)
-            parallel.load_optimizer(optimizer, whole)
-
-        load_model = partial(parallel.load_weights, model)
-        if (snapshot := self._checkpoint_manager.resume(parallel.shape_of(model), load_model, load_optimizer)) is None:
+        target = LoadingTarget(parallel, model, optimizer)
+        if (snapshot := self._checkpoint_manager.resume(parallel.shape_of(model), target)) is None:
             return None
         state = snapshot.state
         for name, part in self._parts.items():

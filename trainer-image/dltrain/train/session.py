@@ -22,8 +22,12 @@ from dltrain.host.cgroup import threads
 from dltrain.protocol.errors import BadInputError, MisuseError, failure
 from dltrain.protocol.rank_messages import EXIT_OK, PLAN_ENV, AttemptPlan, Failed, Finished, Hello
 from dltrain.protocol.reporter import RankReporter
+from dltrain.protocol.volume_layout import job_directory
+from dltrain.record.local_run import LocalRun
 from dltrain.train.trainer import Trainer
 
+REPORT_VARIABLE = "DLTRAIN_REPORT"
+"""Name of the environment variable with the folder for the run report of a local run."""
 ECHO_S = 3.0
 """Seconds that ranks other than 0 wait before they print an input error, if no agent runs.
 
@@ -96,6 +100,13 @@ def local_plan(
     )
 
 
+def _report_folder(plan: Plan) -> Path | None:
+    """Return where a local run writes its report: $DLTRAIN_REPORT, or beside the checkpoints, or nowhere."""
+    if given := os.environ.get(REPORT_VARIABLE):
+        return Path(given)
+    return job_directory(plan) if plan.checkpoint.enabled else None
+
+
 def _named(error: ValidationError) -> BadInputError:
     """Convert pydantic's error about an invalid argument of a local run (without a manifest) to a BadInputError."""
     first = error.errors()[0]
@@ -121,6 +132,8 @@ def start(reporter: RankReporter, make_plan: Callable[[int], Plan] | None = None
             plan = make_plan(size)
         except ValidationError as error:
             raise _named(error) from None
+        if rank == 0 and not reporter.connected:
+            reporter.observe = LocalRun(plan, _report_folder(plan)).take
     if rank >= len(plan.ranks):
         raise BadInputError("plan.ranks", f"rank {rank}", f"ranks below {len(plan.ranks)}", "start only planned ranks")
     heap.retain_freed_memory()

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from dlcontract import Outcome, Plan
-from dltrain.batch.sampling import Part, Sampler
+from dltrain.batch.sampling import Part
 from dltrain.checkpoint.state import replicate
 from dltrain.checkpoint.user_objects import UserObjects
 from dltrain.checkpoint.writer import CheckpointManager
@@ -112,7 +112,7 @@ class Trainer(Ranks):
         model = with_batch_norm(model, self._team, self._step, synchronize=synchronize)
         self.model: nn.Module = model.to(self.device)
         self.optimizer: Optimizer = optimizer
-        replicate(self.model, self.process_group.broadcast)
+        replicate(self.model, self.process_group)
         self._team.take(self.model, optimizer, sample)
         if self._replay is not None:
             gradient_summing.reuse(self.parallel, gradient_summing.choices_from_record(self._replay.sums))
@@ -132,14 +132,16 @@ class Trainer(Ranks):
         workers: int | None = None,
         prefetch: int | None = None,
         collate_fn: Collate | None = None,
+        drop_last: bool = False,
     ) -> Loader:
         """Return a loader for a dataset: a map-style torch ``Dataset`` or a tuple of tensors.
 
         ``workers``: number of processes that load batches while steps compute; 0: load batches between steps. By
         default, the loader starts as many processes as the training needs: none if loading is fast, and at most one per
         spare CPU of this rank. ``prefetch``: number of batches to load in advance (default: two per worker; 0: none).
-        ``collate_fn``: function that makes a batch from a list of samples (default: torch's function). Only
-        ``collate_fn`` affects the result of the training.
+        ``collate_fn``: function that makes a batch from a list of samples (default: torch's function). ``drop_last``:
+        leave out the last batch of an epoch if it is smaller than the global batch. Layers such as BatchNorm reject a
+        batch in which a rank has one sample. Only ``collate_fn`` and ``drop_last`` affect the result of the training.
         Raise ValueError for invalid arguments.
         """
         spare_cpus = max(0, int(cpus(self.process_group.local_size)) - 1)
@@ -149,6 +151,7 @@ class Trainer(Ranks):
             workers=workers,
             prefetch=prefetch,
             collate_fn=collate_fn,
+            drop_last=drop_last,
             max_workers=spare_cpus,
             ranks_here=self.process_group.local_size,
             plan=self.plan,
@@ -162,15 +165,15 @@ class Trainer(Ranks):
         """
         return usage_checks.dataset_path(self.plan)
 
-    def log(self, *, loss: Tensor | float | None = None, accuracy: float | None = None) -> None:
-        """Report the mean loss of this rank's batch, or an accuracy on held-out data.
+    def log(self, *, loss: Tensor | float | None = None, accuracy: float | None = None, **metrics: float) -> None:
+        """Report the mean loss of this rank's batch, an accuracy from 0 to 1 on held-out data, and any other metrics.
 
-        Call it with the loss before ``backward()``; otherwise the loss may be reported one step later.
+        Call it with the loss before ``backward()``; otherwise the loss may be reported one step later. The job shows
+        the ``metrics`` of its first rank: at most 16 names.
         """
         if loss is not None:
             self._step.log(loss)
-        if accuracy is not None:
-            self.progress.report_accuracy(self.step, accuracy)
+        self.progress.log(self.step, accuracy, metrics)
 
     def weigh(self, tokens: float) -> None:
         """Weight this rank's loss by ``tokens`` instead of samples. The loss must be the mean over ``tokens`` tokens.
@@ -249,7 +252,7 @@ class Trainer(Ranks):
         usage_checks.check_samples([int(count) for (count,) in counts])
         if self._passed:
             usage_checks.warn_of_a_second_pass(self.step)
-        sampler, step = Sampler.planned(self.plan, loader.samples), self._step
+        sampler, step = loader.sampler(self.plan), self._step
         self.total_steps = sampler.steps(self.plan)
 
         def part_of(number: int) -> Part:
@@ -318,7 +321,7 @@ class Trainer(Ranks):
         Each sample is on exactly one rank. Ranks may get different numbers of batches, or no batch, so call ``sum``
         only after the loop.
         """
-        return held_out_batches(loader, self.shares, self.rank, self.plan.seed)
+        return self.progress.evaluating(held_out_batches(loader, self.shares, self.rank, self.plan.seed))
 
     @property
     def complete(self) -> bool:

@@ -33,6 +33,7 @@ from dljob.api.spec.pods import (
     Resources,
     RunPolicy,
     Scheduling,
+    SpotUse,
     Toleration,
 )
 from dljob.api.spec.spec import DLJobSpec
@@ -82,6 +83,7 @@ __all__ = [
     "RunPolicy",
     "ScalingRule",
     "Scheduling",
+    "SpotUse",
     "Synchronization",
     "Toleration",
     "Trainer",

@@ -187,6 +187,11 @@ class Disruption(StrEnum):
     AVOID = "Avoid"
 
 
+class SpotUse(StrEnum):
+    ALLOW = "Allow"
+    AVOID = "Avoid"
+
+
 class Scheduling(ApiModel):
     node_selector: Annotated[
         Labels, Field(max_length=64, description="Labels that every node must have, such as zone: eu-1.")
@@ -201,6 +206,13 @@ class Scheduling(ApiModel):
             description="Allow (default): node drains and autoscalers may evict the pods; the job writes a checkpoint "
             "and goes on elsewhere. Avoid: a PodDisruptionBudget and marks for autoscalers prevent that, and the "
             "operator does not stop the job for one of a higher priority."
+        ),
+    ] = None
+    spot: Annotated[
+        SpotUse | None,
+        Field(
+            description="Allow (default): the planner may use spot nodes, if their price and interruptions suit the "
+            "job's objective. Avoid: no pod runs on a spot node."
         ),
     ] = None
     start_timeout: Annotated[

@@ -71,8 +71,7 @@ class Planning:
         self._outlooks = Outlooks(cache, self._book, self._queue, metrics, requeue, clock, now)
         self._unstored: dict[JobKey, tuple[Mapping[str, str], PlannedPods]] = {}
         """Accepted plans that are not stored yet, with their data."""
-        self._turns = Turns(cache.jobs)
-        self._plans, self._profiles = PlansByJob(), ProfilesByNamespace(cache)
+        self._turns, self._plans, self._profiles = Turns(cache.jobs), PlansByJob(), ProfilesByNamespace(cache)
         self._preempting = Preempting(cache, self._queue, self._plans, requeue, clock, now, on=preempts)
         self._free: tuple[tuple[int, int], ClusterView] | None = None
         self._served: dict[str, int] = {}
@@ -113,9 +112,8 @@ class Planning:
         if self._turns.list_waiting(now_s):
             self._look()
         missing = len(parsed.observed.ready_pods) < parsed.accepted.nodes
-        if not self._turns.due(key, self._growth.count(matters), now_s, missing=missing):
-            return False
-        if self._asked or self._current is not None or self._others_wait(key, matters):
+        due = self._turns.due(key, self._growth.count(matters), now_s, missing=missing)
+        if not due or self._asked or self._current is not None or self._others_wait(key, matters):
             return False
         self._turns.current = key
         return True
@@ -196,7 +194,9 @@ class Planning:
                 while self._asked:
                     key = min(self._asked, key=self._turn)
                     await self._answer(key, self._asked.pop(key))
-                await self._outlooks.refresh(self._waiting_for_devices(), self._ask, lambda: bool(self._asked))
+                waiting = self._waiting_for_devices()
+                for key in await self._outlooks.refresh(waiting, self._ask, lambda: bool(self._asked)):
+                    self._requeue(key)
                 await self._make_room()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(TICK_S):

@@ -12,7 +12,16 @@ from dljob.api.crd import JOB_NAME_RULE
 from dljob.api.defaults import NO_DEFAULTS, JobDefaults
 from dljob.cluster import ClusterView, cluster_view
 from dljob.cluster.templates import NO_TEMPLATES, NodeTemplates
-from dljob.job.defaults import ROOT, applied, applied_prices, parse_defaults, prices_of, with_defaults
+from dljob.job.defaults import (
+    ROOT,
+    applied,
+    applied_prices,
+    parse_defaults,
+    prices_of,
+    spot_of,
+    topology_of,
+    with_defaults,
+)
 from dljob.job.plan.request import planner_request
 from dljob.job.plan.status import plan_status
 from dljob.job.plan.trainer import trainer_plan
@@ -126,7 +135,9 @@ def recommend(
     """
     lines = applied(job.spec, defaults)
     job = replace(job, spec=with_defaults(job.spec, defaults))
-    request = planner_request(job.name, job.spec, prices=prices_of(defaults))
+    request = planner_request(
+        job.name, job.spec, prices=prices_of(defaults), topology=topology_of(defaults), spot=spot_of(defaults)
+    )
     found = plan(request, view, constants)
     if isinstance(found, Infeasible) and (larger := plan_on_new_nodes(request, view, constants, templates)):
         decision, larger_view = larger

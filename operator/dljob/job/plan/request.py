@@ -11,10 +11,13 @@ from dljob.api import (
     ParallelismStrategy,
     PlanningMode,
     ScalingRule,
+    SpotUse,
     duration_s,
 )
+from dljob.api.base import AUTO_INTERVAL
 from dljob.api.spec.planning import MAX_NODES
 from dljob.cluster import quantity
+from dljob.cluster.domains import NO_BORDERS, SAME_AS_OTHERS, Spot, Topology
 from dljob.cluster.prices import CATALOGUE_PRICES, Prices
 from dljob.job.identity import data_key, profile_key
 from dljob.perf.workload.datasets import DATASETS
@@ -68,11 +71,17 @@ def _batches(spec: DLJobSpec, running: RunningBatch | None) -> Batches | None:
 
 
 def planner_request(
-    name: str, spec: DLJobSpec, running: RunningBatch | None = None, prices: Prices = CATALOGUE_PRICES
+    name: str,
+    spec: DLJobSpec,
+    running: RunningBatch | None = None,
+    prices: Prices = CATALOGUE_PRICES,
+    topology: Topology = NO_BORDERS,
+    spot: Spot = SAME_AS_OTHERS,
 ) -> Request:
     """Return the planner request of a job's spec.
 
-    ``running``: the batch size of a job that has started. ``prices``: prices that the administrator sets.
+    ``running``: the batch size of a job that has started. ``prices``, ``topology``, ``spot``: what the
+    administrator says about prices, about the network between zones and racks, and about spot nodes.
     """
     hints, resources, torchrun = spec.model.hints, spec.resources, spec.trainer.framework is Framework.TORCHRUN
     collective, strategy = _collective(spec.collective), spec.parallelism.strategy
@@ -124,6 +133,13 @@ def planner_request(
         else (),
         candidates_kept=spec.planning.candidates,
         prices=prices,
+        topology=topology,
+        spot=spot,
+        avoid_spot=spec.scheduling.spot is SpotUse.AVOID,
+        checkpoints=spec.checkpoint.enabled,
+        checkpoint_interval_s=None
+        if spec.checkpoint.interval == AUTO_INTERVAL
+        else duration_s(spec.checkpoint.interval),
     )
 
 

@@ -13,6 +13,7 @@ from dljob.api import (
 from dljob.job.plan.request import learning_rate_rule
 from dljob.job.plan.trainer import parallelism
 from dljob.planner import BatchDecision, Choice, Decision, Prediction
+from dljob.planner.placement import explanation
 
 
 def figures(value: float) -> float:
@@ -101,5 +102,6 @@ def plan_status(
         trade_offs=tuple(_candidate(c, chosen) for c in decision.trade_offs if len(decision.trade_offs) > 1),
         next_measurement=decision.next_measurement,
         rejected=tuple(Rejected(summary=r.summary, reason=r.reason) for r in decision.refusals),
+        placement=explanation(decision),
         defaults=defaults or None,
     )

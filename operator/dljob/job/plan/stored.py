@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
@@ -17,6 +17,7 @@ import dlcontract
 from dljob.api import DLJobSpec, PlanGroup, PlanStatus
 from dljob.api.changes import planned_fields
 from dljob.api.defaults import JobDefaults
+from dljob.cluster.domains import Domain, Requirement
 from dljob.job.plan.failures import FailureRecord
 from dljob.job.queue import QueueAdmission
 from dljob.scheduling import Charge
@@ -41,6 +42,27 @@ class PodGroup:
     nodes: int
     ranks_per_node: int
     cpu_m: int
+
+
+class NodeRequirement(BaseModel):
+    """A requirement on a label of the nodes of a plan's pods, as in a node affinity."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    key: Annotated[str, Field(max_length=317)]
+    operator: Literal["In", "NotIn"]
+    values: tuple[Annotated[str, Field(max_length=63)], ...]
+
+
+def node_terms(domain: Domain) -> tuple[tuple[NodeRequirement, ...], ...] | None:
+    """Return the terms of a domain for a stored plan; None if every node belongs to it."""
+    return (
+        tuple(
+            tuple(NodeRequirement(key=r.key, operator=r.operator, values=r.values) for r in term)
+            for term in domain.terms
+        )
+        or None
+    )
 
 
 class StoredPlan(BaseModel):
@@ -84,6 +106,14 @@ class StoredPlan(BaseModel):
     avoid: Annotated[
         tuple[Annotated[str, Field(max_length=253)], ...] | None,
         Field(max_length=MAX_AVOIDED, description="Nodes with repeated faults, on which the pods must not run."),
+    ] = None
+    domain: Annotated[
+        tuple[tuple[NodeRequirement, ...], ...] | None,
+        Field(
+            max_length=32,
+            description="The nodes for which the plan was priced: those that meet all requirements of any term. The "
+            "pods run only on them. None: on any nodes.",
+        ),
     ] = None
     charges: Annotated[
         dict[str, Charge] | None,
@@ -151,6 +181,13 @@ class StoredPlan(BaseModel):
     @property
     def nodes(self) -> int:
         return len(self.plan.pods)
+
+    @property
+    def node_domain(self) -> Domain:
+        """Return the nodes on which the pods may run."""
+        return Domain(
+            terms=tuple(tuple(Requirement(r.key, r.operator, r.values) for r in term) for term in self.domain or ())
+        )
 
     def accepted_spec(self) -> DLJobSpec | None:
         """Return the spec for which the plan was made, with defaults for the fields that take effect at once.

@@ -3,6 +3,7 @@
 import dlcontract
 from dljob.api import Collective, DLJobSpec, FailureRule, Framework, ParallelismStrategy, duration_s
 from dljob.api.base import AUTO_INTERVAL
+from dljob.cluster.domains import Domain
 from dljob.job.plan.request import learning_rate_rule, train_samples
 from dljob.planner import Choice, Decision, Group
 
@@ -71,10 +72,12 @@ def _min_ranks(spec: DLJobSpec, choice: Choice) -> int:
     return min(sum(per_node), max(1, sum(per_node[: spec.nodes.min]) + servers))
 
 
-def _checkpoint(spec: DLJobSpec) -> dlcontract.CheckpointRef:
+def _checkpoint(spec: DLJobSpec, domain: Domain) -> dlcontract.CheckpointRef:
     given = dlcontract.CheckpointRef(enabled=spec.checkpoint.enabled, keep=spec.checkpoint.keep)
     if spec.checkpoint.interval == AUTO_INTERVAL:
-        return given.model_copy(update={"choose_interval": True})
+        per_node_h = domain.interruptions_per_h
+        expected = {"interrupted_s": 3600 / per_node_h} if spec.checkpoint.enabled and per_node_h else {}
+        return given.model_copy(update={"choose_interval": True, **expected})
     return given.model_copy(update={"interval_s": duration_s(spec.checkpoint.interval)})
 
 
@@ -154,7 +157,7 @@ def trainer_plan(
         and spec.trainer.framework is not Framework.TORCHRUN
         and not chosen.splits_model
         and not spec.parallelism.asynchronous,
-        checkpoint=_checkpoint(spec),
+        checkpoint=_checkpoint(spec, decision.domain),
         compare_steps=spec.run_policy.compare_parameters_steps,
         min_ranks=_min_ranks(spec, chosen),
         backoff_limit=spec.run_policy.backoff_limit,

@@ -14,6 +14,7 @@ from dljob.perf.step.communication import Link
 from dljob.perf.step.step import P90, Step, step
 from dljob.perf.workload.workload import Workload
 from dljob.planner.candidates.batch_split import Kind, even, even_split, split
+from dljob.planner.candidates.interrupted import interrupted
 from dljob.planner.candidates.measured import communication_ratio, predicted
 from dljob.planner.candidates.options import Option, link_of, overlap_of, priced
 from dljob.planner.types import Choice, CollectiveName, Group, Prediction, Refusal, Request
@@ -235,7 +236,7 @@ def _prediction(
         usd += energy.cost_usd(option.device, total_s, part.ranks)
         alone += part.ranks / option.curve.seconds(request.global_batch)
     gpu = [(p, s[0]) for p, s in zip(parts, shares, strict=True)]
-    return Prediction(
+    made = Prediction(
         step_s=step_s,
         step_p90_s=timing.p90_s,
         compute_s=timing.compute_s,
@@ -254,6 +255,7 @@ def _prediction(
         data_s=timing.data_s,
         total_p90_s=total_s * exp(P90 * timing.spread),
     )
+    return interrupted(made, request, workload, sum(p.nodes for p in parts))
 
 
 def _processes(part: Part) -> int:

@@ -14,6 +14,7 @@ from dljob.perf.step.step import P90
 from dljob.perf.step.synchronization import agreement_s, straggler_factor
 from dljob.perf.workload.workload import REAL_NBYTES, Workload
 from dljob.planner.candidates.evaluate import Part, describe
+from dljob.planner.candidates.interrupted import interrupted
 from dljob.planner.candidates.options import Option, link_of, priced
 from dljob.planner.types import Choice, CollectiveName, Group, Prediction, Refusal, Request
 from dljob.planner.types.texts import gibibytes, group_names, rate
@@ -92,7 +93,7 @@ def predict(candidate: SplitCandidate, request: Request, model: split.Model) -> 
     total_s = step_s * request.total_steps + option.fetching.first_s(batch)
     longest = max(("computing", step.busy_s), ("communication and waiting", rest), ("data", data_s), key=lambda p: p[1])
     power_W = energy.rank_watts(option.device, min(1.0, step.mean_s / step_s)) * ranks
-    return Prediction(
+    made = Prediction(
         step_s=step_s,
         step_p90_s=step_s * exp(P90 * spread),
         compute_s=step.busy_s,
@@ -109,6 +110,7 @@ def predict(candidate: SplitCandidate, request: Request, model: split.Model) -> 
         data_s=data_s,
         total_p90_s=total_s * exp(P90 * spread),
     )
+    return interrupted(made, request, model.workload, part.nodes)
 
 
 def choice(candidate: SplitCandidate, request: Request, prediction: Prediction) -> Choice:

@@ -169,6 +169,8 @@ def options(
     cores = cores_of_rank(pool.cpu, ranks_per_node, request)
     device = catalogue.gpu_or_assumed(pool.device) if pool.is_gpu else catalogue.cpu(pool.device, cores)
     device = request.prices.device(device, pool.device, cores)
+    if request.domain.price_factor != 1.0:
+        device = replace(device, usd_per_h=device.usd_per_h * request.domain.price_factor)
     curve = catalogue_curve(workload, device, cores)
     points = [(p.batch, p.compute_s) for p in known.points] if known else []
     if known is not None and known.compute_spread is not None:
@@ -219,7 +221,8 @@ def options(
                 update_s=0.0 if points else update_s(workload, device),
             )
         )
-    if known is None or not result:
+    # The steps were measured on a network that did not cross this border, or nobody knows whether it did.
+    if known is None or not result or pool.crossing is not None:
         return result
     over = {nodes: link_of(result[:1], nodes)[0] for nodes in (1, 2)}
     # The all-gather after a sharded update makes steps longer, so use only measured steps with the same strategy.
@@ -282,6 +285,11 @@ def link_of(chosen: list[Option], nodes: int) -> tuple[Link, float]:
     learned = [o.learned.link_spread for o in chosen if o.learned and o.learned.link_spread is not None]
     spread = max(learned) if measured and len(learned) == len(chosen) else spread
     latency_s = max(latencies, default=communication.TCP_LATENCY_S)
+    if (crossing := chosen[0].pool.crossing) is not None:
+        slower = crossing.bandwidth_Bps is not None and crossing.bandwidth_Bps < bandwidth_Bps
+        name = "the network between racks or zones" if slower else name
+        bandwidth_Bps = min(bandwidth_Bps, crossing.bandwidth_Bps or bandwidth_Bps)
+        latency_s = max(latency_s, crossing.latency_s or 0.0)
     return Link(latency_s, bandwidth_Bps, _reduce_Bps(chosen), name, min(near_s, latency_s)), spread
 
 

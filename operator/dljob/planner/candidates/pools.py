@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from dljob.cluster import ClusterView, Node
 from dljob.cluster.catalogue import GPU_RESOURCES, VENDORS, canonical, gpu
+from dljob.cluster.domains import Crossing
 from dljob.perf.resources.memory import PROCESS_NBYTES
 from dljob.planner.types import Refusal, Request
 
@@ -35,6 +36,8 @@ class Pool:
     """The smallest annotated network bandwidth; None if no node has the annotation."""
     unequal: bool
     """True for CPU nodes on which a rank can use very different numbers of CPUs (by more than a factor ``UNEQUAL``)."""
+    crossing: Crossing | None = None
+    """Bounds of the network between these nodes, if they are in several racks or zones; None if they are in one."""
 
     @property
     def assumed(self) -> bool:
@@ -169,6 +172,7 @@ def eligible(request: Request, view: ClusterView) -> Eligible:
                 cpu=min(node.cpu for node in nodes),
                 bandwidth_Bps=min(bandwidths, default=None),
                 unequal=not is_gpu and max(used) > UNEQUAL * min(used),
+                crossing=request.domain.crossing,
             )
         )
     refusals = tuple(Refusal(f"{n} x {device}", reason) for (device, reason), n in sorted(left_out.items()))

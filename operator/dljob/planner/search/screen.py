@@ -15,6 +15,7 @@ from dljob.perf.step.communication import Link, allreduce_s, scatter_gather_s
 from dljob.perf.step.step import P90, buckets, exposed_s
 from dljob.perf.step.synchronization import straggler_factor
 from dljob.perf.workload.workload import Workload
+from dljob.planner.candidates.interrupted import interruptions_of
 from dljob.planner.candidates.measured import communication_ratio, predicted
 from dljob.planner.candidates.options import Option, link_of, near_latency_s, overlap_of, priced, summing
 from dljob.planner.types import CollectiveName, Request
@@ -113,6 +114,13 @@ class Screen:
             p90 = step_s * np.exp(P90 * np.nan_to_num(spread))
             busy_s = np.minimum(compute_s, step_s)
             energy_J = busy_s * (counts @ self._busy_W) + (step_s - busy_s) * (counts @ self._idle_W)
+        if self.request.domain.interruptions_per_h:
+            work_s, nodes = step_s * self.request.total_steps, np.maximum(counts.sum(axis=1), 1)
+            finite = np.isfinite(work_s)
+            longer = np.ones(len(counts))
+            expected_s = interruptions_of(self.request, self.workload).expected_s(work_s[finite], nodes[finite])
+            longer[finite] = expected_s / work_s[finite]
+            step_s, p90, energy_J = step_s * longer, p90 * longer, energy_J * longer
         usd = self.request.prices.with_energy_usd(step_s * (counts @ self._usd_per_s), energy_J)
         return Screened(step_s, p90, energy_J, usd, [self._collectives[i] for i in choice])
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dlcontract import CollectiveName
+from dljob.cluster.domains import ANYWHERE, Domain
 
 Strategy = Literal["Data", "Optimizer"]
 """Strategies in which each rank holds the whole model: data parallelism without or with sharded optimizer (ZeRO-1)."""
@@ -34,6 +35,8 @@ class Prediction:
     """Exposed input time per step on the slowest rank."""
     total_p90_s: float = 0.0
     """90th percentile of the time of the whole training. A deadline must allow this time."""
+    interruptions: float = 0.0
+    """Expected number of interruptions of nodes in the whole training; 0 without spot nodes."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +131,8 @@ class Decision:
     """The choice of the global batch size; None if the spec fixes it."""
     trade_offs: tuple[Choice, ...] = ()
     """The Pareto front in time, energy and cost, including the chosen plan; fastest first."""
+    domain: Domain = ANYWHERE
+    """The part of the cluster for which the chosen plan was priced, and to which its pods have to be bound."""
 
 
 @dataclass(frozen=True)

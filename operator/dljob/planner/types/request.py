@@ -6,6 +6,7 @@ from typing import Literal
 
 from dlcontract import CollectiveName
 from dljob.cluster.catalogue import vendor
+from dljob.cluster.domains import ANYWHERE, NO_BORDERS, SAME_AS_OTHERS, Domain, Spot, Topology
 from dljob.cluster.prices import CATALOGUE_PRICES, Prices
 
 
@@ -109,6 +110,16 @@ class Request:
     Predictions then differ in certainty, and the plan with the smallest median often has the largest error."""
     candidates_kept: int = 5
     prices: Prices = CATALOGUE_PRICES
+    topology: Topology = NO_BORDERS
+    spot: Spot = SAME_AS_OTHERS
+    avoid_spot: bool = False
+    """True if no rank may run on a spot node (``spec.scheduling.spot``)."""
+    checkpoints: bool = True
+    """False if the job writes no checkpoints."""
+    checkpoint_interval_s: float | None = None
+    """The checkpoint interval that the user fixes; None: the trainer chooses it."""
+    domain: Domain = ANYWHERE
+    """The part of the cluster to plan for. ``plan`` sets this field."""
 
     def allows_gpus(self, device: str, count: int) -> bool:
         """Return True if a plan may use ``count`` GPUs of a type."""

@@ -16,8 +16,8 @@ from dljob.reconcile.parsed import ParsedJob
 from dljob.render import RenderConfig, checkpoint_claim, stateful_sets, support
 from dljob.render.config import Manifest
 from dljob.scheduling import Charge, NamespaceLimits, object_charge, pod_charge
-from dljob.scheduling.limit_ranges import Bounds, bounds, claim_violation, violation, with_defaults
-from dljob.scheduling.quotas import Shortage, Unstated, amount_text, shortages, unstated
+from dljob.scheduling.limits.limit_ranges import Bounds, bounds, claim_violation, violation, with_defaults
+from dljob.scheduling.limits.quotas import Shortage, Unstated, amount_text, shortages, unstated
 
 Attempt = Callable[[Request, ClusterView], StoredPlan | Infeasible]
 """Makes a plan for a request, without regard to quotas."""

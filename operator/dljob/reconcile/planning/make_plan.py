@@ -10,11 +10,11 @@ from dljob.api import DLJobStatus, ParallelismStrategy, PlanningMode
 from dljob.api.changes import planned_fields
 from dljob.api.spec.spec import DLJobSpec
 from dljob.cluster import ClusterView, Node
-from dljob.job.defaults import applied_prices, prices_of
+from dljob.job.defaults import applied_prices, prices_of, spot_of, topology_of
 from dljob.job.observed import SetSeen
 from dljob.job.plan.request import planner_request
 from dljob.job.plan.status import plan_status
-from dljob.job.plan.stored import MAX_AVOIDED, StoredPlan
+from dljob.job.plan.stored import MAX_AVOIDED, StoredPlan, node_terms
 from dljob.job.plan.trainer import trainer_plan
 from dljob.job.queue import QueueSeen
 from dljob.job.scale_up import missing_nodes, plan_on_new_nodes, waiting_text
@@ -137,7 +137,10 @@ def _decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
     spec, view = _narrowed(parsed), parsed.observed.view
     assert view is not None
     job = parsed.observed.job
-    request = planner_request(job.name, spec, _running_batch(parsed), prices_of(parsed.defaults))
+    given = parsed.defaults
+    request = planner_request(
+        job.name, spec, _running_batch(parsed), prices_of(given), topology_of(given), spot_of(given)
+    )
     splitting_disabled = _model_parallelism_was_slow(parsed)
     if splitting_disabled:
         request = replace(request, no_split_reason=MODEL_PARALLELISM_WAS_SLOW)
@@ -168,7 +171,7 @@ def _attempt(
         if larger is None:
             return _but_for_left_out(parsed, request, whole, decision)
         decision, view = larger
-        new_nodes = missing_nodes(decision, existing)
+        new_nodes = missing_nodes(decision, decision.domain.within(existing))
     decision = _fitting(job.name, decision)
     current = parsed.accepted
     shown = parsed.before.plan if current is None and parsed.observed.sets else None
@@ -186,7 +189,7 @@ def _attempt(
         proposed = current.plan
     elif shown is not None and shown.digest == proposed.digest():  # Only the plan's ConfigMap was deleted.
         proposed = proposed.model_copy(update={"number": shown.number})
-    prediction, nodes = decision.chosen.prediction, usable(request, view)
+    prediction, nodes = decision.chosen.prediction, usable(request, decision.domain.within(view))
     prices = applied_prices(parsed.defaults, (group.device for group in decision.chosen.groups))
     found = StoredPlan(
         plan=proposed,
@@ -200,6 +203,7 @@ def _attempt(
         warning=decision.warning,
         defaults=None if parsed.defaults.empty else parsed.defaults,
         avoid=_avoided(parsed, decision),
+        domain=node_terms(decision.domain),
         pod_group_api=gang.api_for(spec, config),
         new_nodes=new_nodes,
         start_timeout_s=config.node_templates.start_timeout_s if new_nodes else None,
@@ -352,6 +356,8 @@ def planned(accepted: StoredPlan, *, plan_only: bool = False) -> Verdict:
     )
     if (batch := status.batch_choice) is not None:
         text = f"{text}; global batch {batch.global_batch_size}: {batch.message}"
+    if status.placement:
+        text = f"{text}; {status.placement}"
     if accepted.warning:
         text = f"{text}; {accepted.warning}"
     if accepted.new_nodes:

@@ -166,6 +166,12 @@ def test_jobs_without_such_rules_have_the_plan_of_earlier_releases() -> None:
     assert FAILURES_KEY not in (after(observed, step(observed)).plan or {})
 
 
+@pytest.mark.parametrize("action", ["FailJob", "Count"])
+def test_coordinator_does_not_wait_if_no_rule_can_ignore_the_failure(action: str) -> None:
+    data = started(spec(on_node(action))).plan
+    assert data is not None and FailureAllowance.parse(data[FAILURES_KEY]).wait_s == 0
+
+
 def test_edited_record_counts_as_none() -> None:
     observed = training(spec(on_node("Ignore")))
     edited = replace(observed, plan={**(observed.plan or {}), FAILURES_KEY: '{"ignored": "many"}'})

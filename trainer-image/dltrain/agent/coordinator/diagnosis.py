@@ -218,7 +218,8 @@ def _of_hung(attempt: Attempt, number: int, silent_s: float) -> Failure:
     return Failure(
         reason=reasons.HUNG,
         message=f"rank {number} in pod {pod} was silent for {silent_s:.0f} s. If the script does something that takes "
-        "longer than ten steps and 5 s, such as an evaluation, call t.busy(what, seconds) before it",
+        "longer than ten steps and 30 s, such as an upload, call t.busy(what, seconds) before it. The next attempt "
+        "waits three times as long",
         rank=number,
         host=pod,
         log_tail=attempt.logs.get(number, "")[-MAX_LOG_TAIL:],

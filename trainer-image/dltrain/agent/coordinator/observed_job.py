@@ -55,7 +55,7 @@ class ObservedJob:
         """
         self.events = EventQueue(self._take, self._tick)
         self.settings, self.reporter, self.plan = settings, reporter, plan
-        self.ledger = Ledger(plan, previous)
+        self.ledger = Ledger(plan, previous, settings.hang_min_s)
         self.account = runreport.RunReportWriter(self.ledger, time.time())
         self.reporter.compose = lambda: self.ledger.report(time.time())
         self.links = Links(identity.client, settings.agent_port, self.events.put)

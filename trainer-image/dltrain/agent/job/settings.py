@@ -9,6 +9,7 @@ from math import inf
 from pathlib import Path
 
 from dlcontract import AGENT_PORT, METRICS_PORT, TLS_DIR, pods
+from dltrain.record.hang_detection import HANG_MIN_S
 
 MAX_SOCKET_PATH = 107
 RETURN_AFTER_S = 10.0
@@ -35,6 +36,8 @@ class Settings:
     """A directory in memory for a copy of the newest training state. The copy remains when the ranks end."""
     agent_port: int
     metrics_port: int
+    hang_min_s: float
+    """Least silence of a rank in seconds after which it counts as hung."""
     return_after_s: float
     """Minimum time in seconds between a loss of ranks and a restart of the job that adds them again. It limits the cost
     of a rank that fails often."""
@@ -92,6 +95,7 @@ class Settings:
             memory_dir=Path(env.get("DLTRAIN_MEMORY_DIR") or "/dev/shm"),
             agent_port=port("DLTRAIN_AGENT_PORT", AGENT_PORT),
             metrics_port=port("DLTRAIN_METRICS_PORT", METRICS_PORT),
+            hang_min_s=seconds("DLTRAIN_HANG_MIN_S", HANG_MIN_S),
             return_after_s=seconds("DLTRAIN_RETURN_AFTER_S", RETURN_AFTER_S),
         )
 

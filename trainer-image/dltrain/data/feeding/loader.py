@@ -35,6 +35,7 @@ class Loader:
         workers: int | None = None,
         prefetch: int | None = None,
         collate_fn: Collate | None = None,
+        drop_last: bool = False,
         max_workers: int = 0,
         ranks_here: int = 1,
         plan: Plan | None = None,
@@ -70,17 +71,22 @@ class Loader:
         self.workers, self.prefetch, self.max_workers = workers, prefetch, max_workers
         self._ranks_here = ranks_here
         self._plan = plan
+        self._drop_last = drop_last
 
     def __len__(self) -> int:
         """Return the number of steps in an epoch over this dataset."""
         assert self._plan is not None, "t.loader passes the plan"
-        return Sampler.planned(self._plan, self.samples).steps_per_epoch
+        return self.sampler(self._plan).steps_per_epoch
 
     @property
     def total_steps(self) -> int:
         """Return the number of steps of the whole training, for example for a learning-rate schedule."""
         assert self._plan is not None, "t.loader passes the plan"
-        return Sampler.planned(self._plan, self.samples).steps(self._plan)
+        return self.sampler(self._plan).steps(self._plan)
+
+    def sampler(self, plan: Plan) -> Sampler:
+        """Return the sampler that splits this dataset into the batches of ``plan``."""
+        return Sampler.planned(plan, self.samples, drop_last=self._drop_last)
 
     def __iter__(self) -> Iterator[Any]:
         """Raise MisuseError, because a script must iterate over ``t.steps`` or ``t.held_out``."""

@@ -46,6 +46,14 @@ class Evaluation(Record):
     loss: float | None = None
 
 
+class LoggedValues(Record):
+    """Metrics that the script logged at a step, by name."""
+
+    step: int
+    unix_s: float
+    values: dict[str, float]
+
+
 class PlanEntry(Record):
     """A plan, and the Unix time and step at which ranks were first launched with it."""
 
@@ -155,6 +163,7 @@ class Document(Record):
     least_steps: Annotated[int, Field(ge=1, description="A point represents at least this many steps.")] = 1
     points: tuple[Point, ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
+    metrics: tuple[LoggedValues, ...] = ()
     plans: tuple[PlanEntry, ...] = ()
     splits: tuple[Split, ...] = ()
     sums: Annotated[tuple[Summing, ...], Field(description="All-reduce algorithms chosen at the start.")] = ()

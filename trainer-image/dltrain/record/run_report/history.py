@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from dlcontract import Failure, Outcome, Plan, Rank, RankMeasure, RunPhase, reasons
-from dltrain.protocol.rank_messages import Checkpointed, Chosen, Evaluated, RankMessage, Resharded, Shrunk, Step
+from dltrain.protocol.rank_messages import Checkpointed, Chosen, Evaluated, Logged, RankMessage, Resharded, Shrunk, Step
 from dltrain.record.run_report.document import (
     AttemptRecord,
     Checkpoint,
     Document,
     Evaluation,
     Fault,
+    LoggedValues,
     PlanEntry,
     Point,
     RankTotal,
@@ -70,6 +71,7 @@ class History:
         before = self._document
         self._points, self._min_steps = list(before.points), before.least_steps
         self._evaluations, self._checkpoints = list(before.evaluations), list(before.checkpoints)
+        self._metrics = list(before.metrics)
         self._plans, self._splits, self._attempts = list(before.plans), list(before.splits), list(before.attempts)
         self._faults, self._sums = list(before.faults), before.sums
         self._totals = before.totals
@@ -132,6 +134,9 @@ class History:
             case Evaluated() if message.rank == leader:
                 entry = Evaluation(step=message.step, unix_s=unix_s, accuracy=message.accuracy, loss=message.loss)
                 self._evaluations = thinned([*self._evaluations, entry])
+            case Logged() if message.rank == leader:
+                logged = LoggedValues(step=message.step, unix_s=unix_s, values=message.values)
+                self._metrics = thinned([*self._metrics, logged])
             case Chosen() if message.rank == leader and not self._sums:
                 self._sums = message.sums
             case Checkpointed():
@@ -173,6 +178,7 @@ class History:
                 "least_steps": self._min_steps,
                 "points": tuple(self._points),
                 "evaluations": tuple(self._evaluations),
+                "metrics": tuple(self._metrics),
                 "plans": tuple(self._plans),
                 "splits": tuple(self._splits),
                 "sums": self._sums,
@@ -283,6 +289,7 @@ class History:
             self._totals = self._totals.model_copy(update={"steps_repeated": repeated})
         self._points = [point for point in self._points if point.step <= step]
         self._evaluations = [entry for entry in self._evaluations if entry.step <= step]
+        self._metrics = [entry for entry in self._metrics if entry.step <= step]
 
     def _resumed(self, unix_s: float) -> None:
         if self._down_since is None:

@@ -7,6 +7,7 @@ escaped. A content security policy forbids scripts and requests.
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
+from dlcontract import MAX_METRICS
 from dltrain.record.run_report.document import Document
 from dltrain.record.run_report.plots import Curve, Mark, bars, clean, lines, number
 
@@ -129,6 +130,9 @@ def _plots(document: Document) -> Iterable[str]:
     yield lines("Loss over steps", "step", "loss", [Curve("training loss", over("loss"))], at_step)
     accuracy = [(entry.step, 100 * entry.accuracy) for entry in document.evaluations]
     yield lines("Accuracy on held-out data", "step", "accuracy, %", [Curve("accuracy", accuracy)], at_step)
+    for name in sorted({name for entry in document.metrics for name in entry.values})[:MAX_METRICS]:
+        values = [(entry.step, entry.values[name]) for entry in document.metrics if name in entry.values]
+        yield lines(f"{name}, logged by the script", "step", name, [Curve(name, values)], at_step)
     yield lines("Learning rate", "step", "learning rate", [Curve("learning rate", over("learning_rate"))], zero=True)
     noise = [Curve("noise scale of the run so far", over("noise_samples"))]
     yield lines("Gradient noise scale", "step", "samples", noise, zero=True)

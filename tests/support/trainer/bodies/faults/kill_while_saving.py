@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from dltrain.checkpoint.store import Checkpoints, Snapshot, decode
+from dltrain.checkpoint.store import Checkpoints, Snapshot
 
 ROUNDS = 8
 
@@ -37,7 +37,7 @@ def main() -> None:
             os.waitpid(pid, 0)
         loaded = checkpoints.load()
         assert loaded is not None
-        snapshot = decode(loaded[1])
+        snapshot = loaded.snapshot()
         assert snapshot.step >= announced and snapshot.model["w"][0] == snapshot.step
     sys.stdout.write(f"{ROUNDS} kills survived\n")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from dljob.scheduling.charges import Amounts, container_amounts, parsed_amounts, pod_amounts, thousandths
+from dljob.scheduling.limits.charges import Amounts, container_amounts, parsed_amounts, pod_amounts, thousandths
 
 Json = Mapping[str, Any]
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dljob.scheduling.charges import Amounts, Charge, container_amounts, parsed_amounts
-from dljob.scheduling.limit_ranges import LimitRange
+from dljob.scheduling.limits.charges import Amounts, Charge, container_amounts, parsed_amounts
+from dljob.scheduling.limits.limit_ranges import LimitRange
 
 EXPLICIT = ("cpu", "memory", "requests.cpu", "requests.memory", "limits.cpu", "limits.memory")
 """Resources that each container must state if a quota limits them; otherwise the API server rejects its pod."""

@@ -1,0 +1,295 @@
+"""The operator's decisions, made by its own code: order, plans, back-fill, growth, and the assignment of devices.
+
+The simulator takes the place of the cluster: pods are bound at once. The operator's planner makes all plans, on the
+nodes that its ledger shows. Plans are cached, because many jobs ask the same question on the same free devices.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+from math import exp
+
+from benchmarks.scheduling.simulator import Run, State
+from benchmarks.scheduling.workload import MODELS, START_S, view
+
+from dljob.cluster import ClusterView
+from dljob.planner import Decision, Infeasible, plan
+from dljob.planner.types import Choice
+from dljob.reconcile.planning.resize import MIN_BETWEEN_S
+from dljob.scheduling import (
+    MIN_LEFT_S,
+    BoundPod,
+    Ledger,
+    NodeCapacity,
+    QueuedJob,
+    Requests,
+    Reservation,
+    RunningJob,
+    Shadow,
+    StartSearch,
+    dominant_share,
+    gain,
+    in_order_of_ends,
+    shadow,
+    start_in_s,
+)
+from dljob.scheduling.assignment import Candidate, Choices, Held, Option, assign, free_devices, movers, share
+
+EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
+Signature = tuple[tuple[str, int], ...]
+
+
+@dataclass
+class Plans:
+    """Plans for one step of each model on free devices, cached."""
+
+    made: dict[tuple[str, Signature, tuple[str, ...], int | None], Choice | None] = field(default_factory=dict)
+
+    def of(
+        self, model: str, free: ClusterView, devices: tuple[str, ...] = (), most: int | None = None
+    ) -> Choice | None:
+        """Return the best plan on the free devices. ``devices``: allowed types. ``most``: number of nodes."""
+        signature = tuple(sorted((node.device, node.free_devices) for node in free.nodes if node.free_devices))
+        key = (model, signature, devices, most)
+        if key not in self.made:
+            request = replace(MODELS[model], candidates_kept=1, devices=devices, nodes_max=most)
+            decision = plan(request, free, {}) if signature else Infeasible("", "", "")
+            self.made[key] = decision.chosen if isinstance(decision, Decision) else None
+        return self.made[key]
+
+
+PLANS = Plans()
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A plan with its nodes: (node, devices) of each pod."""
+
+    choice: Choice
+    pods: tuple[tuple[str, int], ...]
+
+    @property
+    def what(self) -> tuple[tuple[str, int], ...]:
+        return self.pods
+
+
+@dataclass
+class Operator:
+    """The policy. ``spread``: ratio of the 90th percentile of predicted times to the median.
+
+    Jobs are planned one after another, as the operator does today. ``together``: waiting jobs are assigned together,
+    unless a job is alone. ``all_jobs``: all jobs are assigned together, and running ones move.
+    ``clairvoyant``: the assignment knows true run times.
+    """
+
+    spread: float
+    together: bool = False
+    all_jobs: bool = False
+    clairvoyant: bool = False
+    tick_s: float = 60.0
+    placed: dict[str, Placed] = field(default_factory=dict)
+    moved_s: dict[str, float] = field(default_factory=dict)
+    ledger: Ledger = field(default_factory=Ledger)
+
+    def __post_init__(self) -> None:
+        for node in view().nodes:
+            total = Requests(round(node.cpu * 1000), node.free_memory_nbytes, node.devices)
+            self.ledger.put_node(node.name, NodeCapacity(node, total))
+
+    def decide(self, now_s: float, active: Sequence[State]) -> Mapping[str, Run | None]:
+        states = {state.job.name: state for state in active}
+        for gone in self.placed.keys() - states.keys():
+            self._release(gone)
+        if self.all_jobs:
+            self._share(now_s, active, states)
+        waiting = [state for state in active if state.job.name not in self.placed]
+        if not self.all_jobs:
+            self._start(now_s, waiting, states)
+        if not self.all_jobs and all(state.job.name in self.placed for state in active):
+            self._grow(now_s, active)
+        return {name: self._run(states[name]) for name in states}
+
+    def _run(self, state: State) -> Run | None:
+        placed = self.placed.get(state.job.name)
+        if placed is None:
+            return None
+        steps, predicted = state.job.request.total_steps, placed.choice.prediction
+        devices = sum(count for _, count in placed.pods)
+        return Run(placed.what, devices, predicted.step_s * steps, (predicted.energy_J or 0.0) * steps)
+
+    # Starts
+
+    def _start(self, now_s: float, waiting: Sequence[State], states: Mapping[str, State]) -> None:
+        """Start waiting jobs in the order of the queue, with back-fill behind the first that cannot start."""
+        left, first = list(waiting), None
+        while left:
+            left.sort(key=lambda state: self._queued(state, states).place)
+            state, free = left[0], self.ledger.view()
+            part = self._parts(left)[0] if self.together and len(states) > 1 else None
+            left.pop(0)
+            if part is not None:
+                free = _part_of(free, part)
+            choice = PLANS.of(state.job.model, free)
+            if choice is None:
+                first = first or self._shadow(now_s, state, states)
+            elif first is not None and not first.after(now_s, self._p90_s(state, choice)):
+                choice = PLANS.of(state.job.model, first.beside(free))
+            if choice is not None:
+                self._place(state.job.name, choice)
+                self.moved_s[state.job.name] = now_s
+
+    def _queued(self, state: State, states: Mapping[str, State]) -> QueuedJob:
+        held: Counter[str] = Counter()
+        for name, placed in self.placed.items():
+            held[states[name].job.namespace] += sum(count for _, count in placed.pods)
+        mine, total = Requests(0, 0, held[state.job.namespace]), self.ledger.total()
+        part = dominant_share(mine, Requests(0, 0, total.devices))
+        created = EPOCH + timedelta(seconds=state.job.arrival_s)
+        return QueuedJob((state.job.namespace, state.job.name), state.job.name, 0, part, created)
+
+    def _parts(self, waiting: Sequence[State]) -> Choices:
+        return assign([Candidate(0, options(state)) for state in waiting], free_devices(self.ledger.view()))
+
+    def _p90_s(self, state: State, choice: Choice) -> float:
+        return START_S + choice.prediction.step_s * state.job.request.total_steps * self.spread * state.left
+
+    def _shadow(self, now_s: float, state: State, states: Mapping[str, State]) -> Shadow | None:
+        """Return the shadow reservation of the first in line, as ``controller.planning.queueing`` finds it."""
+        ends = in_order_of_ends(
+            RunningJob((states[name].job.namespace, name), states[name].left * run.seconds * self.spread + START_S)
+            for name in self.placed
+            if (run := self._run(states[name])) is not None
+        )
+        found = PLANS.of(state.job.model, self._after(ends))
+        if found is None:
+            return None
+        search = StartSearch(0, len(ends))
+        while not search.done:
+            earlier = PLANS.of(state.job.model, self._after(ends[: search.probe]))
+            found = earlier or found
+            search = search.after(feasible=earlier is not None)
+        needs = [_reservation(group.device, group.nodes, group.ranks_per_node) for group in found.groups]
+        return shadow(now_s + start_in_s(ends, search.possible), self._after(ends[: search.possible]), needs)
+
+    def _after(self, ended: Collection[RunningJob]) -> ClusterView:
+        return self.ledger.view([uid for job in ended for uid in self._uids(job.key[1])])
+
+    # All jobs together
+
+    def _share(self, now_s: float, active: Sequence[State], states: Mapping[str, State]) -> None:
+        """Assign devices to waiting and running jobs together. Running jobs move if that pays or if others wait."""
+        line = sorted(active, key=lambda state: self._queued(state, states).place)
+        free = free_devices(view())
+        parts = share([Candidate(0, options(state, self._factor(state))) for state in line], free)
+        moves = movers([self._held(now_s, state) for state in line], parts, free, START_S)
+        for state, moved in zip(line, moves, strict=True):
+            if moved:
+                self._release(state.job.name)
+        for state, part in zip(line, parts, strict=True):
+            if state.job.name in self.placed or part is None:
+                continue
+            choice = PLANS.of(state.job.model, _part_of(self.ledger.view(), part))
+            if choice is not None:
+                self._place(state.job.name, choice)
+                self.moved_s[state.job.name] = now_s
+
+    def _factor(self, state: State) -> float:
+        return state.job.noise if self.clairvoyant else 1.0
+
+    def _held(self, now_s: float, state: State) -> Held:
+        placed, run = self.placed.get(state.job.name), self._run(state)
+        if placed is None or run is None:
+            return Held({})
+        held = Counter[str]()
+        for group in placed.choice.groups:
+            held[group.device] += group.nodes * group.ranks_per_node
+        left_s = state.left * run.seconds * self._factor(state)
+        rested = now_s - self.moved_s[state.job.name] >= MIN_BETWEEN_S
+        return Held(held, left_s, movable=rested and left_s >= MIN_LEFT_S)
+
+    # Growth
+
+    def _grow(self, now_s: float, active: Sequence[State]) -> None:
+        """Move running jobs to better plans, one after another, while no job waits."""
+        for state in active:
+            name = state.job.name
+            old = self._run(state)
+            assert old is not None
+            if now_s - self.moved_s[name] < MIN_BETWEEN_S or state.left * old.seconds < MIN_LEFT_S:
+                continue
+            choice = PLANS.of(state.job.model, self.ledger.view(self._uids(name)))
+            assert choice is not None
+            steps = round(state.left * state.job.request.total_steps)
+            now = self.placed[name].choice.prediction.step_s
+            # The measured step time shows the job's noise. The operator then scales its prediction by it.
+            measured = now * state.job.noise
+            found = gain(steps, measured, predicted_s=now, other_s=choice.prediction.step_s, restart_s=START_S)
+            if found.worthwhile:
+                self._release(name)
+                self._place(name, choice)
+                self.moved_s[name] = now_s
+
+    # The cluster
+
+    def _uids(self, name: str) -> list[str]:
+        return [f"{name}/{i}" for i in range(len(self.placed[name].pods))]
+
+    def _place(self, name: str, choice: Choice) -> None:
+        """Bind the pods of a plan to the nodes with the most free devices."""
+        pods: list[tuple[str, int]] = []
+        for group in choice.groups:
+            fitting = [
+                node
+                for node in self.ledger.view().nodes
+                if node.device == group.device and node.free_devices >= group.ranks_per_node
+            ]
+            fitting.sort(key=lambda node: (-node.free_devices, node.name))
+            assert len(fitting) >= group.nodes, (choice.summary, fitting)
+            for node in fitting[: group.nodes]:
+                requests = Requests(0, 0, group.ranks_per_node)
+                self.ledger.put_pod(f"{name}/{len(pods)}", BoundPod(node.name, requests))
+                pods.append((node.name, group.ranks_per_node))
+        self.placed[name] = Placed(choice, tuple(pods))
+
+    def _release(self, name: str) -> None:
+        for uid in self._uids(name):
+            self.ledger.drop_pod(uid)
+        del self.placed[name]
+
+
+def _reservation(device: str, nodes: int, devices: int) -> Reservation:
+    return Reservation(device, nodes, devices, 0.0, 0)
+
+
+def spread_of(noise: float) -> float:
+    """Return the ratio of the 90th percentile to the median of a log-normal factor."""
+    return exp(1.2815515655 * noise)
+
+
+def options(state: State, factor: float = 1.0) -> tuple[Option, ...]:
+    """Return the options of a job for the assignment, with its remaining seconds as predicted, times ``factor``."""
+    return tuple(
+        Option(use.device, use.nodes, use.devices // use.nodes, factor * use.seconds * max(state.left, 1e-9))
+        for use in state.job.uses
+    )
+
+
+def _part_of(free: ClusterView, part: Option) -> ClusterView:
+    """Return the nodes that a part uses: those with the most free devices, as far as they are assigned."""
+    left, nodes = part.devices, []
+    for node in sorted(free.nodes, key=lambda node: -node.free_devices):
+        if node.device == part.device and node.free_devices and left:
+            count = min(left, node.free_devices)
+            nodes.append(replace(node, free_devices=count))
+            left -= count
+    return ClusterView(tuple(nodes))
+
+
+TODAY, ALL_JOBS = "dljob", "dljob, all jobs"
+POLICIES: dict[str, Callable[[float], Operator]] = {
+    TODAY: lambda noise: Operator(spread_of(noise)),
+    "dljob, waiting jobs": lambda noise: Operator(spread_of(noise), together=True),
+    ALL_JOBS: lambda noise: Operator(spread_of(noise), all_jobs=True),
+}
+"""``dljob``: what the operator does today. The controller does not use ``scheduling.assignment`` yet."""

@@ -1,0 +1,202 @@
+"""Domains: the parts of a cluster for which plans are priced, and to which their pods are then bound.
+
+A domain is a rack, a zone or the whole cluster, and in each of them all nodes, the spot nodes or the other nodes.
+Without a topology and without spot nodes, there is only one domain: ``ANYWHERE``.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from dljob.cluster.view import ClusterView, Node
+
+ZONE_LABEL = "topology.kubernetes.io/zone"
+RACK_LABEL = "topology.kubernetes.io/rack"
+SPOT_LABELS = (
+    ("cloud.google.com/gke-spot", "true"),
+    ("eks.amazonaws.com/capacityType", "SPOT"),
+    ("karpenter.sh/capacity-type", "spot"),
+    ("kubernetes.azure.com/scalesetpriority", "spot"),
+)
+"""Labels of spot nodes: Google GKE, Amazon EKS, Karpenter, Azure AKS."""
+MAX_DOMAINS = 6
+"""Maximum number of racks, and of zones, for which plans are made. Those with the most free devices come first."""
+
+
+@dataclass(frozen=True)
+class Crossing:
+    """Bounds of the network between the racks, or between the zones. None: as within them."""
+
+    bandwidth_Bps: float | None = None
+    latency_s: float | None = None
+
+    def joined(self, other: "Crossing | None") -> "Crossing":
+        """Return the bounds of traffic that crosses both borders."""
+        if other is None:
+            return self
+        bandwidths = [b for b in (self.bandwidth_Bps, other.bandwidth_Bps) if b is not None]
+        latencies = [s for s in (self.latency_s, other.latency_s) if s is not None]
+        return Crossing(min(bandwidths, default=None), max(latencies, default=None))
+
+
+@dataclass(frozen=True)
+class Topology:
+    """The borders that the administrator has described. ``zones``, ``racks``: None if the border costs nothing."""
+
+    zones: Crossing | None = None
+    racks: Crossing | None = None
+    rack_label: str = RACK_LABEL
+
+
+@dataclass(frozen=True)
+class Spot:
+    """Nodes that the cloud may take back at any time. ``labels``: (key, value); a node with any of them is one."""
+
+    labels: tuple[tuple[str, str], ...] = SPOT_LABELS
+    price_factor: float = 1.0
+    """Price of a spot node divided by the price of the same node on demand."""
+    interruptions_per_h: float = 0.0
+    """Interruptions per hour of one node."""
+
+    @property
+    def differs(self) -> bool:
+        """Return True if spot nodes differ from other nodes in price or in interruptions."""
+        return self.price_factor != 1.0 or self.interruptions_per_h > 0
+
+    def includes(self, node: Node) -> bool:
+        return any(node.labels.get(key) == value for key, value in self.labels)
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """A requirement on a label of a node. ``operator``: In or NotIn. A node without the label meets any NotIn."""
+
+    key: str
+    operator: Literal["In", "NotIn"]
+    values: tuple[str, ...]
+
+    def met(self, labels: Mapping[str, str]) -> bool:
+        return (labels.get(self.key) in self.values) is (self.operator == "In")
+
+
+@dataclass(frozen=True)
+class Domain:
+    """A part of the cluster. A node belongs to it if it meets all requirements of any term; no terms: every node."""
+
+    text: str = ""
+    """Such as 'in zone a, on spot nodes'; empty for the whole cluster without borders."""
+    terms: tuple[tuple[Requirement, ...], ...] = ()
+    crossing: Crossing | None = None
+    """The network between the nodes of a plan, if it may cross a border; None: it crosses none."""
+    price_factor: float = 1.0
+    interruptions_per_h: float = 0.0
+    """Interruptions per hour of one node."""
+
+    def within(self, view: ClusterView) -> ClusterView:
+        """Return the view with the nodes of this domain only."""
+        if not self.terms:
+            return view
+        return ClusterView(tuple(node for node in view.nodes if self.has(node)))
+
+    def has(self, node: Node) -> bool:
+        """Return True if the node belongs to the domain."""
+        return not self.terms or any(all(item.met(node.labels) for item in term) for term in self.terms)
+
+    def narrowed(self, text: str, *requirements: Requirement) -> "Domain":
+        """Return the part of this domain whose nodes also meet all ``requirements``."""
+        terms = tuple((*term, *requirements) for term in self.terms or ((),))
+        return replace(self, text=_texts(text, self.text), terms=terms)
+
+
+ANYWHERE = Domain()
+
+NO_BORDERS = Topology()
+SAME_AS_OTHERS = Spot()
+
+
+def domains(nodes: Sequence[Node], topology: Topology, spot: Spot, *, avoid_spot: bool = False) -> list[Domain]:
+    """Return the domains for which a job on these nodes has to be planned. The first one is the widest.
+
+    ``nodes``: those that the job could use. ``avoid_spot``: leave out domains with spot nodes.
+    """
+    found: list[Domain] = []
+    for part in _by_interruption(nodes, spot, avoid_spot=avoid_spot):
+        view = part.within(ClusterView(tuple(nodes)))
+        first, *places = _by_place(part, view.nodes, topology)
+        if part.text and not part.terms:  # all nodes, also spot nodes
+            # A place whose nodes are all spot nodes, or all others, is priced more precisely as a part of these.
+            places = [place for place in places if len({spot.includes(n) for n in place.within(view).nodes}) > 1]
+        found += [first, *places]
+    return found
+
+
+def _by_interruption(nodes: Sequence[Node], spot: Spot, *, avoid_spot: bool) -> list[Domain]:
+    """Return the domains of all nodes, of the other nodes, and of the spot nodes.
+
+    A plan may use both spot nodes and others. The scheduler then decides which, so that such a plan has the price of
+    the others and the interruptions of spot nodes.
+    """
+    labels = sorted({(k, v) for k, v in spot.labels if any(node.labels.get(k) == v for node in nodes)})
+    if not labels or not (avoid_spot or spot.differs):
+        return [ANYWHERE]
+    others = ANYWHERE.narrowed("on nodes that are not spot nodes", *(Requirement(k, "NotIn", (v,)) for k, v in labels))
+    if avoid_spot:
+        return [others]
+    bought = Domain(
+        "on spot nodes",
+        tuple((Requirement(key, "In", (value,)),) for key, value in labels),
+        None,
+        spot.price_factor,
+        spot.interruptions_per_h,
+    )
+    if all(spot.includes(node) for node in nodes):
+        return [bought]
+    mixed = Domain("on any nodes, also spot nodes", interruptions_per_h=spot.interruptions_per_h)
+    return [mixed, others, bought]
+
+
+def _by_place(part: Domain, nodes: Sequence[Node], topology: Topology) -> list[Domain]:
+    """Return ``part``, its zones and its racks. A place is a domain of its own only if ``part`` has several of them."""
+    across = part.crossing
+    texts = [part.text]
+    inner: list[Domain] = []
+    if topology.zones is not None and len(zones := _places(nodes, (ZONE_LABEL,))) > 1:
+        across = topology.zones
+        texts.insert(0, "across zones")
+        for (zone,) in _largest(nodes, (ZONE_LABEL,), zones):
+            own = [node for node in nodes if node.labels.get(ZONE_LABEL) == zone]
+            inner += _by_place(
+                part.narrowed(f"in zone {zone}", Requirement(ZONE_LABEL, "In", (zone,))),
+                own,
+                replace(topology, zones=None),
+            )
+    if topology.racks is not None and len(racks := _places(nodes, (topology.rack_label,))) > 1:
+        across = topology.racks.joined(across)
+        texts.insert(0, "across racks")
+        if len(texts) == 2:  # the nodes are in one zone, or zones do not matter
+            for (rack,) in _largest(nodes, (topology.rack_label,), racks):
+                requirement = Requirement(topology.rack_label, "In", (rack,))
+                inner.append(part.narrowed(f"in rack {rack}", requirement))
+    return [replace(part, text=_texts(*texts), crossing=across), *inner]
+
+
+Place = tuple[str | None, ...]
+
+
+def _places(nodes: Iterable[Node], labels: Sequence[str]) -> set[Place]:
+    return {tuple(node.labels.get(label) for label in labels) for node in nodes}
+
+
+def _largest(nodes: Iterable[Node], labels: Sequence[str], places: Iterable[Place]) -> list[tuple[str, ...]]:
+    """Return the named places with the most free devices, at most ``MAX_DOMAINS``, in falling order."""
+    free: Counter[Place] = Counter()
+    for node in nodes:
+        free[tuple(node.labels.get(label) for label in labels)] += node.free_devices
+    named = [place for place in places if all(place)]
+    ordered = sorted(named, key=lambda place: (-free[place], place))
+    return [tuple(name or "" for name in place) for place in ordered[:MAX_DOMAINS]]
+
+
+def _texts(*texts: str) -> str:
+    return ", ".join(text for text in texts if text)

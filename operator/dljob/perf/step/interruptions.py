@@ -1,0 +1,80 @@
+"""Time of a training whose nodes are interrupted, such as spot nodes.
+
+Interruptions of a node are a Poisson process. After each one, the job starts again from its last checkpoint.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dljob.perf.step.communication import Number
+from dljob.perf.step.step import P90
+
+RESTART_S = 120.0
+"""Assumed seconds from an interruption to the first new step: another node, pods, ranks, and loading the checkpoint."""
+CHECKPOINT_BANDWIDTH_Bps = 2e8
+"""Assumed bytes per second at which a checkpoint is written. The trainer later measures its own."""
+SHORTEST_S, LONGEST_S = 5.0, 1800.0
+MAX_COST_FRACTION = 0.02
+"""Bounds of the interval that the trainer chooses (``dltrain.checkpoint.interval``)."""
+MAX_EXPONENT = 30.0
+"""Bound of exponents, so that a training that can hardly ever end has a finite time."""
+
+
+@dataclass(frozen=True)
+class Interruptions:
+    """``per_node_h``: interruptions per hour of one node. ``checkpoint_s``: time of a checkpoint."""
+
+    per_node_h: float
+    checkpoint_s: float
+    interval_s: float | None = None
+    """Checkpoint interval; None: the trainer chooses it."""
+    checkpoints: bool = True
+    """False: an interruption loses the whole training."""
+
+    def expected_s(self, work_s: Number, nodes: Number) -> Number:
+        """Return the expected time of a training that takes ``work_s`` without interruptions.
+
+        With M seconds between interruptions, checkpoints of C seconds every T seconds and restarts of R seconds, the
+        time is M e^(R/M) (e^((T + C)/M) - 1) / T for each second of work (Daly 2006, equation 13). Without checkpoints,
+        T is the whole work and C is 0. The result is never below ``work_s``, and is ``work_s`` without interruptions.
+        """
+        if self.per_node_h == 0:
+            return work_s
+        rate = self._rate(nodes)
+        interval_s, cost_s = self._interval_s(work_s, nodes), self.checkpoint_s if self.checkpoints else 0.0
+        segment_s = interval_s + cost_s
+        exponent = np.minimum(segment_s * rate, MAX_EXPONENT)
+        lost = np.expm1(exponent) / exponent * segment_s / interval_s
+        return np.asarray(work_s * np.exp(np.minimum(RESTART_S * rate, MAX_EXPONENT)) * lost)
+
+    def expected(self, total_s: float, nodes: int) -> float:
+        """Return the expected number of interruptions within ``total_s`` seconds."""
+        return total_s * float(self._rate(nodes))
+
+    def p90_s(self, work_s: float, nodes: int) -> float:
+        """Return the seconds by which the 90th percentile of the time exceeds ``expected_s``.
+
+        Each of the interruptions loses a time L that is uniform between R and T + R. The variance of the sum of such
+        losses (compound Poisson) is the expected number of interruptions times the mean of L².
+        """
+        if self.per_node_h == 0:
+            return 0.0
+        count = self.expected(float(self.expected_s(work_s, nodes)), nodes)
+        interval_s = float(self._interval_s(work_s, nodes))
+        square = interval_s**2 / 3 + interval_s * RESTART_S + RESTART_S**2
+        return P90 * float(np.sqrt(count * square))
+
+    def _rate(self, nodes: Number) -> Number:
+        """Return the interruptions per second of the job, any of whose nodes may be interrupted."""
+        return np.asarray(self.per_node_h / 3600 * nodes)
+
+    def _interval_s(self, work_s: Number, nodes: Number) -> Number:
+        """Return the checkpoint interval √(2·C·M) within the trainer's bounds (Young 1974), or the one in the spec."""
+        if not self.checkpoints:
+            return np.maximum(work_s, 1e-9)
+        if self.interval_s is not None:
+            return np.minimum(self.interval_s, np.maximum(work_s, 1e-9))
+        best = np.sqrt(2 * self.checkpoint_s / self._rate(nodes))
+        found = np.maximum(np.clip(best, SHORTEST_S, LONGEST_S), self.checkpoint_s / MAX_COST_FRACTION)
+        return np.minimum(np.asarray(found, dtype=np.float64), np.maximum(work_s, 1e-9))

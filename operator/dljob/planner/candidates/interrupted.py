@@ -1,0 +1,35 @@
+"""Predictions for plans on nodes that are interrupted (spot nodes)."""
+
+from dataclasses import replace
+
+from dljob.perf.step.interruptions import CHECKPOINT_BANDWIDTH_Bps, Interruptions
+from dljob.perf.workload.workload import Workload
+from dljob.planner.types import Prediction, Request
+
+
+def interruptions_of(request: Request, workload: Workload) -> Interruptions:
+    """Return the interruptions in the request's domain. A checkpoint has the parameters and the optimizer's state."""
+    nbytes = workload.gradient_nbytes * (1 + workload.optimizer_slots)
+    return Interruptions(
+        request.domain.interruptions_per_h,
+        max(0.1, nbytes / CHECKPOINT_BANDWIDTH_Bps),
+        request.checkpoint_interval_s,
+        request.checkpoints,
+    )
+
+
+def interrupted(found: Prediction, request: Request, workload: Workload, nodes: int) -> Prediction:
+    """Return the prediction with the time, energy and cost that interruptions of ``nodes`` nodes add."""
+    if not request.domain.interruptions_per_h:
+        return found
+    model = interruptions_of(request, workload)
+    total_s = float(model.expected_s(found.total_s, nodes))
+    longer = total_s / found.total_s
+    return replace(
+        found,
+        total_s=total_s,
+        total_p90_s=float(model.expected_s(found.total_p90_s, nodes)) + model.p90_s(found.total_p90_s, nodes),
+        energy_J=None if found.energy_J is None else found.energy_J * longer,
+        cost_usd=None if found.cost_usd is None else found.cost_usd * longer,
+        interruptions=model.expected(total_s, nodes),
+    )

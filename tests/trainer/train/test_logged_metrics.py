@@ -1,0 +1,95 @@
+"""A script may log any metrics; none of them ends the job, and all are bounded."""
+
+from typing import Any, cast
+
+import pytest
+
+from dlcontract import MAX_METRICS, DatasetRef, ModelRef, Plan, Rank, Report, RunPhase
+from dltrain.optim.grad_scaler import LossScale
+from dltrain.optim.noise_scale import NoiseScale
+from dltrain.protocol.logged_metrics import LoggedMetrics
+from dltrain.protocol.rank_messages import Evaluated, Logged, RankMessage
+from dltrain.protocol.reporter import RankReporter
+from dltrain.record.ledger import Ledger
+from dltrain.record.run_report.history import History
+from dltrain.record.run_report.page import page
+from dltrain.train.progress import Progress
+
+
+class Recorder:
+    rank = 0
+
+    def __init__(self) -> None:
+        self.messages: list[RankMessage] = []
+
+    def send(self, message: RankMessage) -> None:
+        self.messages.append(message)
+
+
+def progress() -> tuple[Progress, list[RankMessage]]:
+    recorder = Recorder()
+    return Progress(cast(RankReporter, recorder), 0, "cpu", NoiseScale(8), LossScale()), recorder.messages
+
+
+def test_an_accuracy_in_percent_is_a_metric_and_named_in_a_warning() -> None:
+    training, sent = progress()
+    with pytest.warns(UserWarning, match="accuracy: found 97.5; expected 0 to 1"):
+        training.log(3, 97.5, {})
+    assert sent == [Logged(rank=0, step=3, values={"accuracy": 97.5})]
+    training.log(4, 0.5, {"bleu": 30})
+    training.outcome(4, 1.0, None)
+    assert sent[1:] == [Evaluated(rank=0, step=4, accuracy=0.5), Logged(rank=0, step=4, values={"bleu": 30.0})]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -1e301, "high", None, [1, 2]])
+def test_what_is_no_finite_number_is_named_in_one_warning(value: Any) -> None:
+    training, sent = progress()
+    with pytest.warns(UserWarning, match="perplexity: found") as warned:
+        training.log(1, None, {"perplexity": value})
+        training.log(2, None, {"perplexity": value, "fine": 1.0})
+    assert len(warned) == 1 and sent == [Logged(rank=0, step=2, values={"fine": 1.0})]
+
+
+def test_an_accuracy_that_is_no_number_does_not_end_the_job() -> None:
+    training, sent = progress()
+    with pytest.warns(UserWarning, match="accuracy: found nan"):
+        training.log(1, float("nan"), {})
+    assert sent == []
+
+
+def test_names_are_bounded() -> None:
+    recorder = Recorder()
+    metrics = LoggedMetrics(cast(RankReporter, recorder))
+    with pytest.warns(UserWarning, match=f"at most {MAX_METRICS}"):
+        metrics.add(1, {f"m{n}": n for n in range(MAX_METRICS + 5)})
+    with pytest.warns(UserWarning, match="found the name"):
+        metrics.add(1, {"x" * 49: 1.0, "a b": 2.0})
+    (message,) = recorder.messages
+    assert isinstance(message, Logged) and len(message.values) == MAX_METRICS
+
+
+def plan() -> Plan:
+    rank = Rank(rank=0, pod="p-0", host="h", group="g", device="cpu", local_rank=0, share=4)
+    model, dataset = ModelRef(name="mlp"), DatasetRef(name="digits")
+    return Plan(
+        job="j", namespace="n", uid="u", number=1, ranks=(rank,), global_batch=4, model=model, dataset=dataset, epochs=1
+    )
+
+
+def test_metrics_are_in_the_report_and_survive_the_coordinator() -> None:
+    ledger = Ledger(plan(), None)
+    ledger.record(Logged(rank=0, step=1, values={"bleu": 30.0, "val/loss": 2.0}), 1.0)
+    ledger.record(Logged(rank=0, step=2, values={"bleu": 31.0}), 2.0)
+    report = Report.parse(ledger.report(3.0).to_json())
+    assert report.metrics == {"bleu": 31.0, "val/loss": 2.0}
+    assert Ledger(plan(), report).report(4.0).metrics == report.metrics
+
+
+def test_metrics_are_in_the_run_report() -> None:
+    history = History(plan(), 0.0)
+    history.begin_attempt(plan(), plan(), 0.0)
+    for step in range(2000):
+        history.record(Logged(rank=0, step=step, values={"val/loss": 1.0 / (step + 1)}), 0, float(step))
+    document = history.document(RunPhase.RUNNING, 1, 2000.0)
+    assert len(document.metrics) <= 512 and document.metrics[-1].step == 1999
+    assert "val/loss, logged by the script" in page(document)

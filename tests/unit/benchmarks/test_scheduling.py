@@ -1,0 +1,53 @@
+"""The simulator of job streams, with policies whose results are known."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+
+import pytest
+from benchmarks.scheduling.measures import measures
+from benchmarks.scheduling.simulator import Run, State, simulate
+from benchmarks.scheduling.workload import MODELS, START_S, Job
+
+
+def job(name: str, arrival_s: float, noise: float = 1.0) -> Job:
+    return Job(name, "resnet18", "team", arrival_s, MODELS["resnet18"], noise, 1, arrival_s + 200.0)
+
+
+@dataclass
+class Script:
+    """A policy that gives one device to the first ``most`` jobs, and moves all to two devices at ``grow_s``."""
+
+    most: int
+    grow_s: float = inf
+    tick_s: float = 10.0
+
+    def decide(self, now_s: float, active: Sequence[State]) -> Mapping[str, Run | None]:
+        devices = 2 if now_s >= self.grow_s else 1
+        return {each.job.name: Run(devices, devices, 100.0 / devices, 1000.0) for each in active[: self.most]}
+
+
+def test_jobs_start_run_and_end() -> None:
+    found = simulate([job("a", 0.0), job("b", 10.0, noise=2.0)], Script(most=2), 2)
+    assert [state.ended_s for state in found.states] == pytest.approx([START_S + 100, 10 + START_S + 200])
+    assert [state.energy_J for state in found.states] == pytest.approx([1000, 2000])
+    assert found.held_s == pytest.approx(START_S + 100 + START_S + 200)
+    assert measures(found, 2).deadlines == 0.5
+
+
+def test_a_job_without_devices_waits() -> None:
+    found = simulate([job("a", 0.0), job("b", 0.0)], Script(most=1), 1)
+    assert [state.started_s for state in found.states] == pytest.approx([0.0, START_S + 100])
+
+
+def test_a_move_costs_a_restart_and_no_progress() -> None:
+    found = simulate([job("a", 0.0)], Script(most=1, grow_s=START_S + 15), 2)
+    [state] = found.states
+    assert state.moves == 1
+    # At 60 s, 15 of 100 s are done. The other 85 s take half as long.
+    assert state.ended_s == pytest.approx(60 + START_S + 85 / 2)
+
+
+def test_more_devices_than_the_pool_has_are_an_error() -> None:
+    with pytest.raises(AssertionError, match="2 devices are used of 1"):
+        simulate([job("a", 0.0), job("b", 0.0)], Script(most=2), 1)

@@ -1,0 +1,121 @@
+"""Heterogeneous devices are assigned to several jobs together."""
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dljob.cluster import ClusterView, Node
+from dljob.scheduling.assignment import (
+    Candidate,
+    Held,
+    Option,
+    assign,
+    free_devices,
+    in_order,
+    left_for,
+    movers,
+    share,
+    together,
+    total_s,
+)
+
+OPTIONS = st.builds(
+    Option, st.sampled_from(["a100", "t4"]), st.integers(1, 3), st.sampled_from([1, 2, 4]), st.floats(1.0, 1e5)
+)
+JOBS = st.lists(st.lists(OPTIONS, max_size=4).map(tuple), max_size=7)
+FREE = st.fixed_dictionaries({"a100": st.integers(0, 8), "t4": st.integers(0, 12)})
+
+
+def equal(jobs: list[tuple[Option, ...]]) -> list[Candidate]:
+    return [Candidate(0, options) for options in jobs]
+
+
+@given(JOBS, FREE)
+def test_the_sum_of_completion_times_is_never_larger_than_one_by_one_in_order(
+    jobs: list[tuple[Option, ...]], free: dict[str, int]
+) -> None:
+    found = assign(equal(jobs), free)
+    assert total_s(jobs, found, free) <= total_s(jobs, in_order(jobs, free), free)
+
+
+@given(JOBS, FREE)
+def test_assigned_devices_are_free_and_options_are_the_jobs_own(
+    jobs: list[tuple[Option, ...]], free: dict[str, int]
+) -> None:
+    for found in (assign(equal(jobs), free), together(jobs, free), in_order(jobs, free)):
+        for device, count in free.items():
+            assert sum(each.devices for each in found if each is not None and each.device == device) <= count
+        assert all(each is None or each in options for each, options in zip(found, jobs, strict=True))
+
+
+@given(JOBS, FREE)
+def test_no_job_waits_while_one_of_its_options_fits(jobs: list[tuple[Option, ...]], free: dict[str, int]) -> None:
+    found = assign(equal(jobs), free)
+    left = {
+        device: count - sum(each.devices for each in found if each is not None and each.device == device)
+        for device, count in free.items()
+    }
+    for options, each in zip(jobs, found, strict=True):
+        assert each is not None or all(option.devices > left[option.device] for option in options)
+
+
+@given(JOBS, JOBS, FREE)
+def test_jobs_of_a_lower_priority_change_nothing_for_those_of_a_higher_one(
+    high: list[tuple[Option, ...]], low: list[tuple[Option, ...]], free: dict[str, int]
+) -> None:
+    alone = assign([Candidate(9, options) for options in high], free)
+    both = assign([*(Candidate(9, options) for options in high), *equal(low)], free)
+    assert both[: len(high)] == alone
+
+
+def test_the_fast_devices_go_to_the_job_that_gains_most_from_them() -> None:
+    gains_little = (Option("a100", 1, 8, 90.0), Option("t4", 1, 8, 100.0))
+    gains_much = (Option("a100", 1, 8, 100.0), Option("t4", 1, 8, 800.0))
+    free = {"a100": 8, "t4": 8}
+    assert assign(equal([gains_little, gains_much]), free) == (gains_little[1], gains_much[0])
+    assert in_order([gains_little, gains_much], free) == (gains_little[0], gains_much[1])
+
+
+def test_one_job_does_not_get_all_devices_while_others_wait() -> None:
+    sizes = tuple(Option("t4", 1, n, 1000.0 / n**0.4) for n in (1, 2, 4, 8))
+    assert [each and each.devices for each in assign(equal([sizes] * 4), {"t4": 8})] == [2, 2, 2, 2]
+    assert [each and each.devices for each in assign(equal([sizes]), {"t4": 8})] == [8]
+
+
+@given(JOBS, JOBS, FREE, st.lists(st.booleans(), min_size=7, max_size=7))
+def test_only_movable_running_jobs_move_and_they_fit_beside_the_others(
+    running: list[tuple[Option, ...]], waiting: list[tuple[Option, ...]], free: dict[str, int], movable: list[bool]
+) -> None:
+    """The jobs run where they were started one by one in order."""
+    held = [
+        Held({} if each is None else {each.device: each.devices}, each.seconds if each else 0.0, movable=may)
+        for each, may in zip(in_order(running, free), movable, strict=False)
+    ]
+    held += [Held({}) for _ in waiting]
+    parts = share(equal([*running, *waiting]), free)
+    used = Counter[str]()
+    for mine, part, moves in zip(held, parts, movers(held, parts, free, 45.0), strict=True):
+        assert not moves or (mine.movable and mine.devices and part is not None)
+        used.update({part.device: part.devices} if moves and part is not None else mine.devices)
+    assert all(count <= free[device] for device, count in used.items())
+
+
+def test_a_job_that_cannot_move_keeps_its_devices_and_others_do_not_restart_for_nothing() -> None:
+    one, two = Option("t4", 1, 4, 1000.0), Option("t4", 1, 8, 600.0)
+    fixed, other = Held({"t4": 8}, 600.0), Held({"t4": 4}, 1000.0, movable=True)
+    assert movers([fixed, other], (one, two), {"t4": 12}, 45.0) == (False, False)
+
+
+def test_a_running_job_gives_devices_to_others_but_does_not_move_for_nothing() -> None:
+    sizes = tuple(Option("t4", 1, n, 1000.0 / n**0.8) for n in (1, 2, 4, 8))
+    whole = Held({"t4": 8}, sizes[-1].seconds, movable=True)
+    assert share(equal([sizes, sizes]), {"t4": 8}) == (sizes[2], sizes[2])
+    assert movers([whole, Held({})], (sizes[2], sizes[2]), {"t4": 8}, 45.0) == (True, False)
+    little = Held({"t4": 4}, 1.05 * sizes[3].seconds, movable=True)
+    assert movers([little], (sizes[3],), {"t4": 8}, 45.0) == (False,)
+
+
+def test_a_job_leaves_what_is_assigned_to_others() -> None:
+    view = ClusterView(tuple(Node(f"n{i}", "t4", 4, 4, is_gpu=True) for i in range(3)))
+    assert free_devices(left_for(view, [Option("t4", 2, 4, 1.0), None])) == {"t4": 4}

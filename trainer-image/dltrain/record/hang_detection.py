@@ -1,0 +1,148 @@
+"""Find ranks that hang, by their silence. No I/O, and no clock.
+
+A rank that trains sends several messages per second. The limit of its silence follows from what was seen: ten median
+steps, and three times the silence that only one message in a hundred exceeded. A rank that says what it works on, such
+as compilation, gets the limit of this work instead, and so do the ranks that wait for it. Each restart after a hang
+raises the limit, because the hang may have been healthy work that the next attempt meets again.
+"""
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import ceil, inf
+
+from dltrain.protocol.rank_messages import Activity, Busy, Hello, RankMessage, Step, Working
+
+HANG_MIN_S = 30.0
+"""Minimum limit of the silence in seconds. A pinned copy or a stall of storage in the script's own code takes up to
+this time."""
+HANG_STEPS = 10.0
+HANG_P99 = 3.0
+RAISE = 3.0
+"""Each restart after a hang multiplies the limit by this."""
+HANG_MAX_S = 900.0
+"""Maximum of the limit in seconds, except for ten median steps, announced work, and the time without processors."""
+START_DEADLINE_S = 900.0
+"""Maximum time in seconds that a rank may be silent before its first step. The rank may read a large dataset in this
+time."""
+ACTIVITY_LIMITS_S: Mapping[Activity, float] = {"compilation": 900.0, "data": 600.0, "checkpoint": 600.0}
+"""Maximum seconds from a rank's last update to the next one while it does this work between two steps."""
+MOST_EXCUSED = 10.0
+SILENCES, REFRESH = 1024, 32
+"""Number of silences of which the 99th percentile is computed, and after how many new ones it is computed again."""
+
+
+@dataclass
+class _Rank:
+    """What is known of one rank. ``base_s``: limit that follows from its step time."""
+
+    heard_s: float
+    base_s: float
+    excused_s: float
+    """Value of ``HangDetector._excused_s`` at the last message."""
+    announced_s: float | None = None
+    """Limit of the work that the rank has announced, in seconds from its last message, or None."""
+    active_s: float | None = None
+    """Limit of the work in which the rank's process saw itself, in seconds from its last message, or None."""
+    stepped: bool = False
+
+
+class HangDetector:
+    """Decide which rank hangs. ``minimum_s``: least limit of a silence. All times are of one monotonic clock."""
+
+    def __init__(self, minimum_s: float = HANG_MIN_S) -> None:
+        self._minimum_s = minimum_s
+        self._ranks: dict[int, _Rank] = {}
+        self._excused_s = 0.0
+        """Seconds so far in which ranks or agents could not run."""
+        self._silences: deque[float] = deque(maxlen=SILENCES)
+        self._fresh = 0
+        self._p99_s = 0.0
+        self._factor = 1.0
+        self._resumed_s = -inf
+        """When the last rank ended its announced work. The ranks that waited for it continue then."""
+
+    def begin_attempt(self, hangs: int) -> None:
+        """Forget the ranks of the previous attempt. ``hangs``: number of restarts so far because of a hang."""
+        self._ranks.clear()
+        self._resumed_s = -inf
+        self._factor = RAISE ** min(hangs, 10)
+
+    def forget(self, rank: int) -> None:
+        self._ranks.pop(rank, None)
+
+    def excuse(self, seconds: float) -> None:
+        """Do not count ``seconds`` of the ranks' silence, because ranks or agents could not run in this time."""
+        self._excused_s += seconds
+
+    def record(self, message: RankMessage, now_s: float) -> None:
+        """Record a rank's message, which arrived at ``now_s``."""
+        rank = self._ranks.setdefault(message.rank, _Rank(now_s, START_DEADLINE_S, self._excused_s))
+        if isinstance(message, Working):  # It is from a thread of the rank, and does not show that the rank proceeds.
+            was = rank.active_s
+            rank.active_s = None if message.activity is None else ACTIVITY_LIMITS_S[message.activity]
+            if was is not None and rank.active_s is None:
+                self._resumed_s = now_s
+            return
+        pausing = rank.announced_s is not None or rank.active_s is not None
+        match message:
+            case Hello():
+                rank.base_s = START_DEADLINE_S
+            case Step():
+                if rank.stepped and not pausing and not self._pausing(now_s):
+                    self._seen(now_s - max(rank.heard_s, self._resumed_s))
+                rank.base_s = HANG_STEPS * (message.step_s if message.typical_s is None else message.typical_s)
+                rank.stepped, rank.announced_s = True, None
+            case Busy():
+                rank.announced_s = max(rank.announced_s or 0.0, self._limit_s(rank), self._floor_s + message.limit_s)
+        rank.active_s = None
+        if pausing and rank.announced_s is None:
+            self._resumed_s = now_s
+        rank.heard_s, rank.excused_s = now_s, self._excused_s
+
+    def hung(self, now_s: float) -> tuple[int, float] | None:
+        """Return (rank that hangs, seconds since its last message), or None if no rank hangs.
+
+        If several ranks are later than their limits, return the one that is latest. While a rank does announced work
+        within its limit, no rank hangs: the others may wait for it.
+        """
+        if self._pausing(now_s):
+            return None
+        worst = max(((self._late_s(rank, now_s), n) for n, rank in self._ranks.items()), default=None)
+        if worst is None or worst[0] <= 0:
+            return None
+        return worst[1], now_s - self._ranks[worst[1]].heard_s
+
+    def _late_s(self, rank: _Rank, now_s: float) -> float:
+        limit_s = self._limit_s(rank)
+        given_s = [given for given in (rank.announced_s, rank.active_s) if given is not None]
+        heard_s = rank.heard_s
+        if given_s:
+            limit_s = max(limit_s, *given_s)
+        else:
+            heard_s = max(heard_s, self._resumed_s)
+        return now_s - heard_s - limit_s - min(self._excused_s - rank.excused_s, MOST_EXCUSED * limit_s)
+
+    def _pausing(self, now_s: float) -> bool:
+        """Return True if a rank does announced work, within its limit."""
+        return any(
+            (rank.announced_s is not None or rank.active_s is not None) and self._late_s(rank, now_s) <= 0
+            for rank in self._ranks.values()
+        )
+
+    @property
+    def _floor_s(self) -> float:
+        return min(HANG_MAX_S, max(self._minimum_s, HANG_P99 * self._p99_s) * self._factor)
+
+    def _limit_s(self, rank: _Rank) -> float:
+        """Return the longest silence of a rank that does no announced work, in seconds."""
+        if not rank.stepped:
+            return rank.base_s
+        return max(rank.base_s, min(HANG_MAX_S, rank.base_s * self._factor), self._floor_s)
+
+    def _seen(self, silence_s: float) -> None:
+        self._silences.append(silence_s)
+        self._fresh += 1
+        if self._fresh >= REFRESH:
+            self._fresh = 0
+            self._p99_s = sorted(self._silences)[ceil(0.99 * len(self._silences)) - 1]

@@ -1,0 +1,81 @@
+"""The record of a run without an agent, such as on a laptop: its run report, and a progress bar on a terminal.
+
+Only rank 0 has one. It sees the messages of rank 0 alone, so times are rank 0's.
+"""
+
+import sys
+import time
+from pathlib import Path
+from typing import TextIO
+
+from dlcontract import Outcome, Plan, RunPhase
+from dltrain.protocol.rank_messages import Failed, Finished, RankMessage, Step
+from dltrain.record.run_report import files
+from dltrain.record.run_report.history import History
+
+BAR = 24
+"""Number of characters of the progress bar."""
+
+
+class LocalRun:
+    """Take the messages of rank 0, write the run report to ``folder``, and draw a progress bar on ``stream``.
+
+    ``folder``: None writes no report. A stream that is no terminal gets no bar.
+    """
+
+    def __init__(self, plan: Plan, folder: Path | None, stream: TextIO | None = None) -> None:
+        stream = sys.stderr if stream is None else stream
+        self._folder, self._stream = folder, stream if stream.isatty() else None
+        self._history = History(plan, time.time())
+        self._history.begin_attempt(plan, plan, time.time())
+        self._written_s = time.monotonic()
+        self._drawn = False
+
+    def take(self, message: RankMessage, line: str) -> bool:
+        """Record a message. ``line``: its text for the log. Return False if the line is still to be printed."""
+        self._history.record(message, 0, time.time())
+        match message:
+            case Finished():
+                self._history.halted(time.time())
+                self._write(RunPhase.SUCCEEDED, message.outcome)
+            case Failed():
+                self._history.fault(message.failure, time.time())
+                self._write(RunPhase.FAILED)
+            case _ if time.monotonic() - self._written_s >= files.INTERVAL_S:
+                self._write(RunPhase.RUNNING)
+        if isinstance(message, Step) and self._stream is not None and message.steps:
+            self._stream.write("\r" + bar(message) + "\x1b[K")
+            self._stream.flush()
+            self._drawn = True
+            return True
+        if self._drawn and (line or isinstance(message, Failed)) and self._stream is not None:
+            self._stream.write("\n")
+            self._drawn = False
+        return False
+
+    def _write(self, phase: RunPhase, outcome: Outcome | None = None) -> None:
+        self._written_s = time.monotonic()
+        if self._folder is None:
+            return
+        try:
+            files.write(self._folder, files.rendered(self._history.document(phase, 1, time.time(), outcome)))
+        except OSError as error:  # The training is worth more than its report.
+            found = f"--report: found {self._folder}, which cannot be written: {error}"
+            print(f"dltrain: {found}; expected a writable folder. Name another", file=sys.stderr)  # noqa: T201
+            self._folder = None
+            return
+        if phase is not RunPhase.RUNNING:
+            print(f"dltrain: run report {self._folder / files.HTML}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def bar(message: Step) -> str:
+    """Return the progress bar after a step, with the loss, the step time and the time that is left."""
+    part = min(1.0, message.step / message.steps)
+    full = int(BAR * part)
+    left_s = (message.steps - message.step) * message.step_s
+    minutes, seconds = divmod(round(left_s), 60)
+    loss = f"  loss {message.loss:.4g}" if message.loss is not None else ""
+    return (
+        f"{100 * part:3.0f} % [{'#' * full}{'.' * (BAR - full)}] step {message.step}/{message.steps}{loss}"
+        f"  {1e3 * message.step_s:.1f} ms/step  {minutes}:{seconds:02d} left"
+    )
