@@ -68,7 +68,7 @@ class Planning:
         """Jobs without a plan, as they were when the operator had written why no plan is possible, and when."""
         self._book, self._growth = ReservationBook(), Growth()
         self._queue = Queue(cache, self._book, clock, now, policy)
-        self._outlooks = Outlooks(cache, self._book, self._queue, metrics, requeue, clock, now)
+        self._outlooks = Outlooks(cache, self._book, self._queue, metrics, clock, now)
         self._unstored: dict[JobKey, tuple[Mapping[str, str], PlannedPods]] = {}
         """Accepted plans that are not stored yet, with their data."""
         self._turns, self._plans, self._profiles = Turns(cache.jobs), PlansByJob(), ProfilesByNamespace(cache)

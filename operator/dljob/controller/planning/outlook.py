@@ -66,12 +66,10 @@ class Outlooks:
         book: ReservationBook,
         queue: Queue,
         metrics: Metrics,
-        requeue: Callable[[JobKey], None],
         clock: Callable[[], float],
         now: Callable[[], datetime],
     ) -> None:
-        """``requeue``: called with the key of a job whose status must show its forecast soon."""
-        self._cache, self._book, self._queue, self._metrics, self._requeue = cache, book, queue, metrics, requeue
+        self._cache, self._book, self._queue, self._metrics = cache, book, queue, metrics
         self._clock, self._now = clock, now
         self._alone: dict[JobKey, _Alone] = {}
         self._whole: ClusterView | None = None
@@ -123,17 +121,19 @@ class Outlooks:
     def _versions(self) -> tuple[int, int]:
         return self._cache.profiles_version, self._changes
 
-    async def refresh(self, waiting: Mapping[JobKey, ParsedJob], ask: Ask, busy: Callable[[], bool]) -> None:
-        """Update the forecasts if they are due.
+    async def refresh(
+        self, waiting: Mapping[JobKey, ParsedJob], ask: Ask, busy: Callable[[], bool]
+    ) -> tuple[JobKey, ...]:
+        """Update the forecasts if they are due. Return the jobs whose status must show them soon.
 
         ``waiting``: questions of the jobs in the queue. ``busy``: True while a job waits for its plan. An error is
         logged, because planning must go on.
         """
         try:
-            for key in await self._refresh(waiting, ask, busy):
-                self._requeue(key)
+            return await self._refresh(waiting, ask, busy)
         except Exception:
             log.exception("the forecast of the queue failed")
+            return ()
 
     async def _refresh(
         self, waiting: Mapping[JobKey, ParsedJob], ask: Ask, busy: Callable[[], bool]
