@@ -92,6 +92,22 @@ def test_low_job_stops_the_urgent_one_runs_and_the_low_one_continues() -> None:
     preempting(body)
 
 
+def test_forecast_counts_devices_of_a_stopping_job_as_nearly_free() -> None:
+    """Seen before: the job for which another one stopped was predicted to start days later, when that would have ended."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        low = cluster.submit("low", **BOTH)
+        await run_on(cluster, operator, low, "n1", "n2")
+        high = cluster.submit("high", second=1, **urgent(BOTH))
+        await operator.watch(90.0)  # The pods of the other job take long to write their checkpoint.
+        assert reason(await status(cluster, low), "Preempted") == "Preempted"
+        found = operator.planning.outlook(high)
+        assert found is not None and found.latest is not None
+        assert found.latest - operator.now < timedelta(minutes=1)
+
+    preempting(body)
+
+
 @pytest.mark.parametrize(
     ("victim", "waiting"),
     [

@@ -18,6 +18,7 @@ from dljob.job.observed import NO_OUTLOOK, Outlook
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import OVER, remaining, run_time
 from dljob.job.reservation import PlannedPods, plan_reservation
+from dljob.job.waiting import stops
 from dljob.kube import Cache, JobKey
 from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
@@ -217,7 +218,7 @@ class Outlooks:
                 Use(pod.node, pod.requests.devices, pod.requests.cpu_m / 1000, pod.requests.memory_nbytes)
                 for pod in bound
             )
-            left = OVER if job.deleting or job.spec.get("suspend") else remaining(previous(job))
+            left = OVER if stops(job) else remaining(previous(job))
             holders.append(Holder(job.key, left, uses, self._book.reserved(job.key)))
         return holders
 
