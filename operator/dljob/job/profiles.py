@@ -259,9 +259,10 @@ def _curve(model: str, device: str, points: Sequence[LearnedPoint]) -> Curve:
 
 
 def _expected(model: str, device: str) -> Callable[[int], float] | None:
-    """Return a function from a batch to the catalogue's compute time of a built-in model on the device.
+    """Return a function from a batch size to the compute time in seconds that the device catalogue gives for ``model``.
 
-    Return None for training scripts and for datasets that are not built in.
+    ``model``: a profile key, which names model and dataset. Return None for training scripts, and if the dataset of the
+    key is not built in.
     """
     curve = _catalogue(model, device)
     return curve.seconds if curve else None

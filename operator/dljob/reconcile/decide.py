@@ -170,7 +170,10 @@ def _while_planning(parsed: ParsedJob, draft: Draft, spec: DLJobSpec, config: Re
 
 
 def _in_queue(parsed: ParsedJob, draft: Draft, spec: DLJobSpec, config: RenderConfig, now: datetime) -> Desired:
-    """Follow Kueue, unless the spec suspends the job. Its own time-outs and replans do not apply to such a job."""
+    """Run a job in a queue of Kueue while Kueue admits it, unless the spec suspends it.
+
+    dljob's start time-out and replanning do not apply to jobs that Kueue admits.
+    """
     if spec.suspend:
         _suspend(parsed, draft, now)
         kueue.leave(parsed, draft)

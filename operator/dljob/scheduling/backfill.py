@@ -54,7 +54,7 @@ class StartSearch:
 
     @property
     def probe(self) -> int:
-        """Return the number of ends for which to ask the planner next."""
+        """Return the number of running jobs that the planner is asked next to assume to have ended."""
         return (self.least + self.possible) // 2
 
     def after(self, *, feasible: bool) -> "StartSearch":

@@ -75,10 +75,11 @@ class ProcessGroup:
     def expect(self, ranks: int) -> None:
         """Raise BadInputError unless the process group has ``ranks`` ranks."""
         if self.size != ranks:
-            launched = os.environ.get("OMPI_COMM_WORLD_SIZE", "none, this process was not started by mpirun")
+            started = os.environ.get("OMPI_COMM_WORLD_SIZE")
+            how = f"mpirun started {started}" if started else "mpirun did not start this process"
             raise BadInputError(
                 "plan.ranks",
-                f"a process group of {self.size} ranks (started by mpirun: {launched})",
+                f"a process group of {self.size} ranks ({how})",
                 f"{ranks} ranks",
                 f"start the program with mpirun -n {ranks}, of the Open MPI that mpi4py uses",
             )

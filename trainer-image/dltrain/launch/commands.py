@@ -49,8 +49,8 @@ def mpirun_command(plan: Plan, own_pod: str, own_hostname: str, *, as_root: bool
     in_a_row = [rank.pod for i, rank in enumerate(plan.ranks) if i == 0 or plan.ranks[i - 1].pod != rank.pod]
     if len(in_a_row) != len(slots):
         raise ValueError(
-            f"ranks: found the pods {in_a_row} in the order of their ranks; expected consecutive rank numbers in each "
-            "pod"
+            f"ranks: found the pods {in_a_row} when sorted by rank; expected the ranks of each pod in one row. Number "
+            "the ranks pod by pod"
         )
     hosts = ",".join(f"{own_hostname if pod == own_pod else pod}:{n}" for pod, n in slots.items())
     return [

@@ -81,5 +81,5 @@ def gpt_mini(shape: tuple[int, ...], classes: int) -> nn.Module:
     The model has 842,496 parameters for 128 positions and a vocabulary of 256.
     """
     if len(shape) != 1:
-        raise ValueError("sequences of tokens: samples of shape (positions,)")
+        raise ValueError(f"found samples of shape {shape}; expected sequences of tokens, of shape (positions,)")
     return GPT(shape[0], classes)

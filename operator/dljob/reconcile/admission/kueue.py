@@ -161,7 +161,10 @@ def _ask(
 
 
 def _move(parsed: ParsedJob, draft: Draft) -> None:
-    """Follow a change of the job's label to another LocalQueue. While quota is reserved, Kueue refuses the change."""
+    """Write the LocalQueue that the job's label names into its Workload.
+
+    Kueue refuses this while the Workload has reserved quota.
+    """
     workload, wanted = parsed.observed.queue.workload, parsed.observed.job.queue
     if workload is not None and wanted and workload.queue != wanted:
         change = {"queueName": wanted}
