@@ -125,8 +125,8 @@ class _Normalize(torch.autograd.Function):
         own = ctx.ranks.weight() if ctx.counted else 0.0
         if ctx.counted and not own:
             raise RuntimeError(
-                "batch norm: found a rank that has samples, but passed 0 tokens to t.weigh; expected tokens on every rank "
-                "with samples. Increase the local batch sizes"
+                "batch norm: found a rank that has samples, but passed 0 tokens to t.weigh; expected tokens on every "
+                "rank with samples. Increase the local batch sizes"
             )
         g, gx = gradient.sum(ctx.over), (gradient * normal).sum(ctx.over)
         sums = torch.cat([g, gx]).double() * own if own else torch.zeros(2 * len(g), dtype=torch.float64)

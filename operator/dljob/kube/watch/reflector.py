@@ -24,7 +24,8 @@ WATCH_S = 300
 SILENCE_S = 90.0
 """A watch without an event or a bookmark for this long is opened again.
 
-The API server sends a bookmark each minute. With an etcd older than 3.5, it sends none while no object of the kind changes.
+The API server sends a bookmark each minute. With an etcd older than 3.5, it sends none
+while no object of the kind changes.
 """
 PAGE = 100
 """Number of objects on one page of a list. Until they are reduced, decoded pods need 20 to 50 KB each.
