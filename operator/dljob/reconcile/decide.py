@@ -125,9 +125,12 @@ def _plan(
 ) -> tuple[StoredPlan | None, PlanStatus | None]:
     """Return the plan that should run, and the plan that the status only shows (mode PlanOnly). Either may be None."""
     assert parsed.spec is not None
+    plan_only = parsed.spec.planning.mode is PlanningMode.PLAN_ONLY
+    if plan_only:
+        gang.plan_only(parsed, draft)
     wanted, again = make_plan.wants_plan(parsed), gang.waits(parsed)
     if not wanted and not again:
-        if parsed.accepted is not None and parsed.spec.planning.mode is not PlanningMode.PLAN_ONLY:
+        if parsed.accepted is not None and not plan_only:
             target = (
                 node_faults.move(parsed, draft, config)
                 or resize.resize(parsed, draft, config, now)
@@ -143,9 +146,9 @@ def _plan(
     if isinstance(decision, Infeasible):
         draft.verdicts.append(make_plan.infeasible(decision, parsed))
         draft.requeue_in(make_plan.RETRY_S if decision.transient else 4 * make_plan.RETRY_S)
-        gang.no_plan(parsed.observed, draft, queue_text(place_of(parsed, now)))
+        if not plan_only:
+            gang.no_plan(parsed.observed, draft, queue_text(place_of(parsed, now)))
         return None if again else parsed.accepted, None
-    plan_only = parsed.spec.planning.mode is PlanningMode.PLAN_ONLY
     replan.reset_contradiction(parsed, draft, decision)
     node_faults.reset_for_spec(parsed, draft, decision)
     resize.reset_for_spec(parsed, draft, decision)

@@ -76,7 +76,8 @@ def phase(conditions: tuple[Condition, ...]) -> Phase:
     running, planned, volume = (find(conditions, kind) for kind in ("Running", "Planned", "VolumeReady"))
     admitted = find(conditions, "Admitted")
     if admitted is not None and admitted.status is FALSE and (running is None or running.reason == "NotStarted"):
-        return Phase.PENDING
+        shown = planned is not None and planned.status is TRUE and planned.reason == "PlanOnly"
+        return Phase.PLANNED if shown else Phase.PENDING
     if running is not None and running.reason in RECOVERING:
         return Phase.RECOVERING
     if running is not None and running.reason != "NotStarted":

@@ -127,6 +127,20 @@ class TestPlanOnly:
         observed = changed(training(), planning={"mode": "PlanOnly"})
         assert step(observed).scales == DOWN
 
+    def test_plan_is_shown_after_a_time_without_a_plan(self) -> None:
+        nowhere = replace(seen(self.SPEC), view=nodes(), place=(1, 1))
+        waiting = after(nowhere, step(nowhere))
+        assert (status(step(nowhere)).phase, verdict(step(nowhere), "Planned")[0]) == (Phase.PENDING, "False")
+        assert not any(c.type == "Admitted" for c in status(step(nowhere)).conditions), "a job in no queue"
+        assert status(step(replace(waiting, view=seen().view))).phase is Phase.PLANNED
+
+    def test_plan_is_shown_for_a_job_that_waited_in_mode_auto(self) -> None:
+        nowhere = replace(seen(), view=nodes(), place=(1, 1))
+        waiting = after(nowhere, step(nowhere))
+        shown = step(changed(replace(waiting, view=seen().view), planning={"mode": "PlanOnly"}))
+        assert nothing_done(shown) and status(shown).phase is Phase.PLANNED
+        assert verdict(shown, "Admitted") == ("False", "PlanOnly")
+
 
 class TestBadSpecs:
     @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ False: the job has no pods.
   trained. All pods are stopped, so that other jobs can use their nodes. After a back-off, which doubles each time, the
   job is planned again on what is free then.
 - Suspended: the spec says so. When the job resumes, it is planned again on what is free then.
+- PlanOnly: the job had pods or waited for devices, and its mode is now PlanOnly.
 """
 
 import hashlib
@@ -143,6 +144,13 @@ def release(parsed: ParsedJob, draft: Draft, now: datetime) -> None:
     )
     draft.verdicts.append(Verdict(CONDITION, FALSE, "StartTimedOut", text))
     draft.verdicts.append(Verdict("Running", FALSE, "NotStarted", "the job waits; see the condition Admitted"))
+
+
+def plan_only(parsed: ParsedJob, draft: Draft) -> None:
+    """Add the verdict of a job whose plan is only shown, if the job has the condition from an earlier mode."""
+    if find(parsed.before.conditions, CONDITION) is not None:
+        text = "spec.planning.mode is PlanOnly: the plan is shown, and no pods are created"
+        draft.verdicts.append(Verdict(CONDITION, FALSE, "PlanOnly", text))
 
 
 def no_plan(observed: Observed, draft: Draft, forecast: str) -> None:
