@@ -156,6 +156,19 @@ CASES = {
             trainer={"env": [{"name": "HTTPS_PROXY", "value": "http://proxy.example:3128"}]},
         )
     ),
+    "scratch-space": Case(
+        on_nodes(
+            1,
+            model={"hints": HINTS},
+            dataset={"uri": "https://data.example/train.npz", "samples": 10000, "sampleBytes": 300000, "size": "5Gi"},
+            trainer={
+                "image": "registry.example/tuning:1",
+                "command": ["python", "tune.py"],
+                "scratch": {"size": "Auto"},
+                "env": [{"name": "HF_HOME", "value": "/cache/shared"}],
+            },
+        )
+    ),
     "chosen-batch": Case(
         on_nodes(3, globalBatchSize=24, batchSizeRange={"max": 96}),
         learned={("digits-cnn", "cpu"): Learned(noise=NoiseOf("digits", samples=2000.0, steps=500))},

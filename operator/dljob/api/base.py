@@ -23,6 +23,7 @@ _BYTES_PATTERN = r"^[0-9]+(\.[0-9]+)?([kMGTPE]|[KMGTPE]i)?$"
 _DURATION_PATTERN = r"^([0-9]+(\.[0-9]+)?(ms|s|m|h))+$"
 _AUTO_DURATION_PATTERN = r"^(Auto|([0-9]+(\.[0-9]+)?(ms|s|m|h))+)$"
 
+_AUTO_BYTES_PATTERN = r"^(Auto|[0-9]+(\.[0-9]+)?([kMGTPE]|[KMGTPE]i)?)$"
 _LABEL_KEY_PATTERN = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$"
 _CONDITION_PATTERN = r"^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$"
 _LABEL_VALUE_PATTERN = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
@@ -58,11 +59,16 @@ Moment = Annotated[AwareDatetime, BeforeValidator(_moment)]
 Bytes = Annotated[str, Field(pattern=_BYTES_PATTERN, max_length=32)]
 """A Kubernetes quantity of bytes: ``512Mi``, ``4Gi``. ``512m`` is rejected: it means thousandths, not megabytes."""
 
+AUTO_SIZE = "Auto"
+AutoBytes = Annotated[str, Field(pattern=_AUTO_BYTES_PATTERN, max_length=32)]
+"""A quantity of bytes, or ``Auto`` if dljob should choose it."""
+
 PATTERNS = {
     _DURATION_PATTERN: "a duration such as 90s, 1h30m or 500ms",
     _AUTO_DURATION_PATTERN: "Auto, or a duration such as 90s, 1h30m or 500ms",
     _QUANTITY_PATTERN: "a quantity such as 2, 500m or 4Gi",
     _BYTES_PATTERN: "a quantity of bytes such as 512Mi or 4Gi",
+    _AUTO_BYTES_PATTERN: "Auto, or a quantity of bytes such as 512Mi or 20Gi",
     _LABEL_KEY_PATTERN: "the key of a label such as example.com/pool or pool",
     _CONDITION_PATTERN: "the type of a condition such as MemoryPressure or example.com/GpuUnhealthy",
     _LABEL_VALUE_PATTERN: "the value of a label: letters, digits, dashes, dots and underscores",

@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from dljob.api.base import ApiModel, DnsSubdomain, LabelKey, LabelValue
 from dljob.api.spec.pods import Disruption
+from dljob.api.spec.trainer import Scratch
 from dljob.cluster import quantity
 from dljob.cluster.catalogue import gpu
 
@@ -39,6 +40,7 @@ class DefaultToleration(ApiModel):
 class TrainerDefaults(ApiModel):
     image_pull_secrets: Annotated[tuple[DnsSubdomain, ...] | None, Field(max_length=16)] = None
     """Secrets for pulling images, which must exist in the namespace of each job."""
+    scratch: Scratch | None = None
 
 
 class SchedulingDefaults(ApiModel):

@@ -25,7 +25,7 @@ from dljob.job.observed import JOB_LABEL, JobSeen
 from dljob.job.plan.stored import NodeRequirement, PodGroup, StoredPlan
 from dljob.job.queue import Placement
 from dljob.perf.resources.memory import shm_nbytes
-from dljob.render import dataset
+from dljob.render import dataset, scratch
 from dljob.render.config import Manifest, RenderConfig
 from dljob.render.disruption import marked
 from dljob.render.gang import with_pod_group
@@ -42,7 +42,6 @@ Nodes without these labels may have ``DEVICE_LABEL`` instead.
 """
 PLAIN_CPU = "cpu"
 """Device type of CPU nodes that have no ``DEVICE_LABEL``."""
-TMP_LIMIT = "2Gi"
 API_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
 TOKEN_S = 3607
 """Lifetime of a service account token in seconds. The kubelet replaces the token earlier."""
@@ -263,7 +262,8 @@ def _environment(job: JobSeen, spec: DLJobSpec, config: RenderConfig) -> list[Ma
     }
     if spec.dataset.path:
         ours[DATASET_VARIABLE] = {"value": spec.dataset.path}
-    variables = {item["name"]: item for item in _users_variables(spec)}
+    caches = {name: {"name": name, **value} for name, value in scratch.variables(spec).items()}
+    variables = caches | {item["name"]: item for item in _users_variables(spec)}
     return list((variables | {name: {"name": name, **value} for name, value in ours.items()}).values())
 
 
@@ -285,7 +285,8 @@ def _resources(spec: DLJobSpec, accepted: StoredPlan, group: PodGroup) -> Manife
     if group.is_gpu:
         resource = GPU_RESOURCES[vendor(group.device)]
         requests[resource] = limits[resource] = str(group.ranks_per_node)
-    return {"requests": requests, "limits": limits}
+    asked, most = scratch.storage(spec)
+    return {"requests": requests | asked, "limits": limits | most}
 
 
 def _cpu(thousandths: int) -> str:
@@ -322,7 +323,7 @@ def _volumes(job: JobSeen, spec: DLJobSpec, group: PodGroup) -> list[Manifest]:
     names = Names.of(job)
     shm_mib = shm_nbytes(group.ranks_per_node, group.is_gpu) // 2**20
     volumes: list[Manifest] = [
-        {"name": "tmp", "emptyDir": {"sizeLimit": TMP_LIMIT}},
+        scratch.volume(spec),
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{shm_mib}Mi"}},
         {"name": "tls", "secret": {"secretName": names.secret, "defaultMode": 0o440}},
         {"name": "api", "projected": {"defaultMode": 0o644, "sources": _api_access()}},

@@ -53,7 +53,13 @@ def sections(**more: Any) -> st.SearchStrategy[Json]:
     return st.fixed_dictionaries(
         {},
         optional={
-            "trainer": st.fixed_dictionaries({}, optional={"imagePullSecrets": st.lists(_names, max_size=2)}),
+            "trainer": st.fixed_dictionaries(
+                {},
+                optional={
+                    "imagePullSecrets": st.lists(_names, max_size=2),
+                    "scratch": st.fixed_dictionaries({"size": st.sampled_from(["Auto", "20Gi"])}),
+                },
+            ),
             "scheduling": st.fixed_dictionaries({}, optional=scheduling),
             "runPolicy": st.fixed_dictionaries({}, optional=policy),
             "checkpoint": st.fixed_dictionaries({}, optional={"volume": volume}),

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dljob.api.base import ApiModel, DnsSubdomain, Rule
+from dljob.api.base import AUTO_SIZE, ApiModel, AutoBytes, DnsSubdomain, Rule
 from dljob.api.spec.pods import map_list
 
 
@@ -30,6 +30,25 @@ class EnvVar(ApiModel):
         str, Field(pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$", max_length=256, description="Name of the variable.")
     ]
     value: Annotated[str, Field(max_length=32768, description="Literal value; $(VAR) is not expanded.")] = ""
+
+
+class Scratch(ApiModel):
+    rules = (
+        Rule(
+            "size",
+            "self.size == 'Auto' || self.size.matches('[1-9]')",
+            "size must be more than 0: set Auto or a size such as 20Gi, or remove scratch",
+            lambda s: s.size == AUTO_SIZE or any(digit in s.size for digit in "123456789"),
+        ),
+    )
+
+    size: Annotated[
+        AutoBytes,
+        Field(
+            description="Space on each node, such as 20Gi. Auto: 2Gi, plus twice the size of the model's parameters, "
+            "plus the size of the dataset if dataset.sampleBytes is set."
+        ),
+    ]
 
 
 class Trainer(ApiModel):
@@ -75,6 +94,13 @@ class Trainer(ApiModel):
         tuple[EnvVar, ...],
         Field(max_length=256, description="Environment variables of every rank.", json_schema_extra=map_list("name")),
     ] = ()
+    scratch: Annotated[
+        Scratch | None,
+        Field(
+            description="Space for temporary files, downloads and caches of each pod: HOME, TMPDIR, HF_HOME, TORCH_HOME "
+            "and XDG_CACHE_HOME. It is requested as ephemeral storage. Default: 2Gi, without a request."
+        ),
+    ] = None
     framework: Annotated[
         Framework,
         Field(

@@ -1,0 +1,82 @@
+"""The scratch space of a pod: the volume at ``/tmp``, on the node's disk, for temporary files, downloads and caches."""
+
+from math import ceil
+
+from dljob.api import DLJobSpec
+from dljob.api.base import AUTO_SIZE
+from dljob.cluster import quantity
+from dljob.perf.workload.workload import REAL_NBYTES, builtin, reference
+from dljob.render import dataset
+from dljob.render.config import Manifest
+
+DIRECTORY = "/tmp"  # noqa: S108 - a path in the pod, whose volume no other pod shares
+DEFAULT_SIZE = "2Gi"
+"""Size limit of the scratch space if the spec sets none. It also is the base of the size ``Auto``."""
+COPIES = 2
+"""Copies of the model's parameters in the scratch space of size ``Auto``.
+
+A library that downloads weights has two at the same time: the file that it downloads or converts, and the one in its
+cache.
+"""
+RESERVE_NBYTES = 2**30
+"""Bytes beyond the volumes in the limit of ephemeral storage. The kubelet also counts the logs of the containers."""
+_MOST_NBYTES = 2**60
+"""Largest size ``Auto``. The API server rejects quantities beyond 64 bits."""
+_CACHES = {"HF_HOME": "huggingface", "TORCH_HOME": "torch", "XDG_CACHE_HOME": ""}
+"""Variables of libraries that name a directory for caches → directory below ``.cache``."""
+
+
+def size(spec: DLJobSpec) -> str:
+    """Return the size limit of the scratch space, as a quantity of bytes."""
+    scratch = spec.trainer.scratch
+    if scratch is None:
+        return DEFAULT_SIZE
+    return scratch.size if scratch.size != AUTO_SIZE else f"{ceil(_auto_nbytes(spec) / 2**30)}Gi"
+
+
+def described(spec: DLJobSpec) -> str:
+    """Return the size with its origin, for messages, such as '2Gi (the default)'."""
+    if spec.trainer.scratch is None:
+        return f"{DEFAULT_SIZE} (the default)"
+    return f"Auto ({size(spec)})" if spec.trainer.scratch.size == AUTO_SIZE else size(spec)
+
+
+def volume(spec: DLJobSpec) -> Manifest:
+    return {"name": "tmp", "emptyDir": {"sizeLimit": size(spec)}}
+
+
+def variables(spec: DLJobSpec) -> dict[str, Manifest]:
+    """Return the variables of caches, by name. Without ``spec.trainer.scratch``, libraries derive them from HOME.
+
+    An image may set these variables to a directory that it cannot write to. A user's value takes precedence, because
+    it may name a volume that several jobs share.
+    """
+    if spec.trainer.scratch is None:
+        return {}
+    return {name: {"value": f"{DIRECTORY}/.cache/{part}".rstrip("/")} for name, part in _CACHES.items()}
+
+
+def storage(spec: DLJobSpec) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the requests and the limits of ephemeral storage of the trainer container. Both are empty without scratch.
+
+    The kubelet counts all volumes on the node's disk against the limit of the pod, so fetched data is included.
+    """
+    if spec.trainer.scratch is None:
+        return {}, {}
+    data = sum(int(quantity(item["emptyDir"]["sizeLimit"])) for item in dataset.volume(spec) if "emptyDir" in item)
+    nbytes = int(quantity(size(spec))) + data
+    return {"ephemeral-storage": str(nbytes)}, {"ephemeral-storage": str(nbytes + RESERVE_NBYTES)}
+
+
+def _auto_nbytes(spec: DLJobSpec) -> int:
+    """Return the bytes for the size ``Auto``, from what the spec says about the model and the dataset."""
+    data = (spec.dataset.samples or 0) * (spec.dataset.sample_bytes or 0)
+    return min(int(quantity(DEFAULT_SIZE)) + COPIES * REAL_NBYTES * _parameters(spec) + data, _MOST_NBYTES)
+
+
+def _parameters(spec: DLJobSpec) -> int:
+    hints = spec.model.hints
+    if hints is None:
+        assert spec.model.name is not None, "a rule of the API requires name or hints"
+        return builtin(spec.model.name.value, spec.dataset.name.value if spec.dataset.name else None).parameters
+    return hints.parameters or (reference(hints.like.value).parameters if hints.like else 0)
