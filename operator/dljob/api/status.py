@@ -32,7 +32,7 @@ class Condition(ApiModel):
     """metav1.Condition.
 
     Types in use: Accepted, Planned, VolumeReady, PodsReady, Running, Suspended, DeviceMismatch, DeadlineFeasible,
-    Complete, Failed.
+    StorageExceeded, Complete, Failed.
     """
 
     type: Annotated[str, Field(max_length=316)]

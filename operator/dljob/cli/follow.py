@@ -17,6 +17,7 @@ FOLLOWED_CONDITIONS = {
     "PodsReady",
     "DeviceMismatch",
     "Resizing",
+    "StorageExceeded",
     "Failed",
     "Complete",
     "Suspended",

@@ -82,6 +82,16 @@ class Fetching:
 
 
 @dataclass(frozen=True)
+class Eviction:
+    """A pod that the kubelet has evicted from its node. ``message``: the kubelet's."""
+
+    pod: str
+    uid: str
+    node: str
+    message: str
+
+
+@dataclass(frozen=True)
 class PodSeen:
     name: str
     uid: str
@@ -102,6 +112,8 @@ class PodSeen:
     """Its conditions, except those that show that a pod starts."""
     charge: Charge | None = None
     """What the pod charges to the quotas of its namespace; None if it has ended."""
+    eviction: Eviction | None = None
+    """Set if the kubelet has evicted the pod."""
 
 
 @dataclass(frozen=True)
@@ -208,6 +220,8 @@ class Observed:
     """Name → conditions of the nodes on which the job's pods run, or on which ranks failed lately."""
     left_out: Mapping[str, LeftOut] = field(default_factory=dict)
     """Nodes that new plans of this job must not use, because of repeated faults."""
+    evictions: tuple[Eviction, ...] = ()
+    """The last evictions of the job's pods, also of pods that are gone. A restarted operator knows no earlier ones."""
     limits: NamespaceLimits = NO_LIMITS
     """What quotas and limit ranges of the namespace leave for a new plan of this job. Set only for planning."""
     view: ClusterView | None = None

@@ -7,7 +7,7 @@ from dljob.api import DLJobSpec, PlanningMode, PlanStatus
 from dljob.job.observed import Observed
 from dljob.job.plan.stored import StoredPlan
 from dljob.planner import Infeasible
-from dljob.reconcile import failure_conditions, node_faults, run
+from dljob.reconcile import failure_conditions, node_faults, run, storage_evictions
 from dljob.reconcile.admission import gang, kueue, preempted, priority_class
 from dljob.reconcile.desired import Desired, Draft
 from dljob.reconcile.fence import fence, stop
@@ -67,7 +67,7 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: P
         if parsed.own_spec and (change := after_end(parsed.own_spec, job.generation, parsed.before, parsed.accepted)):
             draft.verdicts.append(change)
         return _finished(parsed, draft, now)
-    parsed = failure_conditions.recorded(parsed, draft, now)
+    parsed = storage_evictions.counted(failure_conditions.recorded(parsed, draft, now), draft)
     if parsed.spec is None:
         assert parsed.refusal is not None, "a job without a spec says why"
         draft.verdicts.append(parsed.refusal)

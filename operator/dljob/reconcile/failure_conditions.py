@@ -101,7 +101,7 @@ def _noted(
 ) -> FailureRecord:
     """Return the record with the failure that the report shows, if it is new and a condition may decide on it."""
     if report.failures < record.seen:  # The coordinator counts from 0 again.
-        record = FailureRecord(wait_s=record.wait_s)
+        record = record.model_copy(update={"ignored": 0, "seen": 0, "open": ()})
     if report.failures == record.seen:
         return record
     record = record.model_copy(update={"seen": report.failures})

@@ -10,7 +10,7 @@ from dljob.job.defaults import is_default
 from dljob.job.identity import data_key, profile_key
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.profiles import devices
-from dljob.reconcile import failure_conditions
+from dljob.reconcile import failure_conditions, storage_evictions
 from dljob.reconcile.desired import RunMeasurements
 from dljob.reconcile.parsed import ParsedJob
 from dljob.status import FALSE, RECOVERING, TRUE, Verdict, find
@@ -33,7 +33,7 @@ def ending(parsed: ParsedJob, now: datetime) -> Verdict | None:
         if report.failures > limit + ignored and not failure_conditions.undecided(parsed):
             text = f"{_count_of_failures(report.failures - ignored, limit)}{_last_failure(report.failure)}"
             return Verdict("Failed", TRUE, "BackoffLimitExceeded", text)
-    return _no_data(parsed) or _overdue(parsed, now)
+    return storage_evictions.ending(parsed) or _no_data(parsed) or _overdue(parsed, now)
 
 
 def _no_data(parsed: ParsedJob) -> Verdict | None:

@@ -41,6 +41,11 @@ def described(spec: DLJobSpec) -> str:
     return f"Auto ({size(spec)})" if spec.trainer.scratch.size == AUTO_SIZE else size(spec)
 
 
+def doubled(spec: DLJobSpec) -> str:
+    """Return twice the size, rounded up to whole Gi, to propose it in messages."""
+    return f"{ceil(2 * quantity(size(spec)) / 2**30)}Gi"
+
+
 def volume(spec: DLJobSpec) -> Manifest:
     return {"name": "tmp", "emptyDir": {"sizeLimit": size(spec)}}
 

@@ -85,6 +85,10 @@ def build(
     if done and before.completion_time is None:
         changes["completion_time"] = now.replace(microsecond=0)
     current = before.model_copy(update=changes)
+    evictions = accepted.failures.evictions if accepted is not None and accepted.failures is not None else 0
+    if report is not None or evictions:
+        changes = {"failures": (report.failures if report is not None else 0) + evictions}
+        current = current.model_copy(update=changes)
     if report is not None:
         current = current.model_copy(update=_from_report(current, job, accepted, report, done))
     elif done:
@@ -118,7 +122,6 @@ def _from_report(
     changes: dict[str, object] = {
         "restarts": sum(report.restarts.values()),
         "restarts_by_cause": dict(sorted(report.restarts.items())),
-        "failures": report.failures,
         "eta": None,
         "remaining": None,
     }

@@ -8,14 +8,14 @@ from typing import Literal
 from dljob.api import Condition
 from dljob.status.conditions import FALSE, TRUE, find
 
-_BAD_WHEN_TRUE = {"Failed", "DeviceMismatch", "PlanContradicted", "NodeFaulty"}
+_BAD_WHEN_TRUE = {"Failed", "DeviceMismatch", "PlanContradicted", "NodeFaulty", "StorageExceeded"}
 _QUIET = {
     "Starting", "NotStarted", "Stopping", "Stopped", "Finished", "Suspending", "NotSuspended", "Binding",
     "FetchingDataset", "NoPlan", "Suspended", "WorkloadAbsent", "NotWorthwhile", "Preempting",
     "NoForecast", "NoDeadline",
 }  # fmt: skip
 """Reasons of conditions that cause no event. They only say that something has not started yet or is over."""
-_QUIET_WHEN_TRUE = {"Accepted", "NotNeeded", "Starting", "Started", "InQueue", "PriorityClassFound"}
+_QUIET_WHEN_TRUE = {"Accepted", "NotNeeded", "Starting", "Started", "PodEvicted", "InQueue", "PriorityClassFound"}
 _NORMAL_WHEN_FALSE = {"Queued", "AdmissionChecks", "MakingRoom"}
 """Reasons of conditions that say that a job waits as it should."""
 _NEVER_BAD = {"Resizing", "Preempted"}

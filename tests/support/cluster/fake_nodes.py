@@ -140,7 +140,7 @@ class HollowNodes:
             await self._remove(pod)
         elif pod["metadata"]["name"] in self.unpullable:
             await self._write_status(pod, ready=False)
-        elif (pod.get("status") or {}).get("phase") != "Running":
+        elif (pod.get("status") or {}).get("phase") not in ("Running", "Failed"):  # A test has evicted the pod.
             await self._write_status(pod, ready=True)
 
     async def _remove(self, pod: dict[str, Any]) -> None:

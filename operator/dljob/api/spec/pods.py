@@ -146,7 +146,7 @@ class RunPolicy(ApiModel):
             ge=0,
             le=1000,
             description="Failures of the training script that restart the ranks. The next failure fails the job. "
-            "Evictions and lost nodes do not count.",
+            "Evictions and lost nodes do not count, except evictions of a pod that used more storage than it may.",
         ),
     ] = 3
     failure_rules: Annotated[

@@ -13,6 +13,10 @@ MAX_OPEN = 10
 """Maximum number of failures that wait for a condition. Ranks that fail at once restart six times in 120 s."""
 
 
+MAX_EVICTED = 32
+"""Number of evicted pods whose uids are stored, so that each is counted once. The cache remembers fewer of a job."""
+
+
 class OpenFailure(BaseModel):
     """A counted failure to which the action of a rule about conditions may still apply."""
 
@@ -30,7 +34,14 @@ class OpenFailure(BaseModel):
 
 
 class FailureRecord(FailureAllowance):
-    """Counted failures of a job that has or had rules about conditions, across its plans."""
+    """Counted failures of a job with rules about conditions, and counted evictions of any job, across its plans."""
 
     seen: Annotated[int, Field(ge=0, description="Value of Report.failures up to which failures are recorded.")] = 0
     open: Annotated[tuple[OpenFailure, ...], Field(max_length=MAX_OPEN)] = ()
+    evictions: Annotated[int, Field(ge=0, description="Evictions of pods that used more storage than they may.")] = 0
+    evicted: Annotated[
+        tuple[Annotated[str, Field(max_length=64)], ...],
+        Field(max_length=MAX_EVICTED, description="Uids of the last pods that were evicted because of storage."),
+    ] = ()
+    eviction: Annotated[str, Field(max_length=2048, description="The last counted eviction, for messages.")] = ""
+    eviction_digest: Annotated[str, Field(max_length=64, description="Digest of the spec at that eviction.")] = ""

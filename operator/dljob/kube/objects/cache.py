@@ -28,6 +28,7 @@ from dljob.kube.kinds import (
     Kind,
 )
 from dljob.kube.objects import trim
+from dljob.kube.objects.evictions import Evictions
 from dljob.kube.objects.view import bound_pod, node_capacity
 from dljob.render import Names
 from dljob.scheduling import Ledger, LimitRange, NamespaceLimits, Quota
@@ -95,7 +96,7 @@ class Cache:
         self._stores = {plural: _Store() for plural in _TRIM}
         self.ledger = Ledger()
         """Capacity of the cached nodes, and what all cached pods take from it, also pods without the label of a job."""
-        self._touched: set[JobKey] = set()
+        self._touched, self._evictions = set[JobKey](), Evictions()
         self.profiles_version = 0
         """It increases with each change of a profile."""
         self.limits_version = 0
@@ -109,7 +110,7 @@ class Cache:
         key = (meta.get("namespace") or "", meta["name"])
         version = trim.version_number(meta.get("resourceVersion"))
         old = store.entries.get(key)
-        if meta["uid"] in self._deleted or (old is not None and _older(version, old.version)):
+        if meta["uid"] in self._deleted or (old is not None and trim.older(version, old.version)):
             return False
         label = (meta.get("labels") or {}).get(JOB_LABEL)
         job = (key[0], label) if label else None
@@ -128,6 +129,7 @@ class Cache:
         store.by_namespace.setdefault(key[0], set()).add(key[1])
         if job:
             store.by_job.setdefault(job, set()).add(key[1])
+        self._evictions.note(job, seen)
         if stranger:
             return capacity_changed or (old is not None and old.job is not None)
         return capacity_changed or old is None or old.uid != meta["uid"] or old.seen != seen
@@ -167,6 +169,8 @@ class Cache:
         self._deleted[entry.uid] = None
         if kind is POD:
             self.ledger.drop_pod(entry.uid)
+        if kind is DLJOB:
+            self._evictions.forget((namespace, name))
         if kind is NODE:
             self.ledger.drop_node(name)
             self._removed_nodes[name] = None
@@ -340,6 +344,7 @@ class Cache:
             failed_nodes=self._failed(lost),
             node_conditions=self._node_conditions({pod.node for pod in pods if pod.node}),
             queue=self._queue(job),
+            evictions=self._evictions.of(key),
         )
 
     def _node_conditions(self, names: Iterable[str]) -> dict[str, Conditions]:
@@ -393,7 +398,3 @@ class Cache:
         """Return True if the administrator has marked the node, so that its faults do not count."""
         entry = self._stores[NODE.plural].entries.get(("", node))
         return entry is not None and bool(entry.seen.ignore_faults)
-
-
-def _older(new: int | None, old: int | None) -> bool:
-    return new is not None and old is not None and new < old

@@ -27,6 +27,7 @@ from dljob.job.observed import (
 from dljob.job.queue import PRIORITY_LABEL, QUEUE_LABEL, Assignment, PodSetSeen, WorkloadSeen
 from dljob.kube.objects.bounds import PROBLEM, report_problem, spec_problem
 from dljob.kueue import DIGEST_ANNOTATION
+from dljob.kube.objects.evictions import eviction
 from dljob.scheduling import Charge, pod_charge
 
 Body = Mapping[str, Any]
@@ -95,6 +96,11 @@ def controller_of(body: Body) -> Body | None:
 def owner_uid(body: Body) -> str | None:
     owner = controller_of(body)
     return None if owner is None else str(owner["uid"])
+
+
+def older(new: int | None, old: int | None) -> bool:
+    """Return True if the resourceVersion ``new`` is certainly lower than ``old``."""
+    return new is not None and old is not None and new < old
 
 
 def version_number(text: object) -> int | None:
@@ -177,6 +183,7 @@ def pod(body: Body) -> PodSeen:
         set=_controlling_set(body),
         fetching=next((_fetching(item) for item in init if item["name"] == DATASET_CONTAINER), None),
         conditions=_conditions(conditions, without=frozenset(STARTUP_CONDITIONS)),
+        eviction=eviction(body),
         charge=None if status.get("phase") in ("Succeeded", "Failed") else _shared(pod_charge(spec)),
     )
 

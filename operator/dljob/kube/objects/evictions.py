@@ -1,0 +1,48 @@
+"""Remember evicted pods of jobs. A StatefulSet replaces such a pod so soon that a reconcile often does not see it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dljob.job.observed import Eviction, PodSeen
+
+MAX_JOBS, MAX_PODS = 1000, 16
+"""Maximum number of jobs, and of pods of each job, whose evictions are remembered. The oldest are forgotten."""
+MAX_MESSAGE = 1024
+REASON = "Evicted"
+"""``status.reason`` of a pod that the kubelet has evicted."""
+
+
+def eviction(body: Mapping[str, Any]) -> Eviction | None:
+    """Return why the kubelet has evicted a pod; None if it has not."""
+    meta, status = body["metadata"], body.get("status") or {}
+    if (status.get("phase"), status.get("reason")) != ("Failed", REASON):
+        return None
+    node = (body.get("spec") or {}).get("nodeName") or ""
+    return Eviction(meta["name"], meta["uid"], node, str(status.get("message") or "")[:MAX_MESSAGE])
+
+
+class Evictions:
+    def __init__(self) -> None:
+        self._of: dict[tuple[str, str], dict[str, Eviction]] = {}
+        """Namespace and name of a job → uid of a pod → its eviction, oldest first."""
+
+    def note(self, job: tuple[str, str] | None, pod: Any) -> None:
+        """Remember the eviction of a pod, if it has been evicted and if a StatefulSet of the job controls it.
+
+        ``job``: which the label of the object names, if any. ``pod``: a watched object of any kind; others are ignored.
+        """
+        if job is None or not isinstance(pod, PodSeen) or pod.eviction is None or pod.set != f"{job[1]}-{pod.group}":
+            return
+        found = self._of.setdefault(job, {})
+        found.setdefault(pod.uid, pod.eviction)
+        if len(found) > MAX_PODS:
+            del found[next(iter(found))]
+        if len(self._of) > MAX_JOBS:
+            del self._of[next(iter(self._of))]
+
+    def forget(self, job: tuple[str, str]) -> None:
+        self._of.pop(job, None)
+
+    def of(self, job: tuple[str, str]) -> tuple[Eviction, ...]:
+        """Return the evictions of a job's pods, oldest first."""
+        return tuple(self._of.get(job, {}).values())

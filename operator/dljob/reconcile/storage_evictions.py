@@ -1,0 +1,140 @@
+"""Count evictions of pods that used more storage than they may, so that such a job ends.
+
+The kubelet evicts a pod whose volume on the node's disk exceeds its size limit, or whose volumes and logs together
+exceed the pod's limit of ephemeral storage. The next pod fills its volume too. Such evictions therefore count like
+failures of the training script. Evictions from a node that is low on memory or disk do not count, because other pods
+may have caused them. The exception is a pod that used more ephemeral storage than it requested.
+"""
+
+import re
+from dataclasses import dataclass, replace
+
+from dljob.api import DLJobSpec
+from dljob.cluster import quantity
+from dljob.job.observed import Eviction
+from dljob.job.plan.failures import MAX_EVICTED, FailureRecord
+from dljob.reconcile.desired import Draft
+from dljob.reconcile.parsed import ParsedJob
+from dljob.render import dataset, scratch
+from dljob.status import FALSE, TRUE, Event, Verdict, find
+from dljob.status.events import MAX_MESSAGE
+
+CONDITION = "StorageExceeded"
+EVICTED, REPLACED = "PodEvicted", "SpecChanged"
+
+# Messages of pkg/kubelet/eviction/helpers.go in Kubernetes 1.30 to 1.36.
+_VOLUME = re.compile(r'Usage of EmptyDir volume "([^"]*)" exceeds the limit "([^"]*)"')
+_POD = re.compile(r"Pod ephemeral local storage usage exceeds the total limit of containers ([0-9A-Za-z.]+[0-9A-Za-z])")
+_CONTAINER = re.compile(r'Container (\S+) exceeded its local ephemeral storage limit "([^"]*)"')
+_NODE = re.compile(r"The node was low on resource: ephemeral-storage")
+_USED = re.compile(r"Container (\S+) was using (\S+), request is (\S+), has larger consumption of ephemeral-storage")
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why a pod was evicted because of storage. ``counts``: False if other pods may have caused it."""
+
+    counts: bool
+    text: str
+
+
+def cause_of(eviction: Eviction, spec: DLJobSpec) -> Cause | None:
+    """Return the field, the value and the remedy for an eviction because of storage; None for any other eviction."""
+    message = eviction.message
+    if found := _VOLUME.search(message):
+        return Cause(True, _volume_exceeded(*found.groups(), spec))
+    if (found := _POD.search(message)) or (found := _CONTAINER.search(message)):
+        used, limit = "its volumes and logs", found.groups()[-1]
+        return Cause(True, f"{_size(spec)}; {used} exceed the limit of ephemeral storage ({limit}). {_raise(spec)}")
+    if not _NODE.search(message):
+        return None
+    for container, used, request in _USED.findall(message):
+        if _nbytes(used) > _nbytes(request) > 0:
+            text = f"{_size(spec)}; container {container} used {used}, more than its request ({request})"
+            return Cause(True, f"{text}, while the node's disk was full. {_raise(spec)}")
+    text = "the node's disk was full, which does not count"
+    if spec.trainer.scratch is None:
+        text += ". Set spec.trainer.scratch.size, so that pods run only on nodes with that much free space"
+    return Cause(False, text)
+
+
+def counted(parsed: ParsedJob, draft: Draft) -> ParsedJob:
+    """Return the job with new evictions in the record of its failures, and add events and the condition to the draft.
+
+    A changed spec starts at 0, because it may have more storage.
+    """
+    accepted, spec = parsed.accepted, parsed.spec
+    if accepted is None or spec is None:
+        return parsed
+    before = accepted.failures
+    record = before or FailureRecord()
+    for eviction in parsed.observed.evictions:
+        if eviction.uid in record.evicted or (cause := cause_of(eviction, spec)) is None:
+            continue
+        text = f"pod {eviction.pod} on node {eviction.node} was evicted: {cause.text}"
+        changes: dict[str, object] = {"evicted": (*record.evicted, eviction.uid)[-MAX_EVICTED:]}
+        if cause.counts:
+            changes |= {
+                "evictions": record.evictions + 1 if record.eviction_digest == accepted.spec_digest else 1,
+                "eviction": text,
+                "eviction_digest": accepted.spec_digest,
+            }
+        record = record.model_copy(update=changes)
+        if cause.counts:
+            limit = accepted.plan.backoff_limit
+            text = f"{text} (eviction {record.evictions} counts against spec.runPolicy.backoffLimit: {limit})"
+        draft.events.append(Event("Warning", EVICTED, text[:MAX_MESSAGE]))
+    if record.evictions and record.eviction_digest == accepted.spec_digest:
+        draft.verdicts.append(Verdict(CONDITION, TRUE, EVICTED, f"{record.eviction}. Evictions: {record.evictions}"))
+    elif find(parsed.before.conditions, CONDITION) is not None:
+        text = "no pod of the current spec was evicted because of its storage"
+        draft.verdicts.append(Verdict(CONDITION, FALSE, REPLACED, text))
+    if record == (before or FailureRecord()):
+        return parsed
+    return replace(parsed, accepted=accepted.with_failures(record))
+
+
+def ending(parsed: ParsedJob) -> Verdict | None:
+    """Return the verdict Failed if evictions and failures together exceed the limit; None otherwise."""
+    accepted, report = parsed.accepted, parsed.report
+    record = accepted.failures if accepted is not None else None
+    if accepted is None or record is None or not record.evictions:
+        return None
+    limit = accepted.plan.backoff_limit
+    failures = max(0, report.failures - record.ignored) if report is not None else 0
+    if record.evictions + failures <= limit or record.eviction_digest != accepted.spec_digest:
+        return None
+    more = f" and {failures} failures of the training script" if failures else ""
+    text = (
+        f"{record.evictions} evictions because of storage{more}, spec.runPolicy.backoffLimit is {limit}; "
+        f"last: {record.eviction}"
+    )
+    return Verdict("Failed", TRUE, CONDITION, text)
+
+
+def _volume_exceeded(name: str, limit: str, spec: DLJobSpec) -> str:
+    if name == scratch.volume(spec)["name"]:
+        return f"{_size(spec)}; the files in {scratch.DIRECTORY} exceed it. {_raise(spec)}"
+    if name in {item["name"] for item in dataset.volume(spec)}:
+        found = spec.dataset.size or f"{dataset.DEFAULT_SIZE} (the default)"
+        return f"spec.dataset.size: found {found}; the data is larger. Set a larger size, or use dataset.cacheClaimName"
+    return (
+        f"spec.podTemplateOverrides: found sizeLimit {limit} of the emptyDir volume {name}, whose files exceed it. "
+        "Raise the limit, or write less"
+    )
+
+
+def _size(spec: DLJobSpec) -> str:
+    return f"spec.trainer.scratch.size: found {scratch.described(spec)}"
+
+
+def _raise(spec: DLJobSpec) -> str:
+    return "Set a larger size, such as " + scratch.doubled(spec)
+
+
+def _nbytes(text: str) -> int:
+    """Return the bytes of a quantity in the kubelet's message; 0 if it is not one."""
+    try:
+        return int(quantity(text.rstrip(",.")))
+    except (ValueError, ArithmeticError):
+        return 0
