@@ -73,6 +73,18 @@ def test_clipping_accumulation_and_unused_or_frozen_layers_equal_one_process(ran
 
 
 @pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_unused_parameters_hold_up_no_reduction_and_do_not_change_the_result(ranks: int) -> None:
+    """Without the knowledge of what a pass reaches, no bucket was reduced during backward passes."""
+    ended = run_ranks(ranks, BODIES / "parallel/unused_parameters.py", str(ranks), timeout_s=120)
+    assert ended.output.count("off by") == 6, ended.output
+    found = re.search(r"branches: off by \S+, (\d+) of (\d+) reductions during backward", ended.output)
+    assert found is not None, ended.output
+    overlapping, total = int(found[1]), int(found[2])
+    assert overlapping > 0.9 * total, ended.output
+
+
+@pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_grad_scaler_skips_the_same_updates_as_in_one_process(ranks: int) -> None:
     ended = run_ranks(ranks, BODIES / "parallel/grad_scaler.py", str(ranks), timeout_s=120)

@@ -5,31 +5,32 @@ ranks is the gradient of the mean over the B samples of the global batch, no mat
 also be a mean over tokens. The total number of tokens is known only after the reduction, so the gradient is divided by
 this number afterwards.
 
-After a backward pass that reaches every parameter, the rank waits for the reduction. A script therefore finds the
-gradients of the global batch in ``p.grad`` and may clip or inspect them, as in one process. If the backward pass does
-not reach some parameters (such as those of an unused head), another backward pass may reach these. In that case, the
-rank waits in the optimizer's step, which calls ``whole``.
+After a backward pass, the rank waits for the reduction. A script therefore finds the gradients of the global batch in
+``p.grad`` and may clip or inspect them, as in one process. A parameter that the pass does not reach (such as that of an
+unused head) holds up no bucket, and a later pass of the same step may still reach it (``unused_parameters``). If steps
+have several passes, the rank waits after the last one, or in the optimizer's step, which calls ``whole``.
 """
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
 
 import torch
 from torch.autograd import Variable
 
-from dltrain.comm.core.collective import AllOf, Collective, Work
+from dltrain.comm.algorithms.single_rank import SingleRank
+from dltrain.comm.core.collective import Collective
 from dltrain.device.rank_device import finish
+from dltrain.parallel.bucket_reductions import BucketReductions
 from dltrain.parallel.gradient_buffer import GradientBuffer
 from dltrain.parallel.placement import Placement
+from dltrain.parallel.unused_parameters import UnusedParameters
 from dltrain.protocol.errors import MisuseError, PeerLostError
 from dltrain.timing.backward_passes import Passes
 from dltrain.timing.stopwatch import Lap, reading
 
-_DRIVE_S, _DRIVEN = 0.5e-3, 3
-"""Minimum seconds between two checks of running reductions in the backward pass, and number of reductions per check."""
+_EXACT_MARKS = 256
+"""Largest number that 16-bit gradients (bfloat16) count to without rounding."""
 
 
 def square_of(tensors: Iterable[torch.Tensor]) -> float:
@@ -55,12 +56,14 @@ class DataParallel(Placement):
         bucket_nbytes: int,
         tail: int,
         zeros: Callable[[int, torch.dtype, torch.device], torch.Tensor] | None = None,
+        agreement: Callable[[list[torch.Tensor]], Collective] | None = None,
     ) -> None:
         """Allocate the buffer and register the hooks.
 
         ``collective``: returns the collective that reduces the buckets. ``bucket_nbytes``: maximum size of a bucket.
         ``tail``: number of values that ranks share at every step. ``zeros``: allocates the buffer for (number of
-        elements, dtype, device); by default torch allocates it.
+        elements, dtype, device); by default torch allocates it. ``agreement``: returns the collective with which ranks
+        agree on late gradients. Without it, several ranks wait for each parameter until the optimizer's step.
         """
         parameters = list(parameters)
         self._frozen = [parameter for parameter in parameters if not parameter.requires_grad]
@@ -89,18 +92,16 @@ class DataParallel(Placement):
 
         If its sum over ranks is not 0, the reduced gradient is divided by this sum. None: do not divide.
         """
-        self._own_square: torch.Tensor | float = 0.0
+        self._reductions = BucketReductions(self.buffer, self.collective, marked=not self.sharded)
         self._summed: list[float] = []
         """Marks and tail of the buffer (see ``gradient_buffer``), summed over ranks."""
-        self._bucket_of = {p: i for i, bucket in enumerate(self.buffer.buckets) for p in bucket.parameters}
-        self._missing: list[int] = []
-        self._works: list[Work] = []
-        self._under_way: deque[Work] = deque()
-        self._driven = 0.0
-        self._weight = 1.0
+        if agreement is None and self.collective.size == 1 and not self.sharded:
+            agreement = SingleRank
+        self._unused = None if agreement is None else UnusedParameters(self.buffer, agreement)
         self._open = False
-        self._reached: set[int] = set()
-        self._accumulates = self._queued = self._whole = False
+        self._accumulates = self._queued = self._whole = self._settled = False
+        self._complete = False
+        """True if the backward passes of all ranks reached every parameter, so that no gradient can be late."""
         self._norm: float | None = None
         self._finished = False
         """True if ``finish`` has completed since ``begin``."""
@@ -128,14 +129,12 @@ class DataParallel(Placement):
             )
         self.buffer.attach()
         self.buffer.set_tail(shared)
-        self._missing = [len(bucket.parameters) for bucket in self.buffer.buckets]
-        self._works = []
-        self._under_way.clear()
-        self._weight = weight
-        self._own_square, self.exposed_s, self.waited = 0.0, 0.0, Lap()
+        self._reductions.begin(weight, self.square_at)
+        if self._unused is not None:
+            self._unused.begin(self._reductions.started)
+        self.exposed_s, self.waited = 0.0, Lap()
         self.passes.begin()
-        self._reached.clear()
-        self._queued = self._whole = False
+        self._queued = self._whole = self._settled = False
         self._norm = self._version = None
         self._open, self._finished, self._left = True, False, 1.0
 
@@ -145,7 +144,7 @@ class DataParallel(Placement):
         Return False if no step is in progress or if the tail was already sent. Tensors are copied without being read,
         because reading would wait for the forward pass on a GPU.
         """
-        if not self._open or len(self._works) == len(self.buffer.buckets):
+        if not self._open or self._reductions.all_started:
             return False
         for offset, value in enumerate(values):
             self.buffer.tail[position + offset] = value
@@ -154,9 +153,9 @@ class DataParallel(Placement):
 
     def weigh(self, weight: float) -> None:
         """Replace the weight of this rank's loss in this step. Raise MisuseError if the backward pass has begun."""
-        if not self._open or self._works or self._reached:
+        if not self._open or self._reductions.any_started or self._reached:
             raise MisuseError("t.weigh: found a call after backward() has begun; expected it before backward()")
-        self._weight = weight
+        self._reductions.weight = weight
 
     def unscaled(self, scale: float, left: float) -> None:
         """Record that a GradScaler has divided the reduced gradients, so that norms are reported without its scale.
@@ -225,9 +224,7 @@ class DataParallel(Placement):
         if self._lost is not None:
             raise self._lost
         self.whole()
-        for parameter, mark in zip(self.buffer.parameters, self._summed[: len(self.buffer.marks)], strict=False):
-            if not mark:
-                parameter.grad = None
+        self._detach_unreached()
         self._finished = True
         return self._summed[len(self.buffer.marks) :]
 
@@ -243,35 +240,79 @@ class DataParallel(Placement):
                 + ". Clip with t.clip_gradients(max_norm)"
             )
         if self._whole:
+            self._settle(final=True)
             return
         self._catch_up()
         began = time.perf_counter()
-        if not self._reached:  # no backward pass, but the script may have written gradients into the buffer
-            self._reached.update(index for index, view in enumerate(self.buffer.views) if bool(view.any()))
-        for bucket in range(len(self._works), len(self.buffer.buckets)):
-            for parameter in self.buffer.buckets[bucket].parameters:
-                if self.buffer.adopt(parameter):
-                    self._reached.add(parameter)  # the script has assigned another gradient
-            self._start(bucket)
+        self._reductions.start_rest()
         self._wait_for_sums()
+        self._settle(final=True)
         self.exposed_s += time.perf_counter() - began
+
+    @property
+    def _reached(self) -> set[int]:
+        """Indices of the parameters that this rank's backward passes have reached in this step."""
+        return self._reductions.reached
 
     @property
     def _rest(self) -> str:
         return f"{len(self.buffer.parameters) - len(self._reached)} parameters had no part in the loss"
 
     def _wait_for_sums(self) -> None:
-        for work in self._works:
-            work.wait()
+        self._reductions.wait()
         self._catch_up()
-        self.sum_s = time.perf_counter() - self._sums_began
+        self.sum_s = time.perf_counter() - self._reductions.began
         self._summed = self.buffer.shared()
-        if self.weight_at is not None and (weight := self._summed[len(self.buffer.marks) + self.weight_at]):
-            self.buffer.gradient.div_(weight)
+        exact = self.collective.size <= _EXACT_MARKS or not self.buffer.wide_tail
+        self._complete = exact and all(mark == self.collective.size for mark in self._summed[: len(self.buffer.marks)])
+        if divisor := self._divisor():
+            self.buffer.gradient.div_(divisor)
         self._whole = True
+        self._measure()
+
+    def _measure(self) -> None:
         if self.square_at is not None:
             self.measured_norm = self._norm_of_all()
         self._seen()
+
+    def _detach_unreached(self) -> None:
+        """Remove the gradients of parameters that no rank's backward pass reached, as in one process."""
+        for parameter, mark in zip(self.buffer.parameters, self._summed[: len(self.buffer.marks)], strict=False):
+            if not mark:
+                parameter.grad = None
+
+    def _settle(self, *, final: bool) -> None:
+        """Add the late gradients of all ranks. ``final``: none follow on this rank. Raise PeerLostError."""
+        if self._unused is None or self._settled:
+            return
+        ended = self._complete
+        while not ended:
+            late, ended = self._unused.agree(final=final)
+            self._add_late(late)
+            if not final:
+                return
+        self._settled = final
+
+    def _add_late(self, ranks: Sequence[float]) -> None:
+        """Add late gradients. ``ranks``: number of ranks that have a late gradient of each parameter."""
+        assert self._unused is not None
+        if not any(ranks):
+            return
+        if self._version not in (None, self.buffer.flat._version):
+            raise MisuseError(
+                "found gradients changed between backward() and opt.step() before those of another backward pass, on "
+                "some ranks only, were reduced. Clip with t.clip_gradients(max_norm)"
+            )
+        self._reductions.add_late(ranks, self._unused.take, self._divisor())
+        for index, count in enumerate(ranks):
+            if count:
+                self._summed[index] += count
+                self.buffer.parameters[index].grad = self.buffer.views[index]
+        self._measure()
+
+    def _divisor(self) -> float:
+        """Return the number by which reduced gradients are divided, after the reduction; 0: they are not."""
+        return 0.0 if self.weight_at is None else self._summed[len(self.buffer.marks) + self.weight_at]
 
     def _catch_up(self) -> None:
         """Wait until the GPU has done its work. Otherwise its time would be measured as waiting for other ranks.
@@ -287,12 +328,27 @@ class DataParallel(Placement):
         """
         self._queued = False
         self.passes.end()
-        if self._lost is not None or self._whole or self.sharded or len(self._works) < len(self.buffer.buckets):
+        if self._lost is not None or self.sharded or not self._open:
+            return
+        try:
+            if self._unused is not None and self._unused.last_pass and not self._accumulates:
+                self._skip([*self._reductions.waiting])  # autograd had no gradient for them, although the pass reached them
+                self._reductions.start_complete()
+            late = self._unused is not None and bool(self._unused.late)
+            if not self._reductions.all_started or (self._whole and not late):
+                return
+        except PeerLostError as error:
+            self._lost = error
+            self.abandon()
             return
         self._catch_up()
         began = reading()
         try:
-            self._wait_for_sums()
+            if not self._whole:
+                self._wait_for_sums()
+                self._detach_unreached()
+            if late:
+                self._settle(final=False)
         except PeerLostError as error:  # ``finish`` raises it
             self._lost = error
             self.abandon()
@@ -306,8 +362,6 @@ class DataParallel(Placement):
             self._version = self.buffer.flat._version
 
     def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
-        bucket = self._bucket_of[index]
-
         def ready(parameter: torch.Tensor) -> None:
             if not self._open or self._lost is not None:
                 return
@@ -315,13 +369,17 @@ class DataParallel(Placement):
                 Variable._execution_engine.queue_callback(self._backward_ended)
                 self._queued = True
                 self.passes.start()
+                self._expect_gradients()
+            skipped = self._unused is not None and self._unused.was_skipped(index) and not self._settled
+            if self._unused is not None and skipped and self._unused.came(index, again=self._accumulates):
+                self._reached.add(index)
+                return
             self.buffer.adopt(index)
             self._reached.add(index)
             if self._accumulates:
                 self._seen()
                 return
-            self._missing[bucket] -= 1
-            if self._missing[bucket] < 0:
+            if not self._reductions.came(index) and not skipped:
                 raise MisuseError(
                     "found a second backward pass in one step; expected one. Call opt.step() after each backward(), or "
                     "add up the losses and call backward() once, or use `with t.no_sync():` around all passes but the "
@@ -329,9 +387,8 @@ class DataParallel(Placement):
                     "use_reentrant=False"
                 )
             try:
-                while len(self._works) < len(self._missing) and not self._missing[len(self._works)]:
-                    self._start(len(self._works))
-                self._drive()
+                self._reductions.start_complete()
+                self._reductions.drive()
             except PeerLostError as error:  # the backward pass continues; ``finish`` raises the error
                 self._lost = error
                 self.abandon()
@@ -339,53 +396,36 @@ class DataParallel(Placement):
 
         return ready
 
-    def _drive(self) -> None:
-        """Let MPI make progress on the oldest running reductions, at most once in ``_DRIVE_S`` seconds.
-
-        The oldest few are enough to use the whole bandwidth. Calls are rare, because testing an unfinished reduction
-        yields the CPU, which would slow down the backward pass.
-        """
-        now = time.perf_counter()
-        if now - self._driven < _DRIVE_S:
+    def _expect_gradients(self) -> None:
+        """Begin a backward pass, and skip the parameters that it will not reach, unless another pass is expected."""
+        if self._unused is None or self._accumulates:
             return
-        self._driven = now
-        while self._under_way and self._under_way[0].test():
-            self._under_way.popleft()
-        for work in islice(self._under_way, 1, _DRIVEN):
-            work.test()
+        self._unused.begin_pass()
+        if self._unused.last_pass:
+            self._skip(self._unused.unreached(self._reductions.waiting))
 
-    def _start(self, bucket: int) -> None:
-        if not self._works:
-            self._sums_began = time.perf_counter()
-        gradient = self.buffer.flat[self.buffer.buckets[bucket].start : self.buffer.buckets[bucket].stop]
-        if self.square_at is not None and self._weight:
-            norm = torch.linalg.vector_norm(gradient)  # read it only on a CPU: on a GPU the read would block
-            self._own_square += self._weight * (float(norm) if gradient.device.type == "cpu" else norm) ** 2
-            if bucket == len(self.buffer.buckets) - 1:
-                self.buffer.tail[self.square_at] = self._own_square
-        if not self._weight:
-            gradient.zero_()  # the mean over no samples is NaN, and 0 * NaN is NaN
-        elif self._weight != 1.0:
-            gradient.mul_(self._weight)
-        if bucket == len(self.buffer.buckets) - 1 and not self.sharded:  # ``_reached`` is complete now
-            self.buffer.mark(self._reached)
-        work = self.collective.start(bucket)
-        if self.buffer.wide_tail and bucket == len(self.buffer.buckets) - 1:
-            work = AllOf([work, self.collective.start(bucket + 1)])
-        self._works.append(work)
-        self._under_way.append(self._works[-1])
+    def _skip(self, indices: list[int]) -> None:
+        assert self._unused is not None
+        self._reductions.skip(indices)
+        self._unused.skip(indices)
 
     def abandon(self) -> None:
         """Abort the reductions, so that other ranks do not wait for this one's gradients."""
         self.collective.abandon()
+        if self._unused is not None:
+            self._unused.abandon()
 
     def retire(self) -> None:
         """Remove the hooks after ranks were lost. Do not free the collective's memory: messages may still arrive."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
+        if self._unused is not None:
+            self._unused.retire()
 
     def close(self) -> None:
         """Remove the backward hooks and free the collective that reduces the gradients."""
         self.retire()
         self.collective.close()
+        if self._unused is not None:
+            self._unused.close()

@@ -9,7 +9,9 @@ from torch import Tensor
 
 from dlcontract import Plan, Role
 from dltrain.comm.autotuning import Auto, Pick, size_class
+from dltrain.comm.algorithms.single_rank import SingleRank
 from dltrain.comm.core.collective import Collective
+from dltrain.comm.core.fault_tolerance import duplicate
 from dltrain.comm.core.shared_region import Memory
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.comm.selection import AUTO, choose
@@ -63,9 +65,16 @@ def data_parallel(
             tail=tail,
         )
 
+    def agreement(buffers: list[Tensor]) -> Collective:
+        if process_group.size == 1:
+            return SingleRank(buffers)
+        from dltrain.comm.algorithms.mpi_allreduce import MpiAllreduce
+
+        return MpiAllreduce(duplicate(process_group.comm), buffers)
+
     nbytes = sum(parameter.nbytes for parameter in parameters if parameter.requires_grad)
     bucket_nbytes = min(plan.bucket_nbytes, max(_MIN_NBYTES, nbytes // _BUCKETS))
-    return DataParallel(parameters, collective, bucket_nbytes, tail, memory.zeros)
+    return DataParallel(parameters, collective, bucket_nbytes, tail, memory.zeros, agreement)
 
 
 def measured_by(parallel: DataParallel) -> Auto | None:

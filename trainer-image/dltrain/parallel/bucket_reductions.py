@@ -1,0 +1,151 @@
+"""Start the reductions of the buckets of gradients in order, each as soon as its gradients are complete."""
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from dltrain.comm.core.collective import AllOf, Collective, Work
+from dltrain.parallel.gradient_buffer import GradientBuffer
+
+_DRIVE_S, _DRIVEN = 0.5e-3, 3
+"""Minimum seconds between two checks of running reductions in the backward pass, and number of reductions per check."""
+
+
+class BucketReductions:
+    """The reductions of one step. They start in the same order on every rank."""
+
+    def __init__(self, buffer: GradientBuffer, collective: Collective, *, marked: bool) -> None:
+        """``marked``: the last bucket has marks that say which parameters this rank has reached."""
+        self._buffer, self._collective, self._marked = buffer, collective, marked
+        self._bucket_of = {p: i for i, bucket in enumerate(buffer.buckets) for p in bucket.parameters}
+        self._missing: list[int] = []
+        self._works: list[Work] = []
+        self._under_way: deque[Work] = deque()
+        self._driven = 0.0
+        self._own_square: Tensor | float = 0.0
+        self._square_at: int | None = None
+        self.waiting: set[int] = set()
+        """Indices of the parameters without which no reduction of their buckets starts."""
+        self.reached: set[int] = set()
+        """Indices of the parameters that this rank's backward passes have reached."""
+        self.weight = 1.0
+        """Factor of this rank's gradients before their reduction."""
+        self.began = 0.0
+        """Time of the start of the first reduction."""
+
+    def begin(self, weight: float, square_at: int | None) -> None:
+        """Begin a step. ``square_at``: see ``DataParallel``."""
+        self._missing = [len(bucket.parameters) for bucket in self._buffer.buckets]
+        self.waiting = set(range(len(self._buffer.parameters)))
+        self.reached.clear()
+        self._works = []
+        self._under_way.clear()
+        self.weight, self._own_square, self._square_at = weight, 0.0, square_at
+
+    def started(self, index: int) -> bool:
+        """Return True if the reduction of a parameter's bucket has started."""
+        return self._bucket_of[index] < len(self._works)
+
+    @property
+    def any_started(self) -> bool:
+        return bool(self._works)
+
+    @property
+    def all_started(self) -> bool:
+        return len(self._works) == len(self._buffer.buckets)
+
+    def came(self, index: int) -> bool:
+        """Note that a parameter's gradient is complete. Return False if nothing waits for it."""
+        if index not in self.waiting:
+            return False
+        self.waiting.discard(index)
+        self._missing[self._bucket_of[index]] -= 1
+        return True
+
+    def skip(self, indices: Iterable[int]) -> None:
+        """Wait no longer for the gradients of these parameters."""
+        for index in indices:
+            self._adopt(index)
+            self.came(index)
+
+    def start_complete(self) -> None:
+        """Start the reductions of the next buckets, as far as they are complete. Raise PeerLostError."""
+        while len(self._works) < len(self._missing) and not self._missing[len(self._works)]:
+            self._start(len(self._works))
+
+    def start_rest(self) -> None:
+        """Start the reductions of all other buckets. Raise PeerLostError."""
+        if not self.reached:  # no backward pass, but the script may have written gradients into the buffer
+            self.reached.update(index for index, view in enumerate(self._buffer.views) if bool(view.any()))
+        for bucket in range(len(self._works), len(self._buffer.buckets)):
+            for index in self._buffer.buckets[bucket].parameters:
+                self._adopt(index)
+            self._start(bucket)
+
+    def wait(self) -> None:
+        """Wait for all reductions that have started. Raise PeerLostError."""
+        for work in self._works:
+            work.wait()
+
+    def drive(self) -> None:
+        """Let MPI make progress on the oldest running reductions, at most once in ``_DRIVE_S`` seconds.
+
+        The oldest few are enough to use the whole bandwidth. Calls are rare, because testing an unfinished reduction
+        yields the CPU, which would slow down the backward pass.
+        """
+        now = time.perf_counter()
+        if now - self._driven < _DRIVE_S:
+            return
+        self._driven = now
+        while self._under_way and self._under_way[0].test():
+            self._under_way.popleft()
+        for work in islice(self._under_way, 1, _DRIVEN):
+            work.test()
+
+    def add_late(self, ranks: Sequence[float], take: Callable[[int], Tensor | None], divisor: float) -> None:
+        """Add gradients whose buckets were reduced without them. All ranks must call this together.
+
+        ``ranks``: number of ranks that have such a gradient of each parameter. ``take``: returns that of this rank,
+        if any. ``divisor``: divides the sum over ranks; 0: nothing does. Raise PeerLostError.
+        """
+        for bucket in sorted({self._bucket_of[index] for index, count in enumerate(ranks) if count}):
+            part = self._buffer.slices[bucket]
+            reduced = part.clone()
+            part.zero_()
+            for index in self._buffer.buckets[bucket].parameters:
+                if (gradient := take(index)) is not None and self.weight:
+                    self._buffer.views[index].copy_(gradient).mul_(self.weight)
+            self._collective.start(bucket).wait()
+            if divisor:
+                part.div_(divisor)
+            part.add_(reduced)
+
+    def _adopt(self, index: int) -> None:
+        if self._buffer.adopt(index):
+            self.reached.add(index)  # the script has assigned another gradient
+
+    def _start(self, bucket: int) -> None:
+        if not self._works:
+            self.began = time.perf_counter()
+        buffer, last = self._buffer, bucket == len(self._buffer.buckets) - 1
+        gradient = buffer.flat[buffer.buckets[bucket].start : buffer.buckets[bucket].stop]
+        if self._square_at is not None and self.weight:
+            norm = torch.linalg.vector_norm(gradient)  # read it only on a CPU: on a GPU the read would block
+            self._own_square += self.weight * (float(norm) if gradient.device.type == "cpu" else norm) ** 2
+            if last:
+                buffer.tail[self._square_at] = self._own_square
+        if not self.weight:
+            gradient.zero_()  # the mean over no samples is NaN, and 0 * NaN is NaN
+        elif self.weight != 1.0:
+            gradient.mul_(self.weight)
+        if last and self._marked:  # ``reached`` is complete now
+            buffer.mark(self.reached)
+        work = self._collective.start(bucket)
+        if buffer.wide_tail and last:
+            work = AllOf([work, self._collective.start(bucket + 1)])
+        self._works.append(work)
+        self._under_way.append(work)

@@ -1,0 +1,132 @@
+"""Parameters that a backward pass does not reach, and their gradients from a later backward pass of the same step.
+
+Reductions of buckets start in the same order on every rank, so one parameter without a gradient would hold up all
+buckets after its own. autograd knows which parameters a pass will reach before it does. At the first gradient of a pass,
+a rank therefore *skips* the others: their buckets are reduced without them. Ranks may skip different parameters.
+
+A script may call ``backward`` several times in a step, for different parameters. The gradient of a skipped parameter is
+then *late*: its bucket was reduced already. It is kept apart and added by another reduction. Ranks must agree on that,
+so they exchange one number per parameter, but only in steps in which some rank did not reach some parameter. Further
+exchanges follow until every rank has come to its optimizer step. If steps always have several backward passes, a rank
+skips nothing before the last of them, so that no gradient is late.
+"""
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+
+import torch
+from torch import Tensor
+
+from dltrain.comm.core.collective import Collective
+from dltrain.parallel.gradient_buffer import GradientBuffer
+
+_REMEMBERED_STEPS = 16
+"""Number of steps whose backward passes are counted. The fewest of them are expected in the next step."""
+
+
+class UnusedParameters:
+    def __init__(self, buffer: GradientBuffer, collective: Callable[[list[Tensor]], Collective]) -> None:
+        """``collective``: returns the collective with which ranks agree on late gradients, for a buffer on a CPU."""
+        self._buffer = buffer
+        self._votes = torch.zeros(len(buffer.parameters) + 1, dtype=torch.float64)
+        self._agreement = collective([self._votes])
+        self._nodes = [_accumulator(parameter) for parameter in buffer.parameters]
+        self._hooks: dict[int, torch.utils.hooks.RemovableHandle] = {}
+        self._counts: deque[int] = deque(maxlen=_REMEMBERED_STEPS)
+        self._passes = 0
+        self._skipped: set[int] = set()
+        self._reduced: Callable[[int], bool] = lambda index: False
+        self.late: set[int] = set()
+        """Indices of the parameters whose late gradients are not reduced yet, in ``GradientBuffer.parameters``."""
+
+    def begin(self, reduced: Callable[[int], bool]) -> None:
+        """Begin a step. ``reduced``: returns True if the reduction of a parameter's bucket has started."""
+        if self._passes:
+            self._counts.append(self._passes)
+        self._passes, self._reduced = 0, reduced
+        self._skipped.clear()
+        self.late.clear()
+
+    def begin_pass(self) -> None:
+        self._passes += 1
+
+    @property
+    def last_pass(self) -> bool:
+        """True if no backward pass is expected after the present one in this step."""
+        return self._passes >= min(self._counts, default=1)
+
+    def unreached(self, waiting: Iterable[int]) -> list[int]:
+        """Return those of the parameters ``waiting`` that the running backward pass will not reach."""
+        try:
+            return [index for index in waiting if not torch._C._will_engine_execute_node(self._nodes[index])]
+        except RuntimeError:  # a backward pass without a graph that autograd can show, such as of compiled autograd
+            return []
+
+    def skip(self, indices: Collection[int]) -> None:
+        """Note that buckets are reduced without the gradients of these parameters, unless they come before."""
+        self._skipped.update(indices)
+        for index in indices:
+            if index not in self._hooks and self._buffer.parameters[index].requires_grad:
+                self._hooks[index] = self._buffer.parameters[index].register_hook(self._keeps_apart(index))
+
+    def came(self, index: int, *, again: bool) -> bool:
+        """Note the gradient of a skipped parameter. Return True if it is late. ``again``: another one may follow."""
+        if self._reduced(index):
+            self.late.add(index)
+        if not again:
+            self._skipped.discard(index)
+        return index in self.late
+
+    def was_skipped(self, index: int) -> bool:
+        return index in self._skipped
+
+    def agree(self, *, final: bool) -> tuple[list[float], bool]:
+        """Exchange which gradients are late. All ranks must call this together. Raise PeerLostError.
+
+        ``final``: this rank is in its optimizer step. Return the number of ranks with a late gradient of each
+        parameter, and True if all ranks are in their optimizer steps.
+        """
+        self._votes.zero_()
+        self._votes[list(self.late)] = 1.0
+        self._votes[-1] = 0.0 if final else 1.0
+        self._agreement.allreduce(0)
+        *late, others = self._votes.tolist()
+        return late, not others
+
+    def take(self, index: int) -> Tensor | None:
+        """Return the late gradient of a parameter, which is then no longer late; None if this rank has none."""
+        if index not in self.late:
+            return None
+        self.late.discard(index)
+        gradient = self._buffer.parameters[index].grad
+        return gradient.to_dense() if gradient is not None and gradient.is_sparse else gradient
+
+    def abandon(self) -> None:
+        self._agreement.abandon()
+
+    def retire(self) -> None:
+        """Remove the hooks."""
+        for handle in self._hooks.values():
+            handle.remove()
+        self._hooks.clear()
+
+    def close(self) -> None:
+        self._agreement.close()
+
+    def _keeps_apart(self, index: int) -> Callable[[Tensor], None]:
+        parameter = self._buffer.parameters[index]
+
+        def before(gradient: Tensor) -> None:
+            # autograd adds a gradient to ``p.grad``, which is a view of the reduced bucket.
+            if index in self._skipped and index not in self.late and self._reduced(index):
+                parameter.grad = None
+
+        return before
+
+
+def _accumulator(parameter: torch.nn.Parameter) -> object:
+    """Return the node of autograd that adds to ``p.grad``. It lives as long as this reference."""
+    with torch.enable_grad():
+        function = parameter.view_as(parameter).grad_fn
+    assert function is not None, "the parameter is trainable"
+    return function.next_functions[0][0]
