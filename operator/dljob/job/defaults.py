@@ -54,9 +54,7 @@ def with_defaults(spec: DLJobSpec, defaults: JobDefaults) -> DLJobSpec:
     volume, own = checkpoint.volume or VolumeDefaults(), spec.scheduling
     tolerations = [item.manifest() for item in scheduling.tolerations or ()]
     changes = {
-        "trainer": _completed(
-            spec.trainer, image_pull_secrets=trainer.image_pull_secrets, scratch=trainer.scratch
-        ),
+        "trainer": _completed(spec.trainer, image_pull_secrets=trainer.image_pull_secrets, scratch=trainer.scratch),
         "scheduling": own.model_copy(
             update={
                 "node_selector": {**(scheduling.node_selector or {}), **own.node_selector},

@@ -42,7 +42,7 @@ def cause_of(eviction: Eviction, spec: DLJobSpec) -> Cause | None:
     """Return the field, the value and the remedy for an eviction because of storage; None for any other eviction."""
     message = eviction.message
     if found := _VOLUME.search(message):
-        return Cause(True, _volume_exceeded(*found.groups(), spec))
+        return Cause(True, _volume_exceeded(found[1], found[2], spec))
     if (found := _POD.search(message)) or (found := _CONTAINER.search(message)):
         used, limit = "its volumes and logs", found.groups()[-1]
         return Cause(True, f"{_size(spec)}; {used} exceed the limit of ephemeral storage ({limit}). {_raise(spec)}")

@@ -9,7 +9,7 @@ from dljob.perf.workload.workload import REAL_NBYTES, builtin, reference
 from dljob.render import dataset
 from dljob.render.config import Manifest
 
-DIRECTORY = "/tmp"  # noqa: S108 - a path in the pod, whose volume no other pod shares
+DIRECTORY = "/tmp"
 DEFAULT_SIZE = "2Gi"
 """Size limit of the scratch space if the spec sets none. It also is the base of the size ``Auto``."""
 COPIES = 2

@@ -96,9 +96,10 @@ def _unschedulable(pods: Sequence[PodSeen]) -> Verdict | None:
         return None
     # Of the pods of a gang, only some say what is missing. The others wait for these.
     pod = min(waiting, key=lambda each: (each.unschedulable or "").startswith(WAITS_FOR_GANG))
+    lower = "spec.trainer.scratch.size" if "ephemeral-storage" in (pod.unschedulable or "") else "spec.resources"
     text = (
         f"no node fits pod {pod.name}{_others(waiting)}: {pod.unschedulable}; free a node, lower "
-        "spec.resources, or allow more nodes in spec.devices and spec.scheduling. A pod that waits for more than "
+        f"{lower}, or allow more nodes in spec.devices and spec.scheduling. A pod that waits for more than "
         f"{PATIENCE_S:.0f} s reserves no devices"
     )
     return Verdict("PodsReady", FALSE, "Unschedulable", text)

@@ -115,7 +115,7 @@ class HollowNodes:
             await asyncio.sleep(POLL_S)
 
     async def _beat(self) -> None:
-        size = {"cpu": "32", "memory": "64Gi", "pods": "100"}
+        size = {"cpu": "32", "memory": "64Gi", "ephemeral-storage": "100Gi", "pods": "100"}
         size |= {"nvidia.com/gpu": str(self._gpus)} if self._gpus else {}
         for name in list(self.names):
             unready = name in self.unready

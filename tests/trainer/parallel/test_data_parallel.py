@@ -226,13 +226,37 @@ def test_gradients_changed_before_all_reduce_are_rejected() -> None:
     for clip in (lambda: parallel.clip(0.1), lambda: nn.utils.clip_grad_norm_(model.parameters(), 0.1)):
         parallel.begin(1.0, [0, 0])
         used(torch.ones(1, 2)).sum().backward()
-        norm = clip()
-        assert norm == pytest.approx(6**0.5)
-        if parallel.gradient_norm() < 1:
-            break
+        assert clip() == pytest.approx(6**0.5)
         parallel.finish()
+        assert parallel.gradient_norm() == pytest.approx(0.1 if parallel._norm is None else 6**0.5, rel=1e-4)
+        assert float(parallel.buffer.gradient.norm()) == pytest.approx(0.1, rel=1e-4)
+        assert unused.weight.grad is None
+    parallel.begin(1.0, [0, 0])
+    with parallel.accumulating():
+        used(torch.ones(1, 2)).sum().backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
     with pytest.raises(MisuseError, match=r"2 parameters had no part in the loss\. Clip with t\.clip_gradients"):
         parallel.finish()
+
+
+def test_gradients_of_a_later_pass_are_added_to_those_reduced_before() -> None:
+    torch.manual_seed(0)
+    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+    model = nn.ModuleList([first, second])
+    parallel = wrapped(model)
+    for _ in range(3):
+        parallel.begin(0.5, [0, 0])
+        first(torch.ones(1, 2)).sum().backward()
+        second(torch.ones(1, 2)).sum().backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        parallel.finish()
+        assert float(parallel.buffer.gradient.norm()) == pytest.approx(0.1, rel=1e-4)
+        assert second.weight.grad is not None and float(second.weight.grad.norm()) > 0.01
+    parallel.begin(0.5, [0, 0])
+    first(torch.ones(1, 2)).sum().backward()
+    second(torch.ones(1, 2)).sum().backward()
+    with pytest.raises(MisuseError, match="second backward pass"):
+        second(torch.ones(1, 2)).sum().backward()
 
 
 def test_parameters_made_trainable_after_wrap_are_rejected() -> None:

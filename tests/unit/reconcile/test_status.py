@@ -196,6 +196,11 @@ PODS: dict[str, tuple[Json, str, tuple[str, ...]]] = {
         ('secret "s3" not found', "spec.dataset.secretName"),
     ),
     "only creating": ({"stuck": Stuck("ContainerCreating", "")}, "Starting", ()),
+    "no node with the scratch space": (
+        {"unschedulable": "0/3 nodes: 3 Insufficient ephemeral-storage"},
+        "Unschedulable",
+        ("lower spec.trainer.scratch.size", "spec.devices"),
+    ),
     "no node": ({"unschedulable": "0/3 nodes: Insufficient cpu"}, "Unschedulable", ("Insufficient cpu", "spec.devices")),
     "no volume yet": ({"unschedulable": "unbound immediate PersistentVolumeClaims"}, "Starting", ()),
 }  # fmt: skip

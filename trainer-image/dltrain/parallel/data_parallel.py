@@ -97,7 +97,7 @@ class DataParallel(Placement):
         """Marks and tail of the buffer (see ``gradient_buffer``), summed over ranks."""
         if agreement is None and self.collective.size == 1 and not self.sharded:
             agreement = SingleRank
-        self._unused = None if agreement is None else UnusedParameters(self.buffer, agreement)
+        self._unused = None if agreement is None else UnusedParameters(self.buffer, self._reductions, agreement)
         self._open = False
         self._accumulates = self._queued = self._whole = self._settled = False
         self._complete = False
@@ -131,7 +131,7 @@ class DataParallel(Placement):
         self.buffer.set_tail(shared)
         self._reductions.begin(weight, self.square_at)
         if self._unused is not None:
-            self._unused.begin(self._reductions.started)
+            self._unused.begin()
         self.exposed_s, self.waited = 0.0, Lap()
         self.passes.begin()
         self._queued = self._whole = self._settled = False
@@ -153,7 +153,7 @@ class DataParallel(Placement):
 
     def weigh(self, weight: float) -> None:
         """Replace the weight of this rank's loss in this step. Raise MisuseError if the backward pass has begun."""
-        if not self._open or self._reductions.any_started or self._reached:
+        if not self._open or self._reductions.any_started or self._reductions.reached:
             raise MisuseError("t.weigh: found a call after backward() has begun; expected it before backward()")
         self._reductions.weight = weight
 
@@ -224,7 +224,7 @@ class DataParallel(Placement):
         if self._lost is not None:
             raise self._lost
         self.whole()
-        self._detach_unreached()
+        self.buffer.detach(self._summed)
         self._finished = True
         return self._summed[len(self.buffer.marks) :]
 
@@ -234,9 +234,10 @@ class DataParallel(Placement):
         Raise PeerLostError, and MisuseError if the script changed gradients before their reduction.
         """
         if self._version not in (None, self.buffer.flat._version) and (self.sharded or not self._whole):
+            unused = f"{len(self.buffer.parameters) - len(self._reductions.reached)} parameters had no part in the loss"
             raise MisuseError(
                 "found gradients changed between backward() and opt.step() before they were reduced over ranks: "
-                + ("each rank holds a part of them (parallelism.strategy Optimizer)" if self.sharded else self._rest)
+                + ("each rank holds a part of them (parallelism.strategy Optimizer)" if self.sharded else unused)
                 + ". Clip with t.clip_gradients(max_norm)"
             )
         if self._whole:
@@ -248,15 +249,6 @@ class DataParallel(Placement):
         self._wait_for_sums()
         self._settle(final=True)
         self.exposed_s += time.perf_counter() - began
-
-    @property
-    def _reached(self) -> set[int]:
-        """Indices of the parameters that this rank's backward passes have reached in this step."""
-        return self._reductions.reached
-
-    @property
-    def _rest(self) -> str:
-        return f"{len(self.buffer.parameters) - len(self._reached)} parameters had no part in the loss"
 
     def _wait_for_sums(self) -> None:
         self._reductions.wait()
@@ -274,12 +266,6 @@ class DataParallel(Placement):
         if self.square_at is not None:
             self.measured_norm = self._norm_of_all()
         self._seen()
-
-    def _detach_unreached(self) -> None:
-        """Remove the gradients of parameters that no rank's backward pass reached, as in one process."""
-        for parameter, mark in zip(self.buffer.parameters, self._summed[: len(self.buffer.marks)], strict=False):
-            if not mark:
-                parameter.grad = None
 
     def _settle(self, *, final: bool) -> None:
         """Add the late gradients of all ranks. ``final``: none follow on this rank. Raise PeerLostError."""
@@ -330,23 +316,18 @@ class DataParallel(Placement):
         self.passes.end()
         if self._lost is not None or self.sharded or not self._open:
             return
+        began = reading()
         try:
-            if self._unused is not None and self._unused.last_pass and not self._accumulates:
-                self._skip([*self._reductions.waiting])  # autograd had no gradient for them, although the pass reached them
-                self._reductions.start_complete()
+            if self._unused is not None and not self._accumulates:
+                self._unused.end_pass()
             late = self._unused is not None and bool(self._unused.late)
             if not self._reductions.all_started or (self._whole and not late):
                 return
-        except PeerLostError as error:
-            self._lost = error
-            self.abandon()
-            return
-        self._catch_up()
-        began = reading()
-        try:
+            self._catch_up()
+            began = reading()
             if not self._whole:
                 self._wait_for_sums()
-                self._detach_unreached()
+                self.buffer.detach(self._summed)
             if late:
                 self._settle(final=False)
         except PeerLostError as error:  # ``finish`` raises it
@@ -358,7 +339,7 @@ class DataParallel(Placement):
 
     def _seen(self) -> None:
         """Store the version counter of the gradients' memory, with which later changes by the script are detected."""
-        if self._version is not None or self._reached:
+        if self._version is not None or self._reductions.reached:
             self._version = self.buffer.flat._version
 
     def _hook(self, index: int) -> Callable[[torch.Tensor], None]:
@@ -369,13 +350,14 @@ class DataParallel(Placement):
                 Variable._execution_engine.queue_callback(self._backward_ended)
                 self._queued = True
                 self.passes.start()
-                self._expect_gradients()
+                if self._unused is not None and not self._accumulates:
+                    self._unused.begin_pass()
             skipped = self._unused is not None and self._unused.was_skipped(index) and not self._settled
             if self._unused is not None and skipped and self._unused.came(index, again=self._accumulates):
-                self._reached.add(index)
+                self._reductions.reached.add(index)
                 return
             self.buffer.adopt(index)
-            self._reached.add(index)
+            self._reductions.reached.add(index)
             if self._accumulates:
                 self._seen()
                 return
@@ -395,19 +377,6 @@ class DataParallel(Placement):
             self._seen()
 
         return ready
-
-    def _expect_gradients(self) -> None:
-        """Begin a backward pass, and skip the parameters that it will not reach, unless another pass is expected."""
-        if self._unused is None or self._accumulates:
-            return
-        self._unused.begin_pass()
-        if self._unused.last_pass:
-            self._skip(self._unused.unreached(self._reductions.waiting))
-
-    def _skip(self, indices: list[int]) -> None:
-        assert self._unused is not None
-        self._reductions.skip(indices)
-        self._unused.skip(indices)
 
     def abandon(self) -> None:
         """Abort the reductions, so that other ranks do not wait for this one's gradients."""

@@ -123,6 +123,15 @@ class GradientBuffer:
         for parameter, view in zip(self.parameters, self.views, strict=True):
             parameter.grad = view
 
+    def detach(self, marks: Sequence[float]) -> None:
+        """Remove the gradients of parameters that no rank's backward pass reached, so that optimizers skip them.
+
+        ``marks``: the summed marks, perhaps with other values behind them.
+        """
+        for parameter, mark in zip(self.parameters, marks[: len(self.marks)], strict=False):
+            if not mark:
+                parameter.grad = None
+
     def shared(self) -> list[float]:
         """Return the marks, then the tail. After the reduction, these are sums over ranks. One copy from a GPU."""
         if self.wide_tail:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from dlcontract import Plan, Role
-from dltrain.comm.autotuning import Auto, Pick, size_class
 from dltrain.comm.algorithms.single_rank import SingleRank
+from dltrain.comm.autotuning import Auto, Pick, size_class
 from dltrain.comm.core.collective import Collective
 from dltrain.comm.core.fault_tolerance import duplicate
 from dltrain.comm.core.shared_region import Memory

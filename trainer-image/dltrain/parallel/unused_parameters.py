@@ -1,8 +1,8 @@
 """Parameters that a backward pass does not reach, and their gradients from a later backward pass of the same step.
 
 Reductions of buckets start in the same order on every rank, so one parameter without a gradient would hold up all
-buckets after its own. autograd knows which parameters a pass will reach before it does. At the first gradient of a pass,
-a rank therefore *skips* the others: their buckets are reduced without them. Ranks may skip different parameters.
+buckets after its own. autograd knows beforehand which parameters a pass will reach. At the first gradient of a pass, a
+rank therefore *skips* the others: their buckets are reduced without them. Ranks may skip different parameters.
 
 A script may call ``backward`` several times in a step, for different parameters. The gradient of a skipped parameter is
 then *late*: its bucket was reduced already. It is kept apart and added by another reduction. Ranks must agree on that,
@@ -12,12 +12,14 @@ skips nothing before the last of them, so that no gradient is late.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import Node
 
 from dltrain.comm.core.collective import Collective
+from dltrain.parallel.bucket_reductions import BucketReductions
 from dltrain.parallel.gradient_buffer import GradientBuffer
 
 _REMEMBERED_STEPS = 16
@@ -25,9 +27,14 @@ _REMEMBERED_STEPS = 16
 
 
 class UnusedParameters:
-    def __init__(self, buffer: GradientBuffer, collective: Callable[[list[Tensor]], Collective]) -> None:
+    def __init__(
+        self,
+        buffer: GradientBuffer,
+        reductions: BucketReductions,
+        collective: Callable[[list[Tensor]], Collective],
+    ) -> None:
         """``collective``: returns the collective with which ranks agree on late gradients, for a buffer on a CPU."""
-        self._buffer = buffer
+        self._buffer, self._reductions = buffer, reductions
         self._votes = torch.zeros(len(buffer.parameters) + 1, dtype=torch.float64)
         self._agreement = collective([self._votes])
         self._nodes = [_accumulator(parameter) for parameter in buffer.parameters]
@@ -35,43 +42,57 @@ class UnusedParameters:
         self._counts: deque[int] = deque(maxlen=_REMEMBERED_STEPS)
         self._passes = 0
         self._skipped: set[int] = set()
-        self._reduced: Callable[[int], bool] = lambda index: False
         self.late: set[int] = set()
         """Indices of the parameters whose late gradients are not reduced yet, in ``GradientBuffer.parameters``."""
 
-    def begin(self, reduced: Callable[[int], bool]) -> None:
-        """Begin a step. ``reduced``: returns True if the reduction of a parameter's bucket has started."""
+    def begin(self) -> None:
+        """Begin a step."""
         if self._passes:
             self._counts.append(self._passes)
-        self._passes, self._reduced = 0, reduced
+        self._passes = 0
         self._skipped.clear()
         self.late.clear()
 
     def begin_pass(self) -> None:
+        """Begin a backward pass, and skip the parameters that it will not reach, unless another pass is expected.
+
+        Call this within the pass, when it has computed the first gradient.
+        """
         self._passes += 1
+        if not self._is_last_pass:
+            return
+        try:
+            waiting = self._reductions.waiting
+            skipped = [index for index in waiting if not torch._C._will_engine_execute_node(self._nodes[index])]
+        except RuntimeError:  # autograd cannot tell, such as in a compiled backward pass
+            return
+        self._skip(skipped)
+
+    def end_pass(self) -> None:
+        """End a backward pass, and start all reductions, unless another pass is expected. Raise PeerLostError.
+
+        If autograd could not tell what the pass reaches, this skips what it has not reached.
+        """
+        if self._is_last_pass:
+            self._skip([*self._reductions.waiting])
+            self._reductions.start_complete()
 
     @property
-    def last_pass(self) -> bool:
+    def _is_last_pass(self) -> bool:
         """True if no backward pass is expected after the present one in this step."""
         return self._passes >= min(self._counts, default=1)
 
-    def unreached(self, waiting: Iterable[int]) -> list[int]:
-        """Return those of the parameters ``waiting`` that the running backward pass will not reach."""
-        try:
-            return [index for index in waiting if not torch._C._will_engine_execute_node(self._nodes[index])]
-        except RuntimeError:  # a backward pass without a graph that autograd can show, such as of compiled autograd
-            return []
-
-    def skip(self, indices: Collection[int]) -> None:
-        """Note that buckets are reduced without the gradients of these parameters, unless they come before."""
+    def _skip(self, indices: Collection[int]) -> None:
+        self._reductions.skip(indices)
         self._skipped.update(indices)
         for index in indices:
             if index not in self._hooks and self._buffer.parameters[index].requires_grad:
-                self._hooks[index] = self._buffer.parameters[index].register_hook(self._keeps_apart(index))
+                parameter: Tensor = self._buffer.parameters[index]
+                self._hooks[index] = parameter.register_hook(self._keeps_apart(index))  # type: ignore[no-untyped-call]
 
     def came(self, index: int, *, again: bool) -> bool:
         """Note the gradient of a skipped parameter. Return True if it is late. ``again``: another one may follow."""
-        if self._reduced(index):
+        if self._reductions.started(index):
             self.late.add(index)
         if not again:
             self._skipped.discard(index)
@@ -118,15 +139,16 @@ class UnusedParameters:
 
         def before(gradient: Tensor) -> None:
             # autograd adds a gradient to ``p.grad``, which is a view of the reduced bucket.
-            if index in self._skipped and index not in self.late and self._reduced(index):
+            if index in self._skipped and index not in self.late and self._reductions.started(index):
                 parameter.grad = None
 
         return before
 
 
-def _accumulator(parameter: torch.nn.Parameter) -> object:
+def _accumulator(parameter: torch.nn.Parameter) -> Node:
     """Return the node of autograd that adds to ``p.grad``. It lives as long as this reference."""
     with torch.enable_grad():
         function = parameter.view_as(parameter).grad_fn
     assert function is not None, "the parameter is trainable"
-    return function.next_functions[0][0]
+    found: Node = function.next_functions[0][0]
+    return found

@@ -97,8 +97,8 @@ class Trainer(ApiModel):
     scratch: Annotated[
         Scratch | None,
         Field(
-            description="Space for temporary files, downloads and caches of each pod: HOME, TMPDIR, HF_HOME, TORCH_HOME "
-            "and XDG_CACHE_HOME. It is requested as ephemeral storage. Default: 2Gi, without a request."
+            description="Space for temporary files, downloads and caches of each pod: HOME, TMPDIR, HF_HOME, "
+            "TORCH_HOME and XDG_CACHE_HOME. It is requested as ephemeral storage. Default: 2Gi, without a request."
         ),
     ] = None
     framework: Annotated[

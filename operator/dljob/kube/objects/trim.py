@@ -26,8 +26,8 @@ from dljob.job.observed import (
 )
 from dljob.job.queue import PRIORITY_LABEL, QUEUE_LABEL, Assignment, PodSetSeen, WorkloadSeen
 from dljob.kube.objects.bounds import PROBLEM, report_problem, spec_problem
-from dljob.kueue import DIGEST_ANNOTATION
 from dljob.kube.objects.evictions import eviction
+from dljob.kueue import DIGEST_ANNOTATION
 from dljob.scheduling import Charge, pod_charge
 
 Body = Mapping[str, Any]

@@ -135,12 +135,20 @@ class Counter:
 
     def __init__(self, trainer: Trainer) -> None:
         self.total = self.overlapping = 0
-        collective = trainer._team.parallel.collective
-        start = collective.start
+        self._ended = False
+        parallel = trainer._team.parallel
+        collective, start, backward_ended = parallel.collective, parallel.collective.start, parallel._backward_ended
+
+        def ended() -> None:  # autograd still runs when it calls this
+            self._ended = True
+            backward_ended()
+            self._ended = False
+
+        parallel._backward_ended = ended  # type: ignore[method-assign]
 
         def counted(index: int) -> object:
             self.total += 1
-            self.overlapping += torch._C._current_graph_task_id() != -1
+            self.overlapping += torch._C._current_graph_task_id() != -1 and not self._ended
             return start(index)
 
         collective.start = counted  # type: ignore[method-assign, assignment]
