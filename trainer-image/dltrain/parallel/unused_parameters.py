@@ -150,5 +150,6 @@ def _accumulator(parameter: torch.nn.Parameter) -> Node:
     with torch.enable_grad():
         function = parameter.view_as(parameter).grad_fn
     assert function is not None, "the parameter is trainable"
-    found: Node = function.next_functions[0][0]
+    found = function.next_functions[0][0]
+    assert found is not None
     return found
