@@ -79,6 +79,8 @@ def build(
         changes["start_timeouts"] = start_timeouts
     if preemptions is not None:
         changes["preemptions"] = preemptions
+    if accepted is not None and accepted.failures is not None:
+        changes["failures_ignored"] = accepted.failures.ignored or None
     if accepted is not None and before.start_time is None:
         changes["start_time"] = _milliseconds(now)
     done = is_true(conditions, "Complete") or is_true(conditions, "Failed")
