@@ -26,7 +26,7 @@ from dljob.status.conditions import Verdict, is_true, merge, phase
 
 
 def previous(job: JobSeen) -> DLJobStatus:
-    """Return the current status. Valid conditions and times stay, so that a finished job is not started again."""
+    """Return the stored status without invalid parts. Valid conditions and times stay: no ended job starts again."""
     return readable_status(job.status)
 
 
