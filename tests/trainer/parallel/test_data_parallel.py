@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -257,6 +258,42 @@ def test_gradients_of_a_later_pass_are_added_to_those_reduced_before() -> None:
     second(torch.ones(1, 2)).sum().backward()
     with pytest.raises(MisuseError, match="second backward pass"):
         second(torch.ones(1, 2)).sum().backward()
+
+
+class OtherRank(SingleRank):
+    """Ranks agree on late gradients: another rank has one of the first parameter of the buffer."""
+
+    exchanges = 0
+
+    def start(self, index: int) -> Any:
+        type(self).exchanges += 1
+        self.buffers[0][0] += 1
+        return super().start(index)
+
+
+def test_clipping_before_a_later_pass_of_another_rank_is_rejected() -> None:
+    used, unused = nn.Linear(2, 2), nn.Linear(2, 2)
+    model = nn.ModuleList([used, unused])
+    parallel = DataParallel(model.parameters(), SingleRank, 64, 2, agreement=OtherRank)
+    parallel.begin(1.0, [0, 0])
+    used(torch.ones(1, 2)).sum().backward()
+    parallel.finish()
+    assert unused.bias.grad is not None, "another rank has a gradient"
+    parallel.begin(1.0, [0, 0])
+    used(torch.ones(1, 2)).sum().backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+    with pytest.raises(MisuseError, match=r"another backward pass, on some ranks only.*Clip with t\.clip_gradients"):
+        parallel.finish()
+
+
+def test_ranks_exchange_nothing_if_all_parameters_are_reached() -> None:
+    model, before = nn.Linear(2, 2), OtherRank.exchanges
+    parallel = DataParallel(model.parameters(), SingleRank, 64, 2, agreement=OtherRank)
+    for _ in range(2):
+        parallel.begin(1.0, [0, 0])
+        model(torch.ones(1, 2)).sum().backward()
+        parallel.finish()
+    assert OtherRank.exchanges == before
 
 
 def test_parameters_made_trainable_after_wrap_are_rejected() -> None:
