@@ -7,6 +7,9 @@ Json = dict[str, Any]
 MINIMAL: Json = {"model": {"name": "mlp"}, "dataset": {"name": "digits"}, "globalBatchSize": 8, "epochs": 1}
 HINTS = {"parameters": 1, "flopsPerSample": 1}
 SHA256 = "0123456789abcdef" * 4
+TORCHRUN_ONLY: Json = {
+    **dict.fromkeys(MINIMAL), "trainer": {"image": "a", "command": ["torchrun", "a.py"], "framework": "Torchrun"},
+}  # fmt: skip
 
 # Changes to a minimal spec, and a part of the message of the rule that they break ("" for valid specs).
 CASES: dict[str, tuple[Json, str]] = {
@@ -137,6 +140,20 @@ CASES: dict[str, tuple[Json, str]] = {
         {"model": {"name": "mlp", "syncBatchNorm": True}, "trainer": {"command": ["a"], "framework": "Torchrun"}},
         "parallelism.strategy, model.syncBatchNorm",
     ),
+    "torchrun without a model": (TORCHRUN_ONLY, ""),
+    "torchrun with a global batch alone": ({**TORCHRUN_ONLY, "globalBatchSize": 8, "steps": 3}, ""),
+    "torchrun without a model by a tree": (
+        {**TORCHRUN_ONLY, "collective": "Tree"}, "trainer.framework Torchrun runs scripts that reduce gradients",
+    ),
+    "torchrun with both lengths": ({**TORCHRUN_ONLY, "epochs": 1, "steps": 3}, "exactly one of epochs and steps"),
+    "torchrun without a model and a command": (
+        {**TORCHRUN_ONLY, "trainer": {"framework": "Torchrun"}}, "model, dataset and globalBatchSize are required",
+    ),
+    "a script without a model": (
+        {**TORCHRUN_ONLY, "trainer": {"command": ["a"]}, "epochs": 1}, "model, dataset and globalBatchSize are required",
+    ),
+    "no model at all": ({"model": None}, "model, dataset and globalBatchSize are required"),
+    "no global batch size": ({"globalBatchSize": None}, "model, dataset and globalBatchSize are required"),
     "Fixed without groups": ({"planning": {"mode": "Fixed"}}, "list the node groups"),
     "groups without Fixed": ({"planning": {"groups": [{"device": "cpu", "nodes": 1}]}}, "list the node groups"),
     "Fixed": ({"planning": {"mode": "Fixed", "groups": [{"device": "cpu", "nodes": 1}]}}, ""),
