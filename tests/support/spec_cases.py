@@ -147,7 +147,7 @@ CASES: dict[str, tuple[Json, str]] = {
     ),
     "torchrun with both lengths": ({**TORCHRUN_ONLY, "epochs": 1, "steps": 3}, "exactly one of epochs and steps"),
     "torchrun without a model and a command": (
-        {**TORCHRUN_ONLY, "trainer": {"framework": "Torchrun"}}, "model, dataset and globalBatchSize are required",
+        {**TORCHRUN_ONLY, "trainer": {"framework": "Torchrun"}, "epochs": 1}, "model, dataset and globalBatchSize are required",
     ),
     "a script without a model": (
         {**TORCHRUN_ONLY, "trainer": {"command": ["a"]}, "epochs": 1}, "model, dataset and globalBatchSize are required",
