@@ -145,6 +145,10 @@ CASES: dict[str, tuple[Json, str]] = {
     "torchrun without a model by a tree": (
         {**TORCHRUN_ONLY, "collective": "Tree"}, "trainer.framework Torchrun runs scripts that reduce gradients",
     ),
+    "deepspeed launcher": (
+        {**TORCHRUN_ONLY, "trainer": {"command": ["/opt/bin/deepspeed", "a.py"], "framework": "Torchrun"}},
+        "replace 'deepspeed OPTIONS train.py ARGS' by 'torchrun train.py ARGS'",
+    ),
     "torchrun with both lengths": ({**TORCHRUN_ONLY, "epochs": 1, "steps": 3}, "exactly one of epochs and steps"),
     "torchrun without a model and a command": (
         {**TORCHRUN_ONLY, "trainer": {"framework": "Torchrun"}, "epochs": 1}, "model, dataset and globalBatchSize are required",

@@ -91,6 +91,19 @@ RULES = (
         lambda s: s.model.hints is None or bool(s.trainer.command),
     ),
     Rule(
+        "trainer.command",
+        _unless(
+            _HAS_MODEL,
+            "!has(self.trainer) || !has(self.trainer.command) || size(self.trainer.command) == 0 || "
+            "!(self.trainer.command[0] == 'deepspeed' || self.trainer.command[0].endsWith('/deepspeed'))",
+        ),
+        # For jobs with a model, stored jobs must stay valid. The trainer refuses these.
+        "trainer.command must not begin with the launcher deepspeed, because the plan decides about nodes and ranks: "
+        "replace 'deepspeed OPTIONS train.py ARGS' by 'torchrun train.py ARGS'. The deepspeed library runs in the "
+        "script",
+        lambda s: s.model.given or not s.trainer.command or s.trainer.command[0].rpartition("/")[2] != "deepspeed",
+    ),
+    Rule(
         "parallelism.strategy",
         _OPTIMIZER_COLLECTIVE.cel,
         "parallelism.strategy Optimizer needs collective Ring or Torch: remove collective, or choose one of them",
