@@ -190,6 +190,20 @@ CASES = {
         versions=("1.36.0",),
     ),
     "no-checkpoints": Case(on_nodes(1, checkpoint={"enabled": False})),
+    "torchrun-only": Case({
+        "trainer": {
+            "image": "registry.example/ours:7",
+            "command": ["torchrun", "train.py"],
+            "framework": "Torchrun",
+            "env": [
+                {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "tracking", "key": "token"}}},
+                {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+            ],
+            "envFrom": [{"configMapRef": {"name": "settings", "optional": True}}],
+        },
+        "nodes": {"min": 2},
+        "resources": {"memory": "2Gi"},
+    }),
     "torchrun": Case(
         on_nodes(
             2,

@@ -149,6 +149,27 @@ CASES: dict[str, tuple[Json, str]] = {
         {**TORCHRUN_ONLY, "trainer": {"command": ["/opt/bin/deepspeed", "a.py"], "framework": "Torchrun"}},
         "replace 'deepspeed OPTIONS train.py ARGS' by 'torchrun train.py ARGS'",
     ),
+    "variables from objects": (
+        {"trainer": {
+            "env": [
+                {"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "a.b", "optional": True}}},
+                {"name": "B", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "b"}}},
+                {"name": "C", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['a.example/b']"}}},
+            ],
+            "envFrom": [{"prefix": "A_", "secretRef": {"name": "s"}}, {"configMapRef": {"name": "c"}}],
+        }},
+        "",
+    ),
+    "variable from two objects": (
+        {"trainer": {"env": [{"name": "A", "valueFrom": {
+            "secretKeyRef": {"name": "s", "key": "a"}, "fieldRef": {"fieldPath": "metadata.name"}}}]}},
+        "set exactly one of secretKeyRef, configMapKeyRef and fieldRef",
+    ),
+    "variable with a value and a source": (
+        {"trainer": {"env": [{"name": "A", "value": "a", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]}},
+        "valueFrom cannot be combined with value",
+    ),
+    "variables from nothing": ({"trainer": {"envFrom": [{"prefix": "A"}]}}, "set exactly one of secretRef and configMapRef"),
     "torchrun with both lengths": ({**TORCHRUN_ONLY, "epochs": 1, "steps": 3}, "exactly one of epochs and steps"),
     "torchrun without a model and a command": (
         {**TORCHRUN_ONLY, "trainer": {"framework": "Torchrun"}, "epochs": 1}, "model, dataset and globalBatchSize are required",
@@ -299,6 +320,11 @@ BAD: dict[str, tuple[str, Any, tuple[str, ...]]] = {
         "dataset",
         {"uri": "http://a/b", "samples": 1, "size": "5m"},
         ("dataset.size", "5m"),
+    ),
+    "unknown field of a pod": (
+        "trainer.env",
+        [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "spec.containers"}}}],
+        ("fieldPath", "spec.containers"),
     ),
     "no checksum": ("dataset", {"uri": "http://a/b", "samples": 1, "sha256": "A1"}, ("dataset.sha256", "A1")),
     "unknown scheme of a dataset": ("dataset", {"uri": "ftp://a/b", "samples": 1}, ("dataset.uri", "ftp://a/b")),

@@ -39,6 +39,7 @@ BEFORE_AND_AFTER: dict[str, tuple[Json, Json]] = {
     "optimizer.learningRateScaling": ({}, {"optimizer": {"learningRateScaling": SCALING}}),
     "trainer.command": ({}, {"trainer": {"command": ["a"]}}),
     "trainer.args": (SCRIPT, {**SCRIPT, "trainer": {"command": ["a"], "args": ["c"]}}),
+    "trainer.envFrom": ({}, {"trainer": {"envFrom": [{"configMapRef": {"name": "c"}}]}}),
     "planning": ({}, {"planning": GROUPS}),
     "planning.mode": ({}, {"planning": {"mode": "PlanOnly"}}),
     "planning.groups": (

@@ -123,6 +123,7 @@ CHANGES: tuple[Change, ...] = (
             "trainer.imagePullSecrets": "",
             "trainer.args": "",
             "trainer.env": "",
+            "trainer.envFrom": "",
             "nodes": "Also by the scale subresource.",
             "devices": "",
             "objective": "",
