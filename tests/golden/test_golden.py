@@ -232,7 +232,8 @@ def shown(manifest: Json) -> Json:
         return manifest
     plan, mine = (json.loads(manifest["data"][key]) for key in (PLAN_KEY, OPERATOR_KEY))
     mine["memory_nbytes"] = "(predicted)"
-    plan["expected"] = dict.fromkeys(plan["expected"], "(predicted)")
+    if "expected" in plan:  # Without a prediction, all values have their defaults.
+        plan["expected"] = dict.fromkeys(plan["expected"], "(predicted)")
     for key in ("predicted", "candidates", "rejected"):
         mine["status"][key] = "(predicted)"
     if choice := mine["status"].get("batchChoice"):

@@ -189,7 +189,7 @@ def _unknown(memory_nbytes: int) -> Prediction:
     )
 
 
-def _warning(request: Request, memory_nbytes: int) -> str:
+def _warning(request: Request, memory_nbytes: int) -> str | None:
     found = []
     if request.memory_per_pod_nbytes is None:
         found.append(
@@ -199,4 +199,4 @@ def _warning(request: Request, memory_nbytes: int) -> str:
         found.append(f"objective.deadline is not checked, because {', '.join(request.missing)} is missing")
     if request.minimize != "Time":
         found.append(f"objective.minimize {request.minimize} has no effect without a prediction")
-    return "; ".join(found)
+    return "; ".join(found) or None
