@@ -1,8 +1,8 @@
 """Compare the CRDs with those of the last release: v1alpha1 changes only additively.
 
 A stored job must stay valid, keep all its fields, and mean the same. Allowed are new optional fields, new enum values,
-wider bounds, other descriptions, and rules that refuse changes only (with ``oldSelf``) or new fields only. A release
-that needs any other change must serve a new API version.
+wider bounds, other descriptions, rules that refuse changes only (with ``oldSelf``) or new fields only, and rules that
+refuse less than before. A release that needs any other change must serve a new API version.
 """
 
 import re
@@ -33,6 +33,21 @@ def _needs_new_field(rule: str, old: Schema) -> bool:
     return begin is not None and begin[1] not in old.get("properties", {}) and "?" not in rule
 
 
+def _refuses_less(rule: str, old: Schema) -> bool:
+    """Return True if every object that was valid fulfils the rule.
+
+    It does if the rule is ``… || (former rule)`` or ``has(self.a) && has(self.b) || …`` with fields that were required.
+    In both, a ternary in the first part could bind the rest to one of its branches.
+    """
+    for former in old.get("x-kubernetes-validations", ()):
+        exempt = rule.removesuffix(f" || ({former['rule']})")
+        if exempt != rule and "?" not in exempt:
+            return True
+    begin = re.match(r"(has\(self\.\w+\)(?: && has\(self\.\w+\))*) \|\| ", rule)
+    needed = set(re.findall(r"self\.(\w+)", begin[1])) if begin is not None else set()
+    return bool(needed) and needed <= set(old.get("required", ())) and "?" not in rule
+
+
 def breaks(old: Schema, new: Schema, path: str = "") -> Iterator[str]:
     """Yield a message for each change from the schema ``old`` to ``new`` that could break a stored object.
 
@@ -56,7 +71,8 @@ def breaks(old: Schema, new: Schema, path: str = "") -> Iterator[str]:
     for rule in new.get("x-kubernetes-validations", ()):
         # A rule that compares an object with its previous state cannot make a stored object invalid.
         compares = "oldSelf" in rule["rule"] and not rule.get("optionalOldSelf")
-        if rule["rule"] not in known and not compares and not _needs_new_field(rule["rule"], old):
+        harmless = compares or _needs_new_field(rule["rule"], old) or _refuses_less(rule["rule"], old)
+        if rule["rule"] not in known and not harmless:
             yield f"{path}: found the new rule {rule['rule']!r}; expected none that a stored object could break"
     for name in set(new.get("required", ())) - set(old.get("required", ())):
         yield f"{path}.{name}: found it required; expected it optional"

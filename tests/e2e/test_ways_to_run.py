@@ -18,6 +18,35 @@ def test_example_runs_to_completion(name: str, kubectl: Kubectl) -> None:
     kubectl.wait_phase(job, "Complete", 240)
 
 
+def test_torchrun_needs_an_image_a_command_and_nodes_only(kubectl: Kubectl) -> None:
+    script, job = yaml.safe_load_all((ROOT / "examples" / "torchrun.yaml").read_text())
+    script["metadata"]["name"] = "torchrun-only"
+    [override] = job["spec"]["podTemplateOverrides"]
+    override["spec"]["volumes"][0]["configMap"]["name"] = "torchrun-only"
+    counting = "import os; print('one process, restart', os.environ['TORCHELASTIC_RESTART_COUNT'], flush=True); "
+    counting += "exec(open('/scripts/train_torchrun.py').read())"
+    script["data"]["counted.py"] = counting
+    trainer = {
+        "framework": "Torchrun",
+        # The image of the example does not exist. Without one, the operator's is used.
+        "command": ["torchrun", "--nnodes=9", "--nproc-per-node=9", "/scripts/counted.py"],
+        "env": [{"name": "ON", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}],
+    }
+    only = example(
+        "torchrun-minimal.yaml", job="torchrun-only", trainer=trainer, podTemplateOverrides=[override],
+        checkpoint={"enabled": False}, resources={"memory": "1Gi"},
+    )  # fmt: skip
+    kubectl.apply(script, only)
+    running = kubectl.wait_job("torchrun-only", "a plan", lambda found: bool(found.get("status", {}).get("plan")), 60)
+    plan = running["status"]["plan"]
+    assert plan["predicted"]["stepSeconds"] == 0 and "spec.model" in plan["missingFields"][0]
+    kubectl.wait_phase("torchrun-only", "Complete", 240)
+    logs = "".join(kubectl.run("logs", f"torchrun-only-{plan['groups'][0]['name']}-{i}") for i in range(2))
+    assert logs.count("one process, restart 0") == 2, "one rank on each node"
+    assert "world size 2, accuracy" in logs
+    assert "found --nnodes, --nproc-per-node; the plan counts instead" in logs
+
+
 def test_data_is_fetched_from_a_server(admin: Kubectl, kubectl: Kubectl) -> None:
     [operator] = Kubectl(admin.kubeconfig, "dljob-system").list("deployments", "app.kubernetes.io/name=dljob")
     environment = operator["spec"]["template"]["spec"]["containers"][0]["env"]

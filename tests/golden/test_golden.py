@@ -203,6 +203,20 @@ CASES = {
         versions=("1.36.0",),
     ),
     "no-checkpoints": Case(on_nodes(1, checkpoint={"enabled": False})),
+    "torchrun-only": Case({
+        "trainer": {
+            "image": "registry.example/ours:7",
+            "command": ["torchrun", "train.py"],
+            "framework": "Torchrun",
+            "env": [
+                {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "tracking", "key": "token"}}},
+                {"name": "NODE", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+            ],
+            "envFrom": [{"configMapRef": {"name": "settings", "optional": True}}],
+        },
+        "nodes": {"min": 2},
+        "resources": {"memory": "2Gi"},
+    }),
     "torchrun": Case(
         on_nodes(
             2,
@@ -231,7 +245,8 @@ def shown(manifest: Json) -> Json:
         return manifest
     plan, mine = (json.loads(manifest["data"][key]) for key in (PLAN_KEY, OPERATOR_KEY))
     mine["memory_nbytes"] = "(predicted)"
-    plan["expected"] = dict.fromkeys(plan["expected"], "(predicted)")
+    if "expected" in plan:  # Without a prediction, all values have their defaults.
+        plan["expected"] = dict.fromkeys(plan["expected"], "(predicted)")
     for key in ("predicted", "candidates", "rejected"):
         mine["status"][key] = "(predicted)"
     if choice := mine["status"].get("batchChoice"):

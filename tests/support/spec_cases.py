@@ -7,6 +7,9 @@ Json = dict[str, Any]
 MINIMAL: Json = {"model": {"name": "mlp"}, "dataset": {"name": "digits"}, "globalBatchSize": 8, "epochs": 1}
 HINTS = {"parameters": 1, "flopsPerSample": 1}
 SHA256 = "0123456789abcdef" * 4
+TORCHRUN_ONLY: Json = {
+    **dict.fromkeys(MINIMAL), "trainer": {"image": "a", "command": ["torchrun", "a.py"], "framework": "Torchrun"},
+}  # fmt: skip
 
 # Changes to a minimal spec, and a part of the message of the rule that they break ("" for valid specs).
 CASES: dict[str, tuple[Json, str]] = {
@@ -140,6 +143,45 @@ CASES: dict[str, tuple[Json, str]] = {
         {"model": {"name": "mlp", "syncBatchNorm": True}, "trainer": {"command": ["a"], "framework": "Torchrun"}},
         "parallelism.strategy, model.syncBatchNorm",
     ),
+    "torchrun without a model": (TORCHRUN_ONLY, ""),
+    "torchrun with a global batch alone": ({**TORCHRUN_ONLY, "globalBatchSize": 8, "steps": 3}, ""),
+    "torchrun without a model by a tree": (
+        {**TORCHRUN_ONLY, "collective": "Tree"}, "trainer.framework Torchrun runs scripts that reduce gradients",
+    ),
+    "deepspeed launcher": (
+        {**TORCHRUN_ONLY, "trainer": {"command": ["/opt/bin/deepspeed", "a.py"], "framework": "Torchrun"}},
+        "replace 'deepspeed OPTIONS train.py ARGS' by 'torchrun train.py ARGS'",
+    ),
+    "variables from objects": (
+        {"trainer": {
+            "env": [
+                {"name": "A", "valueFrom": {"secretKeyRef": {"name": "s", "key": "a.b", "optional": True}}},
+                {"name": "B", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "b"}}},
+                {"name": "C", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['a.example/b']"}}},
+            ],
+            "envFrom": [{"prefix": "A_", "secretRef": {"name": "s"}}, {"configMapRef": {"name": "c"}}],
+        }},
+        "",
+    ),
+    "variable from two objects": (
+        {"trainer": {"env": [{"name": "A", "valueFrom": {
+            "secretKeyRef": {"name": "s", "key": "a"}, "fieldRef": {"fieldPath": "metadata.name"}}}]}},
+        "set exactly one of secretKeyRef, configMapKeyRef and fieldRef",
+    ),
+    "variable with a value and a source": (
+        {"trainer": {"env": [{"name": "A", "value": "a", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]}},
+        "valueFrom cannot be combined with value",
+    ),
+    "variables from nothing": ({"trainer": {"envFrom": [{"prefix": "A"}]}}, "set exactly one of secretRef and configMapRef"),
+    "torchrun with both lengths": ({**TORCHRUN_ONLY, "epochs": 1, "steps": 3}, "exactly one of epochs and steps"),
+    "torchrun without a model and a command": (
+        {**TORCHRUN_ONLY, "trainer": {"framework": "Torchrun"}, "epochs": 1}, "model, dataset and globalBatchSize are required",
+    ),
+    "a script without a model": (
+        {**TORCHRUN_ONLY, "trainer": {"command": ["a"]}, "epochs": 1}, "model, dataset and globalBatchSize are required",
+    ),
+    "no model at all": ({"model": None}, "model, dataset and globalBatchSize are required"),
+    "no global batch size": ({"globalBatchSize": None}, "model, dataset and globalBatchSize are required"),
     "Fixed without groups": ({"planning": {"mode": "Fixed"}}, "list the node groups"),
     "groups without Fixed": ({"planning": {"groups": [{"device": "cpu", "nodes": 1}]}}, "list the node groups"),
     "Fixed": ({"planning": {"mode": "Fixed", "groups": [{"device": "cpu", "nodes": 1}]}}, ""),
@@ -281,6 +323,11 @@ BAD: dict[str, tuple[str, Any, tuple[str, ...]]] = {
         "dataset",
         {"uri": "http://a/b", "samples": 1, "size": "5m"},
         ("dataset.size", "5m"),
+    ),
+    "unknown field of a pod": (
+        "trainer.env",
+        [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "spec.containers"}}}],
+        ("fieldPath", "spec.containers"),
     ),
     "no checksum": ("dataset", {"uri": "http://a/b", "samples": 1, "sha256": "A1"}, ("dataset.sha256", "A1")),
     "unknown scheme of a dataset": ("dataset", {"uri": "ftp://a/b", "samples": 1}, ("dataset.uri", "ftp://a/b")),

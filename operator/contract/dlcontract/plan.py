@@ -125,6 +125,12 @@ class Plan(Record):
     term: Annotated[int, Field(ge=1, description="The operator raises it when it fences a lost node.")] = 1
     ranks: Annotated[tuple[Rank, ...], Field(min_length=1)]
     global_batch: Annotated[int, Field(ge=1)]
+    batch_known: Annotated[
+        bool,
+        Field(
+            description="False: a script for torchrun chooses its batch size. global_batch is then the number of ranks."
+        ),
+    ] = True
     collective: CollectiveName = "Ring"
     measure_collective: Annotated[
         bool,

@@ -38,6 +38,14 @@ DATASET_SUMS = "SHA256SUMS"
 DATASET_VARIABLE = "DLJOB_DATASET"
 """Name of the environment variable with the path at which a trainer pod finds the data of ``spec.dataset.uri``."""
 
+LOCAL_BATCH_VARIABLE = "DLJOB_LOCAL_BATCH_SIZE"
+GLOBAL_BATCH_VARIABLE = "DLJOB_GLOBAL_BATCH_SIZE"
+CHECKPOINT_VARIABLE = "DLJOB_CHECKPOINT_DIR"
+"""Name of the environment variable with the folder for the checkpoints of a script for torchrun.
+
+The two constants before it name those with its rank's and the job's samples per step, if the spec says them.
+"""
+
 EXIT_BAD_INPUT = 64
 """Exit code of a rank, or of the init container that fetches the dataset, if the job's spec cannot succeed."""
 

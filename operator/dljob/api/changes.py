@@ -124,6 +124,7 @@ CHANGES: tuple[Change, ...] = (
             "trainer.args": "",
             "trainer.env": "",
             "trainer.scratch": "",
+            "trainer.envFrom": "",
             "nodes": "Also by the scale subresource.",
             "devices": "",
             "objective": "",
@@ -217,6 +218,8 @@ def _batch_out_of_range(old: DLJobSpec, new: DLJobSpec, status: DLJobStatus) -> 
     if choice is None or bounds == old.batch_size_range or not has_begun(old, status):
         return None
     batch = choice.global_batch_size
+    if new.global_batch_size is None:
+        return None  # Only a job with trainer.framework Torchrun, for which the planner chooses no batch size.
     least, most = (bounds.min or new.global_batch_size, bounds.max) if bounds else (new.global_batch_size,) * 2
     if least <= batch <= most:
         return None

@@ -83,6 +83,12 @@ def _unsafe_container(container: Mapping[str, Any], path: str) -> Iterator[str]:
 def secrets(spec: DLJobSpec) -> tuple[SecretUse, ...]:
     """Return the Secrets whose content the pods of a job can read, except those for pulling images."""
     found = [SecretUse("spec.dataset.secretName", spec.dataset.secret_name)] if spec.dataset.secret_name else []
+    for i, own in enumerate(spec.trainer.env):
+        if own.value_from is not None and (key := own.value_from.secret_key_ref) is not None:
+            found += _use(f"spec.trainer.env[{i}].valueFrom.secretKeyRef.name", key.name)
+    for i, given in enumerate(spec.trainer.env_from):
+        if given.secret_ref is not None:
+            found += _use(f"spec.trainer.envFrom[{i}].secretRef.name", given.secret_ref.name)
     for i, override in enumerate(spec.pod_template_overrides):
         path = f"spec.podTemplateOverrides[{i}].spec"
         for j, volume in enumerate(_maps(override.spec.get("volumes"))):

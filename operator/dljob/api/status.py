@@ -168,6 +168,13 @@ class PlanStatus(ApiModel):
             "'scheduling.priorityClassName: batch'. Unset if there are none."
         ),
     ] = None
+    missing_fields: Annotated[
+        tuple[str, ...] | None,
+        Field(
+            description="Fields of the spec without which no time is predicted, and what each would enable. All values "
+            "of predicted are then 0, which means unknown. Unset if nothing is missing."
+        ),
+    ] = None
 
 
 class Measured(ApiModel):

@@ -109,7 +109,10 @@ class Follower:
         if mode == "PlanOnly" and status.phase is Phase.PLANNED and status.plan is not None:
             for candidate in status.plan.candidates:
                 mark = "*" if candidate.chosen else " "
-                _say(f"{mark} {candidate.summary}: {duration(candidate.predicted.step_seconds)} a step")
+                step_s = candidate.predicted.step_seconds
+                _say(f"{mark} {candidate.summary}: {f'{duration(step_s)} a step' if step_s else 'no predicted time'}")
+            for line in status.plan.missing_fields or ():
+                _say(f"not set: {line}")
             for rejected in status.plan.rejected:
                 _say(f"- {rejected.summary}: {rejected.reason}")
             return 0

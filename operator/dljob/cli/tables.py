@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from dljob.job.plan.recommendation import Recommendation
 from dljob.job.plan.request import learning_rate_rule
+from dljob.job.plan.status import enabled_by
 from dljob.planner import BatchDecision, Choice, Decision, Infeasible, Prediction
 from dljob.planner.placement import explanation
 from dljob.planner.types.texts import duration, gibibytes, joules
@@ -58,6 +59,8 @@ HEADER = ["  PLAN", "STEP", "P90", "SAMPLES/S", "EFFICIENCY", "TRAINING", "ENERG
 def decision(found: Decision) -> list[str]:
     """Return lines with the candidates (best first), the details of the chosen candidate, and the rejected options."""
     p = found.chosen.prediction
+    if p.step_s <= 0:
+        return _unpredicted(found)
     lines = table(HEADER, [_row(c, c == found.chosen) for c in found.candidates])
     lines += ["", f"Bottleneck: {p.bottleneck}", f"Step:       {_parts(p)}"]
     lines.append(
@@ -79,6 +82,19 @@ def decision(found: Decision) -> list[str]:
         ]
         rows = [_row(c, c == found.chosen) for c in found.trade_offs]
         lines += table([HEADER[0], *HEADER[-3:]], [[row[0], *row[-3:]] for row in rows])
+    if found.refusals:
+        lines += ["", "Ruled out", *(f"  {r.summary}: {r.reason}" for r in found.refusals)]
+    return lines
+
+
+def _unpredicted(found: Decision) -> list[str]:
+    """Return the lines of a plan without predicted times."""
+    p = found.chosen.prediction
+    lines = ["  PLAN", f"* {found.chosen.summary}", "", f"Memory:     {gibibytes(p.host_memory_nbytes)} per pod"]
+    if text := explanation(found):
+        lines.append(f"Placement:  {text}")
+    if found.warning:
+        lines.append(f"Warning:    {found.warning}")
     if found.refusals:
         lines += ["", "Ruled out", *(f"  {r.summary}: {r.reason}" for r in found.refusals)]
     return lines
@@ -118,22 +134,30 @@ def batches(found: BatchDecision, rule: str | None) -> list[str]:
     return lines + table(header, rows)
 
 
-def recommendation(found: Recommendation) -> list[str]:
+def _head(found: Recommendation) -> str:
+    """Return the first line: the job, its training and its objective."""
     request = found.request
+    if request.missing:
+        return f"{found.job.name}: training script, no predicted time"
     what = request.model or ("training script" + (f" like {request.like}" if request.like else ""))
     steps = f"{request.total_steps} steps of {request.global_batch} samples"
     goal = f"minimize {request.minimize.lower()}"
     if request.deadline_s is not None:
         goal += f" within {duration(request.deadline_s)}"
-    head = f"{found.job.name}: {what}, {steps}, {goal}"
+    return f"{found.job.name}: {what}, {steps}, {goal}"
+
+
+def recommendation(found: Recommendation) -> list[str]:
     given = ["", "Administrator's defaults", *(f"  {line}" for line in found.defaults)] if found.defaults else []
+    if fields := enabled_by(found.request.missing):
+        given += ["", "Fields that are not set, and what they enable", *(f"  {line}" for line in fields)]
     if isinstance(found.answer, Infeasible):
-        return [head, "", *infeasible(found.answer), *given]
+        return [_head(found), "", *infeasible(found.answer), *given]
     body = [*decision(found.answer), *given]
     if found.answer.batch is not None:
         rule = learning_rate_rule(found.job.spec, found.answer.batch.chosen)
         body += batches(found.answer.batch, f"{rule[0]} from batch size {rule[1]}" if rule else None)
-    return [head, "", *body]
+    return [_head(found), "", *body]
 
 
 def scaling_curve(points: Sequence[tuple[int, Choice]], chosen: Choice) -> list[str]:

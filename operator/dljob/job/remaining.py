@@ -1,6 +1,8 @@
 """The predicted remaining time of a job, and what a preemption loses of its time."""
 
-from dljob.api import DLJobStatus, Phase, Predicted
+from datetime import datetime
+
+from dljob.api import ConditionStatus, DLJobStatus, Phase, Predicted
 from dljob.scheduling import UNKNOWN, Interval, interval
 
 OVER = Interval(0.0, 0.0, 0.0)
@@ -50,10 +52,16 @@ def remaining_p90_s(status: DLJobStatus) -> float | None:
     return None if found is UNKNOWN else found.p90
 
 
-def lost_s(status: DLJobStatus) -> float:
-    """Return the training time in seconds since the last checkpoint, which a job loses if it writes no other one."""
-    if status.progress is None or status.plan is None:
+def lost_s(status: DLJobStatus, now: datetime) -> float:
+    """Return the training time in seconds since the last checkpoint, which a job loses if it writes no other one.
+
+    A job that reports no steps, such as a script for torchrun, may lose all time since its ranks started.
+    """
+    if status.plan is None:
         return 0.0
+    if status.progress is None:
+        began = next((c for c in status.conditions if c.type == "Running" and c.status is ConditionStatus.TRUE), None)
+        return max(0.0, (now - began.last_transition_time).total_seconds()) if began is not None else 0.0
     saved = status.last_checkpoint.step if status.last_checkpoint is not None else 0
     step_s = status.measured.step_seconds if status.measured else status.plan.predicted.step_seconds
     return max(0, status.progress.step - saved) * step_s

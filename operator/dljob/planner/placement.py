@@ -51,10 +51,9 @@ def explanation(decision: Decision) -> str | None:
         return None
     text = domain.text
     if domain.interruptions_per_h:
-        text = (
-            f"{text}: {domain.interruptions_per_h:.3g} interruptions per hour of a node, "
-            f"{prediction.interruptions:.2g} restarts expected in {duration(prediction.total_s)}"
-        )
+        text = f"{text}: {domain.interruptions_per_h:.3g} interruptions per hour of a node"
+        if prediction.total_s > 0:
+            text = f"{text}, {prediction.interruptions:.2g} restarts expected in {duration(prediction.total_s)}"
     return text
 
 

@@ -41,6 +41,7 @@ from dljob.planner.search.enumeration import Search
 from dljob.planner.search.pareto import front
 from dljob.planner.search.screen import Screen
 from dljob.planner.types import Choice, CollectiveName, Decision, Infeasible, Refusal, Request, Strategy
+from dljob.planner.unpredicted import plan_unpredicted
 
 EVALUATED_ROWS = 10
 """Number of best candidates that the planner evaluates exactly after an approximate search. It also evaluates the best
@@ -58,6 +59,8 @@ def plan(request: Request, view: ClusterView, learned: Constants) -> Decision | 
 
     ``learned``: measured constants by (``request.profile``, device). The catalogue replaces missing constants.
     """
+    if request.missing:
+        return plan_unpredicted(request, view)
     key = request.profile or request.model or ""
     request = replace(request, cautious=any(name == key and known.steps for (name, _), known in learned.items()))
     return in_best_domain(request, view, lambda asked, part: _plan_in(asked, part, learned))

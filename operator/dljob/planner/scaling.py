@@ -16,8 +16,11 @@ def scaling(
 ) -> list[tuple[int, Choice]]:
     """Return (number of nodes, best candidate with exactly so many nodes) for a grid of numbers of nodes.
 
-    Skip numbers without a plan. Ignore the deadline and the groups that the user fixes.
+    Skip numbers without a plan. Return an empty list for a job without a prediction. Ignore the deadline and the
+    groups that the user fixes.
     """
+    if request.missing:
+        return []
     available = sum(pool.nodes for pool in eligible(request, view).pools)
     points = []
     for nodes in grid(min(available, request.global_batch)) if available else []:

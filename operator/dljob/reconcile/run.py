@@ -213,10 +213,11 @@ def problem_conditions(parsed: ParsedJob) -> Iterator[Verdict]:
 def measurements(spec: DLJobSpec, report: Report, accepted: StoredPlan | None) -> RunMeasurements | None:
     """Return the measurements of a run with which profiles are updated, or None if there are none.
 
-    There are none without the plan, because only devices that the plan named count, and none with model parallelism.
+    There are none without the plan, because only devices that the plan named count, none with model parallelism, and
+    none of a job whose model or batch size is unknown.
     The placement is set only for a plan with one group of pods and without a parameter server.
     """
-    if accepted is None or accepted.plan.splits_model:
+    if accepted is None or accepted.plan.splits_model or spec.missing:
         return None
     measured = devices(report)
     planned = tuple(sorted({group.device for group in accepted.groups} & set(measured)))

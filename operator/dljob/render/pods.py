@@ -20,6 +20,7 @@ from dlcontract import (
     UID_VARIABLE,
 )
 from dljob.api import DLJobSpec
+from dljob.api.spec.environment import EnvSource
 from dljob.cluster.catalogue import GPU_RESOURCES, vendor
 from dljob.job.observed import JOB_LABEL, JobSeen
 from dljob.job.plan.stored import NodeRequirement, PodGroup, StoredPlan
@@ -214,6 +215,8 @@ def _container(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, group: PodGr
         # there to the job's status.
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
+    if spec.trainer.env_from:
+        container["envFrom"] = [item.manifest() for item in spec.trainer.env_from]
     if spec.trainer.image:  # A custom image is built FROM the trainer image, but may have any entry point.
         container["command"] = list(AGENT_COMMAND)
     return container
@@ -268,7 +271,17 @@ def _environment(job: JobSeen, spec: DLJobSpec, config: RenderConfig) -> list[Ma
 
 
 def _users_variables(spec: DLJobSpec) -> list[Manifest]:
-    return [{"name": item.name, "value": item.value} for item in spec.trainer.env]
+    return [
+        {"name": item.name, "value": item.value}
+        if item.value_from is None
+        else {"name": item.name, "valueFrom": _source(item.value_from)}
+        for item in spec.trainer.env
+    ]
+
+
+def _source(source: EnvSource) -> Manifest:
+    found = source.manifest()
+    return {"fieldRef": {"apiVersion": "v1", **found["fieldRef"]}} if "fieldRef" in found else found
 
 
 def _resources(spec: DLJobSpec, accepted: StoredPlan, group: PodGroup) -> Manifest:

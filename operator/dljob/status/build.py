@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from math import isfinite
+from math import isfinite, nan
 from typing import Any
 
 from pydantic import ValidationError
@@ -180,7 +180,8 @@ def _rounded(value: float | None, digits: int) -> float | None:
 
 def _measured(report: Report, accepted: StoredPlan) -> Measured:
     assert report.step_s
-    error = (accepted.status.predicted.step_seconds - report.step_s) / report.step_s
+    predicted_s = accepted.status.predicted.step_seconds
+    error = (predicted_s - report.step_s) / report.step_s if predicted_s else nan  # 0: nothing was predicted
     return Measured(
         step_seconds=round(report.step_s, 6),
         samples_per_second=round(report.samples_per_s or 0.0, 1),

@@ -17,6 +17,7 @@ OLD: Json = {
         "b": {"type": "string", "enum": ["x", "y"]},
         "c": {"type": "array", "items": {"type": "string", "maxLength": 5}},
     },
+    "x-kubernetes-validations": [{"rule": "self.a > 0 ? true : false"}],
 }
 
 
@@ -39,6 +40,12 @@ ALLOWED = {
     "new field": changed("properties", d={"type": "string", "default": "new"}),
     "no longer required": changed(required=[]),
     "new rule about a new field": changed(**{"x-kubernetes-validations": [{"rule": "!has(self.new) || self.a > 1"}]}),
+    "former rule with an exemption": changed(
+        **{"x-kubernetes-validations": [{"rule": "!has(self.b) || (self.a > 0 ? true : false)"}]}
+    ),
+    "new rule about what was required": changed(
+        required=[], **{"x-kubernetes-validations": [{"rule": "has(self.a) || (has(self.b) && has(self.c))"}]}
+    ),
     "new rule about changes": changed(**{"x-kubernetes-validations": [{"rule": "self.a >= oldSelf.a"}]}),
 }
 FORBIDDEN = {
@@ -58,6 +65,20 @@ FORBIDDEN = {
     ),
     "new rule about a new field and others": (
         changed(**{"x-kubernetes-validations": [{"rule": "!has(self.new) || true ? self.a > 1 : true"}]}),
+        "found the new rule",
+    ),
+    "former rule in a branch": (
+        changed(
+            **{"x-kubernetes-validations": [{"rule": "has(self.b) ? false : true || (self.a > 0 ? true : false)"}]}
+        ),
+        "found the new rule",
+    ),
+    "new rule about what was optional": (
+        changed(**{"x-kubernetes-validations": [{"rule": "has(self.b) || (has(self.a) && has(self.c))"}]}),
+        "found the new rule",
+    ),
+    "new rule about what was required, in a ternary": (
+        changed(**{"x-kubernetes-validations": [{"rule": "has(self.a) || true ? has(self.b) : true"}]}),
         "found the new rule",
     ),
     "new rule": (changed(**{"x-kubernetes-validations": [{"rule": "self.a > 1"}]}), "found the new rule"),

@@ -54,6 +54,18 @@ def test_all_uses_of_secrets_are_found() -> None:
     assert found[2].field == "spec.podTemplateOverrides[1].spec.containers[0].env[0].valueFrom.secretKeyRef.name"
 
 
+def test_secrets_of_variables_are_found() -> None:
+    env = [
+        {"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        {"name": "B", "valueFrom": {"secretKeyRef": {"name": "one", "key": "k"}}},
+    ]
+    trainer = {"env": env, "envFrom": [{"configMapRef": {"name": "c"}}, {"secretRef": {"name": "two"}}]}
+    assert secrets(DLJobSpec.model_validate({**DIGITS, "trainer": trainer})) == (
+        SecretUse("spec.trainer.env[1].valueFrom.secretKeyRef.name", "one"),
+        SecretUse("spec.trainer.envFrom[1].secretRef.name", "two"),
+    )
+
+
 @pytest.mark.parametrize(
     ("usable", "words"),
     [({"marked": True}, None), ({"marked": False}, "without that label"), ({}, "no such Secret")],

@@ -48,7 +48,29 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+TORCHRUN = """
+apiVersion: dljob.dev/v1alpha1
+kind: DLJob
+metadata: {name: mine}
+spec: {trainer: {framework: Torchrun, image: a/b:1, command: [torchrun, train.py]}, nodes: {min: 2}}
+"""
+
+
 class TestPlan:
+    def test_job_without_a_prediction_lists_what_is_missing(
+        self, folder: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (folder / "job.yaml").write_text(TORCHRUN)
+        assert main(["plan", "job.yaml", "--cluster", "cluster.yaml"]) == 0
+        text = capsys.readouterr().out
+        assert text.startswith("mine: training script, no predicted time\n")
+        assert "* 2 x NVIDIA-A100-SXM4-40GB (8 ranks each), Torch\n" in text
+        assert "spec.model, spec.dataset, spec.globalBatchSize and spec.epochs (or steps): predicted step" in text
+        assert "Bottleneck" not in text and "0us" not in text
+        assert main(["plan", "job.yaml", "--cluster", "cluster.yaml", "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert len(found["plan"]["missingFields"]) == 3 and found["scaling"] == []
+
     def test_plan_prints_a_table_with_the_chosen_plan_marked(
         self, folder: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

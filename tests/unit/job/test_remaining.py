@@ -1,7 +1,10 @@
 """Tests of the predicted remaining time of a job."""
 
-from dljob.api import DLJobStatus
-from dljob.job.remaining import remaining_p90_s
+from datetime import UTC, datetime, timedelta
+
+from dljob.api import Condition, ConditionStatus, DLJobStatus
+from dljob.job.remaining import lost_s, remaining_p90_s, run_p90_s, run_time
+from dljob.scheduling import UNKNOWN
 
 
 def status(step: int | None = None, measured_s: float | None = None, total_s: float = 1000.0) -> DLJobStatus:
@@ -28,3 +31,21 @@ def test_remaining_time() -> None:
     assert remaining_p90_s(status(step=80)) == 300.0
     assert remaining_p90_s(status(step=80, measured_s=20.0)) == 600.0, "the job is slower than predicted"
     assert remaining_p90_s(status(step=100)) == 0.0
+
+
+def test_run_time_of_a_job_without_a_prediction_is_unknown() -> None:
+    nothing = status(total_s=0.0)
+    assert nothing.plan is not None
+    unknown = nothing.plan.predicted.model_copy(update={"step_seconds": 0.0, "step_seconds_p90": 0.0})
+    assert run_p90_s(unknown) is None
+    assert run_time(unknown, nothing) is UNKNOWN
+
+
+def test_job_that_reports_no_steps_may_lose_all_time_since_it_started() -> None:
+    began = datetime(2026, 11, 23, 6, 0, tzinfo=UTC)
+    running = Condition(type="Running", status=ConditionStatus.TRUE, reason="Running", last_transition_time=began)
+    silent = status().model_copy(update={"conditions": (running,)})
+    assert lost_s(silent, began + timedelta(hours=2)) == 7200.0
+    assert lost_s(silent, began - timedelta(seconds=1)) == 0.0, "clocks differ"
+    assert lost_s(status(), began) == 0.0, "it does not run"
+    assert lost_s(status(step=3), began) == 30.0

@@ -8,14 +8,17 @@ connections. The ranks use the address of the pod and ``RANK_PORTS``.
 
 import re
 import shlex
+import shutil
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from dlcontract import MPI_PORTS, Plan, Rank
+from dlcontract import CHECKPOINT_VARIABLE, GLOBAL_BATCH_VARIABLE, LOCAL_BATCH_VARIABLE, MPI_PORTS, Plan, Rank
+from dltrain.launch.launchers import ScriptCommand, script_command
 from dltrain.launch.shim import ATTEMPT_ENV, LOCAL_SOCKET_ENV
 from dltrain.protocol.rank_messages import MEMORY_ENV, PLAN_ENV, SOCKET_ENV
+from dltrain.protocol.volume_layout import job_directory
 
 SHIM = Path(__file__).with_name("shim.py")
 BUILT_IN = (sys.executable, "-m", "dltrain.builtin.rank")
@@ -193,9 +196,29 @@ def torch_network(interface: str) -> dict[str, str]:
     return {"NCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface}
 
 
-def rank_command(plan: Plan) -> tuple[str, ...]:
-    """Return the command that each rank runs: the user's command or, for a built-in model, dltrain's own program."""
-    return plan.model.command or BUILT_IN
+def rank_command(plan: Plan, path: str | None = None) -> ScriptCommand:
+    """Return the command that each rank runs: the user's command or, for a built-in model, dltrain's own program.
+
+    ``path``: the PATH of the ranks. Raise ValueError for a launcher that the agent cannot replace.
+    """
+    return script_command(plan.model.command or BUILT_IN, lambda name: shutil.which(name, path=path))
+
+
+def elastic_environment(plan: Plan, rank: Rank, attempt: str) -> dict[str, str]:
+    """Return what torchrun would tell a script, and the plan's batch sizes and checkpoint folder.
+
+    ``attempt``: the name of the launch, which ends in its number, counted from 1.
+    """
+    found = {
+        "TORCHELASTIC_RUN_ID": plan.uid,
+        "TORCHELASTIC_RESTART_COUNT": str(max(0, int(attempt.rpartition(".")[2]) - 1)),
+        "TORCHELASTIC_MAX_RESTARTS": str(plan.backoff_limit),
+    }
+    if plan.batch_known:
+        found |= {LOCAL_BATCH_VARIABLE: str(rank.share), GLOBAL_BATCH_VARIABLE: str(plan.global_batch)}
+    if plan.checkpoint.enabled:
+        found[CHECKPOINT_VARIABLE] = str(job_directory(plan))
+    return found
 
 
 def rank_environment(

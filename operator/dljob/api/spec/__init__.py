@@ -2,6 +2,7 @@
 
 from dljob.api.spec.checkpoint import Checkpoint, CheckpointVolume, ReclaimPolicy
 from dljob.api.spec.dataset import BUILTIN_DATASETS, BuiltinDataset, Dataset
+from dljob.api.spec.environment import EnvVar
 from dljob.api.spec.model import BUILTIN_MODELS, PAIRED_MODELS, BuiltinModel, ModelHints, ModelSpec, ReferenceModel
 from dljob.api.spec.optimizer import LearningRateScaling, Optimizer, OptimizerName, ScalingRule
 from dljob.api.spec.parallelism import (
@@ -37,7 +38,7 @@ from dljob.api.spec.pods import (
     Toleration,
 )
 from dljob.api.spec.spec import DLJobSpec
-from dljob.api.spec.trainer import EnvVar, Framework, PullPolicy, Trainer
+from dljob.api.spec.trainer import Framework, PullPolicy, Trainer
 
 __all__ = [
     "BUILTIN_DATASETS",

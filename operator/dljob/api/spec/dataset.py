@@ -118,6 +118,11 @@ class Dataset(ApiModel):
     ] = None
 
     @property
+    def given(self) -> bool:
+        """Return True if the job has a dataset. Torchrun jobs need none."""
+        return self.name is not None or self.uri is not None
+
+    @property
     def remote(self) -> bool:
         """Return True if the data must be downloaded before training (http, https or s3)."""
         return (self.uri or "").startswith(("http://", "https://", "s3://"))
@@ -165,3 +170,7 @@ class Dataset(ApiModel):
         """Return the URI without its query."""
         uri = self.uri or ""
         return uri.partition("?")[0] if uri.startswith("http") else uri
+
+
+NO_DATASET = Dataset.model_construct()
+"""The dataset of a job without ``spec.dataset``. It is not valid in a manifest."""

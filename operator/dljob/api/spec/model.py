@@ -96,3 +96,12 @@ class ModelSpec(ApiModel):
             "rank's local batch. The built-in models have no BatchNorm layers."
         ),
     ] = False
+
+    @property
+    def given(self) -> bool:
+        """Return True if the job has a model. Torchrun jobs need none."""
+        return self.name is not None or self.hints is not None
+
+
+NO_MODEL = ModelSpec.model_construct()
+"""The model of a job without ``spec.model``. It is not valid in a manifest."""

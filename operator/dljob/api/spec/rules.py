@@ -16,30 +16,92 @@ _ASYNCHRONOUS_COLLECTIVE = compatible("synchronization", "Asynchronous", "StaleS
 _COMPRESSION = compatible_with_field("gradientCompression", "gradient_compression")
 _RANGE_STRATEGY = compatible_with_field("batchSizeRange", "batch_size_range", "strategy", "synchronization")
 _RANGE_FRAMEWORK = compatible_with_field("batchSizeRange", "batch_size_range", "framework")
-_TORCHRUN = (
-    compatible("framework", "Torchrun", other="collective")
-    & compatible("framework", "Torchrun", other="strategy")
-    & chosen("framework", "Torchrun").implies(
-        Condition(
-            "(!has(self.model.syncBatchNorm) || !self.model.syncBatchNorm) && "
-            "(!has(self.optimizer) || !has(self.optimizer.learningRateScaling))",
-            lambda s: not s.model.sync_batch_norm and s.optimizer.learning_rate_scaling is None,
-        )
+_IS_TORCHRUN = chosen("framework", "Torchrun")
+_WITHOUT_MODEL = f"({_IS_TORCHRUN.cel}) && has(self.trainer.command) && size(self.trainer.command) > 0"
+_HAS_MODEL = "has(self.model)"
+_HAS_NO_MODEL = "!has(self.model)"
+_HAS_NO_BATCH = "!has(self.globalBatchSize)"
+
+
+def _unless(exempt: str, cel: str) -> str:
+    """Return the CEL rule ``cel`` for objects that are not exempt.
+
+    The API policy accepts this form for a rule of an earlier release, because it refuses no object that was valid.
+    """
+    return f"{exempt} || ({cel})"
+
+
+_TORCHRUN_TABLE = compatible("framework", "Torchrun", other="collective") & compatible(
+    "framework", "Torchrun", other="strategy"
+)
+_TORCHRUN_ALONE = _TORCHRUN_TABLE & _IS_TORCHRUN.implies(
+    Condition(
+        "!has(self.optimizer) || !has(self.optimizer.learningRateScaling)",
+        lambda s: s.optimizer.learning_rate_scaling is None,
     )
 )
+_TORCHRUN_MODEL = _TORCHRUN_TABLE & _IS_TORCHRUN.implies(
+    Condition(
+        "(!has(self.model.syncBatchNorm) || !self.model.syncBatchNorm) && "
+        "(!has(self.optimizer) || !has(self.optimizer.learningRateScaling))",
+        lambda s: not s.model.sync_batch_norm and s.optimizer.learning_rate_scaling is None,
+    )
+)
+_TORCHRUN_WITH_MODEL = Condition(
+    _unless(_HAS_NO_MODEL, _TORCHRUN_MODEL.cel), lambda s: not s.model.given or _TORCHRUN_MODEL.holds(s)
+)
+_TORCHRUN_WITHOUT_MODEL = Condition(
+    _unless(_HAS_MODEL, _TORCHRUN_ALONE.cel), lambda s: s.model.given or _TORCHRUN_ALONE.holds(s)
+)
+_TORCHRUN_TEXT = (
+    "trainer.framework Torchrun runs scripts that reduce gradients and update parameters themselves: remove "
+    "collective (other than Torch), parallelism.strategy, model.syncBatchNorm and optimizer.learningRateScaling, "
+    "which would have no effect, or choose DLTrain"
+)
+
 
 RULES = (
     Rule(
+        "model",
+        f"has(self.model) && has(self.dataset) && has(self.globalBatchSize) || ({_WITHOUT_MODEL})",
+        "model, dataset and globalBatchSize are required: set them, or set trainer.framework to Torchrun and "
+        "trainer.command to a script that uses torch.distributed, which needs none of them",
+        lambda s: (
+            (s.model.given and s.dataset.given and s.global_batch_size is not None)
+            or (_IS_TORCHRUN.holds(s) and bool(s.trainer.command))
+        ),
+    ),
+    Rule(
         "epochs",
-        "has(self.epochs) != has(self.steps)",
+        _unless(f"{_WITHOUT_MODEL} && !has(self.epochs) && !has(self.steps)", "has(self.epochs) != has(self.steps)"),
         "set exactly one of epochs and steps",
-        lambda s: (s.epochs is None) != (s.steps is None),
+        lambda s: (
+            (s.epochs is None) != (s.steps is None)
+            or (_IS_TORCHRUN.holds(s) and bool(s.trainer.command) and s.epochs is None and s.steps is None)
+        ),
     ),
     Rule(
         "trainer.command",
-        "!has(self.model.hints) || (has(self.trainer) && has(self.trainer.command) && size(self.trainer.command) > 0)",
+        _unless(
+            _HAS_NO_MODEL,
+            "!has(self.model.hints) || (has(self.trainer) && has(self.trainer.command) && "
+            "size(self.trainer.command) > 0)",
+        ),
         "model.hints needs trainer.command: set it to your training script, or choose a built-in model with model.name",
         lambda s: s.model.hints is None or bool(s.trainer.command),
+    ),
+    Rule(
+        "trainer.command",
+        _unless(
+            _HAS_MODEL,
+            "!has(self.trainer) || !has(self.trainer.command) || size(self.trainer.command) == 0 || "
+            "!(self.trainer.command[0] == 'deepspeed' || self.trainer.command[0].endsWith('/deepspeed'))",
+        ),
+        # For jobs with a model, stored jobs must stay valid. The trainer refuses these.
+        "trainer.command must not begin with the launcher deepspeed, because the plan decides about nodes and ranks: "
+        "replace 'deepspeed OPTIONS train.py ARGS' by 'torchrun train.py ARGS'. The deepspeed library runs in the "
+        "script",
+        lambda s: s.model.given or not s.trainer.command or s.trainer.command[0].rpartition("/")[2] != "deepspeed",
     ),
     Rule(
         "parallelism.strategy",
@@ -49,16 +111,26 @@ RULES = (
     ),
     Rule(
         "parallelism.strategy",
-        f"!{_SPLITS} || has(self.model.name) && "
-        "(!has(self.trainer) || !has(self.trainer.command) || size(self.trainer.command) == 0)",
+        _unless(
+            _HAS_NO_MODEL,
+            f"!{_SPLITS} || has(self.model.name) && "
+            "(!has(self.trainer) || !has(self.trainer.command) || size(self.trainer.command) == 0)",
+        ),
         "parallelism.strategy Pipeline and Tensor support built-in models only: remove trainer.command, or choose "
         "another strategy",
-        lambda s: not s.parallelism.strategy.splits_model or (s.model.name is not None and not s.trainer.command),
+        lambda s: (
+            not s.parallelism.strategy.splits_model
+            or not s.model.given
+            or (s.model.name is not None and not s.trainer.command)
+        ),
     ),
     Rule(
         "parallelism.strategy",
-        "!has(self.parallelism) || !has(self.parallelism.strategy) || self.parallelism.strategy != 'Tensor' "
-        f"|| !has(self.model.name) || self.model.name in {list(PAIRED_MODELS)}",
+        _unless(
+            _HAS_NO_MODEL,
+            "!has(self.parallelism) || !has(self.parallelism.strategy) || self.parallelism.strategy != 'Tensor' "
+            f"|| !has(self.model.name) || self.model.name in {list(PAIRED_MODELS)}",
+        ),
         "parallelism.strategy Tensor needs a model with pairs of linear layers: choose "
         f"{', '.join(PAIRED_MODELS)}, or another strategy",
         lambda s: (
@@ -87,18 +159,30 @@ RULES = (
     ),
     Rule(
         "parallelism.microBatches",
-        "!has(self.parallelism) || !has(self.parallelism.microBatches) || "
-        "self.parallelism.microBatches <= self.globalBatchSize",
+        _unless(
+            _HAS_NO_BATCH,
+            "!has(self.parallelism) || !has(self.parallelism.microBatches) || "
+            "self.parallelism.microBatches <= self.globalBatchSize",
+        ),
         "parallelism.microBatches must not exceed globalBatchSize: lower it or raise globalBatchSize",
-        lambda s: s.parallelism.micro_batches is None or s.parallelism.micro_batches <= s.global_batch_size,
+        lambda s: (
+            s.parallelism.micro_batches is None
+            or s.global_batch_size is None
+            or s.parallelism.micro_batches <= s.global_batch_size
+        ),
     ),
     Rule(
         "parallelism.synchronization",
-        f"!{_ASYNCHRONOUS} || has(self.model.name) && "
-        "(!has(self.trainer) || !has(self.trainer.command) || size(self.trainer.command) == 0)",
+        _unless(
+            _HAS_NO_MODEL,
+            f"!{_ASYNCHRONOUS} || has(self.model.name) && "
+            "(!has(self.trainer) || !has(self.trainer.command) || size(self.trainer.command) == 0)",
+        ),
         "parallelism.synchronization Asynchronous and StaleSynchronous support built-in models only: remove "
         "trainer.command, or choose Synchronous",
-        lambda s: not s.parallelism.asynchronous or (s.model.name is not None and not s.trainer.command),
+        lambda s: (
+            not s.parallelism.asynchronous or not s.model.given or (s.model.name is not None and not s.trainer.command)
+        ),
     ),
     Rule(
         "parallelism.synchronization",
@@ -161,18 +245,23 @@ RULES = (
     ),
     Rule(
         "globalBatchSize",
-        "!has(self.nodes) || !has(self.nodes.min) || self.globalBatchSize >= self.nodes.min",
+        _unless(_HAS_NO_BATCH, "!has(self.nodes) || !has(self.nodes.min) || self.globalBatchSize >= self.nodes.min"),
         "globalBatchSize must not be below nodes.min, because every rank needs a sample: raise it or lower nodes.min",
-        lambda s: s.global_batch_size >= s.nodes.min,
+        lambda s: s.global_batch_size is None or s.global_batch_size >= s.nodes.min,
     ),
     Rule(
         "batchSizeRange",
-        "!has(self.batchSizeRange) || (has(self.batchSizeRange.min) ? "
-        "self.batchSizeRange.min > self.batchSizeRange.max || self.batchSizeRange.min <= self.globalBatchSize && "
-        "self.globalBatchSize <= self.batchSizeRange.max : self.globalBatchSize <= self.batchSizeRange.max)",
+        _unless(
+            _HAS_NO_BATCH,
+            "!has(self.batchSizeRange) || (has(self.batchSizeRange.min) ? "
+            "self.batchSizeRange.min > self.batchSizeRange.max || self.batchSizeRange.min <= self.globalBatchSize && "
+            "self.globalBatchSize <= self.batchSizeRange.max : self.globalBatchSize <= self.batchSizeRange.max)",
+        ),
         "batchSizeRange must contain globalBatchSize, to which epochs, steps and learningRate refer: widen it",
         lambda s: (
-            s.batch_size_range is None or (s.batch_size_range.min or 1) <= s.global_batch_size <= s.batch_size_range.max
+            s.batch_size_range is None
+            or s.global_batch_size is None
+            or (s.batch_size_range.min or 1) <= s.global_batch_size <= s.batch_size_range.max
         ),
     ),
     Rule(
@@ -207,10 +296,14 @@ RULES = (
     ),
     Rule(
         "trainer.framework",
-        _TORCHRUN.cel,
-        "trainer.framework Torchrun runs scripts that reduce gradients and update parameters themselves: remove "
-        "collective (other than Torch), parallelism.strategy, model.syncBatchNorm and optimizer.learningRateScaling, "
-        "which would have no effect, or choose DLTrain",
-        _TORCHRUN.holds,
+        _TORCHRUN_WITH_MODEL.cel,
+        _TORCHRUN_TEXT,
+        _TORCHRUN_WITH_MODEL.holds,
+    ),
+    Rule(
+        "trainer.framework",
+        _TORCHRUN_WITHOUT_MODEL.cel,
+        _TORCHRUN_TEXT,
+        _TORCHRUN_WITHOUT_MODEL.holds,
     ),
 )

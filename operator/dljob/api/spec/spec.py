@@ -1,13 +1,13 @@
 """DLJobSpec: the user's request. ``kubectl explain`` prints the field descriptions."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from dljob.api.base import ApiModel
 from dljob.api.spec.checkpoint import Checkpoint
-from dljob.api.spec.dataset import Dataset
-from dljob.api.spec.model import ModelSpec
+from dljob.api.spec.dataset import NO_DATASET, Dataset
+from dljob.api.spec.model import NO_MODEL, ModelSpec
 from dljob.api.spec.optimizer import Optimizer
 from dljob.api.spec.parallelism import Collective, GradientCompression, Parallelism
 from dljob.api.spec.planning import BatchSizeRange, NodeRange, Objective, Planning
@@ -21,9 +21,28 @@ class DLJobSpec(ApiModel):
 
     rules = RULES
 
-    model: Annotated[ModelSpec, Field(description="The model to train.")]
-    dataset: Annotated[Dataset, Field(description="The training data.")]
-    global_batch_size: Annotated[int, Field(ge=1, le=2**31 - 1, description="Samples per step, summed over all ranks.")]
+    model: Annotated[
+        ModelSpec,
+        Field(
+            default_factory=lambda: NO_MODEL,  # A factory, because the CRD would contain a default.
+            description="The model to train. Required unless trainer.framework is Torchrun.",
+        ),
+    ]
+    dataset: Annotated[
+        Dataset,
+        Field(
+            default_factory=lambda: NO_DATASET,
+            description="The training data. Required unless trainer.framework is Torchrun.",
+        ),
+    ]
+    global_batch_size: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=2**31 - 1,
+            description="Samples per step, summed over all ranks. Required unless trainer.framework is Torchrun.",
+        ),
+    ] = None
     batch_size_range: Annotated[
         BatchSizeRange | None,
         Field(
@@ -33,7 +52,15 @@ class DLJobSpec(ApiModel):
             "always globalBatchSize."
         ),
     ] = None
-    epochs: Annotated[int | None, Field(ge=1, le=10**6, description="Passes over the dataset.")] = None
+    epochs: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=10**6,
+            description="Passes over the dataset. Either epochs or steps is required unless trainer.framework is "
+            "Torchrun.",
+        ),
+    ] = None
     steps: Annotated[int | None, Field(ge=1, le=10**12, description="Optimizer steps.")] = None
     optimizer: Annotated[Optimizer, Field(description="The optimizer and its learning rate.")] = Optimizer()
     seed: Annotated[int, Field(ge=0, le=2**31 - 1, description="Seed of initialization and sampling.")] = 0
@@ -82,3 +109,25 @@ class DLJobSpec(ApiModel):
             json_schema_extra=map_list("manager"),
         ),
     ] = ()
+
+    @property
+    def batch_size(self) -> int:
+        """Return the global batch size of a job that has one. Rules require it unless the framework is Torchrun."""
+        assert self.global_batch_size is not None, "only a job without a prediction has no global batch size"
+        return self.global_batch_size
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Return the fields without which no run time can be predicted; empty unless the framework is Torchrun."""
+        found = {
+            "model": self.model.given,
+            "dataset": self.dataset.given,
+            "globalBatchSize": self.global_batch_size is not None,
+            "epochs": self.epochs is not None or self.steps is not None,
+        }
+        return tuple(name for name, given in found.items() if not given)
+
+    def manifest(self) -> dict[str, Any]:
+        """Return the spec as a camelCase dictionary for JSON, without null fields, and without a missing section."""
+        missing = {"model": not self.model.given, "dataset": not self.dataset.given}
+        return {name: value for name, value in super().manifest().items() if not missing.get(name)}

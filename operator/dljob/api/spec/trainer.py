@@ -6,6 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from dljob.api.base import AUTO_SIZE, ApiModel, AutoBytes, DnsSubdomain, Rule
+from dljob.api.spec.environment import EnvFrom, EnvVar
 from dljob.api.spec.pods import map_list
 
 
@@ -23,13 +24,6 @@ class PullPolicy(StrEnum):
 
 
 Argument = Annotated[str, Field(max_length=32768)]
-
-
-class EnvVar(ApiModel):
-    name: Annotated[
-        str, Field(pattern=r"^[-._a-zA-Z][-._a-zA-Z0-9]*$", max_length=256, description="Name of the variable.")
-    ]
-    value: Annotated[str, Field(max_length=32768, description="Literal value; $(VAR) is not expanded.")] = ""
 
 
 class Scratch(ApiModel):
@@ -86,7 +80,9 @@ class Trainer(ApiModel):
         tuple[Argument, ...],
         Field(
             max_length=64,
-            description="Command of your training script, started once per rank. Default: the built-in trainer.",
+            description="Command of your training script, started once per rank. If it begins with torchrun, python "
+            "-m torch.distributed.run or accelerate launch, the ranks run its script, and the plan takes precedence "
+            "over options about nodes and processes. Default: the built-in trainer.",
         ),
     ] = ()
     args: Annotated[tuple[Argument, ...], Field(max_length=256, description="Arguments of command.")] = ()
@@ -101,6 +97,14 @@ class Trainer(ApiModel):
             "TORCH_HOME and XDG_CACHE_HOME. It is requested as ephemeral storage. Default: 2Gi, without a request."
         ),
     ] = None
+    env_from: Annotated[
+        tuple[EnvFrom, ...],
+        Field(
+            max_length=32,
+            description="Secrets and ConfigMaps whose keys become environment variables of every rank. Those in env "
+            "take precedence.",
+        ),
+    ] = ()
     framework: Annotated[
         Framework,
         Field(

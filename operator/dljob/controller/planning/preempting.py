@@ -204,7 +204,9 @@ class Preempting:
         since_s = (self._now() - last.last_transition_time).total_seconds() if last is not None else inf
         if since_s < PROTECTED_S:
             return None
-        return Preemptible(job.key, priority, holds, lost_s(status), restart_s(status), remaining_p90_s(status))
+        return Preemptible(
+            job.key, priority, holds, lost_s(status, self._now()), restart_s(status), remaining_p90_s(status)
+        )
 
     def _counts(self, key: JobKey, order: _Order) -> bool:
         """Return True if a preempted job has not stopped yet: its pods must stop, or are stopping and hold devices."""

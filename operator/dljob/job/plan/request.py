@@ -38,7 +38,7 @@ def total_steps(spec: DLJobSpec) -> int:
     if spec.steps is not None:
         return spec.steps
     assert spec.epochs is not None, "a rule of the API requires epochs or steps"
-    return spec.epochs * ceil(train_samples(spec) / spec.global_batch_size)
+    return spec.epochs * ceil(train_samples(spec) / spec.batch_size)
 
 
 def learning_rate_rule(spec: DLJobSpec, batch: int) -> tuple[ScalingRule, int] | None:
@@ -52,10 +52,10 @@ def learning_rate_rule(spec: DLJobSpec, batch: int) -> tuple[ScalingRule, int] |
     requested = spec.optimizer.learning_rate_scaling
     if requested is not None:
         return requested.rule, requested.base_batch_size
-    if batch == spec.global_batch_size or spec.optimizer.find_learning_rate:
+    if spec.missing or batch == spec.global_batch_size or spec.optimizer.find_learning_rate:
         return None
     sgd = spec.optimizer.name is OptimizerName.SGD
-    return ScalingRule.ADA_SCALE if sgd else ScalingRule.SQUARE_ROOT, spec.global_batch_size
+    return ScalingRule.ADA_SCALE if sgd else ScalingRule.SQUARE_ROOT, spec.batch_size
 
 
 def _batches(spec: DLJobSpec, running: RunningBatch | None) -> Batches | None:
@@ -65,7 +65,7 @@ def _batches(spec: DLJobSpec, running: RunningBatch | None) -> Batches | None:
     """
     if spec.batch_size_range is None:
         return None
-    base, epoch = spec.global_batch_size, train_samples(spec)
+    base, epoch = spec.batch_size, train_samples(spec)
     largest = max(base, min(spec.batch_size_range.max, epoch))
     return Batches(spec.batch_size_range.min or base, largest, data_key(spec), epoch, running)
 
@@ -92,8 +92,8 @@ def planner_request(
     asynchronous, sample_nbytes = spec.parallelism.asynchronous, spec.dataset.sample_bytes
     return Request(
         job=name,
-        global_batch=spec.global_batch_size,
-        total_steps=total_steps(spec),
+        global_batch=spec.global_batch_size or 0,
+        total_steps=0 if spec.missing else total_steps(spec),
         batches=_batches(spec, running),
         model=spec.model.name.value if spec.model.name else None,
         profile=profile_key(spec),
@@ -140,6 +140,7 @@ def planner_request(
         checkpoint_interval_s=None
         if spec.checkpoint.interval == AUTO_INTERVAL
         else duration_s(spec.checkpoint.interval),
+        missing=spec.missing,
     )
 
 
@@ -151,4 +152,4 @@ def _collective(asked: Collective) -> CollectiveName | None:
 def micro_batches(spec: DLJobSpec) -> int:
     """Return the number of micro-batches of a pipeline, each with at least one sample; 1 without a pipeline."""
     default = MICRO_BATCHES_PER_STAGE * (spec.parallelism.stages or 0)
-    return min(spec.parallelism.micro_batches or max(1, default), spec.global_batch_size)
+    return min(spec.parallelism.micro_batches or max(1, default), spec.global_batch_size or 1)

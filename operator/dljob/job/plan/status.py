@@ -75,6 +75,23 @@ def _candidate(choice: Choice, chosen: Choice) -> Candidate:
     )
 
 
+def enabled_by(missing: tuple[str, ...]) -> tuple[str, ...]:
+    """Return what missing fields of the spec would enable, one line each; empty if no field is missing."""
+    if not missing:
+        return ()
+    names = [f"spec.{name}{' (or steps)' if name == 'epochs' else ''}" for name in missing]
+    listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
+    found = [
+        f"{listed}: predicted step and run time, with a check of objective.deadline and scheduling.finishBy and a "
+        "forecast for the queue; a check whether the model fits into memory; the best number of nodes and device type"
+    ]
+    if "globalBatchSize" in missing:
+        found.append("spec.globalBatchSize: DLJOB_GLOBAL_BATCH_SIZE and DLJOB_LOCAL_BATCH_SIZE in the script")
+    if "dataset" in missing:
+        found.append("spec.dataset: data of a claim or a server, at DLJOB_DATASET in the script")
+    return tuple(found)
+
+
 def plan_status(
     spec: DLJobSpec, decision: Decision, number: int, digest: str, defaults: tuple[str, ...] = ()
 ) -> PlanStatus:
@@ -104,4 +121,5 @@ def plan_status(
         rejected=tuple(Rejected(summary=r.summary, reason=r.reason) for r in decision.refusals),
         placement=explanation(decision),
         defaults=defaults or None,
+        missing_fields=enabled_by(spec.missing) or None,
     )

@@ -37,6 +37,8 @@ def _ranks(job: str, groups: tuple[Group, ...], domain: str) -> tuple[dlcontract
 def _dataset(spec: DLJobSpec) -> dlcontract.DatasetRef:
     if spec.dataset.name is not None:
         return dlcontract.DatasetRef(name=spec.dataset.name.value, samples=train_samples(spec))
+    if not spec.dataset.given:
+        return dlcontract.DatasetRef()
     return dlcontract.DatasetRef(path=spec.dataset.path, samples=spec.dataset.samples)
 
 
@@ -112,9 +114,14 @@ def trainer_plan(
     chosen, optimizer = decision.chosen, spec.optimizer
     spread = sum(g.nodes for g in chosen.groups) > 1
     strategy = parallelism(spec, chosen)
-    batch = decision.batch.chosen if decision.batch else spec.global_batch_size
+    # Without a global batch size in the spec, each rank has a local batch of 1, which no script sees.
+    ranks = sum(len(group.shares) for group in chosen.groups)
+    batch = decision.batch.chosen if decision.batch else spec.global_batch_size or ranks
     # With another batch size than the spec's, the steps for the same progress need not be whole epochs.
     steps = decision.batch.steps if decision.batch and batch != spec.global_batch_size else spec.steps
+    # The plan's format requires a length. Without one in the spec, it is one epoch of unknown length, which no script
+    # sees. The number of steps then stays unknown.
+    epochs = spec.epochs or (1 if steps is None else None)
     rule = learning_rate_rule(spec, batch)
     return dlcontract.Plan(
         job=name,
@@ -124,6 +131,7 @@ def trainer_plan(
         term=term,
         ranks=_ranks(name, chosen.groups, f"{service}.{namespace}.svc.{cluster_domain}"),
         global_batch=batch,
+        **({} if decision.batch or spec.global_batch_size else {"batch_known": False}),
         collective=chosen.collective,
         measure_collective=_measures(spec, chosen, strategy),
         compression=spec.gradient_compression.value if spec.gradient_compression else None,
@@ -148,7 +156,7 @@ def trainer_plan(
             scaling=rule[0].value if rule else None,
             base_batch=rule[1] if rule else None,
         ),
-        epochs=spec.epochs if steps is None else None,
+        epochs=epochs if steps is None else None,
         steps=steps,
         seed=spec.seed,
         # Local batch sizes that the user sets stay. A torchrun script ignores shares.

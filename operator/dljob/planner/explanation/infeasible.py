@@ -29,7 +29,7 @@ def no_such_device(request: Request, view: ClusterView) -> Infeasible | None:
 def too_few(request: Request, nodes: Eligible, view: ClusterView) -> Infeasible | None:
     available = sum(pool.nodes for pool in nodes.pools)
     reasons = "; ".join(f"{r.summary}: {r.reason}" for r in nodes.refusals[:5])
-    if request.global_batch < request.nodes_min:
+    if not request.missing and request.global_batch < request.nodes_min:
         return Infeasible(
             "BatchTooSmall",
             "spec.globalBatchSize",

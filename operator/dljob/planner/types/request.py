@@ -56,8 +56,9 @@ class Request:
 
     job: str
     global_batch: int
+    """Samples per step; 0 if unknown, with ``missing``."""
     total_steps: int
-    """Optimizer steps of the whole training."""
+    """Optimizer steps of the whole training; 0 if unknown, with ``missing``."""
     batches: Batches | None = None
     """Range from which the planner chooses the global batch size; ``global_batch`` and ``total_steps`` are then the
     values in the spec. None: the global batch size is ``global_batch``."""
@@ -120,6 +121,9 @@ class Request:
     """The checkpoint interval that the user fixes; None: the trainer chooses it."""
     domain: Domain = ANYWHERE
     """The part of the cluster to plan for. ``plan`` sets this field."""
+    missing: tuple[str, ...] = ()
+    """Fields of the spec without which no time can be predicted, such as model. The plan then takes what the request
+    says, without a search."""
 
     def allows_gpus(self, device: str, count: int) -> bool:
         """Return True if a plan may use ``count`` GPUs of a type."""

@@ -291,7 +291,7 @@ def _running_batch(parsed: ParsedJob) -> RunningBatch | None:
         else sum(share for group in shown.groups for share in group.batch_per_rank)
     )
     choice = shown.batch_choice  # None if the user has just added the range.
-    least = bounds.min or spec.global_batch_size
+    least = bounds.min or spec.batch_size
     return RunningBatch(batch, choice.noise_scale if choice else None) if least <= batch <= bounds.max else None
 
 
@@ -350,10 +350,12 @@ def _fitting(job: str, decision: Decision) -> Decision:
 
 def planned(accepted: StoredPlan, *, plan_only: bool = False) -> Verdict:
     status = accepted.status
-    text = (
-        f"plan {status.number}: {status.summary}; predicted step {status.predicted.step_seconds:.3g} s, "
-        f"training {status.predicted.total_seconds:.3g} s"
+    times = (
+        f"predicted step {status.predicted.step_seconds:.3g} s, training {status.predicted.total_seconds:.3g} s"
+        if not status.missing_fields
+        else f"no predicted time; not set: {'; '.join(status.missing_fields)}"
     )
+    text = f"plan {status.number}: {status.summary}; {times}"
     if (batch := status.batch_choice) is not None:
         text = f"{text}; global batch {batch.global_batch_size}: {batch.message}"
     if status.placement:

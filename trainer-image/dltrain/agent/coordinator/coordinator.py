@@ -17,6 +17,7 @@ from dltrain.agent.coordinator.event_queue import LeavingError, ReplannedError
 from dltrain.agent.coordinator.observed_job import ObservedJob
 from dltrain.agent.job.shrink import shrink_plan
 from dltrain.host.processes import Exit
+from dltrain.launch.commands import rank_command
 from dltrain.protocol import agent_messages as proto
 
 log = logging.getLogger(__name__)
@@ -226,6 +227,16 @@ class Coordinator:
         self.job.ledger.mark_start(launched_unix_s=time.time())
         if self.job.ledger.phase is not RunPhase.RESTARTING:
             self.job.set_phase(RunPhase.LAUNCHING)
+        try:
+            script = rank_command(plan)
+        except ValueError as error:
+            attempt.failures.append((0, Failure(reason=reasons.BAD_INPUT, message=str(error), retry=False)))
+            return attempt
+        if script.overridden:
+            log.warning(
+                "trainer.command: found %s; the plan counts instead, with %d ranks on %d nodes",
+                ", ".join(script.overridden), len(plan.ranks), len(plan.pods),
+            )  # fmt: skip
         if self.job.plan.model.framework == "Torchrun":
             self.job.links.send_all(proto.StartRanks(attempt=attempt.name))
         else:

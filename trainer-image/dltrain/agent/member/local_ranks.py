@@ -230,7 +230,10 @@ class LocalRanks:
         env = commands.torch_network(self._interface) | env
         if mpi is not None:
             env |= mpi | commands.mpi_network(self._interface)
-        start = self.spawner.start(commands.rank_command(plan), env=env, cwd=str(Path.cwd()), output=write_fd)
+        if plan.model.framework == "Torchrun":
+            env |= commands.elastic_environment(plan, rank, attempt)
+        script = commands.rank_command(plan, env.get("PATH"))
+        start = self.spawner.start(script.command, env=env | dict(script.env), cwd=str(Path.cwd()), output=write_fd)
         starting = self._starting.spawn(start)
         started = self._coming[rank.rank] = asyncio.Event()
         await asyncio.wait({starting})  # The zygote, which forks the rank, answers only after its imports.

@@ -1,0 +1,202 @@
+"""Plan a job about which nothing can be predicted: take the nodes that the spec asks for, without a search.
+
+Such a job has a script for torchrun, and lacks its model, its dataset, its global batch size or its length.
+"""
+
+from collections.abc import Sequence
+
+from dljob.cluster import ClusterView
+from dljob.cluster.catalogue import gpu_or_assumed, vendor
+from dljob.cluster.domains import domains
+from dljob.perf.resources.memory import AGENT_NBYTES, shm_nbytes
+from dljob.planner.candidates.batch_split import even
+from dljob.planner.candidates.pools import Eligible, Pool, cores_of_rank, eligible, usable, wanted
+from dljob.planner.explanation.infeasible import no_such_device, too_few
+from dljob.planner.types import Choice, Decision, FixedChoice, Group, Infeasible, Prediction, Request
+from dljob.planner.types.texts import gibibytes, group_names
+
+ASSUMED_NBYTES = 4 * 2**30
+"""Main memory of a rank on CPUs whose model is unknown."""
+ASSUMED_GPU_NBYTES = 16 * 2**30
+"""Main memory of a rank on a GPU whose model is unknown."""
+MAX_NODE_SHARE = 0.5
+"""The largest part of a node's free memory that a pod requests if nothing is known about its needs."""
+
+
+def plan_unpredicted(request: Request, view: ClusterView) -> Decision | Infeasible:
+    """Return a plan with the nodes that the request asks for, or the reason why no plan is possible.
+
+    The plan has the groups of ``request.fixed``, or else ``request.nodes_min`` nodes of one device type: GPUs before
+    CPUs, and of several types the one with the most computing power. A CPU node runs one rank, and a GPU node one rank
+    on each GPU that is free on all these nodes. Its predicted times are 0, which means unknown.
+    """
+    found: Decision | Infeasible | None = None
+    for domain in domains(usable(request, view), request.topology, request.spot, avoid_spot=request.avoid_spot):
+        found = _plan(request, domain.within(view))
+        if isinstance(found, Decision):
+            return Decision(found.chosen, found.candidates, found.refusals, found.warning, domain=domain)
+    assert found is not None, "there is at least one domain"
+    return found
+
+
+def _plan(request: Request, view: ClusterView) -> Decision | Infeasible:
+    if (wrong := no_such_device(request, view)) is not None:
+        return wrong
+    nodes = eligible(request, view)
+    parts = _fixed(request, nodes) if request.fixed else _chosen(request, nodes, view)
+    if isinstance(parts, Infeasible):
+        return parts
+    shares = _shares(request, [choice for _, choice in parts])
+    if isinstance(shares, Infeasible):
+        return shares
+    memory_nbytes = max(_memory_nbytes(pool, choice) for pool, choice in parts)
+    names = group_names([pool.device for pool, _ in parts])
+    groups = tuple(
+        Group(
+            name,
+            pool.device,
+            pool.is_gpu,
+            choice.nodes,
+            choice.ranks_per_node,
+            tuple(sizes),
+            choice.ranks_per_node * (1.0 if pool.is_gpu else cores_of_rank(pool.cpu, choice.ranks_per_node, request)),
+        )
+        for name, (pool, choice), sizes in zip(names, parts, shares, strict=True)
+    )
+    listed = [
+        f"{g.nodes} x {g.device}" + (f" ({g.ranks_per_node} ranks each)" if g.ranks_per_node > 1 else "")
+        for g in groups
+    ]
+    batch = f", {request.global_batch} samples" if request.global_batch else ""
+    choice = Choice(
+        f"{' + '.join(listed)}, {request.collective or 'Torch'}{batch}",
+        groups,
+        request.collective or "Torch",
+        _unknown(memory_nbytes),
+    )
+    return Decision(choice, (choice,), nodes.refusals, _warning(request, memory_nbytes))
+
+
+def _chosen(request: Request, nodes: Eligible, view: ClusterView) -> list[tuple[Pool, FixedChoice]] | Infeasible:
+    """Return the pool with the most computing power and its use, or the reason why there is none."""
+    if (short := too_few(request, nodes, view)) is not None:
+        return short
+    needed = max(1, request.nodes_min)
+    options = [(pool, _ranks_per_node(request, pool, needed)) for pool in nodes.pools if pool.nodes >= needed]
+    found = [(pool, FixedChoice(pool.device, needed, ranks)) for pool, ranks in options if ranks]
+    if found:
+        return [max(found, key=lambda item: (item[0].is_gpu, _power(*item), item[0].device))]
+    largest = max((pool.nodes for pool in nodes.pools), default=0)
+    return Infeasible(
+        "DeviceBusy" if nodes.busy else "TooFewNodes",
+        "spec.nodes.min",
+        f"found at most {largest} free nodes of one device type; expected at least {needed}, because without a "
+        "prediction a plan uses one device type. Wait until nodes are free, lower nodes.min, or list the nodes of each "
+        "device type in planning.groups",
+        transient=True,
+        refusals=nodes.refusals,
+    )
+
+
+def _ranks_per_node(request: Request, pool: Pool, nodes: int) -> int:
+    """Return the ranks on each of ``nodes`` nodes of a pool; 0 if the pool has too few devices for one each."""
+    if not pool.is_gpu:
+        return 1
+    most = min(pool.free[nodes - 1], request.gpus_max.get(vendor(pool.device), 2**31) // nodes)
+    return min(most, request.global_batch // nodes) if request.global_batch else most
+
+
+def _power(pool: Pool, choice: FixedChoice) -> float:
+    devices = choice.nodes * choice.ranks_per_node
+    return devices * (gpu_or_assumed(pool.device).fp32_FLOPs if pool.is_gpu else pool.cpu)
+
+
+def _fixed(request: Request, nodes: Eligible) -> list[tuple[Pool, FixedChoice]] | Infeasible:
+    """Return the groups that the user fixes, each with its pool, or the reason why one has no room."""
+    found: list[tuple[Pool, FixedChoice]] = []
+    taken: dict[str, int] = {}
+    for i, choice in enumerate(request.fixed):
+        pool = next((pool for pool in nodes.pools if wanted(pool.device, [choice.device])), None)
+        before = taken.get(choice.device, 0)
+        room = sum(not pool.is_gpu or free >= choice.ranks_per_node for free in pool.free) - before if pool else 0
+        if pool is None or room < choice.nodes:
+            return Infeasible(
+                "DeviceBusy" if nodes.busy else "TooFewNodes",
+                f"spec.planning.groups[{i}].nodes",
+                f"found {max(0, room)} nodes with device {choice.device} and room for {choice.ranks_per_node} ranks "
+                f"on each node; expected {choice.nodes}, as this group requests: lower nodes or ranksPerNode, or wait "
+                "until more nodes are free",
+                transient=True,
+                refusals=nodes.refusals,
+            )
+        taken[choice.device] = before + choice.nodes
+        found.append((pool, choice))
+    return found
+
+
+def _shares(request: Request, choices: Sequence[FixedChoice]) -> list[list[int]] | Infeasible:
+    """Return the local batch sizes of the ranks of each group; 1 for each rank if the global batch is unknown."""
+    counts = [choice.nodes * choice.ranks_per_node for choice in choices]
+    if not request.global_batch:
+        return [[1] * count for count in counts]
+    if any(choice.batch_per_rank for choice in choices):
+        own = [[choice.batch_per_rank or 1] * count for choice, count in zip(choices, counts, strict=True)]
+        if sum(map(sum, own)) == request.global_batch:
+            return own
+        return Infeasible(
+            "BatchMismatch",
+            "spec.planning.groups",
+            f"found batchPerRank of all ranks that adds up to {sum(map(sum, own))} samples; expected "
+            f"{request.global_batch}, as globalBatchSize says: change one of them",
+        )
+    if request.global_batch < sum(counts):
+        return Infeasible(
+            "BatchTooSmall",
+            "spec.globalBatchSize",
+            f"found a global batch of {request.global_batch} samples for {sum(counts)} ranks; expected at least one "
+            "sample per rank: raise globalBatchSize or use fewer ranks",
+        )
+    rest, split = even(request.global_batch, sum(counts)), []
+    for count in counts:
+        split.append(rest[:count])
+        rest = rest[count:]
+    return split
+
+
+def _memory_nbytes(pool: Pool, choice: FixedChoice) -> int:
+    """Return the main memory in bytes that a pod requests, as its model is unknown."""
+    each = ASSUMED_GPU_NBYTES if pool.is_gpu else ASSUMED_NBYTES
+    assumed = AGENT_NBYTES + shm_nbytes(choice.ranks_per_node, pool.is_gpu) + choice.ranks_per_node * each
+    free = min(pool.memory_nbytes[: choice.nodes])
+    return max(2**29, min(assumed, int(MAX_NODE_SHARE * free)))
+
+
+def _unknown(memory_nbytes: int) -> Prediction:
+    """Return a prediction without times: 0 stands for an unknown value."""
+    return Prediction(
+        step_s=0.0,
+        step_p90_s=0.0,
+        compute_s=0.0,
+        communication_s=0.0,
+        total_s=0.0,
+        samples_per_s=0.0,
+        memory_nbytes=0,
+        energy_J=None,
+        cost_usd=None,
+        bottleneck="unknown",
+        basis="catalogue",
+        host_memory_nbytes=memory_nbytes,
+    )
+
+
+def _warning(request: Request, memory_nbytes: int) -> str | None:
+    found = []
+    if request.memory_per_pod_nbytes is None:
+        found.append(
+            f"each pod gets {gibibytes(memory_nbytes)} of memory, which is an assumption: set resources.memory"
+        )
+    if request.deadline_s is not None:
+        found.append(f"objective.deadline is not checked, because {', '.join(request.missing)} is missing")
+    if request.minimize != "Time":
+        found.append(f"objective.minimize {request.minimize} has no effect without a prediction")
+    return "; ".join(found) or None

@@ -1,0 +1,152 @@
+"""Commands that begin with a launcher: torchrun, accelerate launch or deepspeed. No I/O.
+
+The agents of a job start one process for each rank, as a launcher does. With a launcher in the command, each of these
+processes would start all ranks once more. The agent therefore starts the script of such a command itself.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import PurePath
+
+Command = tuple[str, ...]
+
+_PLANNED = (
+    "--nnodes", "--nproc-per-node", "--node-rank", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf",
+    "--master-addr", "--master-port", "--max-restarts",
+)  # fmt: skip
+"""Options of torchrun in place of which the plan, or ``runPolicy.backoffLimit``, counts."""
+_UNUSED = (
+    "--monitor-interval", "--start-method", "--event-log-handler", "--role", "--log-dir", "-r", "--redirects", "-t",
+    "--tee", "--local-ranks-filter", "--duplicate-stdout-filters", "--duplicate-stderr-filters", "--local-addr",
+    "--logs-specs", "--numa-binding", "--signals-to-handle", "--shutdown-timeout",
+)  # fmt: skip
+"""Options of torchrun about processes and output, which are the agent's."""
+_MODULE, _NO_PYTHON = ("-m", "--module"), ("--no-python",)
+TORCHRUN_VALUES = (*_PLANNED, *_UNUSED)
+TORCHRUN_FLAGS = ("--standalone", "--run-path", *_MODULE, *_NO_PYTHON)
+
+_ACCELERATE_VALUES = (
+    "--num-processes", "--num-machines", "--machine-rank", "--main-process-ip", "--main-process-port", "--rdzv-backend",
+    "--rdzv-conf", "--max-restarts", "--monitor-interval", "--role", "--tee", "--log-dir", "--gpu-ids",
+)  # fmt: skip
+_ACCELERATE_FLAGS = ("--multi-gpu", "--same-network", "-q", "--quiet", *_MODULE, "--no-python")
+_ACCELERATE_VARIABLES = {
+    "--mixed-precision": "ACCELERATE_MIXED_PRECISION",
+    "--gradient-accumulation-steps": "ACCELERATE_GRADIENT_ACCUMULATION_STEPS",
+    "--dynamo-backend": "ACCELERATE_DYNAMO_BACKEND",
+}
+_ACCELERATE_CPU = ("--cpu", "--use-cpu")
+
+_TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
+_ACCELERATE_MODULE = "accelerate.commands.launch"
+
+
+@dataclass(frozen=True)
+class ScriptCommand:
+    """The command of one rank. ``env``: variables that it needs in place of options of the launcher.
+
+    ``overridden``: options of the launcher that have no effect, because the plan says otherwise.
+    """
+
+    command: Command
+    env: Mapping[str, str] = field(default_factory=dict)
+    overridden: Command = ()
+
+
+def script_command(command: Command, which: Callable[[str], str | None] = lambda _: None) -> ScriptCommand:
+    """Return the command that each rank runs for a command of the spec, which may begin with a launcher.
+
+    ``which``: returns the path of a program, or None. Raise ValueError for a launcher, or for an option of one, that
+    the agent cannot replace.
+    """
+    name = PurePath(command[0]).name if command else ""
+    if name == "deepspeed":
+        raise ValueError(
+            f"trainer.command: found the launcher deepspeed, {_text(command)}; expected torchrun, as the plan decides "
+            f"about nodes and ranks. Use {_text(_as_torchrun(command[1:]))}: the deepspeed library runs in the script"
+        )
+    if name == "torchrun":
+        return _torchrun(command[1:], _python_beside(command[0], which))
+    if name == "accelerate" and command[1:2] == ("launch",):
+        return _accelerate(command[2:], _python_beside(command[0], which))
+    if name.startswith("python"):
+        rest = command[2:] if command[1:2] == ("-u",) else command[1:]
+        if rest[:1] == ("-m",) and rest[1:2]:
+            if rest[1] in _TORCHRUN_MODULES:
+                return _torchrun(rest[2:], command[0])
+            if rest[1] == _ACCELERATE_MODULE:
+                return _accelerate(rest[2:], command[0])
+    return ScriptCommand(command)
+
+
+def _python_beside(launcher: str, which: Callable[[str], str | None]) -> str:
+    """Return the interpreter of the environment in which a launcher is installed."""
+    path = PurePath(launcher if "/" in launcher else which(launcher) or launcher)
+    return str(path.with_name("python")) if path.is_absolute() else "python"
+
+
+def _torchrun(arguments: Command, python: str) -> ScriptCommand:
+    options, rest = _parsed("torchrun", arguments, TORCHRUN_VALUES, TORCHRUN_FLAGS)
+    overridden = tuple(name for name, _ in options if name in _PLANNED)
+    return ScriptCommand(_started(options, rest, python), {}, overridden)
+
+
+def _accelerate(arguments: Command, python: str) -> ScriptCommand:
+    values = (*_ACCELERATE_VALUES, *_ACCELERATE_VARIABLES)
+    options, rest = _parsed("accelerate launch", arguments, values, (*_ACCELERATE_FLAGS, *_ACCELERATE_CPU))
+    env = {_ACCELERATE_VARIABLES[name]: value for name, value in options if name in _ACCELERATE_VARIABLES}
+    if "ACCELERATE_DYNAMO_BACKEND" in env:
+        env["ACCELERATE_DYNAMO_BACKEND"] = env["ACCELERATE_DYNAMO_BACKEND"].upper()
+    if any(name in _ACCELERATE_CPU for name, _ in options):
+        env["ACCELERATE_USE_CPU"] = "true"
+    overridden = tuple(name for name, _ in options if name in _ACCELERATE_VALUES)
+    return ScriptCommand(_started(options, rest, python), env, overridden)
+
+
+def _started(options: list[tuple[str, str]], rest: Command, python: str) -> Command:
+    names = {name for name, _ in options}
+    if names & set(_NO_PYTHON):
+        return rest
+    return (python, "-u", *(("-m",) if names & set(_MODULE) else ()), *rest)
+
+
+def _parsed(
+    launcher: str, arguments: Command, values: Command, flags: Command
+) -> tuple[list[tuple[str, str]], Command]:
+    """Return the options of a launcher, as (name with dashes, value), and the script with its arguments."""
+    options: list[tuple[str, str]] = []
+    at = 0
+    while at < len(arguments) and arguments[at].startswith("-"):
+        written, equals, value = arguments[at].partition("=")
+        name = written.replace("_", "-")
+        if name in values and not equals:
+            at += 1
+            if at == len(arguments):
+                break
+            value = arguments[at]
+        elif name not in values and name not in flags:
+            raise ValueError(
+                f"trainer.command: found the option {arguments[at]} of {launcher}; expected options that the agent can "
+                f"replace: {', '.join(sorted({*values, *flags}))}. Start the script without {launcher} (python "
+                "train.py), and set in the script or in trainer.env what the option says"
+            )
+        options.append((name, value))
+        at += 1
+    if at >= len(arguments):
+        raise ValueError(
+            f"trainer.command: found {launcher} without a script; expected one, as in {launcher} train.py. Add it"
+        )
+    return options, arguments[at:]
+
+
+def _as_torchrun(arguments: Command) -> Command:
+    """Return the command with torchrun in place of deepspeed, whose own options all have a value or begin with no."""
+    at = 0
+    while at < len(arguments) and arguments[at].startswith("-"):
+        alone = "=" in arguments[at] or arguments[at].startswith(("--no_", "--force", "--save_pid", "--enable_"))
+        at += 1 if alone or arguments[at] in ("--module", "--bind_cores_to_rank") else 2
+    return ("torchrun", *arguments[at:])
+
+
+def _text(command: Command) -> str:
+    return repr(" ".join(command)[:200])
