@@ -70,7 +70,7 @@ class Held:
 class Assignment:
     """What each job gets. ``parts``: its option, or None for no devices now. ``moves``: True: it restarts on its part.
 
-    ``helped``: indices of the jobs for which a job restarts; empty for one that gains itself, or does not restart.
+    ``helped``: indices of the jobs that need what a job gives up; empty if it does not restart.
     """
 
     parts: "Choices"
@@ -154,8 +154,7 @@ def assign_all(
         part is not None and gains_by(mine, part.seconds, restart_s) for mine, part in zip(held, parts, strict=True)
     ]
     moves = tuple(m and (own or bool(others)) for m, own, others in zip(moving, gains, helped, strict=True))
-    for_others = (() if own else others for own, others in zip(gains, helped, strict=True))
-    return Assignment(parts, moves, tuple(for_others))
+    return Assignment(parts, moves, tuple(others if m else () for m, others in zip(moves, helped, strict=True)))
 
 
 def gains_by(mine: Held, seconds: float, restart_s: float) -> bool:

@@ -9,7 +9,7 @@ Only jobs that use GPUs take part. Jobs in queues of Kueue, fixed groups, and ru
 
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from math import inf
@@ -85,7 +85,7 @@ class _Running:
 
 @dataclass(frozen=True)
 class _Order:
-    """A running job that is to be planned on its part. ``room``: for others; None: it gains itself."""
+    """A running job that is to be planned on its part. ``room``: for others; None: it must gain itself."""
 
     uid: str
     room: RoomFor | None
@@ -118,6 +118,8 @@ class Assigning:
         """When an order to a job ended that its reconcile did not carry out."""
         self._looked_s, self._state = -inf, object()
         self._made_s = -inf
+        self._growth = -1
+        """How often capacity had grown when devices were assigned last."""
 
     def note(self, key: JobKey, parsed: ParsedJob) -> None:
         """Note whether a running job may move now."""
@@ -156,17 +158,18 @@ class Assigning:
         self._looked_s, self._made_s, self._state = -inf, -inf, object()
 
     async def share(
-        self, key: JobKey, question: ParsedJob, waiting: Mapping[JobKey, ParsedJob], ask: Ask
+        self, key: JobKey, question: ParsedJob, waiting: Mapping[JobKey, ParsedJob], growth: int, ask: Ask
     ) -> Share | None:
         """Return the share of a job that is planned now; None: it is planned by itself.
 
-        ``waiting``: questions of the other jobs that have no devices.
+        ``waiting``: questions of the other jobs that have no devices. ``growth``: how often capacity has grown.
         """
         if not self._on or not _takes_part(question):
             return None
         if self._queue.holds_devices(key):
             return self._shares.get(key) if self.moves(key) or self._is_moving(key) else None
-        if key not in self._shares:
+        if key not in self._shares or growth != self._growth:
+            self._growth = growth
             try:
                 await self._assign({**waiting, key: question}, ask, orders=False)
             except Exception:  # The job is planned by itself then.
@@ -222,8 +225,8 @@ class Assigning:
         questions = {key: waiting[key] for key in line[:MAX_JOBS] if not self._queue.holds_devices(key)}
         running = {key: each.question for key, each in self._running.items() if not self._is_moving(key)}
         everyone = sorted({**questions, **running}.items(), key=lambda item: self._queue.job(item[1]).place)
-        view = self._queue.view_without(everyone[0][0], {key for key, _ in everyone}) if everyone else ClusterView(())
-        shape = _shape(self._queue.view_without(everyone[0][0], self._holders()) if everyone else view)
+        view = self._view_without({key for key, _ in everyone})
+        shape = _shape(self._view_without({job.key for job in self._cache.jobs()}))
         keys, jobs, held = list[JobKey](), list[Candidate](), list[Held]()
         for key, question in sorted(everyone, key=lambda item: -self._priority(item[1])):
             options = self._left(key, await self._options_of(key, question, shape, ask), running=key in running)
@@ -259,8 +262,11 @@ class Assigning:
         job = self._cache.job(key)
         return job is not None and is_true(previous(job).conditions, "Resizing")
 
-    def _holders(self) -> Collection[JobKey]:
-        return {job.key for job in self._cache.jobs()}
+    def _view_without(self, ended: set[JobKey]) -> ClusterView:
+        """Return what is free when some jobs have ended. Pods that belong to no job stay."""
+        if not ended:
+            return ClusterView(())
+        return self._queue.view_without(min(ended), ended - {min(ended)})
 
     def _priority(self, question: ParsedJob) -> int:
         """Return the number by which jobs are assigned: first by PriorityClass, then those with a deadline."""
@@ -294,7 +300,9 @@ class Assigning:
         if known is not None and self._clock() - known[0] < OPTIONS_S:
             self._options.move_to_end(request)
             return known[1]
-        found = await self._found(question, _usable(question, self._queue.view_without(key, self._holders())), ask)
+        found = await self._found(
+            question, _usable(question, self._view_without({job.key for job in self._cache.jobs()})), ask
+        )
         self._options[request] = (self._clock(), found)
         self._options.move_to_end(request)
         while len(self._options) > MAX_KNOWN:

@@ -235,7 +235,8 @@ class Planning:
         if self._cache.job(key) is None:
             return
         self._current = (key, question)
-        share = await self._assigning.share(key, question, {**self._waiting_for_devices(), **self._asked}, self._ask)
+        everything, others = self._growth.count(lambda _: True), {**self._waiting_for_devices(), **self._asked}
+        share = await self._assigning.share(key, question, others, everything, self._ask)
         self._look()
         # A job in a queue of Kueue asks for quota, not for nodes that are free now.
         view = self._cache.ledger.empty_view() if question.queued else self._view(key)
