@@ -145,7 +145,7 @@ def assign_all(
 ) -> Assignment:
     """Assign devices to waiting and running jobs together. Arguments as for ``share`` and ``movers``.
 
-    A job that does not gain itself restarts only for jobs of the same or a higher priority.
+    A job that does not gain itself restarts only for jobs of the same or a higher priority that gain more than it loses.
     """
     parts = share(jobs, free)
     moving = movers(held, parts, free, restart_s)
@@ -153,7 +153,10 @@ def assign_all(
     gains = [
         part is not None and gains_by(mine, part.seconds, restart_s) for mine, part in zip(held, parts, strict=True)
     ]
-    moves = tuple(m and (own or bool(others)) for m, own, others in zip(moving, gains, helped, strict=True))
+    moves = tuple(
+        m and (own or _repays(i, jobs, held, parts, others, restart_s))
+        for i, (m, own, others) in enumerate(zip(moving, gains, helped, strict=True))
+    )
     return Assignment(parts, moves, tuple(others if m else () for m, others in zip(moves, helped, strict=True)))
 
 
@@ -180,6 +183,37 @@ def _helped(
         and jobs[j].priority >= jobs[i].priority
         and (not held[j].devices or moving[j])
     )
+
+
+def _repays(
+    i: int,
+    jobs: Sequence[Candidate],
+    held: Sequence[Held],
+    parts: Choices,
+    helped: Sequence[int],
+    restart_s: float,
+) -> bool:
+    """Return True if the jobs in ``helped`` gain more than job ``i`` loses, by the figures of the rule of growth.
+
+    Without the move, a waiting job starts when job ``i`` ends. With it, that job starts now, and each of the two gets
+    what the other held when that one ends. Job ``i`` then restarts a second time.
+    """
+    mine, gained_s, slower_s = parts[i], 0.0, 0.0
+    assert mine is not None
+    left_s, count = held[i].left_s, sum(held[i].devices.values())
+    for j in helped:
+        part = parts[j]
+        assert part is not None
+        slower_s = max(slower_s, min(part.seconds, mine.seconds) * (1 - left_s / mine.seconds))
+        if held[j].devices:
+            gained_s += held[j].left_s - part.seconds - restart_s
+            continue
+        alone = _fastest(jobs[j].options, {part.device: max(count, part.devices)}) or part
+        both_s = mine.seconds + restart_s
+        done = min(1.0, both_s / part.seconds)
+        ends_s = part.seconds if done == 1.0 else both_s + (1 - done) * alone.seconds
+        gained_s += left_s + alone.seconds - ends_s
+    return bool(helped) and gained_s - slower_s - 2 * restart_s >= max(MIN_GAIN_S, MIN_GAIN * left_s)
 
 
 def sizes(nodes: int, per_node: int) -> list[tuple[int, int]]:

@@ -23,6 +23,7 @@ LONG: Json = {
 }  # fmt: skip
 OTHER: Json = {**LONG, "seed": 1}
 """Options are stored by spec."""
+SHORT: Json = {**LONG, "epochs": 1000}
 Body = Callable[[FakeCluster, Operator], Awaitable[None]]
 
 
@@ -137,7 +138,7 @@ def test_running_job_gives_a_device_to_one_that_waits() -> None:
         await operator.watch(2.0)
         assert await devices_of(cluster, first) == {T4: 4}
         await train(cluster, operator, first, "n1")
-        second = cluster.submit("second", second=1, **LONG)
+        second = cluster.submit("second", second=1, **SHORT)
         await operator.watch(45.0)
         assert operator.condition(first, "Resizing") == ("True", "DevicesReassigned")
         text = operator.message(first, "Resizing")
@@ -150,12 +151,24 @@ def test_running_job_gives_a_device_to_one_that_waits() -> None:
     together({"n1": T4}, body, gpus=4)
 
 
+def test_long_job_does_not_give_way_to_one_that_is_as_long() -> None:
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        first = cluster.submit("first", **LONG)
+        await operator.watch(2.0)
+        await train(cluster, operator, first, "n1")
+        second = cluster.submit("second", second=1, **OTHER)
+        await operator.watch(45.0)
+        assert await replicas(cluster, first) == 1 and operator.planned(second) == "DeviceBusy"
+
+    together({"n1": T4}, body, gpus=4)
+
+
 def test_jobs_that_must_not_restart_keep_their_devices() -> None:
     async def stays(cluster: FakeCluster, operator: Operator, spec: Json) -> None:
         first = cluster.submit("first", **spec)
         await operator.watch(2.0)
         await train(cluster, operator, first, "n1")
-        second = cluster.submit("second", second=1, **LONG)
+        second = cluster.submit("second", second=1, **SHORT)
         await operator.watch(45.0)
         assert await replicas(cluster, first) == 1 and operator.planned(second) == "DeviceBusy"
 
@@ -173,7 +186,7 @@ def test_job_of_a_higher_priority_gives_nothing_to_one_of_a_lower() -> None:
         first = cluster.submit("first", **{**LONG, "scheduling": {"priorityClassName": "urgent"}})
         await operator.watch(2.0)
         await train(cluster, operator, first, "n1")
-        cluster.submit("second", second=1, **LONG)
+        cluster.submit("second", second=1, **SHORT)
         await operator.watch(45.0)
         assert await replicas(cluster, first) == 1
 
