@@ -145,7 +145,7 @@ def assign_all(
 ) -> Assignment:
     """Assign devices to waiting and running jobs together. Arguments as for ``share`` and ``movers``.
 
-    A job that does not gain itself restarts only for jobs of the same or a higher priority that gain more than it loses.
+    A job that does not gain itself restarts only for jobs of no lower priority that gain more than it loses.
     """
     parts = share(jobs, free)
     moving = movers(held, parts, free, restart_s)

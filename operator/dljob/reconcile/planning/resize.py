@@ -95,14 +95,15 @@ def _grow(parsed: ParsedJob, draft: Draft, other: StoredPlan, change: str) -> St
         f"and {found.move_s:.3g} s with the other, including the restart"
     )
     room, decided = parsed.observed.room_for, _moves(parsed)
-    if not found.worthwhile and room is not None and found.stay_s >= MIN_LEFT_S:
-        reason, why = "DevicesReassigned", f"{room} gains more from the devices; {times}"
-    elif not found.worthwhile:
+    if found.worthwhile:
+        text = f"{change}; {times}: {found.seconds:.3g} s sooner"
+        draft.verdicts.append(Verdict(CONDITION, TRUE, "BetterPlan", text))
+    elif room is not None and found.stay_s >= MIN_LEFT_S:
+        text = f"{change}; {room} gains more from the devices; {times}"
+        draft.verdicts.append(Verdict(CONDITION, TRUE, "DevicesReassigned", text))
+    else:
         draft.verdicts.append(Verdict(CONDITION, FALSE, "NotWorthwhile", f"{change}: {times}"))
         return None
-    else:
-        reason, why = "BetterPlan", f"{times}: {found.seconds:.3g} s sooner"
-    draft.verdicts.append(Verdict(CONDITION, TRUE, reason, f"{change}; {why}"))
     draft.requeue_in(0.0)
     return other if decided else None
 
