@@ -25,7 +25,10 @@ EQUAL = (
 
 
 def _needs_new_field(rule: str, old: Schema) -> bool:
-    """Return True if every object without new fields fulfils the rule: ``!has(self.new) || …``, without a ternary."""
+    """Return True if a CEL rule holds for every object without the fields that the schema ``old`` lacks.
+
+    The rule must begin with ``!has(self.newField) ||``, and must not contain the ternary operator.
+    """
     begin = re.match(r"!has\(self\.(\w+)\) \|\| ", rule)
     return begin is not None and begin[1] not in old.get("properties", {}) and "?" not in rule
 

@@ -78,10 +78,9 @@ class Placed:
 class Operator:
     """The policy. ``spread``: ratio of the 90th percentile of predicted times to the median.
 
-    Jobs are planned one after another, as with ``queue.assignment: InOrder``. ``together``: waiting jobs are assigned together,
-    unless a job is alone. ``all_jobs``: all jobs are assigned together, and running ones
-    move, as with ``Together``.
-    ``clairvoyant``: the assignment knows true run times.
+    Jobs are planned one after another, as with ``queue.assignment: InOrder``. ``together``: waiting jobs are assigned
+    together, unless a job is alone. ``all_jobs``: all jobs are assigned together, and running ones move, as with
+    ``Together``. ``clairvoyant``: the assignment knows true run times.
     """
 
     spread: float

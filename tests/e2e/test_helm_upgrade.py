@@ -6,7 +6,6 @@ The last release runs with its own images, as at a user's cluster. The later cha
 import json
 import os
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,12 +13,12 @@ from typing import Any
 import pytest
 import yaml
 
+from support.cluster.helm import SYSTEM, helm, run
 from support.cluster.kubectl import ROOT, Kubectl, KubectlError, condition, example, step_of, wait_for
 from support.cluster.release import last_release
 
 pytestmark = [pytest.mark.e2e, pytest.mark.upgrade]
 Json = dict[str, Any]
-SYSTEM = "dljob-system"
 IMAGES_S = 1800
 """Time limit in seconds for building the images of the last release, with an empty cache."""
 CRD = "files/crds/dljob.dev_dljobs.yaml"
@@ -32,29 +31,6 @@ JOBS: dict[str, Json] = {
         "podTemplateOverrides": [{"manager": "me", "spec": {"dnsPolicy": "Default"}}],
     },
 }  # fmt: skip
-
-
-def run(*command: str | Path, timeout_s: float) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
-    assert done.returncode == 0, f"{command}: {done.stdout[-2000:]}{done.stderr[-4000:]}"
-    return done.stdout
-
-
-def helm(kubectl: Kubectl, verb: str, *words: str, wait_s: int = 180) -> None:
-    wait = () if verb == "uninstall" else ("--wait", "--timeout", f"{wait_s}s")
-    where = ("--namespace", SYSTEM, "--kubeconfig", kubectl.kubeconfig)
-    run(
-        ROOT / "hack/env",
-        "--extra",
-        "quickstart",
-        ROOT / "hack/helm",
-        verb,
-        "dljob",
-        *words,
-        *where,
-        *wait,
-        timeout_s=240,
-    )
 
 
 def images_of(source: Path) -> tuple[str, ...]:

@@ -42,7 +42,7 @@ class FailureRule(Record):
 
 
 class FailureAllowance(UntrustedRecord):
-    """The operator's part in the decision about failures, in the ConfigMap of the plan under ``FAILURES_KEY``.
+    """What the operator has decided about a job's failures. It is in the plan's ConfigMap, under ``FAILURES_KEY``.
 
     It exists only for jobs with rules about conditions of nodes and pods. Agents of earlier releases do not read it.
     """

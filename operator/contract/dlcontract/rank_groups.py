@@ -11,12 +11,12 @@ from typing import Any
 RANK_GROUPS = "rank_groups"
 """Key of the short form in a plan's JSON. It replaces the key ``ranks``."""
 DOMAIN = "rank_domain"
-"""Key of the DNS domain of all pods. A pod's host is ``<pod>.<domain>``."""
+"""Key of the DNS domain of all pods in the short form. The host name of a pod is ``<pod>.<domain>``."""
 _COMMON = ("group", "device", "gpu")
 
 
 def grouped(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
-    """Return the fields of the short form, or None if it cannot express these ranks.
+    """Return the short form of a plan's ranks as JSON fields; None if the short form cannot express these ranks.
 
     ``ranks``: in rank order, each with all fields of a Rank as JSON. The short form has one entry for consecutive ranks
     of one group: the names of the pods, and (local batch size, number of consecutive ranks with it). All pods of an

@@ -81,12 +81,12 @@ def _ended(path: str, spec: Schema) -> dict[str, str]:
 
 
 def _old(expression: str) -> str:
-    """Return the expression for the object before the change."""
+    """Turn a CEL expression about the changed object (``self``) into one about the earlier object (``oldSelf``)."""
     return re.sub(r"\bself\.", "oldSelf.", expression)
 
 
 def _value(path: str, spec: Schema) -> str:
-    """Return the CEL expression of a field's value. An unset field has its default.
+    """Return a CEL expression for the value of a field. An unset field has its default.
 
     Without a default, it counts as false, or as empty text or 0, which the bounds of such fields exclude.
     """
@@ -96,7 +96,7 @@ def _value(path: str, spec: Schema) -> str:
 
 
 def _text(path: str, spec: Schema) -> str:
-    """Return the CEL expression of the value of a string or a boolean as text."""
+    """Return a CEL expression that formats the value of a string or boolean field as text."""
     schema, field, is_set = _schema(path, spec), f"self.spec.{path}", _has(path, spec)
     text = f"({field} ? 'true' : 'false')" if schema["type"] == "boolean" else field
     unset = str(_literal(schema["default"])).strip("'") if "default" in schema else "no value"
@@ -104,7 +104,7 @@ def _text(path: str, spec: Schema) -> str:
 
 
 def _number(path: str, spec: Schema) -> str:
-    """Return the CEL expression of the value of a number, or of the text that says that there is none."""
+    """Return a CEL expression for the value of a number field. Without a value or a default, it gives 'no value'."""
     schema, field, is_set = _schema(path, spec), f"self.spec.{path}", _has(path, spec)
     unset = _literal(schema.get("default", "no value"))
     return f"({is_set} ? dyn({field}) : dyn({unset}))" if is_set else f"dyn({field})"
@@ -124,7 +124,7 @@ def _schema(path: str, spec: Schema) -> Schema:
 
 
 def _has(path: str, spec: Schema) -> str:
-    """Return the CEL condition that a field and the sections around it are set; empty if they are required."""
+    """Return a CEL condition: the field and all sections that contain it are set. It is empty if all are required."""
     names, found, parts = path.split("."), spec, []
     for n, name in enumerate(names, 1):
         if name not in found.get("required", ()):

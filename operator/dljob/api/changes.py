@@ -32,7 +32,7 @@ class Effect(StrEnum):
 
 
 class Compared(StrEnum):
-    """Which part of a field must not change."""
+    """What is compared to decide whether a change of a field with Effect.FIXED is refused."""
 
     VALUE = "value"
     PRESENCE = "presence"
@@ -43,7 +43,7 @@ class Compared(StrEnum):
 
 @dataclass(frozen=True)
 class Change:
-    """A row of the table. ``path``: a field of the spec. A row is valid for all fields inside, too.
+    """A row of the table of changes. ``path``: a field of the spec. The row also holds for the fields inside it.
 
     ``note``: for users; why the field is fixed, or what they should know. ``compared``: for Effect.FIXED.
     """
@@ -57,7 +57,7 @@ class Change:
 
 
 def _rows(effect: Effect, notes: Mapping[str, str]) -> tuple[Change, ...]:
-    """Return rows for fields with the same effect. ``notes``: path → note."""
+    """Return one row for each field in ``notes`` (path → note for users), all with the same ``effect``."""
     return tuple(Change(path, effect, note) for path, note in notes.items())
 
 
@@ -208,7 +208,7 @@ def refused_update(old: DLJobSpec, new: DLJobSpec, status: DLJobStatus) -> Refus
 
 
 def _batch_out_of_range(old: DLJobSpec, new: DLJobSpec, status: DLJobStatus) -> RefusedChange | None:
-    """Return that a changed range lacks the chosen global batch size of a job that has begun; otherwise None.
+    """Return a refusal if a job has begun and its new range lacks the chosen global batch size; otherwise None.
 
     The operator refuses such a range when it plans (``reconcile.planning``).
     """
@@ -237,7 +237,7 @@ def ended_changes(before: Json, after: Json) -> tuple[str, ...]:
 
 
 def ended_paths(sections: tuple[str, ...]) -> Iterator[str]:
-    """Yield the paths that are compared after the end: each section, or the fields of one that has allowed changes."""
+    """Yield the paths to compare for an ended job: each section, or the fields of a section if some may change."""
     for section in sections:
         inside = [c for c in CHANGES if c.path.startswith(f"{section}.")]
         if any(c.after_end for c in inside):

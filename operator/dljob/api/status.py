@@ -319,6 +319,14 @@ class DLJobStatus(ApiModel):
         dict[str, int], Field(description="Faults by cause, whether the ranks restarted or the others continued.")
     ] = {}
     failures: Annotated[int, Field(ge=0, description="Failures that count towards runPolicy.backoffLimit.")] = 0
+    failures_ignored: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            description="Failures that a rule with onNodeConditions or onPodConditions ignored after they were "
+            "counted. Unset: none.",
+        ),
+    ] = None
     start_timeouts: Annotated[
         int, Field(ge=0, description="How often in a row not all pods could run, so that all were stopped for a time.")
     ] = 0

@@ -149,19 +149,19 @@ class Settings:
 
     @property
     def fault_policy(self) -> FaultPolicy | None:
-        """Return when nodes are left out of plans; None: never."""
+        """Return the rules by which faulty nodes are left out of plans; None: no node ever is."""
         if self.node_faults == 0:
             return None
         return FaultPolicy(self.node_faults, self.node_fault_window_s, self.node_left_out_s, self.node_left_out_max_s)
 
     @property
     def queue_policy(self) -> QueuePolicy:
-        """Return what decides about the order of the queue."""
+        """Return the administrator's settings for the order of the queue."""
         return QueuePolicy(self.queue_deadlines, self.queue_weights)
 
     @property
     def pod_groups(self) -> tuple[Kind, ...]:
-        """Return the kinds of PodGroups of which jobs get the first that the API server serves."""
+        """Return the kinds of PodGroups that jobs may get. They get the first kind that the API server serves."""
         wanted = API_VERSIONS.get(self.gang_scheduling, ())
         return tuple(kind for kind in POD_GROUPS if kind.api_version in wanted)
 

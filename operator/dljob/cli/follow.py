@@ -23,7 +23,7 @@ FOLLOWED_CONDITIONS = {
 }
 """Types of conditions of a DLJob whose changes ``dljob run`` prints."""
 _SAID_BY_OTHERS = ("Starting", "Started", "NoPlan", "Suspended")
-"""Reasons of the condition Admitted that other conditions say as well."""
+"""Reasons of the condition Admitted that are not printed, because other conditions of the job say the same."""
 
 
 class Follower:

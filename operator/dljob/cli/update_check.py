@@ -12,10 +12,10 @@ from dljob.status import readable_status
 
 
 async def refusal(api: Any, manifest: Mapping[str, Any], namespace: str) -> str | None:
-    """Return why the job of the manifest must not be changed to it. Return None if it may, or if there is no such job.
+    """Return why the job of this name must not be changed to ``manifest``; None if it may, or if there is none.
 
     The API server computes the result of the change, and refuses it if its CRD has the rules. The rules are evaluated
-    here, too, because a CRD that is older than this release lacks them. Return None if the user may not ask.
+    here, too, because a CRD that is older than this release lacks them. Return None if the user lacks permissions.
     """
     from dljob.kube import ApiError
     from dljob.kube.kinds import DLJOB

@@ -26,13 +26,13 @@ MAX_DOMAINS = 6
 
 @dataclass(frozen=True)
 class Crossing:
-    """Bounds of the network between the racks, or between the zones. None: as within them."""
+    """The network between racks, or between zones. None: as good as within one rack or zone."""
 
     bandwidth_Bps: float | None = None
     latency_s: float | None = None
 
     def joined(self, other: "Crossing | None") -> "Crossing":
-        """Return the bounds of traffic that crosses both borders."""
+        """Return the network for traffic that crosses both borders: the lower bandwidth and the higher latency."""
         if other is None:
             return self
         bandwidths = [b for b in (self.bandwidth_Bps, other.bandwidth_Bps) if b is not None]
@@ -42,7 +42,7 @@ class Crossing:
 
 @dataclass(frozen=True)
 class Topology:
-    """The borders that the administrator has described. ``zones``, ``racks``: None if the border costs nothing."""
+    """The network between zones and between racks, as the administrator describes it. None: as good as within one."""
 
     zones: Crossing | None = None
     racks: Crossing | None = None
@@ -189,7 +189,7 @@ def _places(nodes: Iterable[Node], labels: Sequence[str]) -> set[Place]:
 
 
 def _largest(nodes: Iterable[Node], labels: Sequence[str], places: Iterable[Place]) -> list[tuple[str, ...]]:
-    """Return the named places with the most free devices, at most ``MAX_DOMAINS``, in falling order."""
+    """Return the label values of the ``MAX_DOMAINS`` places with the most free devices, those with the most first."""
     free: Counter[Place] = Counter()
     for node in nodes:
         free[tuple(node.labels.get(label) for label in labels)] += node.free_devices

@@ -46,4 +46,4 @@ class Prices:
 
 
 CATALOGUE_PRICES = Prices()
-"""The administrator sets no price."""
+"""Prices if the administrator has set none: those of the device catalogue."""

@@ -48,7 +48,7 @@ WHILE_PLANNING = -1.0
 """Result of a reconcile that could do nothing yet: the key is queued again when the plan is made."""
 MAX_UNSENT = 20
 EVENTS_RESTORED = timedelta(minutes=10)
-"""Age of the changes of conditions whose events a new leader posts if they are missing."""
+"""A new leader posts missing events for changes of conditions that are younger than this."""
 FORBIDDEN_RECHECK_S = 15.0
 """Seconds between attempts to write an event that the API server forbids, for example because a quota is full."""
 
@@ -231,7 +231,7 @@ class Controller:
         return replace(observed, left_out=await self._node_faults.left_out(job.namespace, now))
 
     def _with_priority_class(self, observed: Observed, parsed: ParsedJob) -> Observed:
-        """Return the observed state with the name of the job's PriorityClass if that does not exist."""
+        """Return the observed state. If the job's PriorityClass does not exist, the state names it."""
         name = parsed.spec.scheduling.priority_class_name if parsed.spec is not None else None
         lacking = self._cache.lacks_priority_class(name)
         return replace(observed, lacks_priority_class=name) if name is not None and lacking else observed

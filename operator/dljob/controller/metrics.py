@@ -179,6 +179,12 @@ class Metrics:
             "time on restarts: add nodes, or set the chart value preemption to Never.",
             registry=registry,
         )
+        self.failures_ignored = Counter(
+            f"{prefix}_failures_ignored",
+            "Failures of jobs that did not count because a rule in runPolicy.failureRules about conditions of nodes or "
+            "pods says Ignore. If it rises, look at the nodes that the events FailureIgnored name.",
+            registry=registry,
+        )
         self.node_faults = Counter(
             f"{prefix}_node_faults",
             "Faults of nodes that jobs or node conditions showed, by kind. If it rises, look at the nodes that the "
@@ -225,12 +231,15 @@ class Metrics:
             self.resizes.labels(reason)
 
     def record_transition(self, before: DLJobStatus, after: DLJobStatus) -> None:
-        """Count the restarts, preemptions, divergences, moves, refused changes and finished jobs that ``before`` lacks.
+        """Count what the status ``after`` has and ``before`` lacks.
+
+        This is restarts, preemptions, ignored failures, divergences, moves, refused changes and finished jobs.
 
         Also observe the prediction error of a job that has just finished.
         """
         self.recoveries.inc(max(0, after.restarts - before.restarts))
         self.preemptions.inc(max(0, (after.preemptions or 0) - (before.preemptions or 0)))
+        self.failures_ignored.inc(max(0, (after.failures_ignored or 0) - (before.failures_ignored or 0)))
         self.diverged.inc(max(0, _diverged(after) - _diverged(before)))
         if (refused := _refused(after)) is not None and refused != _refused(before):
             self.changes_refused.inc()

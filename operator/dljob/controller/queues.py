@@ -38,7 +38,10 @@ FORBIDDEN = (
 
 
 class Queues:
-    """Use it in one event loop only. ``namespaces``: those whose jobs the operator manages; empty: all."""
+    """Access to Kueue: watches Workloads, reads flavors and priority classes, and writes the Workloads of jobs.
+
+    Use it in one event loop only. ``namespaces``: those whose jobs the operator manages; empty: all.
+    """
 
     def __init__(self, api: Api, cache: Cache, namespaces: Sequence[str], changed: Callable[[JobKey], None]) -> None:
         """``changed``: called with the keys of jobs whose Workload or whose access to Kueue has changed."""

@@ -20,7 +20,7 @@ URGENT_IN_A_ROW = 8
 
 class WorkQueue(Generic[K]):
     def __init__(self, urgent: Callable[[K], bool] = lambda key: False) -> None:
-        """``urgent``: whether a key that becomes ready comes before those that are not urgent."""
+        """``urgent``: returns True for keys that are handled before all others that are ready."""
         self._urgent = urgent
         self._first: deque[K] = deque()
         """Urgent keys that are ready."""

@@ -73,7 +73,10 @@ def _judged(
 
 
 def _evidence(faults: list[Fault], namespace: str) -> list[Fault]:
-    """Return the faults that count for one namespace, or for all namespaces."""
+    """Return the faults that count when a node is left out for ``namespace``, or for EVERY_NAMESPACE.
+
+    For the latter, faults that jobs reported count only if jobs of several namespaces reported some.
+    """
     if namespace != EVERY_NAMESPACE:
         return [item for item in faults if item.namespace in (namespace, EVERY_NAMESPACE)]
     reporters = {item.namespace for item in faults} - {EVERY_NAMESPACE}
@@ -92,7 +95,7 @@ def _incidents(faults: list[Fault]) -> Iterator[Fault]:
 
 
 def _bounded(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
-    """Drop the oldest faults of the namespace with the most, so that no namespace displaces what others saw."""
+    """Drop faults beyond ``MAX_FAULTS``: the oldest of the namespace with the most, so that others keep theirs."""
     kept = list(faults)
     while len(kept) > MAX_FAULTS:
         [(most, _)] = Counter(item.namespace for item in kept).most_common(1)
@@ -120,7 +123,7 @@ def _without_least(ledger: Ledger, now: datetime) -> Ledger:
 def expired(ledger: Ledger, policy: FaultPolicy, now: datetime) -> Ledger:
     """Return the ledger without faults before the window, and without entries whose repetition no longer counts.
 
-    That is the case when a node has been back for the longest time for which it can be left out.
+    It no longer counts when the node has been back for as long as a node can be left out.
     """
     oldest, forgotten = now - timedelta(seconds=policy.window_s), now - timedelta(seconds=policy.longest_s)
     kept: dict[str, NodeRecord] = {}

@@ -17,7 +17,7 @@ def run_p90_s(predicted: Predicted) -> float | None:
 
 
 def run_time(predicted: Predicted, status: DLJobStatus) -> Interval:
-    """Return the run time of a waiting job with a plan that is predicted to take ``predicted``.
+    """Return the predicted run time of a waiting job. ``predicted``: the prediction for its whole training.
 
     ``status``: of the job. Steps before its last checkpoint are not repeated.
     """

@@ -41,7 +41,7 @@ class PlannedPods:
 
 @dataclass(frozen=True)
 class Reserved:
-    """``state`` changes when a pod of the job is placed or ends, and when its plan or number of pods changes."""
+    """What a job reserves. ``state`` changes when a pod is placed or ends, or its plan or number of pods changes."""
 
     reservations: tuple[Reservation, ...] = ()
     state: Hashable = None
@@ -89,7 +89,7 @@ def plan_reservation(
     wanted: Mapping[str, int] | None = None,
     created: Mapping[str, int] | None = None,
 ) -> tuple[Reservation, ...]:
-    """Return what the pods of a plan need that are not placed yet.
+    """Return what those pods of a plan need that are not placed on a node yet.
 
     ``spec``: of the job, as the API server stores it. Its ``resources`` take precedence over the plan's, as in the
     pods. ``placed``: number of placed pods by group. ``wanted``: number of pods by group; default: as in the plan.

@@ -11,7 +11,7 @@ _FOR_CAPACITY = {"DeviceBusy", "NodesLeftOut", "Queued", "MakingRoom"}
 def devices_waited_for(job: JobSeen) -> Sequence[str] | None:
     """Return ``spec.devices`` of a job that waits for free capacity (empty: any device). Return None if it does not.
 
-    A job for which the nodes of the cluster would never do does not count: it could keep others from growing for ever.
+    A job that no nodes of the cluster could ever run does not count: it would keep others from growing for ever.
     """
     spec, status = job.spec, job.status
     if job.deleting or spec.get("suspend") or status.get("phase") in ("Complete", "Failed"):

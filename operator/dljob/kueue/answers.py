@@ -21,7 +21,7 @@ Patch = dict[str, Any]
 
 
 def released(found: WorkloadSeen, now: datetime) -> Patch:
-    """Give up the quota of an evicted Workload whose pods have stopped."""
+    """Return the status patch that gives up the quota of an evicted Workload whose pods have stopped."""
     evicted = found.condition("Evicted") or {}
     reason, message = str(evicted.get("reason") or "Evicted"), str(evicted.get("message") or "")
     changes = [
@@ -36,7 +36,7 @@ def released(found: WorkloadSeen, now: datetime) -> Patch:
 
 
 def finished(found: WorkloadSeen, *, success: bool, message: str, now: datetime) -> Patch | None:
-    """Say that the job is over, which frees its quota. Return None if the Workload says so already."""
+    """Return the status patch that the job is over, which frees its quota; None if the Workload says so already."""
     if found.is_true("Finished"):
         return None
     change = ("Finished", True, "Succeeded" if success else "Failed", message)
@@ -44,7 +44,7 @@ def finished(found: WorkloadSeen, *, success: bool, message: str, now: datetime)
 
 
 def pods_ready(found: WorkloadSeen, *, ready: bool, now: datetime) -> Patch | None:
-    """Say whether all pods are ready. Kueue's option waitForPodsReady evicts the job if they are not in time.
+    """Return the status patch that says whether all pods are ready. Kueue's option waitForPodsReady may evict by it.
 
     Return None if the Workload says so already.
     """
@@ -61,7 +61,7 @@ def pods_ready(found: WorkloadSeen, *, ready: bool, now: datetime) -> Patch | No
 
 
 def _changed(found: WorkloadSeen, changes: list[tuple[str, bool, str, str]], now: datetime) -> list[Mapping[str, Any]]:
-    """Return all conditions after ``changes``: type, status, reason and message."""
+    """Return all conditions of the Workload after ``changes``: tuples (type, status, reason, message)."""
     conditions = {str(item["type"]): item for item in found.conditions}
     stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     for kind, status, reason, message in changes:

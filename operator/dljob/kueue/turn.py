@@ -66,7 +66,7 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True)
 class Admitted:
-    """``counts``: admitted pods of each group."""
+    """What Kueue has admitted. ``counts``: number of admitted pods of each group."""
 
     admission: QueueAdmission
     counts: Mapping[str, int]

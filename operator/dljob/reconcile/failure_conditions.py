@@ -45,7 +45,7 @@ def carried(parsed: ParsedJob, target: StoredPlan) -> StoredPlan:
 
 
 def recorded(parsed: ParsedJob, draft: Draft, now: datetime) -> ParsedJob:
-    """Return the job with new failures and with the decisions on earlier ones in the record of its plan."""
+    """Return the job with an updated record of failures in its plan: new failures, and decisions on earlier ones."""
     accepted, report = parsed.accepted, parsed.report
     if accepted is None:
         return parsed
@@ -64,7 +64,7 @@ def recorded(parsed: ParsedJob, draft: Draft, now: datetime) -> ParsedJob:
 
 
 def ignored(accepted: StoredPlan) -> int:
-    """Return the number of failures that the coordinator has counted and that do not count."""
+    """Return the number of failures that the coordinator has counted and a rule has then ignored."""
     return accepted.failures.ignored if accepted.failures is not None else 0
 
 
@@ -84,7 +84,7 @@ def ending(parsed: ParsedJob, now: datetime) -> Verdict | None:
 
 
 def _rules(parsed: ParsedJob) -> Iterator[tuple[int, FailureRule]]:
-    """Yield the number and the rule for the rules about conditions."""
+    """Yield (number in the spec, rule) for each rule about conditions of nodes or pods."""
     spec = parsed.spec or (parsed.accepted.accepted_spec() if parsed.accepted is not None else None)
     for number, rule in enumerate(spec.run_policy.failure_rules if spec is not None else ()):
         if rule.on_pod_conditions is not None or rule.on_node_conditions is not None:

@@ -18,9 +18,9 @@ from dljob.render import plan_config_map
 
 
 def stop(parsed: ParsedJob, draft: Draft, now: datetime, *, over: bool = False) -> None:
-    """Add to the draft that all pods stop, and the deletion of overdue pods.
+    """Add to the draft: all pods stop, and overdue pods (see ``fence``) are deleted.
 
-    Unless the job is over, the plan with the higher term is then among the objects: the next plan takes its term.
+    If pods are overdue, store the plan with a higher term, unless the job is over. The next plan takes over this term.
     """
     bring_down(draft, parsed.observed)
     if parsed.spec is None or parsed.accepted is None:

@@ -24,9 +24,11 @@ from dljob.status.conditions import merge
 
 CONDITION = "DeadlineFeasible"
 STEADY_S, STEADY_SHARE = 60.0, 0.1
-"""A shown time is replaced if another is off by more than a minute, and by more than a tenth of the time until then."""
+"""A shown time is replaced if the new one differs by more than these seconds, and by more than this share of the time
+until then.
+"""
 MIN_SLACK_SHARE = 0.05
-"""Share of the time left by which a job must be early before a deadline that was too early is in time again."""
+"""DeadlineFeasible becomes True again only if the job is early by this share of the time that is left."""
 MAX_SIZES = 8
 _NO_FORECAST = "the end of the job cannot be predicted yet: a plan, or the remaining time of a running job, is missing"
 
@@ -57,7 +59,9 @@ def deadline_in_s(parsed: ParsedJob, now: datetime) -> float | None:
 
 
 def steady(shown: datetime | None, found: datetime | None, now: datetime) -> datetime | None:
-    """Return the time to show: ``shown`` as long as ``found`` hardly differs from it, and as it is in the future."""
+    """Return the time for the status: ``shown`` while it is in the future and close to the new value ``found``; else
+    ``found``.
+    """
     if shown is None or found is None:
         return _whole_s(found)
     off_s, left_s = abs((found - shown).total_seconds()), (found - now).total_seconds()

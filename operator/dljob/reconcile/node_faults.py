@@ -143,7 +143,7 @@ def move(parsed: ParsedJob, draft: Draft, config: RenderConfig) -> StoredPlan | 
 
 
 def _why(parsed: ParsedJob) -> str:
-    """Return why the job moves. While its pods stop, they no longer show it, and the reason is in the status."""
+    """Return why the job moves. While its pods stop, they no longer show the reason, so it is taken from the status."""
     if nodes := _to_leave(parsed):
         listed = ", ".join(str(parsed.observed.left_out[node]) for node in nodes)
         return f"found repeated faults of {listed}; the job moves to other nodes"

@@ -64,7 +64,7 @@ def _finished(before: DLJobStatus) -> bool:
 def parse_observed(
     observed: Observed, policy: OverridePolicy = OverridePolicy.ALL, defaults: JobDefaults = NO_DEFAULTS
 ) -> ParsedJob:
-    """Parse the documents of a job. ``defaults``: those of the installation for jobs without a plan of their spec."""
+    """Parse spec, status, plan and report of a job. ``defaults``: the installation's, for a spec without a plan."""
     spec, problem = _spec(observed)
     before = previous(observed.job)
     accepted, plan_problem = _accepted(observed)

@@ -130,7 +130,7 @@ def deadline(parsed: ParsedJob, now: datetime) -> datetime | None:
 
 
 def later(time: datetime, seconds: float) -> datetime:
-    """Return the time after ``time`` by a number of seconds that a user has set, but at most the last possible one."""
+    """Return ``time`` plus ``seconds``, which a user has set, but at most the last time that a datetime can express."""
     try:
         return time + timedelta(seconds=seconds)
     except OverflowError:

@@ -82,7 +82,7 @@ def _checkpoints(observed: Observed, spec: DLJobSpec, accepted: StoredPlan) -> V
 
 
 def _limit(spec: DLJobSpec, modes: Iterable[str]) -> str:
-    """Return what the access modes of the claim keep a job from that may use several nodes; empty if nothing."""
+    """Return a text for a job that may use several nodes but whose claim's access modes prevent it; otherwise ''."""
     several = spec.nodes.max is not None and spec.nodes.max > 1 and spec.planning.resize is not Resize.NEVER
     if not several or _any(modes, _SHARED):
         return ""

@@ -135,7 +135,7 @@ def avoiding(template: Manifest, nodes: Sequence[str] | None) -> Manifest:
 def within(template: Manifest, domain: Sequence[Sequence[NodeRequirement]] | None) -> Manifest:
     """Return the pod template with a node affinity for the nodes of ``domain``, whatever affinity an override has set.
 
-    Terms are alternatives in both, so that each of the template's is combined with each of the domain's.
+    The terms of an affinity are alternatives, so each term of the template is combined with each term of the domain.
     """
     if not domain:
         return template

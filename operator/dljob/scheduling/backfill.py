@@ -29,7 +29,7 @@ class RunningJob:
 
 
 def in_order_of_ends(jobs: Iterable[RunningJob]) -> tuple[RunningJob, ...]:
-    """Return the jobs, those that are predicted to end first at first. Those with unknown ends come last."""
+    """Return the jobs sorted by predicted end, the earliest first. Jobs with unknown ends come last."""
     return tuple(sorted(jobs, key=lambda job: (_end_s(job), job.key)))
 
 
@@ -54,11 +54,11 @@ class StartSearch:
 
     @property
     def probe(self) -> int:
-        """Return the number of running jobs that the planner is asked next to assume to have ended."""
+        """Return how many running jobs the next question to the planner assumes to have ended."""
         return (self.least + self.possible) // 2
 
     def after(self, *, feasible: bool) -> "StartSearch":
-        """Return the search after the answer for ``probe``."""
+        """Return the search with the planner's answer for ``probe``. ``feasible``: True if a plan was possible."""
         return StartSearch(self.least, self.probe) if feasible else StartSearch(self.probe + 1, self.possible)
 
 

@@ -39,17 +39,17 @@ class ReservationBook:
         """It increases with each change of the reservations that count."""
 
     def accept(self, key: Key, reservations: tuple[Reservation, ...], now_s: float) -> None:
-        """Reserve for a plan that is not stored yet. It replaces an earlier one of the job."""
+        """Reserve what a plan needs that is not stored yet. This replaces the reservation of an earlier such plan."""
         self._put(self._accepted, key, _Entry(reservations, None, now_s) if reservations else None)
 
     def adjust(self, key: Key, reservations: tuple[Reservation, ...], now_s: float) -> None:
-        """Change what a plan reserves that is not stored yet. Its time starts again, if it is not over."""
+        """Change the reservation of a plan that is not stored yet. Unless it has expired, its time starts again."""
         old = self._accepted.get(key)
         if old is None or (not old.expired and old.reservations != reservations):
             self.accept(key, reservations, now_s)
 
     def release(self, key: Key) -> None:
-        """End the reservation of a plan that is not stored: now it is, or it never will be."""
+        """End the reservation of a plan that was not stored yet: it has been stored now, or never will be."""
         self._put(self._accepted, key, None)
 
     def accepted(self, key: Key) -> bool:

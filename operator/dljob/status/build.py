@@ -26,7 +26,7 @@ from dljob.status.conditions import Verdict, is_true, merge, phase
 
 
 def previous(job: JobSeen) -> DLJobStatus:
-    """Return the current status. Valid conditions and times stay, so that a finished job is not started again."""
+    """Return the stored status without invalid parts. Valid conditions and times stay: no ended job starts again."""
     return readable_status(job.status)
 
 
@@ -79,6 +79,8 @@ def build(
         changes["start_timeouts"] = start_timeouts
     if preemptions is not None:
         changes["preemptions"] = preemptions
+    if accepted is not None and accepted.failures is not None:
+        changes["failures_ignored"] = accepted.failures.ignored or None
     if accepted is not None and before.start_time is None:
         changes["start_time"] = _milliseconds(now)
     done = is_true(conditions, "Complete") or is_true(conditions, "Failed")

@@ -17,7 +17,7 @@ _QUIET = {
 """Reasons of conditions that cause no event. They only say that something has not started yet or is over."""
 _QUIET_WHEN_TRUE = {"Accepted", "NotNeeded", "Starting", "Started", "InQueue", "PriorityClassFound"}
 _NORMAL_WHEN_FALSE = {"Queued", "AdmissionChecks", "MakingRoom"}
-"""Reasons of conditions that say that a job waits as it should."""
+"""Reasons of False conditions whose events are Normal, not Warning: the job waits as it should."""
 _NEVER_BAD = {"Resizing", "Preempted"}
 _NEWS_BY_MESSAGE = {("Planned", TRUE), ("Accepted", FALSE)}
 """Conditions that cause an event also if only their message changes: another plan, or another problem of the spec."""

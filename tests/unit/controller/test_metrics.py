@@ -65,6 +65,15 @@ def test_each_divergence_of_parameters_is_counted_once() -> None:
     assert counted["dljob_operator_parameters_diverged_total"] == 3
 
 
+def test_failures_that_rules_ignore_are_counted() -> None:
+    metrics = Metrics()
+    counts = (None, 1, 1, 3, None, 1)  # The record starts anew when the job's coordinator does.
+    for before, after in pairwise(DLJobStatus(failures_ignored=count) for count in counts):
+        metrics.record_transition(before, after)
+    [sample] = families(metrics)["dljob_operator_failures_ignored"].samples
+    assert sample.value == 4
+
+
 def test_requests_are_counted() -> None:
     metrics = Metrics()
     for _ in range(3):

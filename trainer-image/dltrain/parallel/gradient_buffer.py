@@ -124,7 +124,10 @@ class GradientBuffer:
             parameter.grad = view
 
     def shared(self) -> list[float]:
-        """Return the marks, then the tail. After the reduction, these are sums over ranks. One copy from a GPU."""
+        """Return the marks, then the tail, of the buffer as numbers. After the reduction, they are sums over ranks.
+
+        From a GPU, this takes one copy.
+        """
         if self.wide_tail:
             values: list[float] = torch.cat([self.marks.to(self.tail.dtype), self.tail]).tolist()
         else:

@@ -87,7 +87,7 @@ Seen = tuple[ClusterView, Mapping[tuple[str, str], Learned], tuple[defaults.Oper
 
 
 async def _observe(api: Any, jobs: Sequence[Job]) -> tuple[*Seen, list[str]]:
-    """Return what ``remote.observe`` does, and why jobs that exist must not be changed to these manifests."""
+    """Return the result of ``remote.observe``, and why existing jobs must not be changed to these manifests."""
     seen = await remote.observe(api)
     refused = []
     for job in jobs:

@@ -12,7 +12,7 @@ from dljob.scheduling import NamespaceLimits, QueuePolicy
 
 Decision = StoredPlan | Infeasible
 FRESH_S = 10.0
-"""Seconds for which a plan may be used that was made before something else in the cluster changed."""
+"""Seconds for which a plan may still be used after something else in the cluster has changed."""
 REFRESH_S = 1800.0
 """Seconds after which a waiting job is planned again although no capacity grew, so that its message is up to date."""
 QUEUED_S = 300.0
@@ -28,7 +28,7 @@ class PlanningError(Exception):
 
 @dataclass(frozen=True)
 class Answer:
-    """``decision``: None if planning failed with ``error``."""
+    """The result of planning a job. ``decision`` is None if planning failed; then ``error`` says why."""
 
     question: ParsedJob
     decision: Decision | None

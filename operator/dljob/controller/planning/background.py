@@ -34,7 +34,7 @@ from dljob.reconcile.planning.make_plan import question as question_of
 from dljob.scheduling import NO_LIMITS, Growth, QueuePolicy, ReservationBook, without_reserved
 
 Planner = Callable[[ParsedJob, ClusterView, Profiles], Awaitable[Decision]]
-"""Answers a question about a job (``reconcile.planning.question``). Raises PlanningError if it cannot."""
+"""Function that plans a job on a view of the cluster, with the measured profiles. Raises PlanningError if it fails."""
 
 TICK_S = 5.0
 """Seconds between two checks whether reservations have expired."""
@@ -43,7 +43,7 @@ log = logging.getLogger("dljob")
 
 
 class Planning:
-    """Questions, answers and reservations of all jobs. Use it in one event loop only."""
+    """Plans all jobs: questions (jobs to plan), answers (plans), reservations. Use it in one event loop only."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class Planning:
         )
 
     def wait(self, key: JobKey, observed: Observed | None) -> None:
-        """Note that no plan is possible for a job without a plan, and that its status says so."""
+        """Note that a job without a plan waits: none is possible now, and the job's status says so."""
         if observed is not None and observed.plan is None and not observed.sets and not observed.pods:
             answer = self._answers.get(key)
             self._waiting[key] = (observed, self._clock(), answer.decision if answer is not None else None)
@@ -161,7 +161,7 @@ class Planning:
         return self._stands(key, answer)
 
     def place(self, key: JobKey) -> tuple[int, int] | None:
-        """Return the place of a job that waits for devices, from 1, and the number of such jobs; None: it does not."""
+        """Return (place of a job in the queue, from 1; number of waiting jobs); None if the job does not wait."""
         return self._queue.place(key, self._waiting_for_devices())
 
     def outlook(self, key: JobKey) -> Outlook | None:
@@ -188,11 +188,11 @@ class Planning:
         self._assigning.forget(key)
 
     def capacity_changed(self) -> None:
-        """Look soon whether a job that waits can be planned now."""
+        """Check soon whether a waiting job can be planned now, because nodes, pods or quotas have changed."""
         self._wakeup.set()
 
     async def run(self) -> None:
-        """Answer questions forever. At the end, forget all answers: another operator may plan then."""
+        """Plan jobs until the task is cancelled. Then forget all plans, because another replica may plan then."""
         try:
             await self._reserving.derive_all()
             self._look()
@@ -301,7 +301,7 @@ class Planning:
         return self._assigning.room_for(key)
 
     async def _make_room(self) -> None:
-        """Let running jobs stop for the first in line, if the installation has preemption."""
+        """Stop running jobs for the first in line, if the chart value ``preemption`` allows it."""
         key = await self._preempting.make_room(self._waiting_for_devices(), self._ask)
         if key in self._answers and isinstance(found := self._answers[key].decision, Infeasible):
             self._answers[key] = replace(self._answers[key], decision=self._preempting.explained(key, found))
@@ -338,7 +338,7 @@ class Planning:
         return (held and age_s < answers.FRESH_S) or (same_limits and answer.versions == self._versions())
 
     def _waits_still(self, first: JobKey | None) -> bool:
-        """Return True if the first in line, behind which another job waits, has no devices yet. None: there is none."""
+        """Return True if ``first``, for which another job waits, still has no devices. None: there is no such job."""
         answer = self._answers.get(first) if first is not None else None
         return first is None or (answer is not None and isinstance(answer.decision, Infeasible))
 

@@ -12,7 +12,7 @@ from dljob.reconcile import ParsedJob
 LOOK_AGAIN_S = 30.0
 """Least seconds between two looks for a better plan of one running job, however often capacity grows."""
 LOOK_AGAIN_MISSING_S = 300.0
-"""The same for a job that trains on a part of its pods, although no capacity grew."""
+"""Least seconds between two looks for a job that trains without some of its pods, although no capacity has grown."""
 LOOKS_PER_S = 3.0
 """Most looks for better plans of running jobs per second. With more than 90 jobs, each one looks less often."""
 WAITING_S = 1.0
@@ -20,7 +20,10 @@ WAITING_S = 1.0
 
 
 class Turns:
-    """The running job whose turn it is, and when each had its last turn. Times are seconds of the caller's clock."""
+    """Turns of the running jobs: one job at a time is planned again, in search of a better plan for it.
+
+    All times are seconds of the caller's clock.
+    """
 
     def __init__(self, jobs: Callable[[], Iterable[JobSeen]]) -> None:
         """``jobs``: returns all jobs."""
@@ -49,7 +52,7 @@ class Turns:
         return now_s - self._looked_s.get(key, -inf)
 
     def list_waiting(self, now_s: float) -> bool:
-        """Find the jobs that wait for capacity. Return True if they were found anew."""
+        """List the jobs that wait for capacity, at most every ``WAITING_S``. Return True if they were listed now."""
         if now_s - self._waiting[0] < WAITING_S:
             return False
         found = [devices_waited_for(job) for job in self._jobs()]

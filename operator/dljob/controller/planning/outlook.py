@@ -45,12 +45,12 @@ IDLE_FACTOR = 20.0
 MAX_ASKED = 5
 """Maximum number of jobs that are planned for one forecast, because jobs that could start wait meanwhile."""
 MAX_LEFT = timedelta(days=3650)
-"""Later times are shown as unknown."""
+"""Forecasts of times further away are shown as unknown."""
 
 
 @dataclass(frozen=True)
 class _Alone:
-    """The plan of a job on the cluster after all jobs have ended. ``waiter``: None if there is none."""
+    """What is known of a job's plan on the cluster without other jobs. ``waiter``: None if there is no plan."""
 
     question: ParsedJob
     versions: tuple[int, int]
@@ -84,7 +84,7 @@ class Outlooks:
         self._made_s = -inf
 
     def of(self, key: JobKey) -> Outlook | None:
-        """Return the forecast of a waiting job, to be shown; None if there is none."""
+        """Return the forecast that the status of a waiting job shows; None if there is none."""
         self._news.discard(key)
         return self._found.get(key)
 
@@ -167,7 +167,7 @@ class Outlooks:
         return news
 
     def forget_others(self, waiting: Mapping[JobKey, ParsedJob]) -> None:
-        """Forget the jobs that wait no longer."""
+        """Forget all jobs that are not in ``waiting``."""
         for state in (self._alone, self._found, self._queue.run_p90_s):
             for gone in state.keys() - waiting.keys():
                 del state[gone]
@@ -178,7 +178,7 @@ class Outlooks:
         self._whole, self._looked_at, self._next_s, self._state = None, None, -inf, object()
 
     def _look(self) -> None:
-        """Notice whether the cluster without jobs has changed."""
+        """Update ``_whole``, what is free on the cluster without jobs, if nodes, pods or reservations have changed."""
         state = self._cache.ledger.version, self._book.version
         if state == self._looked_at:
             return

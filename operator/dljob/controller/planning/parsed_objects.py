@@ -44,7 +44,7 @@ class PlansByJob:
 
 
 class ProfilesByNamespace:
-    """What plans of jobs in each namespace may use of the profiles."""
+    """The profiles that plans of jobs in each namespace may use."""
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache

@@ -57,7 +57,7 @@ class _Order:
 
 
 class Preempting:
-    """Which jobs stop for which. Use it in one event loop only."""
+    """Decides which running jobs stop for which waiting job. Use it in one event loop only."""
 
     def __init__(
         self,
@@ -207,7 +207,7 @@ class Preempting:
         return Preemptible(job.key, priority, holds, lost_s(status), restart_s(status), remaining_p90_s(status))
 
     def _counts(self, key: JobKey, order: _Order) -> bool:
-        """Return True if the job is still to stop, or stops and holds devices."""
+        """Return True if a preempted job has not stopped yet: its pods must stop, or are stopping and hold devices."""
         job = self._cache.job(key)
         if job is None or self._cache.job(order.by) is None or not self._queue.holds_devices(key):
             return False

@@ -23,11 +23,14 @@ LIMIT_S = 30.0
 """Time limit for one plan, including the start of the process. 10,000 nodes of eight device types take 1 s."""
 COMMAND = (sys.executable, "-m", "dljob.controller.planning.worker")
 ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
-"""Threads of numpy would take processor time from the operator, and each needs memory."""
+"""Environment of the process. More threads of numpy would take processor time and memory from the operator."""
 
 
 class PlannerProcess:
-    """Starts the process with the first question, and a new one after a crash or a hang. Answers one at a time."""
+    """The planner in a process of its own, which plans one job at a time.
+
+    The process starts with the first question. After a crash or a hang, a new one starts.
+    """
 
     def __init__(
         self,

@@ -44,7 +44,7 @@ SHADOW_S = 10.0
 PLACES_S = 5.0
 """Seconds for which the places of jobs in the queue are shown. Sorting 1,000 jobs takes some milliseconds."""
 Ask = Callable[[ParsedJob, ClusterView], Awaitable[StoredPlan | Infeasible]]
-"""Asks the planner about a job on a cluster with this view."""
+"""Function that plans a job on a view of the cluster."""
 
 log = logging.getLogger("dljob")
 
@@ -59,7 +59,7 @@ class First:
 
 @dataclass(frozen=True)
 class _Known:
-    """The shadow reservation of a job, or None if the job could not run on the whole cluster, and where that holds."""
+    """A shadow reservation, and for what it is valid. ``found``: None if the whole cluster cannot run the job."""
 
     question: ParsedJob
     versions: tuple[int, int]
@@ -70,7 +70,10 @@ class _Known:
 
 
 class Queue:
-    """Order and shadow reservations. Use it in one event loop only."""
+    """The queue of waiting jobs: their order, and the shadow reservation of the first in line.
+
+    Use it in one event loop only.
+    """
 
     def __init__(
         self,
@@ -177,12 +180,12 @@ class Queue:
         return self.view_without(key, {each.key for each in ended})
 
     def view_without(self, key: JobKey, ended: Collection[JobKey]) -> ClusterView:
-        """Return what is free for a job when others have ended. Pods that belong to no job stay."""
+        """Return what is free for the job ``key`` after the jobs ``ended`` have ended. Pods of no job stay."""
         uids = [pod.uid for each in (key, *sorted(ended)) for pod in self._cache.pods_of(each)]
         return without_reserved(self._cache.ledger.view(uids), self._book.current(without=key, ended=ended))
 
     def limits_without(self, key: JobKey, ended: Collection[JobKey] = ()) -> NamespaceLimits:
-        """Return what quotas and limit ranges leave for a job when others have ended."""
+        """Return what quotas and limit ranges leave for the job ``key`` after the jobs ``ended`` have ended."""
         reserved = self._book.current(without=key, namespace=key[0], ended=ended)
         return limits_for(key, self._cache, reserved, ended)
 

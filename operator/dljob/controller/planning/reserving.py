@@ -27,7 +27,7 @@ class Reserving:
         """Accepted plans that are not stored yet, with their data."""
 
     def reserve(self, key: JobKey, question: ParsedJob, decision: Decision | None) -> bool:
-        """Reserve what a new plan needs beyond the job's pods. Return False if it is not meant to run."""
+        """Reserve what a new plan needs beyond what the job's pods have. Return False if this plan will not run."""
         observed = self._cache.observe(key)
         if not isinstance(decision, StoredPlan) or plan_only(question) or question.queued or observed is None:
             self.refused(key)

@@ -188,13 +188,13 @@ def _conditions(given: Mapping[str, Body], without: frozenset[str] = frozenset()
 
 @lru_cache(maxsize=1024)
 def _same(conditions: Conditions) -> Conditions:
-    """Return equal conditions that were made before, if there are any: most nodes have the same."""
+    """Return an equal tuple from an earlier call, if any, to save memory: most nodes have the same conditions."""
     return conditions
 
 
 @lru_cache(maxsize=1024)
 def _shared(charge: Charge) -> Charge:
-    """Return an equal charge that was made before, if there is one: all pods of a StatefulSet share theirs."""
+    """Return an equal charge from an earlier call, if any, to save memory: pods of a StatefulSet have the same."""
     return charge
 
 

@@ -23,7 +23,10 @@ MAX_EXPONENT = 30.0
 
 @dataclass(frozen=True)
 class Interruptions:
-    """``per_node_h``: interruptions per hour of one node. ``checkpoint_s``: time of a checkpoint."""
+    """What interrupts a training, such as the end of a spot node, and what that costs.
+
+    ``per_node_h``: interruptions per hour of one node. ``checkpoint_s``: seconds that a checkpoint takes.
+    """
 
     per_node_h: float
     checkpoint_s: float

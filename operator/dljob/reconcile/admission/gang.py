@@ -115,7 +115,7 @@ def admit(parsed: ParsedJob, draft: Draft, now: datetime) -> bool:
 
 
 def _blocked_left_s(parsed: ParsedJob, target: StoredPlan, ready: Verdict, now: datetime) -> float | None:
-    """Return the seconds until the job must release its pods. None: nothing blocks them, or the others train."""
+    """Return the seconds until the job must release its pods. None: no pod is blocked, or the others train."""
     assert parsed.spec is not None
     admitted, was_ready = (find(parsed.before.conditions, kind) for kind in (CONDITION, "PodsReady"))
     if admitted is None or admitted.status is not TRUE or was_ready is None or was_ready.status is not FALSE:
@@ -147,7 +147,7 @@ def release(parsed: ParsedJob, draft: Draft, now: datetime) -> None:
 
 
 def plan_only(parsed: ParsedJob, draft: Draft) -> None:
-    """Add the verdict of a job whose plan is only shown, if the job has the condition from an earlier mode."""
+    """If the job has the condition Admitted from an earlier mode, add the verdict that its plan is only shown now."""
     if find(parsed.before.conditions, CONDITION) is not None:
         text = "spec.planning.mode is PlanOnly: the plan is shown, and no pods are created"
         draft.verdicts.append(Verdict(CONDITION, FALSE, "PlanOnly", text))
@@ -156,7 +156,7 @@ def plan_only(parsed: ParsedJob, draft: Draft) -> None:
 def no_plan(observed: Observed, draft: Draft, forecast: str) -> None:
     """Add the verdict of a job that has no pods and for which no plan is possible now, with its place in the queue.
 
-    ``forecast``: what follows the place.
+    ``forecast``: text about the predicted start, which follows the place; it may be empty.
     """
     if quiet(observed):
         text = "no plan is possible now; see the condition Planned"

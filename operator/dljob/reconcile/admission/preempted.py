@@ -56,7 +56,7 @@ def _why(found: Preemption) -> str:
 
 
 def resumed(parsed: ParsedJob, draft: Draft) -> None:
-    """Add that a job which was preempted starts again."""
+    """If the job was preempted, add to the draft the condition that it starts again."""
     if is_true(parsed.before.conditions, CONDITION) and draft.plan is not None:
         text = f"plan {draft.plan.plan.number} starts and continues from the last checkpoint"
         draft.verdicts.append(Verdict(CONDITION, FALSE, "Resumed", text))

@@ -30,7 +30,10 @@ MAX_NAMED = 3
 
 @dataclass(frozen=True)
 class _Unfit:
-    """A plan that does not fit, or none if it has no nodes. ``shortages``: of quotas; ``why``: the first obstacle."""
+    """A plan on ``nodes`` nodes that does not fit; 0 nodes: no plan was possible.
+
+    ``shortages``: what quotas lack for it. ``why``: the first obstacle.
+    """
 
     reason: Infeasible
     nodes: int = 0
@@ -76,7 +79,7 @@ def _smaller(
     first: _Unfit,
     tried: Callable[[Request, ClusterView], StoredPlan | _Unfit],
 ) -> StoredPlan | _Unfit:
-    """Return the first plan that fits, of smaller pods and of fewer and fewer nodes; else why the smallest does not.
+    """Return the first plan that fits, with smaller pods or on fewer and fewer nodes; else why the last does not fit.
 
     ``first``: the best plan without limits, which does not fit.
     """

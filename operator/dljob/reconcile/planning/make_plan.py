@@ -40,7 +40,7 @@ RETRY_S = 15.0
 
 
 PLACEMENT = ("scheduling.nodeSelector: ", "scheduling.tolerations: ")
-"""Begin of the lines about defaults that limit the nodes of a job."""
+"""How those lines about defaults begin that limit the nodes of a job."""
 MAX_NAMED = 5
 """Maximum number of nodes that the message about left-out nodes names."""
 
@@ -212,7 +212,7 @@ def _attempt(
 
 
 def _too_large(found: StoredPlan) -> Infeasible | None:
-    """Return that the API server would reject the plan's ConfigMap; None if it would not."""
+    """Return the reason if the API server would reject the plan's ConfigMap as too large; otherwise None."""
     nbytes = sum(len(text.encode()) for text in found.data().values())
     if nbytes <= MAX_PLAN_NBYTES:
         return None

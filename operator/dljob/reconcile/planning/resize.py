@@ -125,7 +125,7 @@ def _is_moving(parsed: ParsedJob) -> bool:
 
 
 def _moves(parsed: ParsedJob) -> bool:
-    """Return True if the job moves to another plan, unless its pods were released, so that it is planned anyhow."""
+    """Return True if the job has decided to move and has pods. A job that released its pods is planned anyhow."""
     return _is_moving(parsed) and is_true(parsed.before.conditions, gang.CONDITION)
 
 
@@ -155,7 +155,7 @@ def _stranded(parsed: ParsedJob, now: datetime | None) -> bool:
 
 
 def _missing_for(parsed: ParsedJob, now: datetime | None) -> bool:
-    """Return True if not all pods have been ready for ``spec.scheduling.startTimeout``."""
+    """Return True if some pods have not been ready for as long as ``spec.scheduling.startTimeout``."""
     ready = find(parsed.before.conditions, "PodsReady")
     if ready is None or ready.status is not FALSE or parsed.spec is None:
         return False

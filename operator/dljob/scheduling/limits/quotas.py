@@ -55,7 +55,10 @@ class Quota:
 
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> "Quota":
-        """Return the quota of a manifest. The API server enforces the status, which the spec completes at first."""
+        """Return the quota of a manifest. Its limits are those in the status, which the API server enforces.
+
+        A limit that the status does not show yet is taken from the spec.
+        """
         spec, status = body.get("spec") or {}, body.get("status") or {}
         selector = (spec.get("scopeSelector") or {}).get("matchExpressions") or ()
         hard = {**parsed_amounts(spec.get("hard")), **parsed_amounts(status.get("hard"))}
@@ -164,7 +167,7 @@ def shortages(quotas: Iterable[Quota], needs: Iterable[tuple[Charge, int]]) -> t
 
 @dataclass(frozen=True, slots=True)
 class Unstated:
-    """A resource that a container must state because of a quota, and does not."""
+    """A request or limit that a container must have because of a quota, and lacks."""
 
     quota: str
     resource: str
@@ -172,7 +175,7 @@ class Unstated:
 
 
 def unstated(quotas: Iterable[Quota], spec: Mapping[str, Any], charge: Charge) -> Unstated | None:
-    """Return the first resource that a container of a pod must state because of a quota; None if it states all."""
+    """Return the first request or limit that a quota demands and a container lacks; None if none is missing."""
     for quota in quotas:
         if not all(scope.holds(charge) for scope in quota.scopes):
             continue

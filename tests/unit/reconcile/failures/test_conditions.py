@@ -88,6 +88,13 @@ def test_first_rule_whose_condition_holds_decides(
     assert ignored(broken(training(spec(*rules)), node, pod)) == expected
 
 
+def test_status_counts_ignored_failures() -> None:
+    observed = training(spec(on_node("Ignore")))
+    assert status(step(observed)).failures_ignored is None
+    assert status(step(broken(observed))).failures_ignored is None
+    assert status(step(broken(observed, BAD_GPU))).failures_ignored == 1
+
+
 def test_condition_may_come_later_while_ranks_train_again() -> None:
     first = broken(training(spec(on_node("Ignore"))))
     observed = after(first, step(first))
