@@ -4,7 +4,7 @@
 
 All policies see the same streams (``workload``) and plans that the operator's planner predicts. True run times are
 these times a log-normal factor per job. Figures are medians over streams. ``--check`` fails (exit code 1) if the
-policy ``dljob``, which is what the operator does today, misses a goal or is not simulated with those it is compared to.
+policy ``dljob``, the operator's default, misses a goal or is not simulated with those it is compared to.
 The modules ``baselines`` and ``operator_policy`` describe the policies and what is simplified.
 """
 

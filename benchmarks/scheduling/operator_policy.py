@@ -34,7 +34,7 @@ from dljob.scheduling import (
     shadow,
     start_in_s,
 )
-from dljob.scheduling.assignment import Candidate, Choices, Held, Option, assign, free_devices, movers, share
+from dljob.scheduling.assignment import Candidate, Choices, Held, Option, assign, assign_all, free_devices, part_of
 
 EPOCH = datetime(2026, 1, 1, tzinfo=UTC)
 Signature = tuple[tuple[str, int], ...]
@@ -78,9 +78,9 @@ class Placed:
 class Operator:
     """The policy. ``spread``: ratio of the 90th percentile of predicted times to the median.
 
-    Jobs are planned one after another, as the operator does today. ``together``: waiting jobs are assigned together,
-    unless a job is alone. ``all_jobs``: all jobs are assigned together, and running ones move.
-    ``clairvoyant``: the assignment knows true run times.
+    Jobs are planned one after another, as with ``queue.assignment: InOrder``. ``together``: waiting jobs are assigned
+    together, unless a job is alone. ``all_jobs``: all jobs are assigned together, and running ones move, as with
+    ``Together``. ``clairvoyant``: the assignment knows true run times.
     """
 
     spread: float
@@ -129,7 +129,7 @@ class Operator:
             part = self._parts(left)[0] if self.together and len(states) > 1 else None
             left.pop(0)
             if part is not None:
-                free = _part_of(free, part)
+                free = part_of(free, part)
             choice = PLANS.of(state.job.model, free)
             if choice is None:
                 first = first or self._shadow(now_s, state, states)
@@ -181,15 +181,15 @@ class Operator:
         """Assign devices to waiting and running jobs together. Running jobs move if that pays or if others wait."""
         line = sorted(active, key=lambda state: self._queued(state, states).place)
         free = free_devices(view())
-        parts = share([Candidate(0, options(state, self._factor(state))) for state in line], free)
-        moves = movers([self._held(now_s, state) for state in line], parts, free, START_S)
-        for state, moved in zip(line, moves, strict=True):
+        jobs = [Candidate(0, options(state, self._factor(state))) for state in line]
+        found = assign_all(jobs, [self._held(now_s, state) for state in line], free, START_S)
+        for state, moved in zip(line, found.moves, strict=True):
             if moved:
                 self._release(state.job.name)
-        for state, part in zip(line, parts, strict=True):
+        for state, part in zip(line, found.parts, strict=True):
             if state.job.name in self.placed or part is None:
                 continue
-            choice = PLANS.of(state.job.model, _part_of(self.ledger.view(), part))
+            choice = PLANS.of(state.job.model, part_of(self.ledger.view(), part))
             if choice is not None:
                 self._place(state.job.name, choice)
                 self.moved_s[state.job.name] = now_s
@@ -275,21 +275,10 @@ def options(state: State, factor: float = 1.0) -> tuple[Option, ...]:
     )
 
 
-def _part_of(free: ClusterView, part: Option) -> ClusterView:
-    """Return the nodes that a part uses: those with the most free devices, as far as they are assigned."""
-    left, nodes = part.devices, []
-    for node in sorted(free.nodes, key=lambda node: -node.free_devices):
-        if node.device == part.device and node.free_devices and left:
-            count = min(left, node.free_devices)
-            nodes.append(replace(node, free_devices=count))
-            left -= count
-    return ClusterView(tuple(nodes))
-
-
 TODAY, ALL_JOBS = "dljob", "dljob, all jobs"
 POLICIES: dict[str, Callable[[float], Operator]] = {
     TODAY: lambda noise: Operator(spread_of(noise)),
     "dljob, waiting jobs": lambda noise: Operator(spread_of(noise), together=True),
     ALL_JOBS: lambda noise: Operator(spread_of(noise), all_jobs=True),
 }
-"""``dljob``: what the operator does today. The controller does not use ``scheduling.assignment`` yet."""
+"""``dljob``: the operator's default. ``dljob, all jobs``: with the chart value queue.assignment: Together."""

@@ -52,6 +52,8 @@
   value: {{ .Values.queue.deadlines | quote }}
 - name: DLJOB_QUEUE_WEIGHTS
   value: {{ .Values.queue.weights | default dict | toJson | quote }}
+- name: DLJOB_QUEUE_ASSIGNMENT
+  value: {{ .Values.queue.assignment }}
 - name: DLJOB_LOG_LEVEL
   value: {{ .Values.operator.logLevel }}
 - name: DLJOB_LOG_FORMAT

@@ -99,7 +99,7 @@ class Operator:
             stack.push_async_callback(planner.close)
             planning = Planning(
                 self._cache, planner.plan, self._queue.add, self._metrics,
-                preempts=settings.preempts, policy=settings.queue_policy,
+                preempts=settings.preempts, policy=settings.queue_policy, together=settings.assigns_together,
             )  # fmt: skip
             queues = Queues(api, self._cache, settings.watch_namespaces, self._queue.add) if settings.queues else None
             self._controller = Controller(

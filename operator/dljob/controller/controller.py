@@ -164,7 +164,8 @@ class Controller:
             observed = self._with_priority_class(await self._with_left_out(parsed), parsed)
             parsed = replace(parsed, observed=observed)
             unplanned = None if needs_view(observed, parsed, self._now()) else parsed
-            observed = replace(observed, capacity_grew=self._planning.capacity_grew(key, unplanned))
+            grew = self._planning.capacity_grew(key, unplanned)
+            observed = replace(observed, capacity_grew=grew, room_for=self._planning.room_for(key))
             parsed = replace(parsed, observed=observed)
         failure = None
         if parsed is not None and needs_view(observed, parsed, self._now()):

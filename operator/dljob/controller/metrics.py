@@ -21,7 +21,7 @@ from dljob.status import find, is_true
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 PHASES = tuple(phase.value for phase in Phase)
-_RESIZES = ("BetterPlan", "NodesGone")
+_RESIZES = ("BetterPlan", "DevicesReassigned", "NodesGone")
 _RESULTS = ("ok", "rejected", "error")
 
 
@@ -167,8 +167,9 @@ class Metrics:
         )
         self.resizes = Counter(
             f"{prefix}_resizes",
-            "Running jobs that moved to another plan, by reason: BetterPlan (nodes became free) or NodesGone. If jobs "
-            "move often, nodes come and go; planning.resize: Never keeps a job where it is.",
+            "Running jobs that moved to another plan, by reason: BetterPlan (nodes became free), DevicesReassigned "
+            "(others gain more from the devices, with queue.assignment: Together) or NodesGone. If jobs move often, "
+            "nodes or jobs come and go; planning.resize: Never keeps a job where it is.",
             ["reason"],
             registry=registry,
         )

@@ -196,6 +196,21 @@ class Preemption:
 
 
 @dataclass(frozen=True)
+class RoomFor:
+    """Jobs that gain more from devices of a running job than that job does.
+
+    ``by``: name of the first; empty if it is in another namespace. ``jobs``: their number.
+    """
+
+    by: str
+    jobs: int
+
+    def __str__(self) -> str:
+        first = f"job {self.by}" if self.by else "a job of another namespace"
+        return first + (f" and {self.jobs - 1} more" if self.jobs > 1 else "")
+
+
+@dataclass(frozen=True)
 class Observed:
     job: JobSeen
     sets: tuple[SetSeen, ...] = ()
@@ -236,6 +251,8 @@ class Observed:
     """The forecast of a job that waits for devices; None if it is not made yet, or if the job does not wait."""
     preemption: Preemption | None = None
     """Set while the job is to release its devices for another one, and has not begun to."""
+    room_for: RoomFor | None = None
+    """Set while the job is to move to other or fewer devices, because others gain more from those that it has."""
     lacks_priority_class: str = ""
     """PriorityClass that the job names and that does not exist; empty if it exists, or if that is unknown."""
     capacity_grew: bool = False

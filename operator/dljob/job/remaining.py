@@ -30,6 +30,21 @@ def run_time(predicted: Predicted, status: DLJobStatus) -> Interval:
     return interval(predicted.total_seconds * left, _spread(predicted))
 
 
+def left_part(status: DLJobStatus, *, running: bool) -> float:
+    """Return the part of the training that is left: of a running job now, of another one after its last checkpoint."""
+    done, saved = status.progress, status.last_checkpoint
+    if done is None or done.steps <= 0:
+        return 1.0
+    return max(0.0, 1.0 - (done.step if running else saved.step if saved is not None else 0) / done.steps)
+
+
+def slowdown(status: DLJobStatus) -> float:
+    """Return by which factor the measured step time exceeds the predicted one, at least 1. Unmeasured: 1."""
+    if status.measured is None or status.plan is None or status.plan.predicted.step_seconds <= 0:
+        return 1.0
+    return max(1.0, status.measured.step_seconds / status.plan.predicted.step_seconds)
+
+
 def remaining(status: DLJobStatus) -> Interval:
     """Return the remaining time of a job with this status.
 

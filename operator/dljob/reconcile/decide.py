@@ -218,7 +218,9 @@ def _roll(
         if any((verdict.type, verdict.status) == (node_faults.CONDITION, TRUE) for verdict in draft.verdicts):
             why = "a node is faulty"
         elif resizing := next((v for v in draft.verdicts if (v.type, v.status) == (resize.CONDITION, TRUE)), None):
-            why = "pods find no node" if resizing.reason == "NodesGone" else why
+            why = {"NodesGone": "pods find no node", "DevicesReassigned": "other jobs gain more"}.get(
+                resizing.reason, why
+            )
         text = f"{why}: {len(observed.pods)} pods write a checkpoint and stop before the new pods start"
         draft.verdicts.append(Verdict("Running", FALSE, "Replacing", text))
         return

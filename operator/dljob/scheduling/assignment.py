@@ -14,7 +14,7 @@ Jobs of a higher priority are assigned first, as if the others did not exist.
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from itertools import combinations, groupby
 
@@ -64,6 +64,18 @@ class Held:
     devices: Mapping[str, int]
     left_s: float = 0.0
     movable: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """What each job gets. ``parts``: its option, or None for no devices now. ``moves``: True: it restarts on its part.
+
+    ``helped``: indices of the jobs that need what a job gives up; empty if it does not restart.
+    """
+
+    parts: "Choices"
+    moves: tuple[bool, ...]
+    helped: tuple[tuple[int, ...], ...]
 
 
 Choices = tuple[Option | None, ...]
@@ -116,7 +128,7 @@ def movers(held: Sequence[Held], parts: Choices, free: Mapping[str, int], restar
     for i in sorted(moving):
         part = parts[i]
         assert part is not None
-        pays = held[i].left_s - part.seconds - restart_s >= max(MIN_GAIN_S, MIN_GAIN * held[i].left_s)
+        pays = gains_by(held[i], part.seconds, restart_s)
         missing = sum(short(moving, waiting=True).values())
         if not pays and sum(short(moving - {i}, waiting=True).values()) <= missing:
             moving.remove(i)
@@ -126,6 +138,109 @@ def movers(held: Sequence[Held], parts: Choices, free: Mapping[str, int], restar
             break  # Jobs hold more than there is, such as after the loss of a node.
         moving.remove(max(wrong))
     return tuple(i in moving for i in range(len(held)))
+
+
+def assign_all(
+    jobs: Sequence[Candidate], held: Sequence[Held], free: Mapping[str, int], restart_s: float
+) -> Assignment:
+    """Assign devices to waiting and running jobs together. Arguments as for ``share`` and ``movers``.
+
+    A job that does not gain itself restarts only for jobs of no lower priority that gain more than it loses.
+    """
+    parts = share(jobs, free)
+    moving = movers(held, parts, free, restart_s)
+    helped = tuple(_helped(i, jobs, held, parts, moving) if moves else () for i, moves in enumerate(moving))
+    gains = [
+        part is not None and gains_by(mine, part.seconds, restart_s) for mine, part in zip(held, parts, strict=True)
+    ]
+    moves = tuple(
+        m and (own or _repays(i, jobs, held, parts, others, restart_s))
+        for i, (m, own, others) in enumerate(zip(moving, gains, helped, strict=True))
+    )
+    return Assignment(parts, moves, tuple(others if m else () for m, others in zip(moves, helped, strict=True)))
+
+
+def gains_by(mine: Held, seconds: float, restart_s: float) -> bool:
+    """Return True if a running job gains by a restart after which it takes ``seconds``, by the rule of growth."""
+    return mine.left_s - seconds - restart_s >= max(MIN_GAIN_S, MIN_GAIN * mine.left_s)
+
+
+def _helped(
+    i: int, jobs: Sequence[Candidate], held: Sequence[Held], parts: Choices, moving: Sequence[bool]
+) -> tuple[int, ...]:
+    """Return the jobs of no lower priority whose parts are of a device type of which job ``i`` gives up devices."""
+    mine = parts[i]
+    assert mine is not None
+    freed = {
+        device for device, count in held[i].devices.items() if count > (mine.devices if device == mine.device else 0)
+    }
+    return tuple(
+        j
+        for j, part in enumerate(parts)
+        if j != i
+        and part is not None
+        and part.device in freed
+        and jobs[j].priority >= jobs[i].priority
+        and (not held[j].devices or moving[j])
+    )
+
+
+def _repays(
+    i: int,
+    jobs: Sequence[Candidate],
+    held: Sequence[Held],
+    parts: Choices,
+    helped: Sequence[int],
+    restart_s: float,
+) -> bool:
+    """Return True if the jobs in ``helped`` gain more than job ``i`` loses, by the figures of the rule of growth.
+
+    Without the move, a waiting job starts when job ``i`` ends. With it, that job starts now, and each of the two gets
+    what the other held when that one ends. Job ``i`` then restarts a second time.
+    """
+    mine, gained_s, slower_s = parts[i], 0.0, 0.0
+    assert mine is not None
+    left_s, count = held[i].left_s, sum(held[i].devices.values())
+    for j in helped:
+        part = parts[j]
+        assert part is not None
+        slower_s = max(slower_s, min(part.seconds, mine.seconds) * (1 - left_s / mine.seconds))
+        if held[j].devices:
+            gained_s += held[j].left_s - part.seconds - restart_s
+            continue
+        alone = _fastest(jobs[j].options, {part.device: max(count, part.devices)}) or part
+        both_s = mine.seconds + restart_s
+        done = min(1.0, both_s / part.seconds)
+        ends_s = part.seconds if done == 1.0 else both_s + (1 - done) * alone.seconds
+        gained_s += left_s + alone.seconds - ends_s
+    return bool(helped) and gained_s - slower_s - 2 * restart_s >= max(MIN_GAIN_S, MIN_GAIN * left_s)
+
+
+def sizes(nodes: int, per_node: int) -> list[tuple[int, int]]:
+    """Return the sizes for options on nodes with the same devices, as (nodes, devices of each), the smallest first.
+
+    These are 1, 2, 4, … devices of one node, and then 1, 2, 4, … whole nodes, and all.
+    """
+    powers = [2**n for n in range(max(nodes, per_node).bit_length())]
+    found = [(1, n) for n in powers if n < per_node] + [(n, per_node) for n in powers if n < nodes]
+    return [*found, (nodes, per_node)] if nodes > 0 and per_node > 0 else []
+
+
+def part_of(view: ClusterView, part: Option) -> ClusterView:
+    """Return the nodes for a part, with as much free as is assigned, or all that is free of the type if that is less.
+
+    Nodes with the most free devices come first. A node has more than ``per_node`` only if others have too few.
+    """
+    fitting = [node for node in view.nodes if node.device == part.device and node.free_devices and not node.left_out]
+    fitting.sort(key=lambda node: (-node.free_devices, node.name))
+    left, taken = part.devices, Counter[str]()
+    for most in (part.per_node, part.devices):
+        for node in fitting:
+            count = min(left, most - taken[node.name], node.free_devices - taken[node.name])
+            if count > 0:
+                taken[node.name] += count
+                left -= count
+    return ClusterView(tuple(replace(n, free_devices=taken[n.name]) for n in view.nodes if taken[n.name]))
 
 
 def _by_priority(

@@ -41,8 +41,15 @@ async def planned_here(question: ParsedJob, view: ClusterView, profiles: Profile
 class Operator:
     """A controller whose workers run until nothing is left to do."""
 
-    def __init__(self, cluster: FakeCluster, policy: QueuePolicy = DEFAULT_POLICY, *, preempts: bool = False) -> None:
-        """``preempts``: jobs of a higher priority may stop others."""
+    def __init__(
+        self,
+        cluster: FakeCluster,
+        policy: QueuePolicy = DEFAULT_POLICY,
+        *,
+        preempts: bool = False,
+        together: bool = False,
+    ) -> None:
+        """``preempts``: jobs of a higher priority may stop others. ``together``: as of ``Planning``."""
         self.now = NOW
         self.cluster, self.cache, self.asked = cluster, Cache(now=lambda: NOW), list[JobKey]()
         self.queue: WorkQueue[JobKey] = WorkQueue()
@@ -56,7 +63,7 @@ class Operator:
         cluster.listed(self.cache)
         self.planning = Planning(
             self.cache, self._plan, self.queue.add, self.metrics, now_s, lambda: self.now,
-            preempts=preempts, policy=policy,
+            preempts=preempts, policy=policy, together=together,
         )  # fmt: skip
         self.controller = Controller(
             kube, self.cache, WarningEvents(api), self.queue, CONFIG, self.metrics, self.planning, lambda: self.now,

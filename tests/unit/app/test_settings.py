@@ -87,6 +87,7 @@ def test_longest_time_of_a_node_is_not_below_the_first() -> None:
         ("DLJOB_GANG_SCHEDULING", "auto", "none, kubernetes, coscheduling, volcano"),
         ("DLJOB_PREEMPTION", "Always", "Never, LowerPriority"),
         ("DLJOB_SCALE_UP_SECONDS", "15m", "a number from 10 to 86400"),
+        ("DLJOB_QUEUE_ASSIGNMENT", "Fair", "InOrder, Together"),
         ("DLJOB_QUEUE_DEADLINES", "perhaps", "true, 1, yes, false, 0, no"),
         ("DLJOB_QUEUE_WEIGHTS", "a=2", "expected JSON"),
         ("DLJOB_QUEUE_WEIGHTS", "[]", "an object such as"),

@@ -11,11 +11,14 @@ from dljob.scheduling.assignment import (
     Held,
     Option,
     assign,
+    assign_all,
     free_devices,
     in_order,
     left_for,
     movers,
+    part_of,
     share,
+    sizes,
     together,
     total_s,
 )
@@ -119,3 +122,46 @@ def test_a_running_job_gives_devices_to_others_but_does_not_move_for_nothing() -
 def test_a_job_leaves_what_is_assigned_to_others() -> None:
     view = ClusterView(tuple(Node(f"n{i}", "t4", 4, 4, is_gpu=True) for i in range(3)))
     assert free_devices(left_for(view, [Option("t4", 2, 4, 1.0), None])) == {"t4": 4}
+
+
+@given(JOBS, JOBS, FREE, st.lists(st.integers(0, 1), min_size=14, max_size=14))
+def test_a_job_restarts_only_if_it_gains_or_if_jobs_of_no_lower_priority_gain(
+    running: list[tuple[Option, ...]], waiting: list[tuple[Option, ...]], free: dict[str, int], priorities: list[int]
+) -> None:
+    held = [
+        Held({} if each is None else {each.device: each.devices}, each.seconds if each else 0.0, movable=True)
+        for each in in_order(running, free)
+    ] + [Held({}) for _ in waiting]
+    jobs = [Candidate(p, options) for p, options in zip(priorities, [*running, *waiting], strict=False)]
+    order = sorted(range(len(jobs)), key=lambda i: -jobs[i].priority)
+    jobs, held = [jobs[i] for i in order], [held[i] for i in order]
+    found = assign_all(jobs, held, free, 45.0)
+    for i, (moves, helped) in enumerate(zip(found.moves, found.helped, strict=True)):
+        part = found.parts[i]
+        assert moves or not helped
+        assert all(jobs[j].priority >= jobs[i].priority and j != i for j in helped)
+        assert not moves or helped or (part is not None and held[i].left_s - part.seconds - 45.0 >= 60.0)
+
+
+def test_a_long_job_makes_room_for_a_short_one_but_not_for_one_that_is_as_long() -> None:
+    long = tuple(Option("t4", 1, n, 100_000.0 / n**0.9) for n in (1, 2, 4))
+    short = tuple(Option("t4", 1, n, 1000.0 / n**0.9) for n in (1, 2, 4))
+    whole, waits = Held({"t4": 4}, long[-1].seconds, movable=True), Held({})
+    found = assign_all(equal([long, short]), [whole, waits], {"t4": 4}, 60.0)
+    assert found.moves == (True, False) and found.helped == ((1,), ())
+    assert assign_all(equal([long, long]), [whole, waits], {"t4": 4}, 60.0).moves == (False, False)
+
+
+def test_sizes_are_those_of_one_node_and_then_whole_nodes() -> None:
+    assert sizes(3, 4) == [(1, 1), (1, 2), (1, 4), (2, 4), (3, 4)]
+    assert sizes(1, 1) == [(1, 1)] and sizes(0, 4) == []
+
+
+@given(st.lists(st.integers(0, 8), max_size=6), st.integers(1, 4), st.sampled_from([1, 2, 4, 8]))
+def test_a_part_has_as_many_devices_as_are_assigned_or_as_are_free(free: list[int], nodes: int, per_node: int) -> None:
+    view = ClusterView(tuple(Node(f"n{i}", "t4", 8, count, is_gpu=True) for i, count in enumerate(free)))
+    found = part_of(view, Option("t4", nodes, per_node, 1.0))
+    assert sum(node.free_devices for node in found.nodes) == min(nodes * per_node, sum(free))
+    assert all(0 < node.free_devices <= free[int(node.name[1:])] for node in found.nodes)
+    if sum(count >= per_node for count in free) >= nodes:
+        assert [node.free_devices for node in found.nodes] == [per_node] * nodes

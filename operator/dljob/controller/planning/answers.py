@@ -1,5 +1,6 @@
 """What planning has found out about a job, and for which state of the cluster it holds."""
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 from dljob.api import PlanningMode
@@ -42,6 +43,8 @@ class Answer:
     limits: NamespaceLimits
     behind: JobKey | None = None
     """The first job in line, if the job waits only so that it does not delay that one."""
+    share: Hashable = None
+    """What was assigned to the job together with others; None: nothing."""
 
     @property
     def waits_for_devices(self) -> bool:

@@ -7,7 +7,7 @@ counts at once, two plans never use the same devices.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
@@ -17,28 +17,27 @@ from dljob.cluster import ClusterView
 from dljob.controller.metrics import Metrics
 from dljob.controller.planning import answers
 from dljob.controller.planning.answers import Answer, Decision, PlanningError, plan_only
+from dljob.controller.planning.assigning import Assigning, Share
 from dljob.controller.planning.growing import Turns, matters_to
 from dljob.controller.planning.outlook import Outlooks
-from dljob.controller.planning.parsed_objects import PlansByJob, Profiles, ProfilesByNamespace
+from dljob.controller.planning.parsed_objects import Profiles, ProfilesByNamespace
 from dljob.controller.planning.preempting import Preempting
 from dljob.controller.planning.queueing import Queue, queued
-from dljob.job.observed import Observed, Outlook, Preemption
-from dljob.job.plan.stored import StoredPlan
+from dljob.controller.planning.reserving import Reserving
+from dljob.job.observed import Observed, Outlook, Preemption, RoomFor
 from dljob.job.remaining import run_p90_s
-from dljob.job.reservation import PlannedPods, created_by_group, placed_by_group, plan_reservation, stored_reservation
 from dljob.kube import Cache, JobKey
 from dljob.kube.objects.cache import utc_now
 from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
 from dljob.reconcile.planning.make_plan import question as question_of
-from dljob.scheduling import NO_LIMITS, Growth, QueuePolicy, Reservation, ReservationBook, without_reserved
+from dljob.scheduling import NO_LIMITS, Growth, QueuePolicy, ReservationBook, without_reserved
 
 Planner = Callable[[ParsedJob, ClusterView, Profiles], Awaitable[Decision]]
 """Function that plans a job on a view of the cluster, with the measured profiles. Raises PlanningError if it fails."""
 
 TICK_S = 5.0
 """Seconds between two checks whether reservations have expired."""
-YIELD_EVERY = 20
 
 log = logging.getLogger("dljob")
 
@@ -56,9 +55,13 @@ class Planning:
         now: Callable[[], datetime] = utc_now,
         *,
         preempts: bool = False,
+        together: bool = False,
         policy: QueuePolicy = answers.DEFAULT_POLICY,
     ) -> None:
-        """``requeue``: called with a job's key when it must be reconciled. ``preempts``: jobs may stop others."""
+        """``requeue``: called with a job's key when it must be reconciled. ``preempts``: jobs may stop others.
+
+        ``together``: devices are assigned to all jobs together, and not to one after another.
+        """
         self._cache, self._planner, self._requeue, self._metrics, self._clock = cache, planner, requeue, metrics, clock
         self._asked: dict[JobKey, ParsedJob] = {}
         self._current: tuple[JobKey, ParsedJob] | None = None
@@ -69,10 +72,10 @@ class Planning:
         self._book, self._growth = ReservationBook(), Growth()
         self._queue = Queue(cache, self._book, clock, now, policy)
         self._outlooks = Outlooks(cache, self._book, self._queue, metrics, clock, now)
-        self._unstored: dict[JobKey, tuple[Mapping[str, str], PlannedPods]] = {}
-        """Accepted plans that are not stored yet, with their data."""
-        self._turns, self._plans, self._profiles = Turns(cache.jobs), PlansByJob(), ProfilesByNamespace(cache)
-        self._preempting = Preempting(cache, self._queue, self._plans, requeue, clock, now, on=preempts)
+        self._turns, self._profiles = Turns(cache.jobs), ProfilesByNamespace(cache)
+        self._reserving = Reserving(cache, self._book, clock)
+        self._preempting = Preempting(cache, self._queue, self._reserving.plans, requeue, clock, now, on=preempts)
+        self._assigning = Assigning(cache, self._queue, self._reserving.plans, requeue, clock, now, on=together)
         self._free: tuple[tuple[int, int], ClusterView] | None = None
         self._served: dict[str, int] = {}
         """Number of the last question of each namespace that was answered."""
@@ -104,6 +107,7 @@ class Planning:
         if parsed is None:
             self._turns.end(key)
             return False
+        self._assigning.note(key, parsed)
         if self._turns.current is not None or self._free is None or parsed.accepted is None or parsed.finished:
             return self._turns.current == key
         now_s, matters = self._clock(), matters_to(parsed)
@@ -112,6 +116,11 @@ class Planning:
         if self._turns.list_waiting(now_s):
             self._look()
         missing = len(parsed.observed.ready_pods) < parsed.accepted.nodes
+        if self._assigning.moves(key):
+            self._turns.current = key
+            return True
+        if self._assigning.of(key) is not None and not missing:
+            return False  # It grows only as part of an assignment.
         due = self._turns.due(key, self._growth.count(matters), now_s, missing=missing)
         if not due or self._asked or self._current is not None or self._others_wait(key, matters):
             return False
@@ -161,8 +170,7 @@ class Planning:
 
     def refused(self, key: JobKey) -> None:
         """End the reservation of a plan that the API server did not store."""
-        self._unstored.pop(key, None)
-        self._book.release(key)
+        self._reserving.refused(key)
 
     def settle(self, key: JobKey) -> None:
         """Forget the question and the answer of a job that needs no plan now."""
@@ -175,9 +183,9 @@ class Planning:
     def forget(self, key: JobKey) -> None:
         """Forget a job that no longer exists."""
         self.settle(key)
-        self._plans.forget(key)
+        self._reserving.forget(key)
         self._turns.forget(key)
-        self._book.drop(key)
+        self._assigning.forget(key)
 
     def capacity_changed(self) -> None:
         """Check soon whether a waiting job can be planned now, because nodes, pods or quotas have changed."""
@@ -186,7 +194,7 @@ class Planning:
     async def run(self) -> None:
         """Plan jobs until the task is cancelled. Then forget all plans, because another replica may plan then."""
         try:
-            await self._derive_all()
+            await self._reserving.derive_all()
             self._look()
             while True:
                 self._wakeup.clear()
@@ -197,20 +205,21 @@ class Planning:
                 waiting = self._waiting_for_devices()
                 for key in await self._outlooks.refresh(waiting, self._ask, lambda: bool(self._asked)):
                     self._requeue(key)
-                await self._make_room()
+                if not await self._assigning.look(waiting, self._ask):
+                    await self._make_room()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(TICK_S):
                         await self._wakeup.wait()
         finally:
             self._current = self._free = None
-            for state in (self._asked, self._answers, self._waiting, self._unstored, self._served):
+            for state in (self._asked, self._answers, self._waiting, self._served):
                 state.clear()
-            self._book.clear()
+            self._reserving.forget_all()
             self._outlooks.forget_all()
             self._queue.forget_all()
             self._preempting.forget_all()
+            self._assigning.forget_all()
             self._turns.clear()
-            self._plans.clear()
 
     def _turn(self, key: JobKey) -> tuple[object, ...]:
         """Return the sort key of the order in which questions are answered.
@@ -225,6 +234,9 @@ class Planning:
         self._served[key[0]] = max(self._served.values(), default=0) + 1
         if self._cache.job(key) is None:
             return
+        self._current = (key, question)
+        everything, others = self._growth.count(lambda _: True), {**self._waiting_for_devices(), **self._asked}
+        share = await self._assigning.share(key, question, others, everything, self._ask)
         self._look()
         # A job in a queue of Kueue asks for quota, not for nodes that are free now.
         view = self._cache.ledger.empty_view() if question.queued else self._view(key)
@@ -236,9 +248,8 @@ class Planning:
         )
         asked = replace(question, observed=replace(question.observed, limits=limits))
         decision, behind, error = None, None, ""
-        self._current = (key, question)
         try:
-            decision, behind = await self._decide(key, asked, view, profiles)
+            decision, behind = await self._decide(key, asked, view, profiles, share)
         except PlanningError as failure:
             error = str(failure)
         except Exception as failure:  # An error in one job must not stop the others.
@@ -249,19 +260,22 @@ class Planning:
         self._metrics.planned(self._clock() - began, None if decision is None else not isinstance(decision, Infeasible))
         self._turns.planned(key, growth, self._clock())
         # A job that could grow reserves nothing before it has decided to move.
-        reserved = self._turns.current != key and self._reserve(key, question, decision)
+        reserved = self._turns.current != key and self._reserving.reserve(key, question, decision)
         self._look()
         self._answers[key] = Answer(
             question, decision, error, reserved, self._clock(), self._versions(), profiles_version, growth,
-            limits_version, limits, behind,
+            limits_version, limits, behind, self._assigning.of(key),
         )  # fmt: skip
         self._requeue(key)
 
     async def _decide(
-        self, key: JobKey, question: ParsedJob, view: ClusterView, profiles: Profiles
+        self, key: JobKey, question: ParsedJob, whole: ClusterView, profiles: Profiles, share: Share | None
     ) -> tuple[Decision, JobKey | None]:
         """Return the plan of a job, or why it must wait, and the first job in line if it waits behind that one."""
+        view = share.of(whole, question) if share is not None else whole
         decision = await self._planner(question, view, profiles)
+        if isinstance(decision, Infeasible) and (rest := self._assigning.rest(key, whole)) is not None:
+            view, decision = rest, await self._planner(question, rest, profiles)
         await self._outlooks.note(key, question, decision, self._ask)
         if isinstance(decision, Infeasible):
             return self._preempting.explained(key, decision), None
@@ -282,6 +296,10 @@ class Planning:
         """Return why a running job must stop now, if a job of a higher priority needs its devices."""
         return self._preempting.order(key)
 
+    def room_for(self, key: JobKey) -> RoomFor | None:
+        """Return the jobs that gain more from devices of a running job, if it must move for them."""
+        return self._assigning.room_for(key)
+
     async def _make_room(self) -> None:
         """Stop running jobs for the first in line, if the chart value ``preemption`` allows it."""
         key = await self._preempting.make_room(self._waiting_for_devices(), self._ask)
@@ -298,22 +316,6 @@ class Planning:
             if each.waits_for_devices and self._clock() - each.at_s < answers.REFRESH_S + answers.RECONCILE_S
         }
 
-    def _reserve(self, key: JobKey, question: ParsedJob, decision: Decision | None) -> bool:
-        """Reserve what a new plan needs beyond what the job's pods have. Return False if this plan will not run."""
-        observed = self._cache.observe(key)
-        if not isinstance(decision, StoredPlan) or plan_only(question) or question.queued or observed is None:
-            self.refused(key)
-            return False
-        pods = PlannedPods.of(decision)
-        self._book.accept(key, self._missing(observed, pods), self._clock())
-        self._unstored[key] = decision.data(), pods
-        return self._book.accepted(key)
-
-    def _missing(self, observed: Observed, pods: PlannedPods) -> tuple[Reservation, ...]:
-        """Return what the pods of a plan need beyond what the job's pods have."""
-        placed, created = placed_by_group(observed, self._cache.ledger.holds), created_by_group(observed)
-        return plan_reservation(pods, observed.job.spec, placed, created=created)
-
     def _stands(self, key: JobKey, answer: Answer) -> bool:
         """Return True if planning again would give the same answer, or if the answer may still be used."""
         age_s = self._clock() - answer.at_s
@@ -323,6 +325,8 @@ class Planning:
             return False
         self._look()
         if isinstance(answer.decision, Infeasible):
+            if answer.share != self._assigning.of(answer.question.observed.job.key):
+                return False
             if not answer.limits.empty and self._queue.limits_without(key).grown(answer.limits):
                 return False
             limit_s = answers.REFRESH_S if answer.behind is None else answers.QUEUED_S
@@ -353,7 +357,7 @@ class Planning:
     def _look(self) -> None:
         """Bring the reservations up to date, and notice if capacity has grown."""
         for key in self._cache.take_touched():
-            self._derive(key)
+            self._reserving.derive(key)
         self._book.expire(self._clock())
         if self._free is None or self._free[0] != self._versions():
             view = without_reserved(self._cache.ledger.view(), self._book.current())
@@ -368,33 +372,3 @@ class Planning:
         if not mine and not self._book.holds(key):
             return self._free[1]
         return without_reserved(self._cache.ledger.view(mine), self._book.current(without=key))
-
-    async def _derive_all(self) -> None:
-        """Derive the reservations of all jobs, after this operator has become the leader."""
-        self._cache.take_touched()
-        for i, job in enumerate(list(self._cache.jobs())):
-            self._derive(job.key)
-            if i % YIELD_EVERY == 0:
-                await asyncio.sleep(0)
-
-    def _derive(self, key: JobKey) -> None:
-        try:
-            self._derive_from(self._cache.observe(key), key)
-        except Exception:
-            log.exception("%s/%s reserves nothing", *key)
-            self._book.drop(key)
-
-    def _derive_from(self, observed: Observed | None, key: JobKey) -> None:
-        if observed is None:
-            self._plans.forget(key)
-            self._book.drop(key)
-            return
-        found = stored_reservation(observed, self._plans.of(key, observed.plan), self._cache.ledger.holds)
-        self._book.derive(key, found.state, found.reservations, self._clock())
-        if key not in self._unstored:
-            return
-        data, pods = self._unstored[key]
-        if observed.plan == data:
-            self.refused(key)
-        else:  # The pods of the plan before stop, and the new ones need their places.
-            self._book.adjust(key, self._missing(observed, pods), self._clock())

@@ -5,13 +5,12 @@ are in ``dljob.scheduling``; this module feeds them.
 """
 
 import logging
-from collections.abc import Awaitable, Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from datetime import datetime
 from math import inf
 
 from dljob.cluster import ClusterView
-from dljob.controller.planning.limits import limits_for
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import remaining_p90_s
 from dljob.job.reservation import PlannedPods, plan_reservation
@@ -25,6 +24,7 @@ from dljob.scheduling import (
     QueuedJob,
     QueuePolicy,
     Requests,
+    Reservation,
     ReservationBook,
     RunningJob,
     Shadow,
@@ -219,3 +219,22 @@ def queued(first: First, now_s: float) -> Infeasible:
         "that job has started. Or lower nodes.max or the run time, or use a higher priority class"
     )
     return Infeasible("Queued", "spec.scheduling", text, transient=True)
+
+
+def limits_for(
+    key: JobKey, cache: Cache, reserved: Iterable[Reservation], ended: Iterable[JobKey] = ()
+) -> NamespaceLimits:
+    """Return the limits for a job: its own pods leave with its old plan, and what other plans will create counts.
+
+    ``reserved``: what the other jobs of the namespace reserve. ``ended``: jobs whose pods do not count. The watches of
+    quotas and pods are not ordered: for a moment, a new pod may be in neither the quota's usage nor a reservation. If a
+    plan counts on its share meanwhile, the API server rejects a pod, and the job is planned again after
+    ``scheduling.startTimeout``.
+    """
+    found = cache.limits(key[0])
+    if not found.quotas:
+        return found
+    gone = {key, *(each for each in ended if each[0] == key[0])}
+    usage = [(pod.charge, -1) for each in gone for pod in cache.pods_of(each) if pod.charge is not None]
+    usage += [(item.charge, item.uncreated) for item in reserved if item.charge is not None]
+    return replace(found, quotas=tuple(quota.with_usage(usage) for quota in found.quotas))

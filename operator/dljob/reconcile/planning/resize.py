@@ -3,6 +3,8 @@
 The condition Resizing stores the state of a move. True:
 
 - BetterPlan: with nodes that have become free, another plan ends the training sooner, the restart included.
+- DevicesReassigned: all jobs together gain if this one continues on other or fewer devices (the chart value
+  ``queue.assignment: Together``).
 - NodesGone: pods find no node for ``spec.scheduling.startTimeout``, and without them the job does not train.
 
 The pods of the old plan write a checkpoint and stop. False:
@@ -46,6 +48,11 @@ def undecided(parsed: ParsedJob, now: datetime | None = None) -> bool:
     return _moves(parsed) or _stranded(parsed, now) or (parsed.observed.capacity_grew and _can_grow(parsed, now))
 
 
+def may_move(parsed: ParsedJob, now: datetime) -> bool:
+    """Return True if a job that trains may restart now on other devices, for itself or for others."""
+    return _may(parsed) and not parsed.queued and _can_grow(parsed, now)
+
+
 def resize(parsed: ParsedJob, draft: Draft, config: RenderConfig, now: datetime) -> StoredPlan | None:
     """Return the plan to which the job moves, or None if it keeps its plan. Add the condition Resizing.
 
@@ -87,11 +94,16 @@ def _grow(parsed: ParsedJob, draft: Draft, other: StoredPlan, change: str) -> St
         f"the remaining {left} steps take {found.stay_s:.3g} s with this plan, "
         f"and {found.move_s:.3g} s with the other, including the restart"
     )
-    if not found.worthwhile:
+    room, decided = parsed.observed.room_for, _moves(parsed)
+    if found.worthwhile:
+        text = f"{change}; {times}: {found.seconds:.3g} s sooner"
+        draft.verdicts.append(Verdict(CONDITION, TRUE, "BetterPlan", text))
+    elif room is not None and found.stay_s >= MIN_LEFT_S:
+        text = f"{change}; {room} gains more from the devices; {times}"
+        draft.verdicts.append(Verdict(CONDITION, TRUE, "DevicesReassigned", text))
+    else:
         draft.verdicts.append(Verdict(CONDITION, FALSE, "NotWorthwhile", f"{change}: {times}"))
         return None
-    decided = _moves(parsed)
-    draft.verdicts.append(Verdict(CONDITION, TRUE, "BetterPlan", f"{change}; {times}: {found.seconds:.3g} s sooner"))
     draft.requeue_in(0.0)
     return other if decided else None
 

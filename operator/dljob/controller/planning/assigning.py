@@ -1,0 +1,363 @@
+"""Assign devices to all waiting and running jobs together (the chart value ``queue.assignment: Together``).
+
+The rules are in ``dljob.scheduling.assignment``; this module feeds them. Each job gets a part: a device type and a
+number of devices. It is planned on that part of the cluster only. Running jobs move one at a time, in the way in which
+they grow.
+
+Only jobs that use GPUs take part. Jobs in queues of Kueue, fixed groups, and running jobs that must not restart do not.
+"""
+
+import logging
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, replace
+from datetime import datetime
+from math import inf
+
+from dljob.api import Minimize
+from dljob.cluster import ClusterView
+from dljob.controller.planning.answers import plan_only
+from dljob.controller.planning.parsed_objects import PlansByJob
+from dljob.controller.planning.queueing import Ask, Queue
+from dljob.job.defaults import prices_of
+from dljob.job.observed import RoomFor
+from dljob.job.plan.request import planner_request
+from dljob.job.plan.stored import StoredPlan
+from dljob.job.remaining import RESTART_S, left_part, remaining, slowdown
+from dljob.job.waiting import stops
+from dljob.kube import Cache, JobKey
+from dljob.planner.candidates.pools import usable
+from dljob.reconcile import ParsedJob
+from dljob.reconcile.planning.make_plan import question as question_of
+from dljob.reconcile.planning.resize import MIN_BETWEEN_S, may_move
+from dljob.scheduling.assignment import (
+    Candidate,
+    Held,
+    Option,
+    assign_all,
+    free_devices,
+    left_for,
+    part_of,
+    sizes,
+)
+from dljob.status import is_true, previous
+
+MAX_JOBS = 64
+"""Maximum number of waiting jobs, and of running jobs, that are assigned together. Others are planned by themselves."""
+MAX_DEVICE_TYPES = 4
+MAX_KNOWN = 512
+"""Maximum number of requests whose options are stored."""
+OPTIONS_S = 600.0
+"""Seconds for which options are used: labels and taints of nodes may change, on which they depend too."""
+LOOK_S = 10.0
+"""Seconds between two assignments of running jobs."""
+OBEY_S = 90.0
+"""Seconds after which an order is dropped that the reconcile of a job has not carried out."""
+AGAIN_S = 60.0
+"""Seconds after which an assignment is repeated although the same jobs run and wait: running jobs progress."""
+MAX_OF_LEAST = 1.1
+"""Largest energy or cost of an option of a job that minimizes it, relative to its best option."""
+
+log = logging.getLogger("dljob")
+
+
+@dataclass(frozen=True)
+class Share:
+    """The devices on which a job is planned. ``part``: its own. None: what the parts of ``others`` leave."""
+
+    part: Option | None
+    others: tuple[Option, ...] = ()
+
+    def of(self, view: ClusterView, question: ParsedJob) -> ClusterView:
+        """Return what the job may use of ``view``."""
+        if self.part is None:
+            return left_for(view, self.others)
+        return part_of(_usable(question, view), self.part)
+
+
+@dataclass(frozen=True)
+class _Running:
+    """A running job that may move, as its last reconcile saw it."""
+
+    uid: str
+    question: ParsedJob
+
+
+@dataclass(frozen=True)
+class _Order:
+    """A running job that is to be planned on its part. ``room``: for others; None: it must gain itself."""
+
+    uid: str
+    room: RoomFor | None
+    since_s: float
+
+
+class Assigning:
+    """What each job gets of the devices. Use it in one event loop only."""
+
+    def __init__(
+        self,
+        cache: Cache,
+        queue: Queue,
+        plans: PlansByJob,
+        requeue: Callable[[JobKey], None],
+        clock: Callable[[], float],
+        now: Callable[[], datetime],
+        *,
+        on: bool,
+    ) -> None:
+        """``requeue``: called with the key of a job that is to move. ``on``: False: each job is planned by itself."""
+        self._cache, self._queue, self._plans, self._requeue = cache, queue, plans, requeue
+        self._clock, self._now, self._on = clock, now, on
+        self._running: dict[JobKey, _Running] = {}
+        self._options: OrderedDict[Hashable, tuple[float, tuple[Option, ...]]] = OrderedDict()
+        """Options for whole trainings by request, and when they were made."""
+        self._shares: dict[JobKey, Share] = {}
+        self._orders: dict[JobKey, _Order] = {}
+        self._refused_s: dict[JobKey, float] = {}
+        """When an order to a job ended that its reconcile did not carry out."""
+        self._looked_s, self._state = -inf, object()
+        self._made_s = -inf
+        self._growth = -1
+        """How often capacity had grown when devices were assigned last."""
+
+    def note(self, key: JobKey, parsed: ParsedJob) -> None:
+        """Note whether a running job may move now."""
+        if not self._on:
+            return
+        self._running.pop(key, None)
+        rests = self._clock() - self._refused_s.get(key, -inf) < MIN_BETWEEN_S
+        # A job with a deadline is planned for it. It does not move for the sake of others.
+        if rests or not _takes_part(parsed) or _has_deadline(parsed) or not may_move(parsed, self._now()):
+            self._orders.pop(key, None)
+        elif len(self._running) < MAX_JOBS:
+            # The plan of a large job has thousands of ranks, and its options do not depend on it.
+            question = replace(question_of(parsed), accepted=None, report=None)
+            self._running[key] = _Running(parsed.observed.job.uid, question)
+
+    def of(self, key: JobKey) -> Share | None:
+        """Return the share of a job; None: it is planned by itself."""
+        return self._shares.get(key)
+
+    def moves(self, key: JobKey) -> bool:
+        """Return True if a running job is to be planned on its part."""
+        job = self._cache.job(key)
+        return key in self._orders and job is not None and job.uid == self._orders[key].uid
+
+    def room_for(self, key: JobKey) -> RoomFor | None:
+        """Return the jobs for which a running job is to move; None if it moves for itself, or not at all."""
+        return self._orders[key].room if self.moves(key) else None
+
+    def forget(self, key: JobKey) -> None:
+        for state in (self._running, self._shares, self._orders, self._refused_s):
+            state.pop(key, None)
+
+    def forget_all(self) -> None:
+        for state in (self._running, self._shares, self._orders, self._refused_s, self._options):
+            state.clear()
+        self._looked_s, self._made_s, self._state = -inf, -inf, object()
+
+    async def share(
+        self, key: JobKey, question: ParsedJob, waiting: Mapping[JobKey, ParsedJob], growth: int, ask: Ask
+    ) -> Share | None:
+        """Return the share of a job that is planned now; None: it is planned by itself.
+
+        ``waiting``: questions of the other jobs that have no devices. ``growth``: how often capacity has grown.
+        """
+        if not self._on or not _takes_part(question):
+            return None
+        if self._queue.holds_devices(key):
+            return self._shares.get(key) if self.moves(key) or self._is_moving(key) else None
+        if key not in self._shares or growth != self._growth:
+            self._growth = growth
+            try:
+                await self._assign({**waiting, key: question}, ask, orders=False)
+            except Exception:  # The job is planned by itself then.
+                log.exception("no devices were assigned to %s/%s together with other jobs", *key)
+        return self._shares.get(key)
+
+    def rest(self, key: JobKey, view: ClusterView) -> ClusterView | None:
+        """Return what others leave for a waiting job that cannot run on its part.
+
+        Return None if it waits for its part, which running jobs leave soon.
+        """
+        share = self._shares.get(key)
+        moving = any(order.room is not None or self._is_moving(other) for other, order in self._orders.items())
+        if share is None or share.part is None or moving or self._queue.holds_devices(key):
+            return None
+        others = (each.part for other, each in self._shares.items() if other != key and other not in self._running)
+        return left_for(view, tuple(part for part in others if part is not None))
+
+    async def look(self, waiting: Mapping[JobKey, ParsedJob], ask: Ask) -> bool:
+        """Assign all devices again, if that is due. Return True if running jobs are to move for others."""
+        if not self._on:
+            return False
+        self._forget_gone()
+        now_s = self._clock()
+        state = frozenset(waiting), frozenset(self._running), self._cache.ledger.version
+        if now_s - self._looked_s >= LOOK_S and (state != self._state or now_s - self._made_s >= AGAIN_S):
+            self._looked_s = now_s
+            try:
+                await self._assign(waiting, ask, orders=True)
+                self._state, self._made_s = state, now_s
+            except Exception:  # Jobs keep what they have, and the next look tries again.
+                log.exception("no devices were assigned to all jobs together")
+        return any(order.room is not None for order in self._orders.values())
+
+    def _forget_gone(self) -> None:
+        """Forget jobs that stop, and orders that were not carried out: the plan on the part is no better."""
+        for key, order in list(self._orders.items()):
+            if self._clock() - order.since_s >= OBEY_S and not self._is_moving(key):
+                self._refused_s[key] = self._clock()
+                del self._orders[key]
+                self._running.pop(key, None)
+                self._shares.pop(key, None)
+        for key in {*self._running, *self._orders}:
+            job, known = self._cache.job(key), self._running.get(key)
+            if job is None or stops(job) or (known is not None and known.uid != job.uid):
+                self.forget(key)
+
+    async def _assign(self, waiting: Mapping[JobKey, ParsedJob], ask: Ask, *, orders: bool) -> None:
+        """Assign devices to the waiting jobs and to the running ones that may move."""
+        line = sorted(
+            (key for key in waiting if _takes_part(waiting[key])), key=lambda k: self._queue.job(waiting[k]).place
+        )
+        questions = {key: waiting[key] for key in line[:MAX_JOBS] if not self._queue.holds_devices(key)}
+        running = {key: each.question for key, each in self._running.items() if not self._is_moving(key)}
+        everyone = sorted({**questions, **running}.items(), key=lambda item: self._queue.job(item[1]).place)
+        view = self._view_without({key for key, _ in everyone})
+        shape = _shape(self._view_without({job.key for job in self._cache.jobs()}))
+        keys, jobs, held = list[JobKey](), list[Candidate](), list[Held]()
+        for key, question in sorted(everyone, key=lambda item: -self._priority(item[1])):
+            options = self._left(key, await self._options_of(key, question, shape, ask), running=key in running)
+            if options:
+                keys.append(key)
+                jobs.append(Candidate(self._priority(question), options))
+                held.append(self._held(key) if key in running else Held({}))
+        self._shares = {key: share for key, share in self._shares.items() if self._is_moving(key)}
+        if orders:
+            before, self._orders = self._orders, {k: each for k, each in self._orders.items() if self._is_moving(k)}
+        if len(keys) < 2:
+            return  # A job that is alone may use all devices, also of several types.
+        found = assign_all(jobs, held, free_devices(view), RESTART_S)
+        parts = [part and replace(part, seconds=0.0) for part in found.parts]
+        left = tuple(part for key, part in zip(keys, parts, strict=True) if part is not None and key in questions)
+        for i, (key, part) in enumerate(zip(keys, parts, strict=True)):
+            if part is not None or key in questions:
+                self._shares[key] = Share(part, () if part is not None else left)
+            if orders and found.moves[i]:
+                since_s = before[key].since_s if key in before else self._clock()
+                self._order(key, [keys[j] for j in found.helped[i]], since_s)
+
+    def _order(self, key: JobKey, helped: list[JobKey], since_s: float) -> None:
+        """Let a running job be planned on its part. ``helped``: the jobs for which it moves, if it does not gain."""
+        name = helped[0][1] if helped and helped[0][0] == key[0] else ""
+        room = RoomFor(name, len(helped)) if helped else None
+        self._orders[key] = _Order(self._running[key].uid, room, since_s)
+        log.info("job %s/%s moves %s", *key, f"for {len(helped)} other jobs" if helped else "to better devices")
+        self._requeue(key)
+
+    def _is_moving(self, key: JobKey) -> bool:
+        """Return True if a job has decided to move, and has no new plan yet. Its part must not change meanwhile."""
+        job = self._cache.job(key)
+        return job is not None and is_true(previous(job).conditions, "Resizing")
+
+    def _view_without(self, ended: set[JobKey]) -> ClusterView:
+        """Return what is free when some jobs have ended. Pods that belong to no job stay."""
+        if not ended:
+            return ClusterView(())
+        return self._queue.view_without(min(ended), ended - {min(ended)})
+
+    def _priority(self, question: ParsedJob) -> int:
+        """Return the number by which jobs are assigned: first by PriorityClass, then those with a deadline."""
+        job = self._queue.job(question)
+        return 2 * job.priority + (job.latest_start is not None)
+
+    def _held(self, key: JobKey) -> Held:
+        pods, job = self._plans.known(key), self._cache.job(key)
+        if pods is None or job is None:
+            return Held({})
+        devices = Counter[str]()
+        for group in pods.groups:
+            devices[group.device] += group.nodes * group.ranks_per_node
+        return Held(dict(devices), remaining(previous(job)).p50, movable=True)
+
+    def _left(self, key: JobKey, options: tuple[Option, ...], *, running: bool) -> tuple[Option, ...]:
+        """Return the options with the seconds that are left of the training."""
+        job = self._cache.job(key)
+        if job is None:
+            return ()
+        status = previous(job)
+        factor = left_part(status, running=running) * slowdown(status)
+        return tuple(replace(each, seconds=max(1e-3, each.seconds * factor)) for each in options)
+
+    async def _options_of(self, key: JobKey, question: ParsedJob, shape: Hashable, ask: Ask) -> tuple[Option, ...]:
+        """Return the options of a job on the cluster without jobs, for its whole training."""
+        request = (
+            key[0], question.digest, tuple(sorted(question.observed.left_out)), self._cache.profiles_version, shape,
+        )  # fmt: skip
+        known = self._options.get(request)
+        if known is not None and self._clock() - known[0] < OPTIONS_S:
+            self._options.move_to_end(request)
+            return known[1]
+        found = await self._found(
+            question, _usable(question, self._view_without({job.key for job in self._cache.jobs()})), ask
+        )
+        self._options[request] = (self._clock(), found)
+        self._options.move_to_end(request)
+        while len(self._options) > MAX_KNOWN:
+            self._options.popitem(last=False)
+        return found
+
+    async def _found(self, question: ParsedJob, whole: ClusterView, ask: Ask) -> tuple[Option, ...]:
+        """Return the plans on 1, 2, 4, … devices of each type. Ask the planner for each."""
+        asked = replace(question, accepted=None, report=None)
+        found: list[tuple[Option, float]] = []
+        types = [name for name in whole.device_types if any(n.is_gpu for n in whole.nodes if n.device == name)]
+        for device in types[:MAX_DEVICE_TYPES]:
+            nodes = sorted((n for n in whole.nodes if n.device == device), key=lambda n: (-n.free_devices, n.name))
+            nodes = [node for node in nodes if node.free_devices]
+            best_s = inf
+            for count, per_node in sizes(len(nodes), nodes[0].free_devices) if nodes else ():
+                view = ClusterView(tuple(replace(n, free_devices=min(n.free_devices, per_node)) for n in nodes[:count]))
+                plan = await ask(asked, view)
+                if not isinstance(plan, StoredPlan) or plan.new_nodes:
+                    continue
+                used = sum(group.nodes * group.ranks_per_node for group in plan.groups)
+                predicted = plan.status.predicted
+                # A plan that uses less than is free is that of a smaller size.
+                if used == count * per_node and 0 < predicted.total_seconds < best_s:
+                    best_s = predicted.total_seconds
+                    found.append((Option(device, count, per_node, best_s), _expense(question, plan)))
+        least = min((expense for _, expense in found), default=0.0)
+        return tuple(option for option, expense in found if expense <= MAX_OF_LEAST * least)
+
+
+def _takes_part(question: ParsedJob) -> bool:
+    """Return True if devices of a job are chosen for it, and not by its user or by Kueue."""
+    spec = question.spec
+    return spec is not None and not question.queued and not plan_only(question) and not spec.planning.groups
+
+
+def _has_deadline(question: ParsedJob) -> bool:
+    return question.spec is not None and question.spec.scheduling.finish_by is not None
+
+
+def _expense(question: ParsedJob, plan: StoredPlan) -> float:
+    """Return the predicted energy or cost of a plan, if the job minimizes it; otherwise 0."""
+    assert question.spec is not None
+    predicted = plan.status.predicted
+    least = {Minimize.ENERGY: predicted.energy_joules, Minimize.COST: predicted.cost}
+    return least.get(question.spec.objective.minimize) or 0.0
+
+
+def _usable(question: ParsedJob, view: ClusterView) -> ClusterView:
+    """Return the nodes of ``view`` that the job may use."""
+    assert question.spec is not None
+    request = planner_request(question.observed.job.name, question.spec, None, prices_of(question.defaults))
+    return ClusterView(tuple(usable(request, view.without(question.observed.left_out))))
+
+
+def _shape(view: ClusterView) -> Hashable:
+    """Return the free devices of the nodes, without names. Options depend on it."""
+    return frozenset(Counter((node.device, node.free_devices, node.left_out is None) for node in view.nodes).items())

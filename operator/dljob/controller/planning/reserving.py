@@ -1,0 +1,90 @@
+"""Keep the book of reservations: what accepted plans need, and what stored objects reserve."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+
+from dljob.controller.planning.answers import Decision, plan_only
+from dljob.controller.planning.parsed_objects import PlansByJob
+from dljob.job.observed import Observed
+from dljob.job.plan.stored import StoredPlan
+from dljob.job.reservation import PlannedPods, created_by_group, placed_by_group, plan_reservation, stored_reservation
+from dljob.kube import Cache, JobKey
+from dljob.reconcile import ParsedJob
+from dljob.scheduling import Reservation, ReservationBook
+
+YIELD_EVERY = 20
+
+log = logging.getLogger("dljob")
+
+
+class Reserving:
+    """What all jobs reserve. Use it in one event loop only."""
+
+    def __init__(self, cache: Cache, book: ReservationBook, clock: Callable[[], float]) -> None:
+        self._cache, self._book, self._clock, self.plans = cache, book, clock, PlansByJob()
+        self._unstored: dict[JobKey, tuple[Mapping[str, str], PlannedPods]] = {}
+        """Accepted plans that are not stored yet, with their data."""
+
+    def reserve(self, key: JobKey, question: ParsedJob, decision: Decision | None) -> bool:
+        """Reserve what a new plan needs beyond what the job's pods have. Return False if this plan will not run."""
+        observed = self._cache.observe(key)
+        if not isinstance(decision, StoredPlan) or plan_only(question) or question.queued or observed is None:
+            self.refused(key)
+            return False
+        pods = PlannedPods.of(decision)
+        self._book.accept(key, self._missing(observed, pods), self._clock())
+        self._unstored[key] = decision.data(), pods
+        return self._book.accepted(key)
+
+    def refused(self, key: JobKey) -> None:
+        """End the reservation of a plan that the API server did not store."""
+        self._unstored.pop(key, None)
+        self._book.release(key)
+
+    def forget(self, key: JobKey) -> None:
+        """Forget a job that no longer exists."""
+        self._unstored.pop(key, None)
+        self.plans.forget(key)
+        self._book.drop(key)
+
+    def forget_all(self) -> None:
+        self._unstored.clear()
+        self._book.clear()
+        self.plans.clear()
+
+    async def derive_all(self) -> None:
+        """Derive the reservations of all jobs, after this operator has become the leader."""
+        self._cache.take_touched()
+        for i, job in enumerate(list(self._cache.jobs())):
+            self.derive(job.key)
+            if i % YIELD_EVERY == 0:
+                await asyncio.sleep(0)
+
+    def derive(self, key: JobKey) -> None:
+        """Derive what the stored objects of a job reserve. If that fails, it reserves nothing."""
+        try:
+            self._derive_from(self._cache.observe(key), key)
+        except Exception:
+            log.exception("%s/%s reserves nothing", *key)
+            self._book.drop(key)
+
+    def _derive_from(self, observed: Observed | None, key: JobKey) -> None:
+        if observed is None:
+            self.plans.forget(key)
+            self._book.drop(key)
+            return
+        found = stored_reservation(observed, self.plans.of(key, observed.plan), self._cache.ledger.holds)
+        self._book.derive(key, found.state, found.reservations, self._clock())
+        if key not in self._unstored:
+            return
+        data, pods = self._unstored[key]
+        if observed.plan == data:
+            self.refused(key)
+        else:  # The pods of the plan before stop, and the new ones need their places.
+            self._book.adjust(key, self._missing(observed, pods), self._clock())
+
+    def _missing(self, observed: Observed, pods: PlannedPods) -> tuple[Reservation, ...]:
+        """Return what the pods of a plan need beyond what the job's pods have."""
+        placed, created = placed_by_group(observed, self._cache.ledger.holds), created_by_group(observed)
+        return plan_reservation(pods, observed.job.spec, placed, created=created)

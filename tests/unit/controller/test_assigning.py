@@ -1,0 +1,203 @@
+"""Tests of queue.assignment: Together: devices go to the jobs that gain most, and running jobs give up some of them."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import dlcontract
+from dljob.cluster import ClusterView
+from dljob.controller.planning.parsed_objects import Profiles
+from dljob.job.plan.stored import StoredPlan
+from dljob.kube import JobKey
+from dljob.kube.kinds import CONFIG_MAP, DLJOB, POD, STATEFUL_SET
+from dljob.planner import Infeasible
+from dljob.reconcile import ParsedJob
+from support.builders import T4
+from support.controller.fake_operator import SPEC, Json, Operator
+from support.fake_api_server import FakeCluster
+from support.virtual_time import run
+
+A100 = "NVIDIA-A100-SXM4-80GB"
+LONG: Json = {
+    **SPEC, "model": {"name": "resnet18"}, "dataset": {"name": "synthetic-images"}, "globalBatchSize": 256,
+    "epochs": 1_000_000, "nodes": {"min": 1, "max": 1}, "checkpoint": {"volume": {"claimName": "data"}},
+}  # fmt: skip
+OTHER: Json = {**LONG, "seed": 1}
+"""Options are stored by spec."""
+SHORT: Json = {**LONG, "epochs": 1000}
+Body = Callable[[FakeCluster, Operator], Awaitable[None]]
+
+
+def together(nodes: dict[str, str], body: Body, *, gpus: int = 1, on: bool = True) -> None:
+    """Run a test on nodes with ``gpus`` each. ``nodes``: name → device type."""
+
+    async def main() -> None:
+        cluster = FakeCluster()
+        for name, device in nodes.items():
+            cluster.node(name, device, gpus)
+        for namespace in ("team-a", "team-b"):
+            cluster.claim("data", "ReadWriteMany", namespace)
+        async with Operator(cluster, together=on) as operator:
+            await body(cluster, operator)
+
+    run(main())
+
+
+async def plan_of(cluster: FakeCluster, key: JobKey) -> StoredPlan:
+    return StoredPlan.parse((await cluster.api.get(CONFIG_MAP, key[0], f"{key[1]}-plan"))["data"])
+
+
+async def devices_of(cluster: FakeCluster, key: JobKey) -> dict[str, int]:
+    return {group.device: group.nodes * group.ranks_per_node for group in (await plan_of(cluster, key)).groups}
+
+
+def gains(**factors: float) -> Callable[[Operator], None]:
+    """Return a function that lets the A100 shorten the plans of each job by a factor, relative to the T4."""
+
+    def apply(operator: Operator) -> None:
+        before = operator.planning._planner
+
+        async def planner(question: ParsedJob, view: ClusterView, profiles: Profiles) -> StoredPlan | Infeasible:
+            found = await before(question, view, profiles)
+            factor = factors.get(question.observed.job.name)
+            if factor is None or not isinstance(found, StoredPlan):
+                return found
+            fast = any(group.device == A100 for group in found.groups)
+            predicted = found.status.predicted.model_copy(update={"total_seconds": 1e6 / (factor if fast else 1.0)})
+            return found.model_copy(update={"status": found.status.model_copy(update={"predicted": predicted})})
+
+        operator.planning._planner = planner
+
+    return apply
+
+
+async def train(cluster: FakeCluster, operator: Operator, key: JobKey, *nodes: str, **fields: Any) -> None:
+    """Let the pods of a planned job start and train."""
+    pods = await cluster.create_pods(key)
+    await cluster.bind(pods, *nodes)
+    for pod in await cluster.api.find(POD, key[0]):
+        if pod["metadata"]["name"].startswith(f"{key[1]}-"):
+            ready = [{"type": "Ready", "status": "True"}]
+            status = {"phase": "Running", "conditions": ready}
+            await cluster.api.merge(POD, key[0], pod["metadata"]["name"], {"status": status})
+    await operator.watch(2.0)
+    stored = await plan_of(cluster, key)
+    plan, steps = stored.plan, round(stored.status.predicted.total_seconds / stored.plan.expected.step_s)
+    report = dlcontract.Report(
+        uid=plan.uid, plan_number=plan.number, plan_digest=plan.digest(), term=plan.term,
+        phase=dlcontract.RunPhase.RUNNING, unix_s=operator.now.timestamp(), world_size=len(plan.ranks),
+        step=500, step_s=plan.expected.step_s,
+        last_checkpoint={"step": 490, "unix_s": operator.now.timestamp()}, steps=steps, **fields,
+    )  # fmt: skip
+    await cluster.api.merge(CONFIG_MAP, key[0], f"{key[1]}-report", {"data": {dlcontract.REPORT_KEY: report.to_json()}})
+    await operator.watch(2.0)
+
+
+async def remove_pods(cluster: FakeCluster, operator: Operator, key: JobKey) -> None:
+    for pod in await cluster.api.find(POD, key[0]):
+        if pod["metadata"]["name"].startswith(f"{key[1]}-"):
+            await cluster.api.delete(POD, key[0], pod["metadata"]["name"])
+    await operator.watch(3.0)
+
+
+async def replicas(cluster: FakeCluster, key: JobKey) -> int:
+    sets = await cluster.api.find(STATEFUL_SET, key[0])
+    return sum(item["spec"]["replicas"] for item in sets if item["metadata"]["name"].startswith(f"{key[1]}-"))
+
+
+def test_each_type_goes_to_the_job_that_gains_most() -> None:
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        gains(little=1.1, much=8.0)(operator)
+        before = cluster.submit("before", **SPEC)
+        await operator.watch(2.0)
+        await cluster.bind(await cluster.create_pods(before), "n1", "n2")
+        little, much = cluster.submit("little", second=1, **LONG), cluster.submit("much", second=2, **OTHER)
+        await operator.watch(15.0)
+        assert operator.planned(little) == operator.planned(much) == "DeviceBusy"
+        await cluster.edit(before, suspend=True)
+        await operator.watch(2.0)
+        await remove_pods(cluster, operator, before)
+        assert await devices_of(cluster, little) == {T4: 1}
+        assert await devices_of(cluster, much) == {A100: 1}
+
+    together({"n1": T4, "n2": A100}, body)
+
+
+def test_in_order_the_first_job_takes_the_fastest_type() -> None:
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        little, much = cluster.submit("little", **LONG), cluster.submit("much", second=1, **LONG)
+        await operator.watch(3.0)
+        assert await devices_of(cluster, little) == {A100: 1}
+        assert await devices_of(cluster, much) == {T4: 1}
+
+    together({"n1": T4, "n2": A100}, body, on=False)
+
+
+def test_running_job_gives_a_device_to_one_that_waits() -> None:
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        first = cluster.submit("first", **LONG)
+        await operator.watch(2.0)
+        assert await devices_of(cluster, first) == {T4: 4}
+        await train(cluster, operator, first, "n1")
+        second = cluster.submit("second", second=1, **SHORT)
+        await operator.watch(45.0)
+        assert operator.condition(first, "Resizing") == ("True", "DevicesReassigned")
+        text = operator.message(first, "Resizing")
+        assert "job second gains more" in text and "(4 ranks each)" in text and "(2 ranks each)" in text
+        assert await replicas(cluster, first) == 0
+        await remove_pods(cluster, operator, first)
+        assert operator.condition(first, "Resizing") == ("False", "Resized")
+        assert (await devices_of(cluster, first), await devices_of(cluster, second)) == ({T4: 2}, {T4: 2})
+
+    together({"n1": T4}, body, gpus=4)
+
+
+def test_long_job_does_not_give_way_to_one_that_is_as_long() -> None:
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        first = cluster.submit("first", **LONG)
+        await operator.watch(2.0)
+        await train(cluster, operator, first, "n1")
+        second = cluster.submit("second", second=1, **OTHER)
+        await operator.watch(45.0)
+        assert await replicas(cluster, first) == 1 and operator.planned(second) == "DeviceBusy"
+
+    together({"n1": T4}, body, gpus=4)
+
+
+def test_jobs_that_must_not_restart_keep_their_devices() -> None:
+    async def stays(cluster: FakeCluster, operator: Operator, spec: Json) -> None:
+        first = cluster.submit("first", **spec)
+        await operator.watch(2.0)
+        await train(cluster, operator, first, "n1")
+        second = cluster.submit("second", second=1, **SHORT)
+        await operator.watch(45.0)
+        assert await replicas(cluster, first) == 1 and operator.planned(second) == "DeviceBusy"
+
+    for spec in (
+        {**LONG, "scheduling": {"disruption": "Avoid"}},
+        {**LONG, "planning": {"resize": "Never"}},
+        {**LONG, "checkpoint": {"enabled": False}},
+    ):
+        together({"n1": T4}, lambda cluster, operator, spec=spec: stays(cluster, operator, spec), gpus=4)  # type: ignore[misc]
+
+
+def test_job_of_a_higher_priority_gives_nothing_to_one_of_a_lower() -> None:
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        cluster.priority_class("urgent", 1000)
+        first = cluster.submit("first", **{**LONG, "scheduling": {"priorityClassName": "urgent"}})
+        await operator.watch(2.0)
+        await train(cluster, operator, first, "n1")
+        cluster.submit("second", second=1, **SHORT)
+        await operator.watch(45.0)
+        assert await replicas(cluster, first) == 1
+
+    together({"n1": T4}, body, gpus=4)
+
+
+def test_job_that_comes_alone_may_use_all_devices() -> None:
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        only = cluster.submit("only", **LONG)
+        await operator.watch(2.0)
+        found: Json = (await cluster.api.get(DLJOB, *only))["status"]
+        assert found["plan"]["number"] == 1 and operator.planning._assigning.of(only) is None
+
+    together({"n1": T4, "n2": A100}, body)
