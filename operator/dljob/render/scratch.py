@@ -82,6 +82,7 @@ def _auto_nbytes(spec: DLJobSpec) -> int:
 def _parameters(spec: DLJobSpec) -> int:
     hints = spec.model.hints
     if hints is None:
-        assert spec.model.name is not None, "a rule of the API requires name or hints"
+        if spec.model.name is None:
+            return 0  # A job with trainer.framework Torchrun need not describe its model.
         return builtin(spec.model.name.value, spec.dataset.name.value if spec.dataset.name else None).parameters
     return hints.parameters or (reference(hints.like.value).parameters if hints.like else 0)

@@ -84,6 +84,11 @@ def test_built_in_model_needs_little() -> None:
     assert scratch.size(spec) == "3Gi"
 
 
+def test_auto_without_a_model_is_the_default() -> None:
+    trainer = {"framework": "Torchrun", "command": ["python", "run.py"], "scratch": {"size": "Auto"}}
+    assert size_limit(template({"trainer": trainer, "nodes": {"min": 2, "max": 2}})) == "2Gi"
+
+
 @pytest.mark.parametrize("size", ["2G iB", "0", "auto", 5])
 def test_invalid_default_is_rejected(size: object) -> None:
     with pytest.raises(ValueError, match=r"trainer\.scratch"):
