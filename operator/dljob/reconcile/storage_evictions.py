@@ -21,7 +21,6 @@ from dljob.status.events import MAX_MESSAGE
 
 CONDITION = "StorageExceeded"
 
-
 # Messages of pkg/kubelet/eviction/helpers.go in Kubernetes 1.30 to 1.36.
 _VOLUME = re.compile(r'Usage of EmptyDir volume "([^"]*)" exceeds the limit "([^"]*)"')
 _POD = re.compile(r"Pod ephemeral local storage usage exceeds the total limit of containers ([0-9A-Za-z.]+[0-9A-Za-z])")
