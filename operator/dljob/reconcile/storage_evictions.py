@@ -20,7 +20,6 @@ from dljob.status import FALSE, TRUE, Event, Verdict, find
 from dljob.status.events import MAX_MESSAGE
 
 CONDITION = "StorageExceeded"
-EVICTED, REPLACED = "PodEvicted", "SpecChanged"
 
 # Messages of pkg/kubelet/eviction/helpers.go in Kubernetes 1.30 to 1.36.
 _VOLUME = re.compile(r'Usage of EmptyDir volume "([^"]*)" exceeds the limit "([^"]*)"')
@@ -83,12 +82,14 @@ def counted(parsed: ParsedJob, draft: Draft) -> ParsedJob:
         if cause.counts:
             limit = accepted.plan.backoff_limit
             text = f"{text} (eviction {record.evictions} counts against spec.runPolicy.backoffLimit: {limit})"
-        draft.events.append(Event("Warning", EVICTED, text[:MAX_MESSAGE]))
+        draft.events.append(Event("Warning", "PodEvicted", text[:MAX_MESSAGE]))
     if record.evictions and record.eviction_digest == accepted.spec_digest:
-        draft.verdicts.append(Verdict(CONDITION, TRUE, EVICTED, f"{record.eviction}. Evictions: {record.evictions}"))
+        draft.verdicts.append(
+            Verdict(CONDITION, TRUE, "PodEvicted", f"{record.eviction}. Evictions: {record.evictions}")
+        )
     elif find(parsed.before.conditions, CONDITION) is not None:
         text = "no pod of the current spec was evicted because of its storage"
-        draft.verdicts.append(Verdict(CONDITION, FALSE, REPLACED, text))
+        draft.verdicts.append(Verdict(CONDITION, FALSE, "SpecChanged", text))
     if record == (before or FailureRecord()):
         return parsed
     return replace(parsed, accepted=accepted.with_failures(record))
@@ -109,7 +110,7 @@ def ending(parsed: ParsedJob) -> Verdict | None:
         f"{record.evictions} evictions because of storage{more}, spec.runPolicy.backoffLimit is {limit}; "
         f"last: {record.eviction}"
     )
-    return Verdict("Failed", TRUE, CONDITION, text)
+    return Verdict("Failed", TRUE, "StorageExceeded", text)
 
 
 def _volume_exceeded(name: str, limit: str, spec: DLJobSpec) -> str:
