@@ -23,7 +23,6 @@ from dlcontract import (
     ModelRef,
     RunPhase,
 )
-from dltrain.host.cgroup import threads
 from dltrain.protocol import volume_layout
 from dltrain.protocol.agent_messages import HEARTBEAT_S, SILENCE_S
 from dltrain.protocol.volume_layout import logs_directory
@@ -201,51 +200,6 @@ def test_missing_command_fails_the_job(two: Job) -> None:
     report = two.until(lambda r: r.phase is RunPhase.FAILED)
     assert report.failure is not None and report.failure.reason == "CommandNotFound"
     assert "no-such-program" in report.failure.log_tail
-
-
-def test_torchrun_scripts_get_torchrun_variables(two: Job) -> None:
-    names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK MASTER_ADDR MASTER_PORT OMP_NUM_THREADS"
-    command = ["sh", "-c", f"for n in {names}; do eval echo $n=\\$$n; done; env | grep -c ^OMPI_ || true"]
-    two.start(two.plan(model=ModelRef(command=tuple(command), framework="Torchrun")), **NO_TORCH)
-    two.until(lambda r: r.phase is RunPhase.SUCCEEDED)
-    for rank, pod in enumerate(two.pods):
-        variables = dict(re.findall(rf"\[rank {rank}\] (\w+)=(\S+)", pod.text()))
-        assert variables == {
-            "RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1", "NODE_RANK": str(rank),
-            "GROUP_RANK": str(rank), "MASTER_ADDR": two.pods[0].address, "MASTER_PORT": "7599",
-            "OMP_NUM_THREADS": str(threads(1)),
-        }  # fmt: skip
-        assert f"[rank {rank}] 0\n" in pod.text(), "there is no MPI in a torchrun job"
-
-
-def test_torchrun_in_the_command_starts_each_rank_once() -> None:
-    """The launcher would start all ranks once more in each process of the agent."""
-    names = "RANK WORLD_SIZE LOCAL_RANK TORCHELASTIC_RUN_ID TORCHELASTIC_RESTART_COUNT TORCHELASTIC_MAX_RESTARTS"
-    names += " DLJOB_LOCAL_BATCH_SIZE DLJOB_GLOBAL_BATCH_SIZE"
-    options = ["--nnodes=7", "--nproc-per-node", "gpu", "--max-restarts=3", "--no-python"]
-    script = ["sh", "-c", f"echo one rank; for n in {names}; do eval echo $n=\\$$n; done"]
-    with job(1) as one:
-        model = ModelRef(command=("torchrun", *options, *script), framework="Torchrun")
-        one.start(one.plan(model=model, backoff_limit=5, per_pod=2), **NO_TORCH)
-        report = one.until(lambda r: r.phase in (RunPhase.SUCCEEDED, RunPhase.FAILED))
-        assert report.phase is RunPhase.SUCCEEDED, report.failure
-        text = one.pods[0].text()
-        assert text.count("] one rank\n") == 2
-        assert "found --nnodes, --nproc-per-node, --max-restarts; the plan counts instead" in text
-        for rank in range(2):
-            found = dict(re.findall(rf"\[rank {rank}\] (\w+)=(\S+)", text))
-            assert (found["RANK"], found["WORLD_SIZE"], found["LOCAL_RANK"]) == (str(rank), "2", str(rank))
-            assert found["TORCHELASTIC_RESTART_COUNT"] == "0" and found["TORCHELASTIC_MAX_RESTARTS"] == "5"
-            assert found["TORCHELASTIC_RUN_ID"]
-            assert int(found["DLJOB_LOCAL_BATCH_SIZE"]) * 2 == int(found["DLJOB_GLOBAL_BATCH_SIZE"])
-
-
-def test_deepspeed_launcher_is_refused_with_the_equivalent(two: Job) -> None:
-    command = ("deepspeed", "--num_gpus", "8", "train.py", "--deepspeed_config", "z.json")
-    two.start(two.plan(model=ModelRef(command=command, framework="Torchrun"), backoff_limit=3), **NO_TORCH)
-    report = two.until(lambda r: r.phase is RunPhase.FAILED)
-    assert report.failure is not None and (report.failure.reason, report.failure.retry) == ("BadInput", False)
-    assert "'torchrun train.py --deepspeed_config z.json'" in report.failure.message
 
 
 def test_forks_of_the_zygote_are_ordinary_programs() -> None:

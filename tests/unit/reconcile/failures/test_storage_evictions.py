@@ -12,7 +12,7 @@ from dljob.reconcile.storage_evictions import cause_of
 from support.builders import DIGITS, after, changed, plan_of, report
 from support.job_lifecycle import condition_of, started, status, step, training, verdict
 
-# As kubelets of Kubernetes 1.30 to 1.36 write them, recorded from the format strings of pkg/kubelet/eviction/helpers.go.
+# As kubelets write them, by the format strings of Kubernetes' pkg/kubelet/eviction/helpers.go.
 TMP = 'Usage of EmptyDir volume "tmp" exceeds the limit "2Gi". '
 DATASET = 'Usage of EmptyDir volume "dataset" exceeds the limit "2Gi". '
 OTHER = 'Usage of EmptyDir volume "cache" exceeds the limit "1Gi". '
