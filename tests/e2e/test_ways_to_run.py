@@ -24,7 +24,7 @@ def test_torchrun_needs_an_image_a_command_and_nodes_only(kubectl: Kubectl) -> N
     [override] = job["spec"]["podTemplateOverrides"]
     override["spec"]["volumes"][0]["configMap"]["name"] = "torchrun-only"
     # The script judges, because a pod's logs end with its container.
-    counting = """import os
+    script["data"]["counted.py"] = """import os
 expected = {"TORCHELASTIC_RESTART_COUNT": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1", "LOCAL_RANK": "0"}
 found = {name: os.environ[name] for name in expected}
 if found != expected:
