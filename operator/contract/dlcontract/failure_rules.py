@@ -18,8 +18,9 @@ class ExitCodes(Record):
 class FailureRule(Record):
     """An action for the failures that match ``exit_codes`` or ``reasons``.
 
-    If neither is set, the rule is about conditions of nodes or pods, which the coordinator cannot read. It then matches
-    no failure and only keeps the number of its place in the spec. The operator applies it, see ``FailureAllowance``.
+    If neither is set, the rule is about conditions of nodes or pods, which the coordinator cannot read. The rule then
+    matches no failure, and is here only so that the rules after it have the same numbers as in the spec. The operator
+    applies the rule, see ``FailureAllowance``.
     """
 
     action: Annotated[
@@ -33,7 +34,7 @@ class FailureRule(Record):
     reasons: tuple[str, ...] = ()
 
     def matches(self, failure: Failure) -> bool:
-        """Return True if the rule applies. Exit codes are those of ranks that ran, and never 0."""
+        """Return True if the rule applies. A rule about exit codes needs a rank that ran, and a code other than 0."""
         if self.exit_codes is None:
             return failure.reason in self.reasons
         inside = failure.exit_code in self.exit_codes.values

@@ -3,7 +3,7 @@
 PLAN_KEY = "plan.json"
 REPORT_KEY = "report.json"
 FAILURES_KEY = "failures.json"
-"""Key of the plan's ConfigMap with the ``FailureAllowance``. Most jobs have none."""
+"""Key under which the plan's ConfigMap has the ``FailureAllowance``. The ConfigMaps of most jobs lack this key."""
 
 AGENT_PORT = 7470
 """TCP port on which the agents of one job connect with mTLS. Each trainer pod has an agent, which starts its ranks."""
@@ -43,7 +43,8 @@ GLOBAL_BATCH_VARIABLE = "DLJOB_GLOBAL_BATCH_SIZE"
 CHECKPOINT_VARIABLE = "DLJOB_CHECKPOINT_DIR"
 """Name of the environment variable with the folder for the checkpoints of a script for torchrun.
 
-The two constants before it name those with its rank's and the job's samples per step, if the spec says them.
+The two constants before it name the variables with the samples per step of the rank and of the whole job. These two
+variables are not set if the script chooses its own batch size.
 """
 
 EXIT_BAD_INPUT = 64

@@ -18,9 +18,9 @@ _COMMON = ("group", "device", "gpu")
 def grouped(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Return the short form of a plan's ranks as JSON fields; None if the short form cannot express these ranks.
 
-    ``ranks``: in rank order, each with all fields of a Rank as JSON. The short form has one entry for consecutive ranks
-    of one group: the names of the pods, and (local batch size, number of consecutive ranks with it). All pods of an
-    entry have equally many ranks.
+    ``ranks``: the ranks in rank order, each with all fields of a Rank as JSON. The short form has one entry for
+    consecutive ranks of one group. An entry has the names of their pods, and a list of (local batch size, number of
+    consecutive ranks with this size). All pods of an entry have equally many ranks.
     """
     entries = []
     for common, members in groupby(ranks, lambda rank: tuple(rank[key] for key in _COMMON)):

@@ -25,7 +25,7 @@ OF_PROGRAM = (COMMAND_NOT_FOUND, RANK_FAILED, RANK_CRASHED, RANK_STOPPED, NO_RES
 """Reasons of failures that the user's training script has caused, if the job runs one instead of a built-in model."""
 
 OF_CLUSTER = (COORDINATOR_LOST, POD_LOST, POD_STOPPED)
-"""Reasons of failures that the cluster has caused, such as a drained or lost node. They never count."""
+"""Reasons of failures that the cluster has caused, such as a lost node. They never count towards the back-off limit."""
 
 OF_RESTARTS = tuple(
     sorted(

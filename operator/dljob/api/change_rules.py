@@ -1,7 +1,7 @@
 """CEL transition rules of the CRD, which refuse a change of a spec that the table ``changes.CHANGES`` does not allow.
 
-API servers evaluate rules with ``oldSelf`` only for updates. The rules compare the specs, and a write of the status
-does not change the spec, so they never refuse it. They do not refuse an unchanged spec either, whatever it contains.
+API servers evaluate rules with ``oldSelf`` only for updates. The rules compare the old and the new spec. They therefore
+never refuse a write of the status, and never refuse an unchanged spec, whatever the spec contains.
 """
 
 import re
@@ -22,7 +22,7 @@ _REFUSED_BEFORE = (
     f"has({_STATUS}) && has({_STATUS}.conditions) && {_STATUS}.conditions.exists(c, "
     f"c.type == 'Accepted' && c.status == 'False' && c.reason == '{CHANGE_REFUSED}')"
 )
-"""True if the spec contains a change that only the operator has refused. The fields may then be set back."""
+"""CEL condition: the old spec contains a change that the operator has refused. An update may then set fields back."""
 
 
 _PLAN, _RANGE = f"{_STATUS}.plan", "self.spec.batchSizeRange"
@@ -34,15 +34,20 @@ _BATCH_RANGE = {
     f"{_BATCH} && {_BATCH} <= {_RANGE}.max : self.spec.globalBatchSize == {_BATCH})",
     "message": f"{BATCH_OUT_OF_RANGE}status.plan.batchChoice.globalBatchSize{AS_BEGUN}",
 }
-"""The operator has chosen the global batch size of a job with a range, which therefore must stay in the range."""
+"""Rule about a change of ``batchSizeRange`` after training has begun.
+
+The new range must contain the global batch size that the operator has chosen. If the range is removed,
+``globalBatchSize`` must equal the chosen size.
+"""
 
 
 def change_rules(spec: Schema) -> list[dict[str, str]]:
     """Return the items of ``x-kubernetes-validations`` at the CRD's root. ``spec``: the structural schema of the spec.
 
-    A ``messageExpression`` shows both values. Kubernetes supports it since 1.29. Numbers are formatted instead of
-    concatenated: the API server does not bound the length of a number as text, so it estimates that a concatenation
-    might cost too much, and rejects the CRD. It does not count the length of a formatted text that nothing reads.
+    A ``messageExpression`` (Kubernetes 1.29 and later) shows the new and the former value. Numbers are formatted
+    instead of concatenated: the API server does not bound the length of a number as text, so it estimates that a
+    concatenation might cost too much, and rejects the CRD. The result of ``format`` adds no such cost, because no other
+    function reads it.
     """
     sections = ended_paths(tuple(spec["properties"]))
     return [*(_fixed(change, spec) for change in FIXED), _BATCH_RANGE, *(_ended(path, spec) for path in sections)]
@@ -88,7 +93,8 @@ def _old(expression: str) -> str:
 def _value(path: str, spec: Schema) -> str:
     """Return a CEL expression for the value of a field. An unset field has its default.
 
-    Without a default, it counts as false, or as empty text or 0, which the bounds of such fields exclude.
+    An unset field without a default has the value false, empty text or 0, depending on its type. The bounds of text
+    and number fields exclude empty text and 0.
     """
     schema, is_set = _schema(path, spec), _has(path, spec)
     unset = schema.get("default", {"string": "", "boolean": False}.get(schema["type"], 0))

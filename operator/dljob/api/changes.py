@@ -24,11 +24,11 @@ class Effect(StrEnum):
     """What a change of a field does to a job that has a plan."""
 
     AT_ONCE = "At once"
-    """It takes effect without a restart."""
+    """The change takes effect without a restart."""
     RESTART = "Restart"
     """The job gets a new plan, its pods write a checkpoint and stop, and new pods continue from the checkpoint."""
     FIXED = "Fixed"
-    """It acts as RESTART until training has begun. After that it is refused."""
+    """Until training has begun, the change has the effect RESTART. After that, the change is refused."""
 
 
 class Compared(StrEnum):
@@ -36,16 +36,17 @@ class Compared(StrEnum):
 
     VALUE = "value"
     PRESENCE = "presence"
-    """Whether the field has a value. Another value is allowed."""
+    """Only whether the field has a value. A change from one value to another is allowed."""
     SET_VALUE = "set value"
-    """The value, if it is set before and after the change. It may be added and removed."""
+    """The value, if the field has one before and after the change. A value may be added or removed."""
 
 
 @dataclass(frozen=True)
 class Change:
-    """A row of the table of changes. ``path``: a field of the spec. The row also holds for the fields inside it.
+    """A row of the table of changes. ``path``: a field of the spec. The row also holds for its inner fields.
 
-    ``note``: for users; why the field is fixed, or what they should know. ``compared``: for Effect.FIXED.
+    ``note``: text for users, such as the reason why the field is fixed. ``compared``: what decides whether a change is
+    refused, for Effect.FIXED only.
     """
 
     path: str
@@ -161,7 +162,7 @@ ENDED = (
 
 @dataclass(frozen=True)
 class RefusedChange:
-    """Why a change of a spec has no effect. ``reason``: of the condition Accepted."""
+    """The refusal of a change of a spec. ``reason`` and ``message``: those of the condition Accepted."""
 
     reason: str
     message: str
@@ -199,9 +200,10 @@ def has_begun(spec: DLJobSpec, status: DLJobStatus) -> bool:
 
 
 def refused_update(old: DLJobSpec, new: DLJobSpec, status: DLJobStatus) -> RefusedChange | None:
-    """Return why a client must not send the spec ``new`` for a job that has the spec ``old``, as the API server does.
+    """Return why the CRD's rules refuse a change of a spec from ``old`` to ``new``; None if they allow the change.
 
-    If the job's spec already has a change that the operator has refused, the operator also decides on the next one.
+    If ``old`` already contains a change that the operator has refused, the rules leave the next change to the operator,
+    except changes after the job's end and changes of ``batchSizeRange``.
     """
     found = refused_change(old, new, status)
     if found is not None and (found.reason == JOB_ENDED or not _is_refused(status)):
@@ -241,7 +243,10 @@ def ended_changes(before: Json, after: Json) -> tuple[str, ...]:
 
 
 def ended_paths(sections: tuple[str, ...]) -> Iterator[str]:
-    """Yield the paths to compare for an ended job: each section, or the fields of a section if some may change."""
+    """Yield the paths that must not change after a job has ended.
+
+    These are all ``sections`` of the spec. If some fields of a section may change, yield its other fields instead.
+    """
     for section in sections:
         inside = [c for c in CHANGES if c.path.startswith(f"{section}.")]
         if any(c.after_end for c in inside):
@@ -253,7 +258,7 @@ def ended_paths(sections: tuple[str, ...]) -> Iterator[str]:
 def planned_fields(spec: DLJobSpec) -> dict[str, Any]:
     """Return the fields on which plan and pods depend, as a manifest without fields that have their default values.
 
-    Without them, a release that adds a field with a default does not change what earlier releases return.
+    Because defaults are left out, a release that adds a field with a default returns the same manifest as before.
     """
     manifest = spec.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
     for path in _AT_ONCE:

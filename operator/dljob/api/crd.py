@@ -2,7 +2,7 @@
 
 A CRD needs a *structural* schema: no ``$ref``, no ``null``, no ``additionalProperties: false``, and exclusive bounds as
 in OpenAPI 3.0. pydantic generates JSON Schema 2020-12, and ``_structural`` translates it. Validation rules have only
-``rule`` and ``message``, which every supported release understands. The operator also evaluates the same rules.
+``rule`` and ``message``, which every supported Kubernetes release understands. The operator evaluates the same rules.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ JOB_NAME_RULE = Rule(
     "part of pod names, which are DNS labels; choose a name with lower-case letters, digits and dashes only",
     holds=lambda name: len(name) <= 40 and "." not in name and name[:1].isalpha(),
 )
-"""The only rule about metadata. ``holds`` takes the name of an object that the API server accepted."""
+"""The only rule about metadata. ``holds`` takes the object's name, which has passed the API server's own checks."""
 
 _KEPT = (
     "description",
@@ -62,7 +62,7 @@ class _WithRules(GenerateJsonSchema):
 def validation(rule: Rule) -> Schema:
     """Return a rule as an item of ``x-kubernetes-validations``.
 
-    The message names the field, because ``fieldPath`` is not available in every supported release.
+    The message names the field, because not every supported Kubernetes release has ``fieldPath``.
     """
     return {"rule": rule.cel, "message": rule.text}
 

@@ -1,8 +1,8 @@
 """JobDefaults: what an administrator sets once per installation (chart value ``jobDefaults``) for all jobs.
 
-Sections and fields have the names of the spec. Only fields that are unset in a stored job can have such a default: for
-the others, such as ``runPolicy.backoffLimit``, the API server stores the built-in default, and the operator cannot tell
-it from a user's value.
+Sections and fields have the names of the spec. A field can have such a default only if the API server stores no
+built-in default for it. In fields such as ``runPolicy.backoffLimit``, the API server stores the built-in default, which
+the operator cannot tell from a user's value.
 """
 
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ class SchedulingDefaults(ApiModel):
     disruption: Disruption | None = None
     priority_class_name: DnsSubdomain | None = None
     runtime_class_name: DnsSubdomain | None = None
-    """It has no field in the spec. Overrides of a job can change it."""
+    """Runtime class of the pods. The spec has no such field, but ``spec.podTemplateOverrides`` can change the class."""
     scheduler_name: DnsSubdomain | None = None
     pod_group_label: LabelKey | None = None
 
@@ -62,7 +62,7 @@ class RunPolicyDefaults(ApiModel):
 class VolumeDefaults(ApiModel):
     storage_class_name: DnsSubdomain | None = None
     shared: bool | None = None
-    """It is about the storage class, so it does not apply to a job that names another one."""
+    """Default of ``spec.checkpoint.volume.shared``. It applies only to jobs that do not set their own storage class."""
 
 
 class CheckpointDefaults(ApiModel):
@@ -110,7 +110,7 @@ class SpotDefaults(ApiModel):
 
 
 class NetworkDefaults(ApiModel):
-    """The network between two places, if it is slower than within them."""
+    """The network between two zones or two racks. An unset field: as within one zone or rack."""
 
     bandwidth: Annotated[str | None, Field(max_length=32)] = None
     """Bytes per second of one node, as a Kubernetes quantity such as 250M."""

@@ -1,8 +1,8 @@
-"""Which pod template overrides anybody may use, and which only those who may create pods in the namespace.
+"""Pod template overrides that anybody may use, and those that only users who may create pods in the namespace may use.
 
 The operator creates pods with its own permissions. A free-form override would give everybody who may create a DLJob a
-pod with any host path, service account or Secret. The table below says what is safe. Everything else needs the
-annotation ``OVERRIDES_ANNOTATION``, which a ValidatingAdmissionPolicy reserves for users who may create pods.
+pod with any host path, service account or Secret. The constants ``SAFE_*`` list the safe fields. All other fields need
+the annotation ``OVERRIDES_ANNOTATION``, which a ValidatingAdmissionPolicy reserves for users who may create pods.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -137,8 +137,8 @@ _ASKS = (
 _CODE_FIELDS = ("podTemplateOverrides", "trainer", "dataset", "model", "scheduling")
 """Fields of the spec that decide what the pods run.
 
-In a job with the annotation, only users who may create pods may change these. Others, such as an autoscaler, may
-change the remaining fields.
+In a job with ``OVERRIDES_ANNOTATION``, only users who may create pods may change these fields. Other users, such as an
+autoscaler, may change the remaining fields.
 """
 _SAME = " && ".join(
     (

@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class BackgroundLoop:
-    """Use it as a context manager: its end stops the loop and cancels the coroutines that still run in it."""
+    """An event loop in a thread. Leaving its context stops the loop and cancels the coroutines that still run in it."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -26,7 +26,7 @@ class BackgroundLoop:
         self._loop.close()
 
     async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the loop, and return its result to the caller's loop. A cancellation is passed on."""
+        """Run a coroutine in this loop and return its result. If the caller is cancelled, cancel the coroutine."""
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
 
 

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 ABOUT = ("job", "uid", "plan", "attempt")
 """Names of the attributes that log records about a job have.
 
-They are its namespace and name, its uid, the number of its plan (0: no plan), and its number of restarts plus 1.
+They are the job's namespace and name, uid, number of its plan (0: no plan), and number of restarts plus 1.
 """
 
 

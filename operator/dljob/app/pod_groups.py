@@ -1,4 +1,4 @@
-"""Which PodGroups does the API server serve? The answer is part of the settings with which jobs are planned."""
+"""Find out which PodGroups the API server serves. The answer is part of the settings with which jobs are planned."""
 
 import asyncio
 import logging
@@ -36,10 +36,11 @@ async def pod_group_api(api: Api, wanted: Sequence[Kind]) -> str | None:
 
 
 async def until_changed(api: Api, wanted: Sequence[Kind], served: str | None, interval_s: float) -> None:
-    """Raise RuntimeError when the API server no longer serves ``served``, or serves PodGroups of a preferred version.
+    """Raise RuntimeError when the API server's PodGroups change, so that ``pod_group_api`` would not return ``served``.
 
-    The operator then ends, and its Deployment starts it again. An upgrade of the cluster may remove an alpha API, and
-    plans made afterwards must not name its PodGroups. Return at once if nothing is wanted.
+    ``interval_s``: seconds between checks. After the error, the operator ends, and its Deployment starts it again. An
+    upgrade of the cluster may remove an alpha API, and plans made afterwards must not name its PodGroups. Return at
+    once if ``wanted`` is empty.
     """
     while wanted:
         await asyncio.sleep(interval_s)

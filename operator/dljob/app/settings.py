@@ -5,7 +5,7 @@
 | DLJOB_TRAINER_IMAGE | (required) | trainer image of jobs that set none |
 | DLJOB_TRAINER_PULL_POLICY | IfNotPresent | its pull policy: Always, IfNotPresent or Never |
 | DLJOB_NAMESPACE | default | the operator's own namespace, for its Lease |
-| DLJOB_LEASE_NAME | dljob-operator | name of the Lease; two operators with the same Lease are one release |
+| DLJOB_LEASE_NAME | dljob-operator | name of the Lease; operators with the same Lease are replicas of one release |
 | DLJOB_POD_NAME | host name and a random part | identity of the holder of the Lease |
 | DLJOB_WATCH_NAMESPACES | (all) | namespaces whose jobs the operator manages, comma-separated |
 | DLJOB_COUNT_ALL_PODS | false | with DLJOB_WATCH_NAMESPACES: plans also count the pods of all other namespaces |
@@ -16,17 +16,17 @@
 | DLJOB_METRICS_SOURCES | [] | NetworkPolicy peers (JSON) that may read pods' metrics; empty: everyone |
 | DLJOB_OVERRIDES | safe | what spec.podTemplateOverrides may contain: none, safe or all; see docs/security.md |
 | DLJOB_JOB_DEFAULTS | {} | what jobs get unless their spec says otherwise (JSON, the chart value jobDefaults) |
-| DLJOB_GANG_SCHEDULING | none | whose PodGroups jobs get: none, kubernetes, coscheduling or volcano |
+| DLJOB_GANG_SCHEDULING | none | API of the PodGroups of jobs: none, kubernetes, coscheduling or volcano |
 | DLJOB_NODE_TEMPLATES | [] | nodes that an autoscaler can add (JSON, the chart value autoscaling.nodeTemplates) |
-| DLJOB_SCALE_UP_SECONDS | 900 | start time-out of jobs that need such nodes |
+| DLJOB_SCALE_UP_SECONDS | 900 | start time-out of jobs that need nodes from DLJOB_NODE_TEMPLATES |
 | DLJOB_PREEMPTION | Never | LowerPriority: waiting jobs may stop running ones of a lower priority; or Never |
 | DLJOB_SHARE_PROFILES | false | plans of all namespaces use what the jobs of each namespace measure |
 | DLJOB_NODE_FAULTS | 2 | faults after which new plans leave a node out; 0: never |
-| DLJOB_NODE_FAULT_WINDOW_SECONDS | 3600 | time within which these faults occur |
+| DLJOB_NODE_FAULT_WINDOW_SECONDS | 3600 | time within which the DLJOB_NODE_FAULTS faults occur |
 | DLJOB_NODE_LEFT_OUT_SECONDS | 3600 | for how long a node is left out; each repetition doubles it |
 | DLJOB_NODE_LEFT_OUT_MAX_SECONDS | 86400 | longest time for which a node is left out |
 | DLJOB_KUEUE | auto | auto or true: Kueue decides about jobs with the label of a queue; false: ignore the label |
-| DLJOB_QUEUE_DEADLINES | true | waiting jobs with spec.scheduling.finishBy get devices before those without |
+| DLJOB_QUEUE_DEADLINES | true | waiting jobs with spec.scheduling.finishBy get devices before other jobs |
 | DLJOB_QUEUE_WEIGHTS | {} | weights of namespaces in the order of the queue (JSON, the chart value queue.weights) |
 | DLJOB_QUEUE_ASSIGNMENT | InOrder | Together: devices are assigned to all jobs together; or InOrder |
 | DLJOB_RESYNC_SECONDS | 600 | interval for applying objects that are not watched, and for checking caches |
@@ -149,7 +149,7 @@ class Settings:
 
     @property
     def fault_policy(self) -> FaultPolicy | None:
-        """Return the rules by which faulty nodes are left out of plans; None: no node ever is."""
+        """Return the rules that decide which faulty nodes plans leave out; None if plans never leave out a node."""
         if self.node_faults == 0:
             return None
         return FaultPolicy(self.node_faults, self.node_fault_window_s, self.node_left_out_s, self.node_left_out_max_s)
@@ -169,7 +169,7 @@ class Settings:
         """Return the settings for rendering manifests.
 
         ``port_ranges``: the API server supports ``endPort`` in a NetworkPolicy (Kubernetes 1.25 and later).
-        ``pod_group_api``: API version of the PodGroups of new plans, which the API server serves.
+        ``pod_group_api``: API version of the PodGroups of new plans; None: jobs get no PodGroups.
         """
         return RenderConfig(
             trainer_image=self.trainer_image,

@@ -18,7 +18,7 @@ _SHORTEST_S, _LONGEST_S = 1e-7, 1e5
 
 @dataclass(frozen=True)
 class Measured:
-    """Mean compute time of a step over ``steps`` steps."""
+    """Mean compute time of a step over ``steps`` steps. ``batch``: number of samples on the device."""
 
     batch: int
     compute_s: float

@@ -62,9 +62,10 @@ def operator_pods(pods: Iterable[Mapping[str, Any]]) -> tuple[OperatorPod, ...]:
 
 
 def of_namespace(pods: Iterable[OperatorPod], namespace: str) -> JobDefaults:
-    """Return the defaults of the operators that manage a namespace. Without an operator, there are none.
+    """Return the defaults of the operators that manage a namespace; ``NO_DEFAULTS`` if no operator manages it.
 
-    Raise BadInputError if operators differ, as during an upgrade, or if their defaults are of another release.
+    Raise BadInputError if the operators have different defaults, as during an upgrade, or if the defaults are invalid
+    for this release.
     """
     managing = _managing(pods, namespace)
     if (text := _same(ROOT, {pod.defaults for pod in managing}, managing, namespace)) is None:
@@ -76,7 +77,7 @@ def of_namespace(pods: Iterable[OperatorPod], namespace: str) -> JobDefaults:
 
 
 def templates_of_namespace(pods: Iterable[OperatorPod], namespace: str) -> NodeTemplates:
-    """Return the nodes that an autoscaler can add for jobs of a namespace. Raise BadInputError as ``of_namespace``."""
+    """Return the nodes that an autoscaler can add for jobs of a namespace. Raise the errors of ``of_namespace``."""
     managing = _managing(pods, namespace)
     if (text := _same(TEMPLATES_VALUE, {pod.templates for pod in managing}, managing, namespace)) is None:
         return NO_TEMPLATES
@@ -91,7 +92,10 @@ def _managing(pods: Iterable[OperatorPod], namespace: str) -> list[OperatorPod]:
 
 
 def _same(value: str, texts: set[str], pods: Iterable[OperatorPod], namespace: str) -> str | None:
-    """Return the text that all operators of a namespace have for a chart value; None without operators."""
+    """Return the only element of ``texts``; None if it is empty. Raise BadInputError if it has several elements.
+
+    ``value``: name of a chart value. ``texts``: its different values in ``pods``, the operators of the namespace.
+    """
     if len(texts) > 1:
         names = ", ".join(pod.name for pod in list(pods)[:4])
         raise BadInputError(

@@ -44,7 +44,8 @@ class Follower:
     def look(self, body: Mapping[str, Any]) -> int | None:
         """Print what has changed since the last call. ``body``: the job as the API server returns it.
 
-        Return the exit code if the job has ended, otherwise None.
+        Return the exit code if the job has ended, shows a PlanOnly plan, or has a status that this version cannot read.
+        Otherwise, return None.
         """
         try:
             status = DLJobStatus.model_validate(body.get("status") or {})

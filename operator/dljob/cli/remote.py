@@ -20,9 +20,10 @@ def add_namespace(command: argparse.ArgumentParser) -> None:
 
 
 def reach(work: Callable[[Any], Awaitable[T]]) -> T:
-    """Run ``work(api)`` with the API server of the kubeconfig. Raise BadInputError if it cannot be reached.
+    """Run ``work(api)`` with the API server of the kubeconfig, and return its result.
 
-    The operator's dependencies are imported only here, so that planning from files works without them.
+    Raise BadInputError if the server cannot be reached or answers with an error. The functions of this module import
+    the operator's dependencies only when they need them, so that planning from files works without these dependencies.
     """
     try:
         from dljob.kube import ApiError
@@ -79,7 +80,7 @@ async def observe(api: Any) -> tuple[ClusterView, dict[tuple[str, str], Any], tu
 
     Profiles are measured constants by (model, device).
 
-    If the user may not read profiles, or if the cluster does not have this resource, the result contains no profiles.
+    If the user may not read profiles, or if the cluster has no DLProfile resource, the result contains no profiles.
     """
     from dljob.kube import ApiError, cluster_view
     from dljob.kube.kinds import NODE, POD, PROFILE

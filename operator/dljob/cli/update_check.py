@@ -12,10 +12,11 @@ from dljob.status import readable_status
 
 
 async def refusal(api: Any, manifest: Mapping[str, Any], namespace: str) -> str | None:
-    """Return why the job of this name must not be changed to ``manifest``; None if it may, or if there is none.
+    """Return why an existing job must not become ``manifest``, which has its name; None if the change is allowed.
 
-    The API server computes the result of the change, and refuses it if its CRD has the rules. The rules are evaluated
-    here, too, because a CRD that is older than this release lacks them. Return None if the user lacks permissions.
+    The API server computes the result of the change, and refuses the change if its CRD has the rules. This function
+    evaluates the rules, too, because a CRD that is older than this release lacks them. Also return None if no job has
+    this name, or if the server rejects the requests for another reason, such as missing permissions.
     """
     from dljob.kube import ApiError
     from dljob.kube.kinds import DLJOB
@@ -36,7 +37,7 @@ async def refusal(api: Any, manifest: Mapping[str, Any], namespace: str) -> str 
 
 
 def between(stored: Mapping[str, Any], resulting: Mapping[str, Any]) -> str | None:
-    """Return why the DLJob ``stored`` must not become ``resulting``, both as the server has them; None if it may."""
+    """Return why the DLJob ``stored`` must not become ``resulting``; None if it may, or if a spec cannot be parsed."""
     try:
         old, new = (DLJobSpec.model_validate(each["spec"], extra="ignore") for each in (stored, resulting))
     except ValidationError:

@@ -44,7 +44,7 @@ VENDORS = ("nvidia", "amd", "geforce", "tesla", "quadro", "instinct", "rtx")
 
 
 GPU_RESOURCES = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu"}
-"""Kubernetes resource with the GPUs of each vendor, from its device plugin. Taints of GPU nodes often use it as key."""
+"""Kubernetes resource under which each vendor's device plugin offers GPUs. Taints of GPU nodes often have this key."""
 
 
 AMD = re.compile(r"\b(amd|instinct|radeon|mi\d{2,3}[a-z]?)\b")

@@ -1,7 +1,7 @@
 """Domains: the parts of a cluster for which plans are priced, and to which their pods are then bound.
 
-A domain is a rack, a zone or the whole cluster, and in each of them all nodes, the spot nodes or the other nodes.
-Without a topology and without spot nodes, there is only one domain: ``ANYWHERE``.
+A domain contains nodes of one rack, of one zone or of the whole cluster: all these nodes, only the spot nodes, or only
+the other nodes. Without a topology and without spot nodes, there is only one domain: ``ANYWHERE``.
 """
 
 from collections import Counter
@@ -21,12 +21,12 @@ SPOT_LABELS = (
 )
 """Labels of spot nodes: Google GKE, Amazon EKS, Karpenter, Azure AKS."""
 MAX_DOMAINS = 6
-"""Maximum number of racks, and of zones, for which plans are made. Those with the most free devices come first."""
+"""Maximum number of zones, and of racks in a zone, for which plans are made: those with the most free devices."""
 
 
 @dataclass(frozen=True)
 class Crossing:
-    """The network between racks, or between zones. None: as good as within one rack or zone."""
+    """The network between racks, or between zones. A value of None means: as good as within one rack or zone."""
 
     bandwidth_Bps: float | None = None
     latency_s: float | None = None
@@ -42,7 +42,11 @@ class Crossing:
 
 @dataclass(frozen=True)
 class Topology:
-    """The network between zones and between racks, as the administrator describes it. None: as good as within one."""
+    """The network between zones and between racks, as the administrator describes it.
+
+    ``zones``: the network between zones; None: as good as within one zone. ``racks``: the network between racks; None:
+    as good as within one rack.
+    """
 
     zones: Crossing | None = None
     racks: Crossing | None = None
@@ -51,7 +55,7 @@ class Topology:
 
 @dataclass(frozen=True)
 class Spot:
-    """Nodes that the cloud may take back at any time. ``labels``: (key, value); a node with any of them is one."""
+    """Nodes that the cloud may take back at any time. ``labels``: (key, value); a spot node has one or more of them."""
 
     labels: tuple[tuple[str, str], ...] = SPOT_LABELS
     price_factor: float = 1.0
@@ -82,13 +86,17 @@ class Requirement:
 
 @dataclass(frozen=True)
 class Domain:
-    """A part of the cluster. A node belongs to it if it meets all requirements of any term; no terms: every node."""
+    """A part of the cluster.
+
+    A node belongs to the domain if it meets all requirements of at least one of ``terms``. Without terms, every node
+    belongs to the domain.
+    """
 
     text: str = ""
-    """Such as 'in zone a, on spot nodes'; empty for the whole cluster without borders."""
+    """Description, such as 'in zone a, on spot nodes'; empty if zones, racks and spot nodes do not matter."""
     terms: tuple[tuple[Requirement, ...], ...] = ()
     crossing: Crossing | None = None
-    """The network between the nodes of a plan, if it may cross a border; None: it crosses none."""
+    """The network between the zones or racks that a plan in this domain may span; None: as within one zone or rack."""
     price_factor: float = 1.0
     interruptions_per_h: float = 0.0
     """Interruptions per hour of one node."""
@@ -118,7 +126,7 @@ SAME_AS_OTHERS = Spot()
 def domains(nodes: Sequence[Node], topology: Topology, spot: Spot, *, avoid_spot: bool = False) -> list[Domain]:
     """Return the domains for which a job on these nodes has to be planned. The first one is the widest.
 
-    ``nodes``: those that the job could use. ``avoid_spot``: leave out domains with spot nodes.
+    ``nodes``: the nodes that the job could use. ``avoid_spot``: leave out domains with spot nodes.
     """
     found: list[Domain] = []
     for part in _by_interruption(nodes, spot, avoid_spot=avoid_spot):
@@ -132,10 +140,11 @@ def domains(nodes: Sequence[Node], topology: Topology, spot: Spot, *, avoid_spot
 
 
 def _by_interruption(nodes: Sequence[Node], spot: Spot, *, avoid_spot: bool) -> list[Domain]:
-    """Return the domains of all nodes, of the other nodes, and of the spot nodes.
+    """Return three domains: all nodes, the nodes that are not spot nodes, and the spot nodes.
 
-    A plan may use both spot nodes and others. The scheduler then decides which, so that such a plan has the price of
-    the others and the interruptions of spot nodes.
+    In the domain of all nodes, the scheduler decides whether a plan gets spot nodes. Therefore, this domain has the
+    price of on-demand nodes and the interruptions of spot nodes. Return fewer domains if spot nodes do not matter, if
+    all nodes are spot nodes, or with ``avoid_spot``.
     """
     labels = sorted({(k, v) for k, v in spot.labels if any(node.labels.get(k) == v for node in nodes)})
     if not labels or not (avoid_spot or spot.differs):
@@ -157,7 +166,7 @@ def _by_interruption(nodes: Sequence[Node], spot: Spot, *, avoid_spot: bool) -> 
 
 
 def _by_place(part: Domain, nodes: Sequence[Node], topology: Topology) -> list[Domain]:
-    """Return ``part``, its zones and its racks. A place is a domain of its own only if ``part`` has several of them."""
+    """Return ``part``, its zones and its racks. Leave out zones if ``part`` has only one, and likewise racks."""
     across = part.crossing
     texts = [part.text]
     inner: list[Domain] = []

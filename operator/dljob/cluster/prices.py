@@ -21,7 +21,7 @@ class Prices:
     """Price of energy, which is added to the price of devices; None: the price of devices includes it."""
 
     def device(self, device: Device, label: str, cores: float) -> Device:
-        """Return the device of the type ``label`` with the administrator's price, or unchanged if there is none.
+        """Return ``device``, of type ``label``, with the administrator's price, or unchanged without such a price.
 
         ``cores``: CPUs of a CPU device. A MIG instance without a price of its own has its part of the GPU's price.
         """
@@ -32,16 +32,19 @@ class Prices:
         return device
 
     def listed(self, label: str) -> float | None:
-        """Return the price of a device type, or None if there is none.
+        """Return the administrator's price of a device type, in US dollars per hour; None if there is no such price.
 
-        The names of GPUs in the catalogue match without vendor and punctuation, others exactly.
+        Names of GPUs in the catalogue also match if they differ in vendor or punctuation. Other names must be equal.
         """
         if label in self.usd_per_device_h or (known := gpu(label)) is None:
             return self.usd_per_device_h.get(label)
         return next((price for name, price in self.usd_per_device_h.items() if gpu(name) is known), None)
 
     def with_energy_usd(self, devices_usd: Amount, energy_J: Amount) -> Amount:
-        """Return the price of devices plus that of the energy in joules, as numbers or arrays."""
+        """Return ``devices_usd`` plus the price of the energy in US dollars. Both are numbers or arrays.
+
+        If ``usd_per_kwh`` is None, return ``devices_usd``.
+        """
         return devices_usd if self.usd_per_kwh is None else devices_usd + energy_J / J_PER_KWH * self.usd_per_kwh
 
 

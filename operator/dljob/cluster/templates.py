@@ -6,20 +6,20 @@ from dataclasses import dataclass
 from dljob.cluster.view import ClusterView, Node, cluster_view
 
 MAX_NEW_NODES = 2000
-"""Maximum number of nodes that all templates may add together. Plans are made on as many nodes at most."""
+"""Maximum number of nodes that all templates may add together, so that plans consider at most as many new nodes."""
 START_TIMEOUT_S = 900.0
 
 
 @dataclass(frozen=True)
 class NodeTemplates:
-    """What an autoscaler can add. ``nodes``: every node of every template, up to the template's count."""
+    """Nodes that an autoscaler can add. ``nodes``: every node of every template, up to the template's count."""
 
     nodes: tuple[Node, ...] = ()
     start_timeout_s: float = START_TIMEOUT_S
     """Start time-out in seconds of a job that needs new nodes, unless the job sets one itself."""
 
     def scaled_up(self, view: ClusterView) -> ClusterView:
-        """Return the view with all nodes that can still be added. Nodes that exist count against their template."""
+        """Return the view with all nodes that can still be added. Existing nodes count towards their template."""
         kinds: dict[tuple[str, int, frozenset[tuple[str, str]]], list[Node]] = {}
         for node in self.nodes:
             kinds.setdefault((node.device, node.devices, frozenset(node.labels.items())), []).append(node)

@@ -45,7 +45,7 @@ class ClusterView:
     nodes: tuple[Node, ...] = ()
 
     def without(self, left_out: Mapping[str, object]) -> "ClusterView":
-        """Return a view in which plans must not use some nodes. ``left_out``: name of a node → description."""
+        """Return a view in which plans must not use some nodes. ``left_out``: name → description of the faults."""
         if not left_out:
             return self
         texts = {name: f"left out because of repeated faults: {left_out[name]}" for name in left_out}
@@ -171,7 +171,7 @@ def _whole(entry: Mapping[Any, Any], name: str, default: int, least: int, most: 
 
 
 def _amount(entry: Mapping[Any, Any], name: str, default: str | None) -> Decimal | None:
-    """Return the field as a positive quantity, or None without a value and a default. Raise ValueError otherwise."""
+    """Return a field as a quantity; None without a value and a default. Raise ValueError if it is not above 0."""
     value = entry.get(name, default)
     if value is None:
         return None

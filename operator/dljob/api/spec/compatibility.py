@@ -66,7 +66,7 @@ class Condition:
 def chosen(axis: AxisName, *values: str, inside: str = "") -> Condition:
     """Return the condition that the field ``axis`` has one of ``values``. An unset field has its default.
 
-    ``inside``: the section of the spec to which ``self`` refers in CEL; empty: the whole spec.
+    ``inside``: the section of the spec that the condition is about; empty: the whole spec.
     """
     path, default = AXES[axis].path, AXES[axis].default
     path = path[1:] if inside == path[0] else path

@@ -24,9 +24,10 @@ _HAS_NO_BATCH = "!has(self.globalBatchSize)"
 
 
 def _unless(exempt: str, cel: str) -> str:
-    """Return the CEL rule ``cel`` for objects that are not exempt.
+    """Return the CEL rule ``cel``, limited to objects that do not fulfil the CEL condition ``exempt``.
 
-    The API policy accepts this form for a rule of an earlier release, because it refuses no object that was valid.
+    The API policy (``hack/api_policy.py``) allows this change of a rule of an earlier release, because every object
+    that was valid stays valid.
     """
     return f"{exempt} || ({cel})"
 

@@ -112,7 +112,7 @@ class DLJobSpec(ApiModel):
 
     @property
     def batch_size(self) -> int:
-        """Return the global batch size of a job that has one. Rules require it unless the framework is Torchrun."""
+        """Return the global batch size, which must be set. Rules require it unless the framework is Torchrun."""
         assert self.global_batch_size is not None, "only a job without a prediction has no global batch size"
         return self.global_batch_size
 
@@ -128,6 +128,6 @@ class DLJobSpec(ApiModel):
         return tuple(name for name, given in found.items() if not given)
 
     def manifest(self) -> dict[str, Any]:
-        """Return the spec as a camelCase dictionary for JSON, without null fields, and without a missing section."""
+        """Return the spec as a camelCase dictionary, without null fields and an unset ``model`` or ``dataset``."""
         missing = {"model": not self.model.given, "dataset": not self.dataset.given}
         return {name: value for name, value in super().manifest().items() if not missing.get(name)}

@@ -87,7 +87,10 @@ Seen = tuple[ClusterView, Mapping[tuple[str, str], Learned], tuple[defaults.Oper
 
 
 async def _observe(api: Any, jobs: Sequence[Job]) -> tuple[*Seen, list[str]]:
-    """Return the result of ``remote.observe``, and why existing jobs must not be changed to these manifests."""
+    """Return the result of ``remote.observe``, and the refused changes.
+
+    A refused change is a line about a job that exists and must not be changed to its manifest in ``jobs``.
+    """
     seen = await remote.observe(api)
     refused = []
     for job in jobs:

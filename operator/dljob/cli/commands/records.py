@@ -84,7 +84,7 @@ def save_report(given: argparse.Namespace) -> int:
 
 
 async def logs_of(api: Any, namespace: str, name: str) -> Mapping[str, Any]:
-    """Return the ConfigMap ``<job>-logs``, which has this ``name``. The result is empty if there is none."""
+    """Return the ConfigMap ``name`` (``<job>-logs``) as an API object; empty if the ConfigMap does not exist."""
     from dljob.kube import ApiError
     from dljob.kube.kinds import CONFIG_MAP
 
@@ -110,6 +110,9 @@ def outputs_of(body: Mapping[str, Any]) -> dict[int, str]:
 
 
 def report_of(body: Mapping[str, Any], kind: str) -> str | None:
-    """Return the run report from ``body``, the ConfigMap ``<job>-logs``, or None. ``kind``: ``html`` or ``json``."""
+    """Return the run report from ``body``, the ConfigMap ``<job>-logs``; None if ``body`` has no such report.
+
+    ``kind``: ``html`` or ``json``.
+    """
     data = (body.get("binaryData") or {}).get(f"report.{kind}.gz")
     return None if data is None else gzip.decompress(base64.b64decode(data)).decode(errors="replace")
