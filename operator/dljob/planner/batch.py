@@ -33,8 +33,8 @@ Plan = Callable[[Request], Decision | Infeasible]
 def ladder(base: int, low: int, high: int) -> list[int]:
     """Return the batch sizes to consider from ``low`` to ``high``, in rising order and at most ``MAX_RUNGS``.
 
-    They are ``low``, ``high`` and ``base`` times …, 1/2, 3/4, 1, 3/2, 2, 3, 4, 6, … if that is a whole number. If these
-    are too many, only powers of two times ``base`` are used, and those nearest to ``base`` first. Multiples of ``base``
+    They are ``low``, ``high``, and the whole numbers among ``base`` times …, 1/2, 3/4, 1, 3/2, 2, 3, 4, 6, … If these
+    are too many, use only powers of two times ``base``, and first those nearest to ``base``. Multiples of ``base``
     divide evenly among ranks if ``base`` does.
     """
     halves = {base} | {base * 2**k for k in range(1, 32)} | {base // 2**k for k in range(1, 32) if base % 2**k == 0}
@@ -136,9 +136,10 @@ def _kept(request: Request, batches: Batches, plan: Plan) -> Decision | Infeasib
 
 
 def _at(request: Request, batches: Batches, batch: int, noise: float) -> Request:
-    """Return the request with ``batch`` as its only batch size, and with as many steps as give the same progress.
+    """Return the request with ``batch`` as its only batch size, and with the number of steps for the same progress.
 
-    ``noise``: the gradient noise scale in samples.
+    The progress is that of the steps in ``request`` with the batch size in ``request``. ``noise``: the gradient noise
+    scale in samples.
     """
     steps = statistical.steps(request.total_steps, request.global_batch, batch, noise, batches.epoch_samples)
     return replace(request, global_batch=batch, total_steps=steps, batches=None)

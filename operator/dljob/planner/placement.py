@@ -14,10 +14,10 @@ PlanIn = Callable[[Request, ClusterView], Decision | Infeasible]
 
 
 def in_best_domain(request: Request, view: ClusterView, plan_in: PlanIn) -> Decision | Infeasible:
-    """Return the best plan of all domains, with the best plans of other domains as candidates.
+    """Return the best plan of all domains (parts of the cluster), with the best plans of other domains as candidates.
 
-    ``plan_in`` plans for a request on a view. If there is only one domain, its result is returned unchanged. If no
-    domain has a plan, the reason of the widest domain is returned.
+    ``plan_in``: function that plans a request on the nodes of a view. If the cluster is not divided into domains,
+    return its plan unchanged. If no domain has a plan, return the ``Infeasible`` of the widest domain.
     """
     parts = domains(usable(request, view), request.topology, request.spot, avoid_spot=request.avoid_spot)
     answers = [(part, plan_in(replace(request, domain=part), part.within(view))) for part in parts]
@@ -45,7 +45,10 @@ def in_best_domain(request: Request, view: ClusterView, plan_in: PlanIn) -> Deci
 
 
 def explanation(decision: Decision) -> str | None:
-    """Return where the chosen plan's pods run and what interrupts them; None for a plan without a domain."""
+    """Return a text with the plan's domain and its expected interruptions.
+
+    Return None if the cluster is not divided into domains.
+    """
     domain, prediction = decision.domain, decision.chosen.prediction
     if not domain.text:
         return None
@@ -58,7 +61,7 @@ def explanation(decision: Decision) -> str | None:
 
 
 def _named(domain: Domain, decision: Decision) -> Decision:
-    """Return the decision with the domain in the summary of each choice."""
+    """Return the decision with the domain appended to the summary of each choice."""
 
     def named(choice: Choice) -> Choice:
         return replace(choice, summary=f"{choice.summary}, {domain.text}") if domain.text else choice

@@ -16,8 +16,8 @@ def scaling(
 ) -> list[tuple[int, Choice]]:
     """Return (number of nodes, best candidate with exactly so many nodes) for a grid of numbers of nodes.
 
-    Skip numbers without a plan. Return an empty list for a job without a prediction. Ignore the deadline and the
-    groups that the user fixes.
+    Skip numbers without a plan. Return an empty list for a job whose times cannot be predicted (a field is in
+    ``request.missing``). Ignore the deadline and the groups that the user fixes.
     """
     if request.missing:
         return []

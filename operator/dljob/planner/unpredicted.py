@@ -1,6 +1,7 @@
 """Plan a job about which nothing can be predicted: take the nodes that the spec asks for, without a search.
 
-Such a job has a script for torchrun, and lacks its model, its dataset, its global batch size or its length.
+Such a job runs a script with torchrun. Its spec lacks the model, the dataset, the global batch size or the number of
+epochs or steps.
 """
 
 from collections.abc import Sequence
@@ -27,8 +28,9 @@ def plan_unpredicted(request: Request, view: ClusterView) -> Decision | Infeasib
     """Return a plan with the nodes that the request asks for, or the reason why no plan is possible.
 
     The plan has the groups of ``request.fixed``, or else ``request.nodes_min`` nodes of one device type: GPUs before
-    CPUs, and of several types the one with the most computing power. A CPU node runs one rank, and a GPU node one rank
-    on each GPU that is free on all these nodes. Its predicted times are 0, which means unknown.
+    CPUs, and of several types the one with the most computing power. A CPU node runs one rank. All GPU nodes run the
+    same number of ranks, which the fewest free GPUs on one of them, the quota and the global batch limit. The plan's
+    predicted times are 0, which means unknown.
     """
     found: Decision | Infeasible | None = None
     for domain in domains(usable(request, view), request.topology, request.spot, avoid_spot=request.avoid_spot):
@@ -78,7 +80,10 @@ def _plan(request: Request, view: ClusterView) -> Decision | Infeasible:
 
 
 def _chosen(request: Request, nodes: Eligible, view: ClusterView) -> list[tuple[Pool, FixedChoice]] | Infeasible:
-    """Return the pool with the most computing power and its use, or the reason why there is none."""
+    """Return the pool to use, with its nodes and ranks per node, or the reason why no pool is possible.
+
+    Prefer GPUs to CPUs, and then the pool with the most computing power. A list with one element is returned.
+    """
     if (short := too_few(request, nodes, view)) is not None:
         return short
     needed = max(1, request.nodes_min)
@@ -99,7 +104,7 @@ def _chosen(request: Request, nodes: Eligible, view: ClusterView) -> list[tuple[
 
 
 def _ranks_per_node(request: Request, pool: Pool, nodes: int) -> int:
-    """Return the ranks on each of ``nodes`` nodes of a pool; 0 if the pool has too few devices for one each."""
+    """Return the number of ranks on each of ``nodes`` nodes of a pool; 0 if quota or batch does not allow one."""
     if not pool.is_gpu:
         return 1
     most = min(pool.free[nodes - 1], request.gpus_max.get(vendor(pool.device), 2**31) // nodes)
@@ -112,7 +117,7 @@ def _power(pool: Pool, choice: FixedChoice) -> float:
 
 
 def _fixed(request: Request, nodes: Eligible) -> list[tuple[Pool, FixedChoice]] | Infeasible:
-    """Return the groups that the user fixes, each with its pool, or the reason why one has no room."""
+    """Return the groups that the user fixes, each with its pool, or the reason why there is no room for a group."""
     found: list[tuple[Pool, FixedChoice]] = []
     taken: dict[str, int] = {}
     for i, choice in enumerate(request.fixed):
@@ -164,7 +169,7 @@ def _shares(request: Request, choices: Sequence[FixedChoice]) -> list[list[int]]
 
 
 def _memory_nbytes(pool: Pool, choice: FixedChoice) -> int:
-    """Return the main memory in bytes that a pod requests, as its model is unknown."""
+    """Return the main memory in bytes that a pod requests. It is an assumption, because the model is unknown."""
     each = ASSUMED_GPU_NBYTES if pool.is_gpu else ASSUMED_NBYTES
     assumed = AGENT_NBYTES + shm_nbytes(choice.ranks_per_node, pool.is_gpu) + choice.ranks_per_node * each
     free = min(pool.memory_nbytes[: choice.nodes])

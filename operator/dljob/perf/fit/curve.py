@@ -96,7 +96,7 @@ class Curve:
         return Curve(tuple(at), tuple(nondecreasing(times, [1.0] * len(times))), max(self.slope_s, per_sample_s))
 
     def _from_zero(self) -> tuple[tuple[float, float], ...]:
-        """Return the knots as (batch, seconds) pairs. If no knot is at batch 0, add one with the time of the first."""
+        """Return the knots as (batch, seconds) pairs. If no knot is at batch 0, add one with the first knot's time."""
         first = ((0.0, self.times_s[0]),) if self.batches[0] > 0 else ()
         return (*first, *zip(self.batches, self.times_s, strict=True))
 

@@ -26,7 +26,9 @@ REPEAT_NOISE = 0.05
 """Standard deviation of log(time) in repeated measurements."""
 KNOTS = 33
 DENSE = 8
-"""Maximum number of points between which the curve is smooth. Straight lines between more points are short enough."""
+"""Maximum number of points through which ``knots_through`` draws a smooth curve.
+
+Straight lines connect the points if there are more, because each line is then short enough."""
 
 
 def line(batches: Floats, times_s: Floats) -> tuple[float, float]:

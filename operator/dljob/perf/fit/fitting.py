@@ -15,7 +15,10 @@ def usable(seconds: Sequence[float] | Floats) -> NDArray[np.bool_]:
 
 
 def checked(name: str, values: Sequence[float] | Floats) -> Floats:
-    """Return the values as an array. Raise ValueError if there are none or if a value is not finite and above 0."""
+    """Return ``values`` as an array. Raise ValueError if it is empty or if a value is not finite and above 0.
+
+    ``name``: name of the values in the error message.
+    """
     array = np.asarray(values, dtype=float)
     bad = ~usable(array)
     if array.size == 0 or bad.any():

@@ -69,8 +69,8 @@ class Point:
 def seconds(sheets: Mapping[str, Sheet], known: Mapping[Point, float], asked: Sequence[Point]) -> Floats:
     """Return predicted step seconds for the points ``asked``, from the measured seconds ``known``.
 
-    ``sheets``: data sheet of each device, by name. Raise ValueError if a device has no sheet, if a time is not finite
-    and above 0, if an asked workload was never measured, or if there are no known or no asked points.
+    ``sheets``: data sheet of each device, by name. Raise ValueError if a device has no sheet, if a time or a batch is
+    not finite and above 0, if no known point has the workload of an asked point, or if ``known`` or ``asked`` is empty.
     """
     points = _points(sheets, known, asked)
     times = checked("known seconds", list(known.values()))
@@ -144,7 +144,7 @@ def _points(sheets: Mapping[str, Sheet], known: Collection[Point], asked: Sequen
 
 
 def _logs(sheets: Mapping[str, Sheet], points: Sequence[Point]) -> Floats:
-    """Return log peak and log bandwidth of each point's device minus their means, shape (points, 2)."""
+    """Return log(peak) and log(bandwidth) of each point's device, minus the mean over all points; shape (points, 2)."""
     logs = np.log([[sheets[p.device].peak_FLOPs, sheets[p.device].bandwidth_Bps] for p in points])
     return np.asarray(logs - logs.mean(axis=0))
 

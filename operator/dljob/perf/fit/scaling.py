@@ -48,7 +48,10 @@ class Runs:
 
 @dataclass(frozen=True)
 class Contention:
-    """Slowdown of computing that the other devices on a node cause. The default is no slowdown."""
+    """Slowdown of computing that the other devices on a node cause. The default is no slowdown.
+
+    ``sharing`` and ``crowding`` are the constants with these names in ``Constants``.
+    """
 
     sharing: float = 0.0
     crowding: float = 0.0
@@ -56,7 +59,7 @@ class Contention:
     def slowdown(self, node_devices: int) -> float:
         """Return the computing time if ``node_devices`` devices of a node are busy, divided by that with one device.
 
-        The formula is part of ``steps``.
+        The formula is a factor of the computing time in ``steps``.
         """
         return exp(2 * (1 - 1 / node_devices) * self.sharing + self.crowding * log(node_devices))
 
@@ -120,7 +123,7 @@ def steps(c: Constants, runs: Runs, reference_s: float) -> Steps:
 
     A run has n devices on N nodes, with k devices on the node that has the most. ``inter``, ``latency`` and ``intra``
     are the exponentials of the constants ``log_inter``, ``log_latency`` and ``log_intra``. gamma is 1 plus the
-    exponential of ``log_gamma``. [N > 1] is 1 if N > 1, else 0.
+    exponential of ``log_gamma``. [N > 1] is 1 if N > 1, else 0. ``reference_s``: a typical value of ``one_s``.
 
     computing = one_s exp(spread [N > 1] + sharing 2 (1 - 1/k) + crowding ln k)
     between nodes = reference_s inter (2 (N-1)/N k^busiest_power (n/N)^mean_power + latency (n - 1)): a ring's volume

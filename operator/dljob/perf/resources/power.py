@@ -1,7 +1,7 @@
 """Time, power and energy under a device's power limit, from measurements at two limits or from typical values.
 
 A limit above the power that a device demands has no effect. Under a lower limit, the device lowers its clock (DVFS).
-The work takes the time t0 and the mean power P0 at the lowest limit, and t1 and P1 at the highest limit. In between:
+The work takes the time t0 at the mean power P0 under the lowest limit, and t1 at P1 under the highest. In between:
 
 - The power P equals the limit until it reaches the demand P1. Demand varies within a step, so the corner at P1 is
   rounded: P is the mean of the curve with the sharp corner and the straight line from P0 to P1.
@@ -76,7 +76,10 @@ def under_limits(low: LimitPoint, high: LimitPoint, limits_W: Floats) -> tuple[F
 
 
 def best_limit(low: LimitPoint, high: LimitPoint, limits_W: Floats, slowdown: float = np.inf) -> float:
-    """Return the limit in ``limits_W`` with the least energy whose time is at most ``slowdown`` times the shortest."""
+    """Return the limit of ``limits_W`` with the least energy.
+
+    Consider only limits under which the work takes at most ``slowdown`` times the shortest time under any of them.
+    """
     seconds, power = under_limits(low, high, limits_W)
     energy = np.where(seconds <= slowdown * seconds.min(), seconds * power, np.inf)
     return float(np.asarray(limits_W)[int(np.argmin(energy))])
@@ -112,9 +115,10 @@ def typical(device: Device) -> tuple[LimitPoint, LimitPoint]:
 
 
 def advised(device: Device, slowdown: float) -> Advice | None:
-    """Return the limit with the least energy for a typical job that takes at most ``slowdown`` times as long.
+    """Return the limit with the least energy for a typical job, together with its effect on computing.
 
-    Return None if no limit saves energy or if the device's range of limits is narrow (``WIDE_FROM_W``).
+    Under this limit, the job computes for at most ``slowdown`` times as long as under the highest limit. Return None if
+    no limit saves energy or if the device's range of limits is narrow (``WIDE_FROM_W``).
     """
     if device.peak_power_W < WIDE_FROM_W:
         return None

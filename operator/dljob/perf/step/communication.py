@@ -106,10 +106,10 @@ def butterfly_s(nbytes: float, n: Number, link: Link) -> Number:
 def parameter_server_s(nbytes: float, n: Number, link: Link, servers: int = 1) -> Number:
     """Return the time of parameter servers that reduce the workers' gradients and send the sums back (Li et al. 2014).
 
-    The parameters have V = ``nbytes`` bytes. Of the n ranks, s = ``servers`` hold V/s bytes of them each and do not
-    train, so w = n - s ranks are workers. A server receives w V/s bytes and sends as many. A worker sends V bytes and
-    receives as many. The time grows with n: 2 alpha + 2 max(w/s, 1) V beta + w/s V gamma, with latency alpha, beta =
-    1 / bandwidth, and gamma seconds to reduce a byte.
+    The parameters have V = ``nbytes`` bytes. Of the n ranks, s = ``servers`` are parameter servers. Each server holds
+    V/s bytes of the parameters and does not train, so w = n - s ranks are workers. A server receives w V/s bytes and
+    sends as many. A worker sends V bytes and receives as many. The time grows with n: 2 alpha + 2 max(w/s, 1) V
+    beta + w/s V gamma, with latency alpha, beta = 1 / bandwidth, and gamma seconds to reduce a byte.
     """
     load = (n - servers) / servers
     return (

@@ -71,8 +71,8 @@ def catalogue_curve(workload: Workload, device: Device, cores: float = 1.0) -> C
 def regressed(workload: Workload, device: Device, cores: float = 1.0) -> Curve:
     """Return a CPU's compute seconds of a step over the batch, as a line with the fitted coefficients in ``structure``.
 
-    The framework's overhead runs in one thread, which may use ``cores`` CPUs but at most one. The times of all other
-    operations are inversely proportional to the device's peak.
+    ``cores``: CPUs that the rank may use. The framework's overhead runs in one thread, so it takes 1/``cores`` times as
+    long below one CPU, but no less time above. All other times are inversely proportional to the device's peak.
     """
     speed = device.fp32_FLOPs / structure.CORE_FLOPs
     host = structure.total(structure.host_terms(workload), structure.HOST_S) / min(1.0, cores)
@@ -143,8 +143,8 @@ def calibrated(curve: Curve, points: Sequence[tuple[int, float]]) -> Curve:
     Times of equal batches are averaged, and the points are made nondecreasing. The result passes through the points,
     and ``few_points`` interpolates between them. Below the smallest batch, it is the catalogue's curve, scaled to meet
     the first point. Above the largest batch, it is a line with the catalogue's final slope, scaled in the same way. If
-    the largest batch is at least twice the smallest, the mean slope between the two replaces it, but only within 0.25
-    to 1 times the scaled slope. Batches and times must be finite and positive.
+    the largest batch is at least twice the smallest and takes longer, the mean slope between the two replaces the
+    scaled slope, clipped to 0.25 to 1 times the scaled slope. Batches and times must be finite and positive.
     """
     if not points:
         return curve

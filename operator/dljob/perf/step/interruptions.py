@@ -13,27 +13,30 @@ from dljob.perf.step.step import P90
 RESTART_S = 120.0
 """Assumed seconds from an interruption to the first new step: another node, pods, ranks, and loading the checkpoint."""
 CHECKPOINT_BANDWIDTH_Bps = 2e8
-"""Assumed bytes per second at which a checkpoint is written. The trainer later measures its own."""
+"""Assumed bytes per second at which a checkpoint is written. During training, the trainer measures the real time."""
 SHORTEST_S, LONGEST_S = 5.0, 1800.0
 MAX_COST_FRACTION = 0.02
-"""Bounds of the interval that the trainer chooses (``dltrain.checkpoint.interval``)."""
+"""Maximum fraction of the training time for checkpoints.
+
+Together with ``SHORTEST_S`` and ``LONGEST_S``, it bounds the checkpoint interval that the trainer chooses
+(``dltrain.checkpoint.interval``)."""
 MAX_EXPONENT = 30.0
 """Bound of exponents, so that a training that can hardly ever end has a finite time."""
 
 
 @dataclass(frozen=True)
 class Interruptions:
-    """What interrupts a training, such as the end of a spot node, and what that costs.
+    """Interruptions of a training, such as the loss of spot nodes, and the checkpoints that limit the lost work.
 
-    ``per_node_h``: interruptions per hour of one node. ``checkpoint_s``: seconds that a checkpoint takes.
+    ``per_node_h``: interruptions of one node per hour. ``checkpoint_s``: seconds that it takes to write a checkpoint.
     """
 
     per_node_h: float
     checkpoint_s: float
     interval_s: float | None = None
-    """Checkpoint interval; None: the trainer chooses it."""
+    """Seconds between checkpoints; None: the trainer chooses this interval."""
     checkpoints: bool = True
-    """False: an interruption loses the whole training."""
+    """False if the job writes no checkpoints. Each interruption then loses all training so far."""
 
     def expected_s(self, work_s: Number, nodes: Number) -> Number:
         """Return the expected time of a training that takes ``work_s`` without interruptions.
@@ -69,11 +72,15 @@ class Interruptions:
         return P90 * float(np.sqrt(count * square))
 
     def _rate(self, nodes: Number) -> Number:
-        """Return the interruptions per second of the job, any of whose nodes may be interrupted."""
+        """Return the job's interruptions per second: those of one node times the number of nodes."""
         return np.asarray(self.per_node_h / 3600 * nodes)
 
     def _interval_s(self, work_s: Number, nodes: Number) -> Number:
-        """Return the checkpoint interval √(2·C·M) within the trainer's bounds (Young 1974), or the one in the spec."""
+        """Return the seconds between checkpoints: the interval in the spec, or the one that the trainer would choose.
+
+        The trainer chooses √(2·C·M) within its bounds (Young 1974). C: seconds to write a checkpoint. M: mean seconds
+        between interruptions of the job. The result is at most ``work_s``, and equal to it without checkpoints.
+        """
         if not self.checkpoints:
             return np.maximum(work_s, 1e-9)
         if self.interval_s is not None:

@@ -2,9 +2,9 @@
 
 Pipeline. One device computes a micro-batch of m samples in t(m). The slowest of p stages does the fraction f of the
 arithmetic, so it takes c = f t(m). Sending activations and their gradients (V bytes each per sample, at the largest
-boundary) between two stages takes w = 2 (alpha + m V beta). Transfers overlap with computing other micro-batches,
-except while the pipeline fills and drains. A step with k micro-batches takes k max(c, w) + (p - 1) (c + w) (Huang et
-al. 2019; Narayanan et al. 2021, section 2.2).
+boundary) between two stages takes w = 2 (alpha + m V beta), with latency alpha and beta = 1 / bandwidth. Transfers
+overlap with computing other micro-batches, except while the pipeline fills and drains. A step with k micro-batches
+takes k max(c, w) + (p - 1) (c + w) (Huang et al. 2019; Narayanan et al. 2021, section 2.2).
 
 Tensor. Pairs of linear layers do the fraction phi of the arithmetic and have u units. Each of t ranks computes u/t
 units, rounded up, and all other layers. A pair all-reduces its output in the forward pass, and the gradient of its
@@ -45,10 +45,10 @@ class Stages:
     """Elements per sample that one stage sends to the next, at the largest boundary."""
 
     def activations(self, micro_batches: int) -> float:
-        """Return the activation memory of the stage with the most, divided by that of the whole model.
+        """Return the largest activation memory of a stage, divided by that of one micro-batch in the whole model.
 
-        The whole model processes one micro-batch. A stage keeps the activations of all its micro-batches in flight: of
-        ``micro_batches`` micro-batches, at most as many as there are stages from this stage to the last one.
+        A stage keeps the activations of several micro-batches at the same time: of as many as there are stages from
+        this stage to the last one, but at most of all ``micro_batches`` of a step.
         """
         stages = len(self.outputs)
         return max(min(micro_batches, stages - i) * part for i, part in enumerate(self.outputs))
@@ -134,7 +134,7 @@ class Pairs:
     arithmetic: float
     parameters: int
     outputs: float
-    """Fraction of all layers' output elements that the pairs' first layers and the layers between them return."""
+    """Fraction of all layers' output elements from the first linear layer of each pair and the layer after it."""
     summed_elements: tuple[float, ...]
     """Number of elements per sample in each all-reduce over the ranks."""
     units: int

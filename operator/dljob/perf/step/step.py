@@ -38,7 +38,8 @@ def exposed_s(communication_s: Number, compute_s: Number, parts: int, overlap: N
     """Return the communication time that does not overlap with the backward pass, but at least that of one bucket.
 
     ``parts``: number n of buckets. Bucket i is ready when i/n of the backward pass is done, so at most (n-1)/n of the
-    pass hides communication.
+    pass hides communication. ``overlap``: maximum fraction of the pass that can hide communication. ``compute_s``: the
+    computing time of the whole step.
     """
     hidden = overlap * BACKWARD_PART * compute_s * (parts - 1) / parts
     return np.maximum(communication_s - hidden, communication_s / parts)
@@ -46,7 +47,7 @@ def exposed_s(communication_s: Number, compute_s: Number, parts: int, overlap: N
 
 @dataclass(frozen=True)
 class Step:
-    """The parts of a step's time in seconds. ``step_s`` is the median of the step and ``p90_s`` its 90th percentile."""
+    """The parts of a step's time in seconds. ``step_s`` is the median of their sum, ``p90_s`` the 90th percentile."""
 
     compute_s: float
     communication_s: float

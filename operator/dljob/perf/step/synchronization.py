@@ -18,8 +18,8 @@ def straggler_factor(ranks: int, variation: float = STEP_VARIATION) -> float:
     """Return the expected step time of the slowest of ``ranks`` equal ranks, divided by a rank's mean step time.
 
     The expected maximum of n variables is near their quantile (n - 0.375) / (n + 0.25) (Blom 1958). Step times are
-    positive and skewed, so they get a gamma distribution with coefficient of variation v. Its quantile is
-    (1 - v²/9 + z v/3)³, where z is the normal quantile (Wilson, Hilferty 1931).
+    positive and skewed, so they get a gamma distribution with coefficient of variation v = ``variation``. Its
+    quantile is (1 - v²/9 + z v/3)³, where z is the normal quantile (Wilson, Hilferty 1931).
     """
     if ranks <= 1:
         return 1.0

@@ -106,7 +106,7 @@ class Net:
         return self._emit("conv", out, flops, weights + filters * bias, 1 + bias, has_weights=True)
 
     def linear(self, outputs: int, bias: bool = True, tied: bool = False) -> Self:
-        """Add a linear layer. ``tied``: True if it uses another layer's weights."""
+        """Add a linear layer. ``tied``: True if the layer uses another layer's weights."""
         *rest, inputs = self.shape
         flops = 2.0 * inputs * outputs * prod(rest)
         parameters = 0 if tied else inputs * outputs + outputs * bias
@@ -166,7 +166,11 @@ class Net:
         return self
 
     def embedding(self, vocabulary: int, width: int, positions: int | None = None, types: int = 0) -> Self:
-        """Add embeddings for tokens, for ``positions`` (default: as many as tokens) and for token ``types``."""
+        """Add embeddings of tokens, positions and token types, each with ``width`` elements.
+
+        ``vocabulary``: number of different tokens. ``positions``: number of positions (default: the sequence's length).
+        ``types``: number of token types.
+        """
         (tokens,) = self.shape
         positions = tokens if positions is None else positions
         rows = vocabulary + positions + types

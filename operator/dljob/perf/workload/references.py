@@ -45,7 +45,11 @@ def _unit(net: Net, filters: int, k: int, stride: int = 1) -> Net:
 
 
 def _inception(net: Net, one: int, three: tuple[int, int], five: tuple[int, int], pooled: int) -> None:
-    """Add four branches: 1 x 1; 1 x 1, then 3 x 3; 1 x 1, then 3 x 3 (5 x 5 in the paper); pool, then 1 x 1."""
+    """Add an Inception module: four branches of convolutions, and the concatenation of their outputs.
+
+    The branches are: 1 x 1; 1 x 1, then 3 x 3; 1 x 1, then 3 x 3 (5 x 5 in the paper); a max pool, then 1 x 1. The
+    parameters are the numbers of filters in each branch: of both convolutions in ``three`` and ``five``.
+    """
     start = net.at
     ends = [_unit(net, one, 1).at]
     for reduced, filters in (three, five):

@@ -50,7 +50,7 @@ def describe(parts: Sequence[Part]) -> str:
 
 
 def shares_of(parts: Sequence[Part], batch: int, uneven: bool, servers: int = 0) -> list[list[int]] | None:
-    """Return a list of local batch sizes for each part, or None if they do not fit into memory.
+    """Return a list of local batch sizes for each part, or None if no sizes that fit into memory add up to ``batch``.
 
     ``uneven``: True if faster ranks get larger batches. The last ``servers`` ranks are parameter servers and get no
     samples.

@@ -19,7 +19,8 @@ def fixed_parts(
 ) -> list[Part] | Infeasible:
     """Return a ``Part`` for each group in ``spec.planning.groups``, in which the user fixes nodes and ranks per node.
 
-    Return ``Infeasible`` if the nodes have no room for a group, or if the batch sizes do not add up.
+    Return ``Infeasible`` if the nodes have no room for a group, or if the local batch sizes cannot add up to the
+    global batch size.
     """
     if (wrong := _batch(request)) is not None:
         return wrong

@@ -47,8 +47,8 @@ def posterior(
     """Return the posterior distribution of the step times of all placements.
 
     Return None without measured multi-device steps (``steps``) or one-device times (``points``). ``alone``: step
-    seconds over the batch on one device. ``link_over``: function from a number of nodes to the link between their
-    ranks, which is used only to compare collectives.
+    seconds over the batch on one device. ``nbytes``: size of the gradients in bytes. ``link_over``: function from a
+    number of nodes to the link between their ranks, which is used only to compare collectives.
     """
     if not steps or not points:
         return None
@@ -74,7 +74,12 @@ def _known(collective: str) -> CollectiveName:
 def _fitted(
     reference_s: float, steps: tuple[StepPoint, ...], one_s: tuple[float, ...], talks: tuple[float, ...]
 ) -> Posterior:
-    """Fit the posterior. It is cached, because a fit takes some milliseconds and every plan needs the same profiles."""
+    """Fit the posterior distribution of step times to ``steps``.
+
+    ``reference_s``: typical step seconds on one device. For each of ``steps``, ``one_s`` has the step seconds on one
+    device, and ``talks`` the ``communication_ratio``. The result is cached, because a fit takes some milliseconds and
+    every plan needs the same fits.
+    """
     columns = [(s.place.nodes, s.place.node_devices, s.place.devices, s.batch) for s in steps]
     nodes, busiest, devices, batch = np.array(columns, dtype=float).T
     runs = Runs(nodes, busiest, devices, batch, np.array(one_s), np.array(talks))

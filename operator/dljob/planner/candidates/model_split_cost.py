@@ -66,7 +66,7 @@ class _Step:
 
 
 def predict(candidate: SplitCandidate, request: Request, model: split.Model) -> Prediction | Refusal:
-    """Predict step time, memory, energy and cost, or return a ``Refusal`` if a rank's part does not fit into memory.
+    """Predict step time, memory, energy and cost, or return a ``Refusal`` if a rank or a pod has too little memory.
 
     Raise ValueError if the model cannot be split as the candidate demands.
     """
@@ -225,8 +225,9 @@ def _host_room_nbytes(part: Part, request: Request) -> int:
 def micro_batch_counts(batch: int, stages: int) -> Iterator[int]:
     """Yield the numbers of micro-batches to consider, in rising order: about 1, 2, 4, ... times the number of stages.
 
-    With the last number, a micro-batch is one sample. If several numbers give micro-batches of the same size m, yield
-    only the smallest of them: ceil(batch / m).
+    The last number is the largest possible one: one sample per micro-batch, unless that is more than
+    ``MAX_MICRO_BATCHES``. If several numbers give micro-batches of the same size m, yield only ceil(batch / m), the
+    smallest of them.
     """
     last, wanted = 0, stages
     while last < min(batch, MAX_MICRO_BATCHES):

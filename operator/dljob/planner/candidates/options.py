@@ -264,8 +264,9 @@ def link_of(chosen: list[Option], nodes: int) -> tuple[Link, float]:
 
     The spread is the standard deviation of log(measured / predicted). Within a node, the link is a direct one between
     devices or shared memory. Between nodes, its bandwidth is the measured one, else the one in the nodes' annotations,
-    else that of 10 Gbit Ethernet. The ranks of a node do not divide the bandwidth, because in a ring in rank order,
-    every node has one flow in and one flow out.
+    else that of 10 Gbit Ethernet. If a plan may span racks or zones, the network between them limits the link.
+    The ranks of a node do not divide the bandwidth, because in a ring in rank order, every node has one flow in and one
+    flow out.
     """
     near_s = near_latency_s(chosen[0].pool.is_gpu)
     if nodes == 1:

@@ -37,7 +37,7 @@ class Pool:
     unequal: bool
     """True for CPU nodes on which a rank can use very different numbers of CPUs (by more than a factor ``UNEQUAL``)."""
     crossing: Crossing | None = None
-    """Bounds of the network between these nodes, if they are in several racks or zones; None if they are in one."""
+    """Network between racks or zones, if these nodes may be in several of them; otherwise None."""
 
     @property
     def assumed(self) -> bool:
@@ -52,7 +52,8 @@ class Pool:
 def _tolerates(tolerations: Iterable[Mapping[str, object]], taint: tuple[str, str, str]) -> bool:
     """Return True if a toleration matches the taint by Kubernetes' rules.
 
-    A toleration without a key matches all keys. ``Exists`` matches all values. No effect matches all effects.
+    A toleration without an effect matches all effects. With the operator ``Exists``, a toleration matches all values,
+    and without a key also all keys.
     """
     key, value, effect = taint
     for toleration in tolerations:
@@ -67,10 +68,10 @@ def _tolerates(tolerations: Iterable[Mapping[str, object]], taint: tuple[str, st
 
 
 def useful_cpu(node_cpu: float) -> float:
-    """Return the CPUs that must be free for a pod on a node with ``node_cpu`` CPUs, if the job requests none itself.
+    """Return the number of CPUs that must be free on a node with ``node_cpu`` CPUs before it can run a pod of the job.
 
-    It is one CPU, or half of a smaller node. A job waits until so many are free, because ranks on less train too slowly
-    for what they hold, and plans are priced with a whole CPU.
+    It applies if the job does not request CPUs. It is 1, or half of the CPUs of a node with fewer than two. With less,
+    ranks would train too slowly for the devices that they occupy, and more slowly than plans predict.
     """
     return min(1.0, node_cpu / 2)
 
@@ -106,8 +107,8 @@ def _why_not(node: Node, request: Request) -> str | None:
 def cores_of_rank(cpu: float, ranks: int, request: Request) -> float:
     """Return the CPUs that each of ``ranks`` ranks computes with on a node that has ``cpu`` CPUs.
 
-    A rank runs one thread for each whole CPU that its pod requests, because only requested CPUs are guaranteed. The
-    default is one thread. The node's CPUs and the pod's limit bound the result, which may be below one CPU.
+    A rank runs one thread for each whole CPU that its pod requests per rank, because only these CPUs are guaranteed.
+    The default is one thread. The node's CPUs and the pod's limit bound the result, which may be below one CPU.
     """
     threads = max(1.0, float(int((request.cpu_per_pod or ranks) / ranks)))
     return min(threads, cpu / ranks, (request.cpu_limit_per_pod or cpu) / ranks)

@@ -20,10 +20,10 @@ DIFFERENT = 0.15
 
 
 def memory_refusals(ways: list[Option], request: Request, workload: Workload) -> list[Refusal]:
-    """Return, for each type of device, up to how many ranks cannot hold the global batch in memory, and the reason.
+    """Return a ``Refusal`` for each type of device of which ``nodes.min`` ranks cannot hold the global batch in memory.
 
-    Each ``Refusal`` has a summary such as 'up to 3 x t4'. Skip types of which the fewest allowed ranks can hold the
-    batch. ``ways``: the options (ways to use the nodes of one type of device) that candidates consist of.
+    The summary has the largest number of ranks that cannot hold the batch, such as 'up to 3 x t4'. ``ways``: the
+    options (ways to use the nodes of one type of device) that candidates consist of.
     """
     lines = []
     for label in dict.fromkeys(option.label for option in ways):
@@ -46,7 +46,8 @@ def _held(option: Option, workload: Workload, ranks: int) -> Workload:
 def _fewest(option: Option, request: Request, workload: Workload, ranks: int) -> int:
     """Return the minimum number of ranks whose memory holds the global batch.
 
-    Return min(``ranks``, global batch size) + 1 if even so many ranks cannot hold it.
+    ``ranks``: maximum number of ranks. Let n be min(``ranks``, global batch size). Return n + 1 if n ranks cannot hold
+    the batch.
     """
     low, high = 1, min(ranks, request.global_batch) + 1
     while low < high:
@@ -86,7 +87,8 @@ def shown(request: Request, chosen: Choice, choices: list[Choice]) -> tuple[Choi
 def slower(request: Request, chosen: Choice, choices: list[Choice], shown: tuple[Choice, ...]) -> list[Refusal]:
     """Return the best candidate of each combination of devices, strategy and collective that ``shown`` lacks.
 
-    Each is returned as a ``Refusal``, with the reason why it is worse than the chosen candidate.
+    Return each as a ``Refusal``, with the reason why it is worse than the chosen candidate. Skip model-parallel
+    candidates if the chosen one is data-parallel (see ``model_parallel_refusals``).
     """
     lines: dict[tuple[object, ...], Refusal] = {}
     shown_kinds = {(_kind(c), c.collective) for c in shown}

@@ -159,7 +159,9 @@ class Search:
         return rows.reshape(-1, most.shape[1])
 
     def _neighbours(self, row: NDArray[np.int64], best: list[int], by_device: list[NDArray[np.intp]]) -> Counts:
-        """Return rows that differ from ``row`` in the nodes of one device.
+        """Return rows that differ from ``row`` in the option or the number of nodes of one device type.
+
+        ``best``: the best option of each device type. ``by_device``: all options of each device type.
 
         The number of nodes changes slightly, changes much, or makes the total number of ranks a power of two. Small
         changes seldom reach a power of two, at which halving-doubling is fast.

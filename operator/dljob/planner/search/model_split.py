@@ -108,7 +108,7 @@ def _asked(part: Part, request: Request) -> list[SplitCandidate]:
 def _parts(
     request: Request, nodes: Eligible, workload: Workload, learned: Mapping[tuple[str, str], Learned]
 ) -> list[Part]:
-    """Return the placements on one type of device with ``nodes.min`` to ``nodes.max`` nodes (fields of the spec).
+    """Return placements, each on one type of device with ``nodes.min`` to ``nodes.max`` nodes (fields of the spec).
 
     If the request fixes the number of pipeline stages, the numbers of nodes follow from it.
     """
@@ -161,7 +161,7 @@ def search(
 ) -> tuple[list[Choice], list[Refusal]]:
     """Return (best pipeline and tensor-parallel candidates, rejected strategies and devices with reasons).
 
-    A strategy is rejected if it cannot be used, and a device if the strategy does not fit into its memory.
+    A strategy is rejected if it cannot be used, and a device if no candidate of a strategy fits into its memory.
     ``options_of``: function from a pool and a number of ranks per node to options. ``fixed``: the groups of nodes that
     the user fixes (``spec.planning.groups``).
     """
@@ -259,10 +259,11 @@ def _placed(kind: Kind, places: Sequence[tuple[Option, range]], model: split.Mod
 
 
 def _by_merit(batch: int) -> Callable[[Part], tuple[str, int, bool, float, int]]:
-    """Return a function to sort placements by device, ranks, (one node, several nodes), computing time and nodes.
+    """Return a sort key for placements: device, ranks, one node before several nodes, computing time, nodes.
 
-    On several nodes, messages cross the same link however many ranks a node has. A second placement of as many ranks
-    therefore matters only if the first one does not fit.
+    ``batch``: number of samples that the computing time is for. On several nodes, messages cross the same link,
+    whatever the number of ranks per node. Of the placements of equally many ranks on several nodes, the search
+    therefore needs only the first one that fits into memory.
     """
 
     def key(part: Part) -> tuple[str, int, bool, float, int]:
@@ -306,9 +307,9 @@ def _priced(candidate: SplitCandidate, request: Request, model: split.Model) -> 
 
 
 def _worth_showing(priced: list[_Priced]) -> list[_Priced]:
-    """Return the best candidates overall, and the best for each type of device and size (ranks, to a power of two).
+    """Return the best candidates overall, and the best one for each type of device and size.
 
-    Return at most one candidate for each placement.
+    The size is the number of ranks, rounded down to a power of two. Return at most one candidate for each placement.
     """
     places: dict[tuple[int, int], _Priced] = {}
     for each in sorted(priced, key=lambda each: each.score):

@@ -38,7 +38,7 @@ def scores(request: Request, screened: Screened) -> NDArray[np.float64]:
 def score(request: Request, prediction: Prediction) -> float:
     """Return the score of a plan with this prediction: time, energy or cost of the whole training; lower is better.
 
-    A plan that minimizes energy or cost but misses the deadline has a score above all others (``LATE``).
+    If the objective is energy or cost, plans that miss the deadline score above all plans that meet it (``LATE``).
     """
     if request.minimize == "Time":
         return prediction.total_p90_s if by_p90(request) else prediction.total_s

@@ -67,6 +67,6 @@ def _runs(places: list[tuple[int, int]], request: Request, option: Option) -> Ru
 
 
 def _prior(option: Option, request: Request) -> Posterior:
-    """Return the prior for a device on which no multi-device step was measured."""
+    """Return the prior distribution of step times on a type of device on which no multi-device step was measured."""
     nothing = Runs(*np.zeros((5, 0)))
     return fit(_alone_s(option, ceil(request.global_batch / 2)), nothing, np.zeros(0))

@@ -23,9 +23,9 @@ from dljob.planner.types import CollectiveName, Request
 WHOLE = 1e-3
 """Maximum rounding error, in samples, at which a local batch size still counts as a whole number."""
 GRID = 160
-"""Number of times in the table of the samples that each option processes by a given time.
+"""Number of durations in the table of ``Screen``, which has the samples that a node processes within each duration.
 
-``Screen`` interpolates between these times to find the time by which all ranks have processed the global batch."""
+``Screen`` interpolates between these durations to find the time in which all ranks process the global batch."""
 
 Floats = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -58,7 +58,7 @@ class Screened:
 class Screen:
     """Approximate evaluation of many candidates for one request.
 
-    A table holds, for each option (way to use one device type), how many samples a node processes within given times.
+    For each option (way to use one device type), a table has the samples that a node processes within given durations.
     """
 
     def __init__(self, options: Sequence[Option], request: Request, workload: Workload) -> None:
@@ -187,7 +187,8 @@ class Screen:
     ) -> tuple[Floats, Floats, NDArray[np.int64]]:
         """Return (step times, spreads, indices of the best collectives), predicted from measured multi-device steps.
 
-        Candidates with a device that lacks such measurements keep ``step_s`` and ``spread``, with index -1.
+        Candidates with one rank, or with a device that lacks such measurements, keep ``step_s`` and ``spread``. Their
+        index is -1.
         """
         choice = np.full(len(counts), -1)
         rows_measured = np.flatnonzero((ranks > 1) & np.isfinite(compute_s) & ~(used & ~self._has_steps).any(axis=1))
@@ -211,10 +212,11 @@ class Screen:
     def _slowest(
         self, used: NDArray[np.bool_], n: Floats, nodes: Floats, compute_s: Floats, ratio: Floats
     ) -> tuple[Floats, Floats]:
-        """Return (step time including input, spread) for each candidate.
+        """Return (step time including input, standard deviation of log(step time)) for each candidate.
 
-        Each profile of a device in the candidate predicts a step time. The longest of these times counts. The spread is
-        the standard deviation of log(step time).
+        The measured steps of each device type in a candidate predict a step time. The longest of these times counts.
+        Every parameter has one element (``used``: one row) per candidate. ``n``: number of ranks. ``ratio``: see
+        ``communication_ratio``.
         """
         busiest = np.where(used, self._per_node, 0).max(axis=1).astype(float)
         slowest_s, spread = np.zeros(len(n)), np.zeros(len(n))

@@ -83,8 +83,9 @@ def _in_parts(request: Request, chosen: Choice, parts: Sequence[Part], workload:
 def _synchronization(request: Request, chosen: Choice, parts: Sequence[Part], workload: Workload) -> list[Refusal]:
     """Return a stale-synchronous and an asynchronous plan, each with a reason that compares it with the chosen plan.
 
-    The same ranks are used, one of them as parameter server. The trainer supports both kinds of training only for
-    built-in models.
+    Both plans use the ranks of the chosen plan, one of them as parameter server. Return an empty list if the model is
+    not built in, because the trainer supports such training only for built-in models, or if the user requests another
+    strategy than Data, other than synchronous training, or another collective than ParameterServer.
     """
     if request.model is None or request.strategy != "Data" or request.synchronization != "Synchronous":
         return []

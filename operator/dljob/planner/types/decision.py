@@ -132,7 +132,7 @@ class Decision:
     trade_offs: tuple[Choice, ...] = ()
     """The Pareto front in time, energy and cost, including the chosen plan; fastest first."""
     domain: Domain = ANYWHERE
-    """The part of the cluster for which the chosen plan was priced, and to which its pods have to be bound."""
+    """The part of the cluster for which the chosen plan was predicted. The plan's pods must be bound to this part."""
 
 
 @dataclass(frozen=True)

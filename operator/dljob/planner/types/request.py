@@ -56,9 +56,9 @@ class Request:
 
     job: str
     global_batch: int
-    """Samples per step; 0 if unknown, with ``missing``."""
+    """Samples per step; 0 if the spec does not give this number (``missing`` then contains globalBatchSize)."""
     total_steps: int
-    """Optimizer steps of the whole training; 0 if unknown, with ``missing``."""
+    """Optimizer steps of the whole training; 0 if ``missing`` is not empty."""
     batches: Batches | None = None
     """Range from which the planner chooses the global batch size; ``global_batch`` and ``total_steps`` are then the
     values in the spec. None: the global batch size is ``global_batch``."""
@@ -122,8 +122,9 @@ class Request:
     domain: Domain = ANYWHERE
     """The part of the cluster to plan for. ``plan`` sets this field."""
     missing: tuple[str, ...] = ()
-    """Fields of the spec without which no time can be predicted, such as model. The plan then takes what the request
-    says, without a search."""
+    """Fields that the spec lacks and without which no time can be predicted, such as model; empty if it has them all.
+
+    If a field is missing, ``plan`` uses the nodes that the request asks for, without a search."""
 
     def allows_gpus(self, device: str, count: int) -> bool:
         """Return True if a plan may use ``count`` GPUs of a type."""
