@@ -130,7 +130,7 @@ class Run:
 
 
 def _packed(snapshot: Snapshot) -> dict[str, bytes]:
-    """Encode a snapshot as files by name, which ``_unpacked`` reads."""
+    """Encode a snapshot as files (name → content), which ``_unpacked`` decodes."""
     from safetensors.torch import save
 
     state = json.dumps({"step": snapshot.step} | snapshot.state).encode()

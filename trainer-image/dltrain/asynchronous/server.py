@@ -23,7 +23,7 @@ class Server:
     def serve(self) -> None:
         """Serve until all workers are done.
 
-        Raise SystemExit after a request to stop, PeerLostError and DivergedError.
+        Raise PeerLostError, DivergedError, or SystemExit after a request to stop.
         """
         while not self._serve():
             self._run.pause()

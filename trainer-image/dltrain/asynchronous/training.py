@@ -33,8 +33,8 @@ def train(
     """Run all steps. Afterwards every rank holds the same parameters, and a checkpoint is durable.
 
     ``end_of_epoch``: called on a worker after each of its own epochs, which differ between workers. ``alive_s``:
-    seconds between repeated progress updates of a waiting rank. Raise SystemExit after a request to stop,
-    PeerLostError, DivergedError.
+    seconds between repeated progress updates of a waiting rank. Raise PeerLostError, DivergedError, or SystemExit after
+    a request to stop.
     """
     model.to(trainer.device)
     replicate(model, trainer.process_group)

@@ -25,8 +25,8 @@ LossOf = Callable[[nn.Module, Any], Tensor]
 class Worker:
     """A worker of asynchronous training.
 
-    In each step, it reads the parameters from the parameter server, computes the gradient of its part of the batch, and
-    sends this gradient to the server.
+    In each step, a worker reads the parameters from the parameter server, computes the gradient of its part of the
+    batch, and sends this gradient to the server.
     """
 
     def __init__(self, run: Run) -> None:
@@ -36,7 +36,7 @@ class Worker:
         batch."""
 
     def train(self, loader: Loader, loss_of: LossOf, end_of_epoch: Callable[[], None]) -> None:
-        """Train until all workers are done. Raises SystemExit after a request to stop, PeerLostError, DivergedError."""
+        """Train until all workers are done. Raise PeerLostError, DivergedError, or SystemExit after a stop request."""
         trainer, plan = self._trainer, self._trainer.plan
         sampler = Sampler.planned(plan, loader.samples)
 

@@ -17,9 +17,10 @@ from dltrain.batch.shares import apportion
 
 @lru_cache(maxsize=2)
 def permutation(seed: int, epoch: int, samples: int) -> NDArray[np.int64]:
-    """Return the order of samples in an epoch: sorted by a Philox stream with the key (seed, epoch).
+    """Return the indices of all samples in the order of an epoch, with shape (samples,).
 
-    This uses raw counter output, because ``Generator.permutation`` may change between numpy releases.
+    The samples are sorted by random numbers: the raw output of the Philox generator with the key (seed, epoch).
+    ``Generator.permutation`` is not used, because its results may change between numpy releases.
     """
     keys = np.random.Philox(key=np.array([seed, epoch], dtype=np.uint64)).random_raw(samples)
     return np.argsort(keys, kind="stable")
@@ -31,7 +32,7 @@ class Part:
 
     epoch: int
     indices: NDArray[np.int64]
-    """Indices of the samples in the dataset. A worker, a rank that computes gradients, has at least one."""
+    """Indices of the samples in the dataset. A worker, a rank that computes gradients, has at least one sample."""
     weight: float
     """Weight of the mean gradient over ``indices`` in the all-reduce: this rank's samples divided by the batch size."""
     batch: int
@@ -44,8 +45,8 @@ class Part:
 class Sampler:
     """Split ``samples`` samples into batches of ``batch`` samples. The last batch of an epoch holds the remainder.
 
-    With ``drop_last``, an epoch leaves out the remainder. Its order differs in each epoch, so other samples are left
-    out each time.
+    With ``drop_last``, an epoch leaves out the remainder. The order of the samples differs in each epoch, so each
+    epoch leaves out different samples.
     """
 
     samples: int

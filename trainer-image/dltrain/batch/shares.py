@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from math import floor
 
 HYSTERESIS = 0.15
-"""Minimum relative reduction of the compute time that justifies new shares (local batch sizes). A smaller one may be
-noise of a short probe."""
+"""Minimum relative reduction of the compute time that justifies new shares (local batch sizes). A smaller
+reduction may be noise of a short probe."""
 
 
 def apportion(total: int, weights: Sequence[int]) -> tuple[int, ...]:
@@ -86,7 +86,7 @@ def worthwhile(
     """Return better local batch sizes than ``now``, or None if the slowest rank's time would hardly change.
 
     The time must fall by more than the fraction ``gain``. ``now``: the current local batch sizes. ``limits``: the
-    maximum of each rank; None: no limits.
+    maximum local batch size of each rank; None: no limits.
     """
     better = balanced(speeds, batch, limits)
 

@@ -87,8 +87,8 @@ def compute_points(
 
     Under a CPU quota, a process runs at full speed for a while and then stalls for the rest of a 100 ms period. A short
     measurement contains either no stall or a complete stall. The result is therefore the median CPU time of each size,
-    divided by the fraction of a CPU that the rank got. The fraction is measured between the ends of two stalls, or else
-    over the entire probe.
+    divided by the fraction of a CPU that the rank got. With at least three stalls, the fraction is measured from the
+    end of the first to the end of the last stall, and otherwise over the entire probe.
     """
     device = next(model.parameters()).device
     clock = time.process_time if device.type == "cpu" else time.perf_counter

@@ -1,7 +1,8 @@
 """A learning-rate range test: train with many learning rates, and analyze the curve of the loss.
 
 The test (Smith 2015) trains with an exponentially growing learning rate. The loss falls while rates are useful, and
-rises when they are too large. After the test, the state before it is restored, so that it does not affect the training.
+rises when they are too large. The state of model and optimizer before the test is then restored, so that the test does
+not affect the training.
 """
 
 import copy

@@ -27,8 +27,8 @@ def between_faults_s(pods: int, faults: int, trained_s: float, interrupted_s: fl
     """Return the estimated mean time between faults in seconds.
 
     The job runs in ``pods`` pods and has had ``faults`` faults in ``trained_s`` seconds of training. ``interrupted_s``:
-    mean seconds between interruptions of one pod's node, if the administrator has given it. It counts as much as one
-    observed fault, because a cloud states it, while ``PRIOR_S`` is an assumption.
+    mean seconds between interruptions of one pod's node, if the administrator has given it. This number counts as much
+    as one observed fault, because a cloud provider states it, while ``PRIOR_S`` is an assumption.
     """
     if interrupted_s is not None:
         return (min(interrupted_s, PRIOR_S) / pods + trained_s) / (1 + faults)
@@ -36,10 +36,11 @@ def between_faults_s(pods: int, faults: int, trained_s: float, interrupted_s: fl
 
 
 def best_interval_s(cost_s: float, between_s: float) -> float:
-    """Return √(2·``cost_s``·``between_s``) within the bounds, in seconds.
+    """Return √(2·``cost_s``·``between_s``) in seconds, at least ``SHORTEST_S`` and at most ``LONGEST_S``.
 
-    ``cost_s``: cost of a checkpoint. ``between_s``: mean time between faults. The bound on the fraction of time that
-    checkpoints cost takes precedence over the bounds of the interval.
+    ``cost_s``: cost of a checkpoint. ``between_s``: mean time between faults. If checkpoints would then
+    take more than the fraction ``MAX_COST_FRACTION`` of the time, return a longer interval, which may exceed
+    ``LONGEST_S``.
     """
     return max(SHORTEST_S, min(sqrt(2 * cost_s * between_s), LONGEST_S), cost_s / MAX_COST_FRACTION)
 

@@ -124,9 +124,10 @@ def replicate(model: nn.Module, process_group: ProcessGroup) -> None:
 
 
 class WeightLoader:
-    """Load the tensors of a model one at a time, in place. Call it for each tensor of ``state_dict()``, then finish.
+    """Load the tensors of a model one at a time, in place.
 
-    Models that convert their state (with hooks, or their own ``load_state_dict``) get all tensors together at the end.
+    Call the loader with each (name, tensor) of ``state_dict()``, and then call ``finish``. Models that convert their
+    state (with hooks, or their own ``load_state_dict``) get all tensors together at the end.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -152,7 +153,7 @@ class WeightLoader:
 
 
 def _converts(module: nn.Module) -> bool:
-    """Return True if the module may load other tensors than those in the state dict."""
+    """Return True if the module may convert its state when it is saved or loaded, by hooks or by methods of its own."""
     methods = (getattr(type(module), name) for name in ("load_state_dict", "_load_from_state_dict", "state_dict"))
     own = any(not str(method.__module__).startswith("torch.") for method in methods)
     return own or bool(
@@ -161,10 +162,13 @@ def _converts(module: nn.Module) -> bool:
 
 
 class Target(Protocol):
-    """What a checkpoint is loaded into. Tensors are whole, in main memory, and passed one at a time."""
+    """The model and the optimizer of this rank, into which a checkpoint is loaded, one tensor at a time.
+
+    Each tensor is passed whole and in main memory. The rank may hold only a part of the tensor.
+    """
 
     def check(self, groups: list[dict[str, Any]]) -> None:
-        """Raise BadInputError if the parameter groups of the checkpoint's optimizer do not fit."""
+        """Raise BadInputError if the parameter groups of the checkpoint's optimizer do not fit the target's."""
 
     def load_weight(self, name: str, whole: Tensor) -> None:
         """Load this rank's part of a tensor of the model."""
@@ -186,12 +190,12 @@ def load_together(
     target: Target,
     check: Callable[[dict[str, Any]], None],
 ) -> Snapshot | None:
-    """Load the checkpoint that rank ``holder`` has opened into ``target`` on all ranks, one tensor at a time.
+    """Load the checkpoint of rank ``holder`` into ``target`` on all ranks, one tensor at a time.
 
-    ``stored``: the checkpoint on the holder, None elsewhere. ``check``: raises an error if the JSON does not fit.
-    A rank needs memory for one tensor besides the training state. Return the snapshot without the tensors of model and
-    optimizer, or None if there is no checkpoint. Raise PeerLostError, and on the holder CheckpointVolumeError if the
-    checkpoint cannot be read.
+    ``stored``: the opened checkpoint on the holder, None elsewhere. ``check``: a function that raises an error if the
+    checkpoint's JSON does not fit this job. A rank needs memory for one tensor besides the training state. Return
+    the snapshot without the tensors of model and optimizer, or None if there is no checkpoint. Raise PeerLostError, and
+    on the holder CheckpointVolumeError if the checkpoint cannot be read.
     """
     header = b"null"
     if stored is not None:

@@ -59,7 +59,7 @@ class Stored:
     """A checkpoint whose hashes were verified. Its tensors are read one at a time, when they are needed."""
 
     def __init__(self, folder: Path, state: bytes, names: Iterable[str]) -> None:
-        """Open the checkpoint. ``state``: content of its file ``STATE``. ``names``: its files. Raise OSError."""
+        """Open the checkpoint. ``state``: content of its file ``STATE``. ``names``: its file names. Raise OSError."""
         self.folder = folder
         self.state: dict[str, Any] = json.loads(state)
         self.step: int = self.state.pop("step")
@@ -94,7 +94,7 @@ class Checkpoints:
         self.keep = keep
         self.term = term
         self._corrupt: set[int] = set()
-        """Steps of the checkpoints that ``load`` has proven damaged. Only these may be deleted before newer ones."""
+        """Steps of the checkpoints that ``load`` has proven damaged. ``_prune`` deletes them at any age."""
         self._unreadable: set[int] = set()
         """Steps of the checkpoints that ``load`` could not read, which may be valid."""
         try:
@@ -139,10 +139,11 @@ class Checkpoints:
         return sorted(int(name) for name in names if name.isdigit())
 
     def save(self, snapshot: Snapshot) -> tuple[Path, int]:
-        """Write a checkpoint durably. Return its directory and its size in bytes. Repeat it after a transient error.
+        """Write a checkpoint durably. Return (its directory, its size in bytes).
 
-        Raise OSError if writing fails, FencedError if the directory stores a higher term, and ValueError for an
-        unsupported dtype. No part of the checkpoint is then left.
+        After a transient error, write the checkpoint again. Raise OSError if writing fails, FencedError if the
+        directory stores a higher term, and ValueError for an unsupported dtype. An error leaves no part of the
+        checkpoint.
         """
         temporary = self.directory / f".{step_name(snapshot.step)}.{os.getpid()}"
         try:
@@ -188,11 +189,11 @@ class Checkpoints:
         return final, len(manifest) + sum(written.nbytes for written in files.values())
 
     def load(self) -> Stored | None:
-        """Return the newest checkpoint with valid hashes, or None if there is none. Its tensors are not in memory yet.
+        """Return the newest checkpoint with valid hashes, or None if no checkpoint is valid. Read no tensors yet.
 
-        Repeat reading after a transient error. If a checkpoint cannot be read, use an older one. No file is changed.
-        Raise BadInputError if the checkpoint has another model or format, and CheckpointVolumeError if checkpoints
-        cannot be read and no other one is valid.
+        Read again after a transient error. If a checkpoint cannot be read, use an older checkpoint. Change no file.
+        Raise BadInputError if the checkpoint has another model or format, and CheckpointVolumeError if some
+        checkpoints cannot be read and no other checkpoint is valid.
         """
         pauses, error = iter(PAUSES_S), None  # all checkpoints share one budget of repetitions
         self._corrupt, self._unreadable = set(), set()
@@ -216,7 +217,11 @@ class Checkpoints:
         return None
 
     def _read(self, folder: Path, pauses: Iterator[float]) -> Stored:
-        """Verify and open a checkpoint. Raise OSError if it cannot be read, and _CorruptError for damage."""
+        """Verify and open the checkpoint in ``folder``. ``pauses``: yields the seconds before each retry.
+
+        Raise OSError if the checkpoint cannot be read, _CorruptError if it is damaged, and BadInputError if it has
+        another model or format.
+        """
 
         def read(name: str, reader: Callable[[Path], T]) -> T:
             path = folder / name
@@ -246,9 +251,9 @@ class Checkpoints:
             raise _CorruptError(f"found an invalid {MANIFEST} ({type(error).__name__}: {error})") from None
 
     def _prune(self, newest: int) -> None:
-        """Remove damaged and incomplete checkpoints, and those that ``keep`` newer readable ones supersede.
+        """Remove damaged and incomplete checkpoints, and those older than the last ``keep`` readable checkpoints.
 
-        Checkpoints after step ``newest`` that are not proven damaged remain.
+        Only readable checkpoints up to step ``newest`` count. Later checkpoints remain unless they are proven damaged.
         """
         steps = self.steps()
         doubtful = self._corrupt | self._unreadable

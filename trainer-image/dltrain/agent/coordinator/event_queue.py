@@ -38,7 +38,7 @@ class EventQueue:
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._leaving = False
         self.new_plan: Plan | None = None
-        """A plan for another training than the current plan, which the coordinator has not adopted yet, or None."""
+        """A plan for a different training, which the coordinator has not adopted yet; None if there is no such plan."""
         self._ticked_s = 0.0
 
     def put(self, event: Event) -> None:

@@ -72,7 +72,7 @@ class Links:
         return set(self._channels)
 
     def silence_s(self, now_s: float) -> float:
-        """Return for how many seconds the most silent pod has not been heard; 0 while no pod is late.
+        """Return the seconds since the last message of the most silent pod, or 0 if they do not exceed ``LATE_S``.
 
         ``now_s``: time of the monotonic clock.
         """

@@ -16,7 +16,7 @@ from dltrain.protocol.volume_layout import claimed_term
 class SupersededError(Exception):
     """Another coordinator has taken over the job, so this coordinator must end.
 
-    The other one has a higher term, a number that rises with each takeover.
+    The other coordinator has a higher term, a number that rises with each takeover.
     """
 
 

@@ -35,7 +35,7 @@ class Mpirun:
         self._attempt, self._pods, self._links, self._pod_ip = attempt, plan.pods, links, settings.pod_ip
         self._daemons: dict[str, asyncio.Future[tuple[int, str]]] = {}
         self.port: int | None = None
-        """The port on the loopback interface where mpirun waits for the MPI daemons; None until it launches one."""
+        """mpirun's port on the loopback interface for the MPI daemons; None until mpirun launches a daemon."""
         command = commands.mpirun_command(plan, settings.pod, socket.gethostname(), as_root=os.geteuid() == 0)
         interface = interface_of(settings.pod_ip)
         env = commands.mpi_environment(env, loopback.library(), interface, attempt, settings.run_dir)
@@ -119,7 +119,10 @@ class Launcher:
 
     @property
     def port(self) -> int | None:
-        """The port on the loopback interface where mpirun waits for MPI daemons; None if no mpirun waits for any."""
+        """The port on the loopback interface where mpirun waits for the MPI daemons.
+
+        None if mpirun does not run or has not launched a daemon.
+        """
         return None if self._mpirun is None else self._mpirun.port
 
     def check_stopped(self, now_s: float) -> None:

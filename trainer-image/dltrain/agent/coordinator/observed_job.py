@@ -75,7 +75,7 @@ class ObservedJob:
         self.attempts = 0
         self._ticked_s = time.monotonic()
         self._late_s = self._starved_s = 0.0
-        """Longest silence of a pod, and longest wait of a rank for a processor, in seconds since the last tick."""
+        """Since the last tick, in seconds: longest silence of a pod, and longest wait of a rank for a processor."""
         self.trained = False
         """True if ranks have completed a step of this plan, under this or an earlier coordinator."""
 
@@ -200,7 +200,7 @@ class ObservedJob:
             self.set_phase(RunPhase.RUNNING)
 
     async def store_outputs(self, phase: RunPhase, outcome: Outcome | None = None) -> None:
-        """Store the run report and the last output of all ended ranks outside the pods, for reading after their end.
+        """Store the run report and the last output of each ended rank outside the pods, so that they outlive the pods.
 
         ``phase``: how the job ended. ``outcome``: the result of the training, if it succeeded.
         """

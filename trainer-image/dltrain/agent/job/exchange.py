@@ -113,7 +113,7 @@ class ConfigMaps(Exchange):
                 wait_s = min(2 * wait_s, _RETRY_S[1])
 
     def _read(self, config_map: Mapping[str, Any]) -> str:
-        """Return the text of the plan, and note the operator's allowance."""
+        """Return the text of the plan. Set ``allowance`` to the operator's decisions about failures."""
         data = config_map.get("data", {})
         self.allowance = parse_allowance(data.get(FAILURES_KEY, ""))
         return str(data.get(PLAN_KEY, ""))
@@ -161,7 +161,7 @@ def parse_plan(text: str) -> Plan | None:
 
 
 def parse_allowance(text: str) -> FailureAllowance:
-    """Parse what the operator has decided about failures. Without a valid text, it allows nothing."""
+    """Parse the operator's decisions about failures. If the text is empty or invalid, no failure is ignored."""
     try:
         return FailureAllowance.parse(text) if text else FailureAllowance()
     except ValueError as error:

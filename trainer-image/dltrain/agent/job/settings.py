@@ -37,7 +37,7 @@ class Settings:
     agent_port: int
     metrics_port: int
     hang_min_s: float
-    """Least silence of a rank in seconds after which it counts as hung."""
+    """Lower bound, in seconds, of the silence after which a rank counts as hung."""
     return_after_s: float
     """Minimum time in seconds between a loss of ranks and a restart of the job that adds them again. It limits the cost
     of a rank that fails often."""

@@ -290,12 +290,18 @@ class LocalRanks:
         return end
 
     def _out_of_memory(self, end: Exit) -> bool:
-        """Return True if the kernel killed a process because this pod's memory ran out. ``end``: how it ended."""
+        """Return True if the kernel killed a process because this pod's memory ran out.
+
+        ``end``: the exit status of the process.
+        """
         kills, before = cgroup.oom_kills(), self._oom_kills
         return end.shell_code == 128 + 9 and kills is not None and before is not None and kills > before
 
     def _not_started(self, attempt: str, rank: int, error: OSError) -> RankEnded:
-        """Return the end of a rank that could not be started. If the zygote has ended, it is the zygote's end."""
+        """Return the exit record of a rank that could not be started.
+
+        If the rank could not be forked because the zygote ended, the record has the zygote's exit status.
+        """
         end = error.end if isinstance(error, ForkError) else Exit(code=127)
         return RankEnded(
             attempt=attempt,

@@ -1,7 +1,7 @@
 """The member part of an agent: it obeys the coordinator over mutual TLS and controls the ranks of its pod.
 
 Every pod has a member. The coordinator connects to the member of its own pod as well. Each coordinator has a term, a
-number that is higher than that of its predecessor. A member obeys the coordinator with the highest term that it has
+number that is higher than the term of its predecessor. A member obeys the coordinator with the highest term that it has
 seen and refuses coordinators with lower terms. When the coordinator's connection ends, the member kills its ranks.
 """
 

@@ -21,7 +21,8 @@ class MpiDaemon:
     ) -> None:
         """``env``: the container's environment. ``pod_ip``: address of this pod. ``run_dir``: the agent's directory.
 
-        ``tunnel``: open a tunnel to the mpirun of the pod with this address. Raise OSError if no port can be opened.
+        ``tunnel``: a function that opens a tunnel to the mpirun in the pod with a given address, and raises OSError if
+        no port can be opened.
         """
         self.process: Process | None = None
         """The daemon's process; None if it does not run."""
@@ -30,7 +31,7 @@ class MpiDaemon:
         self._tasks: Tasks[Any] = Tasks()
 
     def start(self, arguments: tuple[str, ...], host: str, attempt: str, ended: Callable[[int, str], None]) -> None:
-        """Run the daemon with the command-line arguments ``arguments`` of the mpirun in the pod ``host``.
+        """Run the daemon with the command-line ``arguments`` that mpirun passes. ``host``: address of mpirun's pod.
 
         ``attempt``: the name of this launch of all ranks. ``ended`` is called with the daemon's exit code and last
         output. If the daemon cannot be started, the exit code is 1 and the output says why.

@@ -1,8 +1,8 @@
 """Connections of the MPI daemons to mpirun, forwarded by the agents over mutual TLS.
 
-The ports of mpirun and of the daemons accept connections of their own pod alone (``launch.loopback``). The agent of a
-daemon's pod therefore opens a port for it on the loopback interface. It forwards each connection to the agent of
-mpirun's pod, which forwards it to mpirun.
+The ports of mpirun and of the daemons accept connections only from their own pod (``launch.loopback``). The agent of a
+daemon's pod therefore opens a port for the daemon on the loopback interface, and forwards each connection to the agent
+of mpirun's pod. The agent of mpirun's pod forwards the connection to mpirun.
 """
 
 import asyncio
@@ -27,7 +27,7 @@ class Tunnel:
     """A port on this pod's loopback interface that leads to the mpirun of another pod."""
 
     def __init__(self, host: str, context: ssl.SSLContext, agent_port: int, pod_ip: str) -> None:
-        """Open the port. ``host``, ``agent_port``: address of the agent in mpirun's pod. ``context``: TLS as a client.
+        """Open the port. ``host``, ``agent_port``: address of the agent in mpirun's pod. ``context``: TLS of a client.
 
         ``pod_ip``: address of this pod. Raise OSError if no port can be opened.
         """
@@ -51,7 +51,10 @@ class Tunnel:
         self._tasks.spawn(self._connect(reader, writer))
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Forward a connection. The MPI daemon would end if the connection failed, so try until ``close``."""
+        """Forward a connection of the MPI daemon to the agent in mpirun's pod until one side ends.
+
+        Keep trying to connect until ``close``, because the daemon would end if its connection failed.
+        """
         while True:
             try:
                 async with asyncio.timeout(CONNECT_S):
@@ -91,7 +94,7 @@ async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port
 
 
 def _keep_alive(writer: asyncio.StreamWriter) -> None:
-    """Make the kernel send packets while nothing is sent, so that no firewall forgets the connection."""
+    """Enable TCP keepalive, so that no firewall forgets the connection while it is idle."""
     connection = writer.get_extra_info("socket")
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEPALIVE:

@@ -170,5 +170,5 @@ class _Run(Run):
 
 
 def _numbers(tensor: torch.Tensor) -> NDArray[Any]:
-    """Return the 16-bit numbers as an array type that MPI and numpy support."""
+    """Return the bits of 16-bit numbers as a uint16 array that shares the tensor's memory. numpy has no bfloat16."""
     return tensor.view(torch.int16).numpy().view(np.uint16)

@@ -122,8 +122,8 @@ def backend_for(identities: Sequence[str]) -> str:
 def raise_lost(error: RuntimeError) -> NoReturn:
     """Raise PeerLostError if ``error`` means a lost peer. Otherwise raise ``error``, which this rank caused.
 
-    This rank causes errors of memory and device, and calls that NCCL rejects. NCCL has one class for all its errors, so
-    the message decides. All other errors come from gloo and mean a lost peer.
+    Out-of-memory errors, device errors and calls that NCCL rejects are errors of this rank. NCCL has one class for all
+    its errors, so the message decides. All other errors come from gloo and mean a lost peer.
     """
     own = isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError)
     if not own and isinstance(error, torch.distributed.DistBackendError):

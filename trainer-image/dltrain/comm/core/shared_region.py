@@ -79,9 +79,10 @@ class Region:
         return torch.from_numpy(self._own).view(dtype)[:count]
 
     def everywhere(self, buffer: torch.Tensor) -> list[NDArray[Any]] | None:
-        """Return the buffers of all ranks that are at the same offset as ``buffer``, by rank, as arrays.
+        """Return one array per rank: the elements of the rank's part at the offset of ``buffer`` in this rank's part.
 
-        Return None if ``buffer`` is not in this rank's part.
+        The arrays share the region's memory, and have the shape and dtype of ``buffer``. Return None if
+        ``buffer`` is not in this rank's part.
         """
         start = buffer.data_ptr() - self._own.ctypes.data
         if not 0 <= start <= start + buffer.nbytes <= self._own.nbytes:
@@ -91,7 +92,7 @@ class Region:
 
 
 def _file(nbytes: int) -> int:
-    """Return a new anonymous file of ``nbytes``, or -1 on failure.
+    """Return the descriptor of a new anonymous file of ``nbytes`` bytes, or -1 on failure.
 
     The file's memory is allocated now, because the kernel would kill the process if memory ran out during a later
     write.

@@ -47,9 +47,10 @@ def event_queues() -> set[int]:
 
 
 def listen(descriptors: Iterable[int], *, all_wake: bool) -> None:
-    """Wake up on these descriptors from now on: MPI's epoll descriptors for the sockets of its peers.
+    """From now on, let ``Backoff.pause`` return when one of ``descriptors`` is readable.
 
-    ``all_wake``: True if the messages of every peer arrive over sockets.
+    ``descriptors``: MPI's epoll descriptors, which cover the sockets of this rank's peers. ``all_wake``: True if
+    the messages of every peer arrive over sockets.
     """
     global _all_wake
     _descriptors[:] = sorted(number for number in descriptors if number < 1024)  # the limit of select(2)

@@ -115,7 +115,7 @@ class _Halves:
 
 
 class _Ready:
-    """A builder that appends messages to ``schedule``, so that no rank sends an element before it has received it.
+    """A builder that appends messages to ``schedule``. Each send waits for all earlier receives of its elements.
 
     ``cuts``: bounds of the smallest pieces of the buffer. Each message starts and ends at one of them.
     """

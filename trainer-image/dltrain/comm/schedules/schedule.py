@@ -17,7 +17,7 @@ Piece = tuple[int, int]
 class Receive:
     """Receive elements ``start:stop`` from ``peer``.
 
-    ``add``: True to add them to the buffer, False to replace its elements.
+    ``add``: True to add the received elements to the buffer, False to replace the elements of the buffer.
     """
 
     peer: int
@@ -46,7 +46,8 @@ class Schedule:
     def receive(self, peer: int, piece: Piece, add: bool) -> int:
         """Append a receive of ``piece`` from the rank ``peer``. ``add``: add the elements instead of replacing them.
 
-        Return the number of receives so far. Pass it to ``send`` as ``after`` if a send must wait for this receive.
+        Return the number of receives so far. If a send must wait for this receive, pass the number to ``send`` as
+        ``after``.
         """
         self.receives.append(Receive(peer, *piece, add))
         return len(self.receives)
