@@ -19,7 +19,7 @@ from dltrain.protocol.errors import BadInputError
 from dltrain.protocol.rank_messages import EXIT_BAD_INPUT
 
 MASTER_PORT = 29500
-"""Default value of ``MASTER_PORT``, the TCP port at which rank 0 awaits the other ranks; torchrun has the same one."""
+"""Default value of ``MASTER_PORT``, the TCP port at which rank 0 awaits the other ranks, as in torchrun."""
 
 
 def main(arguments: list[str]) -> int:

@@ -27,7 +27,7 @@ class TokenText:
     """
 
     def __init__(self, tokens: NDArray[np.unsignedinteger], vocabulary: int, test_samples: int) -> None:
-        """Split one-dimensional ``tokens``.
+        """Split the one-dimensional array ``tokens`` into sequences. ``vocabulary``: number of possible tokens.
 
         If ``tokens`` is memory-mapped from a file, the ranks of a node share the memory.
         """

@@ -1,8 +1,8 @@
 """Energy used by a rank's device, read from hardware counters for the run's report.
 
 A GPU's counter is NVML's total energy in mJ since its driver was loaded (Volta and later, whole GPUs only). CPU
-packages have RAPL counters. They include everything that runs on the node, so one rank of a pod reads them for all.
-Only root can read them, unless the node's administrator allows it (CVE-2020-8694). A missing counter is reported as
+packages have RAPL counters, which include everything that runs on the node, so only one rank of a pod reads them. Only
+root can read RAPL counters, unless the node's administrator allows it (CVE-2020-8694). A missing counter is reported as
 missing, not replaced by an estimate, because the plan has an estimate.
 """
 

@@ -59,8 +59,9 @@ class Balance:
     def add(self, computed_s: Sequence[float], demanded_s: Sequence[float], step_s: float) -> tuple[int, ...] | None:
         """Add the times of a step. Return new local batch sizes, or None to keep the current ones.
 
-        All times are in seconds. ``computed_s``: each rank's computing time. ``demanded_s``: the time in which each
-        rank's CPU quota grants the CPU time of the step, or 0 if unknown. ``step_s``: the time of the whole step.
+        All times are in seconds. ``computed_s``: each rank's computing time. ``demanded_s``: for each rank, the
+        time that it would need for the step's CPU time if it never waited (see ``stopwatch.Budget``), or 0 if unknown.
+        ``step_s``: the time of the whole step.
         """
         if self._skip:
             self._skip -= 1

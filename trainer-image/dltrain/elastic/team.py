@@ -147,7 +147,8 @@ class Team:
 
         Ranks have exchanged these times together with this step's gradients. All times are in seconds. ``computed_s``:
         computing time of each rank. ``exposed_s``: communication of each worker that did not overlap with computing.
-        ``demanded_s``: the time in which each rank's CPU quota grants the CPU time of a step; 0 if unknown.
+        ``demanded_s``: for each rank, the time that it would need for the step's CPU time if it never waited (see
+        ``stopwatch.Budget``); 0 if unknown.
         """
         if not self.plan.rebalance or self.workers == 1 or not exposed_s:
             return

@@ -1,7 +1,7 @@
-"""The output of each rank in a file on the job's volume: ``<folder>/rank-<n>.log``, and ``rank-<n>.1.log`` before it.
+"""The output of each rank on the job's volume: ``<folder>/rank-<n>.log``, with older output in ``rank-<n>.1.log``.
 
-A thread writes, because a slow or missing volume must not delay the job. What the thread cannot write in time is left
-out, and the file says how much that was.
+A thread writes the files, because a slow or missing volume must not delay the job. Output that the thread cannot write
+in time is left out, and the file says how many bytes are missing.
 """
 
 import asyncio
@@ -18,11 +18,11 @@ log = logging.getLogger(__name__)
 LIMIT_NBYTES = 64 * 2**20
 """Maximum size in bytes of the files of all ranks of a job together. The oldest output of a rank is deleted first."""
 LEAST_NBYTES = 128 * 2**10
-"""Maximum size in bytes of one rank's files in a job with so many ranks that its share would be smaller."""
+"""Maximum size in bytes of one rank's files in a job with so many ranks that ``LIMIT_NBYTES`` / ranks is smaller."""
 WAITING_NBYTES = 4 * 2**20
-"""Maximum size in bytes of the output that waits for the thread. More is left out."""
+"""Maximum size in bytes of the output that waits for the thread to write it. Output beyond this size is left out."""
 LEAST_FREE = 0.1
-"""Part of the volume that must be free. The rest is for checkpoints, so nothing is written if less is free."""
+"""Fraction of the volume that must stay free for checkpoints. If less is free, no output is written."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class _Target:
 
 
 class LogFiles:
-    """The files of the ranks of one pod."""
+    """The files with the output of the ranks of one pod. A thread writes them."""
 
     def __init__(self) -> None:
         self._queue: queue.SimpleQueue[tuple[_Target, int, bytes] | threading.Event] = queue.SimpleQueue()
@@ -53,7 +53,7 @@ class LogFiles:
             self._thread.start()
 
     def write(self, rank: int, data: bytes) -> None:
-        """Append output of a rank to its file, soon. Never wait and never fail."""
+        """Queue output of a rank for the thread that writes it to the rank's file. Never wait and never fail."""
         if self._target is None:
             return
         with self._lock:
@@ -106,9 +106,10 @@ class LogFiles:
 
 
 def append(path: Path, data: bytes, limit_nbytes: int) -> None:
-    """Append ``data`` to a file. Before it has more than half of ``limit_nbytes``, rename it to ``<stem>.1.log``.
+    """Append ``data`` to the file ``path``. If the file would exceed half of ``limit_nbytes``, start a new file.
 
-    The renamed file replaces the one before it, so both together have at most ``limit_nbytes``. Raise OSError.
+    The full file is renamed to ``<stem>.1.log`` and replaces an older file of this name. The two files therefore have
+    at most ``limit_nbytes`` bytes together. Raise OSError.
     """
     half = limit_nbytes // 2
     for start in range(0, len(data), half):

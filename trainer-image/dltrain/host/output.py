@@ -12,9 +12,9 @@ _DRAIN_S = 1.0
 
 
 class Output:
-    """Copy a process's output to standard output with a prefix on each line, and keep the end of it for ``tail``.
+    """Copy a process's output to standard output with a prefix on each line, and keep the last output.
 
-    ``copy`` is called with all output, too, in parts and without the prefix.
+    ``end`` and ``tail`` return the last output. ``copy``: also called with all output, in parts, without the prefix.
     """
 
     def __init__(self, prefix: str, fd: int, copy: Callable[[bytes], None] = lambda _: None) -> None:
@@ -24,7 +24,7 @@ class Output:
 
     @property
     def end(self) -> str:
-        """The last ``MAX_OUTPUT`` bytes of the output, from the start of a line if there is one."""
+        """The last ``MAX_OUTPUT`` bytes of the output, without a first line that may be incomplete."""
         text = self._tail.decode(errors="replace")
         return text.partition("\n")[2] or text if len(self._tail) == MAX_OUTPUT else text
 

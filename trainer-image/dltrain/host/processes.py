@@ -96,7 +96,7 @@ class StarvedProcesses:
     """Detect processes that are ready to run but get too little processor time."""
 
     SHARE = 0.25
-    """Minimum part of the time between two polls that a process must have waited for a processor."""
+    """A process is starved if it waits for a processor for more than this fraction of the time between two polls."""
 
     def __init__(self) -> None:
         self._before: dict[Process, tuple[float, float]] = {}

@@ -28,7 +28,7 @@ MASTER_PORT = MPI_PORTS[1]
 """The port for the torch.distributed store, if a training script opens one."""
 
 _MAX_DAEMONS = 8192
-"""Up to this number of MPI daemons, all connect to mpirun. In a larger job, some would connect to each other."""
+"""Number of MPI daemons up to which all connect to mpirun itself. In a larger job, some connect to other daemons."""
 
 _URI = re.compile(r"tcp(?:(?P<six>6)://\[[^]]*]|://[^:]*):(?P<port>\d+)[,:].*")
 
@@ -42,7 +42,7 @@ def mpirun_command(plan: Plan, own_pod: str, own_hostname: str, *, as_root: bool
     """Return mpirun's command line for a plan. Raise ValueError if the ranks of a pod are not consecutive.
 
     ``own_pod``, ``own_hostname``: name and host name of the pod in which mpirun runs. ``as_root``: True if mpirun runs
-    as root, which it must be told. Hosts are pod names and are never resolved. mpirun identifies its own host as
+    as root, for which it needs an option. Hosts are pod names and are never resolved. mpirun identifies its own host as
     ``own_hostname`` and reaches the others only through the shim (``launch.shim``), a stand-in for ssh that asks the
     agent of a pod to start a process. The shim is called through ``env``, because mpirun looks up commands with
     access(2), which ignores capabilities.
@@ -205,7 +205,7 @@ def rank_command(plan: Plan, path: str | None = None) -> ScriptCommand:
 
 
 def elastic_environment(plan: Plan, rank: Rank, attempt: str) -> dict[str, str]:
-    """Return what torchrun would tell a script, and the plan's batch sizes and checkpoint folder.
+    """Return variables for a rank: run id and restarts as torchrun sets them, batch sizes, and checkpoint folder.
 
     ``attempt``: the name of the launch, which ends in its number, counted from 1.
     """

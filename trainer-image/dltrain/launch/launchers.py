@@ -14,13 +14,13 @@ _PLANNED = (
     "--nnodes", "--nproc-per-node", "--node-rank", "--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf",
     "--master-addr", "--master-port", "--max-restarts",
 )  # fmt: skip
-"""Options of torchrun in place of which the plan, or ``runPolicy.backoffLimit``, counts."""
+"""Options of torchrun that have no effect, because the plan or ``runPolicy.backoffLimit`` sets these values."""
 _UNUSED = (
     "--monitor-interval", "--start-method", "--event-log-handler", "--role", "--log-dir", "-r", "--redirects", "-t",
     "--tee", "--local-ranks-filter", "--duplicate-stdout-filters", "--duplicate-stderr-filters", "--local-addr",
     "--logs-specs", "--numa-binding", "--signals-to-handle", "--shutdown-timeout",
 )  # fmt: skip
-"""Options of torchrun about processes and output, which are the agent's."""
+"""Options of torchrun about processes and output, which have no effect, because the agent manages both."""
 _MODULE, _NO_PYTHON = ("-m", "--module"), ("--no-python",)
 TORCHRUN_VALUES = (*_PLANNED, *_UNUSED)
 TORCHRUN_FLAGS = ("--standalone", "--run-path", *_MODULE, *_NO_PYTHON)
@@ -43,7 +43,7 @@ _ACCELERATE_MODULE = "accelerate.commands.launch"
 
 @dataclass(frozen=True)
 class ScriptCommand:
-    """The command of one rank. ``env``: variables that it needs in place of options of the launcher.
+    """The command of one rank. ``env``: environment variables that replace options of the launcher.
 
     ``overridden``: options of the launcher that have no effect, because the plan says otherwise.
     """
@@ -56,8 +56,8 @@ class ScriptCommand:
 def script_command(command: Command, which: Callable[[str], str | None] = lambda _: None) -> ScriptCommand:
     """Return the command that each rank runs for a command of the spec, which may begin with a launcher.
 
-    ``which``: returns the path of a program, or None. Raise ValueError for a launcher, or for an option of one, that
-    the agent cannot replace.
+    ``which``: returns the path of a program, or None. Raise ValueError for a launcher, or for an option of a
+    launcher, that the agent cannot replace.
     """
     name = PurePath(command[0]).name if command else ""
     if name == "deepspeed":
@@ -140,7 +140,10 @@ def _parsed(
 
 
 def _as_torchrun(arguments: Command) -> Command:
-    """Return the command with torchrun in place of deepspeed, whose own options all have a value or begin with no."""
+    """Return the torchrun command that replaces deepspeed with these ``arguments``, without deepspeed's own options.
+
+    The value of an option is the next argument, unless the option contains ``=`` or is a flag without a value.
+    """
     at = 0
     while at < len(arguments) and arguments[at].startswith("-"):
         alone = "=" in arguments[at] or arguments[at].startswith(("--no_", "--force", "--save_pid", "--enable_"))

@@ -20,7 +20,8 @@ def library() -> Path:
     """Return the library's path for this computer.
 
     Raise OSError if the library is missing or cannot be preloaded: without it, other pods could start processes
-    through Open MPI's ports. The dynamic linker ignores a library that it cannot load, so this is tried once.
+    through Open MPI's ports. The dynamic linker ignores a library that it cannot load, so the first call starts a
+    process to check that the library is loaded.
     """
     path = Path(__file__).with_name(f"loopback-{platform.machine()}.so")
     if not path.is_file():

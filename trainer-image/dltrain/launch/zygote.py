@@ -165,7 +165,7 @@ def kill_group(pid: int) -> None:
 
 
 def die_with(parent: int) -> None:
-    """Make the kernel kill this process when its parent, the process ``parent``, ends. Exit if it has already ended."""
+    """Make the kernel kill this process when the process ``parent`` ends. Exit if this parent has already ended."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

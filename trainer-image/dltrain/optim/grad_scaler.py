@@ -35,7 +35,7 @@ class Steps(Protocol):
     left_out: bool
 
     def unscale(self, divide: Callable[[], Found], nothing: Found, scale: float, inverse: float) -> Found:
-        """Unscale the gradients of the global batch. Return flags that are not 0 if any rank found a non-finite one.
+        """Unscale the gradients of the global batch. Return flags that are not 0 if any gradient is not finite.
 
         ``Step.unscale`` describes the arguments.
         """
@@ -58,7 +58,7 @@ class LossScale:
         return self._scaler.get_scale() if self._scaler is not None else None
 
     def watch(self, optimizer: Optimizer, steps: Steps, skipped: Callable[[], None]) -> None:
-        """Let ``steps`` decide for every GradScaler that is used with ``optimizer``, so that all ranks decide alike.
+        """Let ``steps`` decide when GradScalers skip updates of ``optimizer``, so that all ranks skip the same updates.
 
         ``skipped``: called when a GradScaler skips an update of the optimizer.
         """
@@ -99,12 +99,12 @@ class LossScale:
 
 _runs: "WeakKeyDictionary[Optimizer, ReferenceType[LossScale]]" = WeakKeyDictionary()
 _newest: "ReferenceType[LossScale] | None" = None
-"""The loss scale of the newest trainer, for ``GradScaler.scale``, which gets no optimizer to find the trainer by."""
+"""The loss scale of the newest trainer. ``GradScaler.scale`` needs it, because no argument leads to a trainer."""
 _replaced = False
 
 
 def _run_of(optimizer: Optimizer) -> LossScale | None:
-    """Return the loss scale of the trainer of ``optimizer``, or None if there is none or no step is in progress."""
+    """Return the loss scale of the trainer of ``optimizer``; None without a trainer or if no step is in progress."""
     found = _runs.get(optimizer)
     run = found() if found is not None else None
     return run if run is not None and run.steps.open else None

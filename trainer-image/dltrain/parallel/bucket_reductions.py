@@ -12,14 +12,17 @@ from dltrain.comm.core.collective import AllOf, Collective, Work
 from dltrain.parallel.gradient_buffer import GradientBuffer
 
 _DRIVE_S, _DRIVEN = 0.5e-3, 3
-"""Minimum seconds between two checks of running reductions in the backward pass, and number of reductions per check."""
+"""Minimum seconds between two checks of running reductions, and maximum number of running reductions per check."""
 
 
 class BucketReductions:
     """The reductions of one step. They start in the same order on every rank."""
 
     def __init__(self, buffer: GradientBuffer, collective: Collective, *, marked: bool) -> None:
-        """``marked``: the last bucket has marks that say which parameters this rank has reached."""
+        """Prepare the reductions of the buckets of ``buffer``.
+
+        ``marked``: True if the last bucket has marks for the parameters that this rank's backward passes reached.
+        """
         self._buffer, self._collective, self._marked = buffer, collective, marked
         self._bucket_of = {p: i for i, bucket in enumerate(buffer.buckets) for p in bucket.parameters}
         self._missing: list[int] = []
@@ -29,16 +32,16 @@ class BucketReductions:
         self._own_square: Tensor | float = 0.0
         self._square_at: int | None = None
         self.waiting: set[int] = set()
-        """Indices of the parameters without which no reduction of their buckets starts."""
+        """Indices of the parameters whose gradients are missing. The reductions of their buckets wait for them."""
         self.reached: set[int] = set()
         """Indices of the parameters that this rank's backward passes have reached."""
         self.weight = 1.0
-        """Factor of this rank's gradients before their reduction."""
+        """Factor by which this rank's gradients are multiplied before their reduction."""
         self.began = 0.0
         """Time of the start of the first reduction."""
 
     def begin(self, weight: float, square_at: int | None) -> None:
-        """Begin a step. ``square_at``: see ``DataParallel``."""
+        """Begin a step. ``weight``: factor of this rank's gradients. ``square_at``: see ``DataParallel.square_at``."""
         self._missing = [len(bucket.parameters) for bucket in self._buffer.buckets]
         self.waiting = set(range(len(self._buffer.parameters)))
         self.reached.clear()
@@ -59,7 +62,7 @@ class BucketReductions:
         return len(self._works) == len(self._buffer.buckets)
 
     def came(self, index: int) -> bool:
-        """Note that a parameter's gradient is complete. Return False if nothing waits for it."""
+        """Record that a parameter's gradient is complete. Return False if no reduction waited for this gradient."""
         if index not in self.waiting:
             return False
         self.waiting.discard(index)
@@ -78,7 +81,7 @@ class BucketReductions:
             self._start(len(self._works))
 
     def start_rest(self) -> None:
-        """Start the reductions of all other buckets. Raise PeerLostError."""
+        """Start the reductions of all remaining buckets. Raise PeerLostError."""
         if not self.reached:  # no backward pass, but the script may have written gradients into the buffer
             self.reached.update(index for index, view in enumerate(self._buffer.views) if bool(view.any()))
         for bucket in range(len(self._works), len(self._buffer.buckets)):
@@ -109,8 +112,9 @@ class BucketReductions:
     def add_late(self, ranks: Sequence[float], take: Callable[[int], Tensor | None], divisor: float) -> None:
         """Add gradients whose buckets were reduced without them. All ranks must call this together.
 
-        ``ranks``: number of ranks that have such a gradient of each parameter. ``take``: returns that of this rank,
-        if any. ``divisor``: divides the sum over ranks; 0: nothing does. Raise PeerLostError.
+        ``ranks``: for each parameter, the number of ranks that have such a gradient. ``take``: returns this rank's such
+        gradient of the parameter with a given index, or None. ``divisor``: the number by which the sum over ranks is
+        divided; 0: do not divide. Raise PeerLostError.
         """
         for bucket in sorted({self._bucket_of[index] for index, count in enumerate(ranks) if count}):
             part = self._buffer.slices[bucket]

@@ -58,8 +58,8 @@ def pack(
     """Return this rank's values for the tail (the end of the gradient buffer): ``shared``, then the times of all ranks.
 
     The times of other ranks are 0. The times of this rank are those of its previous step, in seconds. ``compute_s``:
-    computing. ``exposed_s``: communication that did not overlap with computing. ``demanded_s``: the time in which the
-    rank's CPU quota grants the CPU time of a step (see ``stopwatch.Budget``), or 0 if unknown.
+    computing. ``exposed_s``: communication that did not overlap with computing. ``demanded_s``: the time that the
+    rank would need for the step's CPU time if it never waited (see ``stopwatch.Budget``), or 0 if unknown.
     """
     by_rank = [0.0] * (3 * ranks)
     by_rank[rank::ranks] = compute_s, exposed_s, demanded_s

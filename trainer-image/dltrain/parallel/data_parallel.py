@@ -63,7 +63,8 @@ class DataParallel(Placement):
         ``collective``: returns the collective that reduces the buckets. ``bucket_nbytes``: maximum size of a bucket.
         ``tail``: number of values that ranks share at every step. ``zeros``: allocates the buffer for (number of
         elements, dtype, device); by default torch allocates it. ``agreement``: returns the collective with which ranks
-        agree on late gradients. Without it, several ranks wait for each parameter until the optimizer's step.
+        agree on late gradients (see ``unused_parameters``). If it is None and there are several ranks, the bucket of a
+        parameter that a backward pass does not reach is reduced only in the optimizer's step.
         """
         parameters = list(parameters)
         self._frozen = [parameter for parameter in parameters if not parameter.requires_grad]
@@ -268,7 +269,7 @@ class DataParallel(Placement):
         self._seen()
 
     def _settle(self, *, final: bool) -> None:
-        """Add the late gradients of all ranks. ``final``: none follow on this rank. Raise PeerLostError."""
+        """Add the late gradients of all ranks. ``final``: True if none can follow on this rank. Raise PeerLostError."""
         if self._unused is None or self._settled:
             return
         ended = self._complete
@@ -280,7 +281,7 @@ class DataParallel(Placement):
         self._settled = final
 
     def _add_late(self, ranks: Sequence[float]) -> None:
-        """Add late gradients. ``ranks``: number of ranks that have a late gradient of each parameter."""
+        """Add late gradients. ``ranks``: for each parameter, the number of ranks that have a late gradient."""
         assert self._unused is not None
         if not any(ranks):
             return
@@ -297,7 +298,7 @@ class DataParallel(Placement):
         self._measure()
 
     def _divisor(self) -> float:
-        """Return the number by which reduced gradients are divided, after the reduction; 0: they are not."""
+        """Return the number by which gradients are divided after their reduction; 0: do not divide."""
         return 0.0 if self.weight_at is None else self._summed[len(self.buffer.marks) + self.weight_at]
 
     def _catch_up(self) -> None:

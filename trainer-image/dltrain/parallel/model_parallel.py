@@ -183,7 +183,10 @@ class ModelParallel(DataParallel):
         return part.of(whole).to(self._own[name].device)
 
     def load_optimizer(self, optimizer: Optimizer, parts: dict[str, Any]) -> None:
-        """Load the state of this rank's parameters. ``parts``: indices are those of an optimizer of the whole model."""
+        """Load the state of this rank's parameters.
+
+        ``parts``: a ``state_dict()`` with the parameter indices of an optimizer of the whole model.
+        """
         local = {name: i for i, name in enumerate(name for name in self._members if name in self._own)}
         states = {
             local[self._members[index]]: state

@@ -77,7 +77,7 @@ class Placement:
         optimizer.load_state_dict(parts)
 
     def any_rank(self, found: bool) -> bool:
-        """Return True if ``found`` is true on any rank, which means that this rank found a gradient that is not finite.
+        """Return True if ``found`` is true on any rank. ``found``: True if this rank has a gradient that is not finite.
 
         The default returns ``found``, because every rank checks all gradients and has the same result.
         """

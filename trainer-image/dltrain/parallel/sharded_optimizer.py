@@ -191,7 +191,10 @@ class OptimizerParallel(DataParallel):
         return whole.reshape(-1)[shard.start : shard.stop].to(shard.parameter.device, copy=True)
 
     def load_optimizer(self, optimizer: Optimizer, parts: dict[str, Any]) -> None:
-        """Load the state of this rank's shards. ``parts``: indices are those of a replicated optimizer."""
+        """Load the state of this rank's shards.
+
+        ``parts``: a ``state_dict()`` with the parameter indices of a replicated optimizer.
+        """
         members = [p for ps in self._groups for p in ps]
         mine = [p for ps in self._groups for p in ps if p in self._shards]
         local = {p: i for i, p in enumerate(mine)}

@@ -90,7 +90,7 @@ class _Leave(torch.autograd.Function):
 
 
 def units_of(pair: Pair, rank: int, ranks: int) -> range:
-    """Return the numbers of the units (attention heads or hidden features) of ``pair`` that ``rank`` computes."""
+    """Return the indices of the units (attention heads or hidden features) of ``pair`` that ``rank`` computes."""
     counts = apportion(pair.units, [1] * ranks)
     return range(sum(counts[:rank]), sum(counts[: rank + 1]))
 

@@ -5,10 +5,10 @@ buckets after its own. autograd knows beforehand which parameters a pass will re
 rank therefore *skips* the others: their buckets are reduced without them. Ranks may skip different parameters.
 
 A script may call ``backward`` several times in a step, for different parameters. The gradient of a skipped parameter is
-then *late*: its bucket was reduced already. It is kept apart and added by another reduction. Ranks must agree on that,
-so they exchange one number per parameter, but only in steps in which some rank did not reach some parameter. Further
-exchanges follow until every rank has come to its optimizer step. If steps always have several backward passes, a rank
-skips nothing before the last of them, so that no gradient is late.
+then *late*: its bucket was reduced already. It is kept apart and added by another reduction. Ranks must agree on late
+gradients, so they exchange one number per parameter, but only in steps in which some rank did not reach some parameter.
+Further exchanges follow until every rank has come to its optimizer step. If steps always have several backward passes,
+a rank skips nothing before the last of them, so that no gradient is late.
 """
 
 from collections import deque
@@ -23,7 +23,7 @@ from dltrain.parallel.bucket_reductions import BucketReductions
 from dltrain.parallel.gradient_buffer import GradientBuffer
 
 _REMEMBERED_STEPS = 16
-"""Number of steps whose backward passes are counted. The fewest of them are expected in the next step."""
+"""Number of last steps whose backward passes are counted. The smallest count is expected for the next step."""
 
 
 class UnusedParameters:
@@ -33,7 +33,10 @@ class UnusedParameters:
         reductions: BucketReductions,
         collective: Callable[[list[Tensor]], Collective],
     ) -> None:
-        """``collective``: returns the collective with which ranks agree on late gradients, for a buffer on a CPU."""
+        """Prepare the agreement on late gradients and find the autograd nodes of the parameters.
+
+        ``collective``: returns the collective with which ranks agree, for a list of buffers on a CPU.
+        """
         self._buffer, self._reductions = buffer, reductions
         self._votes = torch.zeros(len(buffer.parameters) + 1, dtype=torch.float64)
         self._agreement = collective([self._votes])
@@ -54,9 +57,9 @@ class UnusedParameters:
         self.late.clear()
 
     def begin_pass(self) -> None:
-        """Begin a backward pass, and skip the parameters that it will not reach, unless another pass is expected.
+        """Begin a backward pass. If no other pass is expected in this step, skip the parameters that it will not reach.
 
-        Call this within the pass, when it has computed the first gradient.
+        Call this method within the pass, when the first gradient has been computed.
         """
         self._passes += 1
         if not self._is_last_pass:
@@ -69,9 +72,10 @@ class UnusedParameters:
         self._skip(skipped)
 
     def end_pass(self) -> None:
-        """End a backward pass, and start all reductions, unless another pass is expected. Raise PeerLostError.
+        """End a backward pass. If no other pass is expected in this step, start all remaining reductions.
 
-        If autograd could not tell what the pass reaches, this skips what it has not reached.
+        If autograd could not tell which parameters the pass would reach, skip those that it has not reached. Raise
+        PeerLostError.
         """
         if self._is_last_pass:
             self._skip([*self._reductions.waiting])
@@ -91,7 +95,10 @@ class UnusedParameters:
                 self._hooks[index] = parameter.register_hook(self._keeps_apart(index))  # type: ignore[no-untyped-call]
 
     def came(self, index: int, *, again: bool) -> bool:
-        """Note the gradient of a skipped parameter. Return True if it is late. ``again``: another one may follow."""
+        """Record that a skipped parameter got a gradient. Return True if the gradient is late.
+
+        ``again``: True if a later backward pass of this step may add to the gradient.
+        """
         if self._reductions.started(index):
             self.late.add(index)
         if not again:
@@ -104,8 +111,8 @@ class UnusedParameters:
     def agree(self, *, final: bool) -> tuple[list[float], bool]:
         """Exchange which gradients are late. All ranks must call this together. Raise PeerLostError.
 
-        ``final``: this rank is in its optimizer step. Return the number of ranks with a late gradient of each
-        parameter, and True if all ranks are in their optimizer steps.
+        ``final``: True if no more late gradients can follow on this rank in this step. Return (for each parameter, the
+        number of ranks with a late gradient; True if no rank can have more).
         """
         self._votes.zero_()
         self._votes[list(self.late)] = 1.0
@@ -115,7 +122,7 @@ class UnusedParameters:
         return late, not others
 
     def take(self, index: int) -> Tensor | None:
-        """Return the late gradient of a parameter, which is then no longer late; None if this rank has none."""
+        """Return this rank's late gradient of a parameter and remove it from ``late``; None without a late gradient."""
         if index not in self.late:
             return None
         self.late.discard(index)
@@ -146,7 +153,7 @@ class UnusedParameters:
 
 
 def _accumulator(parameter: torch.nn.Parameter) -> Node:
-    """Return the node of autograd that adds to ``p.grad``. It lives as long as this reference."""
+    """Return the autograd node that adds to ``parameter.grad``. The node exists only while a reference to it exists."""
     with torch.enable_grad():
         function = parameter.view_as(parameter).grad_fn
     assert function is not None, "the parameter is trainable"

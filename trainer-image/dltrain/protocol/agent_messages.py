@@ -22,10 +22,10 @@ from dltrain.protocol.rank_messages import RankMessage
 
 HEARTBEAT_S = 1.0
 SILENCE_S = 5.0
-"""If an agent receives nothing on a connection for this many seconds, it asks the kernel whether the peer is there."""
+"""Seconds without a message after which a connection is lost, unless the peer's kernel acknowledges messages."""
 STARVED_S = 30.0
-"""If the peer's kernel acknowledges messages, the peer's agent only gets no processor time, or is stopped. Only after
-this many seconds without a message is its connection treated as lost, too."""
+"""Seconds without a message after which a connection is lost even if the peer's kernel acknowledges messages. In this
+case, the peer's agent gets no processor time or is stopped."""
 LATE_S = 2 * HEARTBEAT_S
 """A message that comes this many seconds after the previous one is late, because heartbeats are more frequent."""
 _ACKNOWLEDGED_S = 2.5
@@ -51,8 +51,8 @@ class Welcome(Record):
 class Assign(Record):
     """The coordinator sends the plan as JSON to the agent of a pod. The agent answers Assigned or Refused.
 
-    It refuses if it obeys another coordinator with the same or a higher term, or if ``plan`` belongs to another job or
-    does not match ``digest``.
+    The agent refuses if it obeys another coordinator with the same or a higher term, or if ``plan`` belongs to another
+    job or does not match ``digest``.
 
     ``coordinator``: the name of the coordinator's pod. ``boot``: a UUID that each coordinator creates when it starts.
     ``term``: a number that rises whenever another coordinator takes over. ``digest``: the hash of the plan.
@@ -178,7 +178,7 @@ class RankStopped(Record):
 
 
 class RankStarved(Record):
-    """A rank could not run for ``waited_s`` of the last seconds, because other processes had the processors."""
+    """Since its agent's last check, a rank waited ``waited_s`` seconds for processors that other processes used."""
 
     type: Literal["rank_starved"] = "rank_starved"
     attempt: str
@@ -246,7 +246,7 @@ class Channel:
         writer: asyncio.StreamWriter,
         late: Callable[[float], None] = lambda _: None,
     ) -> None:
-        """``late`` is called with the seconds since the previous message if a message is later than ``LATE_S``."""
+        """Start the heartbeats. ``late``: called with the seconds since the previous message if above ``LATE_S``."""
         self._reader = reader
         self._writer = writer
         self._late = late
@@ -308,7 +308,7 @@ class Channel:
         self._writer.close()
 
     def _acknowledged(self) -> bool:
-        """Return True if the peer's kernel acknowledges what is sent, as that of a lost node or network does not."""
+        """Return True if the peer's kernel acknowledges sent data. On a lost node or network, it does not."""
         connection = self._writer.get_extra_info("socket")
         try:
             info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)

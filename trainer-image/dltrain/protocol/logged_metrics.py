@@ -63,7 +63,7 @@ class LoggedMetrics:
         return number
 
     def _warn(self, name: str, text: str) -> float | None:
-        """Warn once about the metric ``name``. Return None, its value."""
+        """Warn once about the metric ``name``. Return None in place of the metric's value."""
         if name not in self._warned and len(self._warned) <= MAX_METRICS:
             self._warned.add(name)
             warnings.warn(f"t.log: {text}", stacklevel=5)

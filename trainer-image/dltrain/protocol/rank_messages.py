@@ -201,7 +201,7 @@ Activity = Literal["compilation", "data", "checkpoint"]
 
 
 class Working(Record):
-    """A thread of a silent rank says what the rank does. ``activity``: None if it is nothing that may take long.
+    """A thread of a silent rank says what the rank does. ``activity``: None if it does nothing that may take long.
 
     This does not show that the rank proceeds: ``record.hang_detection`` has a limit for each activity.
     """

@@ -40,7 +40,7 @@ from dltrain.protocol.rank_messages import (
 )
 
 ACTIVITY_INTERVAL_S = 1.0
-"""A rank that has sent nothing for this time says what it works on, and again after each such time."""
+"""Interval in seconds at which a rank that sends nothing else says what it works on."""
 
 
 class RankReporter:
@@ -108,7 +108,7 @@ class RankReporter:
         self.stop.set()
 
     def _report_activity(self) -> None:
-        """Say what this rank works on while it is silent, if that changes or if it may take long."""
+        """While this rank is silent, repeatedly report work that may take long, and report its end once."""
         before = None
         while self._socket is not None:
             time.sleep(ACTIVITY_INTERVAL_S)

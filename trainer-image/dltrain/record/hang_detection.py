@@ -21,7 +21,7 @@ HANG_P99 = 3.0
 RAISE = 3.0
 """Each restart after a hang multiplies the limit by this."""
 HANG_MAX_S = 900.0
-"""Maximum of the limit in seconds, except for ten median steps, announced work, and the time without processors."""
+"""Maximum limit in seconds. Only ten median steps, announced work and time without processors may exceed it."""
 START_DEADLINE_S = 900.0
 """Maximum time in seconds that a rank may be silent before its first step. The rank may read a large dataset in this
 time."""
@@ -29,12 +29,15 @@ ACTIVITY_LIMITS_S: Mapping[Activity, float] = {"compilation": 900.0, "data": 600
 """Maximum seconds from a rank's last update to the next one while it does this work between two steps."""
 MOST_EXCUSED = 10.0
 SILENCES, REFRESH = 1024, 32
-"""Number of silences of which the 99th percentile is computed, and after how many new ones it is computed again."""
+"""Number of last silences for the 99th percentile, and number of new silences after which it is computed again."""
 
 
 @dataclass
 class _Rank:
-    """What is known of one rank. ``base_s``: limit that follows from its step time."""
+    """The state of one rank.
+
+    ``heard_s``: time of its last message. ``base_s``: limit of its silence in seconds that follows from its step time.
+    """
 
     heard_s: float
     base_s: float
@@ -43,7 +46,7 @@ class _Rank:
     announced_s: float | None = None
     """Limit of the work that the rank has announced, in seconds from its last message, or None."""
     active_s: float | None = None
-    """Limit of the work in which the rank's process saw itself, in seconds from its last message, or None."""
+    """Limit of the work that a thread of the rank reported (``Working``), in seconds from its last message, or None."""
     stepped: bool = False
 
 
@@ -60,7 +63,7 @@ class HangDetector:
         self._p99_s = 0.0
         self._factor = 1.0
         self._resumed_s = -inf
-        """When the last rank ended its announced work. The ranks that waited for it continue then."""
+        """Time at which a rank last ended announced work. The ranks that waited for this rank continue then."""
 
     def begin_attempt(self, hangs: int) -> None:
         """Forget the ranks of the previous attempt. ``hangs``: number of restarts so far because of a hang."""
@@ -135,7 +138,7 @@ class HangDetector:
         return min(HANG_MAX_S, max(self._minimum_s, HANG_P99 * self._p99_s) * self._factor)
 
     def _limit_s(self, rank: _Rank) -> float:
-        """Return the longest silence of a rank that does no announced work, in seconds."""
+        """Return the longest silence, in seconds, with which a rank without announced work does not count as hung."""
         if not rank.stepped:
             return rank.base_s
         return max(rank.base_s, min(HANG_MAX_S, rank.base_s * self._factor), self._floor_s)

@@ -35,7 +35,8 @@ MAX_MEASURES = 1024
 """Maximum number of ranks whose measurements are in the report. A rank takes up to 370 bytes, and the operator reads at
 most 512 KiB."""
 MAX_MISMATCHES = 256
-"""Maximum number of mismatches in the report. One of them suffices for the condition and keeps profiles unchanged."""
+"""Maximum number of ranks with an unplanned device in the report. One such rank suffices to set the job's condition and
+to leave profiles unchanged."""
 
 
 def _sampled(measures: list[RankMeasure]) -> tuple[RankMeasure, ...]:
@@ -163,7 +164,7 @@ class Ledger:
     def silent_rank(self, now_s: float) -> tuple[int, float] | None:
         """Return (rank that hangs, seconds since its last message), or None if no rank hangs.
 
-        ``now_s``: present time of the clock that ``record`` got.
+        ``now_s``: present time on the monotonic clock that ``record`` uses.
         """
         return self._hangs.hung(now_s)
 
@@ -175,7 +176,7 @@ class Ledger:
         self._hangs.excuse(seconds)
 
     def gain_s(self, missing: int, ranks: int) -> float:
-        """Return the seconds that the job would save if ``missing`` of its ``ranks`` returned now, without a delay."""
+        """Return the seconds that the job would save if its ``missing`` lost ranks (of ``ranks``) returned now."""
         step = self._step
         return (step.steps - step.step) * step.step_s * missing / ranks if step is not None else 0.0
 

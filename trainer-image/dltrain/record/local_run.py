@@ -1,6 +1,6 @@
 """The record of a run without an agent, such as on a laptop: its run report, and a progress bar on a terminal.
 
-Only rank 0 has one. It sees the messages of rank 0 alone, so times are rank 0's.
+Only rank 0 has such a record. It contains only messages of rank 0, so all times are those of rank 0.
 """
 
 import sys
@@ -20,7 +20,7 @@ BAR = 24
 class LocalRun:
     """Take the messages of rank 0, write the run report to ``folder``, and draw a progress bar on ``stream``.
 
-    ``folder``: None writes no report. A stream that is no terminal gets no bar.
+    If ``folder`` is None, write no report. If ``stream`` (by default standard error) is not a terminal, draw no bar.
     """
 
     def __init__(self, plan: Plan, folder: Path | None, stream: TextIO | None = None) -> None:

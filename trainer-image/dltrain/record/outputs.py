@@ -12,7 +12,7 @@ LIMIT_NBYTES = 256 * 2**10
 
 
 REPORT_LIMIT_NBYTES = LIMIT_NBYTES // 2
-"""Maximum size in bytes of the run report's files among them."""
+"""Part of ``LIMIT_NBYTES``: maximum size in bytes of the run report's files."""
 
 
 def stored_nbytes(data: bytes) -> int:

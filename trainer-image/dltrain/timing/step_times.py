@@ -12,7 +12,7 @@ from typing import NamedTuple
 from dlcontract import RankMeasure
 
 WINDOW = 50
-"""Number of steps in a mean. They span several periods of a CPU quota, but few enough to follow changes."""
+"""Number of steps in a mean: enough to span several periods of a CPU quota, and few enough to follow changes."""
 
 
 class Times(NamedTuple):

@@ -49,7 +49,7 @@ class Budget:
         self._computed = self._whole = Lap()
 
     def add(self, computed: Lap, whole: Lap) -> float:
-        """Add a step. Return the seconds in which this rank, if it never waited, would get the CPU time of the step.
+        """Add a step. Return the seconds that this rank would need for the step's CPU time if it never waited.
 
         ``computed``: wall-clock and CPU time of the step's computing. ``whole``: the same for the whole step.
         """
@@ -68,7 +68,7 @@ class Stopwatch:
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self.demanded_s = 0.0
-        """Seconds in which this rank gets the CPU time of the last step under full load; 0 if unknown."""
+        """Seconds that this rank would need for the CPU time of the last step if it never waited; 0 if unknown."""
         self._forward_s = self._backward_s = 0.0
         self._now = reading()
         self._data = self._computed = self._waited = Lap()
@@ -116,7 +116,7 @@ class Stopwatch:
         )
 
     def demand(self) -> None:
-        """Update the estimate of this rank's CPU rate by the last step, and ``demanded_s`` by the estimate."""
+        """Update the estimate of this rank's CPU rate (``Budget``) from the last step, then ``demanded_s``."""
         self.demanded_s = self._budget.add(self._computed, self._data + self._computed + self._waited)
 
     def _lap(self) -> Lap:

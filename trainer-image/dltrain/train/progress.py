@@ -151,7 +151,7 @@ class Progress:
     def log(self, step: int, accuracy: Any, metrics: Mapping[str, Any]) -> None:
         """Report an accuracy, if given, and further metrics after ``step`` steps.
 
-        An accuracy outside of 0 to 1, such as one in percent, is reported as a metric with this name.
+        An accuracy outside of 0 to 1, such as a percentage, is reported as a metric with the name ``accuracy``.
         """
         if accuracy is not None:
             try:
@@ -186,7 +186,7 @@ class Progress:
         self.reporter.send(Busy(rank=self.rank, what=what, limit_s=min(limit_s, 86_400)))
 
     def evaluating(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield ``batches`` of held-out data. Announce the evaluation, and again with each batch."""
+        """Yield ``batches`` of held-out data. Announce the evaluation, at most every ``UPDATE_INTERVAL_S`` seconds."""
         told_at = -inf
         for batch in batches:
             if time.monotonic() - told_at >= UPDATE_INTERVAL_S:

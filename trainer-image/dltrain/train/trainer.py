@@ -243,7 +243,7 @@ class Trainer(Ranks):
         self.progress.busy(what, limit_s)
 
     def steps(self, loader: Loader) -> Iterator[Any]:
-        """Yield this rank's batch for each remaining step, on its device. The loop must call ``optimizer.step()`` once.
+        """Yield this rank's batch for each remaining step, on its device. Call ``optimizer.step()`` once per batch.
 
         After a request to stop, raise SystemExit when the checkpoint is on the volume.
         """

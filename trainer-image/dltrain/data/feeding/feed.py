@@ -29,11 +29,11 @@ MIN_FETCH_FRACTION, MIN_FETCH_S = 0.05, 1e-3
 Prefetching has a cost: a thread shares the interpreter with the rank, and a process takes memory.
 """
 MEASURED = 5
-"""Number of steps whose loading time is measured. Two steps before are not measured: they open files and allocate."""
+"""Number of steps whose loading time is measured. The first two steps are left out: they open files and allocate."""
 SPARE = 1.25
-"""Throughput of the workers divided by the throughput of the steps.
+"""Throughput that all workers together should have, divided by the throughput of the steps.
 
-It is above 1, because some samples take longer to load than others.
+The ratio is above 1, because some samples take longer to load than others.
 """
 _THREAD_AHEAD = 2
 

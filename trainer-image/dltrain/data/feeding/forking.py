@@ -75,7 +75,8 @@ class WorkerForker:
     def __init__(self, count: int) -> None:
         """Open ``count`` connections to the agent's zygote or, if this rank cannot use it, to a new zygote.
 
-        A new zygote may still import modules when this returns. It answers requests after that. Raise OSError.
+        A new zygote may still import modules when this method returns. It answers requests when all imports are done.
+        Raise OSError.
         """
         self._own: subprocess.Popen[bytes] | None = None
         self.connections: list[socket.socket] = []

@@ -28,7 +28,10 @@ _ODD, _MIX, _STIR = (np.array(v, np.uint64) for v in (0x9E3779B97F4A7C15, 0xBF58
 
 @dataclass(frozen=True, eq=False)
 class Request:
-    """The samples that a rank processes in one step. ``indices``: numbers of samples. ``seed``: the plan's seed."""
+    """The samples that a rank processes in one step.
+
+    ``indices``: the samples' indices in the dataset. ``seed``: the plan's seed.
+    """
 
     indices: NDArray[np.int64]
     epoch: int

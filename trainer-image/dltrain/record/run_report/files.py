@@ -62,7 +62,7 @@ def write(folder: Path, texts: Mapping[str, str]) -> None:
 def packed(texts: Mapping[str, str], limit_nbytes: int = REPORT_LIMIT_NBYTES) -> dict[str, bytes]:
     """Return the files of a report for a ConfigMap: ``report.json.gz`` and ``report.html.gz``, compressed with gzip.
 
-    A file that would make them larger than ``limit_nbytes`` together is omitted.
+    If the files would take more than ``limit_nbytes`` bytes together, in base64, omit the files that do not fit.
     """
     files: dict[str, bytes] = {}
     left = limit_nbytes
@@ -109,7 +109,7 @@ class RunReportWriter:
             await asyncio.shield(self._writing)
 
     async def write(self, phase: RunPhase, unix_s: float, outcome: Outcome | None = None) -> str | None:
-        """Write the report after the ranks have stopped. Return the HTML page's path, or None on failure or timeout.
+        """Write the report after the ranks have stopped. Return the HTML page's path, or None if it is not written.
 
         ``unix_s``: present Unix time. ``outcome``: the result of the run; None if it has not finished.
         """
@@ -129,7 +129,7 @@ class RunReportWriter:
         return None if self._failed else str(job_directory(plan) / HTML)
 
     async def packed(self, phase: RunPhase, unix_s: float, outcome: Outcome | None = None) -> dict[str, bytes]:
-        """Return the report of a run that has ended, packed as files: the one that ``write`` has written, if it has.
+        """Return the report of a run that has ended as compressed files. If ``write`` has rendered it, use these texts.
 
         The arguments are those of ``write``.
         """

@@ -280,7 +280,7 @@ class History:
         self._points = merged_points
 
     def _go_back(self, step: int) -> None:
-        """Discard the points and evaluations after ``step``, from which the training resumes after a restart.
+        """Discard points, evaluations and metrics after ``step``, from which the training resumes after a restart.
 
         Add the discarded steps, which are now computed again, to the total of repeated steps.
         """
