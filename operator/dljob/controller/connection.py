@@ -41,7 +41,7 @@ class Connection:
 
 
 def connect() -> Connection:
-    """Return the connection for the available credentials. Raise ValueError if there are none."""
+    """Return the connection for the available credentials. Raise ValueError if there are none, or invalid ones."""
     settings = kopf.OperatorSettings()
     try:
         if TOKEN.exists():

@@ -69,9 +69,9 @@ class Controller:
         node_faults: NodeFaults,
         queues: Queues | None = None,
     ) -> None:
-        """``share_profiles``: the plans of all namespaces use what the jobs of each namespace measure.
+        """``share_profiles``: True: plans use the measurements of all namespaces. False: only of their own namespace.
 
-        ``queues``: access to Kueue; None: labels of queues have no effect.
+        ``queues``: access to Kueue; None: the queue labels of jobs have no effect.
         """
         self._queues = queues
         self._node_faults = node_faults
@@ -81,9 +81,9 @@ class Controller:
         self._unsent: dict[JobKey, list[Event]] = {}
         """Events that the API server has not accepted yet."""
         self._restored: set[str] = set()
-        """Uids of the jobs whose missing events were posted since this operator leads."""
+        """Uids of the jobs whose missing events were looked for since this operator became the leader."""
         self._learned_from: dict[JobKey, tuple[object, ...]] = {}
-        """The last report of each job from which profiles were updated."""
+        """For each job, the fields that identify the last report from which profiles were updated."""
 
     async def work(self) -> None:
         """Run one worker: process keys from the queue forever."""
@@ -213,7 +213,7 @@ class Controller:
         return with_secrets(parsed, await self._kube.usable_secrets(job.namespace, names))
 
     async def _with_left_out(self, parsed: ParsedJob) -> Observed:
-        """Record the faults of nodes that the job shows. Return its observed state with the nodes that are left out."""
+        """Record the node faults that the job shows. Return its observed state with the nodes to leave out of plans."""
         observed, job, now = parsed.observed, parsed.observed.job, self._now()
         if not self._node_faults.on or parsed.finished:
             return observed
@@ -237,7 +237,10 @@ class Controller:
         return replace(observed, lacks_priority_class=name) if name is not None and lacking else observed
 
     async def _about_node(self, node: str, event: Event) -> None:
-        """Post an event about a node, if the operator may. It may not if it is limited to some namespaces."""
+        """Post an event about a node. Log an error instead of raising it.
+
+        An operator that is limited to some namespaces has no permission to post such events.
+        """
         try:
             await self._kube.record_node_event(node, event, self._now())
         except ApiError as error:
@@ -287,8 +290,8 @@ class Controller:
     def _plan_is_applied(self, job: JobSeen, desired: Desired) -> bool:
         """Return True if the API server has the desired plan, or if no plan was to be applied.
 
-        Pods on lost nodes may be deleted only after that: with the term in the new plan (a number that increases with
-        each such deletion), the other agents reject the agent of a deleted pod.
+        Pods on lost nodes may be deleted only if the API server has the plan. The plan has a new term (a number that
+        increases with each such deletion), by which the other agents reject the agent of a deleted pod.
         """
         name = Names.of(job).plan
         plans = (
@@ -300,7 +303,7 @@ class Controller:
         return found is not None and found.seen.plan == wanted["data"]
 
     async def _learn(self, job: JobSeen, measurements: RunMeasurements) -> None:
-        """Update profiles with a run's measurements, but only once per report, even if a later step is repeated."""
+        """Update profiles with a run's measurements, but only once per report, even if the reconcile is repeated."""
         report = measurements.report
         lesson = (report.uid, report.plan_number, report.phase, report.step, measurements.data)
         if self._learned_from.get(job.key) != lesson:
@@ -335,13 +338,14 @@ class Controller:
             await self._kube.write_status(job, desired.status.manifest())
 
     def begin(self) -> None:
-        """Call this whenever the operator becomes the leader."""
+        """Look for the missing events of all jobs again. Call this whenever the operator becomes the leader."""
         self._restored.clear()
 
     async def _restore_events(self, job: JobSeen) -> None:
-        """Post the events that the leader before could not: it ended while the API server refused them.
+        """Find a job's missing events, which the previous leader could not post before it ended, and queue them.
 
-        They are derived from the conditions that changed lately, once for each job.
+        Conditions that changed less than ``EVENTS_RESTORED`` ago show which events must exist. ``_publish`` posts the
+        queued events. Do nothing if this operator has already done so for the job.
         """
         if job.uid in self._restored:
             return
@@ -361,7 +365,7 @@ class Controller:
         self._kube.forget(key)
 
     def count_jobs(self) -> None:
-        """Set the gauges of jobs by phase, of nodes that are left out, and of the queue's depth."""
+        """Set the gauges of jobs by phase, of deadlines, of nodes that are left out, and of the work queue's depth."""
         counts, deadlines = dict.fromkeys(PHASES, 0), list[str]()
         for job in self._cache.jobs():
             phase = (job.status or {}).get("phase") or "Pending"

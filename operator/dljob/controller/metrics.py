@@ -42,7 +42,7 @@ def _refused(status: DLJobStatus) -> str | None:
 
 
 def _resized(before: DLJobStatus, after: DLJobStatus) -> str | None:
-    """Return why a job has moved to another plan; None if it has not."""
+    """Return why a job moved to another plan between two statuses; None if it did not move."""
     was, now = (find(status.conditions, "Resizing") for status in (before, after))
     moved = was is not None and is_true(before.conditions, "Resizing") and now is not None and now.reason == "Resized"
     return was.reason if moved and was is not None and was.reason in _RESIZES else None
@@ -252,14 +252,18 @@ class Metrics:
                     self.plan_error.observe(after.measured.step_error)
 
     def forecast(self, starts: Sequence[Interval], unknown: int) -> None:
-        """Set the gauges of the forecast. ``starts``: of the waiting jobs. ``unknown``: number of those without."""
+        """Set the gauges of the queue's forecast.
+
+        ``starts``: for each waiting job with a forecast, the seconds until it starts. ``unknown``: number of waiting
+        jobs without a forecast.
+        """
         for position, choose in (("first", min), ("last", max)):
             self.queue_start_s.labels(position, "p50").set(choose((each.p50 for each in starts), default=0.0))
             self.queue_start_s.labels(position, "p90").set(choose((each.p90 for each in starts), default=0.0))
         self.without_forecast.set(unknown)
 
     def count_deadlines(self, statuses: Iterable[str]) -> None:
-        """Set the gauge of jobs with a deadline. ``statuses``: of their conditions DeadlineFeasible."""
+        """Set the gauge of jobs with a deadline. ``statuses``: for each, the status of DeadlineFeasible."""
         counts = Counts(statuses)
         for status in ConditionStatus:
             self.deadlines.labels(status.value).set(counts[status.value])

@@ -54,7 +54,7 @@ class Queues:
         cache.queue_problem = NOT_SERVED
 
     async def run(self) -> None:
-        """Follow Kueue forever. At the end, stop the watches."""
+        """Check forever which API version Kueue serves, and watch its Workloads. When cancelled, stop the watches."""
         try:
             while True:
                 try:
@@ -120,7 +120,7 @@ class Queues:
     async def added_to(self, observed: Observed) -> Observed:
         """Return the job with the ResourceFlavors of its admission and the value of its priority class, if needed.
 
-        They are needed only while no pods should run: a plan stores what its pods need of them.
+        They are needed only while no pods should run. Later, the stored plan has what the pods need of the flavors.
         """
         seen, job = observed.queue, observed.job
         if not seen.api_version or not job.queue or any(item.replicas for item in observed.sets):
@@ -165,8 +165,8 @@ class Queues:
     async def change(self, job: JobSeen, change: WorkloadChange) -> None:
         """Create, change or delete the Workload of a job.
 
-        Do nothing if Kueue has changed it meanwhile: the job is then reconciled again. Raise RejectedError if the API
-        server, or a webhook of Kueue, rejects the Workload.
+        Do nothing if Kueue has changed the Workload meanwhile: the job is then reconciled again. Raise RejectedError if
+        the API server, or a webhook of Kueue, rejects the Workload.
         """
         if not self._cache.queue_api:
             return

@@ -42,7 +42,7 @@ CAPACITY = {NODE, POD, QUOTA, LIMIT_RANGE}
 LABELLED = (STATEFUL_SET, CONFIG_MAP)
 """Kinds of which the operator needs only the objects of jobs. The API server selects these by their label.
 
-Of pods it needs all, because each takes resources from its node.
+The operator needs all pods, because each pod takes resources from its node.
 """
 DEAD_S = 240.0
 """Seconds without data after which a watch counts as dead, and the operator must be restarted.
@@ -60,7 +60,7 @@ Such changes come in bursts, and with the delay each affected job is reconciled 
 BURST_S = 0.1
 """Seconds between a change of a job's pod or StatefulSet and the job's reconcile.
 
-The pods of a job start and end together. Without the delay, the job's status was written for each of them.
+The pods of a job start and end together. Without the delay, the job's status would be written for each pod.
 """
 
 
@@ -91,7 +91,7 @@ class Watches:
         *,
         all_pods: bool = False,
     ) -> None:
-        """``namespaces``: those to watch; empty: all. ``session``: opens an HTTP session with this response class.
+        """``namespaces``: those to watch; empty: all. ``session``: opens an HTTP session with the given response class.
 
         ``capacity_changed``: called after changes of ``CAPACITY``. ``all_pods``: watch pods in all namespaces.
         """
@@ -231,7 +231,10 @@ class Watches:
                 self._settling = asyncio.get_running_loop().call_later(SETTLE_S, self._settle)
 
     def _settle(self) -> None:
-        """Queue the jobs that wait for volumes and the jobs with pods on lost nodes, if a change may affect them."""
+        """Report changes of capacity, and queue the jobs that the collected changes may affect.
+
+        Claims and storage classes affect jobs that wait for volumes. Nodes affect jobs with pods on lost nodes.
+        """
         self._settling, changed = None, self._unsettled
         self._unsettled = set()
         if changed & CAPACITY:

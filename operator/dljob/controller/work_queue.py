@@ -2,8 +2,8 @@
 
 Two workers never process the same key at the same time: a key that is added while a worker processes it is queued
 again when that worker is done. A key that is already in the queue is not added again. If a key is added with several
-delays, it is due after the one that ends first. Urgent keys come before the others, but of ``URGENT_IN_A_ROW`` keys at
-least one is not urgent, if there is one. Use a queue in one event loop only.
+delays, it is due after the one that ends first. Urgent keys come first. While other keys are ready too, at least one of
+``URGENT_IN_A_ROW`` consecutive keys is not urgent. Use a queue in one event loop only.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ class WorkQueue(Generic[K]):
         """Urgent keys that are ready."""
         self._ready: deque[K] = deque()
         self._in_a_row = 0
-        """Urgent keys that workers have taken since the last other one."""
+        """Number of urgent keys that workers have taken since the last key that is not urgent."""
         self._waiting: set[K] = set()
         """Keys that are ready, and keys that were added while a worker processed them."""
         self._busy: dict[K, float] = {}
@@ -39,7 +39,7 @@ class WorkQueue(Generic[K]):
         return len(self._first) + len(self._ready)
 
     def stuck(self, limit_s: float) -> str | None:
-        """Return the key that a worker has processed for longer than ``limit_s`` seconds, or None."""
+        """Return a message if a worker has processed the same key for longer than ``limit_s`` seconds, or None."""
         if not self._busy:
             return None
         key, began = min(self._busy.items(), key=lambda item: item[1])

@@ -1,7 +1,7 @@
 """Rules of the record of node faults: a node with several faults within a time is left out of new plans for a while.
 
 A job can report any fault. What the jobs of one namespace report therefore leaves a node out for this namespace alone.
-It is left out for all namespaces if its own condition shows the faults, or if jobs of two namespaces report them.
+A node is left out for all namespaces if its own condition shows the faults, or if jobs of two namespaces report them.
 """
 
 from collections import Counter
@@ -84,7 +84,7 @@ def _evidence(faults: list[Fault], namespace: str) -> list[Fault]:
 
 
 def _incidents(faults: list[Fault]) -> Iterator[Fault]:
-    """Yield one fault of each incident, in the order of time."""
+    """Yield one fault of each incident, in the order of time. Each device fault is an incident of its own."""
     last: Fault | None = None
     for fault in sorted(faults, key=lambda item: item.at):
         if fault.kind.of_connection:
@@ -95,7 +95,10 @@ def _incidents(faults: list[Fault]) -> Iterator[Fault]:
 
 
 def _bounded(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
-    """Drop faults beyond ``MAX_FAULTS``: the oldest of the namespace with the most, so that others keep theirs."""
+    """Drop faults until ``MAX_FAULTS`` are left: each time, the oldest of the namespace that has the most faults.
+
+    A namespace with few faults therefore keeps all of them.
+    """
     kept = list(faults)
     while len(kept) > MAX_FAULTS:
         [(most, _)] = Counter(item.namespace for item in kept).most_common(1)
@@ -106,7 +109,8 @@ def _bounded(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
 def _without_least(ledger: Ledger, now: datetime) -> Ledger:
     """Drop the records that matter least if there are too many.
 
-    Nodes that are left out for all namespaces matter most, then those left out for one, then those with the last fault.
+    Nodes that are left out for all namespaces matter most, then nodes that are left out for one namespace. Among equal
+    nodes, those with the latest faults matter most.
     """
     if len(ledger) <= MAX_NODES:
         return ledger
@@ -121,9 +125,10 @@ def _without_least(ledger: Ledger, now: datetime) -> Ledger:
 
 
 def expired(ledger: Ledger, policy: FaultPolicy, now: datetime) -> Ledger:
-    """Return the ledger without faults before the window, and without entries whose repetition no longer counts.
+    """Return the ledger without faults before the window, and without old entries of nodes that were left out.
 
-    It no longer counts when the node has been back for as long as a node can be left out.
+    An entry is old if it ended at least ``policy.longest_s`` seconds ago. If the node is then left out again, this
+    counts as the first time.
     """
     oldest, forgotten = now - timedelta(seconds=policy.window_s), now - timedelta(seconds=policy.longest_s)
     kept: dict[str, NodeRecord] = {}

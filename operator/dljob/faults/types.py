@@ -20,7 +20,7 @@ class FaultKind(StrEnum):
 
     @property
     def of_connection(self) -> bool:
-        """Return True if one incident may show as this kind and as another: a dead node first loses its network."""
+        """Return True if one incident may be reported as several such kinds: a dead node first loses its network."""
         return self is not FaultKind.DEVICE
 
 
@@ -36,7 +36,7 @@ class _Stored(BaseModel):
 
 
 class Fault(_Stored):
-    """A fault of a node, as one job saw it. Faults with equal keys are the same fault."""
+    """A fault of a node that a job noticed. In one namespace, faults with equal keys are the same fault."""
 
     node: Annotated[str, Field(min_length=1, max_length=253)]
     kind: FaultKind

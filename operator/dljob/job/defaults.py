@@ -1,4 +1,4 @@
-"""Complete a job's spec by the administrator's defaults, and say which of its values come from there.
+"""Fill unset fields of a job's spec with the administrator's defaults, and list the values that come from these.
 
 A value of the job takes precedence over a default. Node selectors are merged label by label, and the default
 tolerations are added to the job's own.
@@ -153,7 +153,7 @@ def prices_of(defaults: JobDefaults) -> Prices:
 
 
 def spot_of(defaults: JobDefaults) -> Spot:
-    """Return which nodes are spot nodes, and in what they differ from others."""
+    """Return the labels of spot nodes, their price relative to other nodes, and how often they are interrupted."""
     found = defaults.spot or SpotDefaults()
     labels = SPOT_LABELS if found.labels is None else tuple((item.key, item.value) for item in found.labels)
     factor = 1.0 if found.price_factor is None else found.price_factor

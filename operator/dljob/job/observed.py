@@ -83,7 +83,7 @@ class Fetching:
 
 @dataclass(frozen=True)
 class Eviction:
-    """A pod that the kubelet has evicted from its node. ``message``: the kubelet's."""
+    """A pod that the kubelet has evicted from its node. ``message``: the kubelet's message."""
 
     pod: str
     uid: str
@@ -109,7 +109,7 @@ class PodSeen:
     set: str = ""
     """Name of the StatefulSet that controls the pod; empty if none does."""
     conditions: Conditions = ()
-    """Its conditions, except those that show that a pod starts."""
+    """The pod's conditions, except those of its start (``STARTUP_CONDITIONS``)."""
     charge: Charge | None = None
     """What the pod charges to the quotas of its namespace; None if it has ended."""
     eviction: Eviction | None = None
@@ -157,7 +157,7 @@ class Rejected:
     name: str
     message: str
     taken: bool = False
-    """True if the operator did not write the object, because another owner has one of this name."""
+    """True if the operator did not write the object, because an object of this name has another owner."""
 
 
 @dataclass(frozen=True)
@@ -186,8 +186,8 @@ NO_OUTLOOK = Outlook(None, None, None, None)
 class Preemption:
     """A waiting job of a higher priority that needs the devices of a running one.
 
-    ``by``: its name; empty if it is in another namespace, whose users keep the names of their jobs to themselves.
-    ``priority``: of the waiting job. ``own``: of the running one.
+    ``by``: name of the waiting job; empty if it is in another namespace, whose job names are not disclosed.
+    ``priority``: priority of the waiting job. ``own``: priority of the running job.
     """
 
     by: str
@@ -199,7 +199,7 @@ class Preemption:
 class RoomFor:
     """Jobs that gain more from devices of a running job than that job does.
 
-    ``by``: name of the first; empty if it is in another namespace. ``jobs``: their number.
+    ``by``: name of the first of these jobs; empty if it is in another namespace. ``jobs``: number of these jobs.
     """
 
     by: str
@@ -250,13 +250,13 @@ class Observed:
     outlook: Outlook | None = None
     """The forecast of a job that waits for devices; None if it is not made yet, or if the job does not wait."""
     preemption: Preemption | None = None
-    """Set while the job is to release its devices for another one, and has not begun to."""
+    """Set while the job must release its devices for another job and has not begun to stop."""
     room_for: RoomFor | None = None
-    """Set while the job is to move to other or fewer devices, because others gain more from those that it has."""
+    """Set while the job must move to other or fewer devices, because other jobs gain more from its present devices."""
     lacks_priority_class: str = ""
     """PriorityClass that the job names and that does not exist; empty if it exists, or if that is unknown."""
     capacity_grew: bool = False
-    """True if the cluster has more free than when the job was last planned, and no other job waits for that."""
+    """True if ``controller.planning`` lets a running job be planned again, because a better plan may be possible."""
 
     @property
     def ready_pods(self) -> tuple[PodSeen, ...]:

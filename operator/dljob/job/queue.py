@@ -67,7 +67,7 @@ class WorkloadSeen:
     generation: int
     queue: str
     digest: str
-    """``spec_digest`` of the spec for which the operator wrote it."""
+    """``spec_digest`` of the spec for which the operator wrote the Workload."""
     active: bool = True
     deleting: bool = False
     conditions: tuple[Mapping[str, Any], ...] = ()
@@ -98,8 +98,8 @@ class Flavor:
 class QueueSeen:
     """What the operator knows of Kueue for one job.
 
-    ``api_version``: of the Workload, such as ``kueue.x-k8s.io/v1beta2``; empty if the operator cannot use Kueue, for
-    the reason ``problem``.
+    ``api_version``: API version of the Workload, such as ``kueue.x-k8s.io/v1beta2``; empty if the operator cannot use
+    Kueue, for the reason ``problem``.
     """
 
     api_version: str = ""

@@ -21,7 +21,7 @@ def run_p90_s(predicted: Predicted) -> float | None:
 def run_time(predicted: Predicted, status: DLJobStatus) -> Interval:
     """Return the predicted run time of a waiting job. ``predicted``: the prediction for its whole training.
 
-    ``status``: of the job. Steps before its last checkpoint are not repeated.
+    ``status``: status of the job, whose steps before the last checkpoint are not repeated.
     """
     if run_p90_s(predicted) is None:
         return UNKNOWN
@@ -31,7 +31,10 @@ def run_time(predicted: Predicted, status: DLJobStatus) -> Interval:
 
 
 def left_part(status: DLJobStatus, *, running: bool) -> float:
-    """Return the part of the training that is left: of a running job now, of another one after its last checkpoint."""
+    """Return the fraction of the training's steps that is left.
+
+    ``running``: True: count from the job's current step. False: count from its last checkpoint.
+    """
     done, saved = status.progress, status.last_checkpoint
     if done is None or done.steps <= 0:
         return 1.0
@@ -39,7 +42,7 @@ def left_part(status: DLJobStatus, *, running: bool) -> float:
 
 
 def slowdown(status: DLJobStatus) -> float:
-    """Return by which factor the measured step time exceeds the predicted one, at least 1. Unmeasured: 1."""
+    """Return the ratio of the measured to the predicted step time, at least 1; 1 if no step time was measured."""
     if status.measured is None or status.plan is None or status.plan.predicted.step_seconds <= 0:
         return 1.0
     return max(1.0, status.measured.step_seconds / status.plan.predicted.step_seconds)
@@ -48,7 +51,7 @@ def slowdown(status: DLJobStatus) -> float:
 def remaining(status: DLJobStatus) -> Interval:
     """Return the remaining time of a job with this status.
 
-    The measured step time replaces the predicted one. Its relative uncertainty is that of the prediction.
+    A measured step time replaces the predicted step time. The relative uncertainty is that of the prediction.
     """
     if status.phase in (Phase.COMPLETE, Phase.FAILED):
         return OVER
@@ -68,7 +71,7 @@ def remaining_p90_s(status: DLJobStatus) -> float | None:
 
 
 def lost_s(status: DLJobStatus, now: datetime) -> float:
-    """Return the training time in seconds since the last checkpoint, which a job loses if it writes no other one.
+    """Return the seconds of training since the last checkpoint, which a job loses if it stops without a checkpoint.
 
     A job that reports no steps, such as a script for torchrun, may lose all time since its ranks started.
     """
@@ -83,7 +86,10 @@ def lost_s(status: DLJobStatus, now: datetime) -> float:
 
 
 def restart_s(status: DLJobStatus) -> float:
-    """Return the seconds from the admission of a job to its next step, as long as its start took; at least a minute."""
+    """Estimate the seconds of a restart, from the job's admission to its next step.
+
+    The estimate is the duration of the job's start without its wait for admission, and at least ``RESTART_S``.
+    """
     startup = status.startup
     if startup is None or startup.total_seconds is None:
         return RESTART_S

@@ -12,7 +12,7 @@ from dljob.job.plan.stored import PodGroup, StoredPlan
 from dljob.scheduling import Charge, Reservation, amount
 
 REFUSED = {"PodsRejected", "ObjectRejected", "NamesTaken"}
-"""Reasons of the condition PodsReady with which no pods of the job come until somebody changes something."""
+"""Reasons of PodsReady=False with which no pods of the job are created until somebody changes something."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class PlannedPods:
 
 @dataclass(frozen=True)
 class Reserved:
-    """What a job reserves. ``state`` changes when a pod is placed or ends, or its plan or number of pods changes."""
+    """What a job reserves. ``state`` changes with the job's plan, its placed pods and its number of pods."""
 
     reservations: tuple[Reservation, ...] = ()
     state: Hashable = None
@@ -91,7 +91,7 @@ def plan_reservation(
 ) -> tuple[Reservation, ...]:
     """Return what those pods of a plan need that are not placed on a node yet.
 
-    ``spec``: of the job, as the API server stores it. Its ``resources`` take precedence over the plan's, as in the
+    ``spec``: spec of the job as the API server stores it. Its ``resources`` take precedence over the plan's, as in the
     pods. ``placed``: number of placed pods by group. ``wanted``: number of pods by group; default: as in the plan.
     ``created``: number of pods by group that exist. If ``wanted`` is empty, no StatefulSet of the plan exists yet, and
     the result includes the other objects of the plan, which need no node but are charged to quotas.

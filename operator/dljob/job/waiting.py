@@ -1,15 +1,15 @@
-"""Which jobs wait for capacity, and which give theirs back. Jobs that run leave free capacity to those that wait."""
+"""Tell which jobs wait for capacity, and which release it. Running jobs leave free capacity to waiting jobs."""
 
 from collections.abc import Sequence
 
 from dljob.job.observed import JobSeen
 
 _FOR_CAPACITY = {"DeviceBusy", "NodesLeftOut", "Queued", "MakingRoom"}
-"""Reasons of Planned=False of a job that could run on the nodes of the cluster if other pods did not use them."""
+"""Reasons of Planned=False of a job that could run on the cluster's nodes if none were in use or left out."""
 
 
 def devices_waited_for(job: JobSeen) -> Sequence[str] | None:
-    """Return ``spec.devices`` of a job that waits for free capacity (empty: any device). Return None if it does not.
+    """Return ``spec.devices`` of a job that waits for free capacity (empty: any device), or None if it does not wait.
 
     A job that no nodes of the cluster could ever run does not count: it would keep others from growing for ever.
     """

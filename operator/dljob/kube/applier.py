@@ -114,9 +114,9 @@ class Applier:
             self._applied.setdefault(job.key, {})[kind.kind, name] = found
 
     async def _uid(self, job: JobSeen, kind: Kind, name: str, *, watched: bool) -> str | None:
-        """Return the uid of the job's object, or None if there is no object of this name.
+        """Return the uid of the job's object; None if there is no object of this name, or a claim without an owner.
 
-        Raise NameTakenError if the object has another owner, or none.
+        Raise NameTakenError for any other object that the job does not control.
         """
         if watched:
             cached = self._cache.found(kind, job.namespace, name)

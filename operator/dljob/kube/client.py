@@ -73,7 +73,7 @@ class Kube:
         self._secrets[job.key] = monotonic()
 
     async def usable_secrets(self, namespace: str, names: Iterable[str]) -> dict[str, bool]:
-        """Return for each Secret that exists whether its owner has marked it for the DLJobs of the namespace."""
+        """Return name → True if the Secret's owner has marked it for DLJobs. Secrets that do not exist are left out."""
         found: dict[str, bool] = {}
         for name in names:
             try:

@@ -67,7 +67,10 @@ class Api:
         requested: Requested | None = None,
         may_write: Callable[[], bool] | None = None,
     ) -> None:
-        """``may_write``: called before each write, which is an error if it returns False. Default: always True."""
+        """``may_write``: called before each write; default: always True.
+
+        If ``may_write`` returns False, the write raises ApiError.
+        """
         self.session = session
         self.server = server.rstrip("/")
         self._may_write = may_write or (lambda: True)

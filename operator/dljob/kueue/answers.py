@@ -36,7 +36,10 @@ def released(found: WorkloadSeen, now: datetime) -> Patch:
 
 
 def finished(found: WorkloadSeen, *, success: bool, message: str, now: datetime) -> Patch | None:
-    """Return the status patch that the job is over, which frees its quota; None if the Workload says so already."""
+    """Return the status patch that says that the job has ended, so that its quota becomes free.
+
+    Return None if the Workload says so already.
+    """
     if found.is_true("Finished"):
         return None
     change = ("Finished", True, "Succeeded" if success else "Failed", message)

@@ -54,8 +54,8 @@ def workload(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, config: Render
 def partial_minimum(spec: DLJobSpec, accepted: StoredPlan) -> int | None:
     """Return the fewest pods with which Kueue could admit the job; None if it needs all pods of its plan.
 
-    Kueue allows it for one podSet, so a plan on several device types needs all. So does one that splits the model,
-    and one whose groups the user fixes.
+    Kueue can reduce the pods of one podSet only, so a plan with several groups needs all its pods. A plan that splits
+    the model and a plan whose groups the user fixes need all their pods, too.
     """
     if len(accepted.groups) > 1 or accepted.plan.splits_model or spec.planning.mode is PlanningMode.FIXED:
         return None

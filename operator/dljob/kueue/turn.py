@@ -1,4 +1,4 @@
-"""Read from a job's Workload whose turn it is: the stage of the admission, and what Kueue has admitted."""
+"""Read the stage of a job's admission, and what Kueue has admitted, from the job's Workload."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -58,7 +58,7 @@ class Within:
 
 
 class Problem(NamedTuple):
-    """Why a job cannot start although Kueue has admitted it. ``reason``: of the condition Admitted."""
+    """Why a job cannot start although Kueue has admitted it. ``reason``: reason of the condition Admitted."""
 
     reason: str
     message: str

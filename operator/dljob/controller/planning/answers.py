@@ -1,4 +1,4 @@
-"""What planning has found out about a job, and for which state of the cluster it holds."""
+"""The result of planning a job, and the state of the cluster for which the result is valid."""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -36,21 +36,22 @@ class Answer:
     reserved: bool
     at_s: float
     versions: tuple[int, int]
-    """Versions of the ledger and of the reservations with which the plan is certainly still right."""
+    """Versions of the ledger and of the reservations. While they are unchanged, the plan is certainly still valid."""
     profiles_version: int
     growth: int
     limits_version: int
     limits: NamespaceLimits
     behind: JobKey | None = None
-    """The first job in line, if the job waits only so that it does not delay that one."""
+    """The first job in line, if this job waits only because it would delay that job; otherwise None."""
     share: Hashable = None
-    """What was assigned to the job together with others; None: nothing."""
+    """The job's ``Share`` if devices were assigned to all jobs together; None: the job was planned by itself."""
 
     @property
     def waits_for_devices(self) -> bool:
         """Return True if the job has no plan because others use devices that it could use.
 
-        A job whose quota is used up waits for jobs of its own namespace, and one in a queue of Kueue waits for Kueue.
+        Return False for a job whose quota is used up, which waits for jobs of its own namespace, and for a job in a
+        queue of Kueue, which waits for Kueue.
         """
         found = self.decision
         return (

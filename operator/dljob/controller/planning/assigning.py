@@ -1,10 +1,11 @@
 """Assign devices to all waiting and running jobs together (the chart value ``queue.assignment: Together``).
 
 The rules are in ``dljob.scheduling.assignment``; this module feeds them. Each job gets a part: a device type and a
-number of devices. It is planned on that part of the cluster only. Running jobs move one at a time, in the way in which
-they grow.
+number of devices. The job is planned on that part of the cluster only. Running jobs move to their parts one at a time,
+in the same way as jobs that grow (``planning.growing``).
 
-Only jobs that use GPUs take part. Jobs in queues of Kueue, fixed groups, and running jobs that must not restart do not.
+Only jobs that use GPUs take part. Jobs in queues of Kueue, jobs with fixed groups, and running jobs that have a
+deadline or must not restart do not.
 """
 
 import logging
@@ -43,33 +44,39 @@ from dljob.scheduling.assignment import (
 from dljob.status import is_true, previous
 
 MAX_JOBS = 64
-"""Maximum number of waiting jobs, and of running jobs, that are assigned together. Others are planned by themselves."""
+"""Maximum number of waiting jobs, and of running jobs, to which devices are assigned together.
+
+Further jobs are planned by themselves.
+"""
 MAX_DEVICE_TYPES = 4
 MAX_KNOWN = 512
 """Maximum number of requests whose options are stored."""
 OPTIONS_S = 600.0
-"""Seconds for which options are used: labels and taints of nodes may change, on which they depend too."""
+"""Seconds after which options are made again: they also depend on labels and taints of nodes, which may change."""
 LOOK_S = 10.0
 """Seconds between two assignments of running jobs."""
 OBEY_S = 90.0
-"""Seconds after which an order is dropped that the reconcile of a job has not carried out."""
+"""Seconds after which an order to move is dropped if the job's reconcile has not carried it out."""
 AGAIN_S = 60.0
 """Seconds after which an assignment is repeated although the same jobs run and wait: running jobs progress."""
 MAX_OF_LEAST = 1.1
-"""Largest energy or cost of an option of a job that minimizes it, relative to its best option."""
+"""Largest energy (or cost) of an option relative to the job's best option, if the job minimizes energy (or cost)."""
 
 log = logging.getLogger("dljob")
 
 
 @dataclass(frozen=True)
 class Share:
-    """The devices on which a job is planned. ``part``: its own. None: what the parts of ``others`` leave."""
+    """The devices on which a job is planned.
+
+    ``part``: the devices that are assigned to the job. None: the job may use what the parts of ``others`` leave.
+    """
 
     part: Option | None
     others: tuple[Option, ...] = ()
 
     def of(self, view: ClusterView, question: ParsedJob) -> ClusterView:
-        """Return what the job may use of ``view``."""
+        """Return ``view`` with only the nodes and free devices that the job may use."""
         if self.part is None:
             return left_for(view, self.others)
         return part_of(_usable(question, view), self.part)
@@ -85,7 +92,11 @@ class _Running:
 
 @dataclass(frozen=True)
 class _Order:
-    """A running job that is to be planned on its part. ``room``: for others; None: it must gain itself."""
+    """An order that a running job moves to its part.
+
+    ``room``: the jobs that need the devices that it gives up; None: no job does, so it moves only if it gains itself.
+    ``since_s``: time of the order.
+    """
 
     uid: str
     room: RoomFor | None
@@ -93,7 +104,7 @@ class _Order:
 
 
 class Assigning:
-    """What each job gets of the devices. Use it in one event loop only."""
+    """Assigns the devices to the jobs. Use it in one event loop only."""
 
     def __init__(
         self,
@@ -111,11 +122,11 @@ class Assigning:
         self._clock, self._now, self._on = clock, now, on
         self._running: dict[JobKey, _Running] = {}
         self._options: OrderedDict[Hashable, tuple[float, tuple[Option, ...]]] = OrderedDict()
-        """Options for whole trainings by request, and when they were made."""
+        """For each request, the time when its options were made, and the options for the whole training."""
         self._shares: dict[JobKey, Share] = {}
         self._orders: dict[JobKey, _Order] = {}
         self._refused_s: dict[JobKey, float] = {}
-        """When an order to a job ended that its reconcile did not carry out."""
+        """For each job whose reconcile did not carry out an order, the time when the order was dropped."""
         self._looked_s, self._state = -inf, object()
         self._made_s = -inf
         self._growth = -1
@@ -177,9 +188,10 @@ class Assigning:
         return self._shares.get(key)
 
     def rest(self, key: JobKey, view: ClusterView) -> ClusterView | None:
-        """Return what others leave for a waiting job that cannot run on its part.
+        """Return what the parts of other waiting jobs leave for a waiting job that cannot run on its own part.
 
-        Return None if it waits for its part, which running jobs leave soon.
+        Return None while running jobs move to make room, because the job then waits for its part. Also return None for
+        a job without a part, and for one that already holds devices.
         """
         share = self._shares.get(key)
         moving = any(order.room is not None or self._is_moving(other) for other, order in self._orders.items())
@@ -218,7 +230,7 @@ class Assigning:
                 self.forget(key)
 
     async def _assign(self, waiting: Mapping[JobKey, ParsedJob], ask: Ask, *, orders: bool) -> None:
-        """Assign devices to the waiting jobs and to the running ones that may move."""
+        """Assign devices to the waiting jobs and to the running jobs that may move. ``orders``: order these moves."""
         line = sorted(
             (key for key in waiting if _takes_part(waiting[key])), key=lambda k: self._queue.job(waiting[k]).place
         )
@@ -250,7 +262,7 @@ class Assigning:
                 self._order(key, [keys[j] for j in found.helped[i]], since_s)
 
     def _order(self, key: JobKey, helped: list[JobKey], since_s: float) -> None:
-        """Let a running job be planned on its part. ``helped``: the jobs for which it moves, if it does not gain."""
+        """Order a running job to move to its part. ``helped``: the jobs that need the devices that it gives up."""
         name = helped[0][1] if helped and helped[0][0] == key[0] else ""
         room = RoomFor(name, len(helped)) if helped else None
         self._orders[key] = _Order(self._running[key].uid, room, since_s)
@@ -263,13 +275,16 @@ class Assigning:
         return job is not None and is_true(previous(job).conditions, "Resizing")
 
     def _view_without(self, ended: set[JobKey]) -> ClusterView:
-        """Return what is free when some jobs have ended. Pods that belong to no job stay."""
+        """Return what is free after the jobs ``ended`` have ended. Pods that belong to no job stay.
+
+        Return an empty view if ``ended`` is empty.
+        """
         if not ended:
             return ClusterView(())
         return self._queue.view_without(min(ended), ended - {min(ended)})
 
     def _priority(self, question: ParsedJob) -> int:
-        """Return the number by which jobs are assigned: first by PriorityClass, then those with a deadline."""
+        """Return the priority of a job in the assignment: by PriorityClass, then jobs with a deadline before others."""
         job = self._queue.job(question)
         return 2 * job.priority + (job.latest_start is not None)
 
@@ -283,7 +298,7 @@ class Assigning:
         return Held(dict(devices), remaining(previous(job)).p50, movable=True)
 
     def _left(self, key: JobKey, options: tuple[Option, ...], *, running: bool) -> tuple[Option, ...]:
-        """Return the options with the seconds that are left of the training."""
+        """Return the options with the remaining seconds of the training in place of those of the whole training."""
         job = self._cache.job(key)
         if job is None:
             return ()
@@ -310,7 +325,10 @@ class Assigning:
         return found
 
     async def _found(self, question: ParsedJob, whole: ClusterView, ask: Ask) -> tuple[Option, ...]:
-        """Return the plans on 1, 2, 4, … devices of each type. Ask the planner for each."""
+        """Ask the planner for plans on 1, 2, 4, … devices of each GPU type, and return them as options.
+
+        Leave out an option that is not faster than a smaller one, or that exceeds ``MAX_OF_LEAST``.
+        """
         asked = replace(question, accepted=None, report=None)
         found: list[tuple[Option, float]] = []
         types = [name for name in whole.device_types if any(n.is_gpu for n in whole.nodes if n.device == name)]
@@ -334,7 +352,7 @@ class Assigning:
 
 
 def _takes_part(question: ParsedJob) -> bool:
-    """Return True if devices of a job are chosen for it, and not by its user or by Kueue."""
+    """Return True if the job's plan will run, and the operator (not the user or Kueue) chooses its devices."""
     spec = question.spec
     return spec is not None and not question.queued and not plan_only(question) and not spec.planning.groups
 
@@ -344,7 +362,7 @@ def _has_deadline(question: ParsedJob) -> bool:
 
 
 def _expense(question: ParsedJob, plan: StoredPlan) -> float:
-    """Return the predicted energy or cost of a plan, if the job minimizes it; otherwise 0."""
+    """Return the predicted energy (in J) or cost of a plan, if the job minimizes one of them; otherwise 0."""
     assert question.spec is not None
     predicted = plan.status.predicted
     least = {Minimize.ENERGY: predicted.energy_joules, Minimize.COST: predicted.cost}
@@ -359,5 +377,5 @@ def _usable(question: ParsedJob, view: ClusterView) -> ClusterView:
 
 
 def _shape(view: ClusterView) -> Hashable:
-    """Return the free devices of the nodes, without names. Options depend on it."""
+    """Return how many nodes there are of each device type and number of free devices. Options depend on this."""
     return frozenset(Counter((node.device, node.free_devices, node.left_out is None) for node in view.nodes).items())

@@ -58,9 +58,10 @@ class Planning:
         together: bool = False,
         policy: QueuePolicy = answers.DEFAULT_POLICY,
     ) -> None:
-        """``requeue``: called with a job's key when it must be reconciled. ``preempts``: jobs may stop others.
+        """``requeue``: called with a job's key when it must be reconciled.
 
-        ``together``: devices are assigned to all jobs together, and not to one after another.
+        ``preempts``: waiting jobs may preempt running jobs of lower priority. ``together``: devices are assigned to all
+        jobs together, and not to one after another.
         """
         self._cache, self._planner, self._requeue, self._metrics, self._clock = cache, planner, requeue, metrics, clock
         self._asked: dict[JobKey, ParsedJob] = {}
@@ -68,7 +69,7 @@ class Planning:
         """The question that is being answered."""
         self._answers: dict[JobKey, Answer] = {}
         self._waiting: dict[JobKey, tuple[Observed, float, Decision | None]] = {}
-        """Jobs without a plan, as they were when the operator had written why no plan is possible, and when."""
+        """For each job whose status says why it has no plan: state, time and decision when the status was written."""
         self._book, self._growth = ReservationBook(), Growth()
         self._queue = Queue(cache, self._book, clock, now, policy)
         self._outlooks = Outlooks(cache, self._book, self._queue, metrics, clock, now)
@@ -78,7 +79,7 @@ class Planning:
         self._assigning = Assigning(cache, self._queue, self._reserving.plans, requeue, clock, now, on=together)
         self._free: tuple[tuple[int, int], ClusterView] | None = None
         self._served: dict[str, int] = {}
-        """Number of the last question of each namespace that was answered."""
+        """For each namespace, the number of its last answered question, counted over all namespaces."""
         self._wakeup = asyncio.Event()
 
     def decision(self, key: JobKey, parsed: ParsedJob) -> Decision | None:
@@ -99,10 +100,11 @@ class Planning:
         return None
 
     def capacity_grew(self, key: JobKey, parsed: ParsedJob | None) -> bool:
-        """Return True if a running job shall be planned, because the cluster may have more to offer to it.
+        """Return True if a running job must be planned again, because a better plan for it may be possible.
 
-        One job is planned for this at a time, and only if no job waits for devices that it could use. ``parsed``: the
-        job; None if it is planned for another reason, so that what its plan needs is reserved.
+        Only one job at a time is planned for this reason. Unless an assignment moves the job, no other job may wait for
+        devices that it could use. ``parsed``: None if the job is planned for another reason. Its turn then ends, so
+        that the resources of its new plan are reserved.
         """
         if parsed is None:
             self._turns.end(key)
@@ -224,8 +226,8 @@ class Planning:
     def _turn(self, key: JobKey) -> tuple[object, ...]:
         """Return the sort key of the order in which questions are answered.
 
-        It is the order of the queue, except that namespaces with equal shares take turns, so that many jobs of one do
-        not delay those of the others.
+        It is the order of the queue, except that namespaces with equal shares take turns, so that many jobs of one
+        namespace do not delay the jobs of the other namespaces.
         """
         job = self._queue.job(self._asked[key])
         return *job.urgency, self._served.get(key[0], 0), *job.place
@@ -271,7 +273,10 @@ class Planning:
     async def _decide(
         self, key: JobKey, question: ParsedJob, whole: ClusterView, profiles: Profiles, share: Share | None
     ) -> tuple[Decision, JobKey | None]:
-        """Return the plan of a job, or why it must wait, and the first job in line if it waits behind that one."""
+        """Return (the plan of a job, or why it must wait; the first job in line, if the job waits behind it, or None).
+
+        ``whole``: what is free for the job. ``share``: the part of it that is assigned to the job; None: all.
+        """
         view = share.of(whole, question) if share is not None else whole
         decision = await self._planner(question, view, profiles)
         if isinstance(decision, Infeasible) and (rest := self._assigning.rest(key, whole)) is not None:
@@ -297,7 +302,7 @@ class Planning:
         return self._preempting.order(key)
 
     def room_for(self, key: JobKey) -> RoomFor | None:
-        """Return the jobs that gain more from devices of a running job, if it must move for them."""
+        """Return the jobs for which a running job must move, because they gain more from its devices; None: no move."""
         return self._assigning.room_for(key)
 
     async def _make_room(self) -> None:
@@ -338,12 +343,12 @@ class Planning:
         return (held and age_s < answers.FRESH_S) or (same_limits and answer.versions == self._versions())
 
     def _waits_still(self, first: JobKey | None) -> bool:
-        """Return True if ``first``, for which another job waits, still has no devices. None: there is no such job."""
+        """Return True if ``first``, the job behind which another job waits, has no plan yet, or if it is None."""
         answer = self._answers.get(first) if first is not None else None
         return first is None or (answer is not None and isinstance(answer.decision, Infeasible))
 
     def _queue_waiting(self) -> None:
-        """Queue the jobs for which no plan was possible, and for which one may be possible now."""
+        """Queue the jobs for which a plan may be possible now. Count all jobs without a plan in the metrics."""
         waiting = {key: each for key, each in self._answers.items() if isinstance(each.decision, Infeasible)}
         self._metrics.waiting_jobs.labels("queued").set(sum(each.behind is not None for each in waiting.values()))
         self._metrics.waiting_jobs.labels("no_plan").set(sum(each.behind is None for each in waiting.values()))

@@ -1,4 +1,4 @@
-"""Which running job is planned next to see whether it can grow: one at a time, and none too often."""
+"""Choose the running job that is planned next to see if it can grow: one job at a time, and no job too often."""
 
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
@@ -10,13 +10,19 @@ from dljob.planner.candidates.pools import wanted
 from dljob.reconcile import ParsedJob
 
 LOOK_AGAIN_S = 30.0
-"""Least seconds between two looks for a better plan of one running job, however often capacity grows."""
+"""Minimum seconds between two searches for a better plan of one running job, however often capacity grows."""
 LOOK_AGAIN_MISSING_S = 300.0
-"""Least seconds between two looks for a job that trains without some of its pods, although no capacity has grown."""
+"""Minimum seconds between two searches for a better plan of a running job that lacks some of its pods.
+
+This limit applies while no capacity grows.
+"""
 LOOKS_PER_S = 3.0
-"""Most looks for better plans of running jobs per second. With more than 90 jobs, each one looks less often."""
+"""Maximum number of searches for better plans of running jobs per second.
+
+With more than 90 running jobs, the time between two searches for the same job therefore exceeds ``LOOK_AGAIN_S``.
+"""
 WAITING_S = 1.0
-"""Seconds between two looks whether capacity has grown for running jobs, and which jobs wait for it."""
+"""Seconds between two checks whether capacity has grown for running jobs, and which jobs wait for capacity."""
 
 
 class Turns:
@@ -43,7 +49,7 @@ class Turns:
     def due(self, key: JobKey, growth: int, now_s: float, *, missing: bool) -> bool:
         """Return True if a turn of a job could lead to a better plan.
 
-        ``growth``: how often capacity grew that it could use. ``missing``: True if not all of the job's pods run.
+        ``growth``: how often capacity grew that the job could use. ``missing``: True if not all of the job's pods run.
         """
         grew = growth > self._planned_at.get(key, -1)
         return grew or (missing and self._since_s(key, now_s) >= LOOK_AGAIN_MISSING_S)

@@ -1,6 +1,6 @@
 """Forecasts for the waiting jobs: when they start, and when they end.
 
-The run time of a waiting job, and what its pods need, follow from its plan on the cluster after all jobs have ended.
+The run time of a waiting job and the needs of its pods come from a plan that is made as if all jobs had ended.
 The rules of the forecast are in ``dljob.scheduling.forecast``; this module feeds them.
 """
 
@@ -41,7 +41,7 @@ MIN_S = 1.0
 REPEAT_S = 60.0
 """Seconds after which the queue is simulated again although nothing in the cluster changed: running jobs progress."""
 IDLE_FACTOR = 20.0
-"""A forecast that took long is repeated after at least so many times its duration."""
+"""Minimum time from one forecast to the next, as a multiple of the first one's duration without planning."""
 MAX_ASKED = 5
 """Maximum number of jobs that are planned for one forecast, because jobs that could start wait meanwhile."""
 MAX_LEFT = timedelta(days=3650)
@@ -50,11 +50,17 @@ MAX_LEFT = timedelta(days=3650)
 
 @dataclass(frozen=True)
 class _Alone:
-    """What is known of a job's plan on the cluster without other jobs. ``waiter``: None if there is no plan."""
+    """The result of planning a job on the cluster without other jobs.
+
+    ``waiter``: the job's run time and needs according to this plan; None if no plan is possible.
+    """
 
     question: ParsedJob
     versions: tuple[int, int]
-    """Of the profiles, and of the cluster without jobs. An older entry is used until a new one is there."""
+    """Versions of the profiles and of the cluster without jobs for which the plan was made.
+
+    After a change of a version, the plan is used until the job is planned again.
+    """
     waiter: Waiter | None
 
 
@@ -74,26 +80,26 @@ class Outlooks:
         self._clock, self._now = clock, now
         self._alone: dict[JobKey, _Alone] = {}
         self._whole: ClusterView | None = None
-        """The cluster after all jobs have ended, and how often it has changed."""
+        """The cluster as if all jobs had ended. ``_changes``: how often this view has changed."""
         self._changes = 0
         self._looked_at: tuple[int, int] | None = None
         self._found: dict[JobKey, Outlook] = {}
         self._news: set[JobKey] = set()
-        """Jobs whose status lacks something important of their forecast."""
+        """Jobs whose status does not show yet that they have a forecast, or that they now meet or miss a deadline."""
         self._next_s, self._state = -inf, object()
         self._made_s = -inf
 
     def of(self, key: JobKey) -> Outlook | None:
-        """Return the forecast that the status of a waiting job shows; None if there is none."""
+        """Return the forecast for the status of a waiting job; None if there is none. Reset ``is_news``."""
         self._news.discard(key)
         return self._found.get(key)
 
     def is_news(self, key: JobKey) -> bool:
-        """Return True if the status of a waiting job must be written now, because it lacks its forecast."""
+        """Return True if the status of a waiting job must be written now to show news of the job's forecast."""
         return key in self._news
 
     async def note(self, key: JobKey, question: ParsedJob, decision: Decision, ask: Ask) -> None:
-        """Note the run time of a job with a deadline, on which its place in the queue depends."""
+        """Note the predicted run time of a job with a deadline, because the job's place in the queue depends on it."""
         if question.spec is None or question.spec.scheduling.finish_by is None or question.queued:
             return
         if isinstance(decision, Infeasible):
@@ -102,7 +108,7 @@ class Outlooks:
             self._queue.run_p90_s[key] = run_time(decision.status.predicted, previous(job)).p90
 
     async def learn(self, key: JobKey, question: ParsedJob, ask: Ask) -> None:
-        """Find out how long a waiting job runs, and what its pods need, unless that is known."""
+        """Plan a waiting job as if all jobs had ended, to learn its run time and needs, unless such a plan is known."""
         self._look()
         if self._knows(key, question):
             return
@@ -125,10 +131,10 @@ class Outlooks:
     async def refresh(
         self, waiting: Mapping[JobKey, ParsedJob], ask: Ask, busy: Callable[[], bool]
     ) -> tuple[JobKey, ...]:
-        """Update the forecasts if they are due. Return the jobs whose status must show them soon.
+        """Update the forecasts if they are due. Return the jobs whose status must be written now to show news.
 
-        ``waiting``: questions of the jobs in the queue. ``busy``: True while a job waits for its plan. An error is
-        logged, because planning must go on.
+        ``waiting``: questions of the jobs in the queue. ``busy``: returns True while a job waits for its plan. An error
+        is logged, because planning must go on.
         """
         try:
             return await self._refresh(waiting, ask, busy)
@@ -178,7 +184,7 @@ class Outlooks:
         self._whole, self._looked_at, self._next_s, self._state = None, None, -inf, object()
 
     def _look(self) -> None:
-        """Update ``_whole``, what is free on the cluster without jobs, if nodes, pods or reservations have changed."""
+        """Update ``_whole`` (the cluster as if all jobs had ended) if nodes, pods or reservations have changed."""
         state = self._cache.ledger.version, self._book.version
         if state == self._looked_at:
             return

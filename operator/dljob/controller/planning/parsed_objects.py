@@ -16,7 +16,7 @@ class PlansByJob:
 
     def __init__(self) -> None:
         self._known: dict[JobKey, tuple[Mapping[str, str], PlannedPods | None]] = {}
-        """The data of each plan, and what was parsed from it."""
+        """The data of each job's plan, and the pods that were parsed from it; None if it does not parse."""
 
     def of(self, key: JobKey, data: Mapping[str, str] | None) -> PlannedPods | None:
         """Return the pods of a job's stored plan; None without one (``data`` is None), or if it does not parse."""
@@ -33,7 +33,7 @@ class PlansByJob:
         return known[1]
 
     def known(self, key: JobKey) -> PlannedPods | None:
-        """Return the pods of the plan for which ``of`` was called last; None if there were none."""
+        """Return what the last call of ``of`` for this job returned, without parsing again; None without a call."""
         return self._known[key][1] if key in self._known else None
 
     def forget(self, key: JobKey) -> None:

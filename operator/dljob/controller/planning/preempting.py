@@ -1,7 +1,7 @@
-"""Make room for the first job in line: choose the running jobs that stop for it, and tell their reconciles.
+"""Make room for the first job in line: choose the running jobs that stop for it, and queue them.
 
-The rules are in ``dljob.scheduling.preemption``. A job that stops shows it in its status, and the freed devices belong
-to the shadow reservation of the first in line, so that the next operator continues from there.
+The rules are in ``dljob.scheduling.preemption``. The status of a stopping job says so, and the freed devices belong
+to the shadow reservation of the first in line, so that the next leader continues from there.
 """
 
 import logging
@@ -32,13 +32,13 @@ from dljob.status import FALSE, TRUE, find, previous
 LOOK_S = 10.0
 """Seconds between two searches for jobs to preempt. Each asks the planner a few times."""
 SOON_S = 60.0
-"""If the first in line is predicted to start within these seconds, no job is preempted. To stop takes as long."""
+"""If the first in line is predicted to start within these seconds, no job is preempted: stopping takes as long."""
 AGAIN_S = 60.0
 """Seconds after which a search is repeated that found nothing, if the same jobs run and wait."""
 OBEY_S = 60.0
-"""Seconds after which a decision is dropped that the reconcile of a job has not carried out."""
+"""Seconds after which the order to stop a job is dropped if the job's reconcile has not carried it out."""
 MAX_DEVICE_TYPES = 4
-"""Number of device types of which each is tried alone as the place of the first in line."""
+"""Maximum number of device types that are each tried alone for the first in line."""
 _BY_DLJOB = ((TRUE, "Starting"), (TRUE, "Started"))
 """Status and reason of the condition Admitted of a running job that Kueue did not admit."""
 
@@ -47,7 +47,7 @@ log = logging.getLogger("dljob")
 
 @dataclass(frozen=True)
 class _Order:
-    """A job that is to stop. ``begun``: True as soon as its status says that it stops."""
+    """The order that a job stops for the job ``by``. ``begun``: True as soon as its status says that it stops."""
 
     uid: str
     by: JobKey
@@ -76,7 +76,7 @@ class Preempting:
         self._orders: dict[JobKey, _Order] = {}
         self._looked_s = -inf
         self._in_vain: tuple[Hashable, float] = (None, -inf)
-        """The jobs for which the last search found nothing, and when."""
+        """The waiting and running jobs of the last search, if it found nothing, and the time of this search."""
 
     def order(self, key: JobKey) -> Preemption | None:
         """Return why a job must stop now; None if it need not, or if its status says already that it stops."""
@@ -162,7 +162,10 @@ class Preempting:
         return best if isinstance(answer, StoredPlan) else ()
 
     async def _needs(self, question: ParsedJob, view: ClusterView, ask: Ask) -> tuple[Reservation, ...]:
-        """Return what the pods of the smallest plan need that is possible on ``view``; nothing if there is none."""
+        """Return what the pods of a small plan of the job on ``view`` need; an empty tuple if no plan is possible.
+
+        The planner is asked for at most ``nodes.min`` nodes, then twice as many, and so on, until a plan is possible.
+        """
         spec = question.spec
         assert spec is not None
         count, most = spec.nodes.min, min(spec.nodes.max, max(1, len(view.nodes)))
@@ -178,7 +181,7 @@ class Preempting:
             count = min(2 * count, most)
 
     def _running(self, below: int) -> dict[JobKey, Preemptible]:
-        """Return the running jobs with a priority ``below`` this one that may be preempted."""
+        """Return the running jobs that may be preempted and whose priority is lower than ``below``."""
         found = (self._preemptible(job, below) for job in self._cache.jobs() if not stops(job))
         return {each.key: each for each in found if each is not None}
 
@@ -209,7 +212,10 @@ class Preempting:
         )
 
     def _counts(self, key: JobKey, order: _Order) -> bool:
-        """Return True if a preempted job has not stopped yet: its pods must stop, or are stopping and hold devices."""
+        """Return True if the order to stop a job is still in force.
+
+        The job holds devices and stops, or must begin to stop within ``OBEY_S``. The waiting job still exists.
+        """
         job = self._cache.job(key)
         if job is None or self._cache.job(order.by) is None or not self._queue.holds_devices(key):
             return False
@@ -249,7 +255,10 @@ def _usable(question: ParsedJob, view: ClusterView) -> ClusterView:
 
 
 def _views(question: ParsedJob, whole: ClusterView) -> list[ClusterView]:
-    """Return the parts of the cluster on which the job is tried: each device type that it may use alone, and all."""
+    """Return the parts of the cluster on which the job is tried.
+
+    These are the nodes of each device type that it may use (at most ``MAX_DEVICE_TYPES``), and the whole cluster.
+    """
     useful = [device for device in whole.device_types if matters_to(question)(device)]
     if len(useful) < 2 or (question.spec is not None and question.spec.planning.groups):
         return [whole]

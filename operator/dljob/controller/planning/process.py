@@ -50,7 +50,7 @@ class PlannerProcess:
         self._starting = asyncio.Lock()
 
     async def plan(self, question: ParsedJob, view: ClusterView, profiles: Profiles) -> Decision:
-        """Return the answer to a question. Raise PlanningError if there is none."""
+        """Return a plan, or why none is possible. Raise PlanningError if the process fails, ends or takes too long."""
         ended = False
         try:
             async with asyncio.timeout(self._limit_s):

@@ -40,9 +40,9 @@ from dljob.status import previous
 from dljob.status.build import human_duration
 
 SHADOW_S = 10.0
-"""Seconds for which a shadow reservation is used while no capacity changes. Running jobs make progress meanwhile."""
+"""Seconds after which a shadow reservation is made again although no capacity changed: running jobs progress."""
 PLACES_S = 5.0
-"""Seconds for which the places of jobs in the queue are shown. Sorting 1,000 jobs takes some milliseconds."""
+"""Seconds after which the queue is sorted again to find its jobs' places. Sorting 1,000 jobs takes milliseconds."""
 Ask = Callable[[ParsedJob, ClusterView], Awaitable[StoredPlan | Infeasible]]
 """Function that plans a job on a view of the cluster."""
 
@@ -85,14 +85,14 @@ class Queue:
     ) -> None:
         self._cache, self._book, self._clock, self._now, self._policy = cache, book, clock, now, policy
         self.run_p90_s: dict[JobKey, float] = {}
-        """90th percentile of the predicted run time of jobs that wait, as far as it is known."""
+        """90th percentile of the predicted run time in seconds of each waiting job for which it is known."""
         self._known: dict[JobKey, _Known] = {}
         self._shares: tuple[tuple[int, int], dict[str, float]] | None = None
         self._places: tuple[float, dict[JobKey, int]] = (-inf, {})
         """When the queue was sorted, and the places of its jobs."""
 
     def job(self, question: ParsedJob) -> QueuedJob:
-        """Return what the place of a job in the queue depends on."""
+        """Return the properties of a job that determine its place in the queue."""
         job, scheduling = question.observed.job, question.spec.scheduling if question.spec is not None else None
         priority = self._cache.priority(scheduling.priority_class_name if scheduling is not None else None)
         share = self._policy.weighted(job.namespace, self._share_by_namespace().get(job.namespace, 0.0))
@@ -119,14 +119,14 @@ class Queue:
         return await self.first(before, ask)
 
     async def first(self, waiting: Mapping[JobKey, ParsedJob], ask: Ask) -> First | None:
-        """Return the first job in line of those that wait, with its shadow reservation; None if there is none."""
+        """Return the first in line of the jobs ``waiting``, with its shadow reservation; None if none can be first."""
         for _, other in sorted((self.job(each).place, other) for other, each in waiting.items()):
             if not self.holds_devices(other) and (found := await self._shadow(other, waiting[other], ask)) is not None:
                 return First(other, found)
         return None
 
     def place(self, key: JobKey, waiting: Mapping[JobKey, ParsedJob]) -> tuple[int, int] | None:
-        """Return the place of a job in the queue, from 1, and the number of waiting jobs; None: it is not in it.
+        """Return the place of a job in the queue, from 1, and the number of jobs; None if it is not in the queue.
 
         ``waiting``: questions of the jobs in the queue. They are sorted again after ``PLACES_S``, or for a new job.
         """
@@ -210,7 +210,7 @@ class Queue:
 
 
 def queued(first: First, now_s: float) -> Infeasible:
-    """Return why a job waits for which there are enough free devices."""
+    """Return why a job waits although enough devices are free. ``first``: the job that must not be delayed."""
     left_s = first.shadow.start_s - now_s
     when = "at an unknown time" if left_s == inf else f"within {human_duration(max(0.0, left_s))} (p90)"
     text = (
@@ -224,12 +224,13 @@ def queued(first: First, now_s: float) -> Infeasible:
 def limits_for(
     key: JobKey, cache: Cache, reserved: Iterable[Reservation], ended: Iterable[JobKey] = ()
 ) -> NamespaceLimits:
-    """Return the limits for a job: its own pods leave with its old plan, and what other plans will create counts.
+    """Return what quotas and limit ranges leave for a new plan of a job.
 
-    ``reserved``: what the other jobs of the namespace reserve. ``ended``: jobs whose pods do not count. The watches of
-    quotas and pods are not ordered: for a moment, a new pod may be in neither the quota's usage nor a reservation. If a
-    plan counts on its share meanwhile, the API server rejects a pod, and the job is planned again after
-    ``scheduling.startTimeout``.
+    The job's own pods do not count, because they leave with its old plan. Objects that the plans of other jobs have not
+    created yet count. ``reserved``: what the other jobs of the namespace reserve. ``ended``: jobs whose pods do not
+    count. The watches of quotas and pods are not ordered: for a moment, a new pod may be in neither the quota's usage
+    nor a reservation. If a plan uses that pod's quota meanwhile, the API server rejects a pod, and the job is planned
+    again after ``scheduling.startTimeout``.
     """
     found = cache.limits(key[0])
     if not found.quotas:

@@ -19,7 +19,7 @@ log = logging.getLogger("dljob")
 
 
 class Reserving:
-    """What all jobs reserve. Use it in one event loop only."""
+    """Maintains the reservations of all jobs. Use it in one event loop only."""
 
     def __init__(self, cache: Cache, book: ReservationBook, clock: Callable[[], float]) -> None:
         self._cache, self._book, self._clock, self.plans = cache, book, clock, PlansByJob()
@@ -27,7 +27,7 @@ class Reserving:
         """Accepted plans that are not stored yet, with their data."""
 
     def reserve(self, key: JobKey, question: ParsedJob, decision: Decision | None) -> bool:
-        """Reserve what a new plan needs beyond what the job's pods have. Return False if this plan will not run."""
+        """Reserve what a new plan needs beyond what the job's pods have. Return False if nothing is reserved for it."""
         observed = self._cache.observe(key)
         if not isinstance(decision, StoredPlan) or plan_only(question) or question.queued or observed is None:
             self.refused(key)
@@ -62,7 +62,7 @@ class Reserving:
                 await asyncio.sleep(0)
 
     def derive(self, key: JobKey) -> None:
-        """Derive what the stored objects of a job reserve. If that fails, it reserves nothing."""
+        """Derive what the stored objects of a job reserve. If that fails, the job reserves nothing."""
         try:
             self._derive_from(self._cache.observe(key), key)
         except Exception:

@@ -1,4 +1,4 @@
-"""The process that makes plans: ``python -m dljob.controller.planning.worker``, started by ``planner_process``.
+"""The process that makes plans: ``python -m dljob.controller.planning.worker``, started by ``PlannerProcess``.
 
 It reads questions from its standard input and writes answers to its standard output, one after another, until the input
 ends. A frame is its length in 8 bytes and a pickled message. The process imports only the pure core.
@@ -26,7 +26,7 @@ NICENESS = 5
 
 @dataclass(frozen=True)
 class Task:
-    """A question, with what has changed since the question before."""
+    """A question, with what has changed since the previous question."""
 
     question: ParsedJob
     nodes: tuple[Node, ...] = ()
@@ -34,9 +34,9 @@ class Task:
     gone: tuple[str, ...] = ()
     """Names of nodes that are no longer in the view."""
     profiles: Mapping[tuple[str, str], Learned] | None = None
-    """None: as for the question before."""
+    """The measured profiles; None: those of the previous question."""
     config: RenderConfig | None = None
-    """Only with the first question of a process."""
+    """The configuration; None except for the first question of a process."""
 
 
 @dataclass

@@ -14,7 +14,7 @@ MAX_OPEN = 10
 
 
 MAX_EVICTED = 32
-"""Number of evicted pods whose uids are stored, so that each is counted once. The cache remembers fewer of a job."""
+"""Number of evicted pods whose uids are stored, so that each is counted once. The cache remembers fewer per job."""
 
 
 class OpenFailure(BaseModel):
@@ -23,14 +23,14 @@ class OpenFailure(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     number: Annotated[int, Field(ge=1)]
-    """The counted failures of the job so far, including this one."""
+    """Number of counted failures of the job so far, including this one."""
     reason: Annotated[str, Field(max_length=64)]
     rank: int | None = None
     pod: Annotated[str, Field(max_length=253)]
     uid: Annotated[str, Field(max_length=64)]
     node: Annotated[str, Field(max_length=253)]
     at: AwareDatetime
-    """Time when the operator noticed it. The clock of the trainer is not trusted."""
+    """Time when the operator noticed the failure. The clock of the trainer is not trusted."""
 
 
 class FailureRecord(FailureAllowance):

@@ -265,7 +265,7 @@ class StoredPlan(BaseModel):
 
 
 def _failures(text: str | None) -> FailureRecord | None:
-    """Return the record of failures. An invalid one, which somebody has edited, counts as none."""
+    """Return the record of failures; None without a record, or if it is invalid because somebody has edited it."""
     try:
         return None if text is None else FailureRecord.parse(text)
     except ValidationError:

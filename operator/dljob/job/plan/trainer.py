@@ -180,7 +180,10 @@ def trainer_plan(
 
 
 def failure_rule(rule: FailureRule) -> dlcontract.FailureRule:
-    """Return the coordinator's form of a rule. One about conditions matches nothing there: the operator applies it."""
+    """Return a failure rule in the form that the coordinator reads.
+
+    In this form, a rule about conditions matches no failure, because the operator applies such rules.
+    """
     codes = rule.on_exit_codes
     return dlcontract.FailureRule(
         action=rule.action.value,

@@ -81,8 +81,8 @@ def bounded_event(line: bytes, max_nbytes: float = MAX_OBJECT_NBYTES) -> bytes:
 def bounded_list(text: bytes, max_nbytes: float = MAX_OBJECT_NBYTES) -> Json:
     """Decode a list of the API server.
 
-    In a list that is too large or too deeply nested to be decoded as a whole, each item with this problem is replaced
-    by one without its spec, see ``_replaced``.
+    If the list is too large or too deeply nested to be decoded as a whole, each item that is itself too large or too
+    deeply nested is replaced by an object without its spec, see ``_replaced``.
     """
     if len(text) <= _SAFE_LIST_NBYTES:
         try:
@@ -100,14 +100,14 @@ def bounded_list(text: bytes, max_nbytes: float = MAX_OBJECT_NBYTES) -> Json:
 
 
 def bounded_answer(text: bytes) -> Any:
-    """Decode an answer of the API server about DLJobs: an object, a list or an error. Raise ValueError for no JSON."""
+    """Decode an answer of the API server about DLJobs: an object, a list or an error. Raise ValueError if not JSON."""
     if len(text) <= _SAFE_LIST_NBYTES and _problem(text, MAX_OBJECT_NBYTES) is None:
         return json.loads(text)
     return _by_parts(text, MAX_OBJECT_NBYTES)
 
 
 def decoded_answer(text: bytes) -> Any:
-    """Decode an answer of the API server about another kind than DLJob. Raise ValueError for no JSON.
+    """Decode an answer of the API server about another kind than DLJob. Raise ValueError if the text is not JSON.
 
     Such objects may have any size, but users can nest the ``managedFields`` of any object too deeply for the decoder.
     """

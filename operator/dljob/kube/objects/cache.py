@@ -58,8 +58,9 @@ _TRIM: dict[str, Callable[[Mapping[str, Any]], Any]] = {
 class CachedObject:
     """A watched object, with only the fields that the operator needs (``seen``).
 
-    ``owner`` is the uid of the controlling owner, and ``version`` the resourceVersion. Of a pod without the label of a
-    job, ``seen`` and ``owner`` are None: only the ledger knows what it takes. A cluster has ten thousands of these.
+    ``owner`` is the uid of the controlling owner, and ``version`` the resourceVersion. For a pod without the label of a
+    job, ``seen`` and ``owner`` are None, because a cluster may have tens of thousands of such pods. Only the ledger
+    stores what such a pod takes from its node.
     """
 
     uid: str
@@ -85,10 +86,10 @@ def utc_now() -> datetime:
 
 class Cache:
     def __init__(self, now: Callable[[], datetime] = utc_now, *, queues: bool = False) -> None:
-        """``queues``: jobs may be in queues of Kueue. Otherwise, their labels have no effect."""
+        """``queues``: jobs may be in queues of Kueue; False: the queue labels of jobs have no effect."""
         self._now, self._queues = now, queues
         self.queue_api, self.queue_problem = "", ""
-        """API version of Kueue's Workloads; empty if the operator cannot use Kueue, and why."""
+        """API version of Kueue's Workloads; empty if the operator cannot use Kueue. ``queue_problem`` then says why."""
         self._missing_nodes: dict[str, datetime] = {}
         """Nodes on which pods run, but which do not exist, with the time when that was noticed."""
         self._removed_nodes: dict[str, None] = {}
@@ -98,9 +99,9 @@ class Cache:
         """Capacity of the cached nodes, and what all cached pods take from it, also pods without the label of a job."""
         self._touched, self._evictions = set[JobKey](), Evictions()
         self.profiles_version = 0
-        """It increases with each change of a profile."""
+        """Number that increases with each change of a profile."""
         self.limits_version = 0
-        """It increases with each change of a quota or limit range."""
+        """Number that increases with each change of a quota or limit range."""
         self._deleted: dict[str, None] = {}
         """Uids of deleted objects, oldest first. ``put`` ignores these, because answers to writes may be late."""
 
@@ -135,7 +136,10 @@ class Cache:
         return capacity_changed or old is None or old.uid != meta["uid"] or old.seen != seen
 
     def _note(self, kind: Kind, key: tuple[str, str], *jobs: JobKey | None) -> None:
-        """Note that an object changed: it is a profile, or a job, or belongs to ``jobs``."""
+        """Note that an object changed: raise the version of its kind, and mark the jobs to which it belongs.
+
+        ``jobs``: the jobs that the object's label named before and names now. A DLJob marks itself.
+        """
         self.profiles_version += kind is PROFILE
         self.limits_version += kind in (QUOTA, LIMIT_RANGE)
         self._touched.update((key,) if kind is DLJOB else (job for job in jobs if job is not None))
@@ -146,7 +150,7 @@ class Cache:
         return touched
 
     def _account(self, kind: Kind, body: Mapping[str, Any], seen: Any, old: CachedObject | None) -> bool:
-        """Enter a node or pod into the ledger. Return True if that changed the ledger. ``old``: what it replaces."""
+        """Enter a node or pod into the ledger. Return True if that changed the ledger. ``old``: object to replace."""
         uid = body["metadata"]["uid"]
         if kind is NODE:
             return self.ledger.put_node(seen.name, node_capacity(seen))
@@ -301,7 +305,7 @@ class Cache:
     def observe(self, key: JobKey) -> Observed | None:
         """Return the cached state of a job; None if there is no such job.
 
-        The fields ``view``, ``learned`` and ``rejected`` are not in the cache. The caller sets them.
+        Only the fields that are in the cache are set. The caller sets the others, such as ``view`` and ``learned``.
         """
         job = self.job(key)
         if job is None:
@@ -382,9 +386,9 @@ class Cache:
         return lost
 
     def _failed(self, lost: Mapping[str, datetime]) -> dict[str, datetime]:
-        """Return those of the lost nodes that have failed by themselves.
+        """Return those of the lost nodes that still exist and that nobody has cordoned, shut down or begun to remove.
 
-        If more than half of all nodes are NotReady, none has: the control plane or the network of the cluster has.
+        If more than half of all nodes are NotReady, return no node: the control plane or the network has failed.
         """
         if not lost:
             return {}

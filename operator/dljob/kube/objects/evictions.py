@@ -29,7 +29,8 @@ class Evictions:
     def note(self, job: tuple[str, str] | None, pod: Any) -> None:
         """Remember the eviction of a pod, if it has been evicted and if a StatefulSet of the job controls it.
 
-        ``job``: which the label of the object names, if any. ``pod``: a watched object of any kind; others are ignored.
+        ``job``: the job that the object's label names, if any. ``pod``: a watched object of any kind. An object that is
+        not a pod is ignored.
         """
         if job is None or not isinstance(pod, PodSeen) or pod.eviction is None or pod.set != f"{job[1]}-{pod.group}":
             return

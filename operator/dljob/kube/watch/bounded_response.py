@@ -1,4 +1,4 @@
-"""Responses of aiohttp for kopf, which decodes them itself, with the bounds of ``bounds`` applied before."""
+"""A class of aiohttp responses that applies the limits of ``kube.objects.bounds`` before kopf decodes an object."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable

@@ -1,7 +1,8 @@
 """Keep the cache equal to the API server's objects of one kind: list them, then watch their changes.
 
 Objects that a list lacks were deleted while no watch ran, and are dropped at once. kopf, which watches DLJobs, copies
-each object several times; for pods and nodes, which change every few seconds, that is most of an operator's work.
+each object several times. For pods and nodes, which change every few seconds, these copies would be most of the
+operator's work.
 """
 
 import asyncio
