@@ -31,9 +31,10 @@ Most changes in the cluster also cause a watch event, which starts a reconcile e
 def needs_view(observed: Observed, parsed: ParsedJob | None = None, now: datetime | None = None) -> bool:
     """Return True if ``reconcile`` would plan this job.
 
-    It then needs ``observed.view``, the cluster's free resources, or ``ParsedJob.decision``, the result of planning.
-    Without both, it leaves the job as it is. ``now``: present time; None: as if the job waited for no back-off. During
-    a back-off (``admission``), a job must not be planned, because its plan would reserve capacity.
+    Then ``reconcile`` needs ``observed.view``, the cluster's free resources, or ``ParsedJob.decision``, the result of
+    planning. Without both, ``reconcile`` leaves the job as it is. ``now``: present time; None: ignore waiting times,
+    such as a back-off. During a back-off (``admission``), a job must not be planned, because its plan would reserve
+    capacity.
     """
     if observed.job.deleting:
         return False
@@ -55,8 +56,9 @@ def needs_view(observed: Observed, parsed: ParsedJob | None = None, now: datetim
 def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: ParsedJob | None = None) -> Desired:
     """Return the whole desired state of one job.
 
-    ``parsed``: the result of ``parse_observed`` for the same job, if the caller has it already, with the result of
-    planning if that was made elsewhere. A job whose plan is still being made continues as before, see ``needs_view``.
+    ``parsed``: the result of ``parse_observed`` for the same job, if the caller has it already. It may contain the
+    result of planning (``ParsedJob.decision``). A job whose plan is still being made continues as before, see
+    ``needs_view``.
     """
     if observed.job.deleting:
         return Desired()  # The garbage collector deletes the job's objects by their owner references.

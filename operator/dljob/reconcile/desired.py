@@ -49,8 +49,8 @@ class RunMeasurements:
 class WorkloadChange:
     """A change of the job's Workload. Only one of ``apply``, ``delete``, ``spec`` and ``status`` is set.
 
-    ``uid``: of the Workload that is changed; empty if it does not exist yet. ``version``: resourceVersion that the
-    change is based on; empty: any. ``spec``, ``status``: JSON merge patches.
+    ``uid``: uid of the Workload; empty if the Workload does not exist yet. ``version``: resourceVersion that the change
+    is based on; empty: any. ``spec``, ``status``: JSON merge patches.
     """
 
     name: str
@@ -101,14 +101,14 @@ class Draft:
     wanted: int = 0
     """Number of pods that should run now."""
     events: list[Event] = field(default_factory=list)
-    """Events that follow from no condition."""
+    """Events that are not about a change of a condition."""
     start_timeouts: int | None = None
     """New value of ``status.startTimeouts``; None: it does not change."""
     preemptions: int | None = None
     """New value of ``status.preemptions``; None: it does not change."""
 
     def clear(self) -> None:
-        """Remove what the draft applies, scales and deletes."""
+        """Remove the plan and the objects to apply, scale and delete. No pods should run then."""
         self.objects, self.secret, self.scales, self.deletes = [], None, [], []
         self.plan, self.wanted = None, 0
 

@@ -2,8 +2,8 @@
 
 The coordinator applies rules about exit codes and reasons in the second in which ranks fail. It cannot read nodes, and
 Kubernetes learns of a broken node up to a minute later. Therefore, the operator looks at the failed rank's node and pod
-for ``WINDOW_S`` after a failure. If a rule then says Ignore, it tells the coordinator that one failure more does not
-count. Meanwhile, the ranks train again, or the coordinator waits, if the failure would be the last.
+for ``WINDOW_S`` after a failure. If a rule then says Ignore, the operator tells the coordinator that one failure more
+does not count. Meanwhile, the ranks train again. If the failure would end the job, the coordinator waits instead.
 """
 
 from collections.abc import Iterator
@@ -21,15 +21,16 @@ from dljob.reconcile.parsed import ParsedJob
 from dljob.status import TRUE, Event, Verdict
 
 WINDOW_S = 120.0
-"""Seconds after a failure in which a condition still decides on it.
+"""Seconds after a failure during which a condition can still decide whether the failure counts.
 
-Kubernetes reports a node as NotReady 40 to 50 s after its end, and the node-problem-detector looks every 10 to 60 s.
+Kubernetes reports a node as NotReady 40 to 50 s after the node has failed. The node-problem-detector checks every 10 to
+60 s.
 """
 WAIT_S = WINDOW_S + 5.0
-"""Seconds that the coordinator waits before the last failure fails the job. The operator notices a failure later than
-the coordinator."""
+"""Seconds that the coordinator waits before a failure beyond the backoff limit fails the job. They exceed ``WINDOW_S``,
+because the operator notices a failure later than the coordinator."""
 END_S = WINDOW_S + 20.0
-"""Seconds after which the operator fails a job with too many failures, if its coordinator has not done so."""
+"""Seconds from a failure until the operator fails a job with too many failures, if its coordinator has not done so."""
 RECHECK_S = 5.0
 """Seconds between looks at the conditions. Changes of a node do not cause a reconcile of the jobs on it."""
 
@@ -69,7 +70,7 @@ def ignored(accepted: StoredPlan) -> int:
 
 
 def undecided(parsed: ParsedJob) -> bool:
-    """Return True if a condition may still decide on a failure, so that too many failures do not fail the job yet."""
+    """Return True if a rule may still ignore a failure. In that case, too many failures do not fail the job yet."""
     return parsed.accepted is not None and parsed.accepted.failures is not None and bool(parsed.accepted.failures.open)
 
 
@@ -92,14 +93,14 @@ def _rules(parsed: ParsedJob) -> Iterator[tuple[int, FailureRule]]:
 
 
 def _wait_s(parsed: ParsedJob) -> float:
-    """Return how long the coordinator waits before the last failure fails the job: 0 if no rule can ignore it."""
+    """Return the seconds that the coordinator waits before it fails the job; 0 if no rule can ignore a failure."""
     return WAIT_S if any(rule.action is FailureAction.IGNORE for _, rule in _rules(parsed)) else 0.0
 
 
 def _noted(
     parsed: ParsedJob, accepted: StoredPlan, report: Report, record: FailureRecord, now: datetime
 ) -> FailureRecord:
-    """Return the record with the failure that the report shows, if it is new and a condition may decide on it."""
+    """Return the record. Add the failure in the report if it is new and a rule about conditions may apply to it."""
     if report.failures < record.seen:  # The coordinator counts from 0 again.
         record = record.model_copy(update={"ignored": 0, "seen": 0, "open": ()})
     if report.failures == record.seen:
@@ -126,7 +127,7 @@ def _noted(
 
 
 def _decided(parsed: ParsedJob, draft: Draft, record: FailureRecord, now: datetime) -> FailureRecord:
-    """Return the record without the failures that a rule ignores, and without those whose time is over."""
+    """Return the record without the failures that a rule ignores, and without failures older than ``END_S``."""
     ignored, waiting = record.ignored, []
     for failure in record.open:
         found = _matching(parsed, failure, now)
@@ -143,7 +144,7 @@ def _decided(parsed: ParsedJob, draft: Draft, record: FailureRecord, now: dateti
 
 
 def _matching(parsed: ParsedJob, failure: OpenFailure, now: datetime) -> tuple[str, FailureAction] | None:
-    """Return why a rule applies to a failure, and its action, for the first rule that does; None if none does now."""
+    """Return (why the rule applies, its action) for the first rule that applies to a failure; None: no rule."""
     if now > failure.at + timedelta(seconds=WINDOW_S):
         return None
     pods = (pod.conditions for pod in parsed.observed.pods if pod.uid == failure.uid)
@@ -162,7 +163,7 @@ def _matching(parsed: ParsedJob, failure: OpenFailure, now: datetime) -> tuple[s
 
 
 def _held(patterns: tuple[ConditionPattern, ...], conditions: Conditions) -> str | None:
-    """Return the first condition that a pattern names, such as Ready=Unknown; None if there is none."""
+    """Return the first pattern that one of ``conditions`` matches, such as Ready=Unknown; None: no match."""
     wanted = ((item.type, item.status.value if item.status is not None else "True") for item in patterns)
     return next(("=".join(pair) for pair in wanted if pair in conditions), None)
 

@@ -1,10 +1,10 @@
 """Fencing of pods on lost nodes.
 
 A StatefulSet does not replace a pod on a lost node, because it waits for a kubelet that no longer answers. After
-``nodeLostSeconds`` the operator therefore raises the job's term, a number in the plan, and force-deletes the pods.
-If an agent on such a node returns later, it has a lower term, and the other agents reject it. The operator applies the
-plan with the new term before it deletes a pod. The same holds for the pods of a job that stops: without the deletion, a
-job whose pods were told to stop when their node was lost would wait for that node.
+``nodeLostSeconds`` the operator therefore raises the job's term, a number in the plan, and force-deletes the pods. If
+an agent on such a node returns later, it has a lower term, and the other agents reject it. The operator applies the
+plan with the new term before it deletes a pod. The operator also deletes such pods of a job that stops. Otherwise, the
+job would wait until the lost node returns.
 """
 
 from datetime import datetime, timedelta

@@ -1,11 +1,11 @@
-"""Forecasts in the status of a job: its start while it waits, its end and what a stop would cost while it runs.
+"""Forecasts in the status: the start of a job that waits, and the end and the cost of a stop of a job that runs.
 
-The condition DeadlineFeasible says whether a job with ``spec.scheduling.finishBy`` ends in time, by the 90th percentile
-of the prediction. True: InTime, or DeadlineMet after the end. False: TooLate, DeadlinePassed, or DeadlineMissed after
-the end. Unknown: NoForecast, or NoDeadline if the spec has none any more.
+The condition DeadlineFeasible says whether a job with ``spec.scheduling.finishBy`` ends in time, according to the 90th
+percentile of the prediction. True: InTime, or DeadlineMet after the end. False: TooLate, DeadlinePassed, or
+DeadlineMissed after the end. Unknown: NoForecast, or NoDeadline if the spec has none any more.
 
-Predictions move all the time, and each write of a status costs the API server something. A forecast is therefore shown
-as it was until it has changed notably, and the forecast of a running job alone never causes a write.
+Predictions move all the time, and each write of a status costs the API server something. The status therefore keeps a
+forecast until it has changed notably, and the forecast of a running job alone never causes a write.
 """
 
 from datetime import datetime, timedelta
@@ -24,11 +24,11 @@ from dljob.status.conditions import merge
 
 CONDITION = "DeadlineFeasible"
 STEADY_S, STEADY_SHARE = 60.0, 0.1
-"""A shown time is replaced if the new one differs by more than these seconds, and by more than this share of the time
-until then.
+"""The status keeps a predicted time while the new prediction differs by at most ``STEADY_S`` seconds, or by at most
+``STEADY_SHARE`` of the time from now to the new prediction.
 """
 MIN_SLACK_SHARE = 0.05
-"""DeadlineFeasible becomes True again only if the job is early by this share of the time that is left."""
+"""DeadlineFeasible becomes True again only if the predicted slack is this share of the time until the deadline."""
 MAX_SIZES = 8
 _NO_FORECAST = "the end of the job cannot be predicted yet: a plan, or the remaining time of a running job, is missing"
 
@@ -53,14 +53,15 @@ def with_forecasts(parsed: ParsedJob, status: DLJobStatus, now: datetime) -> DLJ
 
 
 def deadline_in_s(parsed: ParsedJob, now: datetime) -> float | None:
-    """Return the seconds until the condition DeadlineFeasible must be updated, because the deadline passes."""
+    """Return the seconds until DeadlineFeasible must be updated, because the deadline passes; None: never."""
     finish_by = parsed.spec.scheduling.finish_by if parsed.spec is not None and not parsed.finished else None
     return (finish_by - now).total_seconds() + 1.0 if finish_by is not None and finish_by >= now else None
 
 
 def steady(shown: datetime | None, found: datetime | None, now: datetime) -> datetime | None:
-    """Return the time for the status: ``shown`` while it is in the future and close to the new value ``found``; else
-    ``found``.
+    """Return the time for the status: ``shown`` while it is close to the new value ``found``; otherwise ``found``.
+
+    ``STEADY_S`` and ``STEADY_SHARE`` say what is close. If ``shown`` is in the past, only ``STEADY_S`` counts.
     """
     if shown is None or found is None:
         return _whole_s(found)
@@ -70,7 +71,7 @@ def steady(shown: datetime | None, found: datetime | None, now: datetime) -> dat
 
 
 def queue_text(queue: QueueStatus | None) -> str:
-    """Return what the condition Admitted says of the forecast; an empty text if there is none."""
+    """Return the text about the predicted start for the condition Admitted; empty if no start is predicted."""
     if queue is None or queue.forecast_start is None:
         return ""
     latest = f", at the latest {_shown(queue.latest_start)} (p90)" if queue.latest_start is not None else ""
@@ -78,7 +79,7 @@ def queue_text(queue: QueueStatus | None) -> str:
 
 
 def place_of(parsed: ParsedJob, now: datetime) -> QueueStatus | None:
-    """Return the place of a waiting job and its forecast, as its status shows them."""
+    """Return the place of a waiting job and its forecast, as its status shows them; None if the job has no place."""
     return _queue(parsed.before.queue, parsed.observed.place, parsed.observed.outlook, now)
 
 
@@ -102,7 +103,7 @@ def _queue(
 
 
 def _run_forecast(status: DLJobStatus, now: datetime) -> RunForecast | None:
-    """Return the forecast of a job that holds devices; None for another one."""
+    """Return the forecast of a job that holds devices; None for any other job, or if its remaining time is unknown."""
     left, plan = remaining(status), status.plan
     if left is UNKNOWN or plan is None or _over(status) or not is_true(status.conditions, "Admitted"):
         return None
@@ -123,7 +124,7 @@ def _run_forecast(status: DLJobStatus, now: datetime) -> RunForecast | None:
 
 
 def _sizes(plan: PlanStatus) -> tuple[ForecastSize, ...]:
-    """Return the fastest considered plan of each number of nodes, the fastest first."""
+    """Return the predicted seconds of the fastest considered plan for each number of nodes, the fastest first."""
     best: dict[int, float] = {plan.nodes: plan.predicted.total_seconds}
     for candidate in (*plan.candidates, *plan.trade_offs):
         if candidate.nodes is not None and not candidate.chosen:
@@ -191,7 +192,7 @@ def _finish_p90(
 
 
 def _in_text(condition: Condition) -> datetime | None:
-    """Return the predicted end that the message of the condition shows."""
+    """Return the predicted end that the message of the condition shows; None if it shows no end."""
     found = condition.message.partition("at the latest at ")[2].partition(" ")[0]
     try:
         return datetime.fromisoformat(found)

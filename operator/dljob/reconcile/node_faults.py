@@ -4,7 +4,7 @@ The reason of the condition NodeFaulty stores the state of a move:
 
 - Replanning: another plan exists without the node, and the pods write a checkpoint and stop.
 - NoOtherNodes: there is no plan without the node, so the job stays.
-- Replanned: the job runs on other nodes, or the node is no longer left out.
+- Replanned: the job runs on other nodes, or plans may use the node again.
 """
 
 import re
@@ -32,11 +32,11 @@ _KUBELET = re.compile(
 
 
 def node_faults(parsed: ParsedJob, at: datetime) -> tuple[Fault, ...]:
-    """Return the faults of nodes that the job shows now. ``at``: present time.
+    """Return the faults of nodes that the report and the pods of the job show now. ``at``: present time.
 
     A failure of the training script, such as an exit code or too little memory, is never a fault of its node. Nor is
-    one that somebody has caused on purpose: a preemption, a drained node, or a node that is removed. The result repeats
-    a fault as long as the job shows it, with an equal key.
+    one that somebody has caused on purpose: a preemption, a drained node, or a node that is removed. As long as the job
+    shows a fault, each call returns it with the same key.
     """
     if parsed.finished or parsed.observed.job.deleting:
         return ()
@@ -62,10 +62,10 @@ def node_faults(parsed: ParsedJob, at: datetime) -> tuple[Fault, ...]:
 
 
 def _faulty_pod(parsed: ParsedJob, report: Report) -> PodSeen | None:
-    """Return the pod to whose node the job's last failure points, or None.
+    """Return the pod whose node probably caused the job's last failure, or None.
 
-    The ranks must not have trained since. A pod on a lost or removed node is not blamed here: its node's condition
-    decides.
+    Return None also if the ranks have trained since the failure, or if the pod's node is lost or removed. The condition
+    of such a node decides (see ``node_faults``).
     """
     failure, accepted = report.failure, parsed.accepted
     if failure is None or accepted is None or report.plan_number != accepted.plan.number:
@@ -82,9 +82,9 @@ def _faulty_pod(parsed: ParsedJob, report: Report) -> PodSeen | None:
 
 
 def _to_leave(parsed: ParsedJob) -> list[str]:
-    """Return the nodes that are left out and on which this job has just failed.
+    """Return the nodes on which this job has just failed and that plans must not use (``Observed.left_out``).
 
-    A pod on a node that is NotReady is replaced as long as the node is lost, so such a job need not move.
+    A NotReady node is not a reason to move, because the operator replaces the pods on lost nodes anyway.
     """
     faults = node_faults(parsed, parsed.observed.job.created)
     nodes = {fault.node for fault in faults if fault.kind is not FaultKind.NOT_READY}
@@ -92,7 +92,7 @@ def _to_leave(parsed: ParsedJob) -> list[str]:
 
 
 def _returned(parsed: ParsedJob) -> list[str]:
-    """Return the nodes that the pods still avoid although they are no longer left out, if a pod waits for a node."""
+    """If a pod waits for a node, return the nodes that the job's plan avoids although plans may use them again."""
     accepted = parsed.accepted
     if accepted is None or not any(pod.unschedulable and not pod.deleting for pod in parsed.observed.pods):
         return []
@@ -115,7 +115,7 @@ def undecided(parsed: ParsedJob) -> bool:
 def move(parsed: ParsedJob, draft: Draft, config: RenderConfig) -> StoredPlan | None:
     """Return the plan with which a job leaves a faulty node, or None if the job stays. Add the condition NodeFaulty.
 
-    A job with a pod that fits no node is planned again too, if a node that its pods avoid is no longer left out.
+    A job with a pod that fits no node is planned again too, if plans may again use a node that its pods avoid.
     """
     accepted, observed = parsed.accepted, parsed.observed
     if accepted is None or not undecided(parsed) or not make_plan.ready(parsed):
@@ -143,7 +143,7 @@ def move(parsed: ParsedJob, draft: Draft, config: RenderConfig) -> StoredPlan | 
 
 
 def _why(parsed: ParsedJob) -> str:
-    """Return why the job moves. While its pods stop, they no longer show the reason, so it is taken from the status."""
+    """Return why the job moves. While the pods stop and no longer show the reason, return that in the status."""
     if nodes := _to_leave(parsed):
         listed = ", ".join(str(parsed.observed.left_out[node]) for node in nodes)
         return f"found repeated faults of {listed}; the job moves to other nodes"
@@ -172,7 +172,7 @@ def reset_for_spec(parsed: ParsedJob, draft: Draft, new: StoredPlan) -> None:
 
 
 def _reset(parsed: ParsedJob, draft: Draft) -> None:
-    """Reset the condition if the job uses no node that is left out, for example because its time is over."""
+    """Reset the condition if the job uses no left-out node, for example because plans may use the node again."""
     found = find(parsed.before.conditions, CONDITION)
     if found is None or found.status is not TRUE:
         return

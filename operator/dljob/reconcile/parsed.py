@@ -29,28 +29,28 @@ class ParsedJob:
     spec: DLJobSpec | None
     """The spec that the operator follows, with the administrator's defaults in place of its unset fields.
 
-    It is the job's spec, or if the operator refuses a change of that, the spec before the change."""
+    It is the job's spec or, if the operator refuses a change of the spec, the spec before the change."""
     own_spec: DLJobSpec | None
     """``spec`` without the defaults."""
     refusal: Verdict | None
-    """The condition Accepted if the operator does not follow the job's spec: why. Set if ``spec`` is None."""
+    """The condition Accepted, which says why the operator does not follow the job's spec; None if it does."""
     digest: str | None
     """Digest of ``own_spec``; None if the spec is invalid."""
     accepted: StoredPlan | None
     plan_problem: str | None
-    """Why the stored plan does not parse; None if it does, or if there is none."""
+    """Why the stored plan cannot be parsed; None if it can, or if no plan is stored."""
     report: Report | None
     report_problem: str | None
     defaults: JobDefaults = NO_DEFAULTS
-    """The administrator's defaults in ``spec``."""
+    """The administrator's defaults from which unset fields of ``spec`` were filled."""
     defaulted: tuple[str, ...] = ()
-    """Lines about the values of ``spec`` that are defaults, without prices, as ``job.defaults.applied`` returns."""
+    """A line for each value of ``spec`` that is a default (see ``job.defaults.applied``). Prices have no line."""
     decision: StoredPlan | Infeasible | None = None
-    """Result of ``planning.decide`` that was computed earlier; None: there is none yet."""
+    """Result of ``make_plan.decide`` that was computed earlier; None: not computed yet."""
     queued: bool = False
     """True if Kueue decides when the job's pods run."""
     within: Within | None = None
-    """The limits of an admission by Kueue within which the job must be planned again."""
+    """What Kueue admitted, if it admitted fewer pods than the plan has; the job must then be planned again."""
 
     @property
     def finished(self) -> bool:
@@ -64,7 +64,11 @@ def _finished(before: DLJobStatus) -> bool:
 def parse_observed(
     observed: Observed, policy: OverridePolicy = OverridePolicy.ALL, defaults: JobDefaults = NO_DEFAULTS
 ) -> ParsedJob:
-    """Parse spec, status, plan and report of a job. ``defaults``: the installation's, for a spec without a plan."""
+    """Parse spec, status, plan and report of a job.
+
+    ``policy``: overrides that the installation allows. ``defaults``: the installation's defaults. If a plan is stored
+    for the spec, the defaults in this plan apply instead.
+    """
     spec, problem = _spec(observed)
     before = previous(observed.job)
     accepted, plan_problem = _accepted(observed)
@@ -100,8 +104,8 @@ def parse_observed(
 def _queued(observed: Observed, spec: DLJobSpec, accepted: StoredPlan | None) -> bool:
     """Return True if Kueue decides when the pods of a job run.
 
-    Pods that were started without Kueue run on until they stop for another reason, whatever the job's label says. Pods
-    that Kueue admitted follow it until they have stopped, also without the label.
+    Pods that were started without Kueue run on until they stop for another reason, whatever the job's label says. Kueue
+    decides about pods that it admitted until they have stopped, even if the label is removed.
     """
     if not quiet(observed):
         return accepted is not None and accepted.admission is not None
@@ -125,7 +129,8 @@ def _not_allowed(spec: DLJobSpec, may_override: bool, policy: OverridePolicy) ->
 def with_secrets(parsed: ParsedJob, usable: Mapping[str, bool]) -> ParsedJob:
     """Return the job without its spec if it uses a Secret that it may not use. ``usable``: name → label is set.
 
-    A Secret that does not exist is not in ``usable``, and may not be used either: its owner might not mark it later.
+    A Secret that does not exist is not in ``usable``, and may not be used either: it could be created without the
+    label.
     """
     for use in secrets(parsed.spec) if parsed.spec is not None else ():
         if not usable.get(use.name, False):

@@ -178,7 +178,7 @@ def running(parsed: ParsedJob, accepted: StoredPlan) -> Verdict:
 
 
 def _unready(was: Condition | None, accepted: StoredPlan) -> Verdict:
-    """Return the Running condition for the case that the report says that ranks run, but no pod is ready.
+    """Return the Running condition of a job whose report says that ranks run although no pod is ready.
 
     ``was``: the previous Running condition, if any. If the job was running or recovering, its pods are considered lost.
     Otherwise they are still starting.
@@ -211,11 +211,11 @@ def problem_conditions(parsed: ParsedJob) -> Iterator[Verdict]:
 
 
 def measurements(spec: DLJobSpec, report: Report, accepted: StoredPlan | None) -> RunMeasurements | None:
-    """Return the measurements of a run with which profiles are updated, or None if there are none.
+    """Return the measurements of a run with which the operator updates profiles, or None.
 
-    There are none without the plan, because only devices that the plan named count, none with model parallelism, and
-    none of a job whose model or batch size is unknown.
-    The placement is set only for a plan with one group of pods and without a parameter server.
+    Return None without a plan, because only devices that the plan names count. Return None also for a plan with model
+    parallelism, and for a job whose spec lacks fields that describe its training (``spec.missing``). The placement is
+    set only for a plan with one group of pods and without a parameter server.
     """
     if accepted is None or accepted.plan.splits_model or spec.missing:
         return None

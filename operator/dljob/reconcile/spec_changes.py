@@ -1,7 +1,7 @@
 """Refuse changes of a spec that contradict the training of the job, if the API server has not refused them.
 
-It lacks the rules if its CRD is older than the operator. It admits a change that is written before the status shows
-that training has begun. The job then continues with the spec of its plan.
+The API server lacks the rules if the CRD is older than the operator. It also admits a change that a user writes before
+the status shows that training has begun. The job then continues with the spec of its plan.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from dljob.status import FALSE, TRUE, Verdict, find
 
 @dataclass(frozen=True)
 class Followed:
-    """The spec that the operator follows, with its digest, and the condition Accepted if that is not the job's spec."""
+    """The spec that the operator follows. ``refusal``: the condition Accepted if this is not the job's spec."""
 
     spec: DLJobSpec
     digest: str
@@ -25,8 +25,8 @@ class Followed:
 def followed(spec: DLJobSpec, before: DLJobStatus, accepted: StoredPlan | None, report: Report | None) -> Followed:
     """Return the spec that the operator follows for a job that has not ended.
 
-    If the change from the plan's spec to ``spec`` is refused, it is the plan's spec, with the fields of ``spec`` that
-    take effect at once, so that a user can always suspend the job.
+    If the change from the plan's spec to ``spec`` is refused, the operator follows the plan's spec, with the fields of
+    ``spec`` that take effect at once, so that a user can always suspend the job.
     """
     digest = spec_digest(spec)
     if accepted is None or accepted.spec_digest == digest or (planned := accepted.accepted_spec()) is None:
@@ -44,7 +44,8 @@ def followed(spec: DLJobSpec, before: DLJobStatus, accepted: StoredPlan | None, 
 def after_end(spec: DLJobSpec, generation: int, before: DLJobStatus, accepted: StoredPlan | None) -> Verdict | None:
     """Return the condition Accepted of a job that has ended if its spec was changed after that; otherwise None.
 
-    ``generation``: of the spec. A spec of the generation in the status was changed earlier, or was already checked.
+    ``generation``: generation of ``spec``. If the status has the same generation, an earlier reconcile has checked the
+    spec, and the result is None.
     """
     if accepted is None or generation == before.observed_generation:
         return None

@@ -31,7 +31,7 @@ _USED = re.compile(r"Container (\S+) was using (\S+), request is (\S+), has larg
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a pod was evicted because of storage. ``counts``: False if other pods may have caused it."""
+    """Why a pod was evicted because of storage. ``counts``: False if other pods may have caused the eviction."""
 
     counts: bool
     text: str
@@ -60,7 +60,7 @@ def cause_of(eviction: Eviction, spec: DLJobSpec) -> Cause | None:
 def counted(parsed: ParsedJob, draft: Draft) -> ParsedJob:
     """Return the job with new evictions in the record of its failures, and add events and the condition to the draft.
 
-    A changed spec starts at 0, because it may have more storage.
+    After a change of the spec, the count starts at 0 again, because the new spec may allow more storage.
     """
     accepted, spec = parsed.accepted, parsed.spec
     if accepted is None or spec is None:
@@ -134,7 +134,7 @@ def _raise(spec: DLJobSpec) -> str:
 
 
 def _nbytes(text: str) -> int:
-    """Return the bytes of a quantity in the kubelet's message; 0 if it is not one."""
+    """Return the bytes of a quantity in the kubelet's message; 0 if ``text`` is not a quantity."""
     try:
         return int(quantity(text.rstrip(",.")))
     except (ValueError, ArithmeticError):

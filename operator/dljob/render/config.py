@@ -22,10 +22,10 @@ class RenderConfig:
     port_ranges: bool = True
     """True if the API server supports ``endPort`` in a NetworkPolicy (Kubernetes 1.25 and later)."""
     pod_group_api: str | None = None
-    """API version of the PodGroups that pods of new plans name; None: they name none.
+    """API version of the PodGroups for the pods of new plans; None: their pods name no PodGroup.
 
     It follows from the chart value ``gangScheduling`` and from what the API server serves."""
     node_templates: NodeTemplates = NO_TEMPLATES
     """Nodes that an autoscaler can add for jobs that the existing nodes cannot run."""
     job_defaults: JobDefaults = NO_DEFAULTS
-    """The administrator's defaults for jobs that are planned now. A planned job has those of its stored plan."""
+    """The administrator's defaults for jobs without a plan. Otherwise, the defaults in the stored plan apply."""

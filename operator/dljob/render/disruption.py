@@ -6,7 +6,8 @@ from dljob.render.config import Manifest
 from dljob.render.names import Names, metadata
 
 LABEL = f"{GROUP}/disruption"
-"""Label of the pods that the PodDisruptionBudget selects. Without it, a budget that is left selects no pod."""
+"""Label of the pods that the PodDisruptionBudget selects. A budget that still exists after a change of the spec selects
+no pods without the label."""
 _AVOID = "avoid"
 _MARKS = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
 """Annotations by which Cluster Autoscaler and Karpenter leave the node of a pod in place."""

@@ -84,7 +84,7 @@ _FORMS = {
 
 
 def api_for(spec: DLJobSpec, config: RenderConfig) -> str | None:
-    """Return the API version of the PodGroup that the pods of a new plan name; None: they name none.
+    """Return the API version of the PodGroup that the pods of a new plan name; None: the pods name no PodGroup.
 
     Volcano places only pods that name its scheduler, so jobs of the default scheduler get no PodGroup of Volcano.
     """
@@ -100,10 +100,10 @@ def with_pod_group(template: Manifest, job: JobSeen, spec: DLJobSpec, accepted: 
 
 
 def pod_group(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, config: RenderConfig) -> tuple[Manifest, ...]:
-    """Return the PodGroup of the plan, or nothing if it has none or if the operator must not write it now.
+    """Return the PodGroup of the plan; empty if the plan has none, or if its API is not the installation's.
 
-    It needs all pods of the plan: the scheduler places the first pods only together. A pod that is replaced later
-    counts with those that still run, so the scheduler places it alone.
+    The PodGroup requires all pods of the plan, so the scheduler places the first pods only together. Later, pods that
+    still run count too, so the scheduler places a replacement pod alone.
     """
     form = _form(accepted)
     if form is None or accepted.pod_group_api != config.pod_group_api:
@@ -144,7 +144,7 @@ def _name(job: JobSeen, form: _Form, body: Manifest) -> str:
 
 
 def _joined(base: Any, more: Manifest) -> Manifest:
-    """Return ``base`` with the fields of ``more``, map by map."""
+    """Return ``base`` with the fields of ``more`` merged into its maps."""
     result = dict(base)
     for key, value in more.items():
         result[key] = _joined(base.get(key, {}), value) if isinstance(value, dict) else value

@@ -15,13 +15,13 @@ DEFAULT_SIZE = "2Gi"
 COPIES = 2
 """Copies of the model's parameters in the scratch space of size ``Auto``.
 
-A library that downloads weights has two at the same time: the file that it downloads or converts, and the one in its
-cache.
+A library that downloads weights needs two copies at the same time: the file that it downloads or converts, and the one
+in its cache.
 """
 RESERVE_NBYTES = 2**30
-"""Bytes beyond the volumes in the limit of ephemeral storage. The kubelet also counts the logs of the containers."""
+"""Bytes of the ephemeral storage limit beyond the sizes of the volumes, because the kubelet also counts the logs."""
 _MOST_NBYTES = 2**60
-"""Largest size ``Auto``. The API server rejects quantities beyond 64 bits."""
+"""Maximum of the size ``Auto`` in bytes. The API server rejects quantities beyond 64 bits."""
 _CACHES = {"HF_HOME": "huggingface", "TORCH_HOME": "torch", "XDG_CACHE_HOME": ""}
 """Variables of libraries that name a directory for caches → directory below ``.cache``."""
 
@@ -51,10 +51,10 @@ def volume(spec: DLJobSpec) -> Manifest:
 
 
 def variables(spec: DLJobSpec) -> dict[str, Manifest]:
-    """Return the variables of caches, by name. Without ``spec.trainer.scratch``, libraries derive them from HOME.
+    """Return the variables that name directories for caches. Without ``spec.trainer.scratch``, there are none.
 
-    An image may set these variables to a directory that it cannot write to. A user's value takes precedence, because
-    it may name a volume that several jobs share.
+    An image may set these variables to a directory that it cannot write to. A user's value takes precedence, because it
+    may name a volume that several jobs share.
     """
     if spec.trainer.scratch is None:
         return {}

@@ -50,7 +50,7 @@ def _service_account(job: JobSeen) -> Manifest:
 
 
 def _role(job: JobSeen) -> Manifest:
-    """Return the Role of the job's agents. They may read the plan, read and write the report, and do nothing else."""
+    """Return the Role of the job's agents. They may only read the plan, and read and write the report and logs."""
     names = Names.of(job)
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
@@ -108,8 +108,8 @@ def _service(job: JobSeen) -> Manifest:
 def checkpoint_claim(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan) -> Manifest | None:
     """Return the volume claim for checkpoints. Return None if the user names a claim or disables checkpoints.
 
-    The claim of a job on one node has the access mode ReadWriteOnce, because most default storage classes do not
-    support ReadWriteMany, unless the spec asks for a shared one.
+    The claim of a job on one node has the access mode ReadWriteOnce unless the spec asks for a shared volume, because
+    most default storage classes do not support ReadWriteMany.
     """
     volume = spec.checkpoint.volume
     if not spec.checkpoint.enabled or volume.claim_name:

@@ -1,5 +1,7 @@
-"""Who may start now, on which devices: the capacity of the nodes, what pods use of it, what plans reserve, what the
-quotas of a namespace leave, the order of the queue, preemption, and forecasts.
+"""Decide which jobs may start now, and on which devices.
+
+The modules cover the capacity of nodes, the resources that pods use and plans reserve, quotas of namespaces, the order
+of the queue, preemption, and forecasts.
 
 The package does no I/O and reads no clock: callers pass nodes, pods and times.
 """

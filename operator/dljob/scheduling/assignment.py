@@ -1,13 +1,13 @@
-"""Assign heterogeneous devices to several jobs together, so that those jobs get a type that gain most from it.
+"""Assign heterogeneous devices to several jobs together. Each device type goes to the jobs that gain most from it.
 
-One by one in the order of the queue, the first job takes the fastest devices, even if it gains little from them, and
-all that it can use, even if ten others wait. Here, all jobs get few devices at first, and then grow step by step. The
-next step is that with the greatest *relative* gain per device, and short jobs go first: with remaining seconds T, a
-step's worth is the seconds that it saves / T ** ``POWER``. (For jobs with sublinear speed-up, the average completion
-time is least if short jobs get more devices, but not all: Berg et al., "heSRPT: Parallel scheduling to minimize mean
-slowdown", Performance Evaluation 2020.)
+If jobs took devices one by one in the order of the queue, the first job would take the fastest devices, even if it
+gains little from them, and all that it can use, even if ten others wait. Here, all jobs get few devices at first, and
+then grow step by step. The next step is always the step with the greatest *relative* gain per device. Short jobs go
+first: for a job with T remaining seconds, a step is worth the seconds that it saves / T ** ``POWER``. (For jobs with
+sublinear speed-up, the average completion time is least if short jobs get more devices, but not all: Berg et al.,
+"heSRPT: Parallel scheduling to minimize mean slowdown", Performance Evaluation 2020.)
 
-At last, two jobs exchange their devices if that makes the sum of 1 / T greater, which the steps also increase.
+Finally, two jobs exchange devices if that increases the sum of 1 / T of both jobs at least by ``MIN_EXCHANGE``.
 
 Jobs of a higher priority are assigned first, as if the others did not exist.
 """
@@ -23,7 +23,8 @@ from dljob.scheduling.gain import MIN_GAIN, MIN_GAIN_S
 from dljob.scheduling.reservations import Reservation, without_reserved
 
 MIN_EXCHANGE = 1.2
-"""Least factor of the sum of 1 / T for an exchange. Both jobs may have to restart, and predictions are uncertain."""
+"""Smallest factor by which an exchange must increase the sum of 1 / T. Both jobs may have to restart, and predictions
+are uncertain."""
 POWER = 2.0
 """Exponent of the remaining seconds. In the clairvoyant policy of benchmarks/scheduling, 1.5 to 2.5 gave the same
 completion times, 1 gave 19 % longer ones, and 0, which favours long jobs, 48 % longer ones."""
@@ -56,9 +57,9 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a job holds. ``devices``: number of each type; empty for a job that waits.
+    """What a job holds. ``devices``: device type → number of devices; empty for a job that waits.
 
-    ``left_s``: remaining seconds if it stays. ``movable``: False if it must not restart now.
+    ``left_s``: remaining seconds if the job stays. ``movable``: False if the job must not restart now.
     """
 
     devices: Mapping[str, int]
@@ -68,9 +69,10 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """What each job gets. ``parts``: its option, or None for no devices now. ``moves``: True: it restarts on its part.
+    """The result of an assignment. Each field has one entry per job.
 
-    ``helped``: indices of the jobs that need what a job gives up; empty if it does not restart.
+    ``parts``: the option that the job gets; None: no devices now. ``moves``: True if the job restarts on its part.
+    ``helped``: indices of the jobs that need the devices that the job gives up; empty if the job does not restart.
     """
 
     parts: "Choices"
@@ -85,8 +87,9 @@ Jobs = Sequence[tuple[Option, ...]]
 def assign(jobs: Sequence[Candidate], free: Mapping[str, int]) -> Choices:
     """Return the option of each waiting job, or None for a job that gets no devices now.
 
-    ``jobs``: in the order of the queue, those of the highest priority first. ``free``: devices of each type for them.
-    Among jobs of equal priority, the predicted sum of completion times is never larger than one by one in order.
+    ``jobs``: in the order of the queue, jobs of the highest priority first. ``free``: number of free devices by type.
+    For jobs of equal priority, the predicted sum of completion times is never larger than if each job in order took its
+    fastest option.
     """
 
     def better(options: Jobs, left: Mapping[str, int]) -> Choices:
@@ -96,18 +99,20 @@ def assign(jobs: Sequence[Candidate], free: Mapping[str, int]) -> Choices:
 
 
 def share(jobs: Sequence[Candidate], free: Mapping[str, int]) -> Choices:
-    """Return the option of each waiting or running job, if all were assigned anew.
+    """Return the option of each waiting or running job if all devices were assigned anew; None: no devices.
 
-    ``free``: devices of each type, also those that running jobs of ``jobs`` hold. ``movers`` says which of them move.
+    ``free``: number of devices by type, including devices that running jobs in ``jobs`` hold. ``movers`` says which
+    running jobs move to their option.
     """
     return _by_priority(jobs, free, together)
 
 
 def movers(held: Sequence[Held], parts: Choices, free: Mapping[str, int], restart_s: float) -> tuple[bool, ...]:
-    """Return for each job if it restarts on its part of ``share``: that pays, or others need what it holds.
+    """Return for each job True if it restarts on its part: the restart pays, or other jobs need what the job holds.
 
-    ``held``, ``parts``: what each job holds (empty: it waits), and what it shall get. ``free`` as for ``share``. The
-    parts of the jobs that move fit beside what the others hold. The parts of waiting jobs may not fit yet.
+    ``held``: what each job holds. ``parts``, ``free``: result and argument of ``share``. ``restart_s``: seconds of a
+    restart. The parts of the jobs that restart fit beside what all other jobs hold. The parts of waiting jobs may not
+    fit yet.
     """
 
     def short(moving: set[int], *, waiting: bool) -> dict[str, int]:
@@ -161,14 +166,17 @@ def assign_all(
 
 
 def gains_by(mine: Held, seconds: float, restart_s: float) -> bool:
-    """Return True if a running job gains by a restart after which it takes ``seconds``, by the rule of growth."""
+    """Return True if a running job gains enough by a restart after which it takes ``seconds``.
+
+    The gain must reach ``MIN_GAIN_S`` and ``MIN_GAIN``, as for a job that grows (``gain``).
+    """
     return mine.left_s - seconds - restart_s >= max(MIN_GAIN_S, MIN_GAIN * mine.left_s)
 
 
 def _helped(
     i: int, jobs: Sequence[Candidate], held: Sequence[Held], parts: Choices, moving: Sequence[bool]
 ) -> tuple[int, ...]:
-    """Return the jobs of no lower priority whose parts are of a device type of which job ``i`` gives up devices."""
+    """Return the indices of the jobs of no lower priority that get devices of a type that job ``i`` gives up."""
     mine = parts[i]
     assert mine is not None
     freed = {
@@ -193,10 +201,10 @@ def _repays(
     helped: Sequence[int],
     restart_s: float,
 ) -> bool:
-    """Return True if the jobs in ``helped`` gain more than job ``i`` loses, by the figures of the rule of growth.
+    """Return True if the jobs in ``helped`` gain more than job ``i`` loses, by ``MIN_GAIN_S`` and ``MIN_GAIN``.
 
-    Without the move, a waiting job starts when job ``i`` ends. With it, that job starts now, and each of the two gets
-    what the other held when that one ends. Job ``i`` then restarts a second time.
+    Without the move, a waiting job starts when job ``i`` ends. With the move, the waiting job starts now. When one of
+    the two jobs ends, the other takes over its devices. For this, job ``i`` restarts a second time.
     """
     mine, gained_s, slower_s = parts[i], 0.0, 0.0
     assert mine is not None
@@ -217,7 +225,7 @@ def _repays(
 
 
 def sizes(nodes: int, per_node: int) -> list[tuple[int, int]]:
-    """Return the sizes for options on nodes with the same devices, as (nodes, devices of each), the smallest first.
+    """Return the sizes for options on nodes with the same devices, as (nodes, devices per node), the smallest first.
 
     These are 1, 2, 4, … devices of one node, and then 1, 2, 4, … whole nodes, and all.
     """
@@ -227,9 +235,10 @@ def sizes(nodes: int, per_node: int) -> list[tuple[int, int]]:
 
 
 def part_of(view: ClusterView, part: Option) -> ClusterView:
-    """Return the nodes for a part, with as much free as is assigned, or all that is free of the type if that is less.
+    """Return the nodes for a part, with only the assigned devices free.
 
-    Nodes with the most free devices come first. A node has more than ``per_node`` only if others have too few.
+    If fewer devices of the type are free, return all of these. Nodes with the most free devices come first. A node has
+    more than ``per_node`` devices only if other nodes have too few.
     """
     fitting = [node for node in view.nodes if node.device == part.device and node.free_devices and not node.left_out]
     fitting.sort(key=lambda node: (-node.free_devices, node.name))
@@ -246,7 +255,7 @@ def part_of(view: ClusterView, part: Option) -> ClusterView:
 def _by_priority(
     jobs: Sequence[Candidate], free: Mapping[str, int], choose: Callable[[Jobs, Mapping[str, int]], Choices]
 ) -> Choices:
-    """Return the choices of ``choose`` for the jobs of each priority, the highest first."""
+    """Return the choices of ``choose`` for each priority, the highest first. Lower priorities get what is left."""
     chosen: list[Option | None] = []
     left = dict(free)
     for _, group in groupby(jobs, key=lambda job: job.priority):

@@ -13,7 +13,7 @@ from dljob.cluster import ClusterView, Node
 from dljob.scheduling.reservations import Reservation, without_reserved
 
 START_UP_S = 60.0
-"""Seconds that a job that overtakes may need beyond its predicted run time: its pods start and stop.
+"""Seconds that a job that overtakes may need beyond its predicted run time, because its pods start and stop.
 
 Pods with a cached image are up after about 10 s; the rest is a margin, because a late job delays the first in line.
 """
@@ -40,9 +40,9 @@ def start_in_s(ends: tuple[RunningJob, ...], needed: int) -> float:
 
 @dataclass(frozen=True, slots=True)
 class StartSearch:
-    """Binary search of the smallest number of running jobs after whose ends a job can start.
+    """Binary search for the smallest number of running jobs that must end before a job can start.
 
-    A plan is possible after ``possible`` ends, and none is after fewer than ``least``.
+    A plan is possible after ``possible`` jobs have ended, and no plan is possible after fewer than ``least`` of them.
     """
 
     least: int
@@ -66,15 +66,15 @@ class StartSearch:
 class Shadow:
     """The shadow reservation of the first job in line.
 
-    ``start_s``: when it is predicted to start, on the caller's clock; infinity: unknown. ``room``: what is free at that
-    time beside its pods.
+    ``start_s``: when the job is predicted to start, on the caller's clock; infinity: unknown. ``room``: what is free at
+    that time beside the pods of the job.
     """
 
     start_s: float
     room: ClusterView
 
     def after(self, now_s: float, run_s: float | None) -> bool:
-        """Return True if a job that starts now and runs for ``run_s`` (p90; None: unknown) ends before the shadow."""
+        """Return True if a job that starts now and runs for ``run_s`` (p90; None: unknown) ends before ``start_s``."""
         return run_s is not None and now_s + run_s + START_UP_S <= self.start_s < inf
 
     def beside(self, free: ClusterView) -> ClusterView:

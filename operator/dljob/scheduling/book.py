@@ -36,14 +36,14 @@ class ReservationBook:
         """Reservations of plans that are accepted but not stored yet."""
         self._stored: dict[Key, _Entry] = {}
         self.version = 0
-        """It increases with each change of the reservations that count."""
+        """It increases with each change of the reservations that have not expired."""
 
     def accept(self, key: Key, reservations: tuple[Reservation, ...], now_s: float) -> None:
-        """Reserve what a plan needs that is not stored yet. This replaces the reservation of an earlier such plan."""
+        """Reserve the resources of a plan that is not stored yet. Replace the reservation of an earlier such plan."""
         self._put(self._accepted, key, _Entry(reservations, None, now_s) if reservations else None)
 
     def adjust(self, key: Key, reservations: tuple[Reservation, ...], now_s: float) -> None:
-        """Change the reservation of a plan that is not stored yet. Unless it has expired, its time starts again."""
+        """Change the reservation of a plan that is not stored yet and restart its time limit, unless it has expired."""
         old = self._accepted.get(key)
         if old is None or (not old.expired and old.reservations != reservations):
             self.accept(key, reservations, now_s)
@@ -60,7 +60,8 @@ class ReservationBook:
     def derive(self, key: Key, state: Hashable, reservations: tuple[Reservation, ...], now_s: float) -> None:
         """Set what the stored objects of a job reserve.
 
-        ``state`` changes when the job makes progress, such as a pod that was placed, and then its time starts again.
+        ``state``: a value that changes when the job makes progress, for example when a pod is placed. A new state
+        restarts the time limit of the reservations.
         """
         old = self._stored.get(key)
         if not reservations:
@@ -71,7 +72,7 @@ class ReservationBook:
             self._put(self._stored, key, _Entry(reservations, state, old.since_s, old.expired))
 
     def drop(self, key: Key) -> None:
-        """Forget a job."""
+        """Remove all reservations of a job."""
         self.release(key)
         self._put(self._stored, key, None)
 
@@ -80,7 +81,7 @@ class ReservationBook:
             self.drop(key)
 
     def expire(self, now_s: float) -> None:
-        """End the reservations that have waited too long."""
+        """End the reservations that have reached their time limit."""
         for entries in (self._accepted, self._stored):
             for key, entry in list(entries.items()):
                 if not entry.expired and now_s - entry.since_s >= self._patience_s:
@@ -101,7 +102,7 @@ class ReservationBook:
 
         ``namespace``: only of jobs in this namespace; None: in all.
 
-        Of a job with a plan that is not stored yet, only this plan counts: it replaces the stored one.
+        If a job has a plan that is not stored yet, this plan counts instead of its stored plan.
         """
         entries = {**self._stored, **{key: entry for key, entry in self._accepted.items() if not entry.expired}}
         return tuple(

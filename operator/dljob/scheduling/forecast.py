@@ -1,8 +1,8 @@
 """Forecast when waiting jobs start and end: simulate the queue with predicted run times.
 
 The queue is simulated three times: with the 10th percentile, the median and the 90th percentile of all run times. Jobs
-start in the order of the queue, and back-fill lets others start before the first in line if that does not delay it.
-That all runs are short or all long at once is the extreme case, so the interval is rather too wide than too narrow.
+start in the order of the queue, and back-fill lets others start before the first in line if that does not delay it. In
+reality, not all runs are short or all long at once, so the interval is too wide rather than too narrow.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,7 +42,7 @@ UNKNOWN = Interval(inf, inf, inf)
 
 
 def interval(median_s: float, ratio: float) -> Interval:
-    """Return the interval of a time whose 90th percentile is ``ratio`` times its median; below it, by the same ratio.
+    """Return the interval from ``median_s / ratio`` (10th percentile) to ``median_s * ratio`` (90th percentile).
 
     A ratio below 1 counts as 1. Negative times count as 0.
     """
@@ -75,7 +75,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """A job in the queue. ``run``: its run time. ``needs``: what its pods need, on the empty cluster."""
+    """A job in the queue. ``run``: its run time. ``needs``: what its pods need for the plan on the empty cluster."""
 
     key: Key
     run: Interval
@@ -93,7 +93,7 @@ class Forecast:
 def forecast(free: ClusterView, holders: Sequence[Holder], line: Sequence[Waiter]) -> dict[Key, Forecast]:
     """Return forecasts for the first ``MAX_FORECAST`` jobs of a queue.
 
-    ``free``: what no pod uses now. ``line``: the waiting jobs that the cluster could run, the first at first.
+    ``free``: what no pod uses now. ``line``: the waiting jobs that the cluster could run, in the order of the queue.
     """
     line = line[:MAX_FORECAST]
     low = _starts(free, [(h, h.left.p10) for h in holders], [(w, w.run.p10) for w in line])
@@ -110,7 +110,10 @@ def forecast(free: ClusterView, holders: Sequence[Holder], line: Sequence[Waiter
 def _starts(
     free: ClusterView, holders: Iterable[tuple[Holder, float]], line: Iterable[tuple[Waiter, float]]
 ) -> Mapping[Key, float]:
-    """Return when each job of the line starts. The second parts are remaining times and run times in seconds."""
+    """Return for each job in ``line`` the seconds until it starts; infinity: unknown.
+
+    ``holders``: (job, remaining seconds). ``line``: (job, seconds of its run).
+    """
     nodes, numbers = _Nodes(free), count()
     ends: _Ends = []
     for holder, left_s in holders:
@@ -123,7 +126,7 @@ def _starts(
     while waiting:
         left: list[tuple[Waiter, float]] = []
         failed: set[object] = set()
-        """What fits nowhere now. While jobs start, nothing becomes free, so that equal jobs need not be tried."""
+        """Shapes of jobs that do not fit now. This loop frees nothing, so jobs of equal shape are not tried."""
         shadow = shadow if shadow is not None and shadow.key == waiting[0][0].key else None
         for job, run_s in waiting:
             overtakes = shadow is not None and shadow.key != job.key
@@ -151,12 +154,12 @@ def _starts(
 
 
 def _shape(job: Waiter) -> tuple[object, ...]:
-    """Return what two jobs have in common that fit on the same nodes."""
+    """Return what the pods of a job need, as a key. Jobs with equal keys fit on the same nodes."""
     return tuple((need.device, need.nodes, need.devices, need.cpu, need.memory_nbytes) for need in job.needs)
 
 
 _Ends = list[tuple[float, int, tuple[Use, ...]]]
-"""A heap: when resources become free, a number that makes entries comparable, and the resources."""
+"""A heap of (seconds until resources become free, unique number that breaks ties, the resources)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,9 +172,9 @@ class _Shadow:
 
 
 def _shadow(nodes: "_Nodes", ends: _Ends, job: Waiter) -> _Shadow | None:
-    """Return the shadow reservation of a job that cannot start now; None if it cannot start when all jobs have ended.
+    """Return the shadow reservation of a job that cannot start now; None if it cannot start even after all ends.
 
-    Such a job waits for something else, and blocks nobody.
+    A job without a shadow waits for something other than these ends, and blocks no other job.
     """
     room = nodes.copy()
     for end_s, together in groupby(sorted(ends), key=lambda end: end[0]):
@@ -187,7 +190,7 @@ _State = tuple[int, int, int]
 
 
 class _Nodes:
-    """The free resources of nodes, indexed by the number of free devices, or of free cores of nodes without GPUs.
+    """The free resources of nodes, indexed by the number of free devices, or of free cores for nodes without GPUs.
 
     Most nodes of a busy cluster are full, so that most questions are answered without looking at a node.
     """
@@ -195,7 +198,7 @@ class _Nodes:
     def __init__(self, view: ClusterView) -> None:
         self._at: dict[str, tuple[str, bool, _State]] = {}
         self._levels: dict[str, dict[int, dict[str, None]]] = {}
-        """Names of nodes, by device type and level. A dictionary without values is a set with an order."""
+        """Names of nodes, by device type and level (``_level``). The innermost dictionaries are ordered sets."""
         for node in view.nodes:
             state = node.free_devices if node.is_gpu else 0, round(node.free_cpu * 1000), node.free_memory_nbytes
             self._put(node.name, node.device, node.is_gpu, state)
@@ -217,7 +220,7 @@ class _Nodes:
         return taken is not None
 
     def take(self, needs: Iterable[Reservation]) -> tuple[Use, ...] | None:
-        """Take what pods need, on the nodes with the most free devices first. Return None if it is not there."""
+        """Take what pods need, on the nodes with the most free devices first. If the pods do not fit, return None."""
         taken: list[Use] = []
         for need in needs:
             names = self._room_for(need)
@@ -236,7 +239,7 @@ class _Nodes:
             self._change(use, 1)
 
     def _room_for(self, need: Reservation) -> list[str] | None:
-        """Return the names of nodes with room for a pod each; None if they are fewer than needed."""
+        """Return the names of ``need.nodes`` nodes with room for one pod each; None if there are fewer such nodes."""
         levels = self._levels.get(need.device, {})
         if not levels:
             return None if need.nodes else []

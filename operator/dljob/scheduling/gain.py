@@ -1,11 +1,11 @@
-"""Whether a running job gains by a move to another plan, after the cost of its restart."""
+"""Decide whether a running job gains by a move to another plan, including the cost of its restart."""
 
 from dataclasses import dataclass
 
 MIN_GAIN = 0.1
-"""Smallest gain as a part of the remaining time. Predictions of step times are often wrong by as much."""
+"""Smallest worthwhile gain, as a fraction of the remaining time. Predictions are often wrong by this fraction."""
 MIN_GAIN_S = 60.0
-"""Smallest gain in seconds. A restart takes 20 s to 60 s, and sometimes twice as long as the one before."""
+"""Smallest worthwhile gain in seconds. A restart takes 20 s to 60 s, and sometimes twice as long as the one before."""
 MIN_LEFT_S = 300.0
 """A job with less than this remaining time does not move: its result is near, and each restart can fail."""
 
@@ -32,8 +32,9 @@ def gain(
     """Return what a job with ``left`` remaining steps gains by a move to another plan.
 
     ``step_s``: measured step time. ``predicted_s``, ``other_s``: predicted step times of the current and of the other
-    plan. A job that is slower than predicted is assumed to be as much slower with the other plan. One that is faster is
-    not assumed to be faster there. ``lost_steps``: steps since the last checkpoint, which may have to be repeated.
+    plan. If the job is slower than predicted, the other plan is assumed to be slower by the same factor. A job that is
+    faster than predicted is not assumed to be faster with the other plan. ``lost_steps``: steps since the last
+    checkpoint, which may have to be repeated.
     """
     slower = max(1.0, step_s / predicted_s) if predicted_s > 0 else 1.0
     return Gain(left * step_s, restart_s + (left + lost_steps) * other_s * slower)

@@ -13,7 +13,7 @@ _others = attrgetter(*(field.name for field in fields(Node) if field.name not in
 
 
 class Growth:
-    """Counts, for each device type, how often a node had more to offer than in the view before."""
+    """Counts, for each device type, in how many views a node offered more than in the view before."""
 
     def __init__(self) -> None:
         self._view: ClusterView | None = None
@@ -21,7 +21,7 @@ class Growth:
         self._grown: Counter[str] = Counter()
 
     def look(self, view: ClusterView) -> None:
-        """Compare a new view with the one before."""
+        """Compare a new view with the view before, and count growth."""
         if view is self._view:
             return
         nodes = {node.name: node for node in view.nodes}
@@ -30,7 +30,7 @@ class Growth:
         self._view, self._nodes = view, nodes
 
     def count(self, matters: Callable[[str], bool]) -> int:
-        """Return a number that rises when the capacity of a device type for which ``matters`` is True grows."""
+        """Return a number that increases when any device type grows for which ``matters`` returns True."""
         return sum(number for device, number in self._grown.items() if matters(device))
 
 

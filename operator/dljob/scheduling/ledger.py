@@ -1,7 +1,7 @@
 """The ledger of the cluster's capacity: what each node has, and what the pods that are bound to it request.
 
-It is updated with each change of a node or pod, and recomputes only the nodes that a change concerns. A list of 4,000
-pods on 500 nodes took 0.18 s to evaluate for each plan.
+It is updated with each change of a node or pod, and recomputes only the nodes that a change concerns. To evaluate a
+list of 4,000 pods on 500 nodes anew for each plan took 0.18 s.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from dljob.scheduling.requests import NOTHING, Requests
 class NodeCapacity:
     """A node on which pods can be scheduled.
 
-    ``node``: the node as a view shows it if it is empty. ``total``: its allocatable resources.
+    ``node``: the node as a view shows it while no pod runs on it. ``total``: its allocatable resources.
     """
 
     node: Node
@@ -33,7 +33,7 @@ class BoundPod:
 class Ledger:
     """Nodes by name and bound pods by uid.
 
-    Pods may be put before their node: they count as soon as the node is there.
+    A pod may be added before its node. The pod counts as soon as the node is added.
     """
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Ledger:
         """It increases with each change that may change the view."""
 
     def put_node(self, name: str, capacity: NodeCapacity | None) -> bool:
-        """Add or update a node. Return True if it changed. None: no pods can be scheduled on it."""
+        """Add or update a node. Return True if it changed. ``capacity``: None if no pods can be scheduled on it."""
         if self._nodes.get(name) == capacity:
             return False
         if capacity is None:
@@ -63,7 +63,7 @@ class Ledger:
         return self.put_node(name, None)
 
     def put_pod(self, uid: str, pod: BoundPod | None) -> bool:
-        """Add or update a pod. Return True if it changed. None: it has no node yet, or it has ended."""
+        """Add or update a pod. Return True if it changed. ``pod``: None if it has no node yet, or has ended."""
         old = self._pods.get(uid)
         if old == pod:
             return False
@@ -146,7 +146,7 @@ class Ledger:
 
 
 def _free(capacity: NodeCapacity, used: Requests) -> Node:
-    """Return the node with what ``used`` leaves of it, which is never negative: a node may be overcommitted."""
+    """Return the node with the resources that ``used`` leaves free; 0 if the node is overcommitted."""
     node, left = capacity.node, capacity.total - used
     return replace(
         node,

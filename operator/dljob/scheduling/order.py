@@ -1,8 +1,9 @@
 """The order of the queue: which of the waiting jobs gets devices first.
 
-Jobs of a higher priority come first. Among equal ones, jobs with a deadline come first, the one with the least slack at
-first. Then jobs of the namespace come first that holds the smaller dominant share of the cluster, divided by its
-weight. Then older jobs come first. (Dominant share: Ghodsi et al., "Dominant Resource Fairness", NSDI 2011.)
+Jobs of a higher priority come first. Among jobs of equal priority, jobs with a deadline come first, in the order of
+their slack. The next criterion is the dominant share of the cluster that the job's namespace holds, divided by the
+weight of the namespace: the smaller share comes first. The last criterion is age: older jobs come first. (Dominant
+share: Ghodsi et al., "Dominant Resource Fairness", NSDI 2011.)
 """
 
 from collections.abc import Mapping
@@ -30,7 +31,7 @@ class QueuePolicy:
 class QueuedJob:
     """What the place of a job in the queue depends on.
 
-    ``priority``: value of its PriorityClass. ``share``: dominant share of its namespace, divided by the weight of that.
+    ``priority``: value of its PriorityClass. ``share``: dominant share of its namespace, divided by the weight.
     ``latest_start``: see the function of this name; None: the job has no deadline, or can no longer meet it.
     """
 
@@ -43,7 +44,7 @@ class QueuedJob:
 
     @property
     def urgency(self) -> tuple[int, bool, float, float]:
-        """Return the part of the place that does not depend on age. Smaller comes first.
+        """Return the part of ``place`` that does not depend on age. The smallest value comes first.
 
         Slack is the time until the latest start. All jobs are compared at the same time, so the latest start has the
         same order, and unlike slack it does not change from one comparison to the next.
@@ -60,8 +61,8 @@ class QueuedJob:
 def latest_start(finish_by: datetime | None, run_p90_s: float | None, now: datetime) -> datetime | None:
     """Return when a job must start to meet its deadline: the deadline less the predicted remaining run time.
 
-    ``run_p90_s``: 90th percentile of that time; None: unknown, and 0 is assumed. Return None without a deadline, and if
-    this time has passed, so that no job gets devices first for a deadline that it misses anyway.
+    ``run_p90_s``: 90th percentile of the run time; None: unknown, and 0 is assumed. Return None without a deadline, and
+    if the latest start has passed, so that no job gets devices first for a deadline that it misses anyway.
     """
     if finish_by is None:
         return None
@@ -70,6 +71,9 @@ def latest_start(finish_by: datetime | None, run_p90_s: float | None, now: datet
 
 
 def dominant_share(held: Requests, total: Requests) -> float:
-    """Return the largest share of a resource that ``held`` is of ``total``; 0 for resources that no node has."""
+    """Return the largest of the fractions ``held`` / ``total`` over devices, CPU and memory.
+
+    Resources that no node has do not count.
+    """
     pairs = ((held.devices, total.devices), (held.cpu_m, total.cpu_m), (held.memory_nbytes, total.memory_nbytes))
     return max((mine / whole for mine, whole in pairs if whole > 0), default=0.0)

@@ -1,8 +1,8 @@
 """Preemption: which running jobs of lower priority stop, so that the first job in line can start.
 
 A job that is preempted writes a checkpoint, releases its devices and waits in the queue like any other. It loses the
-work since its last checkpoint, if the new one fails, and a restart. Of all sets of jobs that make room, the one is
-chosen that loses the fewest device-seconds.
+time of a restart and, if the checkpoint fails, the work since the previous checkpoint. Of all sets of jobs that make
+room, the operator chooses the set that loses the fewest device-seconds.
 """
 
 from bisect import bisect_left
@@ -21,9 +21,9 @@ PROTECTED_S = 900.0
 A restart takes 20 s to 60 s. With one preemption in 15 minutes, a job loses less than a tenth of its time.
 """
 MAX_CHECKS = 50_000
-"""Number of nodes that are examined in the search for the set of jobs that loses least, which takes about 0.2 s.
+"""Maximum number of nodes to examine in the search for the set of jobs that loses least. The search takes up to 0.2 s.
 
-For 12 jobs on 12 nodes, each set can be examined.
+This is enough for every set of 12 jobs on 12 nodes.
 """
 Key = tuple[str, str]
 
@@ -52,18 +52,18 @@ class Preemptible:
 
     @property
     def ends_soon(self) -> bool:
-        """Return True if the job ends before it would have made good for a preemption."""
+        """Return True if the remaining run time is not longer than the time that a preemption loses."""
         return self.left_s is not None and self.left_s <= self.lost_s + self.restart_s
 
 
 def victims(
     priority: int, needs: Sequence[Reservation], view: ClusterView, running: Iterable[Preemptible]
 ) -> tuple[Preemptible, ...]:
-    """Return the jobs to preempt, which lose least in total; none if they are not needed or cannot make room.
+    """Return the jobs to preempt, which lose least in total; empty if no preemption is needed or none makes room.
 
-    ``priority``: of the job that waits. ``needs``: what its pods need. ``view``: free resources. The result is exact
-    unless the search exceeds ``MAX_CHECKS``. Then the jobs that lose least are taken until there is room, without those
-    that are not needed in the end.
+    ``priority``: priority of the job that waits. ``needs``: what its pods need. ``view``: free resources. The result is
+    exact unless the search exceeds ``MAX_CHECKS``. In that case, jobs are added, those that lose least first, until
+    there is room. Jobs that turn out not to be needed are then removed.
     """
     devices = {need.device for need in needs if need.nodes}
     view = ClusterView(tuple(node for node in view.nodes if node.device in devices and not node.left_out))
@@ -85,8 +85,9 @@ def victims(
 def _cheapest_first(jobs: Sequence[Preemptible]) -> Iterator[tuple[Preemptible, ...]]:
     """Yield the sets of jobs in the order of their cost. ``jobs``: sorted by cost.
 
-    The sets of a search tree are in a heap. From a set whose most expensive job is number i, one branch adds job i + 1,
-    and the other has job i + 1 in place of job i. Neither costs less, and each set is reached once.
+    The sets form a search tree, and a heap contains the next ones. From a set whose most expensive job is number i, one
+    branch adds job i + 1, and the other has job i + 1 in place of job i. Neither of the two sets costs less than the
+    first, and each set is reached once.
     """
     heap: list[tuple[float, tuple[int, ...]]] = [(jobs[0].cost, (0,))] if jobs else []
     while heap:
@@ -101,7 +102,7 @@ def _cheapest_first(jobs: Sequence[Preemptible]) -> Iterator[tuple[Preemptible, 
 def _needed(
     chosen: tuple[Preemptible, ...], view: ClusterView, needs: Sequence[Reservation]
 ) -> tuple[Preemptible, ...]:
-    """Return ``chosen`` without jobs that are not needed. The most expensive ones are left out first."""
+    """Return ``chosen`` without jobs that need not stop to make room. The most expensive jobs are removed first."""
     for job in sorted(chosen, key=lambda each: -each.cost):
         others = tuple(each for each in chosen if each is not job)
         if _fit(_without(view, others), needs):

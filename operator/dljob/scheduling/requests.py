@@ -72,7 +72,7 @@ def in_units(amounts: Mapping[str, Decimal]) -> Requests:
 
 
 def resources(mapping: Json | None) -> _Amounts:
-    """Return the counted resources of a mapping from resource names to quantities."""
+    """Return CPU, memory and GPUs of a mapping from resource names to quantities. Ignore other resources."""
     return {name: amount(str(mapping[name])) for name in _COUNTED if name in mapping} if mapping else {}
 
 
@@ -80,9 +80,10 @@ def pod_requests(spec: Json, status: Json | None = None) -> Requests:
     """Return what a pod requests of its node.
 
     That is the sum over its containers and sidecars (init containers that are restarted always), or the most that is
-    needed while an init container runs, whichever is larger, plus the pod's overhead. An init container runs beside the
-    sidecars before it. A request of the whole pod replaces this value. While a container is resized, the larger of its
-    requests counts. (Kubernetes: ``k8s.io/component-helpers/resource``, ``PodRequests``.)
+    needed while an init container runs, whichever is larger. An init container runs beside the sidecars before it. A
+    CPU or memory request of the whole pod replaces this value. The pod's overhead is added in both cases. While a
+    container is resized, the larger of its requests counts. (Kubernetes: ``k8s.io/component-helpers/resource``,
+    ``PodRequests``.)
     """
     status = status or {}
     infeasible = any(

@@ -23,9 +23,10 @@ class Reservation:
     cpu: float
     memory_nbytes: int
     charge: Charge | None = None
-    """What each of the ``uncreated`` objects will charge to quotas; None if the namespace had none."""
+    """What each of the ``uncreated`` objects will charge to quotas; None if the namespace had no quotas."""
     uncreated: int = 0
-    """Number of these objects that do not exist yet. A pod that waits for a node is in the quotas' usage already."""
+    """Number of objects with this charge that do not exist yet. A pod that waits for a node exists, and is in the usage
+    of the quotas already."""
     domain: Domain = ANYWHERE
     """The nodes on which the pods may run."""
 
@@ -70,7 +71,7 @@ took seconds.
 
 
 def _take(left: list[_Left], reservation: Reservation, view: ClusterView) -> list[_Left]:
-    """Remove the nodes of a reservation from the heap. Return what the reservation leaves of them."""
+    """Remove the nodes of a reservation from the heap. Return these nodes with what the reservation leaves free."""
     fitting: list[_Left] = []
     others: list[_Left] = []
     outside: list[_Left] = []

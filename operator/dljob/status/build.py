@@ -26,7 +26,7 @@ from dljob.status.conditions import Verdict, is_true, merge, phase
 
 
 def previous(job: JobSeen) -> DLJobStatus:
-    """Return the stored status without invalid parts. Valid conditions and times stay: no ended job starts again."""
+    """Return the stored status without invalid fields. Valid fields stay, so that no ended job starts again."""
     return readable_status(job.status)
 
 
@@ -166,7 +166,7 @@ def _from_report(
 
 
 def _remaining(left_s: float, accepted: StoredPlan | None) -> str:
-    """Format the remaining time and its 90th percentile, whose relative distance is that of the predicted step time."""
+    """Format the remaining time and its p90, such as 2h (<3h), in the ratio of the predicted step time and its p90."""
     median, p90 = human_duration(left_s), ""
     expected = accepted.plan.expected if accepted is not None else None
     if expected is not None and 0 < expected.step_s < expected.step_p90_s:
@@ -215,7 +215,7 @@ def _startup(job: JobSeen, status: DLJobStatus, report: Report) -> Startup | Non
 
 
 def human_duration(seconds: float) -> str:
-    """Format a duration with its two largest units, such as 2h5m or 40s. Longer ones become 999999 days."""
+    """Format a duration with its two largest units, such as 2h5m or 40s. The maximum is 999999 days."""
     left = timedelta(seconds=round(min(seconds, 86400.0 * 999_999)))
     hours, rest = divmod(left.seconds, 3600)
     minutes, rest_s = divmod(rest, 60)

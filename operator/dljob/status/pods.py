@@ -12,7 +12,7 @@ _IMAGE = {
 }  # fmt: skip
 _CRASH = {"CrashLoopBackOff", "Error", "OOMKilled", "Completed"}
 WAITS_FOR_GANG = "pod group is unschedulable"
-"""Begin of what Kubernetes' scheduler says of a pod that fits a node and waits for others of its PodGroup."""
+"""Start of the scheduler's message about a pod that fits a node but waits for other pods of its PodGroup."""
 NOT_YET = {"ContainerCreating", "PodInitializing"}
 """Waiting reasons of a container that is starting normally."""
 

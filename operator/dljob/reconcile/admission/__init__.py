@@ -1,1 +1,1 @@
-"""When a job may hold devices: all pods or none, and after Kueue has admitted it."""
+"""Decide when a job may hold devices: for all its pods or none, and in a queue of Kueue only after the admission."""

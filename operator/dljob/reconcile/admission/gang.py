@@ -5,7 +5,7 @@ The condition Admitted stores the state. True: the operator creates the pods of 
 - Starting: not all pods of the plan have run yet.
 - Started: all pods ran.
 
-False: the job has no pods.
+False: the job has no pods, or its pods are stopping.
 
 - NoPlan: no plan is possible now; the condition Planned says why.
 - StartTimedOut: pods were missing or could not start for longer than ``spec.scheduling.startTimeout``, and nothing was
@@ -55,7 +55,7 @@ def waits(parsed: ParsedJob) -> bool:
 
 
 def stops(parsed: ParsedJob) -> bool:
-    """Return True while the pods that a time-out has released still stop: they must not be started again."""
+    """Return True while pods still stop after a start time-out. No pod may start again before all have stopped."""
     found = find(parsed.before.conditions, CONDITION)
     timed_out = found is not None and found.status is FALSE and found.reason == "StartTimedOut"
     current = parsed.accepted is not None and parsed.accepted.spec_digest == parsed.digest
@@ -82,9 +82,9 @@ def start_timeout_s(spec: DLJobSpec, plan: StoredPlan | None) -> float:
 def back_off_s(timeouts: int, timeout_s: float, uid: str) -> float:
     """Return the seconds between the release of a job's pods and the next plan.
 
-    ``timeouts``: how often the job has timed out in a row, this time included. The first back-off is not longer than
-    the time-out. ``uid``: the job's. Two jobs that release their pods at the same time wait for different times, so
-    that they do not block each other again.
+    ``timeouts``: how often the job has timed out in a row, this time included. The first back-off is
+    ``FIRST_BACK_OFF_S`` or the time-out, whichever is shorter. ``uid``: uid of the job. It changes the back-off by up
+    to 25 %, so that two jobs that release their pods at the same time do not block each other again.
     """
     first_s = min(FIRST_BACK_OFF_S, timeout_s)
     spread = int(hashlib.sha256(uid.encode()).hexdigest()[:4], 16) / 0xFFFF  # 0 to 1, the same at every reconcile
@@ -92,9 +92,9 @@ def back_off_s(timeouts: int, timeout_s: float, uid: str) -> float:
 
 
 def admit(parsed: ParsedJob, draft: Draft, now: datetime) -> bool:
-    """Add the verdict Admitted of a job whose pods the draft starts or keeps. Return False if it must release them.
+    """Add the verdict Admitted of a job whose pods the draft starts or keeps. Return False if it must release its pods.
 
-    Add to the draft the time of the next look, if pods are missing.
+    If a pod is blocked, also requeue the job for the time when it must release its pods.
     """
     observed, before, target = parsed.observed, find(parsed.before.conditions, CONDITION), draft.plan
     assert parsed.spec is not None and target is not None
@@ -115,7 +115,10 @@ def admit(parsed: ParsedJob, draft: Draft, now: datetime) -> bool:
 
 
 def _blocked_left_s(parsed: ParsedJob, target: StoredPlan, ready: Verdict, now: datetime) -> float | None:
-    """Return the seconds until the job must release its pods. None: no pod is blocked, or the others train."""
+    """Return the seconds until the job must release its pods.
+
+    None: no pod is blocked, the job trains without the blocked pods, or pods are on a lost node.
+    """
     assert parsed.spec is not None
     admitted, was_ready = (find(parsed.before.conditions, kind) for kind in (CONDITION, "PodsReady"))
     if admitted is None or admitted.status is not TRUE or was_ready is None or was_ready.status is not FALSE:
@@ -129,7 +132,7 @@ def _blocked_left_s(parsed: ParsedJob, target: StoredPlan, ready: Verdict, now: 
 
 
 def release(parsed: ParsedJob, draft: Draft, now: datetime) -> None:
-    """Replace what the draft starts by the stop of all pods, and say when the job is planned again."""
+    """Change the draft so that all pods stop and none start. Requeue the job for the time when it is planned again."""
     assert parsed.spec is not None
     observed, timeout_s = parsed.observed, start_timeout_s(parsed.spec, draft.plan)
     ready = pods_ready(observed, draft.wanted)
@@ -156,7 +159,7 @@ def plan_only(parsed: ParsedJob, draft: Draft) -> None:
 def no_plan(observed: Observed, draft: Draft, forecast: str) -> None:
     """Add the verdict of a job that has no pods and for which no plan is possible now, with its place in the queue.
 
-    ``forecast``: text about the predicted start, which follows the place; it may be empty.
+    ``forecast``: text about the predicted start, which the message shows after the place; it may be empty.
     """
     if quiet(observed):
         text = "no plan is possible now; see the condition Planned"

@@ -1,8 +1,8 @@
 """Jobs in a queue of Kueue: they have no pods until Kueue has admitted their Workload, and stop when it evicts them.
 
 The plan is made while the job waits, as if all nodes were free, and stored without pods. Its Workload asks for what the
-plan needs. If Kueue admits fewer pods, the job is planned again with exactly these. The stored plan then has what was
-admitted (``StoredPlan.admission``), so that an operator that starts later need not derive it again.
+plan needs. If Kueue admits fewer pods, the job is planned again for exactly these pods. The stored plan then contains
+the admission (``StoredPlan.admission``), so that an operator that starts later need not derive it again.
 """
 
 from datetime import datetime
@@ -23,11 +23,11 @@ from dljob.render import RenderConfig, support
 from dljob.status import FALSE, TRUE, Verdict, is_true, pods_ready
 
 RECHECK_S = 15.0
-"""Seconds after which a job is reconciled again that waits for an object that the operator does not watch."""
+"""Seconds until the next reconcile of a job that waits for an object that the operator does not watch."""
 
 
 def wants_plan(parsed: ParsedJob) -> bool:
-    """Return True if a job in a queue must be planned: for a new Workload, or for an admission of fewer pods."""
+    """Return True if a job in a queue must be planned: for a new spec, a new Workload or an admission of fewer pods."""
     spec, observed, accepted = parsed.spec, parsed.observed, parsed.accepted
     stopped = quiet(observed)
     if spec is None or parsed.finished or spec.suspend or not observed.queue.api_version:
@@ -79,7 +79,7 @@ def follow(parsed: ParsedJob, draft: Draft, config: RenderConfig, now: datetime)
 
 
 def _without_kueue(parsed: ParsedJob, draft: Draft, turn: Turn, now: datetime) -> StoredPlan | None:
-    """Let pods run on that Kueue has admitted earlier. Start none."""
+    """Handle a job while Kueue is not available. Pods that Kueue admitted earlier continue to run. No pods start."""
     if parsed.accepted is not None and not quiet(parsed.observed):
         return parsed.accepted
     draft.requeue_in(RECHECK_S)
@@ -88,7 +88,7 @@ def _without_kueue(parsed: ParsedJob, draft: Draft, turn: Turn, now: datetime) -
 
 
 def _infeasible(parsed: ParsedJob, draft: Draft, found: Infeasible, turn: Turn, now: datetime) -> StoredPlan | None:
-    """Handle a job without a valid plan. Pods of its last plan run on while they are admitted."""
+    """Handle a job without a valid plan. Pods of its last plan continue to run while Kueue admits them."""
     observed, workload = parsed.observed, parsed.observed.queue.workload
     draft.verdicts.append(make_plan.infeasible(found, parsed))
     draft.requeue_in(make_plan.RETRY_S if found.transient else 4 * make_plan.RETRY_S)
@@ -197,7 +197,7 @@ def _start(parsed: ParsedJob, draft: Draft, planned: StoredPlan, now: datetime) 
 
 
 def _needs_more(parsed: ParsedJob, planned: StoredPlan) -> str | None:
-    """Return why the pods of a plan for fewer nodes do not fit into the admitted quota; None if they do."""
+    """Return why the pods of a plan for fewer nodes do not fit into the admitted quota; None if they fit."""
     asked = parsed.accepted
     assert asked is not None and parsed.spec is not None
     if parsed.spec.resources.memory or planned.memory_nbytes <= asked.memory_nbytes:
@@ -209,7 +209,7 @@ def _needs_more(parsed: ParsedJob, planned: StoredPlan) -> str | None:
 
 
 def _hold(parsed: ParsedJob, draft: Draft, turn: Turn, now: datetime) -> None:
-    """Let the job wait without pods. Its pods write a checkpoint and stop, as if somebody had suspended it."""
+    """Let the job wait without pods. If it has pods, they write a checkpoint and stop, as if the job were suspended."""
     draft.verdicts.append(Verdict(gang.CONDITION, FALSE, turn.stage.value, turn.message))
     _suspended(parsed, draft, now)
 

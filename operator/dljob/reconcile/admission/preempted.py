@@ -1,7 +1,7 @@
 """Jobs that release their devices for a job of a higher priority, and continue later from their checkpoint.
 
 The condition Preempted stores the state. True: the pods write a checkpoint and stop, and then the job waits in the
-queue like any other. False: its pods start again. While they stop, the condition Admitted is False with the reason
+queue like any other. False: the pods start again. While pods stop, the condition Admitted is False with the reason
 Preempting. A preemption is not a failure, and the time until the job continues is not active time.
 """
 
@@ -35,7 +35,7 @@ def _begun(parsed: ParsedJob) -> bool:
 
 
 def stop_pods(parsed: ParsedJob, draft: Draft, now: datetime) -> None:
-    """Add to the draft that all pods stop, and why."""
+    """Add to the draft the stop of all pods, and the conditions that say why."""
     stop(parsed, draft, now)
     if not _begun(parsed):
         assert parsed.observed.preemption is not None
@@ -56,7 +56,7 @@ def _why(found: Preemption) -> str:
 
 
 def resumed(parsed: ParsedJob, draft: Draft) -> None:
-    """If the job was preempted, add to the draft the condition that it starts again."""
+    """If the job was preempted, add to the draft the condition that says that the job starts again."""
     if is_true(parsed.before.conditions, CONDITION) and draft.plan is not None:
         text = f"plan {draft.plan.plan.number} starts and continues from the last checkpoint"
         draft.verdicts.append(Verdict(CONDITION, FALSE, "Resumed", text))

@@ -27,7 +27,7 @@ def missing(parsed: ParsedJob) -> bool:
 
 
 def verdicts(parsed: ParsedJob) -> Iterator[Verdict]:
-    """Yield the condition PriorityClassFound. A job has it only after the first such problem."""
+    """Yield the condition PriorityClassFound. A job gets it when its PriorityClass is missing for the first time."""
     if name := parsed.observed.lacks_priority_class:
         what = "The job waits until then" if quiet(parsed.observed) else "Its pods run on, but none can be replaced"
         text = (

@@ -23,16 +23,17 @@ Attempt = Callable[[Request, ClusterView], StoredPlan | Infeasible]
 """Makes a plan for a request, without regard to quotas."""
 
 MAX_ATTEMPTS = 6
-"""Maximum number of plans with fewer nodes that are tried before the one with the fewest."""
+"""Maximum number of plans that are tried before the plan with the fewest nodes that the spec allows."""
 MAX_NAMED = 3
 """Maximum number of shortages that a message names."""
 
 
 @dataclass(frozen=True)
 class _Unfit:
-    """A plan on ``nodes`` nodes that does not fit; 0 nodes: no plan was possible.
+    """A plan on ``nodes`` nodes that does not fit the limits of the namespace; 0 nodes: no plan was possible.
 
-    ``shortages``: what quotas lack for it. ``why``: the first obstacle.
+    ``reason``: the resulting error. ``shortages``: resources of quotas of which the plan needs more than is left.
+    ``why``: text about the first obstacle.
     """
 
     reason: Infeasible
@@ -79,7 +80,7 @@ def _smaller(
     first: _Unfit,
     tried: Callable[[Request, ClusterView], StoredPlan | _Unfit],
 ) -> StoredPlan | _Unfit:
-    """Return the first plan that fits, with smaller pods or on fewer and fewer nodes; else why the last does not fit.
+    """Return the first plan that fits, with smaller pods or on fewer nodes each time; else why the last plan fails.
 
     ``first``: the best plan without limits, which does not fit.
     """
@@ -108,9 +109,9 @@ def _with_default_limit(request: Request, least: Bounds) -> Request:
 
 
 def _with_room(view: ClusterView, request: Request, least: Bounds) -> ClusterView:
-    """Return the view without nodes on which a pod with the least requests of the LimitRanges does not fit.
+    """Mark nodes as left out that are too full for the smallest pod that the LimitRanges allow. Return the view.
 
-    Requests in the spec are not raised to these values, and are checked later.
+    If the spec sets a request, the minimum of that resource does not count here, and is checked later.
     """
     cpu_m = 0 if request.cpu_per_pod else least.least.get("cpu", 0)
     memory = 0 if request.memory_per_pod_nbytes else least.least.get("memory", 0)
@@ -124,7 +125,7 @@ def _with_room(view: ClusterView, request: Request, least: Bounds) -> ClusterVie
 
 
 def _capped(view: ClusterView, limits: NamespaceLimits, least: Bounds) -> ClusterView:
-    """Return the view as if no node had more free than a pod may have."""
+    """Return the view with no more free devices and memory per node than quotas and LimitRanges allow one pod."""
     memory = [least.most["memory"]] if "memory" in least.most else []
     for quota in limits.quotas:
         if not quota.scopes:
@@ -166,7 +167,7 @@ def _fewer(found: _Unfit, fewest: int) -> int:
 def _checked(
     parsed: ParsedJob, found: StoredPlan, limits: NamespaceLimits, least: Bounds, config: RenderConfig
 ) -> StoredPlan | _Unfit:
-    """Return the plan with its charges if the API server would accept its objects."""
+    """Return the plan with its charges if the API server would accept its objects; otherwise say why it would not."""
     spec, job = parsed.spec, parsed.observed.job
     assert spec is not None
     found = _adjusted(found, spec, least)
@@ -199,7 +200,7 @@ def _checked(
 
 
 def _adjusted(found: StoredPlan, spec: DLJobSpec, least: Bounds) -> StoredPlan:
-    """Return the plan with requests that the LimitRanges allow, where the spec leaves them open."""
+    """Return the plan with requests that the LimitRanges allow. Requests that the spec sets do not change."""
     changed: dict[str, object] = {}
     limit = least.limit.get("cpu") if not spec.resources.cpu_limit else None
     low, high = least.least.get("cpu", 0), min(least.most.get("cpu", 2**62), limit or 2**62)
@@ -220,7 +221,7 @@ def _new_objects(
     claim: Manifest | None,
     sets: Sequence[Manifest],
 ) -> list[Manifest]:
-    """Return the objects without pods that the plan adds. A job with a plan has the others already."""
+    """Return the objects other than pods that the plan adds. A job that has a plan needs only its new StatefulSets."""
     before = parsed.accepted
     if before is not None:
         names = {group.name for group in before.groups}

@@ -40,7 +40,7 @@ RETRY_S = 15.0
 
 
 PLACEMENT = ("scheduling.nodeSelector: ", "scheduling.tolerations: ")
-"""How those lines about defaults begin that limit the nodes of a job."""
+"""Prefixes of the lines in ``ParsedJob.defaulted`` about defaults that limit the nodes of a job."""
 MAX_NAMED = 5
 """Maximum number of nodes that the message about left-out nodes names."""
 
@@ -71,7 +71,7 @@ def ready(parsed: ParsedJob) -> bool:
 
 
 def question(parsed: ParsedJob) -> ParsedJob:
-    """Return what ``decide`` needs of a job, apart from the cluster's view and the profiles.
+    """Return the job with only the fields that ``decide`` reads, without the cluster's view and the profiles.
 
     Two equal questions have the same answer on the same cluster. What changes while a job runs or waits is left out, so
     that the question of a waiting job stays the same.
@@ -116,9 +116,10 @@ def decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
 
 
 def _with_partial_admission(parsed: ParsedJob, config: RenderConfig, found: StoredPlan) -> StoredPlan:
-    """Let Kueue admit fewer pods, if a plan with the fewest is possible. Every pod then asks for what that plan needs.
+    """Let Kueue admit fewer pods, if a plan with the fewest allowed pods is possible.
 
-    The fewer nodes, the larger the local batch size, and with it the memory of a pod.
+    Every pod then requests enough for either plan: the fewer pods, the larger the local batch size, and with it the
+    memory of a pod.
     """
     assert parsed.spec is not None
     least = kueue.partial_minimum(parsed.spec, found)
@@ -224,7 +225,7 @@ def _too_large(found: StoredPlan) -> Infeasible | None:
 
 
 def _but_for_left_out(parsed: ParsedJob, request: Request, view: ClusterView, found: Infeasible) -> Infeasible:
-    """Return a reason that names the nodes that are left out, if the job could run with them; otherwise ``found``.
+    """Return an error that names the left-out nodes, if a plan would be possible with these nodes; otherwise ``found``.
 
     The job waits rather than use these nodes as a last resort: its next failure there could be its last.
     """
@@ -244,7 +245,7 @@ def _but_for_left_out(parsed: ParsedJob, request: Request, view: ClusterView, fo
 
 
 def _avoided(parsed: ParsedJob, decision: Decision) -> tuple[str, ...] | None:
-    """Return the nodes that the pods must avoid: those that are left out and have a device type of the plan."""
+    """Return the nodes that the pods must avoid: left-out nodes with a device type of the plan; None: no such node."""
     assert parsed.observed.view is not None
     devices = {group.device for group in decision.chosen.groups}
     left_out = parsed.observed.left_out
@@ -323,8 +324,8 @@ def _by_checkpoint(parsed: ParsedJob, current: Plan, proposed: Plan) -> Infeasib
 def _cpu_m(group: Group, nodes: Iterable[Node]) -> int:
     """Return the CPU request of a group's pods in thousandths of a core. ``nodes``: those that the job can use.
 
-    The request is what the plan needs, but at most half of the free CPU of a planned node, or the least that is useful
-    there, so that the pods fit.
+    The request is what the plan needs, but at most half of the free CPU of a planned node, so that the pods fit. The
+    limit is never below the smallest useful CPU of the node.
     """
     free = sorted((node for node in nodes if node.device == group.device), key=lambda node: -node.free_cpu)
     room = min((max(useful_cpu(node.cpu), node.free_cpu / 2) for node in free[: group.nodes]), default=0.0)

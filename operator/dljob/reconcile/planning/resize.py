@@ -35,13 +35,13 @@ CONDITION = "Resizing"
 MIN_STEPS = 20
 """Number of steps of a job before it can grow. The first ones are slow, and the gain depends on measured steps."""
 MIN_BETWEEN_S = 600.0
-"""Seconds between two moves of a job that grows. With restarts of up to a minute, moves take at most a tenth of it."""
+"""Seconds between two moves of a job that trains. Restarts of up to a minute cost a tenth of that or less."""
 
 
 def undecided(parsed: ParsedJob, now: datetime | None = None) -> bool:
     """Return True if the operator must look for another plan. ``now``: present time; None: all waiting times are over.
 
-    The module ``controller.planning`` limits how often it looks for a job that trains (``Observed.capacity_grew``).
+    The module ``controller.planning`` limits how often this happens for a job that trains (``Observed.capacity_grew``).
     """
     if not _may(parsed):
         return False
@@ -49,15 +49,15 @@ def undecided(parsed: ParsedJob, now: datetime | None = None) -> bool:
 
 
 def may_move(parsed: ParsedJob, now: datetime) -> bool:
-    """Return True if a job that trains may restart now on other devices, for itself or for others."""
+    """Return True if a job that trains may restart now on other devices, to gain itself or to help other jobs."""
     return _may(parsed) and not parsed.queued and _can_grow(parsed, now)
 
 
 def resize(parsed: ParsedJob, draft: Draft, config: RenderConfig, now: datetime) -> StoredPlan | None:
     """Return the plan to which the job moves, or None if it keeps its plan. Add the condition Resizing.
 
-    A job that trains moves in two steps. First the condition says so. Then the job is planned again, which reserves
-    what it needs in addition, and only then its pods stop.
+    A job that trains moves in two reconciles. The first sets the condition. The second plans the job again, which
+    reserves the additional resources, and only then stops its pods.
     """
     accepted, observed = parsed.accepted, parsed.observed
     if accepted is None or not undecided(parsed, now):
@@ -88,7 +88,10 @@ def resize(parsed: ParsedJob, draft: Draft, config: RenderConfig, now: datetime)
 
 
 def _grow(parsed: ParsedJob, draft: Draft, other: StoredPlan, change: str) -> StoredPlan | None:
-    """Return ``other`` if the job moves to it now. Add the condition Resizing with what the job gains."""
+    """Return the plan ``other`` if the job moves to it now; otherwise None. Add the condition Resizing with the gain.
+
+    ``change``: text about the two plans for the condition.
+    """
     found, left = _gain(parsed, other)
     times = (
         f"the remaining {left} steps take {found.stay_s:.3g} s with this plan, "
@@ -130,7 +133,7 @@ def _moves(parsed: ParsedJob) -> bool:
 
 
 def _may(parsed: ParsedJob) -> bool:
-    """Return True if the spec lets the operator replace the plan. It must be the plan of this spec."""
+    """Return True if the spec lets the operator replace the plan, and the plan was made for this spec."""
     spec, accepted = parsed.spec, parsed.accepted
     return (
         spec is not None
@@ -144,7 +147,7 @@ def _may(parsed: ParsedJob) -> bool:
 
 
 def _stranded(parsed: ParsedJob, now: datetime | None) -> bool:
-    """Return True if pods of a job that ran before find no node, and the others do not train without them."""
+    """Return True if pods of a job that ran before find no node, and the other pods do not train without these."""
     conditions = parsed.before.conditions
     if any(pod.node in parsed.observed.lost_nodes for pod in parsed.observed.pods):
         return False  # The module ``fence`` removes these pods first.
@@ -164,7 +167,7 @@ def _missing_for(parsed: ParsedJob, now: datetime | None) -> bool:
 
 
 def _without_node(parsed: ParsedJob) -> str | None:
-    """Describe the pods that find no node; None if there are none."""
+    """Describe the pods that find no node; None if there is no such pod."""
     pods = [pod for pod in parsed.observed.pods if pod.unschedulable and not pod.deleting]
     if not pods or parsed.spec is None:
         return None
@@ -174,7 +177,7 @@ def _without_node(parsed: ParsedJob) -> str | None:
 
 
 def _can_grow(parsed: ParsedJob, now: datetime | None, *, moving: bool = False) -> bool:
-    """Return True if a job that trains may move for a better plan now. ``moving``: it has already decided to."""
+    """Return True if a job that trains may move for a better plan now. ``moving``: the move is decided."""
     spec, accepted, report = parsed.spec, parsed.accepted, parsed.report
     if spec is None or accepted is None or report is None or not _lets_grow(spec, accepted):
         return False
@@ -205,10 +208,10 @@ def _can_grow(parsed: ParsedJob, now: datetime | None, *, moving: bool = False) 
 
 
 def _lets_grow(spec: DLJobSpec, accepted: StoredPlan) -> bool:
-    """Return True if restarts for a better plan are allowed, and if a training continues from its checkpoint.
+    """Return True if restarts for a better plan are allowed, and the job then continues from a checkpoint.
 
-    Only time is compared, because a run measures neither energy nor cost. A job with a plan of an earlier release grows
-    only if its spec says so, because an upgrade of the operator must not restart jobs.
+    The objective must be time, because a run measures neither energy nor cost. A job with a plan of an earlier release
+    grows only with ``planning.resize: Auto``, because an upgrade of the operator must not restart other jobs.
     """
     return (
         (accepted.resizes is not None or spec.planning.resize is Resize.AUTO)
@@ -255,7 +258,10 @@ def _gain(parsed: ParsedJob, other: StoredPlan) -> tuple[Gain, int]:
 
 
 def _restart_s(parsed: ParsedJob) -> float:
-    """Return the seconds of a restart: the job's own start-up, without its wait for a plan, if it was measured."""
+    """Estimate the seconds of a restart.
+
+    The estimate is the measured start-up of the job, without its wait for admission, and at least ``START_UP_S``.
+    """
     startup = parsed.before.startup
     if startup is None or startup.total_seconds is None:
         return START_UP_S

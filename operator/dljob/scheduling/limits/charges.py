@@ -22,14 +22,14 @@ _LIMITED = _WITHOUT_PREFIX
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """What one object charges to quotas, and what decides which quotas with scopes count it."""
+    """What one object charges to quotas, and the properties by which the scopes of quotas select objects."""
 
     amounts: tuple[tuple[str, int], ...]
     """(resource of a quota, amount in thousandths), sorted."""
     is_pod: bool = False
     priority_class: str = ""
     terminating: bool = False
-    """True for a pod with ``activeDeadlineSeconds``, in the words of the scopes of quotas."""
+    """True for a pod with ``activeDeadlineSeconds``. The scopes of quotas call such a pod Terminating."""
     best_effort: bool = False
     cross_namespace: bool = False
     """True for a pod whose affinity selects pods of other namespaces."""
@@ -45,14 +45,14 @@ def parsed_amounts(mapping: Json | None) -> dict[str, int]:
 
 
 def container_amounts(container: Json) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the requests and limits of a container. A resource without a request requests its limit."""
+    """Return requests and limits of a container, in thousandths. A resource without a request requests its limit."""
     stated = container.get("resources") or {}
     limits = parsed_amounts(stated.get("limits"))
     return {**limits, **parsed_amounts(stated.get("requests"))}, limits
 
 
 def pod_amounts(spec: Json) -> tuple[dict[str, int], dict[str, int]]:
-    """Return the requests and limits of a whole pod, as the scheduler adds up those of its containers."""
+    """Return requests and limits of a pod, in thousandths. Add up those of its containers as the scheduler does."""
     totals = []
     for which in (0, 1):
         sidecars: dict[str, int] = {}

@@ -14,7 +14,7 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class LimitItem:
-    """One entry of a LimitRange. Amounts are in thousandths; ``ratio`` is the limit divided by the request."""
+    """One entry of a LimitRange. Amounts are in thousandths. ``ratio``: largest limit divided by the request."""
 
     type: str
     min: Amounts = field(default_factory=dict)
@@ -52,7 +52,7 @@ class LimitRange:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """What a LimitRange forbids."""
+    """A value that a LimitRange forbids."""
 
     range: str
     where: str
@@ -181,7 +181,7 @@ def _found(kind: str, value: int | None) -> str:
 
 
 def _text(value: int) -> str:
-    """Return an amount in thousandths as a quantity. Bytes are the only amounts from a million units."""
+    """Return an amount in thousandths as a quantity. Amounts of a million units or more are always bytes."""
     if value >= 10**9:
         return f"{value / 1000 / 2**20:.6g}Mi"
     return str(value // 1000) if value % 1000 == 0 else f"{value}m"

@@ -25,7 +25,7 @@ class Scope:
     values: tuple[str, ...] = ()
 
     def holds(self, charge: Charge) -> bool:
-        """Return True if the scope selects the object. No object of a job has an unknown scope."""
+        """Return True if the scope selects the object. An unknown scope selects no object."""
         if not charge.is_pod:
             return False
         if self.name != "PriorityClass":
@@ -82,11 +82,11 @@ class Quota:
         return {name: value for name, value in charge.amounts if name in self.hard}
 
     def left(self, resource: str) -> int:
-        """Return what may still be used. It is negative if the quota was lowered below what is used."""
+        """Return how much may still be used, in thousandths; negative if the quota was lowered below its usage."""
         return self.hard[resource] - self.used.get(resource, 0)
 
     def with_usage(self, more: Iterable[tuple[Charge, int]]) -> "Quota":
-        """Return the quota with other usage. ``more``: (charge, number of such objects; negative if they go)."""
+        """Return the quota with changed usage. ``more``: (charge, number of such objects; negative: removed)."""
         used = dict(self.used)
         for charge, count in more:
             for name, value in self.charged(charge).items():
