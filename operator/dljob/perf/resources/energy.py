@@ -1,4 +1,6 @@
-"""Energy and cost of a training run.
+"""Power of a rank, and the price of energy and devices.
+
+The energy of a plan is the sum over its ranks, times the run time: ``dljob.planner.candidates.evaluate`` computes it.
 
 A device always draws at least its idle power. It draws the most power while it computes, but rarely as much as its
 power limit allows. While it waits, it draws less.
