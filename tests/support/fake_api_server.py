@@ -14,11 +14,11 @@ from dljob.kube.kinds import (
     CLAIM,
     CONFIG_MAP,
     DLJOB,
-    EVENT,
     NODE,
     POD,
     PRIORITY_CLASS,
     QUOTA,
+    SECRET,
     STATEFUL_SET,
     Kind,
 )  # fmt: skip
@@ -41,7 +41,7 @@ def merged(old: Any, new: Any) -> Any:
 
 
 def _field(body: Json, path: str, default: str) -> Any:
-    """Return the field of an event that a field selector names, such as involvedObject.uid."""
+    """Return the field that a field selector names, such as involvedObject.uid."""
     parent, _, name = path.rpartition(".")
     return (body[parent] if parent else body).get(name, default)
 
@@ -86,7 +86,7 @@ class FakeApi:
             for (plural, where, _), body in self.objects.items()
             if plural == kind.plural and namespace in (None, where)
         ]
-        if kind is EVENT:
+        if "fieldSelector" in params:
             wanted = dict(part.split("=") for part in params["fieldSelector"].split(","))
             found = [
                 body for body in found if all(_field(body, path, value) == value for path, value in wanted.items())
@@ -142,13 +142,19 @@ class FakeCluster:
             QUOTA, {"metadata": {"name": "full", "namespace": namespace}, "spec": {"hard": hard}, "status": status}
         )
 
+    def secret(self, name: str, namespace: str = "team-a", **labels: str) -> None:
+        self.api._store(SECRET, {"metadata": {"name": name, "namespace": namespace, "labels": labels}})
+
     def priority_class(self, name: str, value: int, *, default: bool = False) -> None:
         self.api._store(PRIORITY_CLASS, {"metadata": {"name": name}, "value": value, "globalDefault": default})
 
-    def submit(self, name: str, namespace: str = "team-a", *, second: int = 0, **spec: Any) -> tuple[str, str]:
+    def submit(
+        self, name: str, namespace: str = "team-a", *, second: int = 0, annotations: Json | None = None, **spec: Any
+    ) -> tuple[str, str]:
         """Create a job. ``second``: of its creation time, which decides between equal jobs."""
         created = f"2026-01-01T00:00:{second:02}Z"
         meta = {"name": name, "namespace": namespace, "generation": 1, "creationTimestamp": created}
+        meta |= {"annotations": annotations} if annotations else {}
         self.api._store(DLJOB, {"metadata": meta, "spec": spec})
         return namespace, name
 

@@ -14,8 +14,8 @@ from dljob.api.base import GROUP, VERSION
 from dljob.api.spec import DLJobSpec
 
 OVERRIDES_ANNOTATION = f"{GROUP}/overrides"
-"""Annotation of a DLJob. With the value ``ALL_OVERRIDES``, ``spec.podTemplateOverrides`` may contain any field, even if
-the chart value ``overrides`` allows fewer."""
+"""Annotation of a DLJob. With the value ``ALL_OVERRIDES``, and if the chart value ``overrides`` is ``safe``,
+``spec.podTemplateOverrides`` may contain any field, and the pods may use any Secret of the namespace."""
 ALL_OVERRIDES = "all"
 SECRET_LABEL = f"{GROUP}/usable"
 """Label of a Secret. With the value ``true``, the DLJobs of its namespace may use the Secret."""
@@ -42,6 +42,13 @@ class SecretUse:
 
     field: str
     name: str
+
+    def unlimited(self, *, annotated: bool) -> bool:
+        """Return True if a job may contain any override and use any Secret of its namespace.
+
+        ``annotated``: True if the job has ``OVERRIDES_ANNOTATION``, which counts only under ``SAFE``.
+        """
+        return self is OverridePolicy.ALL or (self is OverridePolicy.SAFE and annotated)
 
 
 def unsafe_fields(spec: DLJobSpec) -> tuple[str, ...]:

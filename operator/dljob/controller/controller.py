@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from time import monotonic
 from typing import Any
 
-from dljob.api.overrides import OverridePolicy, secrets
+from dljob.api.overrides import secrets
 from dljob.controller.metrics import PHASES, Metrics
 from dljob.controller.planning.answers import RECONCILE_S, PlanningError
 from dljob.controller.planning.background import Planning
@@ -204,7 +204,7 @@ class Controller:
         """Return the parsed job. It has no spec if the installation does not allow its overrides or Secrets."""
         job, policy = observed.job, self._config.overrides
         parsed = parse_observed(observed, policy, self._config.job_defaults)
-        if policy is OverridePolicy.ALL or job.may_override or parsed.spec is None or parsed.finished:
+        if policy.unlimited(annotated=job.may_override) or parsed.spec is None or parsed.finished:
             return parsed
         names = {use.name for use in secrets(parsed.spec)}
         # While all pods are ready, nothing new reads a Secret.

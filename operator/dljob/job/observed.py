@@ -44,7 +44,7 @@ class JobSeen:
     status: Mapping[str, Any] = field(default_factory=dict)
     deleting: bool = False
     may_override: bool = False
-    """True if the job has the annotation that allows every pod template override."""
+    """True if the job has the annotation ``dljob.dev/overrides: all``. ``OverridePolicy`` says when it counts."""
     spec_problem: str | None = None
     """Why the operator does not read the spec (``spec`` is then empty): it is too long or too deeply nested."""
     queue: str = ""

@@ -17,6 +17,7 @@ from dljob.kube import Cache, JobKey, Kube, NodeFaults, WarningEvents
 from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
 from dljob.reconcile.planning.make_plan import decide
+from dljob.render import RenderConfig
 from dljob.scheduling import QueuePolicy
 from support.builders import CONFIG, NOW, T4
 from support.fake_api_server import FakeCluster
@@ -48,6 +49,7 @@ class Operator:
         *,
         preempts: bool = False,
         together: bool = False,
+        config: RenderConfig = CONFIG,
     ) -> None:
         """``preempts``: jobs of a higher priority may stop others. ``together``: as of ``Planning``."""
         self.now = NOW
@@ -66,7 +68,7 @@ class Operator:
             preempts=preempts, policy=policy, together=together,
         )  # fmt: skip
         self.controller = Controller(
-            kube, self.cache, WarningEvents(api), self.queue, CONFIG, self.metrics, self.planning, lambda: self.now,
+            kube, self.cache, WarningEvents(api), self.queue, config, self.metrics, self.planning, lambda: self.now,
             node_faults=NodeFaults(api, self.cache, "dljob-system", "node-faults", None),
         )  # fmt: skip
 
@@ -123,6 +125,7 @@ def on_two_nodes(
     policy: QueuePolicy = DEFAULT_POLICY,
     *,
     preempts: bool = False,
+    config: RenderConfig = CONFIG,
 ) -> None:
     """Run a test on a cluster with two nodes, each with one GPU. ``preempts``: as of ``Operator``."""
 
@@ -130,7 +133,7 @@ def on_two_nodes(
         cluster = FakeCluster()
         for name in ("n1", "n2"):
             cluster.node(name, T4, 1)
-        async with Operator(cluster, policy, preempts=preempts) as operator:
+        async with Operator(cluster, policy, preempts=preempts, config=config) as operator:
             await test(cluster, operator)
 
     run(main())

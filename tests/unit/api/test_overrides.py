@@ -44,6 +44,13 @@ def test_installation_decides_what_overrides_may_contain(
     assert (parsed.spec is None) == (reason is not None)
 
 
+@pytest.mark.parametrize("policy", OverridePolicy)
+@pytest.mark.parametrize("marked", [True, False])
+def test_annotation_counts_only_under_safe(policy: OverridePolicy, marked: bool) -> None:
+    expected = {OverridePolicy.NONE: False, OverridePolicy.SAFE: marked, OverridePolicy.ALL: True}
+    assert policy.unlimited(annotated=marked) is expected[policy]
+
+
 def test_all_uses_of_secrets_are_found() -> None:
     data = {"uri": "s3://a/b.npz", "samples": 100, "secretName": "one"}
     cases = ("secret volume", "secret variable", "secret environment")

@@ -1,0 +1,81 @@
+"""Tests that the controller starts a job only if its pods may read the Secrets that the spec names."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dljob.api.overrides import OVERRIDES_ANNOTATION, SECRET_LABEL, OverridePolicy
+from dljob.kube import JobKey
+from support.builders import CONFIG
+from support.controller.fake_operator import SPEC, Operator, on_two_nodes
+from support.fake_api_server import FakeCluster
+
+Json = dict[str, Any]
+NAME = "payroll"
+USES: dict[str, tuple[Json, str]] = {
+    # name: (part of the spec, field that the message names)
+    "variable": (
+        {"trainer": {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": NAME, "key": "k"}}}]}},
+        "spec.trainer.env[0].valueFrom.secretKeyRef.name",
+    ),
+    "environment": (
+        {"trainer": {"envFrom": [{"prefix": "A_", "secretRef": {"name": NAME}}]}},
+        "spec.trainer.envFrom[0].secretRef.name",
+    ),
+    "data": (
+        {"dataset": {"uri": "https://example.invalid/a.npz", "samples": 100, "secretName": NAME}},
+        "spec.dataset.secretName",
+    ),
+}
+ANNOTATION = {OVERRIDES_ANNOTATION: "all"}
+NONE, SAFE, ALL = OverridePolicy.NONE, OverridePolicy.SAFE, OverridePolicy.ALL
+
+
+def pods_may_run(operator: Operator, key: JobKey) -> bool:
+    sets = [name for plural, namespace, name in operator.cluster.api.objects if plural == "statefulsets"]
+    return any(name.startswith(f"{key[1]}-") for name in sets)
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize(
+    ("policy", "annotations", "marked", "allowed"),
+    [
+        (NONE, {}, False, False),
+        (NONE, ANNOTATION, False, False),
+        (NONE, {}, True, True),
+        (SAFE, {}, False, False),
+        (SAFE, {}, True, True),
+        (SAFE, ANNOTATION, False, True),
+        (ALL, {}, False, True),
+    ],
+)
+def test_secret_without_the_mark_is_refused(
+    use: str, policy: OverridePolicy, annotations: Json, marked: bool, allowed: bool
+) -> None:
+    """Seen before: with ``overrides: none``, everybody could set the annotation and then read every Secret."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        cluster.secret(NAME, **({SECRET_LABEL: "true"} if marked else {}))
+        key = cluster.submit("reader", annotations=annotations, **{**SPEC, **USES[use][0]})
+        await operator.watch()
+        assert pods_may_run(operator, key) is allowed
+        if not allowed:
+            assert operator.condition(key, "Accepted") == ("False", "SecretNotUsable")
+            assert USES[use][1] in operator.message(key, "Accepted")
+
+    on_two_nodes(body, config=replace(CONFIG, overrides=policy))
+
+
+def test_job_waits_until_the_secret_has_the_mark() -> None:
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        cluster.secret(NAME)
+        key = cluster.submit("reader", **{**SPEC, **USES["variable"][0]})
+        await operator.watch()
+        assert not pods_may_run(operator, key)
+        cluster.secret(NAME, **{SECRET_LABEL: "true"})
+        operator.queue.add(key)
+        await operator.watch()
+        assert pods_may_run(operator, key)
+
+    on_two_nodes(body, config=replace(CONFIG, overrides=SAFE))
