@@ -17,7 +17,7 @@ import metriclist
 from dljob.api import crd
 from dljob.api.change_rules import is_change_rule
 from dljob.api.changes import CHANGES, Effect
-from dljob.api.overrides import admission_policy
+from dljob.api.overrides import admission_policies
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTE = "made by hack/generate from operator/dljob/api; change that, then run it again"
@@ -25,7 +25,7 @@ CHART_CRDS = "charts/dljob/files/crds"
 """Folder from which the chart's templates read the CRDs, so that Helm values decide whether to install or keep them."""
 
 DASHBOARD = "charts/dljob/files/dashboard.json"
-OVERRIDE_POLICY = "charts/dljob/files/override-policy.yaml"
+OVERRIDE_POLICIES = "charts/dljob/files/override-policies.yaml"
 RBAC = "charts/dljob/files/rbac.yaml"
 
 Schema = Mapping[str, Any]
@@ -201,7 +201,7 @@ def outputs() -> dict[str, str]:
         "docs/reference/permissions.md": rbac(),
         "docs/reference/metrics.md": metrics(),
         DASHBOARD: dashboard.dashboard(),
-        OVERRIDE_POLICY: definition_yaml(admission_policy()),
+        OVERRIDE_POLICIES: definition_yaml(admission_policies()),
     }
     for definition in crd.definitions():
         name = f"{definition['spec']['group']}_{definition['spec']['names']['plural']}.yaml"

@@ -58,3 +58,14 @@ UNSAFE: dict[str, tuple[Json, str]] = {
     "csi": (volume(csi={"driver": "x"}), ".volumes[0].csi"),
     "no list": ({"containers": {"name": "trainer", "image": "x"}}, ".containers"),
 }
+UNSAFE_ANNOTATIONS = (
+    "container.apparmor.security.beta.kubernetes.io/trainer",
+    "container.seccomp.security.alpha.kubernetes.io/trainer",
+    "seccomp.security.alpha.kubernetes.io/pod",
+)
+SAFE_ANNOTATIONS = ("sidecar.istio.io/inject", "example.com/seccomp.security.alpha.kubernetes.io", "note")
+
+
+def annotated(key: str) -> Json:
+    """Return an override that adds an annotation to the pods."""
+    return {"manager": "me", "metadata": {"annotations": {key: "unconfined"}}}

@@ -26,6 +26,11 @@ SAFE_POD_FIELDS = (
 SAFE_CONTAINER_FIELDS = ("name", "resources", "volumeMounts", "env", "envFrom")
 SAFE_VOLUMES = ("configMap", "emptyDir", "persistentVolumeClaim", "secret")
 TRAINER_CONTAINER = "trainer"
+UNSAFE_ANNOTATIONS = (
+    "container.apparmor.security.beta.kubernetes.io/", "container.seccomp.security.alpha.kubernetes.io/",
+    "seccomp.security.alpha.kubernetes.io/",
+)  # fmt: skip
+"""Prefixes of pod annotations that select an AppArmor or seccomp profile, and can therefore switch it off."""
 
 
 class OverridePolicy(StrEnum):
@@ -35,14 +40,6 @@ class OverridePolicy(StrEnum):
     SAFE = "safe"
     ALL = "all"
 
-
-@dataclass(frozen=True)
-class SecretUse:
-    """A Secret that the pods of a job read. ``field``: path of the DLJob field that contains the name of the Secret."""
-
-    field: str
-    name: str
-
     def unlimited(self, *, annotated: bool) -> bool:
         """Return True if a job may contain any override and use any Secret of its namespace.
 
@@ -51,11 +48,22 @@ class SecretUse:
         return self is OverridePolicy.ALL or (self is OverridePolicy.SAFE and annotated)
 
 
+@dataclass(frozen=True)
+class SecretUse:
+    """A Secret that the pods of a job read. ``field``: path of the DLJob field that contains the name of the Secret."""
+
+    field: str
+    name: str
+
+
 def unsafe_fields(spec: DLJobSpec) -> tuple[str, ...]:
     """Return the paths of the fields in ``spec.podTemplateOverrides`` that are not allowed by OverridePolicy.SAFE."""
     found: list[str] = []
     for i, override in enumerate(spec.pod_template_overrides):
-        found += _unsafe_pod(override.spec, f"spec.podTemplateOverrides[{i}].spec")
+        path = f"spec.podTemplateOverrides[{i}]"
+        unsafe = (key for key in override.metadata.annotations if key.startswith(UNSAFE_ANNOTATIONS))
+        found += (f"{path}.metadata.annotations[{key}]" for key in unsafe)
+        found += _unsafe_pod(override.spec, f"{path}.spec")
     return tuple(found)
 
 
@@ -127,6 +135,7 @@ def _cel(names: Sequence[str]) -> str:
 
 
 _SAFE_CEL = f"""object.spec.?podTemplateOverrides.orValue([]).all(o,
+  o.?metadata.?annotations.orValue({{}}).all(k, !{_cel(UNSAFE_ANNOTATIONS)}.exists(p, k.startsWith(p))) &&
   o.?spec.orValue({{}}).all(k, k in {_cel(SAFE_POD_FIELDS)}) &&
   o.?spec.?containers.orValue([]).all(c,
     c.all(k, k in {_cel(SAFE_CONTAINER_FIELDS)}) && c.name == '{TRAINER_CONTAINER}' &&
@@ -155,11 +164,15 @@ _SAME = " && ".join(
         *(f"oldObject.spec.?{field} == object.spec.?{field}" for field in _CODE_FIELDS),
     )
 )
+_ASKED = (
+    f"oldObject != null && oldObject.metadata.?annotations['{OVERRIDES_ANNOTATION}'] == optional.of('{ALL_OVERRIDES}')"
+)
 _MAY = "authorizer.group('').resource('pods').namespace(object.metadata.namespace).check('create').allowed()"
 UNSAFE_MESSAGE = (
-    "spec.podTemplateOverrides: found fields beyond labels, annotations, nodeSelector, tolerations, affinity, "
-    "runtimeClassName, schedulerName, extended resources, env, and volumes of a ConfigMap, PersistentVolumeClaim, "
-    "Secret or emptyDir; remove them, or let somebody who may create pods add the annotation "
+    "spec.podTemplateOverrides: found fields beyond labels, annotations (except of AppArmor and seccomp), "
+    "nodeSelector, tolerations, affinity, runtimeClassName, schedulerName, extended resources, env, and volumes of a "
+    "ConfigMap, PersistentVolumeClaim, Secret or emptyDir; remove them, or let somebody who may create pods add the "
+    "annotation "
     f"{OVERRIDES_ANNOTATION}: {ALL_OVERRIDES}"
 )
 ANNOTATION_MESSAGE = (
@@ -169,8 +182,40 @@ ANNOTATION_MESSAGE = (
 )
 
 
-def admission_policy() -> dict[str, Any]:
-    """Return the spec of the ValidatingAdmissionPolicy for ``OverridePolicy.SAFE``."""
+NEW_ANNOTATION_MESSAGE = (
+    f"metadata.annotations: found {OVERRIDES_ANNOTATION}: {ALL_OVERRIDES}, set by a user who may not create pods in "
+    "this namespace; remove it, or ask for the permission to create pods"
+)
+
+
+def admission_policy(policy: OverridePolicy = OverridePolicy.SAFE) -> dict[str, Any]:
+    """Return the spec of the ValidatingAdmissionPolicy for a value of the chart's ``overrides``.
+
+    Each policy reserves ``OVERRIDES_ANNOTATION`` for users who may create pods, because the annotation counts after a
+    change of ``overrides`` to ``SAFE``. The policy for ``SAFE`` also limits the overrides of jobs without it.
+    """
+    safe = {
+        "expression": f"variables.asks || variables.same || (\n{_SAFE_CEL})",
+        "message": UNSAFE_MESSAGE,
+        "reason": "Forbidden",
+    }
+    reserved = {
+        "expression": f"!variables.asks || variables.same || {_MAY}",
+        "message": ANNOTATION_MESSAGE,
+        "reason": "Forbidden",
+    }
+    # Under ALL, every user may change every field, also in a job that somebody else has annotated.
+    newly_reserved = {
+        "expression": f"!variables.asks || variables.asked || {_MAY}",
+        "message": NEW_ANNOTATION_MESSAGE,
+        "reason": "Forbidden",
+    }
+    validations = {
+        OverridePolicy.NONE: [reserved],
+        OverridePolicy.SAFE: [safe, reserved],
+        OverridePolicy.ALL: [newly_reserved],
+    }
+    name, expression = ("asked", _ASKED) if policy is OverridePolicy.ALL else ("same", _SAME)
     return {
         "failurePolicy": "Fail",
         "matchConstraints": {
@@ -183,20 +228,11 @@ def admission_policy() -> dict[str, Any]:
                 }
             ]
         },
-        "variables": [
-            {"name": "asks", "expression": _ASKS},
-            {"name": "same", "expression": _SAME},
-        ],
-        "validations": [
-            {
-                "expression": f"variables.asks || variables.same || (\n{_SAFE_CEL})",
-                "message": UNSAFE_MESSAGE,
-                "reason": "Forbidden",
-            },
-            {
-                "expression": f"!variables.asks || variables.same || {_MAY}",
-                "message": ANNOTATION_MESSAGE,
-                "reason": "Forbidden",
-            },
-        ],
+        "variables": [{"name": "asks", "expression": _ASKS}, {"name": name, "expression": expression}],
+        "validations": validations[policy],
     }
+
+
+def admission_policies() -> dict[str, dict[str, Any]]:
+    """Return the spec of the ValidatingAdmissionPolicy for each value of the chart's ``overrides``."""
+    return {str(policy): admission_policy(policy) for policy in OverridePolicy}

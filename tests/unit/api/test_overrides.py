@@ -6,7 +6,7 @@ from dljob.api import DLJobSpec
 from dljob.api.overrides import OverridePolicy, SecretUse, secrets, unsafe_fields
 from dljob.reconcile import parse_observed, with_secrets
 from support.builders import DIGITS, job, seen
-from support.override_cases import SAFE, UNSAFE, Json
+from support.override_cases import SAFE, SAFE_ANNOTATIONS, UNSAFE, UNSAFE_ANNOTATIONS, Json, annotated
 
 
 def spec(pod: Json, **more: object) -> Json:
@@ -25,8 +25,19 @@ def test_unsafe_overrides_name_the_field(case: str) -> None:
     assert any(field.startswith("spec.podTemplateOverrides[0].spec.") and field.endswith(path) for field in found)
 
 
+@pytest.mark.parametrize("key", SAFE_ANNOTATIONS)
+def test_other_annotations_are_for_everybody(key: str) -> None:
+    assert unsafe_fields(DLJobSpec.model_validate({**DIGITS, "podTemplateOverrides": [annotated(key)]})) == ()
+
+
+@pytest.mark.parametrize("key", UNSAFE_ANNOTATIONS)
+def test_annotations_that_lower_security_are_unsafe(key: str) -> None:
+    spec = DLJobSpec.model_validate({**DIGITS, "podTemplateOverrides": [annotated(key)]})
+    assert unsafe_fields(spec) == (f"spec.podTemplateOverrides[0].metadata.annotations[{key}]",)
+
+
 @pytest.mark.parametrize(
-    ("policy", "pod", "annotated", "reason"),
+    ("policy", "pod", "marked", "reason"),
     [
         (OverridePolicy.NONE, {}, True, "OverridesNotAllowed"),
         (OverridePolicy.SAFE, {"nodeSelector": {}}, False, None),
@@ -36,10 +47,10 @@ def test_unsafe_overrides_name_the_field(case: str) -> None:
     ],
 )
 def test_installation_decides_what_overrides_may_contain(
-    policy: OverridePolicy, pod: Json, annotated: bool, reason: str | None
+    policy: OverridePolicy, pod: Json, marked: bool, reason: str | None
 ) -> None:
     observed = seen(spec(pod))
-    parsed = parse_observed(type(observed)(job=job(spec(pod), may_override=annotated)), policy)
+    parsed = parse_observed(type(observed)(job=job(spec(pod), may_override=marked)), policy)
     assert (parsed.refusal.reason if parsed.refusal else None) == reason
     assert (parsed.spec is None) == (reason is not None)
 
