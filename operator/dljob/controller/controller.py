@@ -146,6 +146,7 @@ class Controller:
             log.warning("the condition was not written: %s", again, extra=self._about(key))
 
     async def _reconcile(self, key: JobKey) -> float | None:
+        await self._kube.identify_sets(key)
         observed = self._cache.observe(key)
         if observed is None:
             self._gone(key)

@@ -108,6 +108,7 @@ class PodSeen:
     """True if the pod is force-deleted already and remains only because of a finalizer."""
     set: str = ""
     """Name of the StatefulSet that controls the pod; empty if none does."""
+    set_uid: str = ""
     conditions: Conditions = ()
     """The pod's conditions, except those of its start (``STARTUP_CONDITIONS``)."""
     charge: Charge | None = None

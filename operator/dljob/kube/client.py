@@ -172,6 +172,21 @@ class Kube:
             again = {"count": existing.get("count", 1) + 1, "lastTimestamp": stamp}
             await self.api.merge(kinds.EVENT, namespace, name, again)
 
+    async def identify_sets(self, key: JobKey) -> None:
+        """Find the owners of the StatefulSets that control pods with the job's label and that no watch has shown.
+
+        The watch selects StatefulSets by the label of a job, which those of other owners usually lack. If the API
+        server does not answer, the pods still count as the job's.
+        """
+        for uid, name in self._cache.unidentified_sets(key).items():
+            body = None
+            try:
+                body = await self.api.get(kinds.STATEFUL_SET, key[0], name)
+            except ApiError as error:
+                if not error.not_found:
+                    continue
+            self._cache.identify_set(uid, body)
+
     async def update_profiles(self, measurements: RunMeasurements, namespace: str | None, now: datetime) -> None:
         """Update the profiles of the run's devices with its measurements. Create the profiles that do not exist.
 
@@ -181,16 +196,9 @@ class Kube:
         model = measurements.model
         for device in measurements.devices:
             name = profile_name(model, device, namespace)
-            if name not in profiles:
-                spec = {"model": model, "device": device} | ({"namespace": namespace} if namespace else {})
-                body: Body = {
-                    "apiVersion": API_VERSION,
-                    "kind": "DLProfile",
-                    "metadata": {"name": name, "labels": {MANAGED_LABEL: MANAGER}},
-                    "spec": spec,
-                }
-                self._cache.put(kinds.PROFILE, await self.api.apply(kinds.PROFILE, body))
-            old = profiles.get(name, {}).get("status") or {}
+            if (profile := profiles.get(name)) is None:
+                profile = await self._created_profile(name, model, device, namespace)
+            old = profile.get("status") or {}
             before = _profile_status(old)
             after = updated_profile(
                 before, model, device, measurements.report, now, measurements.place, measurements.data
@@ -198,6 +206,31 @@ class Kube:
             if patch := merge_patch(old, after.manifest()):
                 answer = await self.api.merge(kinds.PROFILE, None, name, {"status": patch}, subresource="status")
                 self._cache.put(kinds.PROFILE, answer)
+
+    async def _created_profile(self, name: str, model: str, device: str, namespace: str | None) -> Body:
+        """Create a profile that is not in the cache, and return it.
+
+        If it exists already, return it as it is. It may be an administrator's, which must not get the operator's label.
+        """
+        spec = {"model": model, "device": device} | ({"namespace": namespace} if namespace else {})
+        body: Body = {
+            "apiVersion": API_VERSION,
+            "kind": "DLProfile",
+            "metadata": {"name": name, "labels": {MANAGED_LABEL: MANAGER}},
+            "spec": spec,
+        }
+        try:
+            found = await self.api.create(kinds.PROFILE, body)
+        except ApiError as error:
+            if not error.conflict:
+                raise
+            # The operator may list profiles, but not get one.
+            listed = await self.api.find(kinds.PROFILE, None, fieldSelector=f"metadata.name={name}")
+            if not listed:
+                raise
+            found = {**listed[0], "apiVersion": API_VERSION, "kind": "DLProfile"}
+        self._cache.put(kinds.PROFILE, found)
+        return found
 
     async def expire_profiles(self, now: datetime) -> None:
         """Delete the profiles that have expired."""

@@ -3,10 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from dljob.api import GROUP
 from dljob.job.observed import JobSeen
 from dljob.kube.kinds import Kind
-from dljob.kube.objects.trim import controller_of
+from dljob.kube.objects.trim import controller_of, owning_job
 from dljob.kube.rest import RejectedError
 
 
@@ -25,12 +24,11 @@ def name_taken(job: JobSeen, kind: Kind, body: Mapping[str, Any]) -> NameTakenEr
 
 
 def _holder(job: JobSeen, body: Mapping[str, Any]) -> str:
-    owner = controller_of(body)
-    if owner is not None and owner.get("kind") == "DLJob" and str(owner.get("apiVersion", "")).startswith(f"{GROUP}/"):
-        if owner.get("name") == job.name:
+    if (holder := owning_job(body)) is not None:
+        if holder == job.name:
             return "of an earlier job of this name, which Kubernetes is still deleting"
-        return f"of DLJob {owner.get('name')!r}"
-    if owner is not None:
+        return f"of DLJob {holder!r}"
+    if (owner := controller_of(body)) is not None:
         return f"of {owner.get('kind')} {owner.get('name')!r}"
     managers = sorted({str(item.get("manager")) for item in body["metadata"].get("managedFields") or ()})
     return f"that belongs to no DLJob (written by {', '.join(managers[:3]) or 'an unknown client'})"

@@ -1,7 +1,7 @@
 """Tests of the cache, which holds the newest version of each object and no deleted object."""
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -30,6 +30,17 @@ def body(
     if owner:
         meta["ownerReferences"] = [{"controller": True, "uid": owner, "kind": "StatefulSet", "name": "digits-cpu"}]
     return {"metadata": meta, "spec": {}, **more}
+
+
+DLJOB_OWNER: Json = {
+    "apiVersion": "dljob.dev/v1alpha1", "kind": "DLJob", "name": "digits", "uid": "job-uid", "controller": True,
+}  # fmt: skip
+
+
+def controlled(name: str, uid: str, *, by: str, reason: str | None = None) -> Json:
+    """Return a pod whose controller is the StatefulSet with the uid ``by``. ``reason``: why it has failed, if it has."""
+    found = body(name, uid, owner=by)
+    return found | ({"status": {"phase": "Failed", "reason": reason}} if reason else {})
 
 
 def dljob(uid: str = "job-uid", version: int = 1, **more: Any) -> Json:
@@ -234,6 +245,89 @@ class TestObserve:
         cache.put(POD, stranger)
         cache.put(POD, body("digits-cpu-0", "p0"))
         assert [pod.name for pod in cache.pods_of(KEY)] == ["digits-cpu-0"]
+
+    @pytest.mark.parametrize("first", [True, False], ids=["set first", "pod first"])
+    def test_pods_of_a_foreign_set_of_the_same_name_are_not_observed(self, cache: Cache, first: bool) -> None:
+        """Seen before: only the name of the StatefulSet counted."""
+        foreign = body("digits-cpu", "s9", owner=None)
+        if first:
+            cache.put(STATEFUL_SET, foreign)
+        cache.put(POD, controlled("digits-cpu-0", "p0", by="s9", reason="Evicted"))
+        if not first:
+            assert cache.unidentified_sets(KEY) == {"s9": "digits-cpu"}
+            cache.put(STATEFUL_SET, foreign)
+        observed = cache.observe(KEY)
+        assert observed is not None and observed.pods == () and cache.unidentified_sets(KEY) == {}
+        assert bool(observed.evictions) is not first
+
+    def test_pods_outlive_their_set(self, cache: Cache) -> None:
+        """The operator deletes a StatefulSet in the background. Its pods count until they have stopped."""
+        own = body("digits-cpu", "s1", owner=None)
+        own["metadata"]["ownerReferences"] = [DLJOB_OWNER]
+        cache.put(STATEFUL_SET, own)
+        cache.put(POD, controlled("digits-cpu-0", "p0", by="s1"))
+        cache.drop(STATEFUL_SET, "ns", "digits-cpu", "s1")
+        assert [pod.name for pod in cache.pods_of(KEY)] == ["digits-cpu-0"] and cache.unidentified_sets(KEY) == {}
+
+    @pytest.mark.parametrize(
+        ("found", "counts"),
+        [
+            (None, True),
+            (("s2", None), True),
+            (("s1", None), False),
+            (("s1", "Deployment"), False),
+            (("s1", "DLJob"), True),
+        ],
+        ids=["gone", "replaced", "without owner", "another owner", "a job's"],
+    )
+    def test_set_that_no_watch_has_shown_is_identified(
+        self, cache: Cache, found: tuple[str, str | None] | None, counts: bool
+    ) -> None:
+        cache.put(POD, controlled("digits-cpu-0", "p0", by="s1"))
+        answer = None
+        if found is not None:
+            answer = body("digits-cpu", found[0], job=None, owner=None)
+            answer["metadata"]["ownerReferences"] = [{**DLJOB_OWNER, "kind": found[1]}] if found[1] else []
+        cache.identify_set("s1", answer)
+        assert bool(cache.pods_of(KEY)) is counts and cache.unidentified_sets(KEY) == {}
+
+
+class TestConfigMaps:
+    """Everybody who may write ConfigMaps in a namespace can add the label of a job, and 1 MiB of data."""
+
+    DATA: ClassVar[Json] = {"plan.json": "{}", "report.json": "{}", "more": "x" * 1000}
+
+    def stored(self, cache: Cache, name: str, owner: Json | None, job: str = "digits") -> Any:
+        found = body(name, "m1", job=job, owner=None, data=self.DATA)
+        found["metadata"]["ownerReferences"] = [owner] if owner else []
+        found["metadata"]["annotations"] = {"dljob.dev/applied": "x" * 1000, "dljob.dev/support": "x" * 1000}
+        cache.put(CONFIG_MAP, found)
+        entry = cache.found(CONFIG_MAP, "ns", name)
+        assert entry is not None
+        return entry.seen
+
+    def test_plan_and_report_are_stored(self, cache: Cache) -> None:
+        plan, report = (self.stored(cache, name, DLJOB_OWNER) for name in ("digits-plan", "digits-report"))
+        assert plan.plan == self.DATA and plan.report is None and plan.applied
+        assert report.plan is None and report.report == "{}"
+
+    @pytest.mark.parametrize(
+        ("name", "owner"),
+        [
+            ("digits-plan", None),
+            ("digits-plan", {"kind": "Deployment"}),
+            ("digits-plan", {"apiVersion": "example.com/v1"}),
+            ("digits-plan", {"name": "other"}),
+            ("digits-plan", {"controller": False}),
+            ("digits-more", {}),
+            ("other-plan", {}),
+            ("digits-logs", {}),
+        ],
+    )
+    def test_other_data_is_not_stored(self, cache: Cache, name: str, owner: Json | None) -> None:
+        """Seen before: any ConfigMap with the label and a key plan.json was stored as a whole."""
+        seen = self.stored(cache, name, None if owner is None else {**DLJOB_OWNER, **owner})
+        assert (seen.plan, seen.report, seen.applied, seen.support) == (None, None, "", "")
 
 
 @pytest.mark.parametrize(

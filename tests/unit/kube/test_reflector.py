@@ -20,9 +20,12 @@ DEEP = '{"f:a":' * 3000 + "{}" + "}" * 3000
 
 
 def config_map(name: str, version: int, fields: str = "{}", text: str = "") -> str:
-    """Return a ConfigMap as the API server sends it. Its writer chooses ``metadata.managedFields``."""
-    meta = f'{{"name":"{name}","namespace":"a","uid":"u-{name}","resourceVersion":"{version}",'
-    meta += f'"labels":{{"dljob.dev/job":"{name}"}},"managedFields":[{{"fieldsV1":{fields}}}]}}'
+    """Return the plan of job ``name`` as the API server sends it. Its writer chooses ``metadata.managedFields``."""
+    owner = f'{{"apiVersion":"dljob.dev/v1alpha1","kind":"DLJob","name":"{name}","uid":"j","controller":true}}'
+    meta = f'{{"name":"{name}-plan","namespace":"a","uid":"u-{name}","resourceVersion":"{version}",'
+    meta += (
+        f'"ownerReferences":[{owner}],"labels":{{"dljob.dev/job":"{name}"}},"managedFields":[{{"fieldsV1":{fields}}}]}}'
+    )
     return f'{{"metadata":{meta},"data":{json.dumps({"plan.json": text})}}}'
 
 
@@ -53,7 +56,7 @@ async def mirrored(listed: list[str], events: list[str]) -> tuple[Cache, bool]:
         api = Api(session, f"http://127.0.0.1:{port}")
 
         def seen(*_: Any) -> None:
-            if cache.found(CONFIG_MAP, "a", "last") is not None:
+            if cache.found(CONFIG_MAP, "a", "last-plan") is not None:
                 changed.set()
 
         task = asyncio.create_task(Reflector(api, cache, CONFIG_MAP, None, "", seen, lambda _: None).run())
@@ -70,7 +73,7 @@ async def mirrored(listed: list[str], events: list[str]) -> tuple[Cache, bool]:
 
 
 def names(cache: Cache) -> dict[str, str | None]:
-    found = {name: cache.found(CONFIG_MAP, "a", name) for name in ("first", "deep", "last")}
+    found = {name: cache.found(CONFIG_MAP, "a", f"{name}-plan") for name in ("first", "deep", "last")}
     return {
         name: entry.seen.plan and entry.seen.plan["plan.json"] for name, entry in found.items() if entry is not None
     }

@@ -29,6 +29,8 @@ from dljob.kube.kinds import (
 )
 from dljob.kube.objects import trim
 from dljob.kube.objects.evictions import Evictions
+from dljob.kube.objects.lost_nodes import LostNodes, failed_nodes
+from dljob.kube.objects.set_owners import SetOwners
 from dljob.kube.objects.view import bound_pod, node_capacity
 from dljob.render import Names
 from dljob.scheduling import Ledger, LimitRange, NamespaceLimits, Quota
@@ -36,7 +38,6 @@ from dljob.scheduling import Ledger, LimitRange, NamespaceLimits, Quota
 JobKey = tuple[str, str]
 """Namespace and name of a job."""
 MAX_DELETED = 10_000
-_FOREVER = datetime.fromtimestamp(0, UTC)
 
 _TRIM: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     DLJOB.plural: trim.job,
@@ -87,13 +88,10 @@ def utc_now() -> datetime:
 class Cache:
     def __init__(self, now: Callable[[], datetime] = utc_now, *, queues: bool = False) -> None:
         """``queues``: jobs may be in queues of Kueue; False: the queue labels of jobs have no effect."""
-        self._now, self._queues = now, queues
+        self._queues = queues
         self.queue_api, self.queue_problem = "", ""
         """API version of Kueue's Workloads; empty if the operator cannot use Kueue. ``queue_problem`` then says why."""
-        self._missing_nodes: dict[str, datetime] = {}
-        """Nodes on which pods run, but which do not exist, with the time when that was noticed."""
-        self._removed_nodes: dict[str, None] = {}
-        """Names of nodes that were deleted, oldest first."""
+        self._lost_nodes, self._set_owners = LostNodes(now), SetOwners()
         self._stores = {plural: _Store() for plural in _TRIM}
         self.ledger = Ledger()
         """Capacity of the cached nodes, and what all cached pods take from it, also pods without the label of a job."""
@@ -121,8 +119,9 @@ class Cache:
             seen = replace(seen, queue="", queue_priority="")
         capacity_changed = self._account(kind, body, seen, old)
         if kind is NODE:
-            self._removed_nodes.pop(key[1], None)
-            self._missing_nodes.pop(key[1], None)
+            self._lost_nodes.added(key[1])
+        if kind is STATEFUL_SET:
+            self._set_owners.note(meta["uid"], foreign=trim.owning_job(body) is None)
         self._forget(store, key)
         self._note(kind, key, old.job if old is not None else None, job)
         owner = None if stranger else trim.owner_uid(body)
@@ -130,7 +129,8 @@ class Cache:
         store.by_namespace.setdefault(key[0], set()).add(key[1])
         if job:
             store.by_job.setdefault(job, set()).add(key[1])
-        self._evictions.note(job, seen)
+        if not (isinstance(seen, PodSeen) and self._set_owners.foreign(seen.set_uid)):
+            self._evictions.note(job, seen)
         if stranger:
             return capacity_changed or (old is not None and old.job is not None)
         return capacity_changed or old is None or old.uid != meta["uid"] or old.seen != seen
@@ -177,9 +177,7 @@ class Cache:
             self._evictions.forget((namespace, name))
         if kind is NODE:
             self.ledger.drop_node(name)
-            self._removed_nodes[name] = None
-            if len(self._removed_nodes) > MAX_DELETED:
-                del self._removed_nodes[next(iter(self._removed_nodes))]
+            self._lost_nodes.removed(name)
         if len(self._deleted) > MAX_DELETED:
             del self._deleted[next(iter(self._deleted))]
         return True
@@ -273,8 +271,24 @@ class Cache:
 
     def pods_of(self, key: JobKey) -> list[PodSeen]:
         """Return the pods that the StatefulSets of the job control. Others that have its label are not the job's."""
+        return [pod for pod in self._named_pods(key) if not self._set_owners.foreign(pod.set_uid)]
+
+    def _named_pods(self, key: JobKey) -> list[PodSeen]:
+        """Return the pods whose StatefulSet has the name of one of the job's."""
         pods = (entry.seen for entry in self._of(POD, key))
         return [pod for pod in pods if pod.set and pod.set == f"{key[1]}-{pod.group}"]
+
+    def unidentified_sets(self, key: JobKey) -> dict[str, str]:
+        """Return uid → name of the StatefulSets that control pods with the job's label, and that no watch has shown."""
+        return {pod.set_uid: pod.set for pod in self._named_pods(key) if not self._set_owners.known(pod.set_uid)}
+
+    def identify_set(self, uid: str, body: Mapping[str, Any] | None) -> None:
+        """Note whose the StatefulSet with the uid is. ``body``: the StatefulSet that has its name now, if any.
+
+        If ``body`` is another one, the one with the uid is gone, and its pods count as the job's.
+        """
+        foreign = body is not None and body["metadata"]["uid"] == uid and trim.owning_job(body) is None
+        self._set_owners.note(uid, foreign=foreign)
 
     def found(self, kind: Kind, namespace: str, name: str) -> CachedObject | None:
         """Return an object of a watched kind; None if it is not cached."""
@@ -345,7 +359,7 @@ class Cache:
             report_problem=report.report_problem if report else None,
             leftovers=tuple(leftovers),
             lost_nodes=lost,
-            failed_nodes=self._failed(lost),
+            failed_nodes=failed_nodes(lost, {node.name: node for node in self.nodes()}) if lost else {},
             node_conditions=self._node_conditions({pod.node for pod in pods if pod.node}),
             queue=self._queue(job),
             evictions=self._evictions.of(key),
@@ -364,39 +378,10 @@ class Cache:
         return QueueSeen(self.queue_api, self.queue_problem, found)
 
     def _lost(self, used: Iterable[str]) -> dict[str, datetime]:
-        """Return name → time of loss for each lost node among the nodes named in ``used``.
-
-        A deleted node counts as lost since 1970, so that every waiting time is over. A node that was never in the cache
-        counts as lost since the first call that missed it, because the watch of nodes may lag behind.
-        """
+        """Return name → time of loss for each lost node among the nodes named in ``used``."""
         nodes = self._stores[NODE.plural].entries
-        lost: dict[str, datetime] = {}
-        for name in used:
-            entry = nodes.get(("", name))
-            if entry is None and name in self._removed_nodes:
-                lost[name] = _FOREVER
-                continue
-            if entry is None:
-                lost[name] = self._missing_nodes.setdefault(name, self._now())
-                if len(self._missing_nodes) > MAX_DELETED:
-                    del self._missing_nodes[next(iter(self._missing_nodes))]
-                continue
-            if not entry.seen.ready:
-                lost[name] = entry.seen.since
-        return lost
-
-    def _failed(self, lost: Mapping[str, datetime]) -> dict[str, datetime]:
-        """Return those of the lost nodes that still exist and that nobody has cordoned, shut down or begun to remove.
-
-        If more than half of all nodes are NotReady, return no node: the control plane or the network has failed.
-        """
-        if not lost:
-            return {}
-        nodes = self._stores[NODE.plural].entries
-        if 2 * sum(not entry.seen.ready for entry in nodes.values()) > len(nodes):
-            return {}
-        present = {name: nodes["", name].seen for name in lost if ("", name) in nodes}
-        return {name: lost[name] for name, node in present.items() if not node.leaving}
+        names = set(used)
+        return self._lost_nodes.among(names, {name: nodes["", name].seen for name in names if ("", name) in nodes})
 
     def ignores_faults(self, node: str) -> bool:
         """Return True if the administrator has marked the node, so that its faults do not count."""

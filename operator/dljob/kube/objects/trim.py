@@ -6,13 +6,15 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Any
 
-from dlcontract import PLAN_KEY, REPORT_KEY
+from dlcontract import PLAN_KEY, REPORT_KEY, config_map_names
+from dljob.api.base import GROUP
 from dljob.api.overrides import ALL_OVERRIDES, OVERRIDES_ANNOTATION
 from dljob.api.spec import STARTUP_CONDITIONS
 from dljob.job.observed import (
     APPLIED_ANNOTATION,
     DATASET_CONTAINER,
     GROUP_LABEL,
+    JOB_LABEL,
     SPEC_ANNOTATION,
     SUPPORT_ANNOTATION,
     ClaimSeen,
@@ -98,6 +100,14 @@ def owner_uid(body: Body) -> str | None:
     return None if owner is None else str(owner["uid"])
 
 
+def owning_job(body: Body) -> str | None:
+    """Return the name of the DLJob that controls the object; None if no DLJob does."""
+    owner = controller_of(body)
+    if owner is None or owner.get("kind") != "DLJob" or not str(owner.get("apiVersion", "")).startswith(f"{GROUP}/"):
+        return None
+    return str(owner.get("name"))
+
+
 def older(new: int | None, old: int | None) -> bool:
     """Return True if the resourceVersion ``new`` is certainly lower than ``old``."""
     return new is not None and old is not None and new < old
@@ -108,9 +118,12 @@ def version_number(text: object) -> int | None:
     return int(text) if isinstance(text, str) and text.isdecimal() else None
 
 
-def _controlling_set(body: Body) -> str:
+def _controlling_set(body: Body) -> tuple[str, str]:
+    """Return the name and the uid of the StatefulSet that controls the object, or empty texts."""
     owner = controller_of(body)
-    return str(owner["name"]) if owner is not None and owner.get("kind") == "StatefulSet" else ""
+    if owner is None or owner.get("kind") != "StatefulSet":
+        return "", ""
+    return str(owner["name"]), str(owner["uid"])
 
 
 def time(text: str) -> datetime:
@@ -167,6 +180,7 @@ def pod(body: Body) -> PodSeen:
     scheduled = conditions.get("PodScheduled", {})
     containers = status.get("containerStatuses") or ()
     init = status.get("initContainerStatuses") or ()
+    set_name, set_uid = _controlling_set(body)
     return PodSeen(
         name=meta["name"],
         uid=meta["uid"],
@@ -180,7 +194,8 @@ def pod(body: Body) -> PodSeen:
         else None,
         deleting="deletionTimestamp" in meta,
         fenced="deletionTimestamp" in meta and meta.get("deletionGracePeriodSeconds") == 0,
-        set=_controlling_set(body),
+        set=set_name,
+        set_uid=set_uid,
         fetching=next((_fetching(item) for item in init if item["name"] == DATASET_CONTAINER), None),
         conditions=_conditions(conditions, without=frozenset(STARTUP_CONDITIONS)),
         eviction=eviction(body),
@@ -253,13 +268,21 @@ def stateful_set(body: Body) -> SetSeen:
 
 
 def config_map(body: Body) -> MapSeen:
+    """Return the plan or the report of a job.
+
+    Other ConfigMaps may have the label of a job too, and hold 1 MiB each. Only the name of these is stored.
+    """
     meta, data = body["metadata"], body.get("data") or {}
-    report = data.get(REPORT_KEY)
+    job = (meta.get("labels") or {}).get(JOB_LABEL, "")
+    plan_name, report_name, _ = config_map_names(job)
+    if owning_job(body) != job or meta["name"] not in (plan_name, report_name):
+        return MapSeen(meta["name"], plan=None, report=None)
+    report = data.get(REPORT_KEY) if meta["name"] == report_name else None
     problem = report_problem(report or "")
     annotations = meta.get("annotations") or {}
     return MapSeen(
         name=meta["name"],
-        plan=dict(data) if PLAN_KEY in data else None,
+        plan=dict(data) if meta["name"] == plan_name and PLAN_KEY in data else None,
         report=None if problem else report,
         report_problem=problem,
         applied=annotations.get(APPLIED_ANNOTATION, ""),

@@ -1,0 +1,27 @@
+"""Remember which StatefulSets belong to jobs, by uid, because two StatefulSets may have had the same name.
+
+A pod counts as a job's until its StatefulSet is found to have another owner. The reverse would be unsafe: pods outlive
+their StatefulSet, and an operator that restarted in between never saw it.
+"""
+
+MAX_SETS = 10_000
+"""Maximum number of StatefulSets that are remembered. The oldest are forgotten, and looked up again if needed."""
+
+
+class SetOwners:
+    def __init__(self) -> None:
+        self._foreign: dict[str, bool] = {}
+        """Uid of a StatefulSet → True if no DLJob controls it."""
+
+    def note(self, uid: str, *, foreign: bool) -> None:
+        """Remember whose a StatefulSet is. ``foreign``: True if no DLJob controls it."""
+        self._foreign[uid] = foreign
+        if len(self._foreign) > MAX_SETS:
+            del self._foreign[next(iter(self._foreign))]
+
+    def known(self, uid: str) -> bool:
+        return uid in self._foreign
+
+    def foreign(self, uid: str) -> bool:
+        """Return True if the StatefulSet is known to have another owner than a DLJob."""
+        return self._foreign.get(uid, False)
