@@ -174,7 +174,8 @@ def rbac() -> str:
         for rule in table[part]:
             groups = ", ".join(group or "core" for group in rule["apiGroups"])
             named = f" ({', '.join(rule['resourceNames'])} only)" if "resourceNames" in rule else ""
-            cells = [groups, ", ".join(rule["resources"]) + named, ", ".join(rule["verbs"]), rule["reason"]]
+            only = f" (only with {rule['feature']}.enabled)" if "feature" in rule else ""
+            cells = [groups, ", ".join(rule["resources"]) + named, ", ".join(rule["verbs"]), rule["reason"] + only]
             lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

@@ -102,6 +102,38 @@ def test_record_of_node_faults_is_the_only_config_map_of_the_operator() -> None:
     assert {"name": "DLJOB_LEASE_NAME", "value": "train"} in container["env"]
 
 
+def own_role(objects: list[Json]) -> Json | None:
+    """Return the Role of the operator in its own namespace, if it has one."""
+    roles = [role for role in of_kind(objects, "Role") if role["metadata"]["name"].endswith("-self")]
+    bindings = [b for b in of_kind(objects, "RoleBinding") if b["metadata"]["name"].endswith("-self")]
+    assert len(roles) == len(bindings) <= 1
+    return roles[0] if roles else None
+
+
+def test_only_the_lease_of_the_release_may_be_written() -> None:
+    role = own_role(render({"fullnameOverride": "train"}))
+    assert role is not None
+    rules = [rule for rule in role["rules"] if rule["resources"] == ["leases"]]
+    assert {verb: rule.get("resourceNames") for rule in rules for verb in rule["verbs"]} == {
+        "create": None, "get": ["train"], "update": ["train"],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("feature", "resource"), [("leaderElection", "leases"), ("nodeFaults", "configmaps")], ids=["Leases", "node faults"]
+)
+def test_feature_that_is_off_has_no_permissions(feature: str, resource: str) -> None:
+    """Seen before: the rules stayed, whatever the values said."""
+    objects = render({feature: {"enabled": False}})
+    role = own_role(objects)
+    assert role is not None and resource not in {name for _, name, _ in permissions(role["rules"])}
+    assert "leases" not in {name for _, name, _ in permissions(operators(objects)["rules"])} or feature == "nodeFaults"
+
+
+def test_without_both_features_there_is_no_role_in_the_own_namespace() -> None:
+    assert own_role(render({"leaderElection": {"enabled": False}, "nodeFaults": {"enabled": False}})) is None
+
+
 def test_operator_has_the_permissions_that_it_grants() -> None:
     """An API server rejects a Role with more permissions than its creator has."""
     assert permissions(TABLE["trainer"]) <= permissions(TABLE["jobs"])

@@ -50,16 +50,19 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
-{{/* The rules of one section of files/rbac.yaml, without their reasons. RELEASE in a resource name becomes .name. */}}
+{{/*
+The rules of one section of files/rbac.yaml that the values of .root need, without their reasons. RELEASE in a resource
+name becomes the release's full name.
+*/}}
 {{- define "dljob.rules" -}}
-{{- $overrides := .overrides }}
-{{- $name := .name | default "" }}
+{{- $root := .root }}
 {{- range .rules }}
-{{- if ne (.unlessOverrides | default "") $overrides }}
+{{- $off := and .feature (not (index $root.Values .feature).enabled) }}
+{{- if not (or $off (eq (.unlessOverrides | default "") $root.Values.overrides)) }}
 - apiGroups: {{ .apiGroups | toJson }}
   resources: {{ .resources | toJson }}
   {{- with .resourceNames }}
-  resourceNames: {{ . | toJson | replace "RELEASE" $name }}
+  resourceNames: {{ . | toJson | replace "RELEASE" (include "dljob.fullname" $root) }}
   {{- end }}
   verbs: {{ .verbs | toJson }}
 {{- end }}
