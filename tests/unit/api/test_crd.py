@@ -78,6 +78,37 @@ def test_lists_with_rules_inside_are_bounded() -> None:
             assert "maxItems" in node, path
 
 
+BOUNDS = {
+    "string": ("maxLength", "enum", "format"),
+    "array": ("maxItems",),
+    "object": ("maxProperties", "properties"),
+}
+UNBOUNDED = {
+    # path, or the beginning of paths → why the API server need not bound the value
+    "DLJob apiVersion": "the API server accepts only the versions that it serves",
+    "DLJob kind": "the API server accepts only this kind",
+    "DLJob metadata": "the API server bounds it",
+    "DLJob spec.podTemplateOverrides[].spec": "the operator accepts a spec of at most 64 KiB: test_spec_is_bounded",
+    "DLJob status": "only the operator writes it, and cuts texts that users influence; a bound would lose all of it",
+    "DLProfile apiVersion": "the API server accepts only the versions that it serves",
+    "DLProfile kind": "the API server accepts only this kind",
+    "DLProfile metadata": "the API server bounds it",
+    "DLProfile spec.model": "only the operator and administrators write it; a bound would not be an additive change",
+    "DLProfile spec.device": "only the operator and administrators write it; a bound would not be an additive change",
+}
+
+
+def test_every_text_list_and_map_is_bounded() -> None:
+    """Otherwise a user could fill the memory of the operator, or of the API server."""
+    unbounded = [path for path, node in ALL_NODES if not set(BOUNDS.get(node["type"], node)) & node.keys()]
+    excepted = {
+        path: [name for name in UNBOUNDED if path == name or path.startswith((f"{name}.", f"{name}[]"))]
+        for path in unbounded
+    }
+    assert [path for path, names in excepted.items() if not names] == []
+    assert {name for names in excepted.values() for name in names} == UNBOUNDED.keys()
+
+
 def test_rules_only_use_fields_of_kubernetes_1_29() -> None:
     rules = [rule for _, node in ALL_NODES for rule in node.get("x-kubernetes-validations", ())]
     assert len(rules) >= 8
