@@ -100,3 +100,27 @@ def test_all_pods_of_a_job_are_placed_together_or_not_at_all(
     kubectl.delete("dljob", "gang", "--wait=false")
     no_pods(kubectl, "gang", 30)
     wait_for("the PodGroup to be gone", lambda: not kubectl.list("podgroups.scheduling.k8s.io"), 30)
+
+
+def test_pod_group_of_another_owner_is_left_alone(play: Play) -> None:
+    """The name of a PodGroup contains a digest of its spec, so that a first job finds out the name."""
+    kubectl = play.kubectl
+    play.run("shared")
+    [own] = kubectl.list("podgroups.scheduling.k8s.io")
+    kubectl.delete("dljob", "shared", "--wait=true")
+    wait_for("the PodGroup to be gone", lambda: not kubectl.list("podgroups.scheduling.k8s.io"), 30)
+    no_pods(kubectl, "shared", 30)
+    name = own["metadata"]["name"]
+    foreign = {"apiVersion": own["apiVersion"], "kind": "PodGroup", "metadata": {"name": name}, "spec": own["spec"]}
+    kubectl.apply(foreign)
+    before = kubectl.get("podgroups.scheduling.k8s.io", name)
+    assert before is not None
+    play.submit("shared")
+    play.until_reported("shared", "PodsReady", "NamesTaken", "PodGroup", name)
+    after = kubectl.get("podgroups.scheduling.k8s.io", name)
+    assert after is not None and after["metadata"]["uid"] == before["metadata"]["uid"]
+    assert "ownerReferences" not in after["metadata"] and after["spec"] == before["spec"]
+    assert not kubectl.list("pods", "dljob.dev/job=shared")
+    kubectl.delete("dljob", "shared", "--wait=true")
+    assert kubectl.get("podgroups.scheduling.k8s.io", name) is not None
+    kubectl.delete("podgroups.scheduling.k8s.io", name)

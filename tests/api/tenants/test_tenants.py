@@ -1,6 +1,7 @@
 """Attacks and accidents of one tenant, none of which may affect other owners' objects or other jobs."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from dlcontract import RunPhase
 from dlcontract.report import RankMeasure
 from support.cluster.fake_nodes import HollowNodes
 from support.cluster.kubectl import Kubectl, wait_for
-from support.cluster.live_job import Play
+from support.cluster.live_job import SPEC, Play
 from support.cluster.operator_process import OperatorProcess
 
 pytestmark = pytest.mark.api
@@ -37,31 +38,89 @@ FOREIGN: dict[str, Json] = {
         "metadata": {"name": "builder-agent"},
         "rules": [{"apiGroups": [""], "resources": ["pods"], "verbs": ["get"]}],
     },
+    "rolebindings": {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "RoleBinding",
+        "metadata": {"name": "deployer-agent"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "view"},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": "somebody"}],
+    },
     "configmaps": {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "master-plan"}, "data": {"a": "b"}},
+    "statefulsets": {
+        "apiVersion": "apps/v1",
+        "kind": "StatefulSet",
+        "metadata": {"name": "crawler-DEVICE"},
+        "spec": {
+            "replicas": 0,
+            "serviceName": "crawler",
+            "selector": {"matchLabels": {"app": "crawler"}},
+            "template": {
+                "metadata": {"labels": {"app": "crawler"}},
+                "spec": {"containers": [{"name": "main", "image": "example.invalid/other:1"}]},
+            },
+        },
+    },
+    "poddisruptionbudgets": {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": {"name": "payments"},
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": {"app": "payments"}}},
+    },
+    "persistentvolumeclaims": {
+        "apiVersion": "v1",
+        "kind": "PersistentVolumeClaim",
+        "metadata": {"name": "database-checkpoints"},
+        # Without a class, no volume is bound to it.
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "resources": {"requests": {"storage": "1Gi"}},
+            "storageClassName": "",
+        },
+    },
+}
+CHANGES: dict[str, Json] = {
+    # kind: what a job needs so that it has an object of this kind
+    "poddisruptionbudgets": {"scheduling": {**SPEC["scheduling"], "disruption": "Avoid"}},
+    "persistentvolumeclaims": {"checkpoint": {"enabled": True}},
 }
 
 
-def without_times(found: Json | None) -> Json:
+def lasting(found: Json | None) -> Json:
+    """Return what only the owner of an object changes, without what controllers write."""
     assert found is not None
-    meta = {k: v for k, v in found["metadata"].items() if k not in ("managedFields", "annotations")}
+    dropped = ("managedFields", "annotations", "resourceVersion")
+    meta = {k: v for k, v in found["metadata"].items() if k not in dropped}
+    return {k: v for k, v in found.items() if k != "status"} | {"metadata": meta}
+
+
+def foreign_object(kind: str, play: Play) -> Json:
+    """Return the object of somebody else. The claim has a controlling owner: without one, a job may use it."""
+    found = FOREIGN[kind]
+    meta = {**found["metadata"], "name": found["metadata"]["name"].replace("DEVICE", play.device)}
+    if kind == "persistentvolumeclaims":
+        play.kubectl.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "database"}})
+        owner = play.kubectl.get("configmap", "database")
+        assert owner is not None
+        reference = {"apiVersion": "v1", "kind": "ConfigMap", "name": "database", "uid": owner["metadata"]["uid"]}
+        meta["ownerReferences"] = [{**reference, "controller": True}]
     return {**found, "metadata": meta}
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_objects_of_other_owners_are_left_alone(kind: str, play: Play) -> None:
     """Seen before: a job of this name replaced the object, and its deletion deleted the object."""
-    foreign = FOREIGN[kind]
+    foreign = foreign_object(kind, play)
     name = foreign["metadata"]["name"]
-    job = name.removesuffix("-agent").removesuffix("-plan")
+    job = re.sub("-(agent|plan|checkpoints|DEVICE)$", "", FOREIGN[kind]["metadata"]["name"])
     play.kubectl.apply(foreign)
-    before = without_times(play.kubectl.get(kind, name))
-    play.submit(job)
+    before = lasting(play.kubectl.get(kind, name))
+    play.submit(job, **CHANGES.get(kind, {}))
     play.until_reported(job, "PodsReady", "NamesTaken", foreign["kind"], name)
-    assert without_times(play.kubectl.get(kind, name)) == before
+    assert lasting(play.kubectl.get(kind, name)) == before
     assert not play.kubectl.list("pods", f"dljob.dev/job={job}")
     play.kubectl.delete("dljob", job, "--wait=true")
     play.run("bystander-" + kind)  # the garbage collector had time
-    assert without_times(play.kubectl.get(kind, name)) == before
+    assert lasting(play.kubectl.get(kind, name)) == before
     play.kubectl.delete("dljob", "bystander-" + kind)
 
 
@@ -102,6 +161,29 @@ def test_pods_of_other_owners_are_neither_counted_nor_deleted(play: Play, nodes:
     assert kept is not None and kept["metadata"]["uid"] == uid and "deletionTimestamp" not in kept["metadata"]
     play.kubectl.delete("pod", "stranger", "--force", "--grace-period=0")
     play.kubectl.delete("dljob", "popular")
+
+
+def test_pods_of_a_foreign_set_are_neither_counted_nor_deleted(play: Play) -> None:
+    """The set has the name of one of the job's, and its pods have the labels. Seen before: only the name counted."""
+    labels = {"dljob.dev/job": "copied", "dljob.dev/group": play.device}
+    foreign = FOREIGN["statefulsets"]
+    container = {"name": "main", "image": "example.invalid/other:1"}
+    template = {
+        "metadata": {"labels": labels},
+        "spec": {"tolerations": [{"operator": "Exists"}], "containers": [container]},
+    }
+    spec = {**foreign["spec"], "replicas": 1, "selector": {"matchLabels": labels}, "template": template}
+    play.kubectl.apply({**foreign, "metadata": {"name": f"copied-{play.device}"}, "spec": spec})
+    [pod] = wait_for("the pod", lambda: play.kubectl.list("pods", "dljob.dev/job=copied"), 20)
+    play.submit("copied")
+    play.until_reported("copied", "PodsReady", "NamesTaken", "StatefulSet", f"copied-{play.device}")
+    play.patch("copied", suspend=True)
+    play.kubectl.wait_phase("copied", "Suspended", 30)
+    kept = play.kubectl.get("pod", pod["metadata"]["name"])
+    assert kept is not None and kept["metadata"]["uid"] == pod["metadata"]["uid"]
+    assert play.kubectl.job("copied")["status"].get("ready", "0/0").startswith("0/")
+    play.kubectl.delete("statefulset", f"copied-{play.device}")
+    play.kubectl.delete("dljob", "copied")
 
 
 def nested(depth: int) -> Json:
@@ -181,6 +263,33 @@ def test_overrides_and_secrets_need_permission(play: Play) -> None:
     wait_for("its pods", lambda: play.kubectl.list("pods", "dljob.dev/job=thief"), 60)
     for name in ("sneaky", "thief"):
         play.kubectl.delete("dljob", name)
+
+
+VARIABLES: dict[str, tuple[Json, str]] = {
+    # name: (spec.trainer, field that the message names)
+    "variable": (
+        {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "variable-keys", "key": "a"}}}]},
+        "spec.trainer.env[0].valueFrom.secretKeyRef.name",
+    ),
+    "environment": (
+        {"envFrom": [{"secretRef": {"name": "environment-keys"}}]},
+        "spec.trainer.envFrom[0].secretRef.name",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", VARIABLES)
+def test_variables_need_a_marked_secret(case: str, play: Play) -> None:
+    trainer, field = VARIABLES[case]
+    secret = f"{case}-keys"
+    play.kubectl.run("create", "secret", "generic", secret, "--from-literal=a=b")
+    play.submit(case, trainer=trainer)
+    play.until_reported(case, "Accepted", "SecretNotUsable", field, secret, "without that label")
+    assert not play.kubectl.list("statefulsets", f"dljob.dev/job={case}")
+    play.kubectl.run("label", "secret", secret, "dljob.dev/usable=true")
+    pods = wait_for("its pods", lambda: play.kubectl.list("pods", f"dljob.dev/job={case}"), 60)
+    assert secret in json.dumps(pods[0]["spec"]["containers"])
+    play.kubectl.delete("dljob", case)
 
 
 def test_oversized_report_is_ignored(play: Play, operator: OperatorProcess) -> None:
