@@ -1,4 +1,4 @@
-"""Tests of jobs whose pods are asked to stop, with real agents: what is stored of their output."""
+"""Tests of jobs whose pods are asked to stop, with real agents: output, grace period, and steps that are done twice."""
 
 import gzip
 import os
@@ -8,7 +8,7 @@ import pytest
 
 from dlcontract import CheckpointRef, RunPhase
 from dltrain.record.run_report.document import Document
-from support.trainer.pods import Job, leave
+from support.trainer.pods import KILL, Job, leave, logged_rank
 from support.trainer.ranks import speaking
 
 pytestmark = [
@@ -57,3 +57,25 @@ def test_pods_that_stop_before_the_first_launch_do_not_replace_stored_output(two
     two.pods[0].signal(15)
     two.pods[0].wait()
     assert stored(two) == {"rank-0.log.gz": b"before"}
+
+
+def test_stop_without_a_checkpoint_is_in_the_report(two: Job) -> None:
+    two.start(two.plan(speaking("4000", "mpi=1", "skip=1")), **NO_TORCH)
+    two.until(lambda r: r.step >= 1)
+    leave(two)
+    report = two.report
+    assert report is not None and report.checkpoints_skipped == 1 and report.last_checkpoint is None
+    assert Document.parse(stored(two)["report.json.gz"]).totals.checkpoints_skipped == 1
+
+
+def test_steps_that_are_done_twice_are_in_the_report(two: Job) -> None:
+    two.start(two.plan(speaking("4000", "mpi=1", "back=3")), **NO_TORCH)
+    two.until(lambda r: r.step >= 10)
+    os.kill(logged_rank(two.pods[1], 1), KILL)
+    report = two.until(lambda r: r.restarts and r.phase is RunPhase.RUNNING and r.steps_repeated)
+    assert 1 <= report.steps_repeated <= 3
+    for pod in two.pods:
+        pod.kill()
+        pod.start(**NO_TORCH)
+    later = two.until(lambda r: r.term > report.term and r.steps_repeated > report.steps_repeated)
+    assert later.steps_repeated >= report.steps_repeated + 1

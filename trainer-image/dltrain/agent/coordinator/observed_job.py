@@ -178,6 +178,7 @@ class ObservedJob:
             return
         transition = self.ledger.record(message, time.monotonic())
         self.account.history.record(message, self.ledger.leader, time.time())
+        self.ledger.steps_repeated = self.account.history.steps_repeated
         match message:
             case Step():
                 attempt.progressed = self.trained = True
