@@ -113,6 +113,30 @@ def test_output_of_ranks_outlives_the_pods(kubectl: Kubectl) -> None:
     wait_for("the logs to be deleted with the job", lambda: kubectl.get("configmap", "story-logs") is None, 60)
 
 
+def test_output_outlives_the_pods_of_a_job_that_the_operator_ends(kubectl: Kubectl) -> None:
+    """The job has no volume, and its coordinator does not decide its end."""
+    script = "print('a long story', flush=True); import signal; signal.pause()"
+    changes = {
+        "model": {"hints": {"parameters": 1000, "flopsPerSample": 1000}},
+        "trainer": {"command": ["python", "-c", script]},
+        "checkpoint": {"enabled": False},
+    }
+    kubectl.apply(example("digits.yaml", job="late", **changes))
+    kubectl.wait_phase("late", "Running", 120)
+    pods = [f"late-cpu-{number}" for number in range(3)]
+    wait_for("output", lambda: all("a long story" in kubectl.run("logs", pod, "-c", "trainer") for pod in pods), 60)
+    patch = json.dumps({"spec": {"runPolicy": {"activeDeadlineSeconds": 1}}})
+    kubectl.run("patch", "dljob", "late", "--type=merge", "-p", patch)
+    job = kubectl.wait_phase("late", "Failed", 60)
+    assert (condition(job, "Failed") or {})["reason"] == "DeadlineExceeded"
+    no_pods(kubectl, "late", 90)
+    found = kubectl.get("configmap", "late-logs")
+    assert found is not None
+    assert outputs_of(found) == dict.fromkeys(range(3), "a long story\n")
+    assert json.loads(report_of(found, "json") or "")["phase"] == "Stopped"
+    kubectl.delete("dljob", "late")
+
+
 def test_other_jobs_and_the_operator_keep_running(admin: Kubectl, kubectl: Kubectl) -> None:
     """This test runs after the tests above with the same operator."""
     kubectl.apply(example("digits.yaml", job="healthy", epochs=2))

@@ -7,6 +7,8 @@ import pytest
 from support.cluster.kubectl import Kubectl, KubectlError, example, step_of, wait_for
 
 pytestmark = pytest.mark.e2e
+FEW_STEPS = 5
+"""Steps that may be done twice after an eviction. Updates of the progress can name a later step than the checkpoint."""
 
 
 def evict(kubectl: Kubectl, pod: str) -> None:
@@ -18,6 +20,28 @@ def evict(kubectl: Kubectl, pod: str) -> None:
     }
     path = f"/api/v1/namespaces/{kubectl.namespace}/pods/{pod}/eviction"
     kubectl.run("create", "--raw", path, "-f", "-", stdin=json.dumps(eviction))
+
+
+def test_job_that_allows_disruption_goes_on_after_an_eviction(kubectl: Kubectl) -> None:
+    """The checkpoint interval is so long that only the eviction leads to a checkpoint."""
+    checkpoint = example("digits.yaml")["spec"]["checkpoint"] | {"interval": "1h"}
+    scheduling = {"disruption": "Allow"}
+    kubectl.apply(
+        example("digits.yaml", job="movable", epochs=3000, scheduling=scheduling, checkpoint=checkpoint),
+    )
+    before = kubectl.wait_job("movable", "20 steps", lambda job: step_of(job) >= 20, 120)
+    assert "lastCheckpoint" not in before["status"]
+    evict(kubectl, "movable-cpu-1")
+    stopped = kubectl.wait_job("movable", "a checkpoint", lambda job: "lastCheckpoint" in job["status"], 60)
+    saved = int(stopped["status"]["lastCheckpoint"]["step"])
+    assert saved >= step_of(before) and stopped["status"]["lastCheckpoint"]["writeSeconds"] > 0
+    after = kubectl.wait_job("movable", "more steps", lambda job: step_of(job) > saved, 120)
+    status = after["status"]
+    assert status["restartsByCause"] == {"PodStopped": 1} and status.get("failures", 0) == 0, kubectl.describe_job(
+        "movable"
+    )
+    assert status["progress"].get("stepsRepeated", 0) <= FEW_STEPS
+    kubectl.delete("dljob", "movable")
 
 
 def test_pods_of_a_job_that_avoids_disruption_are_not_evicted(kubectl: Kubectl) -> None:

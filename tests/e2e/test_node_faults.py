@@ -1,11 +1,12 @@
 """Tests that a job leaves a node whose device fails repeatedly, with a script that simulates the fault."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 
 import pytest
 
-from support.cluster.kubectl import Kubectl, condition, example, wait_for
+from support.cluster.kubectl import Kubectl, condition, example, step_of, wait_for
 
 pytestmark = pytest.mark.e2e
 FAULTS = 2
@@ -38,6 +39,58 @@ def forgiving(admin: Kubectl) -> Iterator[set[str]]:
     yield names
     patch = json.dumps({"data": dict.fromkeys(names)})
     admin.run("patch", "configmap", "dljob-node-faults", "-n", "dljob-system", "--type=merge", "-p", patch)
+
+
+CONDITION = "GpuUnhealthy"
+KILL_RANKS = """
+import os, signal
+
+def is_fork(pid):
+    return b"dltrain.launch.zygote" in open(f"/proc/{pid}/cmdline", "rb").read()
+
+def parent(pid):
+    return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1]
+
+for pid in filter(str.isdigit, os.listdir("/proc")):
+    if int(pid) != os.getpid() and is_fork(pid) and is_fork(parent(pid)):
+        os.kill(int(pid), signal.SIGKILL)
+"""
+"""Program that kills the ranks of a pod, which are children of the zygote and have its command line."""
+
+
+@pytest.fixture
+def unhealthy(admin: Kubectl) -> Iterator[Callable[[str], None]]:
+    """Return a function that sets a condition of a node, as node-problem-detector does. It is removed after the test."""
+    nodes: list[str] = []
+
+    def patch(node: str, fields: dict[str, str]) -> None:
+        body = json.dumps({"status": {"conditions": [{"type": CONDITION} | fields]}})
+        admin.run("patch", "node", node, "--subresource=status", "--type=strategic", "-p", body)
+
+    def set_condition(node: str) -> None:
+        nodes.append(node)
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        text = {"reason": "XidError", "message": "simulated", "lastHeartbeatTime": now, "lastTransitionTime": now}
+        patch(node, {"status": "True", **text})
+
+    yield set_condition
+    for node in nodes:
+        patch(node, {"$patch": "delete"})
+
+
+def test_condition_of_a_real_node_decides_on_a_killed_rank(kubectl: Kubectl, unhealthy: Callable[[str], None]) -> None:
+    """Without the rule, the first failure would fail the job."""
+    rule = {"action": "Ignore", "onNodeConditions": [{"type": CONDITION}]}
+    policy = {"backoffLimit": 0, "failureRules": [rule]}
+    kubectl.apply(example("digits.yaml", job="forgiven", epochs=3000, runPolicy=policy))
+    kubectl.wait_job("forgiven", "a step", lambda job: step_of(job) > 0, 120)
+    unhealthy(placed(kubectl, "dljob.dev/job=forgiven")[1])
+    kubectl.run("exec", "forgiven-cpu-1", "-c", "trainer", "--", "python3", "-c", KILL_RANKS)
+    once = {"RankKilled": 1}
+    killed = kubectl.wait_job("forgiven", "a restart", lambda job: job["status"].get("restartsByCause") == once, 60)
+    after = kubectl.wait_job("forgiven", "steps after it", lambda job: step_of(job) > step_of(killed), 120)
+    assert (after["status"]["failures"], after["status"]["failuresIgnored"]) == (1, 1)
+    kubectl.delete("dljob", "forgiven")
 
 
 def test_job_moves_from_a_node_whose_device_fails_again(kubectl: Kubectl, forgiving: set[str]) -> None:

@@ -100,6 +100,7 @@ class CheckpointMark(UntrustedRecord):
     step: Count
     unix_s: UnixTime
     path: Annotated[str, Field(max_length=1024)] = ""
+    duration_s: Annotated[Seconds | None, Field(description="Time to write it. None: unknown.")] = None
 
 
 class StartupMarks(UntrustedRecord):
@@ -156,6 +157,10 @@ class Report(UntrustedRecord):
     failures: Annotated[Count, Field(description="Failures that counted towards backoff_limit.")] = 0
     failure: Failure | None = None
     last_checkpoint: CheckpointMark | None = None
+    steps_repeated: Annotated[Count, Field(description="Steps done twice, because a restart resumed before them.")] = 0
+    checkpoints_skipped: Annotated[
+        Count, Field(description="Stops without a checkpoint, because the grace period was too short.")
+    ] = 0
     startup: StartupMarks = StartupMarks()
     outcome: Outcome | None = None
     mismatches: Annotated[tuple[Mismatch, ...], Field(max_length=4096)] = ()

@@ -204,12 +204,17 @@ class Progress(ApiModel):
         dict[str, float] | None,
         Field(max_length=16, description="Last values of the metrics that the script logged, by name."),
     ] = None
+    steps_repeated: Annotated[
+        int | None,
+        Field(ge=0, description="Steps done twice so far, because a restart resumed before them. Unset: none."),
+    ] = None
 
 
 class LastCheckpoint(ApiModel):
     step: Annotated[int, Field(ge=0)]
     time: datetime
     path: str = ""
+    write_seconds: Annotated[float | None, Field(ge=0, description="Seconds that it took to write it.")] = None
 
 
 class GroupStatus(ApiModel):

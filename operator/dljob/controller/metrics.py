@@ -25,6 +25,10 @@ _RESIZES = ("BetterPlan", "DevicesReassigned", "NodesGone")
 _RESULTS = ("ok", "rejected", "error")
 
 
+def _steps_repeated(status: DLJobStatus) -> int:
+    return (status.progress.steps_repeated or 0) if status.progress is not None else 0
+
+
 def _diverged(status: DLJobStatus) -> int:
     """Return how often a job stopped because its ranks had different model parameters (an error).
 
@@ -153,6 +157,12 @@ class Metrics:
             "scripts for failures.",
             registry=registry,
         )
+        self.steps_repeated = Counter(
+            f"{prefix}_steps_repeated",
+            "Steps that jobs did twice, because a restart resumed before them. If it rises, pods end without a last "
+            "checkpoint: see status.progress.stepsRepeated and status.restartsByCause of the jobs.",
+            registry=registry,
+        )
         self.diverged = Counter(
             f"{prefix}_parameters_diverged",
             "How often the ranks of a job had different parameters, whether the job continued or failed. If it is not "
@@ -233,11 +243,13 @@ class Metrics:
     def record_transition(self, before: DLJobStatus, after: DLJobStatus) -> None:
         """Count what the status ``after`` has and ``before`` lacks.
 
-        This is restarts, preemptions, ignored failures, divergences, moves, refused changes and finished jobs.
+        This is restarts, repeated steps, preemptions, ignored failures, divergences, moves, refused changes and
+        finished jobs.
 
         Also observe the prediction error of a job that has just finished.
         """
         self.recoveries.inc(max(0, after.restarts - before.restarts))
+        self.steps_repeated.inc(max(0, _steps_repeated(after) - _steps_repeated(before)))
         self.preemptions.inc(max(0, (after.preemptions or 0) - (before.preemptions or 0)))
         self.failures_ignored.inc(max(0, (after.failures_ignored or 0) - (before.failures_ignored or 0)))
         self.diverged.inc(max(0, _diverged(after) - _diverged(before)))

@@ -15,6 +15,7 @@ from dljob.perf.workload.workload import Workload
 from dljob.planner import batch
 from dljob.planner.candidates.evaluate import Part, evaluate
 from dljob.planner.candidates.fixed import fixed_parts
+from dljob.planner.candidates.interrupted import checkpoint_s
 from dljob.planner.candidates.options import (
     HALVES,
     Option,
@@ -137,6 +138,7 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
         measure,
         power_advice(request, chosen),
         trade_offs=front(chosen, choices, objective.INDISTINCT),
+        checkpoint_s=checkpoint_s(workload),
     )
 
 

@@ -60,7 +60,7 @@ def pod_template(
         "serviceAccountName": names.account,
         "automountServiceAccountToken": False,  # Only the agent gets a token, not the dataset's container.
         "enableServiceLinks": False,
-        "terminationGracePeriodSeconds": spec.run_policy.termination_grace_period_seconds,
+        "terminationGracePeriodSeconds": int(accepted.plan.grace_s),
         "securityContext": {
             "runAsNonRoot": True,
             "runAsUser": UID,

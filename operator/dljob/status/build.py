@@ -141,12 +141,15 @@ def _from_report(
             loss=_rounded(report.loss, 6),
             accuracy=_rounded(report.accuracy, 6),
             metrics={name: float(f"{value:.6g}") for name, value in sorted(report.metrics.items())} or None,
+            steps_repeated=report.steps_repeated or None,
         )
     if report.step_s and accepted is not None and report.plan_number == accepted.plan.number:
         changes["measured"] = _measured(report, accepted)
     if report.last_checkpoint is not None:
         mark = report.last_checkpoint
-        changes["last_checkpoint"] = LastCheckpoint(step=mark.step, time=_time(mark.unix_s), path=mark.path)
+        changes["last_checkpoint"] = LastCheckpoint(
+            step=mark.step, time=_time(mark.unix_s), path=mark.path, write_seconds=_rounded(mark.duration_s, 3)
+        )
     if status.startup is None or status.startup.first_step_seconds is None:
         changes["startup"] = _startup(job, status, report) or status.startup
     if report.phase is RunPhase.RUNNING and report.step_s and report.steps > report.step and not done:

@@ -1,6 +1,7 @@
 """Tests of asynchronous and stale-synchronous training: the staleness bound, and convergence."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,11 @@ from hypothesis import strategies as st
 
 from dlcontract import ModelRef, OptimizerRef
 from dltrain.asynchronous.clocks import Clocks
+from dltrain.asynchronous.run import Run
+from dltrain.checkpoint.writer import CheckpointManager
+from dltrain.comm.process_group import ProcessGroup
 from dltrain.protocol import rank_messages
+from dltrain.protocol.reporter import RankReporter
 from support.trainer.plans import make_plan, saving
 from support.trainer.ranks import BODIES, run_ranks
 from support.trainer.resume import stop_and_resume
@@ -74,3 +79,23 @@ def test_asynchronous_workers_learn_digits_and_resume_after_a_stop(kind: Any, tm
         assert max(message.ahead for message in updates if message.ahead is not None) <= bound + 1, (
             "a worker reports after a step and before the next check"
         )
+
+
+@pytest.mark.parametrize(("grace_s", "fits"), [(30.0, False), (600.0, True)])
+def test_stop_writes_no_checkpoint_that_the_grace_period_would_cut_off(
+    grace_s: float, fits: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    saved: list[bool] = []
+    monkeypatch.setattr(Run, "save", lambda self, *, durable: saved.append(durable))
+    monkeypatch.setattr(Run, "wait_for_checkpoint", lambda self: None)
+    plan, group, reporter = make_plan(checkpoint=saving(tmp_path)), ProcessGroup(), RankReporter(None)
+    manager = CheckpointManager(plan, group, reporter)
+    manager._writer = SimpleNamespace(needed_s=60.0, last=None)
+    run = Run.__new__(Run)
+    run.plan, run.clocks = plan, Clocks([7, 9], 20, None)
+    run.trainer = SimpleNamespace(process_group=group, reporter=reporter, checkpoint_manager=manager)
+    reporter.ask_to_stop(grace_s)
+    with pytest.raises(SystemExit):
+        run.pause()
+    assert saved == [fits]
+    assert ("stopping after step 7 without a checkpoint" in capfd.readouterr().err) is not fits

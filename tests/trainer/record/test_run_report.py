@@ -94,6 +94,19 @@ def test_report_of_a_run_with_faults_and_restart() -> None:
     assert Document.parse(document.to_json()) == document
 
 
+def test_steps_done_twice_are_counted_across_coordinators_without_a_volume() -> None:
+    """The report to the operator has the last step. The run report is in memory only, or up to 30 s older."""
+    plan = make_plan(2)
+    first = Ledger(plan, None)
+    first.record(step(50), 1.0)
+    first.steps_repeated = 4
+    second = Ledger(plan, first.report(2.0))
+    history = files.RunReportWriter(second, 3.0).history
+    history.begin_attempt(plan, plan, 4.0)
+    history.record(step(41), 0, 5.0)
+    assert history.steps_repeated == current_document(history).totals.steps_repeated == 4 + 10
+
+
 def test_renumbered_ranks_keep_their_places() -> None:
     whole = make_plan(3)
     left = whole.model_copy(update={"ranks": make_plan(2).ranks[:1] + whole.ranks[2:]})

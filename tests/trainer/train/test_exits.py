@@ -230,6 +230,31 @@ def test_stop_request_saves_a_checkpoint_and_is_reported(
     assert not listener.of(rank_messages.Finished) and not listener.of(rank_messages.Failed)
 
 
+@pytest.mark.parametrize(("grace_s", "fits"), [(30, False), (600, True)])
+def test_checkpoint_that_the_grace_period_would_cut_off_is_not_written(
+    grace_s: float, fits: bool, listener: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    """The copy in memory is written, because other pods of the job may stay."""
+    evaluate = rank.evaluate
+
+    def stop_then_evaluate(trainer: Any, *arguments: Any) -> float:
+        trainer.checkpoint_manager._writer._durations_s.append(60.0)
+        listener.stop(grace_s)
+        assert trainer.reporter.stop.wait(10)
+        return evaluate(trainer, *arguments)
+
+    monkeypatch.setattr(rank, "evaluate", stop_then_evaluate)
+    monkeypatch.setenv(rank_messages.MEMORY_ENV, str(tmp_path / "memory"))
+    plan = make_plan(checkpoint=saving(tmp_path / "volume"), epochs=100)
+    assert run(plan, tmp_path, monkeypatch) == EXIT_STOPPED
+    listener.wait_for(rank_messages.Checkpointed if fits else rank_messages.CheckpointSkipped, 1)
+    assert [mark.mark.step for mark in listener.of(rank_messages.Checkpointed)] == ([13] if fits else [])
+    skipped = [(each.step, each.needed_s) for each in listener.of(rank_messages.CheckpointSkipped)]
+    assert skipped == ([] if fits else [(13, 60.0)])
+    assert ("stopping after step 13 without a checkpoint" in capfd.readouterr().err) is not fits
+    assert [path.name for path in (tmp_path / "memory").glob("step-*")] == ["step-0000000013"]
+
+
 def test_missing_gpu_is_reported(listener: Listener, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     plan = make_plan(device="NVIDIA-A100-SXM4-40GB", gpu=True)

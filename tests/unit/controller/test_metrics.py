@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dljob.api import Condition, DLJobStatus, Phase
+from dljob.api import Condition, DLJobStatus, Phase, Progress
 from dljob.app.health import serve
 from dljob.controller.metrics import Metrics
 
@@ -63,6 +63,17 @@ def test_each_divergence_of_parameters_is_counted_once() -> None:
     metrics.record_transition(status(0), status(0, "OutOfMemory"))
     counted = {s.name: s.value for family in families(metrics).values() for s in family.samples if not s.labels}
     assert counted["dljob_operator_parameters_diverged_total"] == 3
+
+
+def test_steps_that_were_done_twice_are_counted() -> None:
+    def status(repeated: int | None) -> DLJobStatus:
+        return DLJobStatus(progress=Progress(step=9, steps=10, percent=90, steps_repeated=repeated))
+
+    metrics = Metrics()
+    for before, after in pairwise([DLJobStatus(), status(None), status(3), status(3), status(8)]):
+        metrics.record_transition(before, after)
+    [sample] = families(metrics)["dljob_operator_steps_repeated"].samples
+    assert sample.value == 8
 
 
 def test_failures_that_rules_ignore_are_counted() -> None:

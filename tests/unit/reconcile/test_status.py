@@ -291,6 +291,11 @@ class TestReported:
         assert found is not None
         assert found.step == 57, "this also holds before the next checkpoint"
 
+    def test_steps_that_were_done_twice_are_shown(self) -> None:
+        for reported, shown in ((7, 7), (0, None)):
+            found = status(step(self.reported(steps_repeated=reported))).progress
+            assert found is not None and found.steps_repeated == shown
+
     def test_restarts_are_counted_by_cause(self) -> None:
         found = status(step(self.reported(restarts={"RankDied": 2, "NodeLost": 1})))
         assert (found.restarts, found.restarts_by_cause) == (3, {"NodeLost": 1, "RankDied": 2})

@@ -86,17 +86,21 @@ class Run:
     def pause(self) -> None:
         """Save a checkpoint together with all ranks. Raise SystemExit if any rank was asked to stop."""
         trainer, process_group = self.trainer, self.trainer.process_group
+        left_s = trainer.reporter.grace_left_s
         (stop,) = process_group.sum([float(trainer.reporter.stop.is_set())])
-        self.save()
+        durable = not stop or not self.plan.checkpoint.enabled or trainer.checkpoint_manager.fits(left_s)
+        self.save(durable=durable)
+        if not durable:
+            trainer.checkpoint_manager.report_skipped(min(self.clocks.done))
         if stop:
             self.wait_for_checkpoint()
             trainer.stopped = True
             raise SystemExit(EXIT_STOPPED)
 
-    def save(self) -> None:
+    def save(self, *, durable: bool = True) -> None:
         """Send the server's state to every rank and start a checkpoint of it on rank 0.
 
-        Raises PeerLostError, OSError.
+        ``durable``: False to copy the state to the pods' memory only. Raises PeerLostError, OSError.
         """
         trainer, process_group = self.trainer, self.trainer.process_group
         if not self.plan.checkpoint.enabled:
@@ -120,7 +124,7 @@ class Run:
             "loss": trainer.progress.loss,
         }
         kept = {key: snapshot.state[key] for key in ("clocks", "scaling")}
-        trainer.checkpoint_manager.save(snapshot.step, weights, optimizer, rest | kept)
+        trainer.checkpoint_manager.save(snapshot.step, weights, optimizer, rest | kept, durable=durable)
 
     def wait_for_checkpoint(self) -> None:
         if self.plan.checkpoint.enabled:

@@ -7,6 +7,7 @@ background: training pauses only while the state is copied in memory.
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from math import inf
@@ -22,12 +23,14 @@ from dltrain.checkpoint.state import Staging, Target, capture, load_together
 from dltrain.checkpoint.store import Checkpoints, Snapshot, Stored, identity
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.protocol.errors import BadInputError, CheckpointError, CheckpointVolumeError, FencedError
-from dltrain.protocol.rank_messages import Checkpointed
+from dltrain.protocol.rank_messages import Checkpointed, CheckpointSkipped
 from dltrain.protocol.reporter import RankReporter
 from dltrain.protocol.volume_layout import job_directory
 
 SLOWEST_S, SLOWEST_BPS = 60.0, 10e6
 """The slowest supported volume: latency in seconds, and bytes per second."""
+RECENT = 3
+"""Number of recent checkpoints of which the slowest one counts as the time that a checkpoint needs."""
 
 
 def patience_s(nbytes: int) -> float:
@@ -52,6 +55,9 @@ class Writer:
         self.checkpoints = checkpoints
         self._reporter, self._on_cost = reporter, on_cost
         self._thread: threading.Thread | None = None
+        self._began_s = 0.0
+        self._durations_s: deque[float] = deque(maxlen=RECENT)
+        """Seconds from the pause of the training until the checkpoint was durable, of the most recent checkpoints."""
         self._error: OSError | FencedError | ValueError | None = None
         self.last: CheckpointMark | None = None
 
@@ -59,12 +65,23 @@ class Writer:
     def busy(self) -> bool:
         return self._thread is not None and self._thread.is_alive()
 
+    @property
+    def needed_s(self) -> float:
+        """Return the seconds until a checkpoint that begins now is durable; 0 if no checkpoint was written yet.
+
+        They include the rest of a checkpoint that is being written.
+        """
+        longest_s = max(self._durations_s, default=0.0)
+        rest_s = max(0.0, longest_s - (time.perf_counter() - self._began_s)) if self.busy else 0.0
+        return longest_s + rest_s
+
     def begin(self, snapshot: Snapshot, stall_s: float = 0.0) -> None:
         """Start to write ``snapshot``, whose tensors must not change. ``stall_s``: seconds that training paused for it.
 
         Raise the error of the previous checkpoint if that failed; see ``wait``.
         """
         self.wait()
+        self._began_s = time.perf_counter()
         self._thread = threading.Thread(target=self._write, args=(snapshot, stall_s), name="checkpoint")
         self._thread.start()
 
@@ -91,8 +108,9 @@ class Writer:
         except OSError as error:
             self._error = error if self._reporter is None else CheckpointError(self.checkpoints.directory, error)
             return
-        self.last = CheckpointMark(step=snapshot.step, unix_s=time.time(), path=str(path))
         duration_s = time.perf_counter() - began
+        self.last = CheckpointMark(step=snapshot.step, unix_s=time.time(), path=str(path), duration_s=duration_s)
+        self._durations_s.append(stall_s + duration_s)
         cost_s = stall_s + time.thread_time() - cpu_began  # Training loses this thread's CPU time.
         next_s = self._on_cost(cost_s) if self._on_cost is not None else None
         if self._reporter is not None:
@@ -125,6 +143,8 @@ class CheckpointManager:
         self._interval = Interval(plan)
         self._launched = time.monotonic()
         self._staging = Staging()
+        self._short_of = (0.0, inf)
+        """What ``fits`` has compared: seconds that a checkpoint needs, and seconds until the first rank is killed."""
 
     @property
     def last(self) -> CheckpointMark | None:
@@ -141,6 +161,34 @@ class CheckpointManager:
     def interval_s(self) -> float:
         """Seconds between checkpoints on the volume."""
         return self._interval.seconds(time.monotonic() - self._launched)
+
+    def fits(self, left_s: float) -> bool:
+        """Return True if a checkpoint that begins now is durable before the first rank is killed.
+
+        ``left_s``: seconds until this rank is killed. All ranks must call this method, and get the same answer: that of
+        rank 0, which has measured checkpoints, for the rank with the least time. Raise PeerLostError.
+        """
+        rows = self.process_group.gather([left_s, self._writer.needed_s if self._writer is not None else 0.0])
+        self._short_of = max(needed_s for _, needed_s in rows), min(left_s for left_s, _ in rows)
+        return self._short_of[0] <= self._short_of[1]
+
+    def report_skipped(self, step: int) -> None:
+        """Report that the ranks stop after ``step`` steps without a checkpoint, as ``fits`` has found last."""
+        if self.process_group.rank != 0:
+            return
+        needed_s, left_s = self._short_of
+        saved = (
+            f"The last checkpoint is of step {self.last.step}" if self.last is not None else "There is no checkpoint"
+        )
+        copied = ". Pods that do not stop have a newer copy in memory" if self.copied_anywhere else ""
+        print(  # noqa: T201
+            f"dltrain: stopping after step {step} without a checkpoint, which takes {needed_s:.1f} s, because the "
+            f"grace period ends in {left_s:.1f} s. {saved}{copied}. Raise "
+            "spec.runPolicy.terminationGracePeriodSeconds",
+            file=sys.stderr,
+            flush=True,
+        )
+        self.reporter.send(CheckpointSkipped(rank=self.reporter.rank, step=step, needed_s=needed_s, left_s=left_s))
 
     def _add_cost(self, cost_s: float) -> float:
         self._interval.add_cost(cost_s)

@@ -34,7 +34,7 @@ EXIT_DIVERGED = 76
 EXIT_PARAMETERS_DIVERGED = 77
 """Ranks hold different parameters. Restart from the last checkpoint, because parameters were still equal then."""
 EXIT_STOPPED = 143
-"""The rank was asked to stop, and its last checkpoint is durable."""
+"""The rank was asked to stop. Its last checkpoint is durable, unless the grace period was too short for one."""
 
 
 class AttemptPlan(Plan):
@@ -177,6 +177,16 @@ class Checkpointed(Record):
     interval_s: Annotated[float | None, Field(description="Time until the next checkpoint.")] = None
 
 
+class CheckpointSkipped(Record):
+    """The ranks stop after ``step`` steps without a new checkpoint, because the grace period is too short for one."""
+
+    type: Literal["checkpoint_skipped"] = "checkpoint_skipped"
+    rank: int
+    step: int
+    needed_s: Annotated[float, Field(ge=0, description="Measured time of a checkpoint.")]
+    left_s: Annotated[float, Field(ge=0, description="Time until the first rank is killed.")]
+
+
 class Resharded(Record):
     """Local batch sizes change from this step on. ``shares``: the new local batch size of each rank, in samples."""
 
@@ -252,6 +262,7 @@ RankMessage = Annotated[
     | Logged
     | Compared
     | Checkpointed
+    | CheckpointSkipped
     | Resharded
     | Shrunk
     | Busy

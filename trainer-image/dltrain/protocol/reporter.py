@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from math import inf
 from types import FrameType
 from typing import Literal
 
@@ -22,6 +23,7 @@ from dltrain.protocol.rank_messages import (
     WHERE,
     Busy,
     Checkpointed,
+    CheckpointSkipped,
     Chosen,
     Compared,
     Evaluated,
@@ -50,6 +52,8 @@ class RankReporter:
         """Connect to the agent's socket at ``path``, if given. Raise OSError if no agent listens there."""
         self.stop = threading.Event()
         self.rank = 0
+        self._killed_at_s = inf
+        """Time (``time.monotonic()``) at which the agent kills this rank, once it has asked the rank to stop."""
         self.observe: Callable[[RankMessage, str], bool] | None = None
         """Without an agent: takes each message and its line for the log. It returns True if it has shown the line."""
         self._socket: socket.socket | None = None
@@ -79,6 +83,16 @@ class RankReporter:
     def connected(self) -> bool:
         """True if an agent is connected."""
         return self._socket is not None
+
+    @property
+    def grace_left_s(self) -> float:
+        """Return the seconds until the agent kills this rank; infinity if the agent has not asked it to stop."""
+        return max(0.0, self._killed_at_s - time.monotonic())
+
+    def ask_to_stop(self, grace_s: float) -> None:
+        """Set ``stop``. ``grace_s``: seconds until the agent kills this rank. The shortest time counts."""
+        self._killed_at_s = min(self._killed_at_s, time.monotonic() + grace_s)
+        self.stop.set()
 
     def send(self, message: RankMessage) -> None:
         """Send an update to the agent. Ignore a lost connection, because training can continue without an agent."""
@@ -125,10 +139,10 @@ class RankReporter:
             with connection.makefile("rb") as lines:
                 for line in lines:
                     try:
-                        Stop.model_validate_json(line)
+                        stop = Stop.model_validate_json(line)
                     except ValidationError:
                         continue  # a newer agent's message
-                    self.stop.set()
+                    self.ask_to_stop(stop.grace_s)
         except (OSError, ValueError):
             return  # closed
 
@@ -155,5 +169,5 @@ def describe(message: RankMessage) -> str:
         case Finished():
             accuracy = f", accuracy {message.outcome.accuracy:.4f}" if message.outcome.accuracy is not None else ""
             return f"dltrain: finished {message.outcome.steps} steps in {message.outcome.seconds:.1f} s{accuracy}"
-        case Hello() | Mark() | Probed() | Chosen() | Busy() | Working() | Compared() | Failed():
-            return ""  # Every failing rank prints its failure itself, with or without an agent.
+        case Hello() | Mark() | Probed() | Chosen() | Busy() | Working() | Compared() | Failed() | CheckpointSkipped():
+            return ""  # Ranks print failures and skipped checkpoints themselves, with or without an agent.

@@ -18,6 +18,7 @@ from dlcontract import (
 )
 from dltrain.protocol.rank_messages import (
     Checkpointed,
+    CheckpointSkipped,
     Evaluated,
     Finished,
     Hello,
@@ -68,6 +69,9 @@ class Ledger:
         self.failures = 0
         self.failure: Failure | None = None
         self.outcome: Outcome | None = None
+        self.steps_repeated = 0
+        """Steps done twice so far, as the run report counts them."""
+        self.checkpoints_skipped = 0
         self.startup = StartupMarks()
         self._before: Report | None = None
         self._step: Step | None = None
@@ -91,11 +95,19 @@ class Ledger:
         self.failures = previous.failures
         self.failure = previous.failure
         self.outcome = previous.outcome
+        self.steps_repeated = previous.steps_repeated
+        self.checkpoints_skipped = previous.checkpoints_skipped
         self._metrics = dict(previous.metrics)
         self.startup = previous.startup
         self._checkpoint = previous.last_checkpoint
         self._probes = {(point.device, point.batch): point for point in previous.probes}
         self._link = (previous.link_latency_s, previous.link_bandwidth_Bps)
+
+    @property
+    def step(self) -> int:
+        """Return the number of completed steps, also if an earlier coordinator reported it last."""
+        last = self._step or self._before
+        return last.step if last is not None else 0
 
     def begin_attempt(self, plan: Plan) -> None:
         """Begin an attempt (a launch of all ranks) with the ranks of ``plan``. Discard the state of earlier ranks."""
@@ -140,6 +152,9 @@ class Ledger:
                 self._metrics = dict(list(merged.items())[:MAX_METRICS])
             case Checkpointed():
                 self._checkpoint = message.mark
+                transition = True
+            case CheckpointSkipped():
+                self.checkpoints_skipped += 1
                 transition = True
             case Probed():
                 self._probed(message)
@@ -201,7 +216,7 @@ class Ledger:
             term=self.term,
             phase=self.phase,
             unix_s=unix_s,
-            step=step.step if step else 0,
+            step=self.step,
             steps=step.steps if step else self.plan.steps or 0,
             epoch=step.epoch if step else None,
             loss=step.loss if step else None,
@@ -215,6 +230,8 @@ class Ledger:
             failures=self.failures,
             failure=self.failure,
             last_checkpoint=self._checkpoint,
+            steps_repeated=self.steps_repeated,
+            checkpoints_skipped=self.checkpoints_skipped,
             startup=self.startup,
             outcome=self.outcome,
             mismatches=self.mismatches()[:MAX_MISMATCHES],

@@ -137,6 +137,18 @@ class Saving:
         gathered_s = time.monotonic() - began
         self._checkpoint_manager.save(step, weights, optimizer, state, tensors, durable=durable, gathered_s=gathered_s)
 
+    def fits(self, step: int, left_s: float) -> bool:
+        """Return True if a checkpoint is durable before the first rank is killed. If not, report that it is skipped.
+
+        ``step``: number of completed steps. ``left_s``: seconds until this rank is killed. All ranks must call it, and
+        get the same answer. Raise PeerLostError.
+        """
+        manager = self._checkpoint_manager
+        if not self._team.plan.checkpoint.enabled or self._team.together(step, lambda: manager.fits(left_s)):
+            return True
+        manager.report_skipped(step)
+        return False
+
     def wait(self) -> None:
         """Wait until the last checkpoint is on the volume. All ranks wait for rank 0, the writer. Raise OSError."""
         if self._team.plan.checkpoint.enabled:

@@ -383,7 +383,8 @@ class Trainer(Ranks):
             # Ranks also compare parameters before each checkpoint, so that corrupt ones are never saved.
             self._team.together(self.step, lambda: self._team.agree_on_parameters(self.step))
         if saving or agreed.keep:
-            self._saving.save(self.step, self.epoch, durable=bool(saving), began=began)
+            durable = bool(saving) and (not agreed.stop or self._saving.fits(self.step, self.reporter.grace_left_s))
+            self._saving.save(self.step, self.epoch, durable=durable, began=began)
         if agreed.stop:
             self._saving.wait()
             self.stopped = True

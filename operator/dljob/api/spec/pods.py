@@ -175,7 +175,13 @@ class RunPolicy(ApiModel):
         Field(ge=0, description="Seconds after its end when a finished job is deleted. Default: never."),
     ] = None
     termination_grace_period_seconds: Annotated[
-        int, Field(ge=1, le=3600, description="Seconds that a stopping pod has to write its last checkpoint.")
+        int,
+        Field(
+            ge=1,
+            le=3600,
+            description="Seconds that a stopping pod has to write its last checkpoint. If the value is 60 and a "
+            "checkpoint takes longer, pods get more time, at most 600 s. Other values are used as they are.",
+        ),
     ] = 60
     node_lost_seconds: Annotated[
         int, Field(ge=10, le=3600, description="Seconds after which the pods of a lost node are replaced.")

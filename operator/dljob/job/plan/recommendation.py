@@ -22,6 +22,7 @@ from dljob.job.defaults import (
     topology_of,
     with_defaults,
 )
+from dljob.job.plan.grace import too_short_grace
 from dljob.job.plan.request import planner_request
 from dljob.job.plan.status import plan_status
 from dljob.job.plan.trainer import trainer_plan
@@ -144,6 +145,8 @@ def recommend(
         awaited = waiting_text(missing_nodes(decision, view))
         found = replace(decision, warning="; ".join(text for text in (decision.warning, awaited) if text))
         view = larger_view
+    if isinstance(found, Decision) and (short := too_short_grace(job.spec, found)):
+        found = replace(found, warning="; ".join(text for text in (found.warning, short) if text))
     if isinstance(found, Decision):
         lines += applied_prices(defaults, (group.device for group in found.chosen.groups))
     if isinstance(found, Decision) and found.batch is not None:

@@ -4,6 +4,7 @@ import dlcontract
 from dljob.api import Collective, DLJobSpec, FailureRule, Framework, ParallelismStrategy, duration_s
 from dljob.api.base import AUTO_INTERVAL
 from dljob.cluster.domains import Domain
+from dljob.job.plan.grace import grace_s
 from dljob.job.plan.request import learning_rate_rule, train_samples
 from dljob.planner import Choice, Decision, Group
 
@@ -83,16 +84,6 @@ def _checkpoint(spec: DLJobSpec, domain: Domain) -> dlcontract.CheckpointRef:
     return given.model_copy(update={"interval_s": duration_s(spec.checkpoint.interval)})
 
 
-def _grace_s(spec: DLJobSpec) -> float:
-    """Return the termination grace period in seconds, in which ranks write their last checkpoint.
-
-    If pod template overrides change it, the last override counts.
-    """
-    found = [override.spec.get("terminationGracePeriodSeconds") for override in spec.pod_template_overrides]
-    changed = [seconds for seconds in found if isinstance(seconds, int) and seconds > 0]
-    return float([spec.run_policy.termination_grace_period_seconds, *changed][-1])
-
-
 def trainer_plan(
     name: str,
     namespace: str,
@@ -103,10 +94,14 @@ def trainer_plan(
     term: int,
     service: str,
     cluster_domain: str,
+    *,
+    checkpoint_s: float | None = None,
+    former_grace_s: float | None = None,
 ) -> dlcontract.Plan:
     """Return the trainer's plan for a decision of the planner.
 
-    ``number``: counts the plans of the job. ``term``: rises when the operator fences a lost node.
+    ``number``: counts the plans of the job. ``term``: rises when the operator fences a lost node. ``checkpoint_s``: the
+    measured time of a checkpoint in seconds; None: use the predicted one. ``former_grace_s``: see ``grace.grace_s``.
 
     Pods have the names of their StatefulSets, ``<job>-<group>-<index>``, and the DNS names of the headless ``service``,
     ``<pod>.<service>.<namespace>.svc.<cluster_domain>``.
@@ -170,7 +165,12 @@ def trainer_plan(
         min_ranks=_min_ranks(spec, chosen),
         backoff_limit=spec.run_policy.backoff_limit,
         failure_rules=tuple(map(failure_rule, spec.run_policy.failure_rules)),
-        grace_s=_grace_s(spec),
+        grace_s=grace_s(
+            spec,
+            decision.checkpoint_s if checkpoint_s is None else checkpoint_s,
+            chosen.prediction.step_p90_s,
+            former_grace_s,
+        ),
         expected=dlcontract.Expectation(
             step_s=chosen.prediction.step_s,
             step_p90_s=chosen.prediction.step_p90_s,

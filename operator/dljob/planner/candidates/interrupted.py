@@ -7,12 +7,17 @@ from dljob.perf.workload.workload import Workload
 from dljob.planner.types import Prediction, Request
 
 
-def interruptions_of(request: Request, workload: Workload) -> Interruptions:
-    """Return the interruptions in the request's domain. A checkpoint has the parameters and the optimizer's state."""
+def checkpoint_s(workload: Workload) -> float:
+    """Return the predicted seconds to write a checkpoint, which has the parameters and the optimizer's state."""
     nbytes = workload.gradient_nbytes * (1 + workload.optimizer_slots)
+    return max(0.1, nbytes / CHECKPOINT_BANDWIDTH_Bps)
+
+
+def interruptions_of(request: Request, workload: Workload) -> Interruptions:
+    """Return the interruptions in the request's domain."""
     return Interruptions(
         request.domain.interruptions_per_h,
-        max(0.1, nbytes / CHECKPOINT_BANDWIDTH_Bps),
+        checkpoint_s(workload),
         request.checkpoint_interval_s,
         request.checkpoints,
     )

@@ -133,6 +133,8 @@ class Decision:
     """The Pareto front in time, energy and cost, including the chosen plan; fastest first."""
     domain: Domain = ANYWHERE
     """The part of the cluster for which the chosen plan was predicted. The plan's pods must be bound to this part."""
+    checkpoint_s: float = 0.0
+    """Predicted seconds to write a checkpoint; 0 if the model is unknown."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from dljob.api.spec.spec import DLJobSpec
 from dljob.cluster import ClusterView, Node
 from dljob.job.defaults import applied_prices, prices_of, spot_of, topology_of
 from dljob.job.observed import SetSeen
+from dljob.job.plan.grace import too_short
 from dljob.job.plan.request import planner_request
 from dljob.job.plan.status import plan_status
 from dljob.job.plan.stored import MAX_AVOIDED, StoredPlan, node_terms
@@ -181,15 +182,20 @@ def _attempt(
     # coordinator still contains the term.
     term = current.plan.term if current else parsed.report.term if parsed.report else 1
     service = Names.of(job).service
+    saved = parsed.before.last_checkpoint
+    checkpoint_s = saved.write_seconds if saved is not None and saved.write_seconds else decision.checkpoint_s
     proposed = trainer_plan(
-        job.name, job.namespace, job.uid, spec, decision, last + 1, term, service, config.cluster_domain
-    )
+        job.name, job.namespace, job.uid, spec, decision, last + 1, term, service, config.cluster_domain,
+        checkpoint_s=checkpoint_s,
+        former_grace_s=current.plan.grace_s if current and current.spec_digest == parsed.digest else None,
+    )  # fmt: skip
     if current is not None and (contradicted := _by_checkpoint(parsed, current.plan, proposed)):
         return contradicted
     if current is not None and current.plan.digest() == proposed.digest():
         proposed = current.plan
     elif shown is not None and shown.digest == proposed.digest():  # Only the plan's ConfigMap was deleted.
         proposed = proposed.model_copy(update={"number": shown.number})
+    short = too_short(spec, proposed.grace_s, checkpoint_s, decision.chosen.prediction.step_p90_s)
     prediction, nodes = decision.chosen.prediction, usable(request, decision.domain.within(view))
     prices = applied_prices(parsed.defaults, (group.device for group in decision.chosen.groups))
     found = StoredPlan(
@@ -201,7 +207,7 @@ def _attempt(
         spec=planned_fields(parsed.own_spec),
         resizes=0,
         splitting_disabled=splitting_disabled,
-        warning=decision.warning,
+        warning="; ".join(text for text in (decision.warning, short) if text) or None,
         defaults=None if parsed.defaults.empty else parsed.defaults,
         avoid=_avoided(parsed, decision),
         domain=node_terms(decision.domain),

@@ -105,6 +105,8 @@ class Coordinator:
             await self._stop_attempt(max(1.0, self.job.plan.grace_s - LEAVE_MARGIN_S))
             if not over:
                 await self.job.account.write(RunPhase.STOPPED, time.time())
+                if self.job.outputs:  # The operator may have ended the job. Its pods, and their logs, are then deleted.
+                    await self.job.store_outputs(RunPhase.STOPPED)
             self.job.reporter.urge()
         finally:
             self.job.launcher.end()
@@ -335,6 +337,7 @@ class Coordinator:
         self.job.launcher.end()
         if attempt is None:
             return
+        self.job.ended_attempt = attempt.name
         waiting = self.job.links.connected
         self.job.links.send_all(proto.EndAttempt(attempt=attempt.name))
         self.job.ending = waiting

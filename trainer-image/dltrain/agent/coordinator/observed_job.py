@@ -72,6 +72,8 @@ class ObservedJob:
 
         The outputs are those of the current attempt or, between two attempts, those of the previous attempt.
         """
+        self.ended_attempt = ""
+        """Name of the last attempt that has ended. Ranks that are killed at its end still report their output."""
         self.attempts = 0
         self._ticked_s = time.monotonic()
         self._late_s = self._starved_s = 0.0
@@ -141,6 +143,8 @@ class ObservedJob:
                     attempt.left.add(pod)
             case proto.AttemptEnded():
                 self.ending.discard(pod)
+            case proto.RankEnded() if attempt is None and line.attempt == self.ended_attempt:
+                self._store_output(line)
             case _ if attempt is None or getattr(line, "attempt", None) != attempt.name:
                 return
             case proto.Prepared():
@@ -160,10 +164,13 @@ class ObservedJob:
                 attempt.logs[line.rank] = line.tail
             case proto.RankEnded():
                 attempt.ended[line.rank] = line
-                self.outputs[line.rank] = RankOutput(line.output or line.tail, failed=line.exit_code != 0)
+                self._store_output(line)
                 self.ledger.forget_rank(line.rank)
             case proto.DaemonEnded():
                 self.launcher.daemon_ended(pod, line.exit_code, line.tail)
+
+    def _store_output(self, end: proto.RankEnded) -> None:
+        self.outputs[end.rank] = RankOutput(end.output or end.tail, failed=end.exit_code != 0)
 
     def _record_update(self, line: proto.RankUpdate, attempt: Attempt) -> None:
         message = line.message
@@ -171,6 +178,7 @@ class ObservedJob:
             return
         transition = self.ledger.record(message, time.monotonic())
         self.account.history.record(message, self.ledger.leader, time.time())
+        self.ledger.steps_repeated = self.account.history.steps_repeated
         match message:
             case Step():
                 attempt.progressed = self.trained = True
@@ -202,7 +210,7 @@ class ObservedJob:
     async def store_outputs(self, phase: RunPhase, outcome: Outcome | None = None) -> None:
         """Store the run report and the last output of each ended rank outside the pods, so that they outlive the pods.
 
-        ``phase``: how the job ended. ``outcome``: the result of the training, if it succeeded.
+        ``phase``: how the job ended; STOPPED if its pods stop. ``outcome``: the result of a successful training.
         """
         files = await self.account.packed(phase, time.time(), outcome)
         left_nbytes = LIMIT_NBYTES - sum(map(stored_nbytes, files.values()))

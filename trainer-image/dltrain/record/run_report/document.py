@@ -132,6 +132,9 @@ class Totals(Record):
     checkpoints: int = 0
     checkpoint_s: float = 0.0
     checkpoint_nbytes: int = 0
+    checkpoints_skipped: Annotated[
+        int, Field(description="Stops without a checkpoint, because the grace period was too short.")
+    ] = 0
     splits: int = 0
     skipped_updates: Annotated[
         int | None, Field(description="Skipped by the script's GradScaler; None: it has none.")

@@ -84,6 +84,7 @@ class RunReportWriter:
         ``unix_s``: present Unix time, at which a new report begins.
         """
         self.history = History(ledger.plan, unix_s, read(ledger.plan))
+        self.history.continue_from(ledger.step, ledger.steps_repeated)
         self._ledger = ledger
         self._writing: asyncio.Future[None] | None = None
         self._written_unix_s = unix_s

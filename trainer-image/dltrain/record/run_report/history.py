@@ -8,7 +8,17 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from dlcontract import Failure, Outcome, Plan, Rank, RankMeasure, RunPhase, reasons
-from dltrain.protocol.rank_messages import Checkpointed, Chosen, Evaluated, Logged, RankMessage, Resharded, Shrunk, Step
+from dltrain.protocol.rank_messages import (
+    Checkpointed,
+    CheckpointSkipped,
+    Chosen,
+    Evaluated,
+    Logged,
+    RankMessage,
+    Resharded,
+    Shrunk,
+    Step,
+)
 from dltrain.record.run_report.document import (
     AttemptRecord,
     Checkpoint,
@@ -98,6 +108,17 @@ class History:
         return self.faults - self._totals.faults.get(reasons.POD_STOPPED, 0)
 
     @property
+    def steps_repeated(self) -> int:
+        """Number of steps that were done twice so far, because a restart resumed before them."""
+        return self._totals.steps_repeated
+
+    def continue_from(self, step: int, steps_repeated: int) -> None:
+        """Continue from the numbers that an earlier coordinator reported last. Its run report may be older."""
+        self.step = max(self.step, step)
+        repeated = max(self._totals.steps_repeated, steps_repeated)
+        self._totals = self._totals.model_copy(update={"steps_repeated": repeated})
+
+    @property
     def trained_s(self) -> float:
         """Seconds spent in steps so far."""
         return self._totals.training_s
@@ -141,6 +162,9 @@ class History:
                 self._sums = message.sums
             case Checkpointed():
                 self._saved(message)
+            case CheckpointSkipped():
+                skipped = self._totals.checkpoints_skipped + 1
+                self._totals = self._totals.model_copy(update={"checkpoints_skipped": skipped})
             case Resharded() if message.rank == leader and len(message.shares) == len(self._placed.ranks):
                 self._split(dict(enumerate(message.shares)), message.step, unix_s, message.reason)
             case Shrunk():

@@ -91,6 +91,7 @@ def _figures(document: Document) -> str:
         ("faults", faults or "none"),
         ("lost to faults", f"{duration(totals.down_s)}, {number(totals.steps_repeated)} repeated steps"),
         ("checkpoints", f"{totals.checkpoints}, of {size(totals.checkpoint_nbytes / (totals.checkpoints or 1))}"),
+        ("stops without a checkpoint", str(totals.checkpoints_skipped) if totals.checkpoints_skipped else None),
         ("gradient noise scale", "not measured" if noise is None else f"{noise:.3g} samples"),
         ("skipped by the GradScaler", _skipped(totals.skipped_updates)),
         ("energy", _energy(document)),

@@ -2,7 +2,7 @@
 
 Usage: ``speaking_rank.py STEPS [PACE_S] [KEY=VALUE…]``. ``fail_rank=N fail_step=N fail_code=N`` ends that rank once per
 checkpoint directory. ``mpi=1`` joins MPI and all-reduces in every step. ``silent_rank=N`` sends no progress of that rank.
-``busy=S`` announces after the first step that there will be no progress for that long, and makes no more steps.
+``back=N`` resumes N steps before the last one. ``skip=1`` stops without a checkpoint. ``busy=S`` announces after the first step that there will be no progress for that long, and makes no more steps.
 """
 
 import os
@@ -17,6 +17,7 @@ from dltrain.protocol.rank_messages import (
     AttemptPlan,
     Busy,
     Checkpointed,
+    CheckpointSkipped,
     Failed,
     Finished,
     Hello,
@@ -40,7 +41,7 @@ def main() -> int:
     reporter.mark("rendezvous")
     directory = Path(plan.checkpoint.directory)
     progress = directory / f"progress-{rank}"
-    step = int(progress.read_text()) if progress.exists() else 0
+    step = max(0, int(progress.read_text()) - int(options.get("back", "0"))) if progress.exists() else 0
     failed_before = directory / "failed"
     while step < steps:
         stop = reporter.stop.wait(pace_s)
@@ -51,6 +52,10 @@ def main() -> int:
                 return EXIT_PEER_LOST
         if stop:
             mark = CheckpointMark(step=step, unix_s=time.time())
+            if "skip" in options:
+                if rank == 0:
+                    reporter.send(CheckpointSkipped(rank=rank, step=step, needed_s=9.0, left_s=1.0))
+                return EXIT_STOPPED
             reporter.send(Checkpointed(rank=rank, mark=mark, duration_s=0.0, nbytes=0))
             return EXIT_STOPPED
         step += 1

@@ -1,0 +1,65 @@
+"""Choose the termination grace period of a plan's pods, so that their last checkpoint fits into it."""
+
+from math import ceil
+
+from dljob.api import DLJobSpec, RunPolicy
+from dljob.planner import Decision
+
+MARGIN = 2.0
+"""Factor between the time of a checkpoint and the time reserved for it, because several jobs may stop at the same time
+and share the bandwidth of the storage."""
+REST_S = 15.0
+"""Seconds reserved for the remainder: ending the current step, the last report and output, and killing processes."""
+MAX_RAISED_S = 600.0
+"""Longest grace period in seconds that the operator chooses by itself. Cluster Autoscaler waits no longer by default
+(``--max-graceful-termination-sec``)."""
+ROUNDED_S = 30.0
+"""The operator raises the grace period to a multiple of this number of seconds."""
+
+
+def given_s(spec: DLJobSpec) -> float:
+    """Return the grace period in the spec in seconds. If pod template overrides change it, the last override counts."""
+    return float([spec.run_policy.termination_grace_period_seconds, *_overrides(spec)][-1])
+
+
+def grace_s(spec: DLJobSpec, checkpoint_s: float, step_s: float, former_s: float | None = None) -> float:
+    """Return the grace period for a plan in seconds.
+
+    It is the one in the spec. If that is the default, and the default is too short for a checkpoint, return a longer
+    one. ``checkpoint_s``: seconds to write a checkpoint. ``step_s``: seconds of a step. ``former_s``: the grace period
+    of the former plan for the same spec, which stays if it is long enough; None without such a plan.
+    """
+    given = given_s(spec)
+    if not spec.checkpoint.enabled or _overrides(spec) or given != _default_s():
+        return given
+    least_s = min(MAX_RAISED_S, MARGIN * checkpoint_s + step_s + REST_S)
+    if former_s is not None and max(given, least_s) <= former_s <= MAX_RAISED_S:
+        return former_s
+    return max(given, ROUNDED_S * ceil(least_s / ROUNDED_S))
+
+
+def too_short(spec: DLJobSpec, chosen_s: float, checkpoint_s: float, step_s: float) -> str | None:
+    """Return a warning if a checkpoint does not fit into the grace period ``chosen_s`` of the plan; otherwise None."""
+    needed_s = checkpoint_s + step_s
+    if not spec.checkpoint.enabled or needed_s <= chosen_s:
+        return None
+    return (
+        f"spec.runPolicy.terminationGracePeriodSeconds: found {chosen_s:g} s; expected at least {needed_s:.0f} s for a "
+        "checkpoint. A job that stops repeats the steps since its last checkpoint. Raise the field, or use a faster "
+        "volume"
+    )
+
+
+def too_short_grace(spec: DLJobSpec, decision: Decision) -> str | None:
+    """Return the warning of ``too_short`` about the plan that a new job with this spec gets; None if there is none."""
+    step_s, checkpoint_s = decision.chosen.prediction.step_p90_s, decision.checkpoint_s
+    return too_short(spec, grace_s(spec, checkpoint_s, step_s), checkpoint_s, step_s)
+
+
+def _overrides(spec: DLJobSpec) -> list[int]:
+    found = [override.spec.get("terminationGracePeriodSeconds") for override in spec.pod_template_overrides]
+    return [seconds for seconds in found if isinstance(seconds, int) and seconds > 0]
+
+
+def _default_s() -> float:
+    return float(RunPolicy.model_fields["termination_grace_period_seconds"].default)

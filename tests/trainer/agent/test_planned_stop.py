@@ -1,0 +1,81 @@
+"""Tests of jobs whose pods are asked to stop, with real agents: output, grace period, and steps that are done twice."""
+
+import gzip
+import os
+import shutil
+
+import pytest
+
+from dlcontract import CheckpointRef, RunPhase
+from dltrain.record.run_report.document import Document
+from support.trainer.pods import KILL, Job, leave, logged_rank
+from support.trainer.ranks import speaking
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(os.getuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2 for namespaces"),
+]
+NO_TORCH = {"DLTRAIN_IMPORT_AHEAD": "off"}
+NO_VOLUME = CheckpointRef(enabled=False)
+
+
+def stored(job: Job) -> dict[str, bytes]:
+    """Return the files that outlive the pods, as in the ConfigMap JOB-logs."""
+    folder = job.report_file.with_suffix(".logs")
+    return {path.name: gzip.decompress(path.read_bytes()) for path in folder.iterdir()} if folder.exists() else {}
+
+
+def test_output_is_stored_when_the_operator_stops_the_pods(two: Job) -> None:
+    """The operator ends a job at its deadline, for example. Without a volume, nothing else stores the output."""
+    checkpoint = CheckpointRef(enabled=False, directory=str(two.checkpoints))
+    two.start(two.plan(speaking("4000", "mpi=1"), checkpoint=checkpoint), **NO_TORCH)
+    two.until(lambda r: r.step >= 1)
+    assert stored(two) == {}
+    assert leave(two) == [143, 143]
+    files = stored(two)
+    for rank in range(2):
+        assert f"rank {rank} of 2 is process" in files[f"rank-{rank}.log.gz"].decode()
+    assert Document.parse(files["report.json.gz"]).phase is RunPhase.STOPPED
+
+
+def test_output_of_ranks_that_have_to_be_killed_is_stored(two: Job) -> None:
+    command = ["sh", "-c", "trap '' TERM; echo I stay; while true; do sleep 1; done"]
+    two.start(two.plan(command, checkpoint=NO_VOLUME, grace_s=6.0), **NO_TORCH)
+    two.until(lambda r: r.phase is RunPhase.RUNNING)
+    two.wait(lambda: all("I stay" in pod.text() for pod in two.pods))
+    leave(two)
+    assert b"I stay" in stored(two)["rank-0.log.gz"]
+
+
+def test_pods_that_stop_before_the_first_launch_do_not_replace_stored_output(two: Job) -> None:
+    folder = two.report_file.with_suffix(".logs")
+    folder.mkdir()
+    (folder / "rank-0.log.gz").write_bytes(gzip.compress(b"before"))
+    two.put(two.plan(speaking("4000")))
+    two.pods[0].start(**NO_TORCH)  # It waits for the second pod.
+    two.until(lambda r: r.phase is RunPhase.WAITING)
+    two.pods[0].signal(15)
+    two.pods[0].wait()
+    assert stored(two) == {"rank-0.log.gz": b"before"}
+
+
+def test_stop_without_a_checkpoint_is_in_the_report(two: Job) -> None:
+    two.start(two.plan(speaking("4000", "mpi=1", "skip=1")), **NO_TORCH)
+    two.until(lambda r: r.step >= 1)
+    leave(two)
+    report = two.report
+    assert report is not None and report.checkpoints_skipped == 1 and report.last_checkpoint is None
+    assert Document.parse(stored(two)["report.json.gz"]).totals.checkpoints_skipped == 1
+
+
+def test_steps_that_are_done_twice_are_in_the_report(two: Job) -> None:
+    two.start(two.plan(speaking("4000", "mpi=1", "back=3")), **NO_TORCH)
+    two.until(lambda r: r.step >= 10)
+    os.kill(logged_rank(two.pods[1], 1), KILL)
+    report = two.until(lambda r: r.restarts and r.phase is RunPhase.RUNNING and r.steps_repeated)
+    assert 1 <= report.steps_repeated <= 3
+    for pod in two.pods:
+        pod.kill()
+        pod.start(**NO_TORCH)
+    later = two.until(lambda r: r.term > report.term and r.steps_repeated > report.steps_repeated)
+    assert later.steps_repeated >= report.steps_repeated + 1
