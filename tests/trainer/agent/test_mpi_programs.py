@@ -1,14 +1,17 @@
-"""Tests of jobs with framework MPI, with real agents and ranks: mpi4py, launchers, failures, restarts."""
+"""Tests of jobs with framework MPI, with real agents and ranks: mpi4py, Horovod's API, launchers, failures, restarts."""
 
 import os
 import re
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
+import torch
 
 from dlcontract import CheckpointRef, ModelRef, Plan, RunPhase
 from support.trainer.pods import Job, job
+from support.trainer.ranks import BODIES, alone, run
 
 pytestmark = [
     pytest.mark.mpi,
@@ -56,6 +59,19 @@ def test_program_outside_of_the_preloaded_interpreter_joins_the_world(two: Job) 
     report = two.until(lambda r: r.phase in ENDED)
     assert report.phase is RunPhase.SUCCEEDED, report.failure
     assert sorted(re.findall(r"\] rank (\d) of 2 sum 3", "".join(pod.text() for pod in two.pods))) == ["0", "1"]
+
+
+def test_horovod_script_computes_what_one_process_computes(two: Job, tmp_path: Path) -> None:
+    body = str(BODIES / "training/horovod_script.py")
+    ended = run(alone("-m", "dltrain.local", body, str(tmp_path / "one.pt")), OMP_NUM_THREADS="1")
+    assert ended.code == 0 and "size 1, lr 0.0125" in ended.output, ended.output
+    two.checkpoints.mkdir(parents=True, exist_ok=True)
+    two.checkpoints.chmod(0o777)
+    two.start(mpi(two, "horovodrun", "-np", "2", "python", body, str(two.checkpoints / "two.pt")))
+    report = two.until(lambda r: r.phase in ENDED)
+    assert report.phase is RunPhase.SUCCEEDED, report.failure
+    assert "size 2, lr 0.0125" in two.pods[0].text()
+    torch.testing.assert_close(torch.load(two.checkpoints / "two.pt"), torch.load(tmp_path / "one.pt"))
 
 
 FAILING = """
