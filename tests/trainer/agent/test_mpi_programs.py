@@ -93,15 +93,18 @@ world.Barrier()
 
 
 @pytest.mark.parametrize(
-    ("failure", "code", "words"),
+    ("failure", "reason", "code", "words"),
     [
-        ("raise RuntimeError('broken input')", 1, "RuntimeError: broken input"),
-        ("sys.exit(7)", 7, ""),
-        ("world.Abort(5)", 5, ""),
+        ("raise RuntimeError('broken input')", "RankFailed", 1, "RuntimeError: broken input"),
+        ("sys.exit(7)", "RankFailed", 7, ""),
+        ("world.Abort(5)", "RankFailed", 5, ""),
+        ("os.kill(os.getpid(), 9)", "RankKilled", 137, ""),
     ],
-    ids=["exception", "exit", "abort"],
+    ids=["exception", "exit", "abort", "kill"],
 )
-def test_failed_rank_restarts_all_ranks_and_the_program_resumes(two: Job, failure: str, code: int, words: str) -> None:
+def test_failed_rank_restarts_all_ranks_and_the_program_resumes(
+    two: Job, failure: str, reason: str, code: int, words: str
+) -> None:
     """The other rank waits in a barrier, and the failed one would wait for it in MPI_Finalize."""
     two.checkpoints.mkdir(parents=True, exist_ok=True)
     two.checkpoints.chmod(0o777)
@@ -110,7 +113,7 @@ def test_failed_rank_restarts_all_ranks_and_the_program_resumes(two: Job, failur
     failed = two.until(lambda r: r.failure is not None)
     assert failed.failure is not None
     found = (failed.failure.reason, failed.failure.rank, failed.failure.exit_code)
-    assert found == ("RankFailed", 1, code), failed.failure
+    assert found == (reason, 1, code), failed.failure
     assert words in failed.failure.log_tail
     report = two.until(lambda r: r.phase in ENDED)
     assert report.phase is RunPhase.SUCCEEDED and report.failures == 1, report.failure
