@@ -53,9 +53,19 @@ def test_mpi4py_has_all_ranks_of_all_pods(two: Job) -> None:
         assert found["DLJOB_CHECKPOINT_DIR"] == f"{two.checkpoints}/test-{two.plan().uid}"
 
 
-def test_program_outside_of_the_preloaded_interpreter_joins_the_world(two: Job) -> None:
-    program = 'exec "$0" -c "$1"'
-    two.start(mpi(two, "sh", "-c", program, sys.executable, ALLREDUCE), **NO_TORCH)
+@pytest.mark.parametrize(
+    ("command", "environment"),
+    [
+        (("sh", "-c", 'exec "$0" -c "$1"', sys.executable), NO_TORCH),
+        (("python", "-m", "mpi4py", "-c"), {}),
+        (("python", "-u", "-c"), {}),
+    ],
+    ids=["another interpreter", "mpi4py's own way to run", "preloaded interpreter"],
+)
+def test_program_joins_the_world_however_it_starts(
+    two: Job, command: tuple[str, ...], environment: dict[str, str]
+) -> None:
+    two.start(mpi(two, *command, ALLREDUCE), **environment)
     report = two.until(lambda r: r.phase in ENDED)
     assert report.phase is RunPhase.SUCCEEDED, report.failure
     assert sorted(re.findall(r"\] rank (\d) of 2 sum 3", "".join(pod.text() for pod in two.pods))) == ["0", "1"]

@@ -44,6 +44,11 @@ def test_other_frameworks_are_named_as_missing(name: str) -> None:
     assert ended.returncode == 1 and f"ImportError: horovod.{name}: found dljob's layer" in ended.stderr
 
 
+def test_ranks_of_another_launcher_do_not_train_alone() -> None:
+    ended = python("import os; os.environ['WORLD_SIZE'] = '2'; import horovod.torch as hvd; hvd.init()", LAYER)
+    assert ended.returncode == 1 and "Set trainer.framework: MPI" in ended.stderr
+
+
 def test_missing_functions_are_named() -> None:
     ended = python("import horovod.torch as hvd; hvd.alltoall", LAYER)
     assert "AttributeError: horovod.torch: found alltoall; expected a name of dljob's layer: " in ended.stderr

@@ -26,7 +26,7 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
     """Join the ranks that mpirun started. Do nothing if this process has already joined them.
 
     ``comm``: an mpi4py communicator of all ranks of the script. Default: all ranks. Raise ValueError for a list of
-    ranks and for process sets.
+    ranks, for process sets, and if another launcher than mpirun started several ranks.
     """
     if _worlds:
         return
@@ -36,6 +36,11 @@ def init(comm: Any = None, process_sets: Any = None) -> None:
             "this layer has no groups of some of the ranks. Remove it, or install Horovod in the image"
         )
     if comm is None and "OMPI_COMM_WORLD_SIZE" not in os.environ:
+        if (ranks := os.environ.get("WORLD_SIZE", "1")) != "1":
+            raise ValueError(
+                f"horovod.torch.init: found {ranks} ranks that mpirun did not start; expected mpirun, because "
+                "otherwise each rank would train alone. Set trainer.framework: MPI, or start the script with mpirun"
+            )
         _worlds.append(World())
         return
     for name, value in MPI_SETTINGS.items():
