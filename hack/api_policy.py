@@ -1,8 +1,8 @@
 """Compare the CRDs with those of the last release: v1alpha1 changes only additively.
 
 A stored job must stay valid, keep all its fields, and mean the same. Allowed are new optional fields, new enum values,
-wider bounds, other descriptions, rules that refuse changes only (with ``oldSelf``) or new fields only, and rules that
-refuse less than before. A release that needs any other change must serve a new API version.
+wider bounds, other descriptions, rules that refuse changes only (with ``oldSelf``), new fields only or new enum values
+only, and rules that refuse less than before. A release that needs any other change must serve a new API version.
 """
 
 import re
@@ -31,6 +31,21 @@ def _needs_new_field(rule: str, old: Schema) -> bool:
     """
     begin = re.match(r"!has\(self\.(\w+)\) \|\| ", rule)
     return begin is not None and begin[1] not in old.get("properties", {}) and "?" not in rule
+
+
+def _needs_new_value(rule: str, old: Schema) -> bool:
+    """Return True if a CEL rule holds for every object without the enum values that the schema ``old`` lacks.
+
+    The rule must begin with ``!(has(self.a) && has(self.a.b) && self.a.b in ['New']) ||``, and must not contain the
+    ternary operator.
+    """
+    begin = re.match(r"!\(((?:has\(self\.[\w.]+\) && )*)self\.([\w.]+) in \[([^]]*)\]\) \|\| ", rule)
+    if begin is None or "?" in rule:
+        return False
+    for name in begin[2].split("."):
+        old = old.get("properties", {}).get(name, {})
+    values = re.findall(r"'([^']*)'", begin[3])
+    return bool(values) and "enum" in old and not set(values) & set(old["enum"])
 
 
 def _refuses_less(rule: str, old: Schema) -> bool:
@@ -71,7 +86,8 @@ def breaks(old: Schema, new: Schema, path: str = "") -> Iterator[str]:
     for rule in new.get("x-kubernetes-validations", ()):
         # A rule that compares an object with its previous state cannot make a stored object invalid.
         compares = "oldSelf" in rule["rule"] and not rule.get("optionalOldSelf")
-        harmless = compares or _needs_new_field(rule["rule"], old) or _refuses_less(rule["rule"], old)
+        needs_new = _needs_new_field(rule["rule"], old) or _needs_new_value(rule["rule"], old)
+        harmless = compares or needs_new or _refuses_less(rule["rule"], old)
         if rule["rule"] not in known and not harmless:
             yield f"{path}: found the new rule {rule['rule']!r}; expected none that a stored object could break"
     for name in set(new.get("required", ())) - set(old.get("required", ())):

@@ -1,6 +1,7 @@
-"""Compile the library of ``dltrain/launch/loopback.c`` when dltrain is built.
+"""Compile the library of ``dltrain/launch/loopback.c`` when dltrain is built, and add a file to Python's search path.
 
-Zig's C compiler comes from PyPI and compiles for all processors, so one wheel fits them all.
+Zig's C compiler comes from PyPI and compiles for all processors, so one wheel fits them all. The file
+``dltrain-compatibility.pth`` makes Python look for packages in ``dltrain/compatibility``, after all other places.
 """
 
 import os
@@ -9,6 +10,7 @@ import sys
 from pathlib import Path
 
 LAUNCH = Path(__file__).parent / "dltrain/launch"
+PTH, COMPATIBILITY = "dltrain-compatibility.pth", "dltrain/compatibility"
 GLIBC = "2.17"
 """The oldest version of the C library with which the result works, the one of manylinux2014."""
 
@@ -38,6 +40,7 @@ def build() -> None:
         def run(self) -> None:
             compile_loopback()
             super().run()
+            (Path(self.build_lib) / PTH).write_text(f"{COMPATIBILITY}\n")
 
     setup(cmdclass={"build_py": BuildWithLibrary})
 

@@ -10,7 +10,7 @@ from support.cluster.kubectl import ROOT, Kubectl, condition, example, no_pods, 
 pytestmark = pytest.mark.e2e
 
 
-@pytest.mark.parametrize("name", ["own-script.yaml", "torchrun.yaml", "minimal.yaml"])
+@pytest.mark.parametrize("name", ["own-script.yaml", "torchrun.yaml", "mpi.yaml", "horovod.yaml", "minimal.yaml"])
 def test_example_runs_to_completion(name: str, kubectl: Kubectl) -> None:
     path = ROOT / "examples" / name
     kubectl.run("apply", "-f", str(path))
@@ -48,6 +48,24 @@ exec(open("/scripts/train_torchrun.py").read())
     plan = running["status"]["plan"]
     assert plan["predicted"]["stepSeconds"] == 0 and "spec.model" in plan["missingFields"][0]
     kubectl.wait_phase("torchrun-only", "Complete", 240)
+
+
+def test_command_with_mpirun_runs_its_program_in_one_world(kubectl: Kubectl) -> None:
+    script, job = yaml.safe_load_all((ROOT / "examples" / "mpi.yaml").read_text())
+    script["metadata"]["name"] = job["metadata"]["name"] = "mpirun"
+    [override] = job["spec"]["podTemplateOverrides"]
+    override["spec"]["volumes"][0]["configMap"]["name"] = "mpirun"
+    # The program judges, because a pod's logs end with its container.
+    script["data"]["counted.py"] = """from mpi4py import MPI
+world = MPI.COMM_WORLD
+if (world.size, world.allreduce(world.rank + 1)) != (2, 3):
+    raise SystemExit(f"found {world.size} ranks, expected 2")
+"""
+    job["spec"]["trainer"]["command"] = ["mpirun", "--allow-run-as-root", "-np", "9", "python", "/scripts/counted.py"]
+    kubectl.apply(script, job)
+    running = kubectl.wait_job("mpirun", "a plan", lambda found: bool(found.get("status", {}).get("plan")), 60)
+    assert running["status"]["plan"]["collective"] == "MPI" and running["status"]["plan"]["missingFields"]
+    kubectl.wait_phase("mpirun", "Complete", 240)
 
 
 def test_data_is_fetched_from_a_server(admin: Kubectl, kubectl: Kubectl) -> None:

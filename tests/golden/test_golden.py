@@ -217,6 +217,15 @@ CASES = {
         "nodes": {"min": 2},
         "resources": {"memory": "2Gi"},
     }),
+    "mpi": Case({
+        "trainer": {
+            "image": "registry.example/ours:7",
+            "command": ["mpirun", "-np", "2", "python", "train.py"],
+            "framework": "MPI",
+        },
+        "nodes": {"min": 2},
+        "resources": {"memory": "2Gi"},
+    }),
     "torchrun": Case(
         on_nodes(
             2,

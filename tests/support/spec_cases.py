@@ -10,6 +10,7 @@ SHA256 = "0123456789abcdef" * 4
 TORCHRUN_ONLY: Json = {
     **dict.fromkeys(MINIMAL), "trainer": {"image": "a", "command": ["torchrun", "a.py"], "framework": "Torchrun"},
 }  # fmt: skip
+MPI_ONLY: Json = {**TORCHRUN_ONLY, "trainer": {"image": "a", "command": ["mpirun", "a"], "framework": "MPI"}}
 
 # Changes to a minimal spec, and a part of the message of the rule that they break ("" for valid specs).
 CASES: dict[str, tuple[Json, str]] = {
@@ -143,6 +144,32 @@ CASES: dict[str, tuple[Json, str]] = {
         {"model": {"name": "mlp", "syncBatchNorm": True}, "trainer": {"command": ["a"], "framework": "Torchrun"}},
         "parallelism.strategy, model.syncBatchNorm",
     ),
+    "range of batches for mpi": (
+        {"batchSizeRange": {"max": 64}, "trainer": {"command": ["a"], "framework": "MPI"}},
+        "batchSizeRange needs trainer.framework DLTrain",
+    ),
+    "mpi by mpi": ({"collective": "MPI", "trainer": {"command": ["a"], "framework": "MPI"}}, ""),
+    "mpi by torch": (
+        {"collective": "Torch", "trainer": {"command": ["a"], "framework": "MPI"}},
+        "trainer.framework MPI runs programs that reduce gradients",
+    ),
+    "sharded optimizer for mpi": (
+        {"parallelism": {"strategy": "Optimizer"}, "trainer": {"command": ["a"], "framework": "MPI"}},
+        "remove collective (other than MPI), parallelism.strategy",
+    ),
+    "asynchronous mpi without a model": (
+        {**MPI_ONLY, "parallelism": {"synchronization": "Asynchronous"}},
+        "parallelism.strategy, parallelism.synchronization",
+    ),
+    "batch norm for mpi": (
+        {"model": {"name": "mlp", "syncBatchNorm": True}, "trainer": {"command": ["a"], "framework": "MPI"}},
+        "parallelism.synchronization, model.syncBatchNorm",
+    ),
+    "mpi without a model": (MPI_ONLY, ""),
+    "mpi without a model and a command": (
+        {**MPI_ONLY, "trainer": {"framework": "MPI"}, "epochs": 1}, "model, dataset and globalBatchSize are required",
+    ),
+    "mpi without a model by a tree": ({**MPI_ONLY, "collective": "Tree"}, "trainer.framework MPI runs programs"),
     "torchrun without a model": (TORCHRUN_ONLY, ""),
     "torchrun with a global batch alone": ({**TORCHRUN_ONLY, "globalBatchSize": 8, "steps": 3}, ""),
     "torchrun without a model by a tree": (

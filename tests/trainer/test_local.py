@@ -76,6 +76,15 @@ def test_unmodified_torchrun_script_trains(ranks: int) -> None:
     assert found is not None and float(found[1]) > 0.95, ended.output
 
 
+@pytest.mark.parametrize("script", ["train_mpi4py.py", "train_horovod.py"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_unmodified_mpi_program_trains(script: str, ranks: int) -> None:
+    ended = local(ranks, SCRIPTS / script)
+    assert ended.code == EXIT_OK, ended.output
+    found = re.search(rf"world size {ranks}, accuracy (\d\.\d+)", ended.output)
+    assert found is not None and float(found[1]) > 0.95, ended.output
+
+
 def free_port() -> int:
     """Return a port that stays free: the kernel gives none of these to connections, unlike those of ``bind`` to 0."""
     for port in random.sample(range(20_000, 30_000), 100):

@@ -51,7 +51,7 @@ class Rank(Record):
 class ModelRef(Record):
     name: str | None = None
     command: tuple[str, ...] = ()
-    framework: Literal["DLTrain", "Torchrun"] = "DLTrain"
+    framework: Literal["DLTrain", "Torchrun", "MPI"] = "DLTrain"
     sync_batch_norm: bool = False
 
 
@@ -127,9 +127,7 @@ class Plan(Record):
     global_batch: Annotated[int, Field(ge=1)]
     batch_known: Annotated[
         bool,
-        Field(
-            description="False: a script for torchrun chooses its batch size. global_batch is then the number of ranks."
-        ),
+        Field(description="False: the script chooses its batch size. global_batch is then the number of ranks."),
     ] = True
     collective: CollectiveName = "Ring"
     measure_collective: Annotated[

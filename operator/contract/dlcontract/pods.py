@@ -41,7 +41,7 @@ DATASET_VARIABLE = "DLJOB_DATASET"
 LOCAL_BATCH_VARIABLE = "DLJOB_LOCAL_BATCH_SIZE"
 GLOBAL_BATCH_VARIABLE = "DLJOB_GLOBAL_BATCH_SIZE"
 CHECKPOINT_VARIABLE = "DLJOB_CHECKPOINT_DIR"
-"""Name of the environment variable with the folder for the checkpoints of a script for torchrun.
+"""Name of the environment variable with the folder for the checkpoints of a script for torchrun or an MPI program.
 
 The two constants before it name the variables with the samples per step of the rank and of the whole job. These two
 variables are not set if the script chooses its own batch size.

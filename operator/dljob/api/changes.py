@@ -221,7 +221,7 @@ def _batch_out_of_range(old: DLJobSpec, new: DLJobSpec, status: DLJobStatus) -> 
         return None
     batch = choice.global_batch_size
     if new.global_batch_size is None:
-        return None  # Only a job with trainer.framework Torchrun, for which the planner chooses no batch size.
+        return None  # Only a job with trainer.framework Torchrun or MPI, for which the planner chooses no batch size.
     least, most = (bounds.min or new.global_batch_size, bounds.max) if bounds else (new.global_batch_size,) * 2
     if least <= batch <= most:
         return None

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from dljob.api import Framework
 from dljob.job.plan.recommendation import Recommendation
 from dljob.job.plan.request import learning_rate_rule
 from dljob.job.plan.status import enabled_by
@@ -137,9 +138,10 @@ def batches(found: BatchDecision, rule: str | None) -> list[str]:
 def _head(found: Recommendation) -> str:
     """Return the first line: the job, its training and its objective."""
     request = found.request
+    script = "MPI program" if found.job.spec.trainer.framework is Framework.MPI else "training script"
     if request.missing:
-        return f"{found.job.name}: training script, no predicted time"
-    what = request.model or ("training script" + (f" like {request.like}" if request.like else ""))
+        return f"{found.job.name}: {script}, no predicted time"
+    what = request.model or (script + (f" like {request.like}" if request.like else ""))
     steps = f"{request.total_steps} steps of {request.global_batch} samples"
     goal = f"minimize {request.minimize.lower()}"
     if request.deadline_s is not None:

@@ -1,7 +1,7 @@
 """Plan a job about which nothing can be predicted: take the nodes that the spec asks for, without a search.
 
-Such a job runs a script with torchrun. Its spec lacks the model, the dataset, the global batch size or the number of
-epochs or steps.
+Such a job runs a script for torchrun or an MPI program. Its spec lacks the model, the dataset, the global batch size or
+the number of epochs or steps.
 """
 
 from collections.abc import Sequence

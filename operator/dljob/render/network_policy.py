@@ -19,9 +19,10 @@ def network_policy(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, config: 
     else is allowed.
 
     ``torch.distributed`` listens on ports that the kernel chooses. If a job uses it, the job's pods may reach each
-    other on every TCP port. Jobs on GPUs always use it, whatever the plan's collective.
+    other on every TCP port. Jobs on GPUs always use it, whatever the plan's collective. Torchrun scripts and MPI
+    programs may open ports of their own, too.
     """
-    torch = accepted.plan.collective == "Torch" or spec.trainer.framework is Framework.TORCHRUN
+    torch = accepted.plan.collective == "Torch" or spec.trainer.framework is not Framework.DLTRAIN
     torch = torch or any(group.is_gpu for group in accepted.groups)
     peers = [{"podSelector": {"matchLabels": {JOB_LABEL: job.name}}}]
     if torch:

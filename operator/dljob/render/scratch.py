@@ -83,6 +83,6 @@ def _parameters(spec: DLJobSpec) -> int:
     hints = spec.model.hints
     if hints is None:
         if spec.model.name is None:
-            return 0  # A job with trainer.framework Torchrun need not describe its model.
+            return 0  # A job with trainer.framework Torchrun or MPI need not describe its model.
         return builtin(spec.model.name.value, spec.dataset.name.value if spec.dataset.name else None).parameters
     return hints.parameters or (reference(hints.like.value).parameters if hints.like else 0)

@@ -45,7 +45,7 @@ def ended(rank: int, code: int | None = None, number: int | None = None, **field
 
 
 def attempt(*ends: RankEnded, **fields: Any) -> Attempt:
-    made = Attempt(plan(), "1.1", **fields)
+    made = Attempt(fields.pop("plan", plan()), "1.1", **fields)
     made.up = {0, 1, 2}
     made.ended = {end.rank: end for end in ends}
     return made
@@ -60,6 +60,8 @@ WATCHDOG = (
     "[rank2]:[E1201] Process group watchdog thread terminated with exception: CUDA error: uncorrectable NVLink error "
     "detected during the execution\nterminate called after throwing an instance of 'c10::DistBackendError'"
 )
+PEER_FAILED = "  world.Barrier()\nmpi4py.MPI.Exception: MPI_ERR_PROC_FAILED: Process Failure\n"
+MPI_PLAN = plan(model=ModelRef(command=("x",), framework="MPI"))
 
 CASES: dict[str, tuple[Attempt, str, int | None, bool, bool]] = {
     # attempt, reason, rank, counts, retry
@@ -82,6 +84,13 @@ CASES: dict[str, tuple[Attempt, str, int | None, bool, bool]] = {
     ),
     "device of a torchrun script failed": (attempt(ended(0, 1, tail="NCCL timeout"), ended(1, 1, tail=ECC)), "DeviceFailed", 1, True, True),
     "watchdog of NCCL": (attempt(ended(2, number=6, tail=WATCHDOG)), "DeviceFailed", 2, True, True),
+    "rank of an MPI program ended, others noticed first": (
+        attempt(ended(0, 1, tail=PEER_FAILED), ended(2, 5), plan=MPI_PLAN), "RankFailed", 2, True, True,
+    ),
+    "all ranks of an MPI program noticed": (
+        attempt(ended(0, 1, tail=PEER_FAILED), ended(1, 1, tail=PEER_FAILED), plan=MPI_PLAN), "PeerLost", 0, True, True,
+    ),
+    "script that is no MPI program": (attempt(ended(0, 1, tail=PEER_FAILED), ended(2, 5)), "RankFailed", 0, True, True),
     "other words about a lost device": (attempt(ended(0, 1, tail="the audio device is lost")), "RankFailed", 0, True, True),
     "wrong kernel of a script": (attempt(ended(0, 1, tail="CUDA error: device-side assert triggered")), "RankFailed", 0, True, True),
     "device failed in a drained pod": (attempt(ended(1, 1, tail=ECC), left={"p-1"}), "PodStopped", None, False, True),
@@ -204,6 +213,7 @@ def test_shrink_plan_keeps_the_global_batch_on_remaining_pods() -> None:
     assert shrink_plan(whole, {"p-3"}) is None, "too few"
     torchrun = plan(model=ModelRef(command=("x",), framework="Torchrun"))
     assert shrink_plan(torchrun, {"p-0", "p-1"}) is None
+    assert shrink_plan(MPI_PLAN, {"p-0", "p-1"}) is None
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,8 @@ ALLOWED = {
     "new field": changed("properties", d={"type": "string", "default": "new"}),
     "no longer required": changed(required=[]),
     "new rule about a new field": changed(**{"x-kubernetes-validations": [{"rule": "!has(self.new) || self.a > 1"}]}),
+    "new rule about a new value": changed("properties", "b", enum=["x", "y", "z"])
+    | {"x-kubernetes-validations": [{"rule": "!(has(self.b) && self.b in ['z']) || (self.a > 1)"}]},
     "former rule with an exemption": changed(
         **{"x-kubernetes-validations": [{"rule": "!has(self.b) || (self.a > 0 ? true : false)"}]}
     ),
@@ -65,6 +67,18 @@ FORBIDDEN = {
     ),
     "new rule about a new field and others": (
         changed(**{"x-kubernetes-validations": [{"rule": "!has(self.new) || true ? self.a > 1 : true"}]}),
+        "found the new rule",
+    ),
+    "new rule about a new value and an old one": (
+        changed(**{"x-kubernetes-validations": [{"rule": "!(has(self.b) && self.b in ['y', 'z']) || (self.a > 1)"}]}),
+        "found the new rule",
+    ),
+    "new rule about a new value, in a ternary": (
+        changed(**{"x-kubernetes-validations": [{"rule": "!(self.b in ['z']) || true ? self.a > 1 : true"}]}),
+        "found the new rule",
+    ),
+    "new rule about a field without an enumeration": (
+        changed(**{"x-kubernetes-validations": [{"rule": "!(has(self.a) && self.a in ['z']) || (self.c == [])"}]}),
         "found the new rule",
     ),
     "former rule in a branch": (

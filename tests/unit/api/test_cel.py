@@ -177,7 +177,7 @@ FROM_TABLE = [
 
 
 def test_rules_are_generated_from_the_compatibility_table() -> None:
-    assert len(FROM_TABLE) == 9
+    assert len(FROM_TABLE) == 10
 
 
 def test_cel_and_python_agree_on_every_combination() -> None:

@@ -71,6 +71,13 @@ class TestPlan:
         found = json.loads(capsys.readouterr().out)
         assert len(found["plan"]["missingFields"]) == 3 and found["scaling"] == []
 
+    def test_plan_names_an_mpi_program(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (folder / "job.yaml").write_text(TORCHRUN.replace("Torchrun", "MPI").replace("torchrun", "mpirun"))
+        assert main(["plan", "job.yaml", "--cluster", "cluster.yaml"]) == 0
+        text = capsys.readouterr().out
+        assert text.startswith("mine: MPI program, no predicted time\n")
+        assert "* 2 x NVIDIA-A100-SXM4-40GB (8 ranks each), MPI\n" in text
+
     def test_plan_prints_a_table_with_the_chosen_plan_marked(
         self, folder: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

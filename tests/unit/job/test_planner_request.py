@@ -112,6 +112,14 @@ def test_torchrun_script_has_equal_shares_and_collective_torch() -> None:
     assert output.model == dlcontract.ModelRef(name="digits-cnn", command=("python", "t.py"), framework="Torchrun")
 
 
+def test_mpi_program_has_equal_shares_and_collective_mpi() -> None:
+    job_spec = spec(trainer={"command": ["python", "t.py"], "framework": "MPI"}, nodes={"min": 3})
+    request = planner_request("job", job_spec)
+    assert (request.collective, request.uneven) == ("MPI", False)
+    output = planned(job_spec)
+    assert not output.rebalance and (output.collective, output.model.framework) == ("MPI", "MPI")
+
+
 def test_training_options_are_in_the_plan() -> None:
     hints = {"parameters": 10, "flopsPerSample": 1e6}
     output = planned(spec(model={"hints": hints, "syncBatchNorm": True}, trainer={"command": ["python", "t.py"]}))

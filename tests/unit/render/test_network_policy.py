@@ -25,6 +25,8 @@ TORCHRUN: Json = {
     "collective": "Auto",
     "trainer": {"command": ["python", "ddp.py"], "framework": "Torchrun"},
 }
+MPI: Json = {**TORCHRUN, "trainer": {"command": ["python", "horovod.py"], "framework": "MPI"}}
+Opener = Literal["", "torchrun", "mpi", "collective"]
 
 
 def pod(job: str, namespace: str = "team-a", **labels: str) -> Peer:
@@ -48,22 +50,20 @@ OTHER = (22, AGENT_PORT - 1, AGENT_PORT + 1, FIRST_MPI - 1, LAST_MPI + 1, METRIC
 
 
 @cache
-def plan(torch: Literal["", "torchrun", "collective"], job: str) -> tuple[Observed, DLJobSpec, StoredPlan]:
+def plan(torch: Opener, job: str) -> tuple[Observed, DLJobSpec, StoredPlan]:
     observed = seen(
-        {"": DIGITS, "torchrun": TORCHRUN, "collective": {**DIGITS, "collective": "Torch"}}[torch], name=job
+        {"": DIGITS, "torchrun": TORCHRUN, "mpi": MPI, "collective": {**DIGITS, "collective": "Torch"}}[torch], name=job
     )
     return observed, DLJobSpec.model_validate(observed.job.spec), planned(observed)
 
 
-def policies(config: RenderConfig = CONFIG, torch: Literal["", "torchrun", "collective"] = "") -> list[Manifest]:
+def policies(config: RenderConfig = CONFIG, torch: Opener = "") -> list[Manifest]:
     """Return the policies of two jobs on one cluster."""
     plans = [plan(torch, job) for job in ("digits", "wine")]
     return [network_policy(observed.job, spec, accepted, config) for observed, spec, accepted in plans]
 
 
-def reaching(
-    port: int, config: RenderConfig = CONFIG, torch: Literal["", "torchrun", "collective"] = "", protocol: str = "TCP"
-) -> set[str]:
+def reaching(port: int, config: RenderConfig = CONFIG, torch: Opener = "", protocol: str = "TCP") -> set[str]:
     """Return the sources that can reach a pod of ``digits``."""
     rules = policies(config, torch)
     return {name for name, source in SOURCES.items() if flows(rules, source, DIGITS_POD, port, protocol)}
@@ -101,7 +101,7 @@ def test_port_range_and_single_ports_allow_the_same_ports() -> None:
 
 @pytest.mark.parametrize("port_ranges", [True, False])
 @pytest.mark.parametrize("torch", ["", "torchrun"])
-def test_every_kubernetes_version_accepts_the_crd(torch: Literal["", "torchrun"], port_ranges: bool) -> None:
+def test_every_kubernetes_version_accepts_the_crd(torch: Opener, port_ranges: bool) -> None:
     for policy in policies(replace(CONFIG, port_ranges=port_ranges, metrics_peers=(PROMETHEUS,)), torch):
         assert_valid(policy)
 
@@ -116,9 +116,9 @@ def test_without_configured_sources_all_may_reach_only_the_metrics_port() -> Non
     assert reaching(AGENT_PORT) == {"the same job"}
 
 
-@pytest.mark.parametrize("torch", ["torchrun", "collective"])
+@pytest.mark.parametrize("torch", ["torchrun", "mpi", "collective"])
 @pytest.mark.parametrize("port", [29500, 45678, AGENT_PORT])
-def test_torch_ports_are_open_only_within_the_job(torch: Literal["torchrun", "collective"], port: int) -> None:
+def test_torch_ports_are_open_only_within_the_job(torch: Opener, port: int) -> None:
     assert reaching(port, torch=torch) == {"the same job"}
 
 

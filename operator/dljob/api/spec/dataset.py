@@ -119,7 +119,7 @@ class Dataset(ApiModel):
 
     @property
     def given(self) -> bool:
-        """Return True if the job has a dataset. Torchrun jobs need none."""
+        """Return True if the job has a dataset. Jobs with framework Torchrun or MPI need none."""
         return self.name is not None or self.uri is not None
 
     @property

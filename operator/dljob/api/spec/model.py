@@ -99,7 +99,7 @@ class ModelSpec(ApiModel):
 
     @property
     def given(self) -> bool:
-        """Return True if the job has a model. Torchrun jobs need none."""
+        """Return True if the job has a model. Jobs with framework Torchrun or MPI need none."""
         return self.name is not None or self.hints is not None
 
 

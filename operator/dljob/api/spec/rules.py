@@ -17,7 +17,8 @@ _COMPRESSION = compatible_with_field("gradientCompression", "gradient_compressio
 _RANGE_STRATEGY = compatible_with_field("batchSizeRange", "batch_size_range", "strategy", "synchronization")
 _RANGE_FRAMEWORK = compatible_with_field("batchSizeRange", "batch_size_range", "framework")
 _IS_TORCHRUN = chosen("framework", "Torchrun")
-_WITHOUT_MODEL = f"({_IS_TORCHRUN.cel}) && has(self.trainer.command) && size(self.trainer.command) > 0"
+_OWN_GRADIENTS = chosen("framework", "Torchrun", "MPI")
+_WITHOUT_MODEL = f"({_OWN_GRADIENTS.cel}) && has(self.trainer.command) && size(self.trainer.command) > 0"
 _HAS_MODEL = "has(self.model)"
 _HAS_NO_MODEL = "!has(self.model)"
 _HAS_NO_BATCH = "!has(self.globalBatchSize)"
@@ -59,17 +60,29 @@ _TORCHRUN_TEXT = (
     "collective (other than Torch), parallelism.strategy, model.syncBatchNorm and optimizer.learningRateScaling, "
     "which would have no effect, or choose DLTrain"
 )
+_MPI_ALONE = compatible("framework", "MPI", other="collective") & (
+    compatible("framework", "MPI", other="strategy") & compatible("framework", "MPI", other="synchronization")
+)
+_IS_MPI = chosen("framework", "MPI")
+_MPI = _IS_MPI.implies(
+    _MPI_ALONE
+    & Condition(
+        "(!has(self.model) || !has(self.model.syncBatchNorm) || !self.model.syncBatchNorm) && "
+        "(!has(self.optimizer) || !has(self.optimizer.learningRateScaling))",
+        lambda s: not s.model.sync_batch_norm and s.optimizer.learning_rate_scaling is None,
+    )
+)
 
 
 RULES = (
     Rule(
         "model",
         f"has(self.model) && has(self.dataset) && has(self.globalBatchSize) || ({_WITHOUT_MODEL})",
-        "model, dataset and globalBatchSize are required: set them, or set trainer.framework to Torchrun and "
-        "trainer.command to a script that uses torch.distributed, which needs none of them",
+        "model, dataset and globalBatchSize are required: set them, or set trainer.framework to Torchrun or MPI and "
+        "trainer.command to a script that uses torch.distributed or MPI, which needs none of them",
         lambda s: (
             (s.model.given and s.dataset.given and s.global_batch_size is not None)
-            or (_IS_TORCHRUN.holds(s) and bool(s.trainer.command))
+            or (_OWN_GRADIENTS.holds(s) and bool(s.trainer.command))
         ),
     ),
     Rule(
@@ -78,7 +91,7 @@ RULES = (
         "set exactly one of epochs and steps",
         lambda s: (
             (s.epochs is None) != (s.steps is None)
-            or (_IS_TORCHRUN.holds(s) and bool(s.trainer.command) and s.epochs is None and s.steps is None)
+            or (_OWN_GRADIENTS.holds(s) and bool(s.trainer.command) and s.epochs is None and s.steps is None)
         ),
     ),
     Rule(
@@ -291,8 +304,8 @@ RULES = (
     Rule(
         "batchSizeRange",
         _RANGE_FRAMEWORK.cel,
-        "batchSizeRange needs trainer.framework DLTrain, because a Torchrun script sets its own batch size: remove "
-        "one of the two",
+        "batchSizeRange needs trainer.framework DLTrain, because the scripts of other frameworks set their own "
+        "batch size: remove one of the two",
         _RANGE_FRAMEWORK.holds,
     ),
     Rule(
@@ -306,5 +319,13 @@ RULES = (
         _TORCHRUN_WITHOUT_MODEL.cel,
         _TORCHRUN_TEXT,
         _TORCHRUN_WITHOUT_MODEL.holds,
+    ),
+    Rule(
+        "trainer.framework",
+        _MPI.cel,
+        "trainer.framework MPI runs programs that reduce gradients and update parameters themselves: remove collective "
+        "(other than MPI), parallelism.strategy, parallelism.synchronization, model.syncBatchNorm and "
+        "optimizer.learningRateScaling, which would have no effect, or choose DLTrain",
+        _MPI.holds,
     ),
 )

@@ -25,14 +25,14 @@ class DLJobSpec(ApiModel):
         ModelSpec,
         Field(
             default_factory=lambda: NO_MODEL,  # A factory, because the CRD would contain a default.
-            description="The model to train. Required unless trainer.framework is Torchrun.",
+            description="The model to train. Required unless trainer.framework is Torchrun or MPI.",
         ),
     ]
     dataset: Annotated[
         Dataset,
         Field(
             default_factory=lambda: NO_DATASET,
-            description="The training data. Required unless trainer.framework is Torchrun.",
+            description="The training data. Required unless trainer.framework is Torchrun or MPI.",
         ),
     ]
     global_batch_size: Annotated[
@@ -40,7 +40,8 @@ class DLJobSpec(ApiModel):
         Field(
             ge=1,
             le=2**31 - 1,
-            description="Samples per step, summed over all ranks. Required unless trainer.framework is Torchrun.",
+            description="Samples per step, summed over all ranks. Required unless trainer.framework is Torchrun or "
+            "MPI.",
         ),
     ] = None
     batch_size_range: Annotated[
@@ -58,7 +59,7 @@ class DLJobSpec(ApiModel):
             ge=1,
             le=10**6,
             description="Passes over the dataset. Either epochs or steps is required unless trainer.framework is "
-            "Torchrun.",
+            "Torchrun or MPI.",
         ),
     ] = None
     steps: Annotated[int | None, Field(ge=1, le=10**12, description="Optimizer steps.")] = None
@@ -112,13 +113,16 @@ class DLJobSpec(ApiModel):
 
     @property
     def batch_size(self) -> int:
-        """Return the global batch size, which must be set. Rules require it unless the framework is Torchrun."""
+        """Return the global batch size, which must be set. Rules require it unless the framework is Torchrun or MPI."""
         assert self.global_batch_size is not None, "only a job without a prediction has no global batch size"
         return self.global_batch_size
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Return the fields without which no run time can be predicted; empty unless the framework is Torchrun."""
+        """Return the fields without which no run time can be predicted.
+
+        Only a job with framework Torchrun or MPI may lack any.
+        """
         found = {
             "model": self.model.given,
             "dataset": self.dataset.given,

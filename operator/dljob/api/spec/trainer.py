@@ -15,6 +15,7 @@ class Framework(StrEnum):
 
     DLTRAIN = "DLTrain"
     TORCHRUN = "Torchrun"
+    MPI = "MPI"
 
 
 class PullPolicy(StrEnum):
@@ -81,8 +82,8 @@ class Trainer(ApiModel):
         Field(
             max_length=64,
             description="Command of your training script, started once per rank. If it begins with torchrun, python "
-            "-m torch.distributed.run or accelerate launch, the ranks run its script, and the plan takes precedence "
-            "over options about nodes and processes. Default: the built-in trainer.",
+            "-m torch.distributed.run, accelerate launch, mpirun, mpiexec or horovodrun, the ranks run its script, and "
+            "the plan takes precedence over options about nodes and processes. Default: the built-in trainer.",
         ),
     ] = ()
     args: Annotated[tuple[Argument, ...], Field(max_length=256, description="Arguments of command.")] = ()
@@ -110,6 +111,7 @@ class Trainer(ApiModel):
         Field(
             description="How the ranks of command find each other. DLTrain: through MPI and the dltrain API. Torchrun: "
             "through RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, so that scripts for torchrun run "
-            "unmodified."
+            "unmodified. MPI: through the variables of mpirun, so that programs with mpi4py, Horovod or another "
+            "library over MPI run unmodified."
         ),
     ] = Framework.DLTRAIN

@@ -83,7 +83,7 @@ def planner_request(
     ``running``: the batch size of a job that has started. ``prices``, ``topology``, ``spot``: what the
     administrator says about prices, about the network between zones and racks, and about spot nodes.
     """
-    hints, resources, torchrun = spec.model.hints, spec.resources, spec.trainer.framework is Framework.TORCHRUN
+    hints, resources, framework = spec.model.hints, spec.resources, spec.trainer.framework
     collective, strategy = _collective(spec.collective), spec.parallelism.strategy
     if strategy is ParallelismStrategy.AUTO and spec.trainer.command:
         strategy = ParallelismStrategy.DATA  # A script's optimizer may not be shardable.
@@ -116,8 +116,8 @@ def planner_request(
         memory_per_pod_nbytes=int(quantity(resources.memory)) if resources.memory else None,
         minimize=spec.objective.minimize.value,
         deadline_s=duration_s(spec.objective.deadline) if spec.objective.deadline else None,
-        # A torchrun script reduces gradients with torch.distributed whatever the plan says, and ignores shares.
-        collective=collective or ("Torch" if torchrun else "ParameterServer" if asynchronous else None),
+        # Torchrun scripts and MPI programs reduce gradients themselves whatever the plan says, and ignore shares.
+        collective=collective or _REDUCED_BY_SCRIPT.get(framework) or ("ParameterServer" if asynchronous else None),
         strategy=strategy.value,
         no_split_reason="optimizer.findLearningRate needs ranks that hold the whole model"
         if spec.optimizer.find_learning_rate
@@ -127,7 +127,7 @@ def planner_request(
         compressed=spec.gradient_compression is not None,
         synchronization=spec.parallelism.synchronization.value,
         staleness_bound=spec.parallelism.staleness_bound,
-        uneven=spec.planning.uneven and not torchrun,
+        uneven=spec.planning.uneven and framework not in _REDUCED_BY_SCRIPT,
         fixed=tuple(FixedChoice(g.device, g.nodes, g.ranks_per_node, g.batch_per_rank) for g in spec.planning.groups)
         if spec.planning.mode is PlanningMode.FIXED
         else (),
@@ -142,6 +142,10 @@ def planner_request(
         else duration_s(spec.checkpoint.interval),
         missing=spec.missing,
     )
+
+
+_REDUCED_BY_SCRIPT: dict[Framework, CollectiveName] = {Framework.TORCHRUN: "Torch", Framework.MPI: "MPI"}
+"""Frameworks whose scripts reduce gradients themselves, and the collective whose time is predicted for them."""
 
 
 def _collective(asked: Collective) -> CollectiveName | None:

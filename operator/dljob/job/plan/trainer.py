@@ -154,10 +154,10 @@ def trainer_plan(
         epochs=epochs if steps is None else None,
         steps=steps,
         seed=spec.seed,
-        # Local batch sizes that the user sets stay. A torchrun script ignores shares.
+        # Local batch sizes that the user sets stay. Torchrun scripts and MPI programs ignore shares.
         rebalance=spec.planning.uneven
         and all(group.batch_per_rank is None for group in spec.planning.groups)
-        and spec.trainer.framework is not Framework.TORCHRUN
+        and spec.trainer.framework is Framework.DLTRAIN
         and not chosen.splits_model
         and not spec.parallelism.asynchronous,
         checkpoint=_checkpoint(spec, decision.domain),

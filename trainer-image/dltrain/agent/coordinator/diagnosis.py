@@ -115,8 +115,8 @@ class Attempt:
     def succeeded(self) -> bool:
         """True if every rank ended and rank 0 reported a result.
 
-        A custom command that reports no steps, such as a script for torchrun, needs no result. It succeeds if no rank
-        failed.
+        A custom command that reports no steps, such as a script for torchrun or an MPI program, needs no result. It
+        succeeds if no rank failed.
         """
         if not self.all_ended:
             return False
@@ -175,7 +175,7 @@ def diagnose(attempt: Attempt) -> Failure:
         alone = attempt.lost.keys() == {pod} and pod in attempt.unreachable
         return Failure(reason=reasons.POD_LOST, message=message, host=pod, counts=False, unreachable=alone)
     for end in attempt.deaths:
-        if end.exit_code not in (EXIT_PEER_LOST, EXIT_STOPPED):
+        if end.exit_code != EXIT_STOPPED and not _lost_peer(attempt, end):
             return failure_of_exit(attempt, end)
     if attempt.launcher is not None and not attempt.all_ended:
         return Failure(
@@ -185,11 +185,21 @@ def diagnose(attempt: Attempt) -> Failure:
             log_tail=attempt.launcher_tail,
         )
     for end in attempt.deaths:
-        if end.exit_code == EXIT_PEER_LOST:
+        if _lost_peer(attempt, end):
             return _of_rank(attempt, end, reasons.PEER_LOST, "lost contact with another rank")
         if end.exit_code == EXIT_STOPPED:
             return _of_rank(attempt, end, reasons.RANK_STOPPED, "exited as after a stop request, but got none")
     return Failure(reason=reasons.NO_RESULT, message=_NO_RESULT)
+
+
+_MPI_PEER_LOST = re.compile(r"MPI_ERR_(PROC_FAILED|REVOKED)")
+"""Matches what an MPI program logs if an operation failed because another rank had ended."""
+
+
+def _lost_peer(attempt: Attempt, end: RankEnded) -> bool:
+    """Return True if a rank ended because another rank had ended. An MPI program says so in its log alone."""
+    in_log = attempt.plan.model.framework == "MPI" and _MPI_PEER_LOST.search(end.tail) is not None
+    return end.exit_code == EXIT_PEER_LOST or in_log
 
 
 def _of_device(attempt: Attempt) -> Failure | None:

@@ -11,7 +11,7 @@ def shrink_plan(plan: Plan, pods: Collection[str]) -> Plan | None:
 
     The remaining ranks divide the global batch in proportion to their local batch sizes. The job cannot shrink with too
     few ranks; with a parameter server, whose slices are laid out for the plan's ranks; with model parallelism; or with
-    a script for torchrun, which may not support resuming with fewer ranks.
+    a script for torchrun or an MPI program, which may not support resuming with fewer ranks.
     """
     ranks = [rank for rank in plan.ranks if rank.pod in pods]
     if len(ranks) == len(plan.ranks):

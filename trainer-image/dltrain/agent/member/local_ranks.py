@@ -29,6 +29,7 @@ from dltrain.host.output import Output
 from dltrain.host.processes import Exit, Process, Reaper, StarvedProcesses, StoppedProcesses
 from dltrain.host.tasks import Tasks
 from dltrain.launch import commands
+from dltrain.launch.refused_launchers import write_refused_launchers
 from dltrain.launch.shim import ATTEMPT_ENV, parse_request
 from dltrain.launch.spawn import EXIT_CANNOT_START, ForkError, Spawner
 from dltrain.protocol import rank_messages
@@ -138,6 +139,8 @@ class LocalRanks:
         await self.end()
         self.attempt, self._plan = attempt, plan
         commands.session_dir(self.run_dir).mkdir(mode=0o700)
+        if plan.model.framework == "MPI":
+            write_refused_launchers(self.run_dir)
         temporary = self.plan_file.with_suffix(".new")
         temporary.write_text(plan.to_json())
         temporary.replace(self.plan_file)
@@ -230,8 +233,7 @@ class LocalRanks:
         env = commands.torch_network(self._interface) | env
         if mpi is not None:
             env |= mpi | commands.mpi_network(self._interface)
-        if plan.model.framework == "Torchrun":
-            env |= commands.elastic_environment(plan, rank, attempt)
+        env |= commands.framework_environment(plan, rank, attempt, env, self.run_dir)
         script = commands.rank_command(plan, env.get("PATH"))
         start = self.spawner.start(script.command, env=env | dict(script.env), cwd=str(Path.cwd()), output=write_fd)
         starting = self._starting.spawn(start)

@@ -1,0 +1,6 @@
+"""Explain that dljob's layer has PyTorch alone."""
+
+raise ImportError(
+    "horovod.keras: found dljob's layer, which has horovod.torch alone; expected Horovod itself. "
+    "Install Horovod and its framework in the image"
+)

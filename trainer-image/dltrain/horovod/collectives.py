@@ -1,0 +1,174 @@
+"""Collectives of a Horovod script on tensors and objects. All ranks must call them in the same order.
+
+Horovod matches the calls of different ranks by their names, in any order. This layer ignores names.
+"""
+
+import enum
+import warnings
+from typing import Any
+
+import torch
+
+from dltrain.horovod.world import world
+
+_NO_NUMPY = (torch.float16, torch.bfloat16)
+"""Types that MPI cannot add. They are added in float32."""
+
+
+class ReduceOp(enum.Enum):
+    """How the values of the ranks become one value."""
+
+    AVERAGE = "Average"
+    SUM = "Sum"
+    MIN = "Min"
+    MAX = "Max"
+    PRODUCT = "Product"
+    ADASUM = "Adasum"
+    """Refused: this layer does not have it. Scripts name it even if they do not use it."""
+
+
+class Compression:
+    """The values of ``compression``. They have no effect, because this layer sends gradients uncompressed."""
+
+    none = "none"
+    fp16 = "fp16"
+
+
+def check_options(compression: Any = Compression.none, process_set: Any = None) -> None:
+    """Warn about compression, which has no effect. Raise ValueError for a process set."""
+    if compression is not None and compression != Compression.none:
+        warnings.warn(
+            "horovod.torch: compression has no effect in dljob's layer: gradients are sent uncompressed", stacklevel=3
+        )
+    if process_set is not None:
+        raise ValueError(
+            "horovod.torch: found process_set; expected none, because this layer has no groups of some of the ranks. "
+            "Remove it, or install Horovod in the image"
+        )
+
+
+def chosen_op(op: Any, average: bool | None = None) -> ReduceOp:
+    """Return the operation that ``op`` or the older argument ``average`` chooses. Default: Average.
+
+    Raise ValueError if both are set, and for Adasum.
+    """
+    if op is not None and average is not None:
+        raise ValueError("horovod.torch: found both op and average; expected one of them. Remove average")
+    if op is None:
+        return ReduceOp.SUM if average is False else ReduceOp.AVERAGE
+    if op is ReduceOp.ADASUM or not isinstance(op, ReduceOp):
+        raise ValueError(
+            f"horovod.torch: found op={op!r}; expected Average, Sum, Min, Max or Product of dljob's layer. Choose one "
+            "of them, or install Horovod in the image"
+        )
+    return op
+
+
+def allreduce(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    compression: Any = Compression.none,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: Any = None,
+) -> torch.Tensor:
+    """Return a tensor with the average (or ``op``) of ``tensor`` over ranks. No gradient flows through it."""
+    check_options(compression, process_set)
+    result = tensor.detach().clone()
+    _reduce(result, chosen_op(op, average), prescale_factor, postscale_factor)
+    return result
+
+
+def allreduce_(
+    tensor: torch.Tensor,
+    average: bool | None = None,
+    name: str | None = None,
+    op: Any = None,
+    prescale_factor: float = 1.0,
+    postscale_factor: float = 1.0,
+    process_set: Any = None,
+) -> torch.Tensor:
+    """Replace ``tensor`` by its average (or ``op``) over ranks, and return it."""
+    check_options(process_set=process_set)
+    _reduce(tensor.detach(), chosen_op(op, average), prescale_factor, postscale_factor)
+    return tensor
+
+
+def _reduce(tensor: torch.Tensor, op: ReduceOp, prescale: float, postscale: float) -> None:
+    here = world()
+    if here.comm is None and prescale * postscale == 1.0:
+        return
+    wide = tensor.to(torch.float32) if tensor.dtype in _NO_NUMPY else tensor
+    wide = wide * prescale if prescale != 1.0 else wide
+    on_host = wide.cpu().contiguous().clone()
+    if here.comm is not None:
+        reduce_on_host(on_host, op)
+    if op is ReduceOp.AVERAGE:
+        on_host = on_host / here.size if on_host.is_floating_point() else on_host // here.size
+    if postscale != 1.0:
+        on_host = on_host * postscale
+    tensor.copy_(on_host)
+
+
+def reduce_on_host(tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> None:
+    """Replace a contiguous ``tensor`` in main memory by its sum (or minimum, maximum, product) over ranks.
+
+    The average is not divided by the number of ranks.
+    """
+    from mpi4py import MPI
+
+    operations = {ReduceOp.MIN: MPI.MIN, ReduceOp.MAX: MPI.MAX, ReduceOp.PRODUCT: MPI.PROD}
+    if tensor.numel():
+        world().comm.Allreduce(MPI.IN_PLACE, tensor.view(-1).numpy(), operations.get(op, MPI.SUM))
+
+
+def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Any = None) -> torch.Tensor:
+    """Return the tensors of all ranks, joined along the first dimension. The other dimensions must be equal."""
+    check_options(process_set=process_set)
+    here = world()
+    rows = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
+    if here.comm is None:
+        return rows.clone()
+    parts = here.comm.allgather(rows.cpu())
+    return torch.cat(parts).to(tensor.device)
+
+
+def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Any = None) -> torch.Tensor:
+    """Return a tensor with the values of ``tensor`` on rank ``root_rank``. All ranks must pass the same shape."""
+    return broadcast_(tensor.detach().clone(), root_rank, name, process_set)
+
+
+def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Any = None) -> torch.Tensor:
+    """Replace the values of ``tensor`` by those of rank ``root_rank``, and return it."""
+    check_options(process_set=process_set)
+    here = world()
+    if here.comm is not None and tensor.numel():
+        on_host = tensor.detach().cpu().contiguous().clone()
+        here.comm.Bcast(on_host.view(-1).view(torch.uint8).numpy(), root_rank)
+        with torch.no_grad():
+            tensor.copy_(on_host)
+    return tensor
+
+
+def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, process_set: Any = None) -> Any:
+    """Return the object of rank ``root_rank``. It must be picklable."""
+    check_options(process_set=process_set)
+    here = world()
+    return obj if here.comm is None else here.comm.bcast(obj, root_rank)
+
+
+def allgather_object(obj: Any, name: str | None = None, process_set: Any = None) -> list[Any]:
+    """Return the objects of all ranks, by rank. They must be picklable."""
+    check_options(process_set=process_set)
+    here = world()
+    return [obj] if here.comm is None else list(here.comm.allgather(obj))
+
+
+def barrier(process_set: Any = None) -> None:
+    """Wait until all ranks have called this function."""
+    check_options(process_set=process_set)
+    here = world()
+    if here.comm is not None:
+        here.comm.Barrier()
