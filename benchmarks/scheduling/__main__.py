@@ -5,7 +5,8 @@
 All policies see the same streams (``workload``) and plans that the operator's planner predicts. True run times are
 these times a log-normal factor per job. Figures are medians over streams. ``--check`` fails (exit code 1) if the
 policy ``dljob``, the operator's default, misses a goal or is not simulated with those it is compared to.
-The modules ``baselines`` and ``operator_policy`` describe the policies and what is simplified.
+The modules ``baselines`` and ``operator_policy`` describe the policies and what is simplified. The forecasts of the
+policy ``dljob`` are made when jobs begin to wait, and compared with their waits (``foresight``).
 """
 
 import argparse
@@ -13,6 +14,7 @@ import sys
 from collections.abc import Callable
 
 from benchmarks.lib.goals import Figure, table
+from benchmarks.scheduling import foresight
 from benchmarks.scheduling.baselines import CLAIRVOYANT_POWERS, Clairvoyant, EvenSplit, Goodput, edf, fcfs
 from benchmarks.scheduling.measures import Measures, measures, median
 from benchmarks.scheduling.operator_policy import POLICIES, TODAY, Operator
@@ -22,6 +24,7 @@ from benchmarks.scheduling.workload import NOISE, POOL, Job, stream
 DEVICES = sum(nodes * per_node for _, nodes, per_node in POOL)
 FCFS, EDF, CLAIRVOYANT = "fcfs, users' sizes", "edf, users' sizes", "clairvoyant"
 MAX_OF_FCFS, MAX_OF_CLAIRVOYANT, MIN_OF_EDF = 0.7, 1.1, 1.46
+MAX_FORECAST_ERROR, MIN_COVERED, MAX_COVERED = 0.12, 0.85, 0.95
 HEADS = ("average h", "p95 h", "makespan h", "deadlines %", "kWh/job", "used %", "moves/job")
 
 
@@ -34,6 +37,21 @@ def clairvoyant(streams: list[tuple[Job, ...]]) -> list[Measures]:
     found = [run(lambda power=power: Clairvoyant(power), streams) for power in CLAIRVOYANT_POWERS]  # type: ignore[misc]
     found.append(run(lambda: Operator(1.0, all_jobs=True, clairvoyant=True), streams))
     return [min(each, key=lambda one: one.average_h) for each in zip(*found, strict=True)]
+
+
+def forecasts(streams: list[tuple[Job, ...]], noise: float) -> list[Figure]:
+    """Return how good the forecasts of the policy ``dljob`` are, over all streams."""
+    found = []
+    for jobs in streams:
+        policy = POLICIES[TODAY](noise)
+        found.append(foresight.accuracy(policy.foresight, simulate(jobs, policy, DEVICES)))
+    count, error, covered = foresight.together(found)
+    print(f"\n{count} jobs waited for at least {foresight.LEAST_WAIT_S:g} s")
+    return [
+        Figure("median error of the forecast wait", error, high=MAX_FORECAST_ERROR),
+        Figure("starts within the forecast interval, lower bound", covered, low=MIN_COVERED),
+        Figure("starts within the forecast interval, upper bound", covered, high=MAX_COVERED),
+    ]
 
 
 def row(name: str, found: Measures) -> str:
@@ -95,7 +113,10 @@ def main() -> int:
     judged = {name: goals(name, found) for name in POLICIES if name in found}
     if any(judged.values()):
         print("\n" + table([figure for figures in judged.values() for figure in figures]))
-    missed = any(figure.missed for figure in judged.get(TODAY, ()))
+    foreseen = forecasts(streams, given.noise) if not given.policy or TODAY in given.policy else []
+    if foreseen:
+        print(table(foreseen))
+    missed = any(figure.missed for figure in (*judged.get(TODAY, ()), *foreseen))
     return 1 if given.check and (missed or not judged.get(TODAY)) else 0
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from math import exp
 
+from benchmarks.scheduling.foresight import Foresight
 from benchmarks.scheduling.simulator import Run, State
 from benchmarks.scheduling.workload import MODELS, START_S, view
 
@@ -20,17 +21,25 @@ from dljob.reconcile.planning.resize import MIN_BETWEEN_S
 from dljob.scheduling import (
     MIN_LEFT_S,
     BoundPod,
+    Holder,
     Ledger,
     NodeCapacity,
+    PossiblePlan,
     QueuedJob,
+    QueuePolicy,
     Requests,
     Reservation,
     RunningJob,
     Shadow,
+    Shares,
     StartSearch,
+    Use,
+    Waiter,
     dominant_share,
+    forecast,
     gain,
     in_order_of_ends,
+    interval,
     shadow,
     start_in_s,
 )
@@ -91,6 +100,7 @@ class Operator:
     placed: dict[str, Placed] = field(default_factory=dict)
     moved_s: dict[str, float] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger)
+    foresight: Foresight = field(default_factory=Foresight)
 
     def __post_init__(self) -> None:
         for node in view().nodes:
@@ -106,6 +116,8 @@ class Operator:
         waiting = [state for state in active if state.job.name not in self.placed]
         if not self.all_jobs:
             self._start(now_s, waiting, states)
+        if not self.all_jobs:
+            self._foresee(now_s, active, states)
         if not self.all_jobs and all(state.job.name in self.placed for state in active):
             self._grow(now_s, active)
         return {name: self._run(states[name]) for name in states}
@@ -174,6 +186,42 @@ class Operator:
 
     def _after(self, ended: Collection[RunningJob]) -> ClusterView:
         return self.ledger.view([uid for job in ended for uid in self._uids(job.key[1])])
+
+    # Forecasts
+
+    def _foresee(self, now_s: float, active: Sequence[State], states: Mapping[str, State]) -> None:
+        """Forecast the starts of the jobs that begin to wait now."""
+        for state in active:
+            self.foresight.arrived(state.job, self._waiter(state, states))
+        waiting = [state for state in active if state.job.name not in self.placed]
+        if all(state.job.name in self.foresight.start for state in waiting):
+            return
+        waiting.sort(key=lambda state: self._queued(state, states).place)
+        holders = []
+        for name, placed in self.placed.items():
+            state, run = states[name], self._run(states[name])
+            assert run is not None
+            # The measured step time shows the job's noise as soon as it trains.
+            noise = state.job.noise if state.left < 1 else 1.0
+            left = interval(state.wait_s + state.left * run.seconds * noise, self.spread)
+            uses = tuple(Use(node, count, 0.0, 0) for node, count in placed.pods)
+            holders.append(Holder((state.job.namespace, name), left, uses))
+        shares = Shares(Requests(0, 0, self.ledger.total().devices), QueuePolicy())
+        line = [self._waiter(state, states) for state in waiting]
+        found = forecast(self.ledger.view(), holders, line, shares, self.foresight.recent(now_s))
+        for (_, name), each in found.items():
+            self.foresight.note(name, now_s, each.start)
+
+    def _waiter(self, state: State, states: Mapping[str, State]) -> Waiter:
+        uses = sorted(state.job.uses, key=lambda use: use.seconds)
+        plans = tuple(
+            PossiblePlan(
+                interval(START_S + use.seconds * state.left, self.spread),
+                (_reservation(use.device, use.nodes, use.devices // use.nodes),),
+            )
+            for use in uses
+        )
+        return Waiter((state.job.namespace, state.job.name), plans, self._queued(state, states))
 
     # All jobs together
 

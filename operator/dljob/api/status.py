@@ -258,13 +258,14 @@ class QueueStatus(ApiModel):
     position: Annotated[int, Field(ge=1, description="Place among all waiting jobs. 1: the first in line.")]
     jobs: Annotated[int, Field(ge=1, description="Number of waiting jobs.")]
     earliest_start: Annotated[
-        datetime | None, Field(description="Start if all jobs before it take the 10th percentile of their run times.")
+        datetime | None, Field(description="Start if run times are short (10th percentile) and no new job comes.")
     ] = None
     forecast_start: Annotated[
-        datetime | None, Field(description="Start with the median of all run times. Unset: unknown.")
+        datetime | None,
+        Field(description="The most likely start, with jobs like those of the last hour to come. Unset: unknown."),
     ] = None
     latest_start: Annotated[
-        datetime | None, Field(description="Start if all jobs take the 90th percentile of their run times.")
+        datetime | None, Field(description="Start if run times are long (90th percentile) and new jobs come.")
     ] = None
     latest_finish: Annotated[
         datetime | None, Field(description="End of the training with the 90th percentile of all run times.")

@@ -8,7 +8,10 @@ The package does no I/O and reads no clock: callers pass nodes, pods and times.
 
 from dljob.scheduling.backfill import RunningJob, Shadow, StartSearch, in_order_of_ends, shadow, start_in_s
 from dljob.scheduling.book import ReservationBook
-from dljob.scheduling.forecast import UNKNOWN, Forecast, Holder, Interval, Use, Waiter, forecast, interval
+from dljob.scheduling.forecasting.forecast import Forecast, Recent, forecast
+from dljob.scheduling.forecasting.free_nodes import Use
+from dljob.scheduling.forecasting.queue_simulation import Holder, PossiblePlan, Shares, Waiter
+from dljob.scheduling.forecasting.times import UNKNOWN, Interval, interval
 from dljob.scheduling.gain import MIN_LEFT_S, Gain, gain
 from dljob.scheduling.growth import Growth
 from dljob.scheduling.ledger import BoundPod, Ledger, NodeCapacity
@@ -37,15 +40,18 @@ __all__ = [
     "LimitRange",
     "NamespaceLimits",
     "NodeCapacity",
+    "PossiblePlan",
     "Preemptible",
     "QueuePolicy",
     "QueuedJob",
     "Quota",
+    "Recent",
     "Requests",
     "Reservation",
     "ReservationBook",
     "RunningJob",
     "Shadow",
+    "Shares",
     "StartSearch",
     "Use",
     "Waiter",

@@ -149,4 +149,4 @@ def _fit(view: ClusterView, needs: Sequence[Reservation]) -> bool:
 def _holds(node: Node, need: Reservation) -> bool:
     enough_devices = not node.is_gpu or node.free_devices >= need.devices
     enough = node.free_cpu >= need.cpu and node.free_memory_nbytes >= need.memory_nbytes
-    return node.device == need.device and enough_devices and enough
+    return node.device == need.device and enough_devices and enough and need.domain.has(node)

@@ -233,3 +233,34 @@ def test_waiting_job_shows_its_forecast_and_its_deadline() -> None:
         assert started is not None and "queue" not in started.status
 
     on_two_nodes(body)
+
+
+def test_forecast_knows_that_a_job_starts_with_a_smaller_plan() -> None:
+    """Seen before: an elastic job was predicted to start when its largest plan fits, days after it really started."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        long, short = cluster.submit("long", **LONG), cluster.submit("short", **{**SMALL, "epochs": 1_000})
+        await operator.watch(1.0)
+        await cluster.bind(await cluster.create_pods(long), "n1")
+        await cluster.bind(await cluster.create_pods(short), "n2")
+        await operator.watch(1.0)
+        elastic = cluster.submit("elastic", second=1, **{**SPEC, "nodes": {"min": 1, "max": 2}})
+        rigid = cluster.submit("rigid", second=2, **SPEC)
+        await operator.watch(70.0)
+        found = {key: operator.cache.job(key).status["queue"]["latestStart"] for key in (elastic, rigid)}  # type: ignore[union-attr]
+        ends = operator.cache.job(short).status["forecast"]  # type: ignore[union-attr]
+        assert found[elastic] < found[rigid], (found, ends)
+
+    on_two_nodes(body)
+
+
+def test_pods_are_freed_once() -> None:
+    """Seen before: a job that was named twice made more room than its pods took."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        key = cluster.submit("one", **SMALL)
+        await run_on(cluster, operator, key, "n1")
+        queue = operator.planning._queue
+        assert queue.view_without(key, {key}) == queue.view_without(key, ())
+
+    on_two_nodes(body)

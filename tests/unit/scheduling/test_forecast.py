@@ -1,6 +1,7 @@
 """Laws and examples of the forecast of the queue."""
 
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from math import inf
 
 import pytest
@@ -8,7 +9,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dljob.cluster import ClusterView, Node, cluster_view
-from dljob.scheduling import UNKNOWN, Forecast, Holder, Interval, Reservation, Use, Waiter, forecast, interval
+from dljob.cluster.domains import Domain, Requirement
+from dljob.scheduling import (
+    UNKNOWN,
+    Forecast,
+    Holder,
+    Interval,
+    PossiblePlan,
+    QueuedJob,
+    QueuePolicy,
+    Recent,
+    Requests,
+    Reservation,
+    Shares,
+    Use,
+    Waiter,
+    forecast,
+    interval,
+)
+from dljob.scheduling.forecasting.forecast import MAX_ARRIVALS, WINDOW_S, WINDOWS, expected_arrivals
 
 
 def gpus(count: int, free: int = 1, each: int = 1) -> ClusterView:
@@ -22,7 +41,7 @@ def need(nodes: int, devices: int = 1) -> tuple[Reservation, ...]:
 
 
 def waiter(name: str, run_s: float, nodes: int, devices: int = 1, ratio: float = 1.0) -> Waiter:
-    return Waiter(("team", name), interval(run_s, ratio), need(nodes, devices))
+    return Waiter(("team", name), (PossiblePlan(interval(run_s, ratio), need(nodes, devices)),))
 
 
 def holder(left: Interval, *nodes: str) -> Holder:
@@ -83,7 +102,8 @@ def test_reserved_pods_of_a_running_job_count() -> None:
 
 def test_nodes_without_gpus_share_their_cpus() -> None:
     view = cluster_view({"nodes": [{"name": "a", "cpu": 4}]})
-    line = [Waiter(("team", str(n)), interval(10, 1.0), (Reservation("cpu", 1, 4, 2.0, 2**20),)) for n in range(3)]
+    plan = PossiblePlan(interval(10, 1.0), (Reservation("cpu", 1, 4, 2.0, 2**20),))
+    line = [Waiter(("team", str(n)), (plan,)) for n in range(3)]
     assert starts(forecast(view, [], line)) == {"0": 0, "1": 0, "2": 10}
 
 
@@ -129,3 +149,65 @@ def test_view_of_a_node_that_is_gone_is_ignored() -> None:
     assert isinstance(gpus(1).nodes[0], Node)
     gone = holder(interval(10, 1.0), "gone")
     assert starts(forecast(gpus(1), [gone], [waiter("next", 10, 1)])) == {"next": 0}
+
+
+def elastic(name: str, *sizes: tuple[int, float]) -> Waiter:
+    """Return a job with plans of these numbers of nodes and run times in seconds, the best at first."""
+    return Waiter(("team", name), tuple(PossiblePlan(interval(run_s, 1.0), need(nodes)) for nodes, run_s in sizes))
+
+
+def test_job_starts_with_the_best_plan_for_which_there_is_room() -> None:
+    running = [holder(interval(100, 1.0), "n-0"), holder(interval(1e6, 1.0), "n-1")]
+    [found] = forecast(gpus(2, free=0), running, [elastic("next", (2, 50), (1, 80))]).values()
+    assert (found.start.p50, found.end.p50) == (100, 180)
+
+
+def queued(namespace: str, name: str, created_s: float, priority: int = 0) -> Waiter:
+    created = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=created_s)
+    place = QueuedJob((namespace, name), name, priority, 0.0, created)
+    return Waiter(place.key, (PossiblePlan(interval(100, 1.0), need(1)),), place)
+
+
+SHARES = Shares(Requests(8000, 2**30, 2), QueuePolicy())
+
+
+def test_order_follows_the_shares_at_each_start() -> None:
+    """Team a gets the first node. From then on, team b holds less, so that its job comes before the second of team a."""
+    running = [holder(interval(10, 1.0), "n-0"), holder(interval(20, 1.0), "n-1")]
+    line = [queued("a", "a1", 1), queued("a", "a2", 2), queued("b", "b1", 3)]
+    found = forecast(gpus(2, free=0), running, line, SHARES)
+    assert starts(found) == {"a1": 10, "b1": 20, "a2": 110}
+    assert starts(forecast(gpus(2, free=0), running, line)) == {"a1": 10, "a2": 20, "b1": 110}
+
+
+def test_jobs_that_come_again_delay_others() -> None:
+    running = [Holder(("a", "a0"), interval(5000, 1.0), (Use("n-0", 1, 1.0, 2**20),))]
+    running.append(Holder(("a", "long"), interval(1e6, 1.0), (Use("n-1", 1, 1.0, 2**20),)))
+    last = queued("a", "a1", 0)
+    recent = [Recent(60 * n, queued("b", f"b{n}", -60 * n)) for n in range(1, 20)]
+    [alone] = forecast(gpus(2, free=0), running, [last], SHARES).values()
+    [found] = forecast(gpus(2, free=0), running, [last], SHARES, recent).values()
+    assert alone.start == Interval(5000, 5000, 5000)
+    assert found.start.p10 == 5000 and found.start.p50 > 5000, "team b holds less, and its new jobs pass"
+
+
+@given(st.lists(st.floats(0, 3599), max_size=80), st.floats(0, 0.99))
+def test_expected_arrivals_repeat_the_last_window(ages: list[float], shift: float) -> None:
+    recent = [Recent(age, queued("a", f"a{n}", -age)) for n, age in enumerate(ages)]
+    found = expected_arrivals(recent, shift)
+    assert len(found) == WINDOWS * min(len(ages), MAX_ARRIVALS // WINDOWS)
+    assert [each.in_s for each in found] == sorted(each.in_s for each in found)
+    assert all(0 <= each.in_s <= WINDOWS * WINDOW_S for each in found)
+    assert len({each.job.key for each in found}) == len(found)
+    for each in found:
+        assert each.job.queued is not None and each.job.queued.created.timestamp() == pytest.approx(
+            datetime(2026, 1, 1, tzinfo=UTC).timestamp() + each.in_s, abs=1
+        )
+
+
+def test_pods_start_only_where_they_may_run() -> None:
+    nodes = tuple(replace(node, labels={"zone": zone}) for node, zone in zip(gpus(2).nodes, "ab", strict=True))
+    zone = Domain(terms=((Requirement("zone", "In", ("c",)),),))
+    here = Waiter(("team", "here"), (PossiblePlan(interval(10, 1.0), need(1)),))
+    there = Waiter(("team", "there"), (PossiblePlan(interval(10, 1.0), (replace(need(1)[0], domain=zone),)),))
+    assert starts(forecast(ClusterView(nodes), [], [there, here])) == {"there": inf, "here": 0}

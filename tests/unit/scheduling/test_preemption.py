@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dljob.cluster import ClusterView, Node
+from dljob.cluster.domains import Domain, Requirement
 from dljob.scheduling import Preemptible, Requests, Reservation, preemption, victims
 
 GPU = Node("n0", "gpu", 4, 4, 64.0, 64.0, 2**34, is_gpu=True)
@@ -135,3 +136,11 @@ def test_thousand_jobs_are_decided_quickly() -> None:
     jobs = [job(f"j{i}", lost_s=float(i), **{f"n{i % 250}": 1}) for i in range(1000)]
     found = victims(1, pods(16, 4), view([0] * 250), jobs)
     assert len(found) == 64
+
+
+def test_room_counts_only_where_the_pods_may_run() -> None:
+    zone = Domain(terms=((Requirement("zone", "In", ("b",)),),))
+    nodes = (replace(GPU, name="n0", free_devices=4, labels={"zone": "a"}), replace(GPU, name="n1", free_devices=0,
+             labels={"zone": "b"}))  # fmt: skip
+    needs = [replace(pods(1, 4)[0], domain=zone)]
+    assert names(victims(2, needs, ClusterView(nodes), [job("a", n0=4), job("b", n1=4)])) == {"b"}

@@ -18,16 +18,14 @@ from math import inf
 from dljob.api import Minimize
 from dljob.cluster import ClusterView
 from dljob.controller.planning.answers import plan_only
+from dljob.controller.planning.growing import usable_nodes
 from dljob.controller.planning.parsed_objects import PlansByJob
 from dljob.controller.planning.queueing import Ask, Queue
-from dljob.job.defaults import prices_of
 from dljob.job.observed import RoomFor
-from dljob.job.plan.request import planner_request
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import RESTART_S, left_part, remaining, slowdown
 from dljob.job.waiting import stops
 from dljob.kube import Cache, JobKey
-from dljob.planner.candidates.pools import usable
 from dljob.reconcile import ParsedJob
 from dljob.reconcile.planning.make_plan import question as question_of
 from dljob.reconcile.planning.resize import MIN_BETWEEN_S, may_move
@@ -79,7 +77,7 @@ class Share:
         """Return ``view`` with only the nodes and free devices that the job may use."""
         if self.part is None:
             return left_for(view, self.others)
-        return part_of(_usable(question, view), self.part)
+        return part_of(usable_nodes(question, view), self.part)
 
 
 @dataclass(frozen=True)
@@ -316,7 +314,7 @@ class Assigning:
             self._options.move_to_end(request)
             return known[1]
         found = await self._found(
-            question, _usable(question, self._view_without({job.key for job in self._cache.jobs()})), ask
+            question, usable_nodes(question, self._view_without({job.key for job in self._cache.jobs()})), ask
         )
         self._options[request] = (self._clock(), found)
         self._options.move_to_end(request)
@@ -367,13 +365,6 @@ def _expense(question: ParsedJob, plan: StoredPlan) -> float:
     predicted = plan.status.predicted
     least = {Minimize.ENERGY: predicted.energy_joules, Minimize.COST: predicted.cost}
     return least.get(question.spec.objective.minimize) or 0.0
-
-
-def _usable(question: ParsedJob, view: ClusterView) -> ClusterView:
-    """Return the nodes of ``view`` that the job may use."""
-    assert question.spec is not None
-    request = planner_request(question.observed.job.name, question.spec, None, prices_of(question.defaults))
-    return ClusterView(tuple(usable(request, view.without(question.observed.left_out))))
 
 
 def _shape(view: ClusterView) -> Hashable:

@@ -72,9 +72,9 @@ class Planning:
         """For each job whose status says why it has no plan: state, time and decision when the status was written."""
         self._book, self._growth = ReservationBook(), Growth()
         self._queue = Queue(cache, self._book, clock, now, policy)
-        self._outlooks = Outlooks(cache, self._book, self._queue, metrics, clock, now)
         self._turns, self._profiles = Turns(cache.jobs), ProfilesByNamespace(cache)
         self._reserving = Reserving(cache, self._book, clock)
+        self._outlooks = Outlooks(cache, self._book, self._queue, self._reserving.plans, metrics, clock, now)
         self._preempting = Preempting(cache, self._queue, self._reserving.plans, requeue, clock, now, on=preempts)
         self._assigning = Assigning(cache, self._queue, self._reserving.plans, requeue, clock, now, on=together)
         self._free: tuple[tuple[int, int], ClusterView] | None = None

@@ -3,10 +3,13 @@
 from collections.abc import Callable, Iterable, Sequence
 from math import inf
 
+from dljob.cluster import ClusterView
+from dljob.job.defaults import prices_of
 from dljob.job.observed import JobSeen
+from dljob.job.plan.request import planner_request
 from dljob.job.waiting import devices_waited_for
 from dljob.kube import JobKey
-from dljob.planner.candidates.pools import wanted
+from dljob.planner.candidates.pools import usable, wanted
 from dljob.reconcile import ParsedJob
 
 LOOK_AGAIN_S = 30.0
@@ -97,3 +100,10 @@ def matters_to(question: ParsedJob) -> Callable[[str], bool]:
     names = question.spec.devices if question.spec is not None else ()
     fixed = question.spec.planning.groups if question.spec is not None else ()
     return lambda device: not names or bool(fixed) or wanted(device, names)
+
+
+def usable_nodes(question: ParsedJob, view: ClusterView) -> ClusterView:
+    """Return the nodes of ``view`` that a job may use. The question must have a spec."""
+    assert question.spec is not None
+    request = planner_request(question.observed.job.name, question.spec, None, prices_of(question.defaults))
+    return ClusterView(tuple(usable(request, view.without(question.observed.left_out))))

@@ -1,23 +1,26 @@
 """Forecasts for the waiting jobs: when they start, and when they end.
 
-The run time of a waiting job and the needs of its pods come from a plan that is made as if all jobs had ended.
-The rules of the forecast are in ``dljob.scheduling.forecast``; this module feeds them.
+The run time of a waiting job and the needs of its pods come from plans that are made as if all jobs had ended.
+The rules of the forecast are in ``dljob.scheduling.forecasting``; this module feeds them.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from math import inf, isfinite
 
+from dljob.api import DLJobStatus
 from dljob.cluster import ClusterView
 from dljob.controller.metrics import Metrics
 from dljob.controller.planning.answers import Decision
+from dljob.controller.planning.parsed_objects import PlansByJob
+from dljob.controller.planning.possible_plans import KnownPlan, PossiblePlans
 from dljob.controller.planning.queueing import Ask, Queue
-from dljob.job.observed import NO_OUTLOOK, Outlook
+from dljob.job.observed import NO_OUTLOOK, Outlook, queued_elsewhere
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import OVER, remaining, run_time
-from dljob.job.reservation import PlannedPods, plan_reservation
 from dljob.job.waiting import stops
 from dljob.kube import Cache, JobKey
 from dljob.planner import Infeasible
@@ -26,12 +29,14 @@ from dljob.scheduling import (
     Forecast,
     Holder,
     Interval,
+    Recent,
     ReservationBook,
     Use,
     Waiter,
     forecast,
     without_reserved,
 )
+from dljob.scheduling.forecasting.forecast import WINDOW_S
 from dljob.status import previous
 
 log = logging.getLogger("dljob")
@@ -42,26 +47,24 @@ REPEAT_S = 60.0
 """Seconds after which the queue is simulated again although nothing in the cluster changed: running jobs progress."""
 IDLE_FACTOR = 20.0
 """Minimum time from one forecast to the next, as a multiple of the first one's duration without planning."""
-MAX_ASKED = 5
-"""Maximum number of jobs that are planned for one forecast, because jobs that could start wait meanwhile."""
+MAX_ASKED = 20
+"""Maximum number of plans that are made for one forecast, because jobs that could start wait meanwhile."""
 MAX_LEFT = timedelta(days=3650)
 """Forecasts of times further away are shown as unknown."""
 
 
 @dataclass(frozen=True)
 class _Alone:
-    """The result of planning a job on the cluster without other jobs.
+    """The plans of a waiting job on the cluster after all jobs have ended.
 
-    ``waiter``: the job's run time and needs according to this plan; None if no plan is possible.
+    ``versions``: those of the profiles and of this cluster for which they were made. An older entry is used until a new
+    one is there. ``plans``: the best at first; none if no plan is possible. ``complete``: False if some are missing.
     """
 
     question: ParsedJob
     versions: tuple[int, int]
-    """Versions of the profiles and of the cluster without jobs for which the plan was made.
-
-    After a change of a version, the plan is used until the job is planned again.
-    """
-    waiter: Waiter | None
+    plans: tuple[KnownPlan, ...]
+    complete: bool
 
 
 class Outlooks:
@@ -72,13 +75,15 @@ class Outlooks:
         cache: Cache,
         book: ReservationBook,
         queue: Queue,
+        pods: PlansByJob,
         metrics: Metrics,
         clock: Callable[[], float],
         now: Callable[[], datetime],
     ) -> None:
-        self._cache, self._book, self._queue, self._metrics = cache, book, queue, metrics
+        self._cache, self._book, self._queue, self._pods, self._metrics = cache, book, queue, pods, metrics
         self._clock, self._now = clock, now
         self._alone: dict[JobKey, _Alone] = {}
+        self._plans = PossiblePlans()
         self._whole: ClusterView | None = None
         """The cluster as if all jobs had ended. ``_changes``: how often this view has changed."""
         self._changes = 0
@@ -107,23 +112,28 @@ class Outlooks:
         elif (job := self._cache.job(key)) is not None:
             self._queue.run_p90_s[key] = run_time(decision.status.predicted, previous(job)).p90
 
-    async def learn(self, key: JobKey, question: ParsedJob, ask: Ask) -> None:
-        """Plan a waiting job as if all jobs had ended, to learn its run time and needs, unless such a plan is known."""
+    async def learn(self, key: JobKey, question: ParsedJob, ask: Ask, stop: Callable[[], bool] = lambda: True) -> None:
+        """Plan a waiting job as if all jobs had ended, to learn its run time and needs, unless that is known.
+
+        Then ask for its plans on parts of the cluster, until ``stop`` returns True.
+        """
         self._look()
-        if self._knows(key, question):
+        if self._knows(key, question, complete=True):
             return
         assert self._whole is not None
         versions = self._versions()
-        plan, job, waiter = await ask(question, self._whole), self._cache.job(key), None
-        if isinstance(plan, StoredPlan) and job is not None:
-            run = run_time(plan.status.predicted, previous(job))
-            waiter = Waiter(key, run, plan_reservation(PlannedPods.of(plan), job.spec, {}))
-            self._queue.run_p90_s[key] = run.p90
-        self._alone[key] = _Alone(question, versions, waiter)
+        complete = await self._plans.learn(question, self._whole, versions, ask, stop=stop)
+        plans, job = self._plans.get(question, versions), self._cache.job(key)
+        if plans and job is not None:
+            self._queue.run_p90_s[key] = run_time(plans[0].predicted, previous(job)).p90
+        self._alone[key] = _Alone(question, versions, plans, complete)
 
-    def _knows(self, key: JobKey, question: ParsedJob) -> bool:
+    def _knows(self, key: JobKey, question: ParsedJob, *, complete: bool = False) -> bool:
+        """Return True if a plan of a job is known, or, with ``complete``, if all of its plans are."""
         known = self._alone.get(key)
-        return known is not None and known.question == question and known.versions == self._versions()
+        if known is None or known.question != question or known.versions != self._versions():
+            return False
+        return known.complete or not complete
 
     def _versions(self) -> tuple[int, int]:
         return self._cache.profiles_version, self._changes
@@ -155,18 +165,27 @@ class Outlooks:
             return ()
         line = sorted(waiting, key=lambda key: self._queue.job(waiting[key]).place)
         self._look()
-        asked, complete, asking_s = 0, True, 0.0
-        for key in line:
-            if self._knows(key, waiting[key]):
-                continue
-            if asked == MAX_ASKED or busy():
-                complete = False
-                break
-            asked_s = self._clock()
-            await self.learn(key, waiting[key], ask)
+        asked = 0
+        asking_s = 0.0
+
+        async def counted(question: ParsedJob, view: ClusterView) -> StoredPlan | Infeasible:
+            nonlocal asked, asking_s
+            asked, asked_s = asked + 1, self._clock()
+            answer = await ask(question, view)
             asking_s += self._clock() - asked_s
-            asked += 1
-        news = self._simulate(line, waiting)
+            return answer
+
+        def enough() -> bool:
+            return asked >= MAX_ASKED or busy()
+
+        for key in line:  # First one plan of each job, so that each has a forecast soon.
+            if not enough() and not self._knows(key, waiting[key]):
+                await self.learn(key, waiting[key], counted)
+        for key in line:
+            if not enough() and not self._knows(key, waiting[key], complete=True):
+                await self.learn(key, waiting[key], counted, enough)
+        complete = all(self._knows(key, waiting[key], complete=True) for key in line)
+        news = await self._simulate(line, waiting)
         self._made_s = self._clock()
         self._next_s = self._made_s + max(MIN_S, IDLE_FACTOR * (self._made_s - now_s - asking_s))
         self._state = state if complete else object()
@@ -181,6 +200,7 @@ class Outlooks:
 
     def forget_all(self) -> None:
         self.forget_others({})
+        self._plans.clear()
         self._whole, self._looked_at, self._next_s, self._state = None, None, -inf, object()
 
     def _look(self) -> None:
@@ -196,9 +216,13 @@ class Outlooks:
             self._whole = whole
             self._changes += 1
 
-    def _simulate(self, line: list[JobKey], waiting: Mapping[JobKey, ParsedJob]) -> tuple[JobKey, ...]:
-        known = [each.waiter for key in line if (each := self._alone.get(key)) is not None and each.waiter is not None]
-        found = forecast(self._cache.ledger.view(), self._holders(), known)
+    async def _simulate(self, line: list[JobKey], waiting: Mapping[JobKey, ParsedJob]) -> tuple[JobKey, ...]:
+        waiters = {key: waiter for key in line if (waiter := self._waiter(key, waiting[key])) is not None}
+        # The thread reads only immutable values. Health checks and completion do not wait for it.
+        found = await asyncio.to_thread(
+            forecast, self._cache.ledger.view(), self._holders(), list(waiters.values()), self._queue.shares,
+            self._recent(waiters),
+        )  # fmt: skip
         news, now = [], self._now()
         for key in line:
             if key not in self._alone:
@@ -213,6 +237,28 @@ class Outlooks:
         starts = [found[key].start for key in line if key in found and isfinite(found[key].start.p90)]
         self._metrics.forecast(starts, len(line) - len(starts))
         return tuple(news)
+
+    def _waiter(self, key: JobKey, question: ParsedJob) -> Waiter | None:
+        """Return a waiting job for the simulation; None if it is unknown yet, or if no plan of it is possible."""
+        known, job = self._alone.get(key), self._cache.job(key)
+        if known is None or not known.plans or job is None:
+            return None
+        status = previous(job)
+        return Waiter(key, tuple(plan.of(job.spec, status) for plan in known.plans), self._queue.job(question))
+
+    def _recent(self, waiters: Mapping[JobKey, Waiter]) -> list[Recent]:
+        """Return the jobs that were created lately, as they began. For running jobs, only their own plan is known."""
+        now, recent = self._now(), []
+        for job in self._cache.jobs():
+            age_s = (now - job.created).total_seconds()
+            if not 0 <= age_s < WINDOW_S or queued_elsewhere(job):
+                continue
+            if job.key in waiters:
+                recent.append(Recent(age_s, waiters[job.key]))
+            elif (pods := self._pods.known(job.key)) is not None and (plan := previous(job).plan) is not None:
+                begun = KnownPlan(plan.predicted, pods).of(job.spec, DLJobStatus())
+                recent.append(Recent(age_s, Waiter(job.key, (begun,), self._queue.recent(job))))
+        return recent
 
     def _holders(self) -> list[Holder]:
         ledger, holders = self._cache.ledger, []

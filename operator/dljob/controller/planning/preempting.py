@@ -12,19 +12,16 @@ from math import inf
 
 from dljob.api import Disruption
 from dljob.cluster import ClusterView
-from dljob.controller.planning.growing import matters_to
+from dljob.controller.planning.growing import matters_to, usable_nodes
 from dljob.controller.planning.parsed_objects import PlansByJob
 from dljob.controller.planning.queueing import Ask, Queue
-from dljob.job.defaults import prices_of
 from dljob.job.observed import JobSeen, Preemption
-from dljob.job.plan.request import planner_request
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import lost_s, remaining_p90_s, restart_s
 from dljob.job.reservation import PlannedPods, plan_reservation
 from dljob.job.waiting import stops
 from dljob.kube import Cache, JobKey
 from dljob.planner import Infeasible
-from dljob.planner.candidates.pools import usable
 from dljob.reconcile import ParsedJob
 from dljob.scheduling import NOTHING, PROTECTED_S, Preemptible, QueuedJob, Requests, Reservation, victims
 from dljob.status import FALSE, TRUE, find, previous
@@ -145,7 +142,7 @@ class Preempting:
         if not running or spec is None or not self._cache.preempts(spec.scheduling.priority_class_name):
             return ()
         ending, found = self._stopping(), list[tuple[Preemptible, ...]]()
-        whole = _usable(question, self._queue.view_without(key, ending | running.keys()))
+        whole = usable_nodes(question, self._queue.view_without(key, ending | running.keys()))
         names = {node.name for node in whole.nodes}
         free = ClusterView(tuple(n for n in self._queue.view_without(key, ending).nodes if n.name in names))
         for view in _views(question, whole):
@@ -245,13 +242,6 @@ class Preempting:
             *victim.key, victim.priority, *by.key, by.priority, victim.cost,
         )  # fmt: skip
         self._requeue(victim.key)
-
-
-def _usable(question: ParsedJob, view: ClusterView) -> ClusterView:
-    """Return the nodes of ``view`` that the job may use."""
-    assert question.spec is not None
-    request = planner_request(question.observed.job.name, question.spec, None, prices_of(question.defaults))
-    return ClusterView(tuple(usable(request, view.without(question.observed.left_out))))
 
 
 def _views(question: ParsedJob, whole: ClusterView) -> list[ClusterView]:

@@ -11,6 +11,7 @@ from datetime import datetime
 from math import inf
 
 from dljob.cluster import ClusterView
+from dljob.job.observed import JobSeen
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import remaining_p90_s
 from dljob.job.reservation import PlannedPods, plan_reservation
@@ -28,6 +29,7 @@ from dljob.scheduling import (
     ReservationBook,
     RunningJob,
     Shadow,
+    Shares,
     StartSearch,
     dominant_share,
     in_order_of_ends,
@@ -99,6 +101,16 @@ class Queue:
         finish_by = scheduling.finish_by if scheduling is not None and self._policy.deadlines else None
         latest = latest_start(finish_by, self.run_p90_s.get(job.key), self._now())
         return QueuedJob(job.key, job.uid, priority, share, job.created, latest)
+
+    def recent(self, job: JobSeen) -> QueuedJob:
+        """Return what the place of a job depended on when it was created, apart from deadlines and shares."""
+        named = (job.spec.get("scheduling") or {}).get("priorityClassName")
+        return QueuedJob(job.key, job.uid, self._cache.priority(named), 0.0, job.created)
+
+    @property
+    def shares(self) -> Shares:
+        """What the dominant shares of namespaces depend on."""
+        return Shares(self._cache.ledger.total(), self._policy)
 
     def holds_devices(self, key: JobKey) -> bool:
         """Return True if pods of the job run, or if a plan of it reserves devices."""
@@ -181,7 +193,7 @@ class Queue:
 
     def view_without(self, key: JobKey, ended: Collection[JobKey]) -> ClusterView:
         """Return what is free for the job ``key`` after the jobs ``ended`` have ended. Pods of no job stay."""
-        uids = [pod.uid for each in (key, *sorted(ended)) for pod in self._cache.pods_of(each)]
+        uids = [pod.uid for each in sorted({key, *ended}) for pod in self._cache.pods_of(each)]
         return without_reserved(self._cache.ledger.view(uids), self._book.current(without=key, ended=ended))
 
     def limits_without(self, key: JobKey, ended: Collection[JobKey] = ()) -> NamespaceLimits:

@@ -1,0 +1,139 @@
+"""The plans with which a waiting job could start: the best one on the whole cluster, and those on parts of it.
+
+A job of which the number of nodes is not fixed starts as soon as there is room for any of its plans. A forecast that
+knows only the plan on the whole cluster predicts waits that are several times too long.
+"""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from dljob.api import DLJobSpec, DLJobStatus, Minimize, Predicted
+from dljob.cluster import ClusterView
+from dljob.controller.planning.growing import usable_nodes
+from dljob.controller.planning.queueing import Ask
+from dljob.job.plan.stored import StoredPlan
+from dljob.job.remaining import run_time
+from dljob.job.reservation import PlannedPods, plan_reservation
+from dljob.reconcile import ParsedJob
+from dljob.scheduling import PossiblePlan
+from dljob.scheduling.assignment import sizes
+
+MAX_DEVICE_TYPES = 4
+MAX_KNOWN = 512
+"""Maximum number of questions of which the plans are stored. Jobs with equal specs share them."""
+
+
+@dataclass(frozen=True)
+class KnownPlan:
+    """What a forecast needs of a plan, for any job with the same spec."""
+
+    predicted: Predicted
+    pods: PlannedPods
+
+    def of(self, spec: Mapping[str, Any], status: DLJobStatus) -> PossiblePlan:
+        """Return the plan of a job. ``spec``, ``status``: of the job, as the API server stores them."""
+        return PossiblePlan(run_time(self.predicted, status), plan_reservation(self.pods, spec, {}))
+
+
+@dataclass
+class _Found:
+    """The plans of one question, by the part of the cluster. None: no plan is possible there."""
+
+    plans: dict[Hashable, KnownPlan | None] = field(default_factory=dict)
+
+
+class PossiblePlans:
+    """Asks the planner for the plans of waiting jobs, and stores them. Use it in one event loop only."""
+
+    def __init__(self) -> None:
+        self._known: OrderedDict[Hashable, _Found] = OrderedDict()
+
+    async def learn(
+        self, question: ParsedJob, whole: ClusterView, version: Hashable, ask: Ask, *, stop: Callable[[], bool]
+    ) -> bool:
+        """Ask for the plans of a job that are not known yet. Return False if ``stop`` became true before the end.
+
+        The first call asks at least for the plan on ``whole``, the cluster without jobs. ``version``: changes with what
+        plans depend on beside the question.
+        """
+        found = self._of(question, version)
+        for part, view in _parts(question, whole):
+            if part in found.plans:
+                continue
+            if found.plans and stop():
+                return False
+            asked = question if part == WHOLE else replace(question, accepted=None, report=None)
+            plan = await ask(asked, view)
+            found.plans[part] = None
+            if isinstance(plan, StoredPlan) and (part == WHOLE or not plan.new_nodes):
+                found.plans[part] = KnownPlan(plan.status.predicted, PlannedPods.of(plan))
+            if found.plans[part] is None and part == WHOLE:
+                break  # There is none on a part, either.
+        return True
+
+    def get(self, question: ParsedJob, version: Hashable) -> tuple[KnownPlan, ...]:
+        """Return the known plans of a job without repetition, the best first; none if no plan is possible."""
+        plans = self._of(question, version).plans
+        best = plans.get(WHOLE)
+        if best is None:
+            return ()
+        others = sorted((plan for plan in plans.values() if plan is not None), key=lambda plan: _worth(question, plan))
+        by_pods = {_shape(plan): plan for plan in reversed([best, *others])}
+        return tuple(plan for plan in (best, *others) if by_pods[_shape(plan)] is plan)
+
+    def clear(self) -> None:
+        self._known.clear()
+
+    def _of(self, question: ParsedJob, version: Hashable) -> _Found:
+        job = question.observed.job
+        key = (job.namespace, question.digest, tuple(sorted(question.observed.left_out)), version)
+        found = self._known.setdefault(key, _Found())
+        self._known.move_to_end(key)
+        while len(self._known) > MAX_KNOWN:
+            self._known.popitem(last=False)
+        return found
+
+
+WHOLE = "whole"
+"""The name of the cluster without jobs among its parts."""
+
+
+def _parts(question: ParsedJob, whole: ClusterView) -> Iterator[tuple[Hashable, ClusterView]]:
+    """Yield the parts of the cluster on which a job is planned, with their names.
+
+    They are the whole cluster, and 1, 2, 4, … devices or nodes of each type.
+    """
+    yield WHOLE, whole
+    spec = question.spec
+    if spec is None or spec.planning.groups:
+        return
+    nodes = usable_nodes(question, whole).nodes
+    for device in list(dict.fromkeys(node.device for node in nodes))[:MAX_DEVICE_TYPES]:
+        own = sorted((n for n in nodes if n.device == device), key=lambda n: (-n.free_devices, -n.free_cpu, n.name))
+        own = [node for node in own if node.free_devices or not node.is_gpu]
+        per_node = own[0].free_devices if own and own[0].is_gpu else 1
+        for count, devices in sizes(len(own), per_node):
+            if _allowed(spec, count):
+                part = own[:count]
+                if own[0].is_gpu:
+                    part = [replace(node, free_devices=min(node.free_devices, devices)) for node in part]
+                yield (device, count, devices), ClusterView(tuple(part))
+
+
+def _allowed(spec: DLJobSpec, nodes: int) -> bool:
+    return spec.nodes.min <= nodes <= spec.nodes.max
+
+
+def _worth(question: ParsedJob, plan: KnownPlan) -> tuple[float, float]:
+    """Return the sort key of plans by what the job minimizes. Plans without a prediction come last."""
+    assert question.spec is not None
+    predicted = plan.predicted
+    expense = {Minimize.ENERGY: predicted.energy_joules, Minimize.COST: predicted.cost}
+    total_s = predicted.total_seconds or float("inf")
+    return expense.get(question.spec.objective.minimize) or total_s, total_s
+
+
+def _shape(plan: KnownPlan) -> Hashable:
+    return tuple((group.device, group.nodes, group.ranks_per_node) for group in plan.pods.groups)

@@ -1,0 +1,1 @@
+"""Forecasts: when the waiting jobs of a queue will start and end."""

@@ -1,0 +1,100 @@
+"""Forecast when waiting jobs start and end: simulate the queue several times with predicted run times.
+
+The start that is shown is the median of simulations in which all runs take their median time, and in which the jobs
+that were created lately come again (``expected_arrivals``), at other moments in each simulation. Without them, half of
+the jobs that others pass later would start much later than forecast. The earliest start assumes short runs (10th
+percentile) and no new job, the latest one assumes long runs (90th percentile) and the same new jobs.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from math import inf
+from statistics import median
+
+from dljob.cluster import ClusterView
+from dljob.scheduling.forecasting.queue_simulation import Arrival, Holder, Key, Shares, Waiter, simulate
+from dljob.scheduling.forecasting.times import Interval
+
+MAX_FORECAST = 100
+"""Maximum number of waiting jobs that are simulated. For the jobs behind them, there is no forecast."""
+MEDIANS = 3
+"""Number of simulations with median run times. They differ in the moments at which new jobs come."""
+WINDOW_S = 3600.0
+"""The jobs of this number of last seconds are expected to come again in each window of the same length."""
+WINDOWS = 4
+"""Number of windows with new jobs. Later ones matter only to jobs that start hours later."""
+MAX_ARRIVALS = 200
+"""Maximum number of new jobs in a simulation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """When a waiting job starts and ends, in seconds from now. ``start``: infinity if it is unknown."""
+
+    start: Interval
+    end: Interval
+
+
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """A job that was created ``age_s`` seconds ago, as it was when it began to wait."""
+
+    age_s: float
+    job: Waiter
+
+
+def forecast(
+    free: ClusterView,
+    holders: Sequence[Holder],
+    line: Sequence[Waiter],
+    shares: Shares | None = None,
+    recent: Sequence[Recent] = (),
+) -> dict[Key, Forecast]:
+    """Return forecasts for the first ``MAX_FORECAST`` jobs of a queue.
+
+    ``free``: what no pod uses now. ``holders``: jobs that hold devices. ``line``: the waiting jobs that the cluster
+    could run, in the order of the queue. ``shares``: None if the order of the queue never changes. ``recent``: jobs
+    that were created within the last ``WINDOW_S``, whether they wait or not.
+    """
+    line = line[:MAX_FORECAST]
+    if not line:
+        return {}
+    coming = [expected_arrivals(recent, n / MEDIANS) for n in range(MEDIANS)] if recent else [()]
+    low = simulate(free, holders, line, lambda time: time.p10, shares)
+    middle = [simulate(free, holders, line, lambda time: time.p50, shares, each) for each in coming]
+    high = simulate(free, holders, line, lambda time: time.p90, shares, coming[0])
+    found = {}
+    for job in line:
+        start = _percentiles(low[job.key][0], [each[job.key][0] for each in middle], high[job.key][0])
+        end = _percentiles(low[job.key][1], [each[job.key][1] for each in middle], high[job.key][1])
+        found[job.key] = Forecast(start, end)
+    return found
+
+
+def expected_arrivals(recent: Sequence[Recent], shift: float) -> tuple[Arrival, ...]:
+    """Return the jobs that are expected to come in the next ``WINDOWS`` windows, sorted by time.
+
+    They are those of the last window. ``shift``: part of a window, in [0, 1), by which their moments are moved.
+    """
+    arrivals = []
+    for window in range(WINDOWS):
+        for i, each in enumerate(recent[: MAX_ARRIVALS // WINDOWS]):
+            in_s = WINDOW_S * (window + (1 - each.age_s / WINDOW_S + shift) % 1)
+            queued = each.job.queued
+            if queued is not None:
+                created = queued.created + timedelta(seconds=each.age_s + in_s)
+                queued = replace(queued, uid=f"{queued.uid}+{window}", created=created, latest_start=None)
+            namespace, name = each.job.key
+            arrivals.append(Arrival(in_s, Waiter((namespace, f"{name}+{window}.{i}"), each.job.plans, queued)))
+    return tuple(sorted(arrivals, key=lambda arrival: arrival.in_s))
+
+
+def _percentiles(low_s: float, middle_s: Sequence[float], high_s: float) -> Interval:
+    """Return the interval of a time from the results of the simulations.
+
+    With other run times, another job may be back-filled, and a job may start sooner although all runs are longer.
+    """
+    p50 = median(middle_s)
+    known = [low_s, *middle_s, high_s]
+    return Interval(min(known), p50, max(known) if p50 < inf else inf)

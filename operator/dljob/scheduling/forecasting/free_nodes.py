@@ -1,0 +1,113 @@
+"""The free resources of nodes in the simulation of the queue."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from dljob.cluster import ClusterView
+from dljob.scheduling.reservations import Reservation
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Resources of one node. ``cpu``: in cores."""
+
+    node: str
+    devices: int
+    cpu: float
+    memory_nbytes: int
+
+
+_State = tuple[int, int, int]
+"""What a node has left: free devices (0 without GPUs), free thousandths of a core, and free bytes of memory."""
+
+
+class FreeNodes:
+    """The free resources of nodes, indexed by the number of free devices, or of free cores for nodes without GPUs.
+
+    Most nodes of a busy cluster are full, so that most questions are answered without looking at a node.
+    """
+
+    def __init__(self, view: ClusterView) -> None:
+        self._at: dict[str, tuple[str, bool, _State]] = {}
+        self._nodes = {node.name: node for node in view.nodes}
+        self._levels: dict[str, dict[int, dict[str, None]]] = {}
+        """Names of nodes, by device type and level (``_level``). The innermost dictionaries are ordered sets."""
+        for node in view.nodes:
+            state = node.free_devices if node.is_gpu else 0, round(node.free_cpu * 1000), node.free_memory_nbytes
+            self._put(node.name, node.device, node.is_gpu, state)
+
+    def copy(self) -> "FreeNodes":
+        other = FreeNodes(ClusterView())
+        other._at, other._nodes = dict(self._at), self._nodes
+        other._levels = {
+            device: {level: dict(names) for level, names in levels.items()} for device, levels in self._levels.items()
+        }
+        return other
+
+    def fits(self, needs: Sequence[Reservation]) -> bool:
+        """Return True if pods fit on the nodes. Nothing changes."""
+        if len(needs) == 1:
+            return self._room_for(needs[0]) is not None
+        taken = self.take(needs)
+        self.give(taken or ())
+        return taken is not None
+
+    def take(self, needs: Iterable[Reservation]) -> tuple[Use, ...] | None:
+        """Take what pods need, on the nodes with the most free devices first. If the pods do not fit, return None."""
+        taken: list[Use] = []
+        for need in needs:
+            names = self._room_for(need)
+            if names is None:
+                self.give(taken)
+                return None
+            uses = [Use(name, need.devices, need.cpu, need.memory_nbytes) for name in names]
+            for use in uses:
+                self._change(use, -1)
+            taken += uses
+        return tuple(taken)
+
+    def give(self, uses: Iterable[Use]) -> None:
+        """Return resources to their nodes. Nodes that no longer exist are left out."""
+        for use in uses:
+            self._change(use, 1)
+
+    def _room_for(self, need: Reservation) -> list[str] | None:
+        """Return the names of ``need.nodes`` nodes with room for one pod each; None if there are fewer such nodes."""
+        levels = self._levels.get(need.device, {})
+        if not levels:
+            return None if need.nodes else []
+        is_gpu = self._at[next(iter(next(iter(levels.values()))))][1]
+        state = need.devices if is_gpu else 0, round(need.cpu * 1000), need.memory_nbytes
+        enough = sorted((level for level in levels if level >= _level(is_gpu, state)), reverse=True)
+        if sum(len(levels[level]) for level in enough) < need.nodes:
+            return None
+        found: list[str] = []
+        for level in enough:
+            for name in levels[level]:
+                if len(found) == need.nodes:
+                    return found
+                fits = all(free >= needed for free, needed in zip(self._at[name][2], state, strict=True))
+                if fits and (not need.domain.terms or need.domain.has(self._nodes[name])):
+                    found.append(name)
+        return found if len(found) == need.nodes else None
+
+    def _change(self, use: Use, sign: int) -> None:
+        if use.node not in self._at:
+            return
+        device, is_gpu, (devices, cpu_m, nbytes) = self._at[use.node]
+        level = _level(is_gpu, (devices, cpu_m, nbytes))
+        names = self._levels[device][level]
+        del names[use.node]
+        if not names:
+            del self._levels[device][level]
+        devices += sign * use.devices if is_gpu else 0
+        state = devices, cpu_m + sign * round(use.cpu * 1000), nbytes + sign * use.memory_nbytes
+        self._put(use.node, device, is_gpu, state)
+
+    def _put(self, name: str, device: str, is_gpu: bool, state: _State) -> None:
+        self._at[name] = device, is_gpu, state
+        self._levels.setdefault(device, {}).setdefault(_level(is_gpu, state), {})[name] = None
+
+
+def _level(is_gpu: bool, state: _State) -> int:
+    return state[0] if is_gpu else state[1] // 1000

@@ -1,0 +1,254 @@
+"""A simulation of the queue: jobs start in its order, with back-fill, and end after their assumed run times."""
+
+from bisect import insort
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
+from itertools import count, groupby
+from math import inf
+
+from dljob.cluster import ClusterView
+from dljob.scheduling.forecasting.free_nodes import FreeNodes, Use
+from dljob.scheduling.forecasting.times import Interval
+from dljob.scheduling.order import QueuedJob, QueuePolicy, dominant_share
+from dljob.scheduling.requests import NOTHING, Requests
+from dljob.scheduling.reservations import Reservation
+
+Key = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A job that holds devices.
+
+    ``left``: its remaining time. ``uses``: what its pods take from nodes. ``needs``: what its pods without nodes need.
+    """
+
+    key: Key
+    left: Interval
+    uses: tuple[Use, ...] = ()
+    needs: tuple[Reservation, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PossiblePlan:
+    """A plan with which a waiting job can start. ``run``: run time of the job. ``needs``: what its pods need."""
+
+    run: Interval
+    needs: tuple[Reservation, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Waiter:
+    """A job in the queue. It starts with the first of ``plans``, the best at first, for which there is room.
+
+    ``queued``: what its place in the queue depends on. None: it keeps its place relative to all other jobs.
+    """
+
+    key: Key
+    plans: tuple[PossiblePlan, ...]
+    queued: QueuedJob | None = None
+
+
+@dataclass(frozen=True)
+class Shares:
+    """What the dominant shares of namespaces depend on, by which the queue is ordered.
+
+    ``total``: the resources of all nodes. ``policy``: the weights of namespaces.
+    """
+
+    total: Requests
+    policy: QueuePolicy
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A job that is expected to be created in ``in_s`` seconds."""
+
+    in_s: float
+    job: Waiter
+
+
+def simulate(
+    free: ClusterView,
+    holders: Sequence[Holder],
+    line: Sequence[Waiter],
+    seconds: Callable[[Interval], float],
+    shares: Shares | None = None,
+    arrivals: Sequence[Arrival] = (),
+) -> Mapping[Key, tuple[float, float]]:
+    """Return for each job of ``line`` the seconds until its start and until its end; infinity: unknown.
+
+    ``free``: what no pod uses now. ``holders``: jobs that hold devices. ``line``: waiting jobs in the order of the
+    queue. ``seconds``: chooses the time to assume from an interval. ``shares``: None if the order of the queue never
+    changes. ``arrivals``: jobs to come, sorted by time.
+    """
+    nodes, queue, numbers = FreeNodes(free), _Line(line, shares), count()
+    ends: _Ends = []
+    for holder in holders:
+        taken = (*holder.uses, *(nodes.take(holder.needs) or ()))
+        ends.append((seconds(holder.left), next(numbers), holder.key[0], taken))
+        queue.hold(holder.key[0], taken)
+    heapify(ends)
+    coming, now_s = deque(arrivals), 0.0
+    found = dict.fromkeys((job.key for job in line), (inf, inf))
+    unknown = set(found)
+    shadow: _Shadow | None = None
+    while unknown:
+        while coming and coming[0].in_s <= now_s:
+            queue.add(coming.popleft().job)
+        shadow = shadow if shadow is not None and shadow.key == queue.first else None
+        full: set[object] = set()
+        """Shapes of plans without room now. Starts free nothing, so plans of equal shape are not tried."""
+        for job in queue.in_order():
+            before = shadow if shadow is not None and shadow.key != job.key else None
+            started = _start(nodes, job, before, now_s, seconds, full)
+            if started is None:
+                shadow = shadow or _shadow(nodes, ends, job)
+                continue
+            run_s, taken = started
+            queue.start(job, taken)
+            heappush(ends, (now_s + run_s, next(numbers), job.key[0], taken))
+            if job.key in unknown:
+                found[job.key] = now_s, now_s + run_s
+                unknown.remove(job.key)
+        now_s = min(ends[0][0] if ends else inf, coming[0].in_s if coming else inf)
+        if now_s == inf:
+            break
+        while ends and ends[0][0] <= now_s:
+            _, _, namespace, taken = heappop(ends)
+            nodes.give(taken)
+            queue.release(namespace, taken)
+    return found
+
+
+class _Line:
+    """The waiting jobs of a simulation, and what the jobs of each namespace hold, by which they are ordered."""
+
+    def __init__(self, line: Iterable[Waiter], shares: Shares | None) -> None:
+        self._shares = shares
+        self._held: dict[str, Requests] = {}
+        self._numbers = count()
+        self._jobs: dict[str, list[tuple[tuple[object, ...], int, Waiter]]] = {}
+        """The waiting jobs of each namespace, in the order of the queue. Their share is the same."""
+        for job in line:
+            self.add(job)
+
+    @property
+    def first(self) -> Key | None:
+        """The key of the first job in line; None if no job waits."""
+        return next((job.key for job in self.in_order()), None)
+
+    def add(self, job: Waiter) -> None:
+        namespace = job.key[0] if self._shares is not None else ""
+        insort(self._jobs.setdefault(namespace, []), (self._rank(job), next(self._numbers), job), key=lambda e: e[:2])
+
+    def start(self, job: Waiter, taken: Iterable[Use]) -> None:
+        """Remove a job from the queue, and let its namespace hold ``taken``."""
+        line = self._jobs[job.key[0] if self._shares is not None else ""]
+        del line[next(i for i, entry in enumerate(line) if entry[2] is job)]
+        self.hold(job.key[0], taken)
+
+    def hold(self, namespace: str, taken: Iterable[Use], sign: int = 1) -> None:
+        mine = self._held.get(namespace, NOTHING)
+        for use in taken:
+            mine += Requests(sign * round(1000 * use.cpu), sign * use.memory_nbytes, sign * use.devices)
+        self._held[namespace] = mine
+
+    def release(self, namespace: str, taken: Iterable[Use]) -> None:
+        self.hold(namespace, taken, -1)
+
+    def in_order(self) -> Iterable[Waiter]:
+        """Yield each waiting job once, the first in line at first. A start in between changes the order of the rest."""
+        next_of = dict.fromkeys(self._jobs, 0)
+        while True:
+            heads = [
+                (self._place(line[next_of[name]]), name)
+                for name, line in self._jobs.items()
+                if next_of[name] < len(line)
+            ]
+            if not heads:
+                return
+            _, name = min(heads)
+            line, at = self._jobs[name], next_of[name]
+            job = line[at][2]
+            yield job
+            if at < len(line) and line[at][2] is job:
+                next_of[name] += 1
+
+    def _rank(self, job: Waiter) -> tuple[object, ...]:
+        """Return the sort key of a job within its namespace."""
+        if self._shares is None or job.queued is None:
+            return ()
+        return (*job.queued.urgency[:3], job.queued.created, job.queued.uid)
+
+    def _place(self, entry: tuple[tuple[object, ...], int, Waiter]) -> tuple[object, ...]:
+        """Return the sort key of a job among those of all namespaces, as ``QueuedJob.place``."""
+        rank, number, job = entry
+        if self._shares is None or not rank:
+            return (number,)
+        share = dominant_share(self._held.get(job.key[0], NOTHING), self._shares.total)
+        return (*rank[:3], self._shares.policy.weighted(job.key[0], share), *rank[3:])
+
+
+def _start(
+    nodes: FreeNodes,
+    job: Waiter,
+    before: "_Shadow | None",
+    now_s: float,
+    seconds: Callable[[Interval], float],
+    full: set[object],
+) -> tuple[float, tuple[Use, ...]] | None:
+    """Start a job with the best plan for which there is room. Return its run time and what it takes; None: no room.
+
+    ``before``: the shadow reservation of a job before this one. ``full``: shapes of plans without room. Those that are
+    found are added.
+    """
+    for plan in job.plans:
+        run_s, shape = seconds(plan.run), _shape(plan)
+        if shape in full:
+            continue
+        late = before is not None and now_s + run_s > before.start_s
+        if late and before is not None and not before.room.fits(plan.needs):
+            continue
+        taken = nodes.take(plan.needs)
+        if taken is None:
+            full.add(shape)
+            continue
+        if late and before is not None:
+            before.room.take(plan.needs)
+        return run_s, taken
+    return None
+
+
+def _shape(plan: PossiblePlan) -> tuple[object, ...]:
+    """Return what the pods of a plan need, as a key. Plans with equal keys fit on the same nodes."""
+    return tuple((n.device, n.nodes, n.devices, n.cpu, n.memory_nbytes, n.domain.terms) for n in plan.needs)
+
+
+_Ends = list[tuple[float, int, str, tuple[Use, ...]]]
+"""A heap of (seconds until resources become free, unique number that breaks ties, namespace of the job, resources)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shadow:
+    """The shadow reservation of the first in line: when it starts, and what is free then beside its pods."""
+
+    key: Key
+    start_s: float
+    room: FreeNodes
+
+
+def _shadow(nodes: FreeNodes, ends: _Ends, job: Waiter) -> _Shadow | None:
+    """Return the shadow reservation of a job that cannot start now; None if it cannot start even after all ends.
+
+    A job without a shadow waits for something other than these ends, and blocks no other job.
+    """
+    room = nodes.copy()
+    for end_s, together in groupby(sorted(ends), key=lambda end: end[0]):
+        for _, _, _, taken in together:
+            room.give(taken)
+        if any(room.take(plan.needs) is not None for plan in job.plans):
+            return _Shadow(job.key, end_s, room)
+    return None
