@@ -69,6 +69,12 @@ class TestTop:
         assert head.split()[-2:] == ["PLACE", "STARTS"]
         assert [row.split()[-2:] for row in rows] == [["2/7", "2026-03-01T12:16Z"], ["3/7", "?"], ["-", "-"]]
 
+    def test_preemptions_are_shown_if_a_job_was_preempted(self) -> None:
+        first, other = job("Pending", preemptions=2), job("Running")
+        other["metadata"]["name"] = "z"
+        head, *rows = lines([first, other], with_namespace=False)
+        assert [line.split()[-1] for line in (head, *rows)] == ["PREEMPTED", "2", "0"]
+
     def test_status_of_another_version_is_shown_as_a_question_mark(self) -> None:
         odd = job("Sleeping")
         assert lines([odd], with_namespace=False)[1].split()[:2] == ["j", "?"]

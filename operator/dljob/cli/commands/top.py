@@ -23,7 +23,8 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "top",
         help="show jobs with progress, measured and predicted step time",
         description="Show all jobs with phase, progress, steps per second, measured and predicted step time, the error "
-        "of the prediction, remaining time and restarts, and the place and predicted start of waiting jobs.",
+        "of the prediction, remaining time and restarts, the place and predicted start of waiting jobs, and how often "
+        "jobs were preempted.",
     )
     remote.add_namespace(command)
     command.add_argument("-A", "--all-namespaces", action="store_true", help="show the jobs of all namespaces")
@@ -59,10 +60,11 @@ async def _jobs(api: Any, namespace: str | None) -> list[Mapping[str, Any]]:
 def lines(jobs: Sequence[Mapping[str, Any]], with_namespace: bool) -> list[str]:
     """Return a table with one line per job, sorted by namespace and name.
 
-    If a job waits for devices, two columns show its place in the queue and its predicted start. If a job is in a queue
-    of Kueue, the last column names the queues.
+    If a job waits for devices, two columns show its place in the queue and its predicted start. If a job was preempted,
+    a column shows how often. If a job is in a queue of Kueue, the last column names the queues.
     """
     queues, waits = any(_queue(body) for body in jobs), any(_waits(body) for body in jobs)
+    preempted = any(_preemptions(body) for body in jobs)
     rows = []
     for body in sorted(jobs, key=lambda b: (b["metadata"]["namespace"], b["metadata"]["name"])):
         metadata = body["metadata"]
@@ -77,12 +79,23 @@ def lines(jobs: Sequence[Mapping[str, Any]], with_namespace: bool) -> list[str]:
         except ValidationError:
             rows.append([name, "?", *["-"] * (len(HEADER) - 2)])
         rows[-1] += place if waits else []
+        rows[-1] += [str(_preemptions(body))] if preempted else []
         rows[-1] += [_queue(body) or "-"] if queues else []
-    return table([*HEADER, *(["PLACE", "STARTS"] if waits else []), *(["QUEUE"] if queues else [])], rows)
+    more = [
+        *(["PLACE", "STARTS"] if waits else []),
+        *(["PREEMPTED"] if preempted else []),
+        *(["QUEUE"] if queues else []),
+    ]
+    return table([*HEADER, *more], rows)
 
 
 def _waits(body: Mapping[str, Any]) -> bool:
     return bool((body.get("status") or {}).get("queue"))
+
+
+def _preemptions(body: Mapping[str, Any]) -> int:
+    found = (body.get("status") or {}).get("preemptions")
+    return found if isinstance(found, int) else 0
 
 
 def _queue(body: Mapping[str, Any]) -> str:
