@@ -16,6 +16,7 @@ from dljob.controller.planning.growing import matters_to
 from dljob.controller.planning.parsed_objects import PlansByJob
 from dljob.controller.planning.queueing import Ask, Queue
 from dljob.job.defaults import prices_of
+from dljob.job.log_fields import log_fields
 from dljob.job.observed import JobSeen, Preemption
 from dljob.job.plan.request import planner_request
 from dljob.job.plan.stored import StoredPlan
@@ -241,8 +242,8 @@ class Preempting:
             job.uid, by.key, Preemption(name, by.priority, victim.priority), self._clock()
         )
         log.info(
-            "job %s/%s (priority %d) stops for %s/%s (priority %d); it loses %.0f device-seconds",
-            *victim.key, victim.priority, *by.key, by.priority, victim.cost,
+            "the job (priority %d) stops for %s/%s (priority %d); it loses %.0f device-seconds",
+            victim.priority, *by.key, by.priority, victim.cost, extra=log_fields(victim.key, job),
         )  # fmt: skip
         self._requeue(victim.key)
 
