@@ -59,8 +59,8 @@ class Operator:
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
         self._leader: Leader | None = None
-        self._beat_at = monotonic()
-        """Monotonic time in seconds when the main event loop was last known to run."""
+        self._beat_at: float | None = None
+        """Monotonic time in seconds when the main event loop was last known to run; None before ``_beat`` runs."""
         self._controller: Controller | None = None
         self._watches: Watches | None = None
         self._queues: Queues | None = None
@@ -245,7 +245,8 @@ class Operator:
         """Return why the process must be restarted, or None."""
         if self._failure:
             return str(self._failure)
-        silent_s = monotonic() - self._beat_at
+        beat_at = self._beat_at
+        silent_s = 0.0 if beat_at is None else monotonic() - beat_at
         if silent_s > BLOCKED_S:
             return f"the event loop has been blocked for {silent_s:.0f} s"
         others = self._queues.reflectors if self._queues is not None else ()

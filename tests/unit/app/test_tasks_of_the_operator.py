@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import aiohttp
@@ -14,7 +15,8 @@ import pytest
 
 import dljob
 from dljob.app import main
-from dljob.app.main import Operator
+from dljob.app.background import BackgroundLoop
+from dljob.app.main import BLOCKED_S, Operator
 from dljob.app.settings import Settings
 from dljob.controller import tasks, watches
 from dljob.controller.planning.process import PlannerProcess
@@ -60,19 +62,31 @@ class Started:
             monkeypatch.setattr(module, "run_until_one_ends", observed)
         monkeypatch.setattr(PlannerProcess, "start", nothing)
         monkeypatch.setattr(watches.Watches, "run", stopped)
+        self.background: list[BackgroundLoop] = []
+
+        def background(name: str) -> BackgroundLoop:
+            self.background.append(BackgroundLoop(name))
+            return self.background[-1]
+
+        monkeypatch.setattr(main, "BackgroundLoop", background)
         self._monkeypatch = monkeypatch
+
+    def lease_task(self) -> asyncio.Task[Any] | None:
+        """Return the task that renews the Lease, in its own event loop. It is the last that the operator starts."""
+        tasks = own_tasks(self.background[-1]._loop) if self.background else {}
+        return next((task for name, task in tasks.items() if name.endswith("hold")), None)
 
     async def run(self, then: Callable[[Operator], None] = lambda _: None) -> Exception | None:
         """Run the operator until it ends. Call ``then`` when it leads. Return its error."""
         async with HttpApiServer() as server:
             self._monkeypatch.setattr(main, "connect", lambda: Connection(server.url))
+            self.background.clear()
             self.operator = operator = Operator(replace(Settings.of(ENV), metrics_port=0))
             running = asyncio.create_task(operator.run(), name="the test")
             try:
                 async with asyncio.timeout(WITHIN_S):
-                    while not (running.done() or self.ends or (operator._leader and operator._leader.leads())):
+                    while not (running.done() or self.ends or self.lease_task() is not None):
                         await asyncio.sleep(0.005)
-                    await asyncio.sleep(0.02)  # All tasks have begun.
                     then(operator)
                     await running
             except TimeoutError:
@@ -124,6 +138,27 @@ def test_each_task_of_the_operator_is_supervised(started: Started) -> None:
     assert sorted(found) == sorted([*started.names, "tasks"])
 
 
+def test_operator_that_waits_for_the_api_server_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen before: after a minute, the liveness probe said that the event loop was blocked. A restart does not help."""
+    operator, later_s = Operator(Settings.of(ENV)), monotonic() + 2 * BLOCKED_S
+    monkeypatch.setattr(main, "monotonic", lambda: later_s)
+    assert operator._ill() is None and operator._not_ready() == "waiting for the API server"
+
+
+def test_blocked_event_loop_is_noticed(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[str | None] = []
+
+    def look(operator: Operator) -> None:
+        later_s = monotonic() + 2 * BLOCKED_S
+        found.append(operator._ill())
+        monkeypatch.setattr(main, "monotonic", lambda: later_s)
+        found.append(operator._ill())
+        operator._stop.set()
+
+    asyncio.run(started.run(look))
+    assert found[0] is None and found[1] is not None and "blocked" in found[1]
+
+
 class DefectError(Exception):
     pass
 
@@ -168,18 +203,13 @@ def test_task_that_is_cancelled_ends_the_operator(started: Started) -> None:
         assert started.operator._ill() == str(found), name
 
 
-def test_lease_task_that_is_cancelled_in_its_thread_ends_the_operator(
-    started: Started, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lease_task_that_is_cancelled_in_its_thread_ends_the_operator(started: Started) -> None:
     """The Lease is renewed in an event loop of its own, so that planning does not delay it."""
-    made: list[Any] = []
-    genuine = main.BackgroundLoop
-    monkeypatch.setattr(main, "BackgroundLoop", lambda name: made.append(genuine(name)) or made[-1])
 
     def cancel(_: Operator) -> None:
-        loop = made[0]._loop
-        [task] = [task for name, task in own_tasks(loop).items() if name.endswith("hold")]
-        loop.call_soon_threadsafe(task.cancel)
+        task = started.lease_task()
+        assert task is not None
+        task.get_loop().call_soon_threadsafe(task.cancel)
 
     found = asyncio.run(started.run(cancel))
     assert isinstance(found, TaskEndedError) and "Lease" in str(found)
