@@ -103,7 +103,7 @@ class Reflector:
                 if error.code == 410:
                     version = ""
                     continue
-                if error.code or not asked:
+                if error.code or not asked:  # Otherwise, only the watch has no answer, and lists may have one.
                     self.active_at = monotonic()
                 failures += 1
                 delay_s = min(MAX_BACKOFF_S, BACKOFF_FIRST_S * 2 ** min(failures, 10)) * uniform(0.5, 1)
