@@ -141,6 +141,36 @@ def test_pod_monitor_is_limited_to_watched_namespaces() -> None:
     assert (everywhere, limited) == ({"any": True}, {"matchNames": ["a"]})
 
 
+LIMITS = {"sampleLimit": 5000, "bodySizeLimit": "2MB", "labelLimit": 32, "labelValueLengthLimit": 256}
+
+
+def test_scrapes_of_jobs_are_limited() -> None:
+    """A tenant's pod may export anything under the label of a job. Prometheus rejects a scrape beyond the limits."""
+    assert one(render(MONITORED), "PodMonitor")["spec"].items() >= LIMITS.items()
+    changed = {"sampleLimit": 100, "bodySizeLimit": "500KB"}
+    values = {"metrics": {**MONITORED["metrics"], "podMonitor": {"enabled": True, **changed}}}
+    assert one(render(values), "PodMonitor")["spec"].items() >= {**LIMITS, **changed}.items()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("sampleLimit", 0), ("sampleLimit", "many"), ("bodySizeLimit", "2 MB"), ("bodySizeLimit", "0MB")],
+)
+def test_limits_of_scrapes_cannot_be_switched_off(field: str, value: Any) -> None:
+    """Prometheus takes 0 for no limit."""
+    with pytest.raises(Exception, match=field):
+        render({"metrics": {"podMonitor": {"enabled": True, field: value}}})
+
+
+def test_documented_scrape_configuration_has_the_same_limits() -> None:
+    [block] = re.findall(
+        r"^```yaml\n(.*?)^```", (ROOT / "docs/how-to/monitoring.md").read_text(), re.MULTILINE | re.DOTALL
+    )
+    [jobs] = [each for each in yaml.safe_load(block)["scrape_configs"] if each["job_name"] == "dljob-jobs"]
+    snake = {re.sub(r"[A-Z]", lambda found: f"_{found[0].lower()}", name): value for name, value in LIMITS.items()}
+    assert {name: jobs.get(name) for name in snake} == snake
+
+
 def test_panels_do_not_overlap() -> None:
     used: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:

@@ -3,6 +3,7 @@
 Watch events arrive only when a test calls ``FakeCluster.watch``, so that a test decides how far a watch lags behind.
 """
 
+import asyncio
 import copy
 import uuid
 from collections.abc import Mapping
@@ -55,6 +56,12 @@ class FakeApi:
         """Changes that no cache has seen yet: ADDED or DELETED, kind and object."""
         self.refused: set[str] = set()
         """Kinds whose objects the server refuses to create, for example because of a quota."""
+        self.unlisted: dict[str, ApiError | None] = {}
+        """Errors of lists, by kind. None: the server does not answer."""
+        self.unreadable: set[str] = set()
+        """Kinds whose single objects the operator may not read."""
+        self.status_errors: list[ApiError] = []
+        """Errors of the next writes of a job's status, in this order."""
         self._version = 0
 
     def _store(self, kind: Kind, body: Json) -> Json:
@@ -72,6 +79,8 @@ class FakeApi:
         return copy.deepcopy(body)
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Json:
+        if kind.kind in self.unreadable:
+            raise ApiError(403, "Forbidden", f"cannot get {kind.plural}")
         found = self.objects.get((kind.plural, namespace or "", name))
         if found is None:
             raise ApiError(404, "NotFound", name)
@@ -81,6 +90,10 @@ class FakeApi:
         return (await self.get(kind, namespace, name))["metadata"].get("labels") or {}
 
     async def find(self, kind: Kind, namespace: str | None, **params: str) -> list[Json]:
+        if kind.kind in self.unlisted:
+            if (error := self.unlisted[kind.kind]) is None:
+                await asyncio.sleep(1e6)
+            raise error or ApiError(0, "TimeoutError", "")
         found = [
             body
             for (plural, where, _), body in self.objects.items()
@@ -94,6 +107,8 @@ class FakeApi:
         return copy.deepcopy(found)
 
     async def create(self, kind: Kind, body: Mapping[str, Any]) -> Json:
+        if kind.kind in self.refused:  # Admission comes before the storage: also an object that exists is refused.
+            raise ApiError(403, "Forbidden", f"exceeded quota: {kind.plural}")
         meta = body["metadata"]
         if (kind.plural, meta.get("namespace") or "", meta["name"]) in self.objects:
             raise ApiError(409, "AlreadyExists", meta["name"])
@@ -109,6 +124,8 @@ class FakeApi:
     async def merge(
         self, kind: Kind, namespace: str | None, name: str, patch: Mapping[str, Any], subresource: str = ""
     ) -> Json:
+        if kind is DLJOB and subresource == "status" and self.status_errors:
+            raise self.status_errors.pop(0)
         old = await self.get(kind, namespace, name)
         return self._store(kind, merged(old, patch))
 

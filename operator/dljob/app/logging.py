@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import sys
 from datetime import UTC, datetime
 
@@ -12,11 +13,24 @@ They are the job's namespace and name, uid, number of its plan (0: no plan), and
 """
 
 
+_CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
+"""Control characters except the tab. Programs that show logs take some of them for the end of a line."""
+
+
 class TextFormatter(logging.Formatter):
-    """Writes each message as one line. Users write parts of messages, and must not be able to forge further lines."""
+    """Writes each message as one line, and each line of a traceback after ``CONTINUED``.
+
+    Users write parts of messages and of exceptions, and must not be able to forge lines of the log.
+    """
+
+    CONTINUED = "  | "
+
+    def format(self, record: logging.LogRecord) -> str:
+        first, *traceback = super().format(record).split("\n")
+        return "\n".join((first, *(f"{self.CONTINUED}{_escaped(line)}" for line in traceback)))
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name in logging
-        text = super().formatMessage(record).replace("\r", "\\r").replace("\n", "\\n")
+        text = _escaped(super().formatMessage(record))
         about = _about(record)
         return f"{text} [{' '.join(f'{key}={value}' for key, value in about.items())}]" if about else text
 
@@ -33,6 +47,10 @@ class JsonFormatter(logging.Formatter):
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
         return json.dumps(line)
+
+
+def _escaped(text: str) -> str:
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def _about(record: logging.LogRecord) -> dict[str, object]:

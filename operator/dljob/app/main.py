@@ -20,14 +20,16 @@ from dljob.app.health import serve
 from dljob.app.logging import set_up
 from dljob.app.pod_groups import pod_group_api, until_changed
 from dljob.app.settings import Settings
-from dljob.controller.connection import connect, keep_token_fresh
+from dljob.controller.connection import TOKEN, connect, keep_token_fresh
 from dljob.controller.controller import Controller
 from dljob.controller.metrics import Metrics
 from dljob.controller.planning.background import Planning
 from dljob.controller.planning.process import PlannerProcess
 from dljob.controller.queues import Queues
+from dljob.controller.tasks import end_of, run_until_one_ends
 from dljob.controller.watches import LABELLED, WATCHED, Watches
 from dljob.controller.work_queue import WorkQueue
+from dljob.job.log_fields import log_fields
 from dljob.job.observed import JOB_LABEL
 from dljob.kube import Api, ApiError, Cache, JobKey, Kube, NodeFaults, WarningEvents
 from dljob.kube.kinds import DLJOB, PROFILE
@@ -57,13 +59,15 @@ class Operator:
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
         self._leader: Leader | None = None
-        self._beat_at = monotonic()
-        """Monotonic time in seconds when the main event loop was last known to run."""
+        self._beat_at: float | None = None
+        """Monotonic time in seconds when the main event loop was last known to run; None before ``_beat`` runs."""
         self._controller: Controller | None = None
         self._watches: Watches | None = None
+        self._queues: Queues | None = None
+        self._planning: Planning | None = None
 
     async def run(self) -> None:
-        """Run the operator until a signal arrives. If a background task fails, stop and raise its error."""
+        """Run the operator until a signal arrives. If one of its tasks ends before, stop and raise the error."""
         settings, connection = self._settings, connect()
         async with AsyncExitStack() as stack:
             background = stack.enter_context(BackgroundLoop("lease and probes"))
@@ -95,41 +99,51 @@ class Operator:
             node_faults = NodeFaults(
                 api, self._cache, settings.namespace, f"{settings.lease_name}-node-faults", settings.fault_policy
             )
-            planner = PlannerProcess(config, self._metrics.planner_failures.inc)
+            planner = PlannerProcess(
+                config,
+                self._metrics.planner_failures.inc,
+                about=lambda key: log_fields(key, self._cache.job(key)),
+            )
             stack.push_async_callback(planner.close)
-            planning = Planning(
+            self._planning = planning = Planning(
                 self._cache, planner.plan, self._queue.add, self._metrics,
                 preempts=settings.preempts, policy=settings.queue_policy, together=settings.assigns_together,
             )  # fmt: skip
-            queues = Queues(api, self._cache, settings.watch_namespaces, self._queue.add) if settings.queues else None
+            if settings.queues:
+                self._queues = Queues(api, self._cache, settings.watch_namespaces, self._queue.add, settings.silence_s)
+            queues = self._queues
             self._controller = Controller(
                 kube, self._cache, WarningEvents(api), self._queue, config, self._metrics, planning,
                 share_profiles=settings.share_profiles, node_faults=node_faults, queues=queues,
             )  # fmt: skip
             self._watches = watches = Watches(
                 self._cache, self._queue, api, settings.watch_namespaces, connection.session, planning.capacity_changed,
-                all_pods=settings.count_all_pods,
+                all_pods=settings.count_all_pods, silence_s=settings.silence_s,
             )  # fmt: skip
             await stack.enter_async_context(watches.session)
             if settings.leader_election:
                 stack.push_async_callback(lambda: background.run(leader.release()))
-            tasks = [
-                asyncio.create_task(self._guarded(task))
-                for task in (
-                    self._beat(),
-                    self._work(self._controller, planning, planner, watches, background, queues),
-                    watches.reflect(),
-                    *([queues.run()] if queues is not None else []),
-                    self._resync(kube, node_faults),
-                    until_changed(api, settings.pod_groups, served, settings.resync_s),
-                    keep_token_fresh(session, watches.session, lease_session),
-                )
-            ]
-            stack.push_async_callback(_end, tasks)
+            tasks = {
+                "heartbeat": self._beat(),
+                "work": self._work(self._controller, planning, planner, watches, background, queues),
+                "watches": watches.reflect(),
+                "resync": self._resync(kube, node_faults),
+            }
+            if queues is not None:
+                tasks["Kueue"] = queues.run()
+            if settings.pod_groups:
+                tasks["PodGroups"] = until_changed(api, settings.pod_groups, served, settings.resync_s)
+            if TOKEN.exists():
+                tasks["token"] = keep_token_fresh(session, watches.session, lease_session)
+            own = asyncio.create_task(run_until_one_ends(tasks), name="tasks")
+            own.add_done_callback(self._ended)
 
             async def end() -> None:
-                await _end(tasks)
+                self._stop.set()
+                own.cancel()
+                await asyncio.gather(own, return_exceptions=True)
 
+            stack.push_async_callback(end)
             await watches.run(settings.identity, self._stop, end)
         if self._failure is not None:
             raise self._failure
@@ -176,16 +190,15 @@ class Operator:
                 await background.run(leader.acquire())
             self._metrics.leader.set(1)
             controller.begin()
+            tasks: dict[str, Coroutine[Any, Any, Any]] = {"planning": _planning(planner, planning)}
+            for i in range(self._settings.concurrency):
+                tasks[f"worker {i}"] = controller.work()
+            if leader is not None:
+                tasks["Lease"] = background.run(leader.hold())
             try:
-                async with asyncio.TaskGroup() as group:
-                    group.create_task(planner.start())
-                    group.create_task(planning.run())
-                    for _ in range(self._settings.concurrency):
-                        group.create_task(controller.work())
-                    if leader is not None:
-                        group.create_task(background.run(leader.hold()))
-            except* LeaseLostError as errors:
-                log.warning("this operator no longer leads: %s", errors.exceptions[0])
+                await run_until_one_ends(tasks)
+            except LeaseLostError as error:
+                log.warning("this operator no longer leads: %s", error)
             finally:
                 self._metrics.leader.set(0)
             await planner.close()
@@ -220,26 +233,29 @@ class Operator:
                     log.warning("expired profiles were not deleted: %s", error)
                 await node_faults.tidy(utc_now())
 
-    async def _guarded(self, task: Coroutine[Any, Any, None]) -> None:
-        """Run a background task. If the task fails, stop the operator, which its Deployment then restarts."""
-        try:
-            await task
-        except BaseExceptionGroup as errors:
-            self._failure = errors.exceptions[0]
-        except Exception as error:  # noqa: BLE001 - raised by ``run``
-            self._failure = error
-        if self._failure is not None:
-            log.error("the operator stops: %s", self._failure)
-            self._stop.set()
+    def _ended(self, own: asyncio.Task[Any]) -> None:
+        """Stop the operator, which its Deployment then restarts, if its own tasks have ended before that."""
+        if self._stop.is_set():
+            return
+        self._failure = end_of(own)
+        log.error("the operator stops: %s", self._failure)
+        self._stop.set()
 
     def _ill(self) -> str | None:
         """Return why the process must be restarted, or None."""
         if self._failure:
             return str(self._failure)
-        silent_s = monotonic() - self._beat_at
+        beat_at = self._beat_at
+        silent_s = 0.0 if beat_at is None else monotonic() - beat_at
         if silent_s > BLOCKED_S:
             return f"the event loop has been blocked for {silent_s:.0f} s"
-        return (self._watches and self._watches.dead()) or self._queue.stuck(STUCK_S)
+        others = self._queues.reflectors if self._queues is not None else ()
+        return (
+            (self._watches and self._watches.dead(others))
+            or (self._planning and self._planning.stuck(STUCK_S))
+            or (self._leader and self._leader.stuck(STUCK_S))
+            or self._queue.stuck(STUCK_S)
+        )
 
     def _not_ready(self) -> str | None:
         if self._waits_for is None:
@@ -257,10 +273,10 @@ async def _opened(session: Callable[[], aiohttp.ClientSession]) -> aiohttp.Clien
     return session()
 
 
-async def _end(tasks: list[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+async def _planning(planner: PlannerProcess, planning: Planning) -> None:
+    """Start the planner's process, so that the first question does not wait for it. Then plan jobs."""
+    await planner.start()
+    await planning.run()
 
 
 def main() -> None:

@@ -30,6 +30,7 @@
 | DLJOB_QUEUE_WEIGHTS | {} | weights of namespaces in the order of the queue (JSON, the chart value queue.weights) |
 | DLJOB_QUEUE_ASSIGNMENT | InOrder | Together: devices are assigned to all jobs together; or InOrder |
 | DLJOB_RESYNC_SECONDS | 600 | interval for applying objects that are not watched, and for checking caches |
+| DLJOB_WATCH_SILENCE_SECONDS | 90 | a watch is opened again after this time without an event or a bookmark |
 | DLJOB_LOG_LEVEL | info | debug, info, warning or error |
 | DLJOB_LOG_FORMAT | text | text or json |
 """
@@ -50,6 +51,7 @@ from dljob.faults.ledger import MAX_FAULTS
 from dljob.job.defaults import parse_defaults
 from dljob.kube.kinds import POD_GROUPS, Kind
 from dljob.kube.leader import LEASE_NAME
+from dljob.kube.watch.reflector import SILENCE_S
 from dljob.render import RenderConfig
 from dljob.render.gang import API_VERSIONS, GangScheduling
 from dljob.scheduling import QueuePolicy
@@ -90,6 +92,7 @@ class Settings:
     queue_weights: Mapping[str, float]
     assigns_together: bool
     resync_s: float
+    silence_s: float
     log_level: str
     log_format: str
 
@@ -143,6 +146,7 @@ class Settings:
             queue_weights=_weights(env.get("DLJOB_QUEUE_WEIGHTS") or "{}"),
             assigns_together=_one_of(env, "DLJOB_QUEUE_ASSIGNMENT", "InOrder", ("InOrder", "Together")) == "Together",
             resync_s=_number(env, "DLJOB_RESYNC_SECONDS", 600, 1, 86400),
+            silence_s=_number(env, "DLJOB_WATCH_SILENCE_SECONDS", SILENCE_S, 1, 3600),
             log_level=_one_of(env, "DLJOB_LOG_LEVEL", "info", LOG_LEVELS),
             log_format=_one_of(env, "DLJOB_LOG_FORMAT", "text", ("text", "json")),
         )

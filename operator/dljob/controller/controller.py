@@ -3,6 +3,7 @@
 The controller is level-triggered: a key in the queue names a job to reconcile, not what changed.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -16,12 +17,13 @@ from dljob.controller.planning.answers import RECONCILE_S, PlanningError
 from dljob.controller.planning.background import Planning
 from dljob.controller.queues import Queues
 from dljob.controller.work_queue import WorkQueue
+from dljob.job.log_fields import log_fields
 from dljob.job.observed import JobSeen, Observed, Rejected
 from dljob.kube import ApiError, Cache, JobKey, Kube, NameTakenError, NodeFaults, RejectedError, WarningEvents
 from dljob.kube.applier import complete_all
 from dljob.kube.kinds import CONFIG_MAP
 from dljob.kube.objects.cache import utc_now
-from dljob.kube.warning_events import RECHECK_S
+from dljob.kube.warning_events import LIST_EVENTS_S, RECHECK_S
 from dljob.planner import Infeasible
 from dljob.reconcile import (
     DEADLINE,
@@ -50,7 +52,9 @@ MAX_UNSENT = 20
 EVENTS_RESTORED = timedelta(minutes=10)
 """A new leader posts missing events for changes of conditions that are younger than this."""
 FORBIDDEN_RECHECK_S = 15.0
-"""Seconds between attempts to write an event that the API server forbids, for example because a quota is full."""
+"""Seconds between attempts to write an event that the API server forbids, for example because a quota is full.
+
+Also the seconds between attempts to list the events of a job."""
 
 
 class Controller:
@@ -125,15 +129,7 @@ class Controller:
             log.warning("a reconcile took %.1f s; is the API server slow?", took_s, extra=self._about(key))
 
     def _about(self, key: JobKey) -> dict[str, object]:
-        """Return what log lines say about a job: its name and uid, and the number of its plan and attempt."""
-        job = self._cache.job(key)
-        status = job.status if job is not None else {}
-        return {
-            "job": f"{key[0]}/{key[1]}",
-            "uid": job.uid if job is not None else "",
-            "plan": (status.get("plan") or {}).get("number", 0),
-            "attempt": status.get("restarts", 0) + 1,
-        }
+        return log_fields(key, self._cache.job(key))
 
     async def _report(self, key: JobKey, error: Exception) -> None:
         """Report an error of the operator itself in the job's conditions."""
@@ -278,7 +274,8 @@ class Controller:
         up = desired.plan is not None and len(observed.ready_pods) >= desired.plan.nodes
         results: list[Any] = []
         if desired.secret is not None and not up:
-            secret = kube.ensure_secret(job, desired.secret, self._config.cluster_domain, self._now())
+            domain, started = self._config.cluster_domain, bool(observed.sets)
+            secret = kube.ensure_secret(job, desired.secret, domain, self._now(), started=started)
             support = [item for item in desired.objects if item["kind"] != "StatefulSet"]
             results = await complete_all([secret, kube.apply(job, support)], wait_only=True)
         if not any(isinstance(result, Exception) for result in results):
@@ -346,14 +343,22 @@ class Controller:
         """Find a job's missing events, which the previous leader could not post before it ended, and queue them.
 
         Conditions that changed less than ``EVENTS_RESTORED`` ago show which events must exist. ``_publish`` posts the
-        queued events. Do nothing if this operator has already done so for the job.
+        queued events. Do nothing if this operator has already done so for the job. If the events cannot be listed, try
+        again later: the rest of the reconcile does not need them.
         """
         if job.uid in self._restored:
             return
         now = self._now()
         lately = [c for c in previous(job).conditions if now - c.last_transition_time < EVENTS_RESTORED]
         if expected := events((), lately):
-            posted = await self._kube.event_reasons(job)
+            try:
+                async with asyncio.timeout(LIST_EVENTS_S):
+                    posted = await self._kube.event_reasons(job)
+            except (ApiError, TimeoutError) as error:
+                what = f"{type(error).__name__}: {error}"
+                log.warning("the job's events were not listed: %s", what, extra=self._about(job.key))
+                self._queue.add_after(job.key, FORBIDDEN_RECHECK_S)
+                return
             missing = [event for event in expected if event.reason not in posted]
             self._unsent.setdefault(job.key, []).extend(missing)
         self._restored.add(job.uid)

@@ -15,7 +15,7 @@ from dljob.job.queue import Flavor
 from dljob.kube import Api, ApiError, Cache, JobKey, RejectedError
 from dljob.kube.kinds import Kind
 from dljob.kube.watch import Reflector
-from dljob.kube.watch.reflector import Changed
+from dljob.kube.watch.reflector import SILENCE_S, Changed
 from dljob.reconcile import WorkloadChange
 
 log = logging.getLogger("dljob.queues")
@@ -43,10 +43,23 @@ class Queues:
     Use it in one event loop only. ``namespaces``: those whose jobs the operator manages; empty: all.
     """
 
-    def __init__(self, api: Api, cache: Cache, namespaces: Sequence[str], changed: Callable[[JobKey], None]) -> None:
-        """``changed``: called with the keys of jobs whose Workload or whose access to Kueue has changed."""
+    def __init__(
+        self,
+        api: Api,
+        cache: Cache,
+        namespaces: Sequence[str],
+        changed: Callable[[JobKey], None],
+        silence_s: float = SILENCE_S,
+    ) -> None:
+        """``changed``: called with the keys of jobs whose Workload or whose access to Kueue has changed.
+
+        ``silence_s``: as of ``Reflector``.
+        """
         self._api, self._cache, self._namespaces, self._requeue = api, cache, namespaces, changed
+        self._silence_s = silence_s
         self._watches: list[asyncio.Task[None]] = []
+        self.reflectors: tuple[Reflector, ...] = ()
+        """The watches of Workloads; empty while Kueue is not there."""
         self._known: dict[tuple[str, str], tuple[float, dict[str, object] | None]] = {}
         """Cluster-wide objects by plural and name, and when they were read; None: there is no such object."""
         self.looked = asyncio.Event()
@@ -92,12 +105,14 @@ class Queues:
                 self._requeue(job.key)
 
     async def _begin_watches(self, kind: Kind) -> None:
-        reflectors = [
-            Reflector(self._api, self._cache, kind, namespace, JOB_LABEL, self._changed(), self._requeue)
+        self.reflectors = tuple(
+            Reflector(
+                self._api, self._cache, kind, namespace, JOB_LABEL, self._changed(), self._requeue, self._silence_s
+            )
             for namespace in self._namespaces or (None,)
-        ]
-        self._watches = [asyncio.create_task(each.run(), name=f"watch of {each.name}") for each in reflectors]
-        for each in reflectors:
+        )
+        self._watches = [asyncio.create_task(each.run(), name=f"watch of {each.name}") for each in self.reflectors]
+        for each in self.reflectors:
             await each.synced.wait()
 
     async def _end_watches(self) -> None:
@@ -106,7 +121,7 @@ class Queues:
         for result in await asyncio.gather(*self._watches, return_exceptions=True):
             if isinstance(result, Exception):
                 log.error("a watch of Workloads ended: %s: %s", type(result).__name__, result)
-        self._watches = []
+        self._watches, self.reflectors = [], ()
 
     def _changed(self) -> Changed:
         def changed(_: Kind, body: object) -> None:

@@ -13,9 +13,10 @@ import aiohttp
 import kopf
 from kopf._core.engines import peering
 
+from dljob.controller.tasks import run_until_one_ends
 from dljob.controller.work_queue import WorkQueue
 from dljob.job.observed import JOB_LABEL
-from dljob.kube import Api, Cache, JobKey
+from dljob.kube import Api, ApiError, Cache, JobKey
 from dljob.kube.kinds import (
     CLAIM,
     CONFIG_MAP,
@@ -30,6 +31,7 @@ from dljob.kube.kinds import (
     STORAGE_CLASS,
     Kind,
 )
+from dljob.kube.objects.trim import older, version_number
 from dljob.kube.watch import Reflector, bounded_responses
 from dljob.kube.watch.reflector import SILENCE_S
 
@@ -44,11 +46,12 @@ LABELLED = (STATEFUL_SET, CONFIG_MAP)
 
 The operator needs all pods, because each pod takes resources from its node.
 """
-DEAD_S = 240.0
-"""Seconds without data after which a watch counts as dead, and the operator must be restarted.
+DEAD_SILENCES = 8 / 3
+"""A watch that is silent for this many times ``silence_s`` counts as dead, and the operator must be restarted.
 
-Normally, a silent watch is opened again earlier, after ``SILENCE_S``.
+With the default, these are 240 s. A silent watch is opened again earlier, after ``silence_s``.
 """
+MAX_UNREADABLE = 10_000
 PAGE = 50
 """Number of DLJobs on one page of a list. Each DLJob may have 1.5 MB."""
 SETTLE_S = 1.0
@@ -90,22 +93,30 @@ class Watches:
         capacity_changed: Callable[[], None],
         *,
         all_pods: bool = False,
+        silence_s: float = SILENCE_S,
     ) -> None:
         """``namespaces``: those to watch; empty: all. ``session``: opens an HTTP session with the given response class.
 
         ``capacity_changed``: called after changes of ``CAPACITY``. ``all_pods``: watch pods in all namespaces.
+        ``silence_s``: as of ``Reflector``.
         """
         self.registry = kopf.OperatorRegistry()
         self._capacity_changed = capacity_changed
-        self._cache, self._queue, self._server, self._namespaces = cache, queue, api.server, namespaces
+        self._cache, self._queue, self._api, self._namespaces = cache, queue, api, namespaces
+        self._silence_s = silence_s
         self.session = session(bounded_responses(self._jobs_active, self._jobs_listed))
         """The session of kopf. The caller closes it."""
         self._settling: asyncio.TimerHandle | None = None
         self._unsettled: set[Kind] = set()
         """Kinds whose changes may affect other jobs, and have not been handled yet."""
         self._jobs_active_at = monotonic()
+        """As ``Reflector.active_at``, for the watch of DLJobs."""
+        self._unreadable: set[str] = set()
+        """Uids of DLJobs that could not be put into the cache."""
         self._reflectors = [
-            Reflector(api, cache, kind, namespace, JOB_LABEL if kind in LABELLED else "", self._changed, queue.add)
+            Reflector(
+                api, cache, kind, namespace, JOB_LABEL if kind in LABELLED else "", self._changed, queue.add, silence_s
+            )
             for kind in REFLECTED
             for namespace in kind.watched_in(namespaces, all_pods=all_pods)
         ]
@@ -115,10 +126,9 @@ class Watches:
         kopf.on.event(group, version, DLJOB.plural, id="event", registry=self.registry)(self._event)
 
     async def reflect(self) -> None:
-        """Watch all kinds except DLJobs. Raise an ExceptionGroup if one of the watches ends."""
-        async with asyncio.TaskGroup() as group:
-            for reflector in self._reflectors:
-                group.create_task(reflector.run(), name=f"watch of {reflector.name}")
+        """Watch all kinds except DLJobs, and check the watch of DLJobs. Raise the error if one of the watches ends."""
+        watches = {f"watch of {reflector.name}": reflector.run() for reflector in self._reflectors}
+        await run_until_one_ends({**watches, "check of DLJobs": self._check_jobs()})
 
     async def synced(self) -> None:
         """Wait until all objects that existed at the start are in the cache, except DLJobs.
@@ -133,20 +143,50 @@ class Watches:
         names = sorted(reflector.name for reflector in self._reflectors if not reflector.synced.is_set())
         return ", ".join(names) or None
 
-    def dead(self) -> str | None:
-        """Return a message about the watch that has been silent the longest, if this is over ``DEAD_S``; else None."""
+    def dead(self, others: Iterable[Reflector] = ()) -> str | None:
+        """Return a message about the watch that has been silent the longest, if it counts as dead; else None.
+
+        ``others``: further watches to check. Any thread may call this method.
+        """
         now = monotonic()
-        silent_s = {reflector.name: now - reflector.active_at for reflector in self._reflectors}
-        if min(silent_s.values()) < DEAD_S / 2:  # Otherwise the API server may be down, and a restart would not help.
-            silent_s[DLJOB.plural] = now - self._jobs_active_at
+        silent_s = {reflector.name: now - reflector.active_at for reflector in (*self._reflectors, *others)}
+        silent_s[DLJOB.plural] = now - self._jobs_active_at
         name = max(silent_s, key=lambda each: silent_s[each])
-        if silent_s[name] <= DEAD_S:
+        if silent_s[name] <= DEAD_SILENCES * self._silence_s:
             return None
         return f"the watch of {name} has been silent for {silent_s[name]:.0f} s"
 
+    async def _check_jobs(self) -> None:
+        """While the watch of DLJobs is silent, check again and again whether the silence has a reason.
+
+        As with a ``Reflector``, it has one if a list shows nothing new, or if the API server does not answer.
+        """
+        while True:
+            await asyncio.sleep(self._silence_s / 3)
+            if monotonic() - self._jobs_active_at < self._silence_s:
+                continue
+            try:
+                missed = await self._misses_jobs()
+            except ApiError:
+                missed = False
+            if not missed:
+                self._jobs_active()
+
+    async def _misses_jobs(self) -> bool:
+        """Return True if a DLJob on the API server is newer than in the cache. Raise ApiError if that is unknown."""
+        for namespace in self._namespaces or (None,):
+            for meta in (await self._api.metadata(DLJOB, namespace, ""))[0]:
+                known = self._cache.found(DLJOB, meta["namespace"], meta["name"])
+                if known is None or known.uid != meta["uid"]:
+                    if meta["uid"] not in self._unreadable:
+                        return True
+                elif older(known.version, version_number(meta["resourceVersion"])):
+                    return True
+        return False
+
     @staticmethod
-    def settings() -> kopf.OperatorSettings:
-        """Return settings for kopf.
+    def settings(silence_s: float = SILENCE_S) -> kopf.OperatorSettings:
+        """Return settings for kopf. ``silence_s``: as of ``Reflector``.
 
         kopf posts no events, ignores other kopf operators, does not look for new kinds, and limits the time of each
         request.
@@ -160,7 +200,7 @@ class Watches:
         settings.networking.connect_timeout = 10
         settings.networking.request_timeout = 60
         settings.process.ultimate_exiting_timeout = 20
-        settings.watching.inactivity_timeout = SILENCE_S
+        settings.watching.inactivity_timeout = silence_s
         settings.watching.chunk_size = PAGE
         settings.persistence.diffbase_storage = _NoDiffs()
         return settings
@@ -179,7 +219,7 @@ class Watches:
         kopf.on.cleanup(id="end", registry=self.registry)(cleanup)
         await kopf.operator(
             registry=self.registry,
-            settings=self.settings(),
+            settings=self.settings(self._silence_s),
             # Without an identity, kopf looks up the name of its user, but an arbitrary user id has no name.
             identity=peering.Identity(identity),
             clusterwide=not self._namespaces,
@@ -189,7 +229,7 @@ class Watches:
 
     async def _login(self, **_: Any) -> kopf.AiohttpSession:
         """Return the HTTP session for kopf's watches."""
-        return kopf.AiohttpSession(server=self._server, aiohttp_session=self.session)
+        return kopf.AiohttpSession(server=self._api.server, aiohttp_session=self.session)
 
     def _jobs_active(self) -> None:
         self._jobs_active_at = monotonic()
@@ -203,7 +243,15 @@ class Watches:
             self._queue.add(key)
 
     async def _index(self, body: kopf.Body, **_: Any) -> None:
-        if self._cache.put(DLJOB, body):
+        uid = body["metadata"]["uid"]
+        try:
+            changed = self._cache.put(DLJOB, body)
+        except Exception:
+            if len(self._unreadable) < MAX_UNREADABLE:
+                self._unreadable.add(uid)
+            raise
+        self._unreadable.discard(uid)
+        if changed:
             self._changed(DLJOB, body)
 
     async def _event(self, type: str | None, body: kopf.Body, **_: Any) -> None:  # noqa: A002 - kopf's name
@@ -215,7 +263,7 @@ class Watches:
         meta = body["metadata"]
         if kind is DLJOB:
             self._queue.add((meta["namespace"], meta["name"]))
-        elif job := (meta.get("labels") or {}).get(JOB_LABEL):
+        elif kind.namespaced and (job := (meta.get("labels") or {}).get(JOB_LABEL)):
             key = (meta["namespace"], job)
             if kind in (POD, STATEFUL_SET):
                 self._queue.add_after(key, BURST_S)

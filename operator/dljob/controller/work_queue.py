@@ -40,9 +40,10 @@ class WorkQueue(Generic[K]):
 
     def stuck(self, limit_s: float) -> str | None:
         """Return a message if a worker has processed the same key for longer than ``limit_s`` seconds, or None."""
-        if not self._busy:
+        busy = list(self._busy.items())  # A copy, because the thread of the probes asks while workers go on.
+        if not busy:
             return None
-        key, began = min(self._busy.items(), key=lambda item: item[1])
+        key, began = min(busy, key=lambda item: item[1])
         busy_s = asyncio.get_running_loop().time() - began
         return f"{key} has been processed for {busy_s:.0f} s" if busy_s > limit_s else None
 

@@ -50,27 +50,38 @@ class Kube:
         self._applier.forget(key)
         self._secrets.pop(key, None)
 
-    async def ensure_secret(self, job: JobSeen, name: str, cluster_domain: str, now: datetime) -> None:
-        """Create the Secret with the job's TLS keys if it does not exist. The operator never reads or updates it."""
+    async def ensure_secret(
+        self, job: JobSeen, name: str, cluster_domain: str, now: datetime, *, started: bool = False
+    ) -> None:
+        """Create the Secret with the job's TLS keys if it does not exist. The operator reads only its metadata.
+
+        ``started``: True if the job has StatefulSets, which are applied only after the Secret. If the operator may
+        neither read nor create the Secret, it then trusts that the Secret exists. Raise RejectedError if the Secret
+        does not exist and the API server rejects it, and ApiError if a request fails otherwise.
+        """
         if monotonic() - self._secrets.get(job.key, -inf) < self._resync_s:
             return
-        issued = pki.issue(job.name, job.namespace, Names.of(job).service, cluster_domain, now)
-        data = {"ca.crt": issued.ca_cert, "tls.crt": issued.cert, "tls.key": issued.key}
-        body = {
-            "apiVersion": "v1",
-            "kind": "Secret",
-            "type": "kubernetes.io/tls",
-            "metadata": metadata(job, name),
-            "data": {file: base64.b64encode(text).decode() for file, text in data.items()},
-        }
-        try:
-            await self.api.create(kinds.SECRET, body)
-        except ApiError as error:
-            if error.rejected:
-                raise RejectedError("Secret", name, error.message) from error
-            if not error.conflict:
-                raise
+        # A full quota rejects also a Secret that exists, before the API server notices that. So it is read first.
+        exists = await self._exists(kinds.SECRET, job.namespace, name)
+        if not exists:
+            try:
+                await self.api.create(kinds.SECRET, _tls_secret(job, name, cluster_domain, now))
+            except ApiError as error:
+                if error.rejected and not (exists is None and started):
+                    raise RejectedError("Secret", name, error.message) from error
+                if not (error.rejected or error.conflict):
+                    raise
         self._secrets[job.key] = monotonic()
+
+    async def _exists(self, kind: Kind, namespace: str, name: str) -> bool | None:
+        """Return True if the object exists; None if the operator may not know."""
+        try:
+            await self.api.labels(kind, namespace, name)
+        except ApiError as error:
+            if not (error.not_found or error.forbidden):
+                raise
+            return False if error.not_found else None
+        return True
 
     async def usable_secrets(self, namespace: str, names: Iterable[str]) -> dict[str, bool]:
         """Return name → True if the Secret's owner has marked it for DLJobs. Secrets that do not exist are left out."""
@@ -244,6 +255,18 @@ class Kube:
             present, before = await self.api.uids(kind, namespace, selector)
             jobs += self._cache.prune(kind, present, before, namespace)
         return jobs
+
+
+def _tls_secret(job: JobSeen, name: str, cluster_domain: str, now: datetime) -> Body:
+    issued = pki.issue(job.name, job.namespace, Names.of(job).service, cluster_domain, now)
+    data = {"ca.crt": issued.ca_cert, "tls.crt": issued.cert, "tls.key": issued.key}
+    return {
+        "apiVersion": "v1",
+        "kind": "Secret",
+        "type": "kubernetes.io/tls",
+        "metadata": metadata(job, name),
+        "data": {file: base64.b64encode(text).decode() for file, text in data.items()},
+    }
 
 
 def _profile_status(status: Mapping[str, Any]) -> DLProfileStatus:

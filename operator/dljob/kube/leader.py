@@ -66,6 +66,8 @@ class Leader:
         self._rivals_seen: dict[str, tuple[str, float]] = {}
         """Leases of other releases: their latest resourceVersion, and the time when this operator first saw it."""
         self._rivals_asked = -RIVALS_S
+        self._active_at: float | None = None
+        """Time when ``acquire`` or ``hold`` last began a round; None while neither runs."""
         self.blocked_by: str | None = None
         """Why this release waits for another one; None if it does not."""
 
@@ -77,9 +79,16 @@ class Leader:
         """
         return self._renewed is not None and self._clock() - self._renewed < GIVE_UP_S
 
+    def stuck(self, limit_s: float) -> str | None:
+        """Return a message if the task that acquires or renews the Lease has hung for ``limit_s`` seconds, or None."""
+        active_at = self._active_at
+        silent_s = 0.0 if active_at is None else self._clock() - active_at
+        return f"the Lease has not been acquired or renewed for {silent_s:.0f} s" if silent_s > limit_s else None
+
     async def acquire(self) -> None:
         """Wait until this operator holds the Lease, and no other release manages the same namespaces."""
         while True:
+            self._active_at = self._clock()
             try:
                 self._block(await self._rival())
                 if self.blocked_by is None and await self._take():
@@ -95,6 +104,7 @@ class Leader:
         renewed = self._asked
         try:
             while True:
+                self._active_at = self._clock()
                 await asyncio.sleep(RENEW_S)
                 try:
                     async with asyncio.timeout(max(0.1, GIVE_UP_S - (self._clock() - renewed))):
@@ -109,7 +119,7 @@ class Leader:
                     self._renewed = renewed = self._asked
                     await self._yield_to_rival()
         finally:
-            self._renewed = None
+            self._renewed = self._active_at = None
 
     async def _yield_to_rival(self) -> None:
         """Release the Lease and raise LeaseLostError if a release that came earlier manages the same namespaces."""

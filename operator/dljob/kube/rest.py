@@ -16,7 +16,7 @@ FIELD_OWNER = "dljob-operator"
 CALL_LIMIT_S = 15.0
 ATTEMPTS = 4
 RETRY_FIRST_S = 0.25
-UIDS_PAGE = 500
+METADATA_PAGE = 500
 _RETRIED = {429, 500, 502, 503, 504}
 
 Body = dict[str, Any]
@@ -128,20 +128,29 @@ class Api:
     async def uids(self, kind: Kind, namespace: str | None, selector: str) -> tuple[list[str], int | None]:
         """Return the uids of all objects that the label selector matches, and the resourceVersion of this list.
 
-        The resourceVersion is None if it is not a number. An empty selector matches all objects. The API server sends
-        pages, each with the metadata of at most ``UIDS_PAGE`` objects.
+        The resourceVersion is None if it is not a number. An empty selector matches all objects.
+        """
+        found, version = await self.metadata(kind, namespace, selector)
+        return [meta["uid"] for meta in found], version
+
+    async def metadata(self, kind: Kind, namespace: str | None, selector: str) -> tuple[list[Body], int | None]:
+        """Return name, namespace, uid and resourceVersion of all objects, and the resourceVersion of this list.
+
+        As ``uids`` otherwise. The API server sends pages, each with the metadata of at most ``METADATA_PAGE`` objects.
         """
         accept = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-        path, uids, token = kind.path(namespace), list[str](), ""
+        path, bodies, token = kind.path(namespace), list[Body](), ""
+        fields = ("name", "namespace", "uid", "resourceVersion")
         while True:
-            params = {"limit": str(UIDS_PAGE)} | ({"labelSelector": selector} if selector else {})
+            params = {"limit": str(METADATA_PAGE)} | ({"labelSelector": selector} if selector else {})
             params |= {"continue": token} if token else {}
             found = await self._attempted("list", "GET", kind.plural, path, None, params, "application/json", accept)
-            uids += [item["metadata"]["uid"] for item in found.get("items") or ()]
+            for item in found.get("items") or ():
+                bodies.append({field: item["metadata"].get(field, "") for field in fields})
             meta = found.get("metadata", {})
             token = meta.get("continue") or ""
             if not token:
-                return uids, version_number(meta.get("resourceVersion", ""))
+                return bodies, version_number(meta.get("resourceVersion", ""))
 
     async def create(self, kind: Kind, body: Mapping[str, Any]) -> Body:
         path = kind.path(body["metadata"].get("namespace"))

@@ -4,18 +4,23 @@ A cluster has too many events to watch. The operator therefore queries events, a
 that lasts.
 """
 
+import asyncio
+import logging
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from time import monotonic
 
-from dljob.job.observed import Observed, Stuck
+from dljob.job.log_fields import log_fields
+from dljob.job.observed import JobSeen, Observed, Stuck
 from dljob.kube.kinds import EVENT
-from dljob.kube.rest import Api
+from dljob.kube.rest import Api, ApiError, Body
 from dljob.render import Names
 from dljob.status import NOT_YET
 
 RECHECK_S = 5.0
 """Seconds between two queries about the same object with a lasting problem."""
+LIST_EVENTS_S = 5.0
+"""Time limit for listing events. A reconcile goes on without them, so that pods are planned and fenced in time."""
 _PATIENCE_S = {"Pod": 20.0}
 """Seconds that a problem must last before its warning is reported, by kind. Other kinds: ``RECHECK_S``.
 
@@ -29,6 +34,8 @@ If a StatefulSet still cannot create a pod, its controller has retried and warne
 _IGNORED = {"FailedScheduling", "Unhealthy"}
 """Reasons of events that repeat what the conditions of the pod already show."""
 
+log = logging.getLogger("dljob.kube")
+
 
 @dataclass
 class _Watched:
@@ -36,6 +43,8 @@ class _Watched:
     asked_at: float
     read_at: float
     message: str | None = None
+    failed: bool = False
+    """True if the last query failed. Only the first failure in a row is logged."""
 
 
 class WarningEvents:
@@ -55,39 +64,49 @@ class WarningEvents:
         volume = (job.spec.get("checkpoint") or {}).get("volume") or {}
         claim = claims.get(volume.get("claimName") or Names.of(job).claim)
         if claim is not None and claim.phase == "Pending" and pods:
-            problem = await self.about(job.namespace, "PersistentVolumeClaim", claim.name, now)
+            problem = await self.about(job, "PersistentVolumeClaim", claim.name, now)
             claims[claim.name] = replace(claim, problem=problem)
             troubled = True
         for i, item in enumerate(sets):
             if sum(pod.group == item.group for pod in pods) < item.replicas:
-                problem = await self.about(job.namespace, "StatefulSet", item.name, now)
+                problem = await self.about(job, "StatefulSet", item.name, now)
                 sets[i], troubled = replace(item, problem=problem), True
         for i, pod in enumerate(pods):
             if pod.stuck is not None and pod.stuck.reason in NOT_YET:
-                problem = await self.about(job.namespace, "Pod", pod.name, now)
+                problem = await self.about(job, "Pod", pod.name, now)
                 pods[i] = replace(pod, stuck=Stuck("CannotStart", problem)) if problem else pod
                 troubled = True
                 break  # One pod is enough: the others usually have the same problem.
         return replace(observed, claims=claims, sets=tuple(sets), pods=tuple(pods)), troubled
 
-    async def about(self, namespace: str, kind: str, name: str, now: datetime) -> str | None:
+    async def about(self, job: JobSeen, kind: str, name: str, now: datetime) -> str | None:
         """Return the message of the latest warning about an object that has a problem; None if there is none yet.
 
-        The first call for an object marks the start of its problem. Later calls query events only if the problem lasts
-        and if the last query is at least ``RECHECK_S`` seconds old.
+        ``job``: the job to which the object belongs. The first call for an object marks the start of its problem. Later
+        calls query events only if the problem lasts and if the last query is at least ``RECHECK_S`` seconds old. If a
+        query fails, return the message of the query before.
         """
-        key, clock = (namespace, kind, name), monotonic()
+        key, clock = (job.namespace, kind, name), monotonic()
         self._watched = {k: v for k, v in self._watched.items() if clock - v.asked_at < 4 * RECHECK_S}
         watched = self._watched.setdefault(key, _Watched(clock, clock, clock))
         watched.asked_at = clock
         if clock - watched.first_asked_at < _PATIENCE_S.get(kind, RECHECK_S) or clock - watched.read_at < RECHECK_S:
             return watched.message
         selector = f"involvedObject.kind={kind},involvedObject.name={name},type=Warning"
-        events = await self._api.find(EVENT, namespace, fieldSelector=selector)
+        watched.read_at = clock
+        try:
+            async with asyncio.timeout(LIST_EVENTS_S):
+                events: list[Body] = await self._api.find(EVENT, job.namespace, fieldSelector=selector)
+        except (ApiError, TimeoutError) as error:
+            if not watched.failed:
+                what = f"{type(error).__name__}: {error}"
+                log.warning("events about %s %s were not listed: %s", kind, name, what, extra=log_fields(job.key, job))
+            watched.failed = True
+            return watched.message
+        watched.failed = False
         events = [event for event in events if event.get("reason") not in _IGNORED]
         recent = [e for e in events if datetime.fromisoformat(_time(e) or "1970-01-01T00:00:00Z") > now - STALE]
         recent.sort(key=_time)
-        watched.read_at = clock
         watched.message = str(recent[-1].get("message", "")) if recent else None
         return watched.message
 

@@ -34,6 +34,8 @@ class Act(StrEnum):
     DELAY = "delay"
     SILENCE = "silence"
     """Nothing arrives any more at a watch that is open, and the connection stays."""
+    HOLD = "hold"
+    """Requests get no answer, and the connection stays. Watches that are open are silent."""
     CUT_WATCHES = "cut-watches"
     """The connections of all watches end, and those of new ones after a moment."""
 
@@ -151,7 +153,7 @@ class FaultyApi:
         found = self.disturbance
         if found is None or not found.concerns(call) or self._random.random() >= found.share:
             return None
-        if found.act is not Act.SILENCE:
+        if found.act not in (Act.SILENCE, Act.HOLD):
             self.disturbed += 1
         return found
 
@@ -164,6 +166,9 @@ class FaultyApi:
                 return _error(found)
             case Act.LOSE_REQUEST | Act.CUT_WATCHES:
                 _abort(request)
+            case Act.HOLD:
+                while self._silent(call):
+                    await asyncio.sleep(_SILENCE_S)
             case Act.DELAY:
                 assert found is not None
                 await asyncio.sleep(found.delay_s)
@@ -205,7 +210,7 @@ class FaultyApi:
 
     def _silent(self, call: Call) -> bool:
         found = self.disturbance
-        return found is not None and found.act is Act.SILENCE and found.concerns(call)
+        return found is not None and found.act in (Act.SILENCE, Act.HOLD) and found.concerns(call)
 
 
 def _resource(path: str) -> str:

@@ -78,8 +78,15 @@ class OperatorProcess:
 
     def readiness(self) -> str:
         """Return the answer of the readiness probe, also if it is negative."""
+        return self._probe("/readyz")
+
+    def liveness(self) -> str:
+        """Return the answer of the liveness probe, also if it is negative."""
+        return self._probe("/healthz")
+
+    def _probe(self, path: str) -> str:
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/readyz", timeout=5) as answer:
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=5) as answer:
                 return str(answer.read().decode())
         except urllib.error.HTTPError as error:
             return str(error.read().decode())

@@ -1,22 +1,18 @@
-"""Generated DLJobs and reports through validation, planning and rendering.
+"""Generated DLJobs through validation, planning and rendering.
 
 Each accepted job renders objects that pass the strict schemas of three Kubernetes versions, each refused one names a
 field, and nothing raises.
 """
 
-import json
 import re
-from dataclasses import replace
 from typing import Any
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dlcontract import RunPhase
 from dljob.cluster import ClusterView
 from dljob.reconcile import parse_observed, reconcile
-from support.builders import CONFIG, CPUS, MIXED, NOW, after, nodes, report, seen, settled
+from support.builders import CONFIG, CPUS, MIXED, NOW, after, nodes, seen, settled
 from support.manifests.admission import schema_of
 from support.manifests.schema_validation import ALL, assert_valid
 from support.spec_cases import CASES, spec_of
@@ -104,27 +100,3 @@ def test_every_job_is_refused_with_a_field_or_renders_valid_objects(spec: Json, 
     for manifest in desired.objects:
         assert_valid(manifest, VERSIONS)
     reconcile(settled(after(observed, desired)), CONFIG, NOW)
-
-
-JUNK = (
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.lists(st.integers(), max_size=2)
-)
-
-
-@pytest.fixture(scope="module")
-def observed_running() -> Any:
-    observed = seen()
-    return settled(after(observed, reconcile(observed, CONFIG, NOW)))
-
-
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(
-    st.sampled_from(list(RunPhase)),
-    st.dictionaries(st.sampled_from(["step", "steps", "step_s", "loss", "failures", "world_size", "unix_s"]), JUNK),
-)
-def test_no_report_makes_a_reconcile_fail(observed_running: Any, phase: RunPhase, changes: Json) -> None:
-    text = json.dumps(json.loads(report(observed_running, phase)) | changes)
-    reported = replace(observed_running, report=text)
-    desired = reconcile(reported, CONFIG, NOW)
-    assert desired.status is not None
-    reconcile(after(reported, desired), CONFIG, NOW)

@@ -20,6 +20,7 @@ from typing import Any, NoReturn
 from prometheus_client import CollectorRegistry
 
 from dlcontract import Plan, RunPhase
+from dltrain.agent import log_lines
 from dltrain.agent.coordinator.coordinator import TERMINAL, Coordinator
 from dltrain.agent.coordinator.membership import SupersededError
 from dltrain.agent.coordinator.observed_job import ObservedJob
@@ -115,6 +116,11 @@ class Agent:
             return
         port = None if self.coordinator is None else self.coordinator.job.launcher.port
         await serve(reader, writer, port, self.settings.pod_ip)
+
+    def running(self) -> tuple[int, str]:
+        """Return the number of the current plan (0: none) and the name of the current attempt (empty: none)."""
+        plan = self.member.plan if self.coordinator is None else self.coordinator.job.plan
+        return 0 if plan is None else plan.number, self.local.attempt
 
     def _ledger(self) -> Ledger | None:
         return None if self.coordinator is None else self.coordinator.job.ledger
@@ -261,9 +267,10 @@ def _exchange(settings: Settings) -> Exchange:
     return Files(settings.plan_file, settings.report_file)
 
 
-async def _run(settings: Settings) -> NoReturn:
+async def _run(settings: Settings, lines: log_lines.LogLines) -> NoReturn:
     settings.run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     agent = Agent(settings, complete_environment(os.environ), tls.load(settings.tls_dir), _exchange(settings))
+    lines.uid, lines.running = settings.uid, agent.running
     code = await agent.run()
     sys.stdout.flush()
     os._exit(code)  # All processes of the container end with PID 1, so an orderly shutdown would only take time.
@@ -271,10 +278,10 @@ async def _run(settings: Settings) -> NoReturn:
 
 def main() -> None:
     """Run the agent with settings from the environment."""
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="[agent] %(asctime)s %(levelname)s %(message)s")
+    lines = log_lines.set_up()
     try:
         settings = Settings.of(os.environ)
-        asyncio.run(_run(settings))
+        asyncio.run(_run(settings, lines))
     except SupersededError as error:
         log.error("superseded: %s", error)
         code = 1

@@ -21,6 +21,7 @@ from dljob.controller.planning.answers import plan_only
 from dljob.controller.planning.growing import usable_nodes
 from dljob.controller.planning.parsed_objects import PlansByJob
 from dljob.controller.planning.queueing import Ask, Queue
+from dljob.job.log_fields import log_fields
 from dljob.job.observed import RoomFor
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import RESTART_S, left_part, remaining, slowdown
@@ -182,7 +183,8 @@ class Assigning:
             try:
                 await self._assign({**waiting, key: question}, ask, orders=False)
             except Exception:  # The job is planned by itself then.
-                log.exception("no devices were assigned to %s/%s together with other jobs", *key)
+                about = log_fields(key, self._cache.job(key))
+                log.exception("no devices were assigned to the job together with other jobs", extra=about)
         return self._shares.get(key)
 
     def rest(self, key: JobKey, view: ClusterView) -> ClusterView | None:
@@ -264,7 +266,8 @@ class Assigning:
         name = helped[0][1] if helped and helped[0][0] == key[0] else ""
         room = RoomFor(name, len(helped)) if helped else None
         self._orders[key] = _Order(self._running[key].uid, room, since_s)
-        log.info("job %s/%s moves %s", *key, f"for {len(helped)} other jobs" if helped else "to better devices")
+        why = f"for {len(helped)} other jobs" if helped else "to better devices"
+        log.info("the job moves %s", why, extra=log_fields(key, self._cache.job(key)))
         self._requeue(key)
 
     def _is_moving(self, key: JobKey) -> bool:

@@ -24,6 +24,7 @@ from dljob.controller.planning.parsed_objects import Profiles, ProfilesByNamespa
 from dljob.controller.planning.preempting import Preempting
 from dljob.controller.planning.queueing import Queue, queued
 from dljob.controller.planning.reserving import Reserving
+from dljob.job.log_fields import log_fields
 from dljob.job.observed import Observed, Outlook, Preemption, RoomFor
 from dljob.job.remaining import run_p90_s
 from dljob.kube import Cache, JobKey
@@ -63,7 +64,16 @@ class Planning:
         ``preempts``: waiting jobs may preempt running jobs of lower priority. ``together``: devices are assigned to all
         jobs together, and not to one after another.
         """
-        self._cache, self._planner, self._requeue, self._metrics, self._clock = cache, planner, requeue, metrics, clock
+        self._beat_s: float | None = None
+        """Time when ``run`` began its last round, or got its last answer of the planner; None while it does not run."""
+
+        async def planned(question: ParsedJob, view: ClusterView, profiles: Profiles) -> Decision:
+            try:
+                return await planner(question, view, profiles)
+            finally:
+                self._beat_s = self._clock()
+
+        self._cache, self._planner, self._requeue, self._metrics, self._clock = cache, planned, requeue, metrics, clock
         self._asked: dict[JobKey, ParsedJob] = {}
         self._current: tuple[JobKey, ParsedJob] | None = None
         """The question that is being answered."""
@@ -196,9 +206,11 @@ class Planning:
     async def run(self) -> None:
         """Plan jobs until the task is cancelled. Then forget all plans, because another replica may plan then."""
         try:
+            self._beat_s = self._clock()
             await self._reserving.derive_all()
             self._look()
             while True:
+                self._beat_s = self._clock()
                 self._wakeup.clear()
                 self._queue_waiting()
                 while self._asked:
@@ -213,7 +225,7 @@ class Planning:
                     async with asyncio.timeout(TICK_S):
                         await self._wakeup.wait()
         finally:
-            self._current = self._free = None
+            self._current = self._free = self._beat_s = None
             for state in (self._asked, self._answers, self._waiting, self._served):
                 state.clear()
             self._reserving.forget_all()
@@ -222,6 +234,12 @@ class Planning:
             self._preempting.forget_all()
             self._assigning.forget_all()
             self._turns.clear()
+
+    def stuck(self, limit_s: float) -> str | None:
+        """Return a message if ``run`` has made no progress for ``limit_s`` seconds, or None. Any thread may ask."""
+        beat_s = self._beat_s
+        silent_s = 0.0 if beat_s is None else self._clock() - beat_s
+        return f"planning has made no progress for {silent_s:.0f} s" if silent_s > limit_s else None
 
     def _turn(self, key: JobKey) -> tuple[object, ...]:
         """Return the sort key of the order in which questions are answered.
@@ -255,7 +273,7 @@ class Planning:
         except PlanningError as failure:
             error = str(failure)
         except Exception as failure:  # An error in one job must not stop the others.
-            log.exception("planning %s/%s failed", *key)
+            log.exception("planning failed", extra=log_fields(key, self._cache.job(key)))
             error = f"{type(failure).__name__}: {failure}"
         finally:
             self._current = None

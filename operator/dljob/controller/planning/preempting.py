@@ -15,6 +15,7 @@ from dljob.cluster import ClusterView
 from dljob.controller.planning.growing import matters_to, usable_nodes
 from dljob.controller.planning.parsed_objects import PlansByJob
 from dljob.controller.planning.queueing import Ask, Queue
+from dljob.job.log_fields import log_fields
 from dljob.job.observed import JobSeen, Preemption
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import lost_s, remaining_p90_s, restart_s
@@ -238,8 +239,8 @@ class Preempting:
             job.uid, by.key, Preemption(name, by.priority, victim.priority), self._clock()
         )
         log.info(
-            "job %s/%s (priority %d) stops for %s/%s (priority %d); it loses %.0f device-seconds",
-            *victim.key, victim.priority, *by.key, by.priority, victim.cost,
+            "the job (priority %d) stops for %s/%s (priority %d); it loses %.0f device-seconds",
+            victim.priority, *by.key, by.priority, victim.cost, extra=log_fields(victim.key, job),
         )  # fmt: skip
         self._requeue(victim.key)
 

@@ -5,14 +5,16 @@ import logging
 import os
 import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from dljob.cluster import ClusterView, Node
 from dljob.controller.planning.answers import Decision, PlanningError
 from dljob.controller.planning.parsed_objects import Profiles
 from dljob.controller.planning.worker import LENGTH_NBYTES, Task, frame
+from dljob.job.log_fields import log_fields
 from dljob.job.plan.stored import StoredPlan
+from dljob.kube import JobKey
 from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
 from dljob.render import RenderConfig
@@ -38,8 +40,13 @@ class PlannerProcess:
         failed: Callable[[], None] = lambda: None,
         limit_s: float = LIMIT_S,
         command: tuple[str, ...] = COMMAND,
+        about: Callable[[JobKey], Mapping[str, object]] = lambda key: log_fields(key, None),
     ) -> None:
-        """``failed``: called when a process has crashed or was stopped because of the time limit."""
+        """``failed``: called when a process has crashed or was stopped because of the time limit.
+
+        ``about``: returns the fields of log lines about a job.
+        """
+        self._about = about
         self._config, self._failed, self._limit_s, self._command = config, failed, limit_s, command
         self._process: asyncio.subprocess.Process | None = None
         self._nodes: dict[str, Node] = {}
@@ -57,9 +64,9 @@ class PlannerProcess:
                 found = await self._answer(question, view, profiles)
                 ended = True
         except TimeoutError:
-            raise self._broken(f"planning took longer than {self._limit_s:.0f} s and was stopped") from None
+            raise self._broken(question, f"planning took longer than {self._limit_s:.0f} s and was stopped") from None
         except (OSError, EOFError, pickle.UnpicklingError) as error:
-            raise self._broken(f"the process that makes plans ended: {error}") from error
+            raise self._broken(question, f"the process that makes plans ended: {error}") from error
         finally:
             if not ended:
                 await self.close()
@@ -83,8 +90,8 @@ class PlannerProcess:
             process.kill()
         await process.wait()
 
-    def _broken(self, text: str) -> PlanningError:
-        log.warning("%s", text)
+    def _broken(self, question: ParsedJob, text: str) -> PlanningError:
+        log.warning("%s", text, extra=self._about(question.observed.job.key))
         self._failed()
         return PlanningError(text)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 from dljob.controller.planning.answers import Decision, plan_only
 from dljob.controller.planning.parsed_objects import PlansByJob
+from dljob.job.log_fields import log_fields
 from dljob.job.observed import Observed
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.reservation import PlannedPods, created_by_group, placed_by_group, plan_reservation, stored_reservation
@@ -66,7 +67,7 @@ class Reserving:
         try:
             self._derive_from(self._cache.observe(key), key)
         except Exception:
-            log.exception("%s/%s reserves nothing", *key)
+            log.exception("the job reserves nothing", extra=log_fields(key, self._cache.job(key)))
             self._book.drop(key)
 
     def _derive_from(self, observed: Observed | None, key: JobKey) -> None:

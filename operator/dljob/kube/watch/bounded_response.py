@@ -17,14 +17,14 @@ Listed = Callable[[str | None, Iterable[str], int | None], None]
 def bounded_responses(active: Callable[[], None], listed: Listed) -> type[aiohttp.ClientResponse]:
     """Return a class of responses for a session that lists and watches objects of one kind.
 
-    ``active`` is called whenever the API server sends something, and ``listed`` after the last page of each list.
+    ``active`` is called for each event, bookmark and page of a list, and ``listed`` after the last page of each list.
+    The beginning of a watch does not count: a broken watch may begin, and then send nothing.
     """
     uids: dict[str | None, list[str]] = {}
 
     class BoundedResponse(aiohttp.ClientResponse):
         async def start(self, connection: Any) -> "BoundedResponse":
             await super().start(connection)
-            active()
             if self.status == 200 and "watch" in self.url.query:
                 self.content = _BoundedLines(self.content, active)  # type: ignore[assignment]
             return self

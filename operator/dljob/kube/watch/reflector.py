@@ -12,6 +12,8 @@ from random import uniform
 from time import monotonic
 from typing import Any
 
+from dljob.job.log_fields import log_fields
+from dljob.job.observed import JOB_LABEL
 from dljob.kube.kinds import Kind
 from dljob.kube.objects.bounds import decoded_event
 from dljob.kube.objects.cache import Cache, JobKey
@@ -23,7 +25,7 @@ log = logging.getLogger("dljob.kube.watch")
 WATCH_S = 300
 """Duration of one watch request. The API server ends it, and the next one continues where it ended."""
 SILENCE_S = 90.0
-"""A watch without an event or a bookmark for this long is opened again.
+"""Default of the seconds after which a watch without an event or a bookmark is opened again.
 
 The API server sends a bookmark each minute. With an etcd older than 3.5, it sends none
 while no object of the kind changes.
@@ -56,34 +58,53 @@ class Reflector:
         selector: str,
         changed: Changed,
         gone: Callable[[JobKey], None],
+        silence_s: float = SILENCE_S,
     ) -> None:
+        """``silence_s``: seconds without an event or a bookmark after which the watch is opened again."""
         self._api, self._cache, self._changed, self._gone = api, cache, changed, gone
-        self.kind, self._namespace, self._selector = kind, namespace, selector
+        self.kind, self._namespace, self._selector, self._silence_s = kind, namespace, selector, silence_s
         self.synced = asyncio.Event()
         """Set when all objects that existed at the start are in the cache, or if these may not be read."""
         self.active_at = monotonic()
-        """Monotonic time in seconds when the API server last sent something, or a request to it ended or failed."""
+        """Monotonic time in seconds when the watch last sent an event or a bookmark, or when its silence had a reason.
+
+        There are two reasons: a list shows no change that the watch should have sent, or the API server refuses the
+        requests or does not answer any.
+        """
+        self._heard_at = self._listed_at = monotonic()
+        """Monotonic times in seconds of the last event or bookmark, and of the last complete list."""
+        self._missed = False
+        """True if the last list had a change that was not in the cache."""
 
     @property
     def name(self) -> str:
         return f"{self.kind.plural}{f' in {self._namespace}' if self._namespace else ''}"
 
     async def run(self) -> None:
-        """List and watch forever. Errors of the API server are logged and retried with back-off."""
-        failures, version = 0, ""
+        """List and watch forever. Errors of the API server are logged and retried with back-off.
+
+        After a silence, list the objects again. If the list has changes, the watch is broken and only looks alive.
+        """
+        failures, version, opened = 0, "", True
         while True:
+            asked = False
             try:
-                if not version:
-                    version = await self._list()
+                silent = monotonic() - max(self._heard_at, self._listed_at) >= self._silence_s
+                if not version or silent:
+                    first = not version
+                    version = await self._list(first=first)
+                    if opened and not self._missed:
+                        self.active_at = monotonic()
                     self.synced.set()
+                asked, opened = True, False
                 version = await self._watch(version)
-                self.active_at = monotonic()
-                failures = 0
+                failures, opened = 0, True
             except ApiError as error:
                 if error.code == 410:
                     version = ""
                     continue
-                self.active_at = monotonic()  # The watch is not silent, but the API server does not answer.
+                if error.code or not asked:  # Otherwise, only the watch has no answer, and lists may have one.
+                    self.active_at = monotonic()
                 failures += 1
                 delay_s = min(MAX_BACKOFF_S, BACKOFF_FIRST_S * 2 ** min(failures, 10)) * uniform(0.5, 1)
                 log.warning("watch of %s: %s; retrying in %.1f s", self.name, error, delay_s)
@@ -93,16 +114,20 @@ class Reflector:
                     self.synced.set()
                 await asyncio.sleep(delay_s)
 
-    async def _list(self) -> str:
-        """Put all objects into the cache, drop those that are gone, and return the list's resourceVersion."""
+    async def _list(self, *, first: bool) -> str:
+        """Put all objects into the cache, drop those that are gone, and return the list's resourceVersion.
+
+        ``first``: the list begins a watch, and may have changes. Otherwise, it follows a silence.
+        """
         uids: list[str] = []
-        token = ""
+        token, missed = "", False
         while True:
             page = await self._api.page(self.kind, self._namespace, self._selector, PAGE, token)
-            self.active_at = monotonic()
+            if first:
+                self.active_at = monotonic()
             for body in page.get("items") or ():
                 uids.append(body["metadata"]["uid"])
-                self._put(body)
+                missed = self._put(body) or missed
             meta = page.get("metadata") or {}
             token = meta.get("continue") or ""
             if not token:
@@ -110,14 +135,16 @@ class Reflector:
             await asyncio.sleep(0)
         version = str(meta.get("resourceVersion") or "")
         for job in self._cache.prune(self.kind, uids, version_number(version), self._namespace):
+            missed = True
             self._gone(job)
+        self._missed, self._listed_at = missed, monotonic()
         return version
 
     async def _watch(self, version: str) -> str:
         """Apply changes since ``version`` until the API server ends the stream. Return the last resourceVersion."""
-        stream = self._api.watch(self.kind, self._namespace, self._selector, version, WATCH_S, SILENCE_S)
+        stream = self._api.watch(self.kind, self._namespace, self._selector, version, WATCH_S, self._silence_s)
         async for line in stream:
-            self.active_at = monotonic()
+            self.active_at = self._heard_at = monotonic()
             event = decoded_event(line)
             kind, body = event["type"], event["object"]
             if kind == "ERROR":
@@ -131,12 +158,20 @@ class Reflector:
                 self._put(body)
         return version
 
-    def _put(self, body: Mapping[str, Any]) -> None:
-        """Put an object into the cache. If it cannot be parsed, log the error and ignore only this object."""
+    def _put(self, body: Mapping[str, Any]) -> bool:
+        """Put an object into the cache. Return True if that changed it.
+
+        If the object cannot be parsed, log the error and ignore only this object.
+        """
         try:
             changed = self._cache.put(self.kind, body)
         except Exception:
-            log.exception("%s %s is ignored", self.kind.kind, body.get("metadata", {}).get("name"))
-        else:
-            if changed:
-                self._changed(self.kind, body)
+            meta = body.get("metadata", {})
+            name, job = meta.get("name"), (meta.get("labels") or {}).get(JOB_LABEL)
+            key = (meta.get("namespace") or "", str(job))
+            about = log_fields(key, self._cache.job(key)) if job else None
+            log.exception("%s %s is ignored", self.kind.kind, name, extra=about)
+            return False
+        if changed:
+            self._changed(self.kind, body)
+        return changed

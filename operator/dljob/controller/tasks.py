@@ -1,0 +1,33 @@
+"""Run tasks that must not end. The end of one of them is an error, whether it fails, returns or is cancelled."""
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from typing import Any, NoReturn
+
+
+class TaskEndedError(Exception):
+    """A task that must run until the operator stops has returned or was cancelled."""
+
+
+async def run_until_one_ends(tasks: Mapping[str, Coroutine[Any, Any, Any]]) -> NoReturn:
+    """Run coroutines at the same time, each in a task that has its key as the name. None of them may end.
+
+    When one ends, cancel the others, wait until all have ended, and raise its error: its exception, or TaskEndedError
+    if it returned or was cancelled. If several end at the same time, the first of them in ``tasks`` decides.
+    """
+    running = [asyncio.create_task(coroutine, name=name) for name, coroutine in tasks.items()]
+    try:
+        ended, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in running:
+            task.cancel()
+        await asyncio.gather(*running, return_exceptions=True)
+    raise end_of(next(task for task in running if task in ended))
+
+
+def end_of(task: asyncio.Task[Any]) -> BaseException:
+    """Return the error of a task that has ended and must not: its exception, or TaskEndedError."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        return error
+    how = "was cancelled" if task.cancelled() else "returned"
+    return TaskEndedError(f"task {task.get_name()!r}: found that it {how}; expected it to run until the operator stops")

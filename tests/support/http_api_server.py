@@ -1,0 +1,161 @@
+"""An API server over HTTP with objects in memory, for tests of the whole operator, of its watches and of kopf.
+
+A test can end watches as expired, and stop the answers to the watches of one resource while the others go on.
+"""
+
+import asyncio
+import json
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from aiohttp import web
+
+from dljob.kube.kinds import DLJOB, PROFILE, Kind
+
+Json = dict[str, Any]
+Key = tuple[str, str, str]
+"""Resource, namespace and name."""
+BOOKMARK_S = 0.1
+_END = object()
+
+
+@dataclass
+class HttpApiServer:
+    """Use as an asynchronous context manager. ``url``: its address."""
+
+    objects: dict[Key, Json] = field(default_factory=dict)
+    silent: set[str] = field(default_factory=set)
+    """Resources whose watches are opened, and then send nothing."""
+    unanswered: set[str] = field(default_factory=set)
+    """Resources whose watches are not answered at all."""
+    bookmarks: bool = True
+    url: str = ""
+    version: int = 100
+    lists: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
+    """Number of complete lists by resource."""
+    _watches: defaultdict[str, set[asyncio.Queue[Any]]] = field(default_factory=lambda: defaultdict(set))
+
+    async def __aenter__(self) -> Self:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        self._runner = web.AppRunner(app, shutdown_timeout=0.1, handler_cancellation=True)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+
+    def put(self, kind: Kind, body: Json, *, heard: bool = True) -> None:
+        """Create or change an object. ``heard``: False: no watch says so, as while watches are down."""
+        self.version += 1
+        meta = {"uid": f"uid-{self.version}", **body["metadata"], "resourceVersion": str(self.version)}
+        found = {"apiVersion": kind.api_version, "kind": kind.kind, **body, "metadata": meta}
+        self.objects[kind.plural, meta.get("namespace", ""), meta["name"]] = found
+        if heard:
+            self._tell(kind.plural, "MODIFIED", found)
+
+    def delete(self, kind: Kind, namespace: str, name: str, *, heard: bool = True) -> None:
+        """Delete an object. ``heard``: as of ``put``."""
+        self.version += 1
+        found = self.objects.pop((kind.plural, namespace, name))
+        if heard:
+            self._tell(kind.plural, "DELETED", found)
+
+    def expire(self, kind: Kind) -> None:
+        """End all watches of a kind with the code 410: the API server no longer has the changes since they began."""
+        self._tell(kind.plural, "ERROR", {"kind": "Status", "code": 410, "reason": "Expired"})
+        for queue in self._watches[kind.plural]:
+            queue.put_nowait(_END)
+
+    def watched(self, kind: Kind) -> bool:
+        """Return True if a watch of the kind is open."""
+        return bool(self._watches[kind.plural])
+
+    def _tell(self, resource: str, what: str, body: Json) -> None:
+        for queue in self._watches[resource]:
+            queue.put_nowait({"type": what, "object": body})
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        if (found := self._discovered(request.path)) is not None:
+            return web.json_response(found)
+        parts = request.path.strip("/").split("/")
+        parts = parts[2:] if parts[0] == "api" else parts[3:]
+        namespace = ""
+        if parts[0] == "namespaces" and len(parts) > 2:
+            namespace, parts = parts[1], parts[2:]
+        if "watch" in request.query:
+            return await self._watch(request, parts[0])
+        if request.method == "GET" and len(parts) == 1:
+            items = [
+                body for key, body in self.objects.items() if key[0] == parts[0] and namespace in ("", key[1])
+            ]  # fmt: skip
+            self.lists[parts[0]] += 1
+            return web.json_response({"metadata": {"resourceVersion": str(self.version)}, "items": items})
+        return await self._one(request, parts, namespace)
+
+    async def _one(self, request: web.Request, parts: list[str], namespace: str) -> web.Response:
+        """Read, create or replace one object."""
+        if request.method == "GET":
+            found = self.objects.get((parts[0], namespace, parts[1]))
+            return web.json_response(found) if found is not None else _error(404)
+        body = await request.json()
+        key = (parts[0], namespace, body["metadata"]["name"])
+        if request.method == "POST" and key in self.objects:
+            return _error(409)
+        self.version += 1
+        meta = {"uid": f"uid-{self.version}", **body["metadata"], "resourceVersion": str(self.version)}
+        self.objects[key] = {**body, "metadata": meta}
+        return web.json_response(self.objects[key])
+
+    async def _watch(self, request: web.Request, resource: str) -> web.StreamResponse:
+        if resource in self.unanswered:
+            await asyncio.Event().wait()
+        response = web.StreamResponse(headers={"Content-Type": "application/json"})
+        await response.prepare(request)
+        queue: asyncio.Queue[Any] = asyncio.Queue()
+        self._watches[resource].add(queue)
+        bookmark = {"type": "BOOKMARK", "object": {"kind": "x", "metadata": {}}}
+        try:
+            while True:
+                event = bookmark
+                try:
+                    event = await asyncio.wait_for(queue.get(), BOOKMARK_S)
+                except TimeoutError:
+                    bookmark["object"] = {"kind": "x", "metadata": {"resourceVersion": str(self.version)}}
+                    if not self.bookmarks:
+                        continue
+                if event is _END:
+                    return response
+                if resource not in self.silent:
+                    await response.write(json.dumps(event).encode() + b"\n")
+        finally:
+            self._watches[resource].discard(queue)
+
+    def _discovered(self, path: str) -> Json | None:
+        """Return what the API server's discovery says; None for a path of objects."""
+        group, _, version = DLJOB.api_version.partition("/")
+        served = {"version": version, "groupVersion": DLJOB.api_version}
+        known: dict[str, Json] = {
+            "/version": {"major": "1", "minor": "33"},
+            "/api": {"versions": ["v1"]},
+            "/api/v1": {"resources": [_served("namespaces", "Namespace", namespaced=False)]},
+            "/apis": {"groups": [{"name": group, "versions": [served], "preferredVersion": served}]},
+            f"/apis/{DLJOB.api_version}": {
+                "resources": [_served(each.plural, each.kind, namespaced=each.namespaced) for each in (DLJOB, PROFILE)]
+            },
+            "/apis/kueue.x-k8s.io": {"versions": []},
+        }
+        return known.get(path)
+
+
+def _served(plural: str, kind: str, *, namespaced: bool) -> Json:
+    """Return what discovery says about a kind."""
+    verbs = ["list", "watch", "patch"]
+    return {"name": plural, "singularName": kind.lower(), "kind": kind, "namespaced": namespaced, "verbs": verbs}
+
+
+def _error(code: int) -> web.Response:
+    return web.json_response({"kind": "Status", "code": code, "reason": "", "message": "no"}, status=code)

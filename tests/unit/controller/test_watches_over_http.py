@@ -1,0 +1,170 @@
+"""Tests of the watches, with real reflectors and kopf on an API server over HTTP.
+
+An object that was deleted while no watch ran is noticed at the next list, and its job is reconciled. If kopf's
+watch of DLJobs ends, the liveness probe fails.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import aiohttp
+import pytest
+
+from dljob.controller.watches import REFLECTED, Watches
+from dljob.controller.work_queue import WorkQueue
+from dljob.job.observed import JOB_LABEL
+from dljob.kube import Api, Cache, JobKey
+from dljob.kube.kinds import DLJOB, Kind
+from support.http_api_server import HttpApiServer
+
+Json = dict[str, Any]
+WITHIN_S = 20.0
+SILENCE_S = 0.3
+
+
+class World:
+    """The watches of an operator, with real HTTP sessions."""
+
+    def __init__(self, server: HttpApiServer, session: aiohttp.ClientSession) -> None:
+        self.server, self.cache, self.queued = server, Cache(), list[JobKey]()
+
+        class Queue(WorkQueue[JobKey]):
+            def add(_, key: JobKey) -> None:  # noqa: N805 - ``self`` is the World
+                self.queued.append(key)
+
+            def add_after(_, key: JobKey, delay_s: float) -> None:  # noqa: N805
+                self.queued.append(key)
+
+        def opened(responses: type[aiohttp.ClientResponse]) -> aiohttp.ClientSession:
+            return aiohttp.ClientSession(response_class=responses)
+
+        self.watches = Watches(
+            self.cache, Queue(), Api(session, server.url), (), opened, lambda: None, silence_s=SILENCE_S
+        )
+        self.kopf: asyncio.Task[None] | None = None
+
+
+def watching(body: Callable[[World], Coroutine[Any, Any, None]], *, kopf: bool = False) -> None:
+    """Run a test while the watches run. ``kopf``: with the watch of DLJobs."""
+
+    async def main() -> None:
+        async with HttpApiServer() as server, aiohttp.ClientSession() as session:
+            world, stop = World(server, session), asyncio.Event()
+
+            async def end() -> None:
+                running[0].cancel()
+                await asyncio.gather(running[0], return_exceptions=True)
+
+            async with world.watches.session:
+                running = [asyncio.create_task(world.watches.reflect())]
+                if kopf:
+                    world.kopf = asyncio.create_task(world.watches.run("test", stop, end), name="the test")
+                    running.append(world.kopf)
+                try:
+                    async with asyncio.timeout(WITHIN_S):
+                        await body(world)
+                finally:
+                    stop.set()
+                    if not kopf:
+                        await end()
+                    await asyncio.gather(*running, return_exceptions=True)
+
+    asyncio.run(main())
+
+
+async def until(holds: Callable[[], object]) -> None:
+    """Wait until ``holds()`` is true. ``watching`` has the deadline."""
+    while not holds():
+        await asyncio.sleep(0.01)
+
+
+def named(kind: Kind, name: str) -> Json:
+    meta: Json = {"name": name, "labels": {JOB_LABEL: "digits"}, "creationTimestamp": "2026-01-01T00:00:00Z"}
+    return {"metadata": meta | ({"namespace": "team-a"} if kind.namespaced else {}), "spec": {}, "status": {}}
+
+
+@pytest.mark.parametrize("kind", REFLECTED, ids=lambda kind: kind.plural)
+def test_object_that_was_deleted_while_no_watch_ran_is_dropped(kind: Kind) -> None:
+    async def body(world: World) -> None:
+        server, namespace = world.server, "team-a" if kind.namespaced else ""
+
+        def cached() -> set[str]:
+            return {name for name in ("stays", "goes", "comes") if world.cache.found(kind, namespace, name)}
+
+        for name in ("stays", "goes"):
+            server.put(kind, named(kind, name))
+        await until(lambda: cached() == {"stays", "goes"} and server.watched(kind))
+        world.queued.clear()
+        before = server.lists[kind.plural]
+        server.delete(kind, namespace, "goes", heard=False)
+        server.put(kind, named(kind, "comes"), heard=False)
+        server.expire(kind)
+        await until(lambda: cached() == {"stays", "comes"})
+        assert server.lists[kind.plural] == before + 1
+        assert not kind.namespaced or set(world.queued) == {("team-a", "digits")}
+        # The watch goes on where the list ended.
+        await until(lambda: server.watched(kind))
+        server.delete(kind, namespace, "comes")
+        await until(lambda: cached() == {"stays"})
+
+    watching(body)
+
+
+def test_job_that_was_deleted_while_no_watch_ran_is_dropped_and_reconciled() -> None:
+    """Its key is queued, so that the operator forgets what it knows of the job."""
+
+    async def body(world: World) -> None:
+        server = world.server
+
+        def cached() -> set[str]:
+            return {job.name for job in world.cache.jobs()}
+
+        for name in ("stays", "goes"):
+            server.put(DLJOB, named(DLJOB, name))
+        await until(lambda: cached() == {"stays", "goes"} and server.watched(DLJOB))
+        world.queued.clear()
+        server.delete(DLJOB, "team-a", "goes", heard=False)
+        server.put(DLJOB, named(DLJOB, "comes"), heard=False)
+        server.expire(DLJOB)
+        await until(lambda: cached() == {"stays", "comes"})
+        assert {("team-a", "goes"), ("team-a", "comes")} <= set(world.queued)
+
+    watching(body, kopf=True)
+
+
+def test_job_that_was_deleted_and_made_again_while_no_watch_ran_is_another_job() -> None:
+    async def body(world: World) -> None:
+        server, key = world.server, ("team-a", "digits")
+
+        def uid() -> str | None:
+            job = world.cache.job(key)
+            return job.uid if job is not None else None
+
+        server.put(DLJOB, named(DLJOB, "digits"))
+        await until(lambda: uid() and server.watched(DLJOB))
+        before = uid()
+        world.queued.clear()
+        server.delete(DLJOB, *key, heard=False)
+        server.put(DLJOB, named(DLJOB, "digits"), heard=False)
+        server.expire(DLJOB)
+        await until(lambda: uid() not in (None, before))
+        assert key in world.queued
+
+    watching(body, kopf=True)
+
+
+def test_end_of_the_watch_of_jobs_fails_the_probe() -> None:
+    """kopf itself only logs it."""
+
+    async def body(world: World) -> None:
+        world.server.put(DLJOB, named(DLJOB, "first"))
+        await until(lambda: world.cache.job(("team-a", "first")) and world.server.watched(DLJOB))
+        assert world.watches.dead() is None
+        [watcher] = [task for task in asyncio.all_tasks() if task.get_name().startswith("watcher for dljobs")]
+        watcher.cancel()
+        world.server.put(DLJOB, named(DLJOB, "second"))
+        await until(world.watches.dead)
+        assert str(world.watches.dead()).startswith("the watch of dljobs ")
+
+    watching(body, kopf=True)
