@@ -36,7 +36,7 @@ from dljob.scheduling import (
     forecast,
     without_reserved,
 )
-from dljob.scheduling.forecasting.forecast import WINDOW_S
+from dljob.scheduling.forecasting.forecast import MAX_FORECAST, WINDOW_S
 from dljob.status import previous
 
 log = logging.getLogger("dljob")
@@ -83,7 +83,7 @@ class Outlooks:
         self._cache, self._book, self._queue, self._pods, self._metrics = cache, book, queue, pods, metrics
         self._clock, self._now = clock, now
         self._alone: dict[JobKey, _Alone] = {}
-        self._plans = PossiblePlans()
+        self._plans = PossiblePlans(clock)
         self._whole: ClusterView | None = None
         """The cluster as if all jobs had ended. ``_changes``: how often this view has changed."""
         self._changes = 0
@@ -123,7 +123,7 @@ class Outlooks:
         assert self._whole is not None
         versions = self._versions()
         complete = await self._plans.learn(question, self._whole, versions, ask, stop=stop)
-        plans, job = self._plans.get(question, versions), self._cache.job(key)
+        plans, job = self._plans.get(question), self._cache.job(key)
         if plans and job is not None:
             self._queue.run_p90_s[key] = run_time(plans[0].predicted, previous(job)).p90
         self._alone[key] = _Alone(question, versions, plans, complete)
@@ -181,10 +181,10 @@ class Outlooks:
         for key in line:  # First one plan of each job, so that each has a forecast soon.
             if not enough() and not self._knows(key, waiting[key]):
                 await self.learn(key, waiting[key], counted)
-        for key in line:
+        for key in line[:MAX_FORECAST]:
             if not enough() and not self._knows(key, waiting[key], complete=True):
                 await self.learn(key, waiting[key], counted, enough)
-        complete = all(self._knows(key, waiting[key], complete=True) for key in line)
+        complete = all(self._knows(key, waiting[key], complete=i < MAX_FORECAST) for i, key in enumerate(line))
         news = await self._simulate(line, waiting)
         self._made_s = self._clock()
         self._next_s = self._made_s + max(MIN_S, IDLE_FACTOR * (self._made_s - now_s - asking_s))

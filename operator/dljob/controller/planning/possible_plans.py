@@ -6,7 +6,7 @@ knows only the plan on the whole cluster predicts waits that are several times t
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dljob.api import DLJobSpec, DLJobStatus, Minimize, Predicted
@@ -24,6 +24,12 @@ MAX_DEVICE_TYPES = 4
 MAX_KNOWN = 512
 """Maximum number of questions of which the plans are stored. Jobs with equal specs share them."""
 
+KEPT_S = 600.0
+"""Seconds for which the plans on parts of the cluster are used although the cluster or the profiles have changed.
+
+Both may change every few seconds, and each waiting job has some twenty such plans.
+"""
+
 
 @dataclass(frozen=True)
 class KnownPlan:
@@ -37,59 +43,69 @@ class KnownPlan:
         return PossiblePlan(run_time(self.predicted, status), plan_reservation(self.pods, spec, {}))
 
 
-@dataclass
-class _Found:
-    """The plans of one question, by the part of the cluster. None: no plan is possible there."""
+@dataclass(frozen=True)
+class _Answer:
+    """The plan for one part of the cluster; None: none is possible there. ``asked_s``: when the planner was asked."""
 
-    plans: dict[Hashable, KnownPlan | None] = field(default_factory=dict)
+    plan: KnownPlan | None
+    version: Hashable
+    asked_s: float
 
 
 class PossiblePlans:
     """Asks the planner for the plans of waiting jobs, and stores them. Use it in one event loop only."""
 
-    def __init__(self) -> None:
-        self._known: OrderedDict[Hashable, _Found] = OrderedDict()
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._known: OrderedDict[Hashable, dict[Hashable, _Answer]] = OrderedDict()
+        """For each question, the answers by part of the cluster."""
 
     async def learn(
         self, question: ParsedJob, whole: ClusterView, version: Hashable, ask: Ask, *, stop: Callable[[], bool]
     ) -> bool:
-        """Ask for the plans of a job that are not known yet. Return False if ``stop`` became true before the end.
+        """Ask for the plans of a job that are not known. Return False if ``stop`` returned True before the end.
 
-        The first call asks at least for the plan on ``whole``, the cluster without jobs. ``version``: changes with what
-        plans depend on beside the question.
+        The plan on ``whole``, the cluster without jobs, is known only for the same ``version``, which changes with what
+        plans depend on beside the question. Plans on parts are known for ``KEPT_S``.
         """
-        found = self._of(question, version)
+        answers, now_s = self._of(question), self._clock()
+        seen: set[Hashable] = {WHOLE}
         for part, view in _parts(question, whole):
-            if part in found.plans:
+            seen.add(part)
+            before = answers.get(part)
+            kept = part != WHOLE and before is not None and now_s - before.asked_s < KEPT_S
+            if kept or (before is not None and before.version == version):
                 continue
-            if found.plans and stop():
+            if part != WHOLE and stop():
                 return False
             asked = question if part == WHOLE else replace(question, accepted=None, report=None)
-            plan = await ask(asked, view)
-            found.plans[part] = None
-            if isinstance(plan, StoredPlan) and (part == WHOLE or not plan.new_nodes):
-                found.plans[part] = KnownPlan(plan.status.predicted, PlannedPods.of(plan))
-            if found.plans[part] is None and part == WHOLE:
+            found, plan = await ask(asked, view), None
+            if isinstance(found, StoredPlan) and (part == WHOLE or not found.new_nodes):
+                plan = KnownPlan(found.status.predicted, PlannedPods.of(found))
+            answers[part] = _Answer(plan, version, now_s)
+            if part == WHOLE and plan is None:
                 break  # There is none on a part, either.
+        for gone in answers.keys() - seen:
+            del answers[gone]
         return True
 
-    def get(self, question: ParsedJob, version: Hashable) -> tuple[KnownPlan, ...]:
+    def get(self, question: ParsedJob) -> tuple[KnownPlan, ...]:
         """Return the known plans of a job without repetition, the best first; none if no plan is possible."""
-        plans = self._of(question, version).plans
-        best = plans.get(WHOLE)
-        if best is None:
+        answers = self._of(question)
+        if WHOLE not in answers or (best := answers[WHOLE].plan) is None:
             return ()
-        others = sorted((plan for plan in plans.values() if plan is not None), key=lambda plan: _worth(question, plan))
-        by_pods = {_shape(plan): plan for plan in reversed([best, *others])}
-        return tuple(plan for plan in (best, *others) if by_pods[_shape(plan)] is plan)
+        others = [answer.plan for answer in answers.values() if answer.plan is not None]
+        by_pods = {_shape(best): best}
+        for plan in sorted(others, key=lambda plan: _worth(question, plan)):
+            by_pods.setdefault(_shape(plan), plan)
+        return tuple(by_pods.values())
 
     def clear(self) -> None:
         self._known.clear()
 
-    def _of(self, question: ParsedJob, version: Hashable) -> _Found:
-        job = question.observed.job
-        key = (job.namespace, question.digest, tuple(sorted(question.observed.left_out)), version)
-        found = self._known.setdefault(key, _Found())
+    def _of(self, question: ParsedJob) -> dict[Hashable, _Answer]:
+        key = (question.observed.job.namespace, question.digest, tuple(sorted(question.observed.left_out)))
+        found = self._known.setdefault(key, {})
         self._known.move_to_end(key)
         while len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
