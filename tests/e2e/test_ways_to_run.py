@@ -10,12 +10,16 @@ from support.cluster.kubectl import ROOT, Kubectl, condition, example, no_pods, 
 pytestmark = pytest.mark.e2e
 
 
-@pytest.mark.parametrize("name", ["own-script.yaml", "torchrun.yaml", "minimal.yaml"])
+@pytest.mark.parametrize("name", ["own-script.yaml", "torchrun.yaml", "report.yaml", "minimal.yaml"])
 def test_example_runs_to_completion(name: str, kubectl: Kubectl) -> None:
     path = ROOT / "examples" / name
     kubectl.run("apply", "-f", str(path))
     job = next(d for d in yaml.safe_load_all(path.read_text()) if d["kind"] == "DLJob")["metadata"]["name"]
-    kubectl.wait_phase(job, "Complete", 240)
+    done = kubectl.wait_phase(job, "Complete", 240)
+    if name == "report.yaml":
+        progress = done["status"]["progress"]
+        assert (progress["step"], progress["percent"]) == (300, 100) and progress["metrics"]["slope"] > 1
+        assert done["status"]["result"]["loss"] == progress["loss"] > 0
 
 
 def test_torchrun_needs_an_image_a_command_and_nodes_only(kubectl: Kubectl) -> None:

@@ -54,6 +54,11 @@ class ModelRef(Record):
     framework: Literal["DLTrain", "Torchrun"] = "DLTrain"
     sync_batch_norm: bool = False
 
+    @property
+    def resumes(self) -> bool:
+        """Return True if a restart on other ranks continues from a checkpoint. A script for torchrun may not."""
+        return self.framework == "DLTrain"
+
 
 class DatasetRef(Record):
     """The training data: either the name of a built-in dataset, or the path of the data in the pod."""

@@ -194,10 +194,13 @@ class Measured(ApiModel):
 
 class Progress(ApiModel):
     step: Annotated[int, Field(ge=0)]
-    steps: Annotated[int, Field(ge=1)]
+    steps: Annotated[
+        int | None,
+        Field(ge=1, description="Of the whole training; absent if a script reports steps without their number."),
+    ] = None
     epoch: Annotated[int | None, Field(ge=0)] = None
-    percent: Annotated[int, Field(ge=0, le=100)]
-    display: Annotated[str, Field(description="percent with its sign, for printer columns.")] = ""
+    percent: Annotated[int | None, Field(ge=0, le=100, description="Absent if steps is.")] = None
+    display: Annotated[str, Field(description="percent with its sign, or the step, for printer columns.")] = ""
     loss: float | None = None
     accuracy: Annotated[float | None, Field(ge=0, le=1, description="On held-out samples.")] = None
     metrics: Annotated[

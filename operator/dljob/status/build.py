@@ -128,16 +128,20 @@ def _from_report(
         "remaining": None,
     }
     saved = report.last_checkpoint or status.last_checkpoint
-    if report.steps > 0:
+    if report.steps > 0 or report.step > 0:
         # A checkpoint proves that training reached its step. The report may show a lower step if it is older than the
         # checkpoint, or if an attempt is just resuming from the checkpoint.
-        step = min(max(report.step, saved.step if saved else 0), report.steps)
+        step = max(report.step, saved.step if saved else 0)
+        percent = None
+        if report.steps > 0:  # A script may report its steps without their total number.
+            step = min(step, report.steps)
+            percent = 100 * step // report.steps
         changes["progress"] = Progress(
             step=step,
-            steps=report.steps,
+            steps=report.steps or None,
             epoch=report.epoch,
-            percent=100 * step // report.steps,
-            display=f"{100 * step // report.steps}%",
+            percent=percent,
+            display=f"step {step}" if percent is None else f"{percent}%",
             loss=_rounded(report.loss, 6),
             accuracy=_rounded(report.accuracy, 6),
             metrics={name: float(f"{value:.6g}") for name, value in sorted(report.metrics.items())} or None,

@@ -22,7 +22,7 @@ _BLOCK = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
 JOBS = {"digits.yaml", "minimal.yaml", "plan-only.yaml", "mixed-devices.yaml", "deadline-energy.yaml"}
 JOBS |= {"dataset-uri.yaml", "gpt.yaml", "fixed-plan.yaml", "own-script.yaml", "torchrun.yaml", "queued.yaml"}
 JOBS |= {"stale-synchronous.yaml", "pipeline.yaml", "tensor.yaml", "batch-size.yaml", "auto-strategy.yaml"}
-JOBS |= {"kueue.yaml", "priority.yaml", "finish-by.yaml", "torchrun-minimal.yaml"}
+JOBS |= {"kueue.yaml", "priority.yaml", "finish-by.yaml", "torchrun-minimal.yaml", "report.yaml"}
 
 
 def documented() -> list[Any]:
@@ -100,7 +100,7 @@ def test_examples_have_unique_names() -> None:
     assert len(set(names)) == len(names), "two examples with the same name would overwrite each other"
 
 
-@pytest.mark.parametrize("name", ["own-script.yaml", "torchrun.yaml"])
+@pytest.mark.parametrize("name", ["own-script.yaml", "report.yaml", "torchrun.yaml"])
 def test_scripts_in_manifests_match_the_script_files(name: str) -> None:
     """The script in a ConfigMap equals the file that other tests run."""
     config_map, job = yaml.safe_load_all((ROOT / "examples" / name).read_text())

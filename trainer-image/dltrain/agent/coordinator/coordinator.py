@@ -251,8 +251,9 @@ class Coordinator:
 
     async def _succeed(self, attempt: Attempt) -> None:
         seconds = time.monotonic() - attempt.started_s
-        step = self.job.ledger.report(time.time()).step
-        outcome = attempt.outcome or Outcome(steps=step, seconds=seconds)
+        last = self.job.ledger.report(time.time())
+        # A script that only reports has no result, so its last report is the result.
+        outcome = attempt.outcome or Outcome(steps=last.step, seconds=seconds, loss=last.loss, accuracy=last.accuracy)
         report = await self.job.account.write(RunPhase.SUCCEEDED, time.time(), outcome)
         outcome = self.job.ledger.outcome = outcome.model_copy(update={"report": report})
         finished_marker.write(self.job.plan, outcome)

@@ -54,6 +54,8 @@ class Attempt:
     outcome: Outcome | None = None
     progressed: bool = False
     """True if a step was completed in this attempt."""
+    only_reports: bool = False
+    """True if the ranks run a script that calls ``dltrain.report``, but not ``dltrain.init``."""
     stopping: bool = False
     """True if the coordinator has asked the ranks to stop."""
     absent: set[int] = field(default_factory=set)
@@ -115,14 +117,14 @@ class Attempt:
     def succeeded(self) -> bool:
         """True if every rank ended and rank 0 reported a result.
 
-        A custom command that reports no steps, such as a script for torchrun, needs no result. It succeeds if no rank
-        failed.
+        A custom command without ``dltrain.init``, such as a script for torchrun, needs no result. It succeeds if no
+        rank failed.
         """
         if not self.all_ended:
             return False
         if self.outcome is not None:
             return True
-        return bool(self.plan.model.command) and not self.deaths and not self.progressed
+        return bool(self.plan.model.command) and not self.deaths and (self.only_reports or not self.progressed)
 
     @property
     def over_or_troubled(self) -> bool:
@@ -219,8 +221,8 @@ def _of_hung(attempt: Attempt, number: int, silent_s: float) -> Failure:
     return Failure(
         reason=reasons.HUNG,
         message=f"rank {number} in pod {pod} was silent for {silent_s:.0f} s. If the script does something that takes "
-        "longer than ten steps and 30 s, such as an upload, call t.busy(what, seconds) before it. The next attempt "
-        "waits three times as long",
+        "longer than ten steps and 30 s, such as an upload, call t.busy(what, seconds) before it, or dltrain.busy in a "
+        "script without dltrain.init. The next attempt waits three times as long",
         rank=number,
         host=pod,
         log_tail=attempt.logs.get(number, "")[-MAX_LOG_TAIL:],

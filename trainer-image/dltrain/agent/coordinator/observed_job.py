@@ -174,6 +174,7 @@ class ObservedJob:
         match message:
             case Step():
                 attempt.progressed = self.trained = True
+                attempt.only_reports = message.reported
                 self._running()
             case Mark(what="first_step"):
                 self._running()

@@ -41,7 +41,7 @@ from dltrain.protocol.agent_messages import (
     RankUp,
     RankUpdate,
 )
-from dltrain.protocol.rank_messages import Hello, rank_message_adapter
+from dltrain.protocol.rank_messages import Hello, Step, rank_message_adapter
 from dltrain.protocol.volume_layout import logs_directory
 
 log = logging.getLogger(__name__)
@@ -182,10 +182,10 @@ class LocalRanks:
         ``progressed``: True if any rank of the attempt has completed a step. A checkpoint then needs every rank, even
         one that has not reported a step yet. False: kill ranks that have not reported a step at once. None: unknown;
         the coordinator then calls this method again with True or False. A rank that is not connected to the agent gets
-        SIGTERM, because it runs a script without ``dltrain``.
+        SIGTERM, because it runs a script without ``dltrain.init``, and so does one that only reports.
         """
         for run in self.running.values():
-            if run.writer is None:
+            if run.writer is None or run.only_reports:
                 run.process.send(15)
             elif run.trains or progressed:
                 run.ask_to_stop(run.writer, grace_s)
@@ -325,7 +325,7 @@ class LocalRanks:
                         error,
                     )
                     break
-                if isinstance(message, Hello):
+                if isinstance(message, Hello) or (run is None and isinstance(message, Step) and message.reported):
                     if message.rank in self._coming:
                         await self._coming[message.rank].wait()  # A fork may connect before the zygote reports it.
                     run = self.running.get(message.rank)

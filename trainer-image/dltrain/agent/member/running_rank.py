@@ -34,6 +34,12 @@ class Running:
         mark = self.latest.get(Mark)
         return Step in self.latest or (isinstance(mark, Mark) and mark.what == "first_step")
 
+    @property
+    def only_reports(self) -> bool:
+        """True if the rank runs a script that calls ``dltrain.report``, but not ``dltrain.init``."""
+        step = self.latest.get(Step)
+        return isinstance(step, Step) and step.reported
+
     def ask_to_stop(self, writer: asyncio.StreamWriter, grace_s: float) -> None:
         """Ask the rank to checkpoint and exit within ``grace_s`` seconds.
 

@@ -192,12 +192,13 @@ class History:
     def _stepped(self, message: Step, leader: int, unix_s: float) -> None:
         before = self._last_steps.get(message.rank)
         steps = 1 if before is None else message.step - before  # The first update of an attempt reports one step.
-        if steps < 1 or message.rank >= len(self._placed.ranks):
+        if steps < 1 or message.step < 1 or message.rank >= len(self._placed.ranks):
             return
         if not self._last_steps:
             self._launched_at = message.step - 1
         self._last_steps[message.rank] = message.step
-        self._measures[message.rank] = message.measure
+        if message.measure is not None:
+            self._measures[message.rank] = message.measure
         self._count(self._placed.ranks[message.rank], message.measure, steps)
         self._add_energy(message)
         if not self._split_known and len(self._measures) == len(self._placed.ranks):
@@ -213,6 +214,7 @@ class History:
         mean = {
             name: sum(getattr(measure, name) for measure in measures) / len(measures)
             for name in ("compute_s", "comm_s", "wait_s", "data_s")
+            if measures
         }
         self._add(
             Point(
@@ -235,16 +237,16 @@ class History:
             update={"training_s": training_s, "skipped_updates": message.skipped_updates}
         )
 
-    def _count(self, rank: Rank, measure: RankMeasure, steps: int) -> None:
+    def _count(self, rank: Rank, measure: RankMeasure | None, steps: int) -> None:
         name = place(rank)
         old = self._ranks.get(name) or RankTotal(place=name)
         parts = {
             part: getattr(old, part) + steps * getattr(measure, part)
             for part in ("compute_s", "comm_s", "wait_s", "data_s")
+            if measure is not None
         }
-        self._ranks[name] = old.model_copy(
-            update=parts | {"device": measure.device or rank.device, "steps": old.steps + steps}
-        )
+        device = measure.device if measure is not None else ""
+        self._ranks[name] = old.model_copy(update=parts | {"device": device or rank.device, "steps": old.steps + steps})
 
     def _add_energy(self, message: Step) -> None:
         """Add the energy that the rank has used since its last update to the totals of the rank and of the run.
