@@ -117,12 +117,12 @@ class ReportedProgress:
         if samples is not None:
             self._samples = _count(samples)
         if loss is not None:
-            self._loss = _detached(loss)
+            self._loss = detached(loss)
         if accuracy is not None:
-            self._evaluations.append((step, _detached(accuracy)))
+            self._evaluations.append((step, detached(accuracy)))
         for name, value in metrics.items():
             if name in self._metrics or len(self._metrics) < 2 * MAX_METRICS:
-                self._metrics[name] = _detached(value)
+                self._metrics[name] = detached(value)
 
     def updates(self, *, tensors: bool) -> list[Update]:
         """Return the updates about all reports since the last call, in the order in which they are to be sent.
@@ -199,7 +199,7 @@ def _count(value: float) -> int:
     return max(0, min(int(value), MAX_COUNT))
 
 
-def _detached(value: Any) -> Any:
+def detached(value: Any) -> Any:
     """Return a tensor without its graph, which would keep activations in memory; other values unchanged."""
     return value.detach() if hasattr(value, "detach") else value
 
