@@ -52,7 +52,9 @@ from dlcontract.report import (
     Report,
     RunPhase,
     StartupMarks,
+    StoppedEarly,
 )
+from dlcontract.until import Until
 
 __all__ = [
     "AGENT_PORT",
@@ -109,6 +111,8 @@ __all__ = [
     "Role",
     "RunPhase",
     "StartupMarks",
+    "StoppedEarly",
+    "Until",
     "UntrustedRecord",
     "config_map_names",
     "decided",

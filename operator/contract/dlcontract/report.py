@@ -115,6 +115,13 @@ class StartupMarks(UntrustedRecord):
     first_step_unix_s: UnixTime | None = None
 
 
+class StoppedEarly(UntrustedRecord):
+    """The reason why a training was complete before its last step: TargetReached or NoImprovement."""
+
+    reason: Annotated[str, Field(pattern=r"^[A-Z][A-Za-z0-9]*$", max_length=64)]
+    message: Annotated[str, Field(max_length=512)]
+
+
 class Outcome(UntrustedRecord):
     steps: Count
     seconds: Seconds
@@ -122,6 +129,7 @@ class Outcome(UntrustedRecord):
     accuracy: Annotated[float | None, Field(ge=0, le=1)] = None
     checkpoint: Annotated[str | None, Field(max_length=1024)] = None
     report: Annotated[str | None, Field(max_length=1024, description="Path of the run report.")] = None
+    stopped: Annotated[StoppedEarly | None, Field(description="None: the training made all of its steps.")] = None
 
 
 class Mismatch(UntrustedRecord):

@@ -22,7 +22,7 @@ _BLOCK = re.compile(r"^```yaml\n(.*?)^```", re.MULTILINE | re.DOTALL)
 JOBS = {"digits.yaml", "minimal.yaml", "plan-only.yaml", "mixed-devices.yaml", "deadline-energy.yaml"}
 JOBS |= {"dataset-uri.yaml", "gpt.yaml", "fixed-plan.yaml", "own-script.yaml", "torchrun.yaml", "queued.yaml"}
 JOBS |= {"stale-synchronous.yaml", "pipeline.yaml", "tensor.yaml", "batch-size.yaml", "auto-strategy.yaml"}
-JOBS |= {"kueue.yaml", "priority.yaml", "finish-by.yaml", "torchrun-minimal.yaml", "report.yaml"}
+JOBS |= {"kueue.yaml", "priority.yaml", "finish-by.yaml", "torchrun-minimal.yaml", "report.yaml", "until.yaml"}
 
 
 def documented() -> list[Any]:

@@ -83,6 +83,15 @@ def _checkpoint(spec: DLJobSpec, domain: Domain) -> dlcontract.CheckpointRef:
     return given.model_copy(update={"interval_s": duration_s(spec.checkpoint.interval)})
 
 
+def _until(spec: DLJobSpec) -> dlcontract.Until | None:
+    until = spec.until
+    if until is None:
+        return None
+    return dlcontract.Until(
+        metric=until.metric, at_least=until.at_least, at_most=until.at_most, patience=until.patience
+    )
+
+
 def _grace_s(spec: DLJobSpec) -> float:
     """Return the termination grace period in seconds, in which ranks write their last checkpoint.
 
@@ -171,6 +180,7 @@ def trainer_plan(
         backoff_limit=spec.run_policy.backoff_limit,
         failure_rules=tuple(map(failure_rule, spec.run_policy.failure_rules)),
         grace_s=_grace_s(spec),
+        until=_until(spec),
         expected=dlcontract.Expectation(
             step_s=chosen.prediction.step_s,
             step_p90_s=chosen.prediction.step_p90_s,

@@ -7,7 +7,7 @@ therefore begin with the events that are most likely a cause, and end with those
 import re
 from dataclasses import dataclass, field
 
-from dlcontract import MAX_LOG_TAIL, Failure, Outcome, Plan, Rank, reasons
+from dlcontract import MAX_LOG_TAIL, Failure, Outcome, Plan, Rank, StoppedEarly, reasons
 from dltrain.host.processes import Exit
 from dltrain.launch.spawn import EXIT_CANNOT_START
 from dltrain.protocol.agent_messages import RankEnded
@@ -54,6 +54,8 @@ class Attempt:
     outcome: Outcome | None = None
     progressed: bool = False
     """True if a step was completed in this attempt."""
+    good_enough: tuple[int, StoppedEarly] | None = None
+    """(step, reason) if the training need not continue after that step, because of ``spec.until``."""
     only_reports: bool = False
     """True if the ranks run a script that calls ``dltrain.report``, but not ``dltrain.init``."""
     stopping: bool = False
@@ -77,6 +79,13 @@ class Attempt:
     def deaths(self) -> list[RankEnded]:
         """The exit records of all failed ranks, except killed ranks without which the other ranks continue to train."""
         return [end for n, end in self.ended.items() if end.exit_code != EXIT_OK and not self._survived(n)]
+
+    @property
+    def failed_to_stop(self) -> bool:
+        """True if a rank with ``dltrain.init`` failed, so that the others cannot write a checkpoint and stop."""
+        if self.plan.model.framework != "DLTrain" or self.only_reports:
+            return False
+        return bool(self.failures or self.lost) or any(end.exit_code != EXIT_STOPPED for end in self.deaths)
 
     @property
     def losses(self) -> list[RankEnded]:

@@ -22,6 +22,7 @@ from dltrain.protocol.rank_messages import Failed, Finished, Mark, Resharded, Sh
 from dltrain.record.ledger import Ledger
 from dltrain.record.outputs import LIMIT_NBYTES, RankOutput, packed, stored_nbytes
 from dltrain.record.run_report import files as runreport
+from dltrain.record.stopping_rule import StoppingRule
 
 log = logging.getLogger(__name__)
 LAUNCH_LIMIT_S = 300.0
@@ -76,8 +77,18 @@ class ObservedJob:
         self._ticked_s = time.monotonic()
         self._late_s = self._starved_s = 0.0
         """Since the last tick, in seconds: longest silence of a pod, and longest wait of a rank for a processor."""
+        self.stopping_rule = self._stopping_rule()
         self.trained = False
         """True if ranks have completed a step of this plan, under this or an earlier coordinator."""
+
+    def adopt(self, plan: Plan) -> None:
+        """Replace the current plan by one that describes a different training."""
+        self.plan = self.ledger.plan = plan
+        self.stopping_rule = self._stopping_rule()
+
+    def _stopping_rule(self) -> StoppingRule | None:
+        until = self.plan.until
+        return None if until is None else StoppingRule(until, self.account.history.values(until.metric))
 
     def _tick(self) -> None:
         attempt, now_s = self.attempt, time.monotonic()
@@ -170,6 +181,8 @@ class ObservedJob:
         if message.rank in attempt.ended:
             return
         transition = self.ledger.record(message, time.monotonic())
+        if self.stopping_rule is not None and message.rank == self.ledger.leader:
+            attempt.good_enough = self.stopping_rule.record(message) or attempt.good_enough
         self.account.history.record(message, self.ledger.leader, time.time())
         match message:
             case Step():
@@ -208,6 +221,23 @@ class ObservedJob:
         files = await self.account.packed(phase, time.time(), outcome)
         left_nbytes = LIMIT_NBYTES - sum(map(stored_nbytes, files.values()))
         await self.reporter.write_outputs(files | packed(self.outputs, left_nbytes))
+
+    def outcome_of(self, attempt: Attempt) -> Outcome:
+        """Return the result that the ranks of ``attempt`` reported, or else one that follows from their last updates.
+
+        Ranks report no result if they run a script without ``dltrain.init``, or were asked to stop.
+        """
+        if attempt.outcome is not None:
+            return attempt.outcome
+        last = self.ledger.report(time.time())
+        saved = last.last_checkpoint
+        return Outcome(
+            steps=max(last.step, saved.step if saved is not None else 0),
+            seconds=time.monotonic() - attempt.started_s,
+            loss=last.loss,
+            accuracy=last.accuracy,
+            checkpoint=saved.path if saved is not None and saved.path else None,
+        )
 
     def record_failure(self, failure: Failure) -> None:
         self.ledger.failure = failure

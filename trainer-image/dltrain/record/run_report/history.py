@@ -102,6 +102,14 @@ class History:
         """Seconds spent in steps so far."""
         return self._totals.training_s
 
+    def values(self, metric: str) -> list[tuple[int, float]]:
+        """Return (step, value) of a metric so far: accuracy, loss, or one that the script logs."""
+        if metric == "accuracy" and self._evaluations:
+            return [(entry.step, entry.accuracy) for entry in self._evaluations]
+        if metric == "loss":
+            return [(point.step, point.loss) for point in self._points if point.loss is not None]
+        return [(entry.step, entry.values[metric]) for entry in self._metrics if metric in entry.values]
+
     def begin_attempt(self, whole: Plan, placed: Plan, unix_s: float) -> None:
         """Record that an attempt (a launch of all ranks) of the plan ``whole`` begins at the Unix time ``unix_s``.
 
