@@ -53,6 +53,8 @@ from dlcontract.report import (
     RunPhase,
     StartupMarks,
     StoppedEarly,
+    TargetForecast,
+    TargetProgress,
 )
 from dlcontract.until import Until
 
@@ -112,6 +114,8 @@ __all__ = [
     "RunPhase",
     "StartupMarks",
     "StoppedEarly",
+    "TargetForecast",
+    "TargetProgress",
     "Until",
     "UntrustedRecord",
     "config_map_names",

@@ -132,6 +132,22 @@ class Outcome(UntrustedRecord):
     stopped: Annotated[StoppedEarly | None, Field(description="None: the training made all of its steps.")] = None
 
 
+class TargetForecast(UntrustedRecord):
+    """The step at which a metric is predicted to reach its target (``spec.until``), with an interval."""
+
+    step: Count
+    earliest_step: Count
+    latest_step: Count
+
+
+class TargetProgress(UntrustedRecord):
+    """The last and the best value of the metric of ``spec.until`` so far."""
+
+    value: float
+    best: float
+    forecast: Annotated[TargetForecast | None, Field(description="None: the values allow no forecast.")] = None
+
+
 class Mismatch(UntrustedRecord):
     """A rank that runs on a different device than its plan expects."""
 
@@ -171,6 +187,7 @@ class Report(UntrustedRecord):
     link_latency_s: Annotated[Seconds | None, Field(description="Measured between ranks at start.")] = None
     link_bandwidth_Bps: Annotated[float | None, Field(gt=0, le=1e15)] = None
     noise: Annotated[Noise | None, Field(description="None: not measured, such as on one rank.")] = None
+    target: Annotated[TargetProgress | None, Field(description="None: no target, or no value yet.")] = None
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, populate_by_name=True)
 

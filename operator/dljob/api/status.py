@@ -209,6 +209,20 @@ class Progress(ApiModel):
     ] = None
 
 
+class TargetStatus(ApiModel):
+    """Values of the metric of spec.until, and when it is predicted to reach its target."""
+
+    metric: str
+    value: Annotated[float, Field(description="The last value.")]
+    best: float
+    remaining_seconds: Annotated[
+        float | None,
+        Field(ge=0, description="Predicted training time to the target. Unset: the values allow no forecast."),
+    ] = None
+    remaining_seconds_earliest: Annotated[float | None, Field(ge=0, description="Lower end of the interval.")] = None
+    remaining_seconds_latest: Annotated[float | None, Field(ge=0, description="Upper end of the interval.")] = None
+
+
 class LastCheckpoint(ApiModel):
     step: Annotated[int, Field(ge=0)]
     time: datetime
@@ -309,6 +323,7 @@ class DLJobStatus(ApiModel):
     plan: PlanStatus | None = None
     measured: Measured | None = None
     progress: Progress | None = None
+    target: Annotated[TargetStatus | None, Field(description="Progress to the target of spec.until.")] = None
     eta: Annotated[datetime | None, Field(description="When training is expected to end.")] = None
     remaining: Annotated[
         str | None,

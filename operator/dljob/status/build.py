@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dlcontract import Report, RunPhase
+from dlcontract import Report, RunPhase, TargetProgress
 from dljob.api import (
     DLJobStatus,
     GroupStatus,
@@ -18,6 +18,7 @@ from dljob.api import (
     Progress,
     Result,
     Startup,
+    TargetStatus,
 )
 from dljob.job.observed import JOB_LABEL, JobSeen, Observed
 from dljob.job.plan.status import figures
@@ -146,6 +147,8 @@ def _from_report(
             accuracy=_rounded(report.accuracy, 6),
             metrics={name: float(f"{value:.6g}") for name, value in sorted(report.metrics.items())} or None,
         )
+    if report.target is not None and accepted is not None and accepted.plan.until is not None:
+        changes["target"] = _target(report, report.target, accepted.plan.until.metric, done)
     if report.step_s and accepted is not None and report.plan_number == accepted.plan.number:
         changes["measured"] = _measured(report, accepted)
     if report.last_checkpoint is not None:
@@ -192,6 +195,21 @@ def _measured(report: Report, accepted: StoredPlan) -> Measured:
         step_error=round(error, 4) if isfinite(error) else None,
         noise_scale=figures(report.noise.samples) if report.noise else None,
     )
+
+
+def _target(report: Report, target: TargetProgress, metric: str, done: bool) -> TargetStatus:
+    """Return the progress to the target. A forecast beyond the last step is left out."""
+    found = TargetStatus(metric=metric, value=figures(target.value), best=figures(target.best))
+    ahead = target.forecast
+    last = report.steps or None
+    if ahead is None or done or not report.step_s or (last is not None and ahead.latest_step > last):
+        return found
+    left = [
+        figures(max(0, step - report.step) * report.step_s)
+        for step in (ahead.step, ahead.earliest_step, ahead.latest_step)
+    ]
+    names = ("remaining_seconds", "remaining_seconds_earliest", "remaining_seconds_latest")
+    return found.model_copy(update=dict(zip(names, left, strict=True)))
 
 
 def _startup(job: JobSeen, status: DLJobStatus, report: Report) -> Startup | None:

@@ -81,6 +81,20 @@ class TestUntil:
         assert complete.reason == (reason if reason != "OfANewerRelease" else "Complete")
         assert ("spec.until.atLeast is 0.9; trained 40 steps" in complete.message) is (reason != "OfANewerRelease")
 
+    def test_status_shows_the_predicted_time_to_the_target(self) -> None:
+        found = training(self.SPEC)
+        ahead = {"step": 30, "earliest_step": 20, "latest_step": 50}
+        target = {"value": 0.7, "best": 0.75, "forecast": ahead}
+        seen_ = replace(found, report=report(found, RunPhase.RUNNING, step=10, steps=75, step_s=0.5, target=target))
+        shown = status(step(seen_)).target
+        assert shown is not None and (shown.metric, shown.value, shown.best) == ("accuracy", 0.7, 0.75)
+        remaining = (shown.remaining_seconds, shown.remaining_seconds_earliest, shown.remaining_seconds_latest)
+        assert remaining == (10, 5, 20)
+        target["forecast"] = {**ahead, "latest_step": 76}
+        late = replace(found, report=report(found, RunPhase.RUNNING, step=10, steps=75, step_s=0.5, target=target))
+        shown = status(step(late)).target
+        assert shown is not None and shown.remaining_seconds is None, "the last step comes first"
+
     def test_changed_target_gives_a_new_plan(self) -> None:
         found = training(self.SPEC)
         new = step(changed(found, until={"metric": "accuracy", "atLeast": 0.95}))

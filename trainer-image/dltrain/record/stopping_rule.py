@@ -3,8 +3,9 @@
 from collections import deque
 from collections.abc import Iterable
 
-from dlcontract import StoppedEarly, Until, reasons
+from dlcontract import StoppedEarly, TargetProgress, Until, reasons
 from dltrain.protocol.rank_messages import Evaluated, Logged, RankMessage, Step
+from dltrain.record.target_forecast import forecast
 
 CAPACITY = 4096
 """Number of values that are stored, which is more than the largest patience."""
@@ -32,11 +33,32 @@ class StoppingRule:
         """Create the rule. ``values``: (step, value) of earlier attempts, from the run report."""
         self.until = until
         self._values: deque[tuple[int, float]] = deque(values, maxlen=CAPACITY)
+        self._progress: tuple[int, TargetProgress] | None = None
+        """The last result of ``progress``, and the number of values recorded by then."""
+        self._recorded = 0
 
     @property
     def values(self) -> tuple[tuple[int, float], ...]:
         """(step, value) of the metric, in the order of the steps."""
         return tuple(self._values)
+
+    def progress(self) -> TargetProgress | None:
+        """Return the last and the best value, and the predicted step of the target; None before the first value."""
+        if not self._values:
+            return None
+        if self._progress is None or self._progress[0] != self._recorded:
+            value, best = self._values[-1][1], self._values[self._best()][1]
+            found = TargetProgress(value=value, best=best, forecast=forecast(self.values, self.until))
+            self._progress = self._recorded, found
+        return self._progress[1]
+
+    def _best(self) -> int:
+        """Return the index of the first of the best values."""
+        best = 0
+        for index, (_, value) in enumerate(self._values):
+            if self.until.better(value, self._values[best][1]):
+                best = index
+        return best
 
     def record(self, message: RankMessage) -> tuple[int, StoppedEarly] | None:
         """Record a message of the rank that represents the job.
@@ -52,6 +74,7 @@ class StoppingRule:
         while self._values and self._values[-1][0] >= step:
             self._values.pop()
         self._values.append(found)
+        self._recorded += 1
         if (why := self._why()) is None:
             return None
         return step, why
@@ -63,10 +86,7 @@ class StoppingRule:
             field, limit = ("atLeast", until.at_least) if until.at_least is not None else ("atMost", until.at_most)
             message = f"{shown}; spec.until.{field} is {limit:g}"
             return StoppedEarly(reason=reasons.TARGET_REACHED, message=message)
-        best = 0
-        for index, (_, other) in enumerate(self._values):
-            if until.better(other, self._values[best][1]):
-                best = index
+        best = self._best()
         without = len(self._values) - 1 - best
         if until.patience is None or without < until.patience:
             return None

@@ -58,7 +58,7 @@ class ObservedJob:
         self.settings, self.reporter, self.plan = settings, reporter, plan
         self.ledger = Ledger(plan, previous, settings.hang_min_s)
         self.account = runreport.RunReportWriter(self.ledger, time.time())
-        self.reporter.compose = lambda: self.ledger.report(time.time())
+        self.reporter.compose = self._report
         self.links = Links(identity.client, settings.agent_port, self.events.put)
         self.launcher = Launcher(settings, reaper, env, self.links)
         self.membership = Membership(settings, self.links, plan, term_after(plan, previous), acting=acting)
@@ -89,6 +89,11 @@ class ObservedJob:
     def _stopping_rule(self) -> StoppingRule | None:
         until = self.plan.until
         return None if until is None else StoppingRule(until, self.account.history.values(until.metric))
+
+    def _report(self) -> Report:
+        report = self.ledger.report(time.time())
+        rule = self.stopping_rule
+        return report if rule is None else report.model_copy(update={"target": rule.progress()})
 
     def _tick(self) -> None:
         attempt, now_s = self.attempt, time.monotonic()
