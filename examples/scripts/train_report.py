@@ -25,7 +25,10 @@ while state["step"] < STEPS:
     state["step"] += 1
     loss = sum(error**2 for _, error in errors) / BATCH
     dltrain.report(step=state["step"], steps=STEPS, loss=loss, samples=BATCH, slope=state["slope"])
-    if state["step"] % 50 == 0:
+    stop = dltrain.stop_requested()
+    if stop or state["step"] % 50 == 0:
         folder.mkdir(parents=True, exist_ok=True)
         saved.write_text(json.dumps(state))
+    if stop:
+        break
 print(f"y = {state['slope']:.2f} x + {state['offset']:.2f}", flush=True)

@@ -15,12 +15,12 @@ A script for another framework calls ``dltrain.report`` after its steps instead,
 from typing import TYPE_CHECKING
 
 from dltrain import data
-from dltrain.reporting.script_reports import busy, report
+from dltrain.reporting.script_reports import busy, report, stop_requested
 
 if TYPE_CHECKING:
     from dltrain.train.trainer import Trainer
 
-__all__ = ["busy", "data", "init", "report"]
+__all__ = ["busy", "data", "init", "report", "stop_requested"]
 
 
 def init(

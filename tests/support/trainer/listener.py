@@ -60,7 +60,7 @@ class Listener:
             arrived = self._changed.wait_for(lambda: len(self.of(kind)) >= count, timeout_s)
         assert arrived, f"{len(self.of(kind))} {kind.__name__} after {timeout_s} s; received {self.messages}"
 
-    def stop(self) -> None:
+    def stop(self, at_step: int | None = None) -> None:
         """Ask every rank to stop."""
         for connection in self._connections:
-            connection.sendall(Stop(grace_s=30).model_dump_json().encode() + b"\n")
+            connection.sendall(Stop(grace_s=30, at_step=at_step).to_json().encode() + b"\n")

@@ -1,6 +1,7 @@
 """Tests of jobs that are good enough before their last step, with real agents and ranks."""
 
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -50,6 +51,28 @@ def test_reporting_script_stops_at_its_target(two: Job) -> None:
     assert report.outcome.stopped is not None and report.outcome.stopped.reason == "TargetReached"
     assert report.outcome.loss is not None and report.outcome.loss <= 0.1 and report.outcome.steps < 100000
     assert report.failures == 0 and report.restarts == {}
+
+
+def test_ranks_of_a_script_stop_at_the_same_step(two: Job) -> None:
+    model = ModelRef(command=("python", SCRIPT, "100000", "0.05", "heed=1"), framework="Torchrun")
+    two.start(two.plan(model=model, until=Until(metric="loss", at_most=0.1)), **NO_TORCH)
+    report = two.until(lambda r: r.phase in (RunPhase.SUCCEEDED, RunPhase.FAILED))
+    assert report.phase is RunPhase.SUCCEEDED and report.outcome is not None, report.failure
+    assert report.outcome.stopped is not None and report.outcome.stopped.reason == "TargetReached"
+    steps = [
+        re.findall(rf"\[rank {rank}\] rank {rank} stops at step (\d+)", pod.text()) for rank, pod in enumerate(two.pods)
+    ]
+    assert len(steps[0]) == 1 and steps[0] == steps[1], steps
+    assert abs(report.outcome.steps - int(steps[0][0])) <= 1
+
+
+def test_suspended_script_that_heeds_requests_gets_no_signal(two: Job) -> None:
+    model = ModelRef(command=("python", SCRIPT, "100000", "0.05", "heed=1"), framework="Torchrun")
+    two.start(two.plan(model=model, grace_s=30.0), **NO_TORCH)
+    two.until(lambda r: r.step >= 3)
+    assert leave(two) == [143, 143]
+    steps = [re.findall(r"stops at step (\d+)", pod.text()) for pod in two.pods]
+    assert len(steps[0]) == 1 and steps[0] == steps[1], steps
 
 
 def test_job_without_improvement_stops_and_needs_no_checkpoints(two: Job) -> None:

@@ -45,6 +45,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
     for name in ("logged_values", "huggingface", "lightning", "accelerate"):
         module = importlib.import_module(f"dltrain.integrations.{name}")
         monkeypatch.setattr(module, "report", lambda **values: found.append(("report", values)), raising=False)
+        monkeypatch.setattr(module, "stop_requested", lambda: False, raising=False)
         monkeypatch.setattr(module, "busy", lambda what, _: found.append((what, {})), raising=False)
     yield found
     for name in ("logged_values", "huggingface", "lightning", "accelerate"):
@@ -120,6 +121,22 @@ def test_lightning_trainer_in_its_order_of_calls(calls: Calls) -> None:
         ("checkpoint", {}),
         ("report", {**same, "train_acc": 0.9}),
     ]
+
+
+def test_trainers_stop_with_a_checkpoint_when_the_job_asks(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dltrain.integrations import huggingface, lightning
+
+    for module in (huggingface, lightning):
+        monkeypatch.setattr(module, "stop_requested", lambda: True)
+    monkeypatch.setenv("DLJOB_CHECKPOINT_DIR", "/volume/job")
+    args = SimpleNamespace(train_batch_size=8, gradient_accumulation_steps=2, world_size=4)
+    control = SimpleNamespace(should_save=False, should_evaluate=False, should_training_stop=False)
+    huggingface.ReportCallback().on_step_end(args, SimpleNamespace(global_step=1, max_steps=-1, epoch=0.5), control)
+    assert control.should_save and control.should_training_stop and calls[-1] == ("checkpoint", {})
+    saved: list[str] = []
+    trainer = SimpleNamespace(global_step=1, current_epoch=0, should_stop=False, save_checkpoint=saved.append)
+    lightning.ReportCallback().on_train_batch_end(trainer, None, {"loss": 0.5}, None, 0)
+    assert trainer.should_stop and saved == ["/volume/job/stopped.ckpt"]
 
 
 def test_lightning_callback_is_of_the_package_that_the_script_uses(

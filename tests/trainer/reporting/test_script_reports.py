@@ -174,6 +174,27 @@ def test_invalid_values_are_named_once_and_end_nothing() -> None:
     assert step.samples_per_s <= 1e15 and warnings[-1].startswith("step: found 2 after 6")
 
 
+def test_a_script_that_asks_whether_to_stop_stops_at_the_step_of_the_request(tmp_path: Path) -> None:
+    script = """import dltrain, sys, time
+for step in range(1, 10**6):
+    dltrain.report(step=step)
+    if dltrain.stop_requested():
+        print("stopped at", step)
+        break
+    time.sleep(0.01)
+"""
+    with Listener(tmp_path) as agent:
+        command = [sys.executable, "-c", script]
+        variables = os.environ | {SOCKET_ENV: agent.path, "PYTHONPATH": str(TRAINER)}
+        process = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True)
+        agent.wait_for(Step, 2)
+        assert agent.of(Step)[1].heeds_stop
+        ahead = agent.of(Step)[-1].step + 500
+        agent.stop(at_step=ahead)
+        assert process.communicate(timeout=WITHIN_S)[0] == f"stopped at {ahead}\n"
+    assert bare("import dltrain; dltrain.report(step=1); assert not dltrain.stop_requested()").returncode == 0
+
+
 def test_line_of_a_report() -> None:
     training, _ = progress(samples=64)
     add(training, 0.0, 1)

@@ -5,13 +5,14 @@ from typing import Any
 from transformers import TrainerCallback
 
 from dltrain.integrations.logged_values import CHECKPOINT_S, EvaluationBatches, report_arguments
-from dltrain.reporting.script_reports import busy, report
+from dltrain.reporting.script_reports import busy, report, stop_requested
 
 
 class ReportCallback(TrainerCallback):  # type: ignore[misc]  # The type checker does not see the library.
     """Report each step, and the loss, accuracy and metrics that the ``Trainer`` logs, on every rank.
 
-    Evaluations and checkpoints of the ``Trainer`` are announced, so that they do not count as hangs.
+    Evaluations and checkpoints of the ``Trainer`` are announced, so that they do not count as hangs. If the job asks
+    the script to stop, the ``Trainer`` saves a checkpoint, and ``train`` returns.
     """
 
     def __init__(self) -> None:
@@ -19,6 +20,8 @@ class ReportCallback(TrainerCallback):  # type: ignore[misc]  # The type checker
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._report(args, state)
+        if stop_requested():
+            control.should_save = control.should_training_stop = True
         if control.should_save:
             busy("checkpoint", CHECKPOINT_S)
         if control.should_evaluate:

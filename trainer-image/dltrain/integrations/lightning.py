@@ -3,12 +3,13 @@
 The callback is one of the package ``pytorch_lightning`` if the script has imported that package only.
 """
 
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any
 
 from dltrain.integrations.logged_values import CHECKPOINT_S, EvaluationBatches, report_arguments
-from dltrain.reporting.script_reports import busy, report
+from dltrain.reporting.script_reports import busy, report, stop_requested
 
 if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:
     from pytorch_lightning.callbacks import Callback
@@ -16,10 +17,16 @@ else:
     from lightning.pytorch.callbacks import Callback
 
 
+STOPPED = "stopped.ckpt"
+"""Name of the checkpoint that is saved when the job asks the script to stop."""
+
+
 class ReportCallback(Callback):  # type: ignore[misc]  # The type checker does not see the library.
     """Report each step with its loss, and the metrics that the module logs, on every rank.
 
-    Validation and checkpoints of the ``Trainer`` are announced, so that they do not count as hangs.
+    Validation and checkpoints of the ``Trainer`` are announced, so that they do not count as hangs. If the job asks
+    the script to stop, the callback saves the checkpoint ``stopped.ckpt`` in $DLJOB_CHECKPOINT_DIR or the trainer's
+    folder, and ``fit`` returns.
     """
 
     def __init__(self) -> None:
@@ -39,6 +46,10 @@ class ReportCallback(Callback):  # type: ignore[misc]  # The type checker does n
             return  # The batch was one of several whose gradients are accumulated.
         self._step = trainer.global_step
         self._report(trainer, loss=outputs.get("loss") if isinstance(outputs, Mapping) else outputs)
+        if stop_requested():
+            folder = os.environ.get("DLJOB_CHECKPOINT_DIR") or trainer.default_root_dir
+            trainer.save_checkpoint(os.path.join(folder, STOPPED))  # noqa: PTH118 - it may be a URL.
+            trainer.should_stop = True
 
     def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
         step, names = self._validated

@@ -139,6 +139,9 @@ class Step(Record):
     reported: Annotated[bool, Field(description="True: the script measured nothing, and called dltrain.report.")] = (
         False
     )
+    heeds_stop: Annotated[
+        bool, Field(description="With reported: the script calls dltrain.stop_requested, so it needs no SIGTERM.")
+    ] = False
     interval_s: Annotated[
         float | None, Field(ge=0, description="With reported: median seconds between two reports; None: unknown.")
     ] = None
@@ -243,6 +246,16 @@ class Stop(Record):
 
     type: Literal["stop"] = "stop"
     grace_s: float
+    at_step: Annotated[
+        int | None,
+        Field(
+            description="Step after which a script stops that only reports. Its ranks cannot agree on one themselves."
+        ),
+    ] = None
+
+    def to_json(self) -> str:
+        """Return the message without unset fields, which ranks of the last release would refuse."""
+        return self.model_dump_json(exclude_none=True)
 
 
 RankMessage = Annotated[

@@ -1,9 +1,9 @@
 """Predict the step at which a metric reaches its target, from the curve of its values so far. No I/O.
 
-Curves of losses and accuracies over steps s are close to a + b·f(s), with a power of s, its logarithm, an exponential or
-a hyperbola for f (Domhan et al. 2015 compare such functions). For a given f, a and b follow from linear regression.
-Several f often fit the values equally well and differ in what they predict, so the interval covers all of them, and the
-fits without each fifth of the values. If a curve that fits does not reach the target, the forecast is left out.
+Curves of losses and accuracies over steps s are close to a + b·f(s), with a power of s, its logarithm, an exponential
+or a hyperbola for f (Domhan et al. 2015 compare such functions). For a given f, a and b follow from linear regression.
+Several f often fit the values equally well and differ in what they predict. The interval therefore covers all of them,
+and the fits without each fifth of the values. If a curve that fits does not reach the target, there is no forecast.
 """
 
 from collections.abc import Callable, Sequence

@@ -85,11 +85,23 @@ class ReportedProgress:
         self._evaluations: deque[tuple[int, Any]] = deque(maxlen=MAX_EVALUATIONS)
         self._metrics: dict[str, Any] = {}
         self._changed = False
+        self._heeds_stop = False
+        """True if the script asks whether it should stop."""
+
+    @property
+    def step(self) -> int:
+        """The step of the last report; -1 before the first one."""
+        return self._step
 
     @property
     def pending(self) -> bool:
         """True if there was a report since the last call of ``updates``."""
         return self._changed
+
+    def heed_stop(self) -> None:
+        """Record that the script asks whether it should stop. The next update says so."""
+        if not self._heeds_stop:
+            self._heeds_stop = self._changed = True
 
     def add(
         self,
@@ -174,6 +186,7 @@ class ReportedProgress:
             "samples_per_s": min(MAX_RATE, self._samples / step_s) if self._samples and step_s else 0.0,
             "world_size": self._world_size,
             "reported": True,
+            "heeds_stop": self._heeds_stop,
             "interval_s": self._times.interval_s(),
         }
 

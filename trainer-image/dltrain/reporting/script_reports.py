@@ -56,6 +56,8 @@ class ScriptReports:
         self._wake = threading.Event()
         self._ending = self._lost = False
         self._pid = os.getpid()
+        self._stop_at: int | None = None
+        """The step after which the agent asks the script to stop; None: it does not."""
         self._thread: threading.Thread | None = None
         if self._path:
             self._thread = threading.Thread(
@@ -91,6 +93,11 @@ class ScriptReports:
             limit_s = min(max(float(limit_s), 1e-3), 86_400.0)
             self._put([{"type": "busy", "rank": self._rank, "what": str(what), "limit_s": limit_s}])
 
+    def stop_requested(self) -> bool:
+        """Return True if the agent has asked this script to stop, and the step of the request is reached."""
+        self._progress.heed_stop()
+        return self._stop_at is not None and self._progress.step >= self._stop_at
+
     def _put(self, updates: list[Update]) -> None:
         if self._path:
             self._queue.extend(updates)
@@ -116,9 +123,17 @@ class ScriptReports:
                 faulthandler.register(WHERE)
             with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
                 connection.connect(path)
+                threading.Thread(target=self._listen, args=(connection,), daemon=True, name="dltrain.stop").start()
                 self._send_to(connection)
         except (OSError, RuntimeError):  # The training continues without an agent.
             self._lost = True
+
+    def _listen(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError, ValueError), connection.makefile("rb") as lines:
+            for text in lines:
+                message = json.loads(text)
+                if message.get("type") == "stop":
+                    self._stop_at = message.get("at_step") or 0
 
     def _send_to(self, connection: socket.socket) -> None:
         before: str | None = None
@@ -208,3 +223,14 @@ def busy(what: str, seconds: float) -> None:
         _trainer.busy(what, seconds)
     elif _reports is not None:
         _reports.busy(what, seconds)
+
+
+def stop_requested() -> bool:
+    """Return True if the job asks this script to save a checkpoint and end now, after the step of its last report.
+
+    A job asks for that if it is good enough (``spec.until``), suspended, or about to lose a pod. Call this function
+    after ``dltrain.report``, in every step and on every rank. It returns True after the same step on all ranks, so
+    ranks need not agree by themselves. A script that never calls it gets SIGTERM instead. In a script that calls
+    ``dltrain.init``, ``t.steps`` ends by itself, and this function returns False.
+    """
+    return _trainer is None and _reports is not None and _reports.stop_requested()

@@ -196,15 +196,14 @@ class Coordinator:
         """Stop an attempt that is good enough after ``step``, with a checkpoint. Return True if this succeeded.
 
         If a checkpoint is enabled and the last one is older than ``step``, the ranks failed while they stopped. They
-        then restart and reach the target again. A script that does not call ``dltrain.init`` gets SIGTERM, and writes
-        its own checkpoint.
+        then restart and reach the target again. A script that does not call ``dltrain.init`` writes its own
+        checkpoint: it calls ``dltrain.stop_requested``, or gets SIGTERM.
         """
         log.info("%s; the training stops", why.message)
         plan = attempt.plan
         saves = plan.model.framework == "DLTrain" and not attempt.only_reports and plan.checkpoint.enabled
         grace_s = max(EARLY_STOP_S, plan.grace_s) if saves else plan.grace_s
-        attempt.stopping = True
-        self.job.links.send_all(proto.StopRanks(attempt=attempt.name, grace_s=grace_s, progressed=True))
+        self._ask_to_stop(attempt, grace_s, progressed=True)
         await self._until(lambda: attempt.failed_to_stop or all(attempt.gone(rank) for rank in plan.ranks), grace_s)
         saved = self.job.ledger.report(time.time()).last_checkpoint
         if saves and attempt.outcome is None and (saved is None or saved.step < step):
@@ -357,13 +356,16 @@ class Coordinator:
         """Ask the ranks to checkpoint and exit within ``grace_s`` seconds. Then kill those that still run."""
         attempt = self.job.attempt
         if attempt is not None:
-            attempt.stopping = True
-            self.job.links.send_all(
-                proto.StopRanks(attempt=attempt.name, grace_s=grace_s, progressed=attempt.progressed)
-            )
+            self._ask_to_stop(attempt, grace_s, progressed=attempt.progressed)
             ranks = attempt.plan.ranks
             await self._until(lambda: all(attempt.gone(rank) for rank in ranks), grace_s, interruptible=False)
         await self._end_attempt()
+
+    def _ask_to_stop(self, attempt: Attempt, grace_s: float, *, progressed: bool) -> None:
+        attempt.stopping = True
+        at_step = self.job.stop_step(attempt)
+        request = proto.StopRanks(attempt=attempt.name, grace_s=grace_s, progressed=progressed, at_step=at_step)
+        self.job.links.send_all(request)
 
     async def _end_attempt(self) -> None:
         """Kill mpirun and, on all connected pods, the processes of the current attempt, if there is one.

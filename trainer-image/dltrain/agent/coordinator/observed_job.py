@@ -6,6 +6,7 @@ the number or the term changed, or requests that the report is written now. The 
 
 import logging
 import time
+from math import ceil
 
 from dlcontract import Failure, Outcome, Plan, Report, RunPhase, reasons
 from dltrain.agent.coordinator.diagnosis import Attempt
@@ -25,6 +26,9 @@ from dltrain.record.run_report import files as runreport
 from dltrain.record.stopping_rule import StoppingRule
 
 log = logging.getLogger(__name__)
+STOP_AHEAD_S = 2.0
+"""Time in seconds until the step at which a script that only reports is asked to stop. Its last reports may be a second
+old, and the request takes milliseconds."""
 LAUNCH_LIMIT_S = 300.0
 """Maximum seconds from a launch until every rank's process has started. 1 to 2 s are usual. mpirun has no such
 limit."""
@@ -226,6 +230,16 @@ class ObservedJob:
         files = await self.account.packed(phase, time.time(), outcome)
         left_nbytes = LIMIT_NBYTES - sum(map(stored_nbytes, files.values()))
         await self.reporter.write_outputs(files | packed(self.outputs, left_nbytes))
+
+    def stop_step(self, attempt: Attempt) -> int | None:
+        """Return the step after which the ranks of a script stop that only reports; None for other ranks.
+
+        The step is so far ahead that the request reaches all ranks before it.
+        """
+        if not attempt.only_reports:
+            return None
+        step_s = self.ledger.report(time.time()).step_s or STOP_AHEAD_S
+        return self.account.history.farthest_step + 1 + ceil(STOP_AHEAD_S / step_s)
 
     def outcome_of(self, attempt: Attempt) -> Outcome:
         """Return the result that the ranks of ``attempt`` reported, or else one that follows from their last updates.

@@ -102,6 +102,11 @@ class History:
         """Seconds spent in steps so far."""
         return self._totals.training_s
 
+    @property
+    def farthest_step(self) -> int:
+        """The largest step that a rank of this attempt has reported; 0 before the first one."""
+        return max(self._last_steps.values(), default=0)
+
     def values(self, metric: str) -> list[tuple[int, float]]:
         """Return (step, value) of a metric so far: accuracy, loss, or one that the script logs."""
         if metric == "accuracy" and self._evaluations:

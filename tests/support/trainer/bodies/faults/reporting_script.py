@@ -2,6 +2,7 @@
 
 Usage: ``reporting_script.py STEPS PACE_S [KEY=VALUE…]``. ``fail_step=N`` ends rank 0 with exit code 1 at that step, once per
 checkpoint directory. ``silent_rank=N`` lets that rank hang after its second step. ``reporter=N``: only that rank reports.
+``heed=1``: the ranks ask whether to stop, and then end after a checkpoint.
 ``hold=N``: each rank waits at that step until the checkpoint directory has a file ``go``.
 """
 
@@ -31,6 +32,9 @@ def main():
         if rank == "0" and str(step) == options.get("fail_step") and not failed.exists():
             failed.touch()
             sys.exit(1)
+        if "heed" in options and dltrain.stop_requested():
+            print(f"rank {rank} stops at step {step}", flush=True)
+            return
         while str(step) == options.get("hold") and not (folder / "go").exists():
             time.sleep(0.05)
         if rank == options.get("silent_rank") and step == 2:
