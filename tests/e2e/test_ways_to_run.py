@@ -10,12 +10,25 @@ from support.cluster.kubectl import ROOT, Kubectl, condition, example, no_pods, 
 pytestmark = pytest.mark.e2e
 
 
-@pytest.mark.parametrize("name", ["own-script.yaml", "torchrun.yaml", "mpi.yaml", "horovod.yaml", "minimal.yaml"])
+EXAMPLES = (
+    "own-script.yaml", "torchrun.yaml", "report.yaml", "until.yaml", "mpi.yaml", "horovod.yaml", "minimal.yaml"
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_example_runs_to_completion(name: str, kubectl: Kubectl) -> None:
     path = ROOT / "examples" / name
     kubectl.run("apply", "-f", str(path))
     job = next(d for d in yaml.safe_load_all(path.read_text()) if d["kind"] == "DLJob")["metadata"]["name"]
-    kubectl.wait_phase(job, "Complete", 240)
+    done = kubectl.wait_phase(job, "Complete", 240)
+    if name == "report.yaml":
+        progress = done["status"]["progress"]
+        assert (progress["step"], progress["percent"]) == (300, 100) and progress["metrics"]["slope"] > 1
+        assert done["status"]["result"]["loss"] == progress["loss"] > 0
+    if name == "until.yaml":
+        complete, result = condition(done, "Complete"), done["status"]["result"]
+        assert complete is not None and complete["reason"] in ("TargetReached", "NoImprovement")
+        assert result["steps"] < done["status"]["progress"]["steps"] and result["checkpoint"]
 
 
 def test_torchrun_needs_an_image_a_command_and_nodes_only(kubectl: Kubectl) -> None:

@@ -49,6 +49,12 @@ CASES: dict[str, tuple[Json, str]] = {
     "cache and room": (
         {"dataset": {"uri": "http://a/b", "samples": 9, "size": "9Gi", "cacheClaimName": "c"}}, "remove one of them",
     ),
+    "until a target": ({"until": {"metric": "accuracy", "atLeast": 0.97, "patience": 5}}, ""),
+    "until a low value": ({"until": {"metric": "val/loss", "atMost": -1.5}}, ""),
+    "until nothing": ({"until": {"metric": "loss"}}, "exactly one of atLeast and atMost"),
+    "until two values": (
+        {"until": {"metric": "loss", "atLeast": 1.0, "atMost": 2.0}}, "exactly one of atLeast and atMost",
+    ),
     "failure rule for exit codes": (
         {"runPolicy": {"failureRules": [{"action": "FailJob", "onExitCodes": {"values": [3]}}]}},
         "",

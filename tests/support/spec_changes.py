@@ -17,6 +17,7 @@ URI = {"uri": "pvc://a/b", "samples": 9, "sha256": SHA256}
 FETCHED = {"uri": "https://a.example/b.npz", "samples": 9}
 SCRIPT: Json = {"model": {"hints": HINTS}, "trainer": {"command": ["a"], "args": ["b"]}}
 RANGE = {"min": 2, "max": 64}
+TARGET = {"metric": "accuracy", "atLeast": 0.97}
 STALE = {"synchronization": "StaleSynchronous", "stalenessBound": 2}
 STAGES = {"strategy": "Pipeline", "stages": 2, "microBatches": 2}
 SCALING = {"rule": "Linear", "baseBatchSize": 4}
@@ -35,6 +36,7 @@ BEFORE_AND_AFTER: dict[str, tuple[Json, Json]] = {
     "batchSizeRange.min": ({"batchSizeRange": RANGE}, {"batchSizeRange": {**RANGE, "min": 3}}),
     "batchSizeRange.max": ({"batchSizeRange": RANGE}, {"batchSizeRange": {**RANGE, "max": 65}}),
     "epochs": ({}, {"epochs": 2}),
+    "until": ({"until": TARGET}, {"until": {**TARGET, "atLeast": 0.98}}),
     "steps": ({"epochs": None, "steps": 5}, {"epochs": None, "steps": 6}),
     "optimizer.learningRateScaling": ({}, {"optimizer": {"learningRateScaling": SCALING}}),
     "trainer.command": ({}, {"trainer": {"command": ["a"]}}),
@@ -63,7 +65,9 @@ def fields(schema: Json, path: str = "") -> Iterator[tuple[str, Json]]:
     """Yield every field of the spec and its schema, but no field inside a list or a map."""
     for name, field in schema.get("properties", {}).items():
         here = f"{path}.{name}".lstrip(".")
-        if "properties" in field and here not in ("model.hints", "batchSizeRange", "optimizer.learningRateScaling"):
+        if "properties" in field and here not in (
+            "model.hints", "batchSizeRange", "optimizer.learningRateScaling", "until",
+        ):  # fmt: skip
             yield from fields(field, here)
         else:
             yield here, field

@@ -8,16 +8,19 @@
 
 The same script runs with plain ``python``, with ``mpirun -n 2``, and in a DLJob (spec.trainer.command). Importing this
 module is cheap: ``init`` imports torch and starts MPI.
+
+A script for another framework calls ``dltrain.report`` after its steps instead, which needs the standard library only.
 """
 
 from typing import TYPE_CHECKING
 
 from dltrain import data
+from dltrain.reporting.script_reports import busy, report, stop_requested
 
 if TYPE_CHECKING:
     from dltrain.train.trainer import Trainer
 
-__all__ = ["data", "init"]
+__all__ = ["busy", "data", "init", "report", "stop_requested"]
 
 
 def init(

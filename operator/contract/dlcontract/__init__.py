@@ -52,7 +52,11 @@ from dlcontract.report import (
     Report,
     RunPhase,
     StartupMarks,
+    StoppedEarly,
+    TargetForecast,
+    TargetProgress,
 )
+from dlcontract.until import Until
 
 __all__ = [
     "AGENT_PORT",
@@ -109,6 +113,10 @@ __all__ = [
     "Role",
     "RunPhase",
     "StartupMarks",
+    "StoppedEarly",
+    "TargetForecast",
+    "TargetProgress",
+    "Until",
     "UntrustedRecord",
     "config_map_names",
     "decided",

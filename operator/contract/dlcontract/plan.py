@@ -12,6 +12,7 @@ from dlcontract.failure_rules import FailureRule
 from dlcontract.pods import CHECKPOINT_DIR
 from dlcontract.rank_groups import DOMAIN, RANK_GROUPS, expanded, grouped
 from dlcontract.record import Name, Record
+from dlcontract.until import Until
 
 MAX_FULL_NBYTES = 900 * 2**10
 """Size of the JSON above which the ranks of a plan have their short form, which agents before 0.3 cannot read.
@@ -53,6 +54,11 @@ class ModelRef(Record):
     command: tuple[str, ...] = ()
     framework: Literal["DLTrain", "Torchrun", "MPI"] = "DLTrain"
     sync_batch_norm: bool = False
+
+    @property
+    def resumes(self) -> bool:
+        """Return True if a restart on other ranks continues from a checkpoint. A script for torchrun may not."""
+        return self.framework == "DLTrain"
 
 
 class DatasetRef(Record):
@@ -173,6 +179,9 @@ class Plan(Record):
     backoff_limit: Annotated[int, Field(ge=0)] = 3
     failure_rules: tuple[FailureRule, ...] = ()
     grace_s: Annotated[float, Field(gt=0)] = 60.0
+    until: Annotated[
+        Until | None, Field(description="Target at which the training ends before its last step. None: it has none.")
+    ] = None
     expected: Expectation = Expectation()
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, populate_by_name=True)

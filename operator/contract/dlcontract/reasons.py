@@ -21,6 +21,10 @@ RANK_KILLED = "RankKilled"
 RANK_STOPPED = "RankStopped"
 TRAINING_ERROR = "TrainingError"
 
+TARGET_REACHED = "TargetReached"
+NO_IMPROVEMENT = "NoImprovement"
+"""Reasons for which a training is complete before its last step."""
+
 OF_PROGRAM = (COMMAND_NOT_FOUND, RANK_FAILED, RANK_CRASHED, RANK_STOPPED, NO_RESULT, TRAINING_ERROR)
 """Reasons of failures that the user's training script has caused, if the job runs one instead of a built-in model."""
 

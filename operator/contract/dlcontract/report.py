@@ -116,6 +116,13 @@ class StartupMarks(UntrustedRecord):
     first_step_unix_s: UnixTime | None = None
 
 
+class StoppedEarly(UntrustedRecord):
+    """The reason why a training was complete before its last step: TargetReached or NoImprovement."""
+
+    reason: Annotated[str, Field(pattern=r"^[A-Z][A-Za-z0-9]*$", max_length=64)]
+    message: Annotated[str, Field(max_length=512)]
+
+
 class Outcome(UntrustedRecord):
     steps: Count
     seconds: Seconds
@@ -123,6 +130,23 @@ class Outcome(UntrustedRecord):
     accuracy: Annotated[float | None, Field(ge=0, le=1)] = None
     checkpoint: Annotated[str | None, Field(max_length=1024)] = None
     report: Annotated[str | None, Field(max_length=1024, description="Path of the run report.")] = None
+    stopped: Annotated[StoppedEarly | None, Field(description="None: the training made all of its steps.")] = None
+
+
+class TargetForecast(UntrustedRecord):
+    """The step at which a metric is predicted to reach its target (``spec.until``), with an interval."""
+
+    step: Count
+    earliest_step: Count
+    latest_step: Count
+
+
+class TargetProgress(UntrustedRecord):
+    """The last and the best value of the metric of ``spec.until`` so far."""
+
+    value: float
+    best: float
+    forecast: Annotated[TargetForecast | None, Field(description="None: the values allow no forecast.")] = None
 
 
 class Mismatch(UntrustedRecord):
@@ -168,6 +192,7 @@ class Report(UntrustedRecord):
     link_latency_s: Annotated[Seconds | None, Field(description="Measured between ranks at start.")] = None
     link_bandwidth_Bps: Annotated[float | None, Field(gt=0, le=1e15)] = None
     noise: Annotated[Noise | None, Field(description="None: not measured, such as on one rank.")] = None
+    target: Annotated[TargetProgress | None, Field(description="None: no target, or no value yet.")] = None
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, populate_by_name=True)
 

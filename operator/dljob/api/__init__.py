@@ -67,6 +67,7 @@ from dljob.api.status import (
     Result,
     RunForecast,
     Startup,
+    TargetStatus,
 )
 
 __all__ = [
@@ -135,6 +136,7 @@ __all__ = [
     "Scheduling",
     "SpotUse",
     "Startup",
+    "TargetStatus",
     "Trainer",
     "duration_s",
 ]

@@ -117,6 +117,7 @@ CHANGES: tuple[Change, ...] = (
             "batchSizeRange": "It must contain the global batch size of the checkpoint (`status.plan.batchChoice`).",
             "epochs": "A job that has trained as long already completes.",
             "steps": "A job that has trained as long already completes.",
+            "until": "The next value of the metric decides.",
             "optimizer.learningRate": "",
             "optimizer.learningRateScaling": "",
             "trainer.image": "",

@@ -194,10 +194,13 @@ class Measured(ApiModel):
 
 class Progress(ApiModel):
     step: Annotated[int, Field(ge=0)]
-    steps: Annotated[int, Field(ge=1)]
+    steps: Annotated[
+        int | None,
+        Field(ge=1, description="Of the whole training; absent if a script reports steps without their number."),
+    ] = None
     epoch: Annotated[int | None, Field(ge=0)] = None
-    percent: Annotated[int, Field(ge=0, le=100)]
-    display: Annotated[str, Field(description="percent with its sign, for printer columns.")] = ""
+    percent: Annotated[int | None, Field(ge=0, le=100, description="Absent if steps is.")] = None
+    display: Annotated[str, Field(description="percent with its sign, or the step, for printer columns.")] = ""
     loss: float | None = None
     accuracy: Annotated[float | None, Field(ge=0, le=1, description="On held-out samples.")] = None
     metrics: Annotated[
@@ -208,6 +211,20 @@ class Progress(ApiModel):
         int | None,
         Field(ge=0, description="Steps done twice so far, because a restart resumed before them. Unset: none."),
     ] = None
+
+
+class TargetStatus(ApiModel):
+    """Values of the metric of spec.until, and when it is predicted to reach its target."""
+
+    metric: str
+    value: Annotated[float, Field(description="The last value.")]
+    best: float
+    remaining_seconds: Annotated[
+        float | None,
+        Field(ge=0, description="Predicted training time to the target. Unset: the values allow no forecast."),
+    ] = None
+    remaining_seconds_earliest: Annotated[float | None, Field(ge=0, description="Lower end of the interval.")] = None
+    remaining_seconds_latest: Annotated[float | None, Field(ge=0, description="Upper end of the interval.")] = None
 
 
 class LastCheckpoint(ApiModel):
@@ -312,6 +329,7 @@ class DLJobStatus(ApiModel):
     plan: PlanStatus | None = None
     measured: Measured | None = None
     progress: Progress | None = None
+    target: Annotated[TargetStatus | None, Field(description="Progress to the target of spec.until.")] = None
     eta: Annotated[datetime | None, Field(description="When training is expected to end.")] = None
     remaining: Annotated[
         str | None,

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Mapping
+from math import log
 from typing import Any
 
 from pydantic import ValidationError
@@ -38,7 +39,7 @@ class Follower:
         self._generation = generation
         self._said: dict[str, tuple[str, str, str]] = {}
         self._phase: Phase | None = None
-        self._percent = -1
+        self._progress_mark = -1
         self._restarts = 0
 
     def look(self, body: Mapping[str, Any]) -> int | None:
@@ -81,10 +82,16 @@ class Follower:
 
     def _progress(self, status: DLJobStatus) -> None:
         progress = status.progress
-        if progress is None or progress.percent <= self._percent:
+        if progress is None:
             return
-        self._percent = progress.percent
-        parts = [f"{progress.percent:3d} %  step {progress.step}/{progress.steps}"]
+        if progress.percent is None:  # A line appears when the steps have grown by a tenth.
+            begun, mark = f"step {progress.step}", int(log(max(1, progress.step), 1.1))
+        else:
+            begun, mark = f"{progress.percent:3d} %  step {progress.step}/{progress.steps}", progress.percent
+        if mark <= self._progress_mark:
+            return
+        self._progress_mark = mark
+        parts = [begun]
         if progress.loss is not None:
             parts.append(f"loss {progress.loss:.4g}")
         if progress.accuracy is not None:

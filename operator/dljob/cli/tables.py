@@ -139,14 +139,15 @@ def _head(found: Recommendation) -> str:
     """Return the first line: the job, its training and its objective."""
     request = found.request
     script = "MPI program" if found.job.spec.trainer.framework is Framework.MPI else "training script"
+    until = f", until {found.job.spec.until.text}" if found.job.spec.until is not None else ""
     if request.missing:
-        return f"{found.job.name}: {script}, no predicted time"
+        return f"{found.job.name}: {script}, no predicted time{until}"
     what = request.model or (script + (f" like {request.like}" if request.like else ""))
     steps = f"{request.total_steps} steps of {request.global_batch} samples"
     goal = f"minimize {request.minimize.lower()}"
     if request.deadline_s is not None:
         goal += f" within {duration(request.deadline_s)}"
-    return f"{found.job.name}: {what}, {steps}, {goal}"
+    return f"{found.job.name}: {what}, {'at most ' if until else ''}{steps}{until}, {goal}"
 
 
 def recommendation(found: Recommendation) -> list[str]:

@@ -26,7 +26,7 @@ def run_time(predicted: Predicted, status: DLJobStatus) -> Interval:
     if run_p90_s(predicted) is None:
         return UNKNOWN
     saved, done = status.last_checkpoint, status.progress
-    left = 1.0 - min(1.0, saved.step / done.steps) if saved is not None and done is not None else 1.0
+    left = 1.0 - min(1.0, saved.step / done.steps) if saved is not None and done is not None and done.steps else 1.0
     return interval(predicted.total_seconds * left, _spread(predicted))
 
 
@@ -36,7 +36,7 @@ def left_part(status: DLJobStatus, *, running: bool) -> float:
     ``running``: True: count from the job's current step. False: count from its last checkpoint.
     """
     done, saved = status.progress, status.last_checkpoint
-    if done is None or done.steps <= 0:
+    if done is None or not done.steps:
         return 1.0
     return max(0.0, 1.0 - (done.step if running else saved.step if saved is not None else 0) / done.steps)
 
@@ -58,7 +58,7 @@ def remaining(status: DLJobStatus) -> Interval:
     if status.plan is None:
         return UNKNOWN
     predicted, done = status.plan.predicted, status.progress
-    if done is None:
+    if done is None or done.steps is None:
         return UNKNOWN if run_p90_s(predicted) is None else interval(predicted.total_seconds, _spread(predicted))
     step_s = status.measured.step_seconds if status.measured else predicted.step_seconds
     return interval((done.steps - done.step) * step_s, _spread(predicted)) if step_s > 0 else UNKNOWN

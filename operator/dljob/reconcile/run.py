@@ -23,7 +23,7 @@ def ending(parsed: ParsedJob, now: datetime) -> Verdict | None:
     report, accepted = parsed.report, parsed.accepted
     if report is not None and accepted is not None and report.plan_number == accepted.plan.number:
         if report.phase is RunPhase.SUCCEEDED:
-            return Verdict("Complete", TRUE, "Complete", _success(report))
+            return _complete(report)
         limit = accepted.plan.backoff_limit
         if report.phase is RunPhase.FAILED:
             return _failed(parsed, report, report.failures - failure_conditions.ignored(accepted), limit)
@@ -34,6 +34,17 @@ def ending(parsed: ParsedJob, now: datetime) -> Verdict | None:
             text = f"{_count_of_failures(report.failures - ignored, limit)}{_last_failure(report.failure)}"
             return Verdict("Failed", TRUE, "BackoffLimitExceeded", text)
     return storage_evictions.ending(parsed) or _no_data(parsed) or _overdue(parsed, now)
+
+
+def _complete(report: Report) -> Verdict:
+    """Return the verdict Complete. Its reason says whether the training made all steps or was good enough before."""
+    stopped = report.outcome.stopped if report.outcome is not None else None
+    text = _success(report)
+    if stopped is None or stopped.reason not in (reasons.TARGET_REACHED, reasons.NO_IMPROVEMENT):
+        return Verdict("Complete", TRUE, "Complete", text)
+    reached = stopped.reason == reasons.TARGET_REACHED
+    reason = reasons.TARGET_REACHED if reached else reasons.NO_IMPROVEMENT
+    return Verdict("Complete", TRUE, reason, f"{stopped.message}; {text}")
 
 
 def _no_data(parsed: ParsedJob) -> Verdict | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dlcontract import Report, RunPhase
+from dlcontract import Report, RunPhase, TargetProgress
 from dljob.api import (
     DLJobStatus,
     GroupStatus,
@@ -18,6 +18,7 @@ from dljob.api import (
     Progress,
     Result,
     Startup,
+    TargetStatus,
 )
 from dljob.job.observed import JOB_LABEL, JobSeen, Observed
 from dljob.job.plan.status import figures
@@ -128,21 +129,27 @@ def _from_report(
         "remaining": None,
     }
     saved = report.last_checkpoint or status.last_checkpoint
-    if report.steps > 0:
+    if report.steps > 0 or report.step > 0:
         # A checkpoint proves that training reached its step. The report may show a lower step if it is older than the
         # checkpoint, or if an attempt is just resuming from the checkpoint.
-        step = min(max(report.step, saved.step if saved else 0), report.steps)
+        step = max(report.step, saved.step if saved else 0)
+        percent = None
+        if report.steps > 0:  # A script may report its steps without their total number.
+            step = min(step, report.steps)
+            percent = 100 * step // report.steps
         changes["progress"] = Progress(
             step=step,
-            steps=report.steps,
+            steps=report.steps or None,
             epoch=report.epoch,
-            percent=100 * step // report.steps,
-            display=f"{100 * step // report.steps}%",
+            percent=percent,
+            display=f"step {step}" if percent is None else f"{percent}%",
             loss=_rounded(report.loss, 6),
             accuracy=_rounded(report.accuracy, 6),
             metrics={name: float(f"{value:.6g}") for name, value in sorted(report.metrics.items())} or None,
             steps_repeated=report.steps_repeated or None,
         )
+    if report.target is not None and accepted is not None and accepted.plan.until is not None:
+        changes["target"] = _target(report, report.target, accepted.plan.until.metric, done)
     if report.step_s and accepted is not None and report.plan_number == accepted.plan.number:
         changes["measured"] = _measured(report, accepted)
     if report.last_checkpoint is not None:
@@ -191,6 +198,21 @@ def _measured(report: Report, accepted: StoredPlan) -> Measured:
         step_error=round(error, 4) if isfinite(error) else None,
         noise_scale=figures(report.noise.samples) if report.noise else None,
     )
+
+
+def _target(report: Report, target: TargetProgress, metric: str, done: bool) -> TargetStatus:
+    """Return the progress to the target. A forecast beyond the last step is left out."""
+    found = TargetStatus(metric=metric, value=figures(target.value), best=figures(target.best))
+    ahead = target.forecast
+    last = report.steps or None
+    if ahead is None or done or not report.step_s or (last is not None and ahead.latest_step > last):
+        return found
+    left = [
+        figures(max(0, step - report.step) * report.step_s)
+        for step in (ahead.step, ahead.earliest_step, ahead.latest_step)
+    ]
+    names = ("remaining_seconds", "remaining_seconds_earliest", "remaining_seconds_latest")
+    return found.model_copy(update=dict(zip(names, left, strict=True)))
 
 
 def _startup(job: JobSeen, status: DLJobStatus, report: Report) -> Startup | None:

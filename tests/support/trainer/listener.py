@@ -60,7 +60,7 @@ class Listener:
             arrived = self._changed.wait_for(lambda: len(self.of(kind)) >= count, timeout_s)
         assert arrived, f"{len(self.of(kind))} {kind.__name__} after {timeout_s} s; received {self.messages}"
 
-    def stop(self, grace_s: float = 30) -> None:
+    def stop(self, grace_s: float = 30, at_step: int | None = None) -> None:
         """Ask every rank to stop within ``grace_s`` seconds."""
         for connection in self._connections:
-            connection.sendall(Stop(grace_s=grace_s).model_dump_json().encode() + b"\n")
+            connection.sendall(Stop(grace_s=grace_s, at_step=at_step).to_json().encode() + b"\n")

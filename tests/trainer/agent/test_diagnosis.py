@@ -24,7 +24,7 @@ from dltrain.agent.job.shrink import shrink_plan
 from dltrain.agent.main import succession
 from dltrain.host.processes import Exit
 from dltrain.protocol.agent_messages import RankEnded
-from dltrain.protocol.rank_messages import Busy, Finished, Hello, Mark, Probed, Shrunk, Step
+from dltrain.protocol.rank_messages import Busy, Evaluated, Finished, Hello, Mark, Probed, Shrunk, Step
 from dltrain.record.hang_detection import START_DEADLINE_S
 from dltrain.record.ledger import Ledger
 
@@ -165,6 +165,8 @@ def test_script_that_trains_with_dltrain_needs_a_result() -> None:
     assert not custom.succeeded and custom.troubled and diagnose(custom).reason == "NoResult", (
         "it ended in the middle of training"
     )
+    custom.only_reports = True
+    assert custom.succeeded and not custom.troubled, "a script that only reports ends when its ranks do"
 
 
 def test_killed_ranks_that_others_survive_do_not_fail_the_attempt() -> None:
@@ -202,6 +204,25 @@ def test_report_follows_the_remaining_ranks() -> None:
     assert ledger.report(0.0).step == 4, "rank 1 represents the job now"
     ledger.record(step(1, 7), 0.0)
     assert ledger.report(0.0).step == 7
+
+
+def test_lowest_rank_that_reports_represents_a_script_without_the_api() -> None:
+    def reported(rank: int, number: int) -> Step:
+        fields = {"steps": 10, "step_s": 1.0, "samples_per_s": 0.0, "world_size": 3, "loss": float(rank)}
+        return Step(rank=rank, step=number, reported=True, **fields)  # type: ignore[arg-type]
+
+    ledger = Ledger(plan(), None)
+    ledger.record(reported(2, 5), 0.0)
+    assert (ledger.report(0.0).step, ledger.report(0.0).loss) == (5, 2.0)
+    ledger.record(reported(1, 4), 0.0)
+    ledger.record(reported(2, 6), 0.0)
+    assert (ledger.report(0.0).step, ledger.report(0.0).loss) == (4, 1.0)
+    ledger.record(Evaluated(rank=1, step=4, accuracy=0.5), 0.0)
+    ledger.record(Evaluated(rank=2, step=4, accuracy=0.7), 0.0)
+    assert ledger.report(0.0).accuracy == 0.5 and ledger.report(0.0).ranks == ()
+    ledger.begin_attempt(plan())
+    ledger.record(reported(2, 7), 0.0)
+    assert ledger.report(0.0).step == 7, "in the next attempt, other ranks may report"
 
 
 def test_shrink_plan_keeps_the_global_batch_on_remaining_pods() -> None:

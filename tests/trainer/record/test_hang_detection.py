@@ -10,7 +10,14 @@ import pytest
 from dlcontract import RankMeasure
 from dltrain.protocol import activity as activities
 from dltrain.protocol.rank_messages import Busy, RankMessage, Step, Working
-from dltrain.record.hang_detection import ACTIVITY_LIMITS_S, HANG_MAX_S, HANG_MIN_S, HangDetector
+from dltrain.record.hang_detection import (
+    ACTIVITY_LIMITS_S,
+    HANG_MAX_S,
+    HANG_MIN_S,
+    REPORTED,
+    START_DEADLINE_S,
+    HangDetector,
+)
 
 
 def step(rank: int, step_s: float = 0.1) -> Step:
@@ -69,6 +76,29 @@ def test_limit_adapts_to_the_silences_seen() -> None:
         now_s += 20.0 if n % 20 == 0 else 0.3
         detector.record(step(0), now_s)
     assert found_s(detector) - now_s == pytest.approx(60.0, abs=1.0), "three times the 99th percentile"
+
+
+def reported(rank: int, interval_s: float | None, step_s: float = 0.1) -> Step:
+    """Return an update of a script that only reports, about every ``interval_s`` seconds."""
+    return Step(
+        rank=rank, step=1, steps=9, step_s=step_s, samples_per_s=0, world_size=2, reported=True, interval_s=interval_s
+    )  # fmt: skip
+
+
+def test_a_script_that_reports_may_pause_longer_because_its_evaluations_are_unknown() -> None:
+    assert found_s(after((0.0, reported(0, 0.1)))) == REPORTED * HANG_MIN_S + 1
+    assert found_s(after((0.0, reported(0, None)))) == START_DEADLINE_S + 1, "the interval of its reports is unknown"
+    assert found_s(after((0.0, reported(0, 120.0)))) == 1201, "it reports once in each epoch"
+    assert found_s(after((0.0, reported(0, 0.1)), hangs=3)) == HANG_MAX_S + 1
+    busy = Busy(rank=0, what="upload", limit_s=1000)
+    assert found_s(after((0.0, reported(0, 0.1)), (1.0, busy))) == 1 + 1000 + REPORTED * HANG_MIN_S + 1
+
+
+def test_a_rank_that_never_reports_is_never_hung() -> None:
+    detector = after((0.0, reported(0, 0.1)))
+    for second in range(1, 5000):
+        detector.record(reported(0, 0.1), float(second))
+    assert detector.hung(5000.0) is None, "rank 1 of this script makes no report"
 
 
 def test_activity_is_read_from_the_stack() -> None:

@@ -93,6 +93,17 @@ class TestPlan:
         assert "Scaling: the best plan for each number of nodes" in text
         assert "\n* 3 " in text, "the chosen number of nodes is marked in the scaling curve"
 
+    def test_plan_shows_the_target(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        until = "until: {metric: val/loss, atMost: 0.5, patience: 4}"
+        (folder / "job.yaml").write_text(TORCHRUN.replace("nodes:", f"{until}, nodes:"))
+        assert main(["plan", "job.yaml", "--cluster", "cluster.yaml"]) == 0
+        expected = "no predicted time, until val/loss at most 0.5, or 4 values without an improvement\n"
+        assert capsys.readouterr().out.startswith(f"mine: training script, {expected}")
+        text = (ROOT / "examples/until.yaml").read_text()
+        (folder / "job.yaml").write_text(text)
+        assert main(["plan", "job.yaml", "--cluster", "cluster.yaml"]) == 0
+        assert "at most 2400 steps of 120 samples, until accuracy at least 0.96" in capsys.readouterr().out
+
     def test_plan_prints_json(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["plan", DIGITS, "--cluster", "cluster.yaml", "--json"]) == 0
         document = json.loads(capsys.readouterr().out)

@@ -112,6 +112,12 @@ class TestFollow:
         assert follower.look(done) == 0
         assert capsys.readouterr().out.splitlines()[-1] == "100 steps in 3.5s, accuracy 98.1 %"
 
+    def test_steps_of_an_unknown_number_are_printed_as_they_grow(self, capsys: pytest.CaptureFixture[str]) -> None:
+        follower = Follower(1)
+        for number in (1000, 1001, 1101, 1102):
+            follower.look(job("Running", progress={"step": number, "display": f"step {number}"}))
+        assert capsys.readouterr().out.splitlines() == ["phase Running", "step 1000", "step 1101"]
+
     def test_move_is_printed_and_looks_for_a_better_plan_are_not(self, capsys: pytest.CaptureFixture[str]) -> None:
         follower = Follower(1)
         condition = {"type": "Resizing", "status": "False", "reason": "NotWorthwhile", "message": "1 s sooner",

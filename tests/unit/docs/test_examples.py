@@ -24,6 +24,7 @@ JOBS |= {"dataset-uri.yaml", "gpt.yaml", "fixed-plan.yaml", "own-script.yaml", "
 JOBS |= {"stale-synchronous.yaml", "pipeline.yaml", "tensor.yaml", "batch-size.yaml", "auto-strategy.yaml"}
 JOBS |= {"kueue.yaml", "priority.yaml", "finish-by.yaml", "torchrun-minimal.yaml", "autoscaled.yaml"}
 JOBS |= {"mpi.yaml", "horovod.yaml"}
+JOBS |= {"report.yaml", "until.yaml"}
 
 
 def documented() -> list[Any]:
@@ -101,7 +102,7 @@ def test_examples_have_unique_names() -> None:
     assert len(set(names)) == len(names), "two examples with the same name would overwrite each other"
 
 
-@pytest.mark.parametrize("name", ["own-script.yaml", "torchrun.yaml", "mpi.yaml", "horovod.yaml"])
+@pytest.mark.parametrize("name", ["own-script.yaml", "report.yaml", "torchrun.yaml", "mpi.yaml", "horovod.yaml"])
 def test_scripts_in_manifests_match_the_script_files(name: str) -> None:
     """The script in a ConfigMap equals the file that other tests run."""
     config_map, job = yaml.safe_load_all((ROOT / "examples" / name).read_text())

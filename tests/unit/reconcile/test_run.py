@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from dlcontract import Failure, Mismatch, RunPhase
+from dlcontract import Failure, Mismatch, RunPhase, Until
 from dljob.api import Phase
 from dljob.job.observed import Fetching, Observed, Rejected
 from dljob.reconcile import needs_view
 from dljob.status import find
-from support.builders import DIGITS, NOW, Json, after, changed, report, seen, settled
+from support.builders import DIGITS, NOW, Json, after, changed, plan_of, report, seen, settled
 from support.job_lifecycle import DOWN, OUTCOME, condition_of, done, started, status, step, training, verdict
 
 FETCHED: Json = {**DIGITS, "dataset": {"uri": "http://a/b.npz", "samples": 1437}}
@@ -60,6 +60,45 @@ class TestData:
     def test_corrected_uri_is_fetched(self) -> None:
         corrected = changed(fetching(64), dataset={"uri": "http://a/c.npz", "samples": 1437})
         assert status(step(corrected)).phase is not Phase.FAILED
+
+
+class TestUntil:
+    SPEC: Json = {**DIGITS, "until": {"metric": "accuracy", "atLeast": 0.9, "patience": 3}}
+
+    def test_plan_has_the_target(self) -> None:
+        plan = plan_of(training(self.SPEC)).plan
+        assert plan.until == Until(metric="accuracy", at_least=0.9, patience=3)
+        assert "until" not in plan_of(training(DIGITS)).plan.to_json(), "an agent of an earlier release rejects it"
+
+    @pytest.mark.parametrize("reason", ["TargetReached", "NoImprovement", "OfANewerRelease"])
+    def test_reason_of_a_complete_job_says_why_it_ended(self, reason: str) -> None:
+        found = training(self.SPEC)
+        stopped = {"reason": reason, "message": "accuracy: found 0.95 after step 40; spec.until.atLeast is 0.9"}
+        outcome = {"steps": 40, "seconds": 9.5, "accuracy": 0.95, "stopped": stopped}
+        done = step(replace(found, report=report(found, RunPhase.SUCCEEDED, step=40, outcome=outcome)))
+        assert status(done).phase is Phase.COMPLETE
+        complete = condition_of(done, "Complete")
+        assert complete.reason == (reason if reason != "OfANewerRelease" else "Complete")
+        assert ("spec.until.atLeast is 0.9; trained 40 steps" in complete.message) is (reason != "OfANewerRelease")
+
+    def test_status_shows_the_predicted_time_to_the_target(self) -> None:
+        found = training(self.SPEC)
+        ahead = {"step": 30, "earliest_step": 20, "latest_step": 50}
+        target = {"value": 0.7, "best": 0.75, "forecast": ahead}
+        seen_ = replace(found, report=report(found, RunPhase.RUNNING, step=10, steps=75, step_s=0.5, target=target))
+        shown = status(step(seen_)).target
+        assert shown is not None and (shown.metric, shown.value, shown.best) == ("accuracy", 0.7, 0.75)
+        remaining = (shown.remaining_seconds, shown.remaining_seconds_earliest, shown.remaining_seconds_latest)
+        assert remaining == (10, 5, 20)
+        target["forecast"] = {**ahead, "latest_step": 76}
+        late = replace(found, report=report(found, RunPhase.RUNNING, step=10, steps=75, step_s=0.5, target=target))
+        shown = status(step(late)).target
+        assert shown is not None and shown.remaining_seconds is None, "the last step comes first"
+
+    def test_changed_target_gives_a_new_plan(self) -> None:
+        found = training(self.SPEC)
+        new = step(changed(found, until={"metric": "accuracy", "atLeast": 0.95}))
+        assert new.scales, "the pods write a checkpoint and stop"
 
 
 class TestRunning:

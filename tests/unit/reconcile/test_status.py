@@ -280,6 +280,11 @@ class TestReported:
         assert found is not None
         assert (found.step, found.percent) == (75, 100)
 
+    def test_progress_of_a_script_that_does_not_know_its_steps(self) -> None:
+        found = status(step(self.reported(step=80, steps=0, loss=0.5)))
+        assert found.progress is not None and found.eta is None
+        assert (found.progress.steps, found.progress.percent, found.progress.display) == (None, None, "step 80")
+
     def test_progress_is_never_behind_the_checkpoint(self) -> None:
         mark = CheckpointMark(step=57, unix_s=NOW.timestamp())
         saved = self.reported(step=53, steps=75, last_checkpoint=mark)

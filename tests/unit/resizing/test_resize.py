@@ -27,6 +27,13 @@ SCALES = Learned(
 """More nodes are better: compute dominates, and the network is fast."""
 TRAINING: Json = {"step": 500, "steps": 100_000, "step_s": 0.16}
 STARTED_S = 10.0
+TORCHRUN: Json = {
+    "model": {"hints": {"parameters": 1e6, "flopsPerSample": 1e9}},
+    "trainer": {"framework": "Torchrun", "command": ["python", "train.py"]},
+    "dataset": {"uri": "file:///made/by/the/script", "samples": 1797},
+    "collective": "Torch",
+}
+"""A script that may report its steps, but may not resume from a checkpoint."""
 
 
 def learned(observed: Observed) -> Observed:
@@ -116,6 +123,7 @@ class TestGrow:
             ({"objective": {"minimize": "Energy"}}, {}),
             ({"checkpoint": {"enabled": False}}, {}),
             ({"planning": {"mode": "Fixed", "groups": [{"device": "cpu", "nodes": 2}]}, "nodes": {"min": 2}}, {}),
+            (TORCHRUN, {}),
             ({}, {"step": 19}),
             ({}, {"step_s": None}),
             ({}, {"steps": 510}),
@@ -124,7 +132,7 @@ class TestGrow:
             ({}, {"mismatches": [Mismatch(rank=1, planned="cpu", found="other")]}),
         ],
         ids=[
-            "resize Never", "disruption Avoid", "for energy", "no checkpoints", "fixed", "first steps", "not measured",
+            "resize Never", "disruption Avoid", "for energy", "no checkpoints", "fixed", "torchrun", "first steps", "not measured",
             "last minutes", "another plan's report", "restarting", "other devices",
         ],
     )  # fmt: skip

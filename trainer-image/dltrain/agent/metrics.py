@@ -11,7 +11,7 @@ from typing import TypeVar
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from dlcontract import Record, RunPhase
+from dlcontract import RankMeasure, Record, RunPhase
 from dltrain.agent.member.local_ranks import LocalRanks
 from dltrain.agent.member.member import Member
 from dltrain.protocol.rank_messages import Checkpointed, Chosen, Compared, Evaluated, Logged, Probed, Step
@@ -30,6 +30,11 @@ class StepMetric:
     value: Callable[[Step], float | None]
 
 
+def _measure(part: Callable[[RankMeasure], float | None]) -> Callable[[Step], float | None]:
+    """Return a function that returns a part of a step's measured time, or None if the script measured nothing."""
+    return lambda step: None if step.measure is None else part(step.measure)
+
+
 STEP_METRICS = (
     StepMetric(
         "step",
@@ -40,74 +45,76 @@ STEP_METRICS = (
     StepMetric(
         "step_seconds",
         "Mean duration of the last steps. If it is far above expected_step_seconds, look for a straggler.",
-        lambda s: s.step_s,
+        lambda s: s.step_s or None,
     ),
     StepMetric(
         "step_compute_seconds",
         "Part of a step: forward pass, backward pass and update.",
-        lambda s: s.measure.compute_s,
+        _measure(lambda m: m.compute_s),
     ),
     StepMetric(
         "step_forward_seconds",
         "Part of step_compute_seconds: forward pass and loss. The rest after forward and backward is the update.",
-        lambda s: s.measure.forward_s or None,
+        _measure(lambda m: m.forward_s or None),
     ),
     StepMetric(
         "step_backward_seconds",
         "Part of step_compute_seconds: backward pass. Absent for model parallelism and asynchronous workers.",
-        lambda s: s.measure.backward_s or None,
+        _measure(lambda m: m.backward_s or None),
     ),
     StepMetric(
         "step_sum_seconds",
         "From the start of a step's first all-reduce of gradients to the end of its last. Most of it overlaps with the "
         "backward pass.",
-        lambda s: s.measure.sum_s or None,
+        _measure(lambda m: m.sum_s or None),
     ),
     StepMetric(
         "gradient_bandwidth_bytes_per_second",
         "Bytes of gradients divided by step_sum_seconds. It is below collective_bandwidth_bytes_per_second, which the "
         "probe measured at the start, because the backward pass delays the all-reduce. If it falls while steps take "
         "longer, look for a slow network or a straggler.",
-        lambda s: s.gradient_nbytes / s.measure.sum_s if s.measure.sum_s else None,
+        lambda s: s.gradient_nbytes / s.measure.sum_s if s.measure is not None and s.measure.sum_s else None,
     ),
     StepMetric(
         "step_wait_seconds",
         "Part of a step: waiting for slower ranks. If it is high on most ranks, the rank with a low value is the "
         "straggler.",
-        lambda s: s.measure.wait_s,
+        _measure(lambda m: m.wait_s),
     ),
     StepMetric(
         "step_communication_seconds",
         "Part of a step: exposed communication, which does not overlap with computing.",
-        lambda s: s.measure.comm_s,
+        _measure(lambda m: m.comm_s),
     ),
     StepMetric(
         "step_agreement_seconds",
         "Part of a step's communication: the agreement of all ranks of an elastic job that the step commits; else 0.",
-        lambda s: s.measure.agree_s,
+        _measure(lambda m: m.agree_s),
     ),
     StepMetric(
         "step_waiting_cpu_seconds",
         "Part of a step: CPU time used while waiting and communicating. If it is close to that time, waiting uses up "
         "the CPU quota.",
-        lambda s: s.measure.wait_cpu_s,
+        _measure(lambda m: m.wait_cpu_s),
     ),
     StepMetric(
         "step_data_seconds",
         "Part of a step: waiting for input. If it is more than a tenth of a step, use more loader workers or a faster "
         "volume.",
-        lambda s: s.measure.data_s,
+        _measure(lambda m: m.data_s),
     ),
     StepMetric(
         "step_fetch_seconds",
         "Time to make a step's batch, by the rank or by loader workers. Divided by the number of workers, it should be "
         "less than a step. The part that delays the step is step_data_seconds.",
-        lambda s: s.measure.fetch_s,
+        _measure(lambda m: m.fetch_s),
     ),
     StepMetric(
-        "share_samples", "Local batch size: samples of each global batch on this rank.", lambda s: s.measure.share
+        "share_samples", "Local batch size: samples of each global batch on this rank.", _measure(lambda m: m.share)
     ),
-    StepMetric("samples_per_second", "Throughput of the whole job, as this rank sees it.", lambda s: s.samples_per_s),
+    StepMetric(
+        "samples_per_second", "Throughput of the whole job, as this rank sees it.", lambda s: s.samples_per_s or None
+    ),
     StepMetric("loss", "Last training loss.", lambda s: s.loss),
     StepMetric("learning_rate", "Current learning rate.", lambda s: s.learning_rate),
     StepMetric("gradient_norm", "Last norm of the gradient.", lambda s: s.gradient_norm),
@@ -181,7 +188,7 @@ class TrainerCollector(Collector):
         yield _gauge("accuracy_ratio", "Last accuracy on held-out data.", accuracy)
         logged = GaugeMetricFamily(
             PREFIX + "logged_value",
-            "Last value of each metric that the script logged with t.log, at most 16 by name.",
+            "Last value of each metric that the script logged with t.log or dltrain.report, at most 16 by name.",
             labels=["rank", "name"],
         )
         for n, message in self._latest(Logged):

@@ -7,12 +7,14 @@ import sys
 import threading
 from collections.abc import Iterator
 from types import FrameType
+from typing import TYPE_CHECKING
 
-from dltrain.protocol.rank_messages import Activity
+if TYPE_CHECKING:  # Importing it would need pydantic, which a script that only reports may lack.
+    from dltrain.protocol.rank_messages import Activity
 
 _COMPILERS = ("/torch/_dynamo/convert_frame.py", "/torch/_inductor/async_compile.py", "/triton/compiler/")
 """Modules that are on a stack only while torch compiles, not while compiled code runs."""
-_PLACES: tuple[tuple[str, Activity], ...] = (
+_PLACES: "tuple[tuple[str, Activity], ...]" = (
     ("/dltrain/data/", "data"),
     ("/dltrain/batch/sampling.py", "data"),
     ("/torch/utils/data/", "data"),
@@ -21,7 +23,7 @@ _PLACES: tuple[tuple[str, Activity], ...] = (
 )
 
 
-def activity() -> Activity | None:
+def activity() -> "Activity | None":
     """Return what this process does now, or None if it does nothing that may take long.
 
     Compilation counts on every thread, because the backward pass on a GPU runs outside the main thread. Other work
@@ -35,7 +37,7 @@ def activity() -> Activity | None:
     return of_stack(path for path, _ in _stack(frames.get(main or 0)))
 
 
-def of_stack(paths: Iterator[str]) -> Activity | None:
+def of_stack(paths: Iterator[str]) -> "Activity | None":
     """Return the work of a thread whose stack has these source files, innermost first.
 
     A thread that waits for other ranks does no work of its own, whatever called it.

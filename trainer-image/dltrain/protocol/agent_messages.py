@@ -128,6 +128,8 @@ class StopRanks(Record):
     grace_s: float
     progressed: bool = False
     """True if any rank has reported a step in this attempt. A checkpoint then needs every rank."""
+    at_step: int | None = None
+    """The step after which the ranks of a script stop that only reports; None for other ranks, which agree on it."""
 
 
 class EndAttempt(Record):

@@ -5,22 +5,16 @@ starts, sends ``Hello``, and then sends progress updates. If a rank sends nothin
 it as hung.
 """
 
-import signal
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, TypeAdapter
 
 from dlcontract import EXIT_BAD_INPUT as EXIT_BAD_INPUT
 from dlcontract import MAX_METRICS, CheckpointMark, Failure, Noise, Outcome, Plan, ProbePoint, RankMeasure, Record
-
-SOCKET_ENV = "DLTRAIN_SOCKET"
-PLAN_ENV = "DLTRAIN_PLAN"
-MEMORY_ENV = "DLTRAIN_MEMORY"
-"""Name of the environment variable with the path of the pod's in-memory directory. It stores a copy of the training
-state, from which ranks resume after a restart in the same pod."""
-
-WHERE = signal.SIGUSR2
-"""The signal that an agent sends to a hung rank. The rank writes the stack of each thread to its log."""
+from dltrain.protocol.rank_variables import MEMORY_ENV as MEMORY_ENV
+from dltrain.protocol.rank_variables import PLAN_ENV as PLAN_ENV
+from dltrain.protocol.rank_variables import SOCKET_ENV as SOCKET_ENV
+from dltrain.protocol.rank_variables import WHERE as WHERE
 
 EXIT_OK = 0
 EXIT_USER_ERROR = 1
@@ -113,7 +107,10 @@ class Energy(Record):
 class Step(Record):
     """A rank's progress update after a step. A rank sends at most a few updates per second.
 
-    The updates of rank 0 represent the job; if rank 0 is lost, those of the lowest remaining rank.
+    The updates of rank 0 represent the job; if rank 0 is lost, those of the lowest remaining rank. If ``reported`` is
+    True, the update is from ``dltrain.report``, and the lowest rank that reports represents the job. The first update
+    of such a rank takes the place of ``Hello``, so that an older agent, which does not know the field, refuses the
+    connection before it expects further messages.
     """
 
     type: Literal["step"] = "step"
@@ -124,11 +121,11 @@ class Step(Record):
     loss: float | None = None
     learning_rate: float | None = None
     gradient_norm: float | None = None
-    step_s: float
+    step_s: Annotated[float, Field(description="0: not known yet, with reported.")]
     typical_s: Annotated[float | None, Field(ge=0, description="Median of the step time; step_s is the mean.")] = None
-    samples_per_s: float
+    samples_per_s: Annotated[float, Field(description="0: unknown, with reported.")]
     world_size: int
-    measure: RankMeasure
+    measure: Annotated[RankMeasure | None, Field(description="None: unknown, with reported.")] = None
     gradient_nbytes: Annotated[int, Field(ge=0, description="Reduced over ranks in each step; 0: unknown.")] = 0
     staleness: Annotated[float | None, Field(description="Mean of the last updates; None: synchronous.")] = None
     ahead: Annotated[float | None, Field(description="Steps ahead of the slowest worker; None: synchronous.")] = None
@@ -139,6 +136,15 @@ class Step(Record):
         None
     )
     gpu_memory_nbytes: Annotated[int | None, Field(description="Peak memory of tensors; None on a CPU.")] = None
+    reported: Annotated[bool, Field(description="True: the script measured nothing, and called dltrain.report.")] = (
+        False
+    )
+    heeds_stop: Annotated[
+        bool, Field(description="With reported: the script calls dltrain.stop_requested, so it needs no SIGTERM.")
+    ] = False
+    interval_s: Annotated[
+        float | None, Field(ge=0, description="With reported: median seconds between two reports; None: unknown.")
+    ] = None
 
 
 class Evaluated(Record):
@@ -250,6 +256,16 @@ class Stop(Record):
 
     type: Literal["stop"] = "stop"
     grace_s: float
+    at_step: Annotated[
+        int | None,
+        Field(
+            description="Step after which a script stops that only reports. Its ranks cannot agree on one themselves."
+        ),
+    ] = None
+
+    def to_json(self) -> str:
+        """Return the message without unset fields, which ranks of the last release would refuse."""
+        return self.model_dump_json(exclude_none=True)
 
 
 RankMessage = Annotated[

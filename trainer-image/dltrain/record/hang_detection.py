@@ -2,7 +2,8 @@
 
 A rank that trains sends several messages per second. The limit of its silence follows from what was seen: ten median
 steps, and three times the silence that only one message in a hundred exceeded. A rank that says what it works on, such
-as compilation, gets the limit of this work instead, and so do the ranks that wait for it. Each restart after a hang
+as compilation, gets the limit of this work instead, and so do the ranks that wait for it. A rank that only calls
+``dltrain.report`` counts from its first report on. Each restart after a hang
 raises the limit, because the hang may have been healthy work that the next attempt meets again.
 """
 
@@ -20,6 +21,9 @@ HANG_STEPS = 10.0
 HANG_P99 = 3.0
 RAISE = 3.0
 """Each restart after a hang multiplies the limit by this."""
+REPORTED = 10.0
+"""Factor of the minimum limit for ranks that only call ``dltrain.report``. The agent does not learn of the evaluations
+and other work between their steps."""
 HANG_MAX_S = 900.0
 """Maximum limit in seconds. Only ten median steps, announced work and time without processors may exceed it."""
 START_DEADLINE_S = 900.0
@@ -48,6 +52,8 @@ class _Rank:
     active_s: float | None = None
     """Limit of the work that a thread of the rank reported (``Working``), in seconds from its last message, or None."""
     stepped: bool = False
+    reports: bool = False
+    """True if the rank's updates are from ``dltrain.report``."""
 
 
 class HangDetector:
@@ -94,10 +100,12 @@ class HangDetector:
             case Step():
                 if rank.stepped and not pausing and not self._pausing(now_s):
                     self._seen(now_s - max(rank.heard_s, self._resumed_s))
-                rank.base_s = HANG_STEPS * (message.step_s if message.typical_s is None else message.typical_s)
+                rank.base_s, rank.reports = _base_s(message), message.reported
                 rank.stepped, rank.announced_s = True, None
             case Busy():
-                rank.announced_s = max(rank.announced_s or 0.0, self._limit_s(rank), self._floor_s + message.limit_s)
+                rank.announced_s = max(
+                    rank.announced_s or 0.0, self._limit_s(rank), self._floor_s(rank) + message.limit_s
+                )
         rank.active_s = None
         if pausing and rank.announced_s is None:
             self._resumed_s = now_s
@@ -133,15 +141,15 @@ class HangDetector:
             for rank in self._ranks.values()
         )
 
-    @property
-    def _floor_s(self) -> float:
-        return min(HANG_MAX_S, max(self._minimum_s, HANG_P99 * self._p99_s) * self._factor)
+    def _floor_s(self, rank: _Rank) -> float:
+        minimum_s = self._minimum_s * (REPORTED if rank.reports else 1.0)
+        return min(HANG_MAX_S, max(minimum_s, HANG_P99 * self._p99_s) * self._factor)
 
     def _limit_s(self, rank: _Rank) -> float:
         """Return the longest silence, in seconds, with which a rank without announced work does not count as hung."""
         if not rank.stepped:
             return rank.base_s
-        return max(rank.base_s, min(HANG_MAX_S, rank.base_s * self._factor), self._floor_s)
+        return max(rank.base_s, min(HANG_MAX_S, rank.base_s * self._factor), self._floor_s(rank))
 
     def _seen(self, silence_s: float) -> None:
         self._silences.append(silence_s)
@@ -149,3 +157,10 @@ class HangDetector:
         if self._fresh >= REFRESH:
             self._fresh = 0
             self._p99_s = sorted(self._silences)[ceil(0.99 * len(self._silences)) - 1]
+
+
+def _base_s(step: Step) -> float:
+    """Return the limit of a rank's silence in seconds that follows from the times in its progress update."""
+    if step.reported:  # A script may report after many steps only, such as once in each epoch.
+        return START_DEADLINE_S if step.interval_s is None else HANG_STEPS * step.interval_s
+    return HANG_STEPS * (step.step_s if step.typical_s is None else step.typical_s)

@@ -83,8 +83,11 @@ class Ledger:
         self._probes: dict[tuple[str, int], ProbePoint] = {}
         self._link: tuple[float | None, float | None] = (None, None)
         self._world_size = 0
+        self._reporting: set[int] = set()
+        """Ranks of this attempt that call ``dltrain.report``."""
         self.leader = 0
-        """The rank whose progress represents the job: the lowest remaining rank."""
+        """The rank whose progress represents the job: the lowest remaining rank, or the lowest rank that reports if
+        the script does not call ``dltrain.init``."""
         self._hangs = HangDetector(hang_min_s)
         if previous is not None and previous.uid == plan.uid:
             self._resume(previous)
@@ -115,6 +118,7 @@ class Ledger:
         self._hangs.begin_attempt(self.restarts.get(reasons.HUNG, 0))
         self._measures.clear()
         self._found.clear()
+        self._reporting.clear()
         self._world_size = 0
         self.leader = 0
 
@@ -140,12 +144,16 @@ class Ledger:
             case Mark():
                 transition = self._marked(message)
             case Step():
-                self._measures[message.rank] = message.measure
+                if message.measure is not None:
+                    self._measures[message.rank] = message.measure
+                if message.reported:
+                    self._reporting.add(message.rank)
+                    self.leader = min(self._reporting)
                 if message.rank == self.leader:
                     transition = self._world_size == 0  # The first update of an attempt.
                     self._world_size = message.world_size
                     self._step = message
-            case Evaluated():
+            case Evaluated() if message.rank == self.leader or message.rank not in self._reporting:
                 self._evaluated = message
             case Logged() if message.rank == self.leader:
                 merged = self._metrics | message.values

@@ -11,6 +11,7 @@ import torch
 from dltrain.device import randomness
 from dltrain.protocol.errors import MisuseError
 from dltrain.protocol.reporter import RankReporter
+from dltrain.reporting.script_reports import set_trainer
 from dltrain.train import session
 from dltrain.train.trainer import Trainer
 
@@ -72,6 +73,7 @@ def init_script(*, batch: int, epochs: int, seed: int, collective: str, checkpoi
     )
     trainer = session.start(script.reporter, make_plan)
     script.trainer = trainer
+    set_trainer(trainer)
     torch.manual_seed(trainer.plan.seed)
     randomness.seed(trainer.plan.seed, everywhere=True)  # so that ranks split data alike with numpy and random, too
     return trainer

@@ -14,6 +14,7 @@ from dljob.api.spec.planning import BatchSizeRange, NodeRange, Objective, Planni
 from dljob.api.spec.pods import PodTemplateOverride, Resources, RunPolicy, Scheduling, map_list
 from dljob.api.spec.rules import RULES
 from dljob.api.spec.trainer import Trainer
+from dljob.api.spec.until import Until
 
 
 class DLJobSpec(ApiModel):
@@ -63,6 +64,13 @@ class DLJobSpec(ApiModel):
         ),
     ] = None
     steps: Annotated[int | None, Field(ge=1, le=10**12, description="Optimizer steps.")] = None
+    until: Annotated[
+        Until | None,
+        Field(
+            description="Target at which the job is complete before its last step: it writes a checkpoint and ends "
+            "with the reason TargetReached, or NoImprovement. Default: the job makes all steps."
+        ),
+    ] = None
     optimizer: Annotated[Optimizer, Field(description="The optimizer and its learning rate.")] = Optimizer()
     seed: Annotated[int, Field(ge=0, le=2**31 - 1, description="Seed of initialization and sampling.")] = 0
     trainer: Annotated[Trainer, Field(description="Image, command and environment of the training script.")] = Trainer()

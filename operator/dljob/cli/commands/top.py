@@ -110,7 +110,7 @@ def cells(status: DLJobStatus) -> list[str]:
         status.phase.value,
         str(status.nodes),
         status.ready,
-        f"{status.progress.percent} %" if status.progress else "-",
+        (status.progress.display or f"{status.progress.percent}%").replace("%", " %") if status.progress else "-",
         f"{1 / measured:.4g}" if measured else "-",
         duration(measured) if measured else "-",
         duration(predicted) if predicted else "-",

@@ -84,6 +84,15 @@ def _checkpoint(spec: DLJobSpec, domain: Domain) -> dlcontract.CheckpointRef:
     return given.model_copy(update={"interval_s": duration_s(spec.checkpoint.interval)})
 
 
+def _until(spec: DLJobSpec) -> dlcontract.Until | None:
+    until = spec.until
+    if until is None:
+        return None
+    return dlcontract.Until(
+        metric=until.metric, at_least=until.at_least, at_most=until.at_most, patience=until.patience
+    )
+
+
 def trainer_plan(
     name: str,
     namespace: str,
@@ -171,6 +180,7 @@ def trainer_plan(
             chosen.prediction.step_p90_s,
             former_grace_s,
         ),
+        until=_until(spec),
         expected=dlcontract.Expectation(
             step_s=chosen.prediction.step_s,
             step_p90_s=chosen.prediction.step_p90_s,

@@ -130,6 +130,7 @@ def _contradiction(parsed: ParsedJob, accepted: StoredPlan, report: Report, now:
         report.phase is not RunPhase.RUNNING
         or report.plan_number != accepted.plan.number
         or report.mismatches
+        or not accepted.plan.model.resumes
         or report.step < MIN_STEPS
         or report.step_s is None
         or not 0 < p90_s < report.step_s

@@ -186,6 +186,7 @@ def _can_grow(parsed: ParsedJob, now: datetime | None, *, moving: bool = False) 
         report.phase is not RunPhase.RUNNING
         or report.plan_number != accepted.plan.number
         or report.mismatches
+        or not accepted.plan.model.resumes
         or report.step < MIN_STEPS
         or report.step_s is None
         or (report.steps - report.step) * report.step_s < MIN_LEFT_S

@@ -10,7 +10,17 @@ import logging
 import time
 from collections.abc import Callable
 
-from dlcontract import Failure, FailureAllowance, Outcome, Plan, Report, RunPhase, decided, matching, reasons
+from dlcontract import (
+    Failure,
+    FailureAllowance,
+    Plan,
+    Report,
+    RunPhase,
+    StoppedEarly,
+    decided,
+    matching,
+    reasons,
+)
 from dltrain.agent.coordinator import finished_marker
 from dltrain.agent.coordinator.diagnosis import Attempt, delay_s, diagnose, explained, failure_of_exit
 from dltrain.agent.coordinator.event_queue import LeavingError, ReplannedError
@@ -39,6 +49,9 @@ RESTART_COST_S = 5.0
 """Minimum time in seconds that a restart must save if its only purpose is to add lost ranks again."""
 LEAVE_MARGIN_S = 3.0
 """Time in seconds reserved at the end of a pod's grace period for killing processes that did not exit."""
+EARLY_STOP_S = 600.0
+"""Minimum time in seconds that ranks have for their last checkpoint if the training is good enough. No pod ends then.
+"""
 COORDINATOR_LOST = Failure(reason=reasons.COORDINATOR_LOST, message="another coordinator has taken over", counts=False)
 TERMINAL = (RunPhase.SUCCEEDED, RunPhase.FAILED)
 
@@ -157,12 +170,21 @@ class Coordinator:
         Return True if the attempt succeeded.
         """
         while True:
-            await self._until(lambda: attempt.over_or_troubled or bool(attempt.losses) or self._may_return(attempt))
+            await self._until(
+                lambda: (
+                    attempt.over_or_troubled
+                    or bool(attempt.losses)
+                    or attempt.good_enough is not None
+                    or self._may_return(attempt)
+                )
+            )
             if attempt.troubled and attempt.survivable:
                 await self._until(lambda: not (attempt.troubled and attempt.survivable), SHRINK_S)
             if attempt.over_or_troubled or not attempt.losses:
                 break
             self._report_losses(attempt)
+        if attempt.good_enough is not None and not attempt.over_or_troubled:
+            return await self._stop_early(attempt, *attempt.good_enough)
         if attempt.troubled:
             if attempt.hung is not None:
                 self.job.links.send_all(proto.Explain(attempt=attempt.name))
@@ -170,6 +192,25 @@ class Coordinator:
         if attempt.outcome is None and not attempt.succeeded:
             return False
         await self._until(lambda: attempt.over, FAREWELL_S)
+        return True
+
+    async def _stop_early(self, attempt: Attempt, step: int, why: StoppedEarly) -> bool:
+        """Stop an attempt that is good enough after ``step``, with a checkpoint. Return True if this succeeded.
+
+        If a checkpoint is enabled and the last one is older than ``step``, the ranks failed while they stopped. They
+        then restart and reach the target again. A script that does not call ``dltrain.init`` writes its own
+        checkpoint: it calls ``dltrain.stop_requested``, or gets SIGTERM.
+        """
+        log.info("%s; the training stops", why.message)
+        plan = attempt.plan
+        saves = plan.model.framework == "DLTrain" and not attempt.only_reports and plan.checkpoint.enabled
+        grace_s = max(EARLY_STOP_S, plan.grace_s) if saves else plan.grace_s
+        self._ask_to_stop(attempt, grace_s, progressed=True)
+        await self._until(lambda: attempt.failed_to_stop or all(attempt.gone(rank) for rank in plan.ranks), grace_s)
+        saved = self.job.ledger.report(time.time()).last_checkpoint
+        if saves and attempt.outcome is None and (saved is None or saved.step < step):
+            return False
+        attempt.outcome = self.job.outcome_of(attempt).model_copy(update={"stopped": why})
         return True
 
     def _may_return(self, attempt: Attempt) -> bool:
@@ -252,9 +293,7 @@ class Coordinator:
         return attempt
 
     async def _succeed(self, attempt: Attempt) -> None:
-        seconds = time.monotonic() - attempt.started_s
-        step = self.job.ledger.report(time.time()).step
-        outcome = attempt.outcome or Outcome(steps=step, seconds=seconds)
+        outcome = self.job.outcome_of(attempt)
         report = await self.job.account.write(RunPhase.SUCCEEDED, time.time(), outcome)
         outcome = self.job.ledger.outcome = outcome.model_copy(update={"report": report})
         finished_marker.write(self.job.plan, outcome)
@@ -305,10 +344,10 @@ class Coordinator:
     def _adopt(self) -> None:
         """Adopt the new plan. Pods that are only in the old plan receive the new one, too, and then run no ranks."""
         assert self.job.events.new_plan is not None
-        self.job.plan, self.job.events.new_plan = self.job.events.new_plan, None
+        plan, self.job.events.new_plan = self.job.events.new_plan, None
+        self.job.adopt(plan)
         if self.job.ledger.phase is RunPhase.FAILED:
             self.job.ledger.failures, self.job.ledger.failure = 0, None
-        self.job.ledger.plan = self.job.plan
         self.job.ledger.phase = RunPhase.WAITING
         self._failed_in_a_row = 0
         self.job.trained = False
@@ -319,13 +358,16 @@ class Coordinator:
         """Ask the ranks to checkpoint and exit within ``grace_s`` seconds. Then kill those that still run."""
         attempt = self.job.attempt
         if attempt is not None:
-            attempt.stopping = True
-            self.job.links.send_all(
-                proto.StopRanks(attempt=attempt.name, grace_s=grace_s, progressed=attempt.progressed)
-            )
+            self._ask_to_stop(attempt, grace_s, progressed=attempt.progressed)
             ranks = attempt.plan.ranks
             await self._until(lambda: all(attempt.gone(rank) for rank in ranks), grace_s, interruptible=False)
         await self._end_attempt()
+
+    def _ask_to_stop(self, attempt: Attempt, grace_s: float, *, progressed: bool) -> None:
+        attempt.stopping = True
+        at_step = self.job.stop_step(attempt)
+        request = proto.StopRanks(attempt=attempt.name, grace_s=grace_s, progressed=progressed, at_step=at_step)
+        self.job.links.send_all(request)
 
     async def _end_attempt(self) -> None:
         """Kill mpirun and, on all connected pods, the processes of the current attempt, if there is one.

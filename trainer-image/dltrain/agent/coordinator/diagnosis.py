@@ -7,7 +7,7 @@ therefore begin with the events that are most likely a cause, and end with those
 import re
 from dataclasses import dataclass, field
 
-from dlcontract import MAX_LOG_TAIL, Failure, Outcome, Plan, Rank, reasons
+from dlcontract import MAX_LOG_TAIL, Failure, Outcome, Plan, Rank, StoppedEarly, reasons
 from dltrain.host.processes import Exit
 from dltrain.launch.spawn import EXIT_CANNOT_START
 from dltrain.protocol.agent_messages import RankEnded
@@ -54,6 +54,10 @@ class Attempt:
     outcome: Outcome | None = None
     progressed: bool = False
     """True if a step was completed in this attempt."""
+    good_enough: tuple[int, StoppedEarly] | None = None
+    """(step, reason) if the training need not continue after that step, because of ``spec.until``."""
+    only_reports: bool = False
+    """True if the ranks run a script that calls ``dltrain.report``, but not ``dltrain.init``."""
     stopping: bool = False
     """True if the coordinator has asked the ranks to stop."""
     absent: set[int] = field(default_factory=set)
@@ -75,6 +79,13 @@ class Attempt:
     def deaths(self) -> list[RankEnded]:
         """The exit records of all failed ranks, except killed ranks without which the other ranks continue to train."""
         return [end for n, end in self.ended.items() if end.exit_code != EXIT_OK and not self._survived(n)]
+
+    @property
+    def failed_to_stop(self) -> bool:
+        """True if a rank with ``dltrain.init`` failed, so that the others cannot write a checkpoint and stop."""
+        if self.plan.model.framework != "DLTrain" or self.only_reports:
+            return False
+        return bool(self.failures or self.lost) or any(end.exit_code != EXIT_STOPPED for end in self.deaths)
 
     @property
     def losses(self) -> list[RankEnded]:
@@ -115,14 +126,14 @@ class Attempt:
     def succeeded(self) -> bool:
         """True if every rank ended and rank 0 reported a result.
 
-        A custom command that reports no steps, such as a script for torchrun or an MPI program, needs no result. It
+        A custom command without ``dltrain.init``, such as a script for torchrun or an MPI program, needs no result. It
         succeeds if no rank failed.
         """
         if not self.all_ended:
             return False
         if self.outcome is not None:
             return True
-        return bool(self.plan.model.command) and not self.deaths and not self.progressed
+        return bool(self.plan.model.command) and not self.deaths and (self.only_reports or not self.progressed)
 
     @property
     def over_or_troubled(self) -> bool:
@@ -229,8 +240,8 @@ def _of_hung(attempt: Attempt, number: int, silent_s: float) -> Failure:
     return Failure(
         reason=reasons.HUNG,
         message=f"rank {number} in pod {pod} was silent for {silent_s:.0f} s. If the script does something that takes "
-        "longer than ten steps and 30 s, such as an upload, call t.busy(what, seconds) before it. The next attempt "
-        "waits three times as long",
+        "longer than ten steps and 30 s, such as an upload, call t.busy(what, seconds) before it, or dltrain.busy in a "
+        "script without dltrain.init. The next attempt waits three times as long",
         rank=number,
         host=pod,
         log_tail=attempt.logs.get(number, "")[-MAX_LOG_TAIL:],

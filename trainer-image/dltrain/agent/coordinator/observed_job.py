@@ -6,6 +6,7 @@ the number or the term changed, or requests that the report is written now. The 
 
 import logging
 import time
+from math import ceil
 
 from dlcontract import Failure, Outcome, Plan, Report, RunPhase, reasons
 from dltrain.agent.coordinator.diagnosis import Attempt
@@ -22,8 +23,12 @@ from dltrain.protocol.rank_messages import Failed, Finished, Mark, Resharded, Sh
 from dltrain.record.ledger import Ledger
 from dltrain.record.outputs import LIMIT_NBYTES, RankOutput, packed, stored_nbytes
 from dltrain.record.run_report import files as runreport
+from dltrain.record.stopping_rule import StoppingRule
 
 log = logging.getLogger(__name__)
+STOP_AHEAD_S = 2.0
+"""Time in seconds until the step at which a script that only reports is asked to stop. Its last reports may be a second
+old, and the request takes milliseconds."""
 LAUNCH_LIMIT_S = 300.0
 """Maximum seconds from a launch until every rank's process has started. 1 to 2 s are usual. mpirun has no such
 limit."""
@@ -57,7 +62,7 @@ class ObservedJob:
         self.settings, self.reporter, self.plan = settings, reporter, plan
         self.ledger = Ledger(plan, previous, settings.hang_min_s)
         self.account = runreport.RunReportWriter(self.ledger, time.time())
-        self.reporter.compose = lambda: self.ledger.report(time.time())
+        self.reporter.compose = self._report
         self.links = Links(identity.client, settings.agent_port, self.events.put)
         self.launcher = Launcher(settings, reaper, env, self.links)
         self.membership = Membership(settings, self.links, plan, term_after(plan, previous), acting=acting)
@@ -78,8 +83,23 @@ class ObservedJob:
         self._ticked_s = time.monotonic()
         self._late_s = self._starved_s = 0.0
         """Since the last tick, in seconds: longest silence of a pod, and longest wait of a rank for a processor."""
+        self.stopping_rule = self._stopping_rule()
         self.trained = False
         """True if ranks have completed a step of this plan, under this or an earlier coordinator."""
+
+    def adopt(self, plan: Plan) -> None:
+        """Replace the current plan by one that describes a different training."""
+        self.plan = self.ledger.plan = plan
+        self.stopping_rule = self._stopping_rule()
+
+    def _stopping_rule(self) -> StoppingRule | None:
+        until = self.plan.until
+        return None if until is None else StoppingRule(until, self.account.history.values(until.metric))
+
+    def _report(self) -> Report:
+        report = self.ledger.report(time.time())
+        rule = self.stopping_rule
+        return report if rule is None else report.model_copy(update={"target": rule.progress()})
 
     def _tick(self) -> None:
         attempt, now_s = self.attempt, time.monotonic()
@@ -177,11 +197,14 @@ class ObservedJob:
         if message.rank in attempt.ended:
             return
         transition = self.ledger.record(message, time.monotonic())
+        if self.stopping_rule is not None and message.rank == self.ledger.leader:
+            attempt.good_enough = self.stopping_rule.record(message) or attempt.good_enough
         self.account.history.record(message, self.ledger.leader, time.time())
         self.ledger.steps_repeated = self.account.history.steps_repeated
         match message:
             case Step():
                 attempt.progressed = self.trained = True
+                attempt.only_reports = message.reported
                 self._running()
             case Mark(what="first_step"):
                 self._running()
@@ -215,6 +238,33 @@ class ObservedJob:
         files = await self.account.packed(phase, time.time(), outcome)
         left_nbytes = LIMIT_NBYTES - sum(map(stored_nbytes, files.values()))
         await self.reporter.write_outputs(files | packed(self.outputs, left_nbytes))
+
+    def stop_step(self, attempt: Attempt) -> int | None:
+        """Return the step after which the ranks of a script stop that only reports; None for other ranks.
+
+        The step is so far ahead that the request reaches all ranks before it.
+        """
+        if not attempt.only_reports:
+            return None
+        step_s = self.ledger.report(time.time()).step_s or STOP_AHEAD_S
+        return self.account.history.farthest_step + 1 + ceil(STOP_AHEAD_S / step_s)
+
+    def outcome_of(self, attempt: Attempt) -> Outcome:
+        """Return the result that the ranks of ``attempt`` reported, or else one that follows from their last updates.
+
+        Ranks report no result if they run a script without ``dltrain.init``, or were asked to stop.
+        """
+        if attempt.outcome is not None:
+            return attempt.outcome
+        last = self.ledger.report(time.time())
+        saved = last.last_checkpoint
+        return Outcome(
+            steps=max(last.step, saved.step if saved is not None else 0),
+            seconds=time.monotonic() - attempt.started_s,
+            loss=last.loss,
+            accuracy=last.accuracy,
+            checkpoint=saved.path if saved is not None and saved.path else None,
+        )
 
     def record_failure(self, failure: Failure) -> None:
         self.ledger.failure = failure

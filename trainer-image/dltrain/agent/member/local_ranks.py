@@ -42,7 +42,7 @@ from dltrain.protocol.agent_messages import (
     RankUp,
     RankUpdate,
 )
-from dltrain.protocol.rank_messages import Hello, rank_message_adapter
+from dltrain.protocol.rank_messages import Hello, Step, rank_message_adapter
 from dltrain.protocol.volume_layout import logs_directory
 
 log = logging.getLogger(__name__)
@@ -179,19 +179,22 @@ class LocalRanks:
                 with suppress(OSError):  # The segment belongs to another user.
                     segment.unlink()
 
-    def stop(self, grace_s: float, *, progressed: bool | None) -> None:
+    def stop(self, grace_s: float, *, progressed: bool | None, at_step: int | None = None) -> None:
         """Ask the ranks of this pod to checkpoint and exit. Kill those that still run after ``grace_s`` seconds.
 
         ``progressed``: True if any rank of the attempt has completed a step. A checkpoint then needs every rank, even
         one that has not reported a step yet. False: kill ranks that have not reported a step at once. None: unknown;
         the coordinator then calls this method again with True or False. A rank that is not connected to the agent gets
-        SIGTERM, because it runs a script without ``dltrain``.
+        SIGTERM, because it runs a script without ``dltrain.init``. So does one that only reports, unless it calls
+        ``dltrain.stop_requested``. It then stops after ``at_step``.
         """
         for run in self.running.values():
-            if run.writer is None:
+            if run.writer is None or run.needs_sigterm:
                 run.process.send(15)
+            elif run.only_reports and progressed is None:
+                pass  # The coordinator's request has the step, which must be the same on all ranks.
             elif run.trains or progressed:
-                run.ask_to_stop(run.writer, grace_s)
+                run.ask_to_stop(run.writer, grace_s, at_step)
             elif progressed is False:
                 run.process.kill()
             asyncio.get_running_loop().call_later(grace_s, run.process.kill)
@@ -327,7 +330,7 @@ class LocalRanks:
                         error,
                     )
                     break
-                if isinstance(message, Hello):
+                if isinstance(message, Hello) or (run is None and isinstance(message, Step) and message.reported):
                     if message.rank in self._coming:
                         await self._coming[message.rank].wait()  # A fork may connect before the zygote reports it.
                     run = self.running.get(message.rank)

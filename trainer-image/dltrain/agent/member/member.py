@@ -130,7 +130,7 @@ class Member:
             case proto.Explain() if line.attempt == self.local.attempt:
                 self.local.explain()
             case proto.StopRanks() if line.attempt == self.local.attempt:
-                self.local.stop(line.grace_s, progressed=line.progressed)
+                self.local.stop(line.grace_s, progressed=line.progressed, at_step=line.at_step)
             case proto.EndAttempt():
                 if line.attempt == self.local.attempt:
                     await self.local.end()

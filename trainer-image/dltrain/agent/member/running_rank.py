@@ -34,11 +34,24 @@ class Running:
         mark = self.latest.get(Mark)
         return Step in self.latest or (isinstance(mark, Mark) and mark.what == "first_step")
 
-    def ask_to_stop(self, writer: asyncio.StreamWriter, grace_s: float) -> None:
-        """Ask the rank to checkpoint and exit within ``grace_s`` seconds.
+    @property
+    def only_reports(self) -> bool:
+        """True if the rank runs a script that calls ``dltrain.report``, but not ``dltrain.init``."""
+        step = self.latest.get(Step)
+        return isinstance(step, Step) and step.reported
+
+    @property
+    def needs_sigterm(self) -> bool:
+        """True if the rank's script reports, but does not ask whether it should stop."""
+        step = self.latest.get(Step)
+        return isinstance(step, Step) and step.reported and not step.heeds_stop
+
+    def ask_to_stop(self, writer: asyncio.StreamWriter, grace_s: float, at_step: int | None = None) -> None:
+        """Ask the rank to checkpoint and exit within ``grace_s`` seconds. ``at_step``: see ``Stop``.
 
         Write to the socket directly. If the rank has ended, an asyncio transport would fail to write and would also
         discard the rank's last messages, which the agent has not read yet.
         """
+        stop = Stop(grace_s=grace_s, at_step=at_step)
         with contextlib.suppress(OSError):
-            os.write(writer.get_extra_info("socket").fileno(), Stop(grace_s=grace_s).model_dump_json().encode() + b"\n")
+            os.write(writer.get_extra_info("socket").fileno(), stop.to_json().encode() + b"\n")

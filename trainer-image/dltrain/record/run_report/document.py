@@ -31,10 +31,13 @@ class Point(Record):
     step_s: float
     predicted_s: Annotated[float | None, Field(description="Step time predicted by the current plan.")] = None
     samples_per_s: float
-    compute_s: Annotated[float, Field(description="Forward, backward and update; mean over ranks, as the next.")]
-    comm_s: float
-    wait_s: float
-    data_s: float
+    compute_s: Annotated[
+        float | None,
+        Field(description="Forward, backward and update; mean over ranks, as the next. None: not measured."),
+    ] = None
+    comm_s: float | None = None
+    wait_s: float | None = None
+    data_s: float | None = None
     world_size: int
     noise_samples: Annotated[float | None, Field(description="Gradient noise scale of the run so far.")] = None
 

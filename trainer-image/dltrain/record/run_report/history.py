@@ -123,6 +123,19 @@ class History:
         """Seconds spent in steps so far."""
         return self._totals.training_s
 
+    @property
+    def farthest_step(self) -> int:
+        """The largest step that a rank of this attempt has reported; 0 before the first one."""
+        return max(self._last_steps.values(), default=0)
+
+    def values(self, metric: str) -> list[tuple[int, float]]:
+        """Return (step, value) of a metric so far: accuracy, loss, or one that the script logs."""
+        if metric == "accuracy" and self._evaluations:
+            return [(entry.step, entry.accuracy) for entry in self._evaluations]
+        if metric == "loss":
+            return [(point.step, point.loss) for point in self._points if point.loss is not None]
+        return [(entry.step, entry.values[metric]) for entry in self._metrics if metric in entry.values]
+
     def begin_attempt(self, whole: Plan, placed: Plan, unix_s: float) -> None:
         """Record that an attempt (a launch of all ranks) of the plan ``whole`` begins at the Unix time ``unix_s``.
 
@@ -216,12 +229,13 @@ class History:
     def _stepped(self, message: Step, leader: int, unix_s: float) -> None:
         before = self._last_steps.get(message.rank)
         steps = 1 if before is None else message.step - before  # The first update of an attempt reports one step.
-        if steps < 1 or message.rank >= len(self._placed.ranks):
+        if steps < 1 or message.step < 1 or message.rank >= len(self._placed.ranks):
             return
         if not self._last_steps:
             self._launched_at = message.step - 1
         self._last_steps[message.rank] = message.step
-        self._measures[message.rank] = message.measure
+        if message.measure is not None:
+            self._measures[message.rank] = message.measure
         self._count(self._placed.ranks[message.rank], message.measure, steps)
         self._add_energy(message)
         if not self._split_known and len(self._measures) == len(self._placed.ranks):
@@ -237,6 +251,7 @@ class History:
         mean = {
             name: sum(getattr(measure, name) for measure in measures) / len(measures)
             for name in ("compute_s", "comm_s", "wait_s", "data_s")
+            if measures
         }
         self._add(
             Point(
@@ -259,16 +274,16 @@ class History:
             update={"training_s": training_s, "skipped_updates": message.skipped_updates}
         )
 
-    def _count(self, rank: Rank, measure: RankMeasure, steps: int) -> None:
+    def _count(self, rank: Rank, measure: RankMeasure | None, steps: int) -> None:
         name = place(rank)
         old = self._ranks.get(name) or RankTotal(place=name)
         parts = {
             part: getattr(old, part) + steps * getattr(measure, part)
             for part in ("compute_s", "comm_s", "wait_s", "data_s")
+            if measure is not None
         }
-        self._ranks[name] = old.model_copy(
-            update=parts | {"device": measure.device or rank.device, "steps": old.steps + steps}
-        )
+        device = measure.device if measure is not None else ""
+        self._ranks[name] = old.model_copy(update=parts | {"device": device or rank.device, "steps": old.steps + steps})
 
     def _add_energy(self, message: Step) -> None:
         """Add the energy that the rank has used since its last update to the totals of the rank and of the run.

@@ -1,0 +1,166 @@
+"""Tests of the callbacks for training libraries, in the call order that the libraries document.
+
+The libraries are not part of the test environment. Small classes stand in for their base classes, and the tests call the
+callbacks as the libraries do. The callbacks were also run by hand with transformers 5.23, lightning 2.6 and accelerate 1.15.
+"""
+
+import importlib
+import sys
+import types
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from dltrain.integrations.logged_values import report_arguments
+
+BASES = {
+    "transformers": "TrainerCallback",
+    "lightning.pytorch.callbacks": "Callback",
+    "pytorch_lightning.callbacks": "Callback",
+    "accelerate.tracking": "GeneralTracker",
+}
+Calls = list[tuple[str, dict[str, Any]]]
+
+
+def stand_in(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Install a module with an empty base class in the place of a library."""
+    parts = name.split(".")
+    for depth in range(1, len(parts) + 1):
+        monkeypatch.setitem(sys.modules, ".".join(parts[:depth]), types.ModuleType(parts[depth - 1]))
+    setattr(sys.modules[name], BASES[name], type(BASES[name], (), {}))
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
+    """Record calls of ``report``, and of ``busy`` as ("checkpoint", {}) or ("evaluation", {})."""
+    found: Calls = []
+    stand_in("transformers", monkeypatch)
+    stand_in("lightning.pytorch.callbacks", monkeypatch)
+    stand_in("accelerate.tracking", monkeypatch)
+    for module in ("logged_values", "huggingface", "lightning", "accelerate"):
+        monkeypatch.delitem(sys.modules, f"dltrain.integrations.{module}", raising=False)
+    for name in ("logged_values", "huggingface", "lightning", "accelerate"):
+        module = importlib.import_module(f"dltrain.integrations.{name}")
+        monkeypatch.setattr(module, "report", lambda **values: found.append(("report", values)), raising=False)
+        monkeypatch.setattr(module, "stop_requested", lambda: False, raising=False)
+        monkeypatch.setattr(module, "busy", lambda what, _: found.append((what, {})), raising=False)
+    yield found
+    for name in ("logged_values", "huggingface", "lightning", "accelerate"):
+        sys.modules.pop(f"dltrain.integrations.{name}", None)
+
+
+def test_logged_values_are_sorted_into_arguments() -> None:
+    loss = torch.tensor(0.5, requires_grad=True)
+    found = report_arguments(
+        {"train_loss": loss, "val_acc": torch.tensor(0.75), "val loss": 1.5, "eval_runtime": 3.0, "epoch": 2, "text": "x",
+         "weights": torch.ones(3), "steps": 4, "done": True, "9": 1.0}
+    )  # fmt: skip
+    assert found == {"loss": loss, "accuracy": torch.tensor(0.75), "val_loss": 1.5, "_steps": 4, "_9": 1.0}
+    assert report_arguments({"val_acc": 0.5, "accuracy": 0.6}) == {"accuracy": 0.5, "_accuracy": 0.6}
+
+
+def test_hugging_face_trainer_in_its_order_of_calls(calls: Calls) -> None:
+    from dltrain.integrations.huggingface import ReportCallback
+
+    callback = ReportCallback()
+    args = SimpleNamespace(train_batch_size=8, gradient_accumulation_steps=2, world_size=4)
+    state = SimpleNamespace(global_step=1, max_steps=10, epoch=0.5)
+    control = SimpleNamespace(should_save=False, should_evaluate=False)
+    callback.on_step_end(args, state, control)
+    callback.on_log(args, state, control, logs={"loss": 0.5, "grad_norm": 2.0, "learning_rate": 0.1, "epoch": 0.5})
+    control.should_save = control.should_evaluate = True
+    state.global_step = 2
+    callback.on_step_end(args, state, control)
+    callback.on_prediction_step(args, state, control)
+    callback.on_log(args, state, control, logs={"eval_loss": 0.75, "eval_accuracy": 0.5, "eval_runtime": 1.0})
+    callback.on_save(args, state, control)
+    callback.on_epoch_end(args, state, control)
+    callback.on_log(args, state, control, logs={"train_loss": 0.9, "train_runtime": 5.0, "total_flos": 1.0})
+    same = {"steps": 10, "epoch": 0.5, "samples": 64}
+    assert calls == [
+        ("report", {"step": 1, **same}),
+        ("report", {"step": 1, **same, "loss": 0.5, "grad_norm": 2.0, "learning_rate": 0.1}),
+        ("report", {"step": 2, **same}),
+        ("checkpoint", {}),
+        ("evaluation", {}),
+        ("report", {"step": 2, **same, "eval_loss": 0.75, "accuracy": 0.5}),
+        ("report", {"step": 2, **same}),
+        ("checkpoint", {}),
+    ]
+
+
+def test_lightning_trainer_in_its_order_of_calls(calls: Calls) -> None:
+    from dltrain.integrations.lightning import ReportCallback
+
+    callback = ReportCallback()
+    trainer = SimpleNamespace(
+        global_step=0, current_epoch=0, estimated_stepping_batches=4, sanity_checking=True, callback_metrics={"val_acc": 0.1}
+    )  # fmt: skip
+    callback.on_validation_start(trainer, None)
+    callback.on_validation_end(trainer, None)
+    trainer.sanity_checking = False
+    callback.on_train_start(trainer, None)
+    for step in (0, 1):  # The first batch accumulates gradients only.
+        trainer.global_step = step
+        callback.on_train_batch_end(trainer, None, {"loss": 0.5}, None, step)
+    trainer.callback_metrics = {"train_loss": 0.6, "val_acc": 0.5, "val_loss": 0.75}
+    callback.on_validation_start(trainer, None)
+    callback.on_validation_batch_end(trainer, None, None, None, 0)
+    callback.on_validation_end(trainer, None)
+    callback.on_save_checkpoint(trainer, None, {})
+    trainer.callback_metrics["train_acc"] = 0.9
+    callback.on_train_epoch_end(trainer, None)
+    same = {"step": 1, "steps": 4, "epoch": 0}
+    assert calls == [
+        ("report", {**same, "loss": 0.5}),
+        ("evaluation", {}),
+        ("report", {**same, "accuracy": 0.5, "val_loss": 0.75}),
+        ("checkpoint", {}),
+        ("report", {**same, "train_acc": 0.9}),
+    ]
+
+
+def test_trainers_stop_with_a_checkpoint_when_the_job_asks(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dltrain.integrations import huggingface, lightning
+
+    for module in (huggingface, lightning):
+        monkeypatch.setattr(module, "stop_requested", lambda: True)
+    monkeypatch.setenv("DLJOB_CHECKPOINT_DIR", "/volume/job")
+    args = SimpleNamespace(train_batch_size=8, gradient_accumulation_steps=2, world_size=4)
+    control = SimpleNamespace(should_save=False, should_evaluate=False, should_training_stop=False)
+    huggingface.ReportCallback().on_step_end(args, SimpleNamespace(global_step=1, max_steps=-1, epoch=0.5), control)
+    assert control.should_save and control.should_training_stop and calls[-1] == ("checkpoint", {})
+    saved: list[str] = []
+    trainer = SimpleNamespace(global_step=1, current_epoch=0, should_stop=False, save_checkpoint=saved.append)
+    lightning.ReportCallback().on_train_batch_end(trainer, None, {"loss": 0.5}, None, 0)
+    assert trainer.should_stop and saved == ["/volume/job/stopped.ckpt"]
+
+
+def test_lightning_callback_is_of_the_package_that_the_script_uses(
+    calls: Calls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("lightning", "lightning.pytorch", "lightning.pytorch.callbacks"):
+        monkeypatch.delitem(sys.modules, name)
+    stand_in("pytorch_lightning.callbacks", monkeypatch)
+    monkeypatch.delitem(sys.modules, "dltrain.integrations.lightning")
+    module = importlib.import_module("dltrain.integrations.lightning")
+    assert module.ReportCallback.__mro__[1] is sys.modules["pytorch_lightning.callbacks"].Callback
+
+
+def test_accelerate_tracker(calls: Calls) -> None:
+    from dltrain.integrations.accelerate import ReportTracker
+
+    tracker = ReportTracker(steps=20, samples=8)
+    assert (tracker.name, tracker.requires_logging_directory, tracker.main_process_only) == ("dltrain", False, False)
+    assert tracker.tracker is tracker
+    tracker.store_init_configuration({"lr": 0.1})
+    tracker.log({"train_loss": 0.5, "epoch": 1}, step=3)
+    tracker.log({"eval_accuracy": 0.75})
+    same = {"step": 3, "steps": 20, "samples": 8}
+    assert calls == [
+        ("report", {**same, "epoch": 1, "loss": 0.5}),
+        ("report", {**same, "epoch": None, "accuracy": 0.75}),
+    ]

@@ -1,0 +1,225 @@
+"""Tests of ``dltrain.report``: what arrives at the agent, what a run without an agent prints, and what it needs."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import dlcontract
+from dltrain.protocol import metric_values
+from dltrain.protocol.rank_messages import SOCKET_ENV, Busy, Evaluated, Logged, RankMessage, Step, rank_message_adapter
+from dltrain.reporting import script_reports
+from dltrain.reporting.reported_progress import ReportedProgress, line
+from support.trainer.listener import Listener
+
+TRAINER = Path(__file__).resolve().parents[3] / "trainer-image"
+WITHIN_S = 60
+
+
+def bare(script: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a script in an interpreter without any installed package: it finds the standard library and dltrain."""
+    command = [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(TRAINER)!r})\n{script}"]
+    variables = {
+        k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "DLTRAIN_", "RANK", "WORLD"))
+    }
+    return subprocess.run(
+        command, env=variables | environ, capture_output=True, text=True, timeout=WITHIN_S, check=False
+    )
+
+
+def progress(**fields: Any) -> tuple[ReportedProgress, list[str]]:
+    warnings: list[str] = []
+    arguments: dict[str, Any] = {"rank": 0, "world_size": 2, "samples": None, "warn": warnings.append}
+    return ReportedProgress(**arguments | fields), warnings
+
+
+def add(to: ReportedProgress, now_s: float, step: int, **fields: Any) -> None:
+    given = {"steps": None, "loss": None, "epoch": None, "accuracy": None, "samples": None, "metrics": {}} | fields
+    to.add(now_s, step, **given)
+
+
+def messages(of: ReportedProgress, *, tensors: bool = True) -> list[RankMessage]:
+    """Return the updates as the agent parses them."""
+    return [rank_message_adapter.validate_python(update) for update in of.updates(tensors=tensors)]
+
+
+def test_reports_need_the_standard_library_only() -> None:
+    ended = bare("import dltrain\nfor n in range(3): dltrain.report(step=n + 1, steps=3, loss=0.5, perplexity=2)")
+    assert ended.returncode == 0, ended.stderr
+    lines = ended.stderr.splitlines()
+    assert lines[0] == "dltrain: step 1/3 loss 0.5000, perplexity 2"
+    assert lines[-1].startswith("dltrain: step 3/3 loss 0.5000, "), "the last report is printed at the end"
+    for name in ("torch", "pydantic", "numpy", "dlcontract"):
+        assert bare(f"import dltrain; dltrain.report(step=1); assert {name!r} not in sys.modules").returncode == 0
+
+
+def test_other_ranks_print_nothing() -> None:
+    ended = bare("import dltrain; dltrain.report(step=1, loss=1)", RANK="1", WORLD_SIZE="2")
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+def test_updates_arrive_at_the_agent_as_messages(tmp_path: Path) -> None:
+    script = """import dltrain
+for step in range(1, 5001):
+    dltrain.report(step=step, steps=5000, loss=1 / step, epoch=step // 1000, samples=8)
+dltrain.report(step=5000, accuracy=0.75, bleu=30)
+dltrain.busy("upload", 600)
+"""
+    with Listener(tmp_path) as agent:
+        ended = bare(script, **{SOCKET_ENV: agent.path, "RANK": "1", "WORLD_SIZE": "4"})
+        assert (ended.returncode, ended.stderr) == (0, "")
+        agent.wait_for(Busy, 1)
+        agent.wait_for(Logged, 1)
+        first, *_, last = agent.of(Step)
+    assert (first.step, first.step_s, first.typical_s, first.interval_s) == (1, 0.0, None, None)
+    assert (last.rank, last.step, last.steps, last.epoch, last.world_size) == (1, 5000, 5000, 5, 4)
+    assert last.reported and last.measure is None and last.loss == 1 / 5000
+    assert last.step_s > 0 and last.samples_per_s == pytest.approx(8 / last.step_s)
+    assert len(agent.of(Step)) < 1000, "a report in every step is not a message in every step"
+    assert agent.of(Evaluated) == [Evaluated(rank=1, step=5000, accuracy=0.75, loss=1 / 5000)]
+    assert agent.of(Logged) == [Logged(rank=1, step=5000, values={"bleu": 30.0})]
+    assert agent.of(Busy) == [Busy(rank=1, what="upload", limit_s=600)]
+
+
+def test_a_lost_agent_does_not_end_the_script(tmp_path: Path) -> None:
+    script = "import dltrain, time\nfor n in range(8): dltrain.report(step=n, loss=n); time.sleep(0.1)\nprint('done')"
+    nowhere = bare(script, **{SOCKET_ENV: str(tmp_path / "nowhere")})
+    assert (nowhere.returncode, nowhere.stdout) == (0, "done\n"), nowhere.stderr
+    with Listener(tmp_path) as agent:
+        path = agent.path
+        arguments = [sys.executable, "-c", script.replace("range(8)", "range(20)")]
+        process = subprocess.Popen(
+            arguments,
+            env=os.environ | {SOCKET_ENV: path, "PYTHONPATH": str(TRAINER)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        agent.wait_for(Step, 1)
+    assert process.communicate(timeout=WITHIN_S)[0] == "done\n" and process.returncode == 0
+
+
+def test_a_fork_is_not_the_rank(tmp_path: Path) -> None:
+    script = """import dltrain, os
+dltrain.report(step=1)
+if os.fork() == 0:
+    dltrain.report(step=2); dltrain.busy("x", 1)
+    sys.exit()
+os.wait()
+dltrain.report(step=3)
+"""
+    with Listener(tmp_path) as agent:
+        assert bare(script, **{SOCKET_ENV: agent.path}).returncode == 0
+        agent.wait_for(Step, 2)
+    assert [message.step for message in agent.of(Step)] == [1, 3] and not agent.of(Busy)
+
+
+class Tensor:
+    """A tensor on a GPU, which counts how often its value is read."""
+
+    def __init__(self, value: float, read: Callable[[], None]) -> None:
+        self.value, self.read = value, read
+
+    def detach(self) -> "Tensor":
+        return self
+
+    def __float__(self) -> float:
+        self.read()
+        return self.value
+
+
+def test_tensors_are_read_for_an_update_only_and_not_by_the_thread() -> None:
+    reads: list[int] = []
+    training, _ = progress()
+    for number in range(100):
+        add(training, 0.1 * number, number, loss=Tensor(float(number), lambda: reads.append(1)), metrics={"a": 1.0})
+    [step, logged] = messages(training, tensors=False)
+    assert isinstance(step, Step) and (step.step, step.loss) == (99, None) and reads == []
+    assert logged == Logged(rank=0, step=99, values={"a": 1.0})
+    add(training, 20.0, 100)
+    [step] = messages(training)
+    assert isinstance(step, Step) and step.loss == 99.0 and reads == [1]
+
+
+def test_step_times_leave_out_pauses_and_the_interval_is_that_of_the_reports() -> None:
+    training, _ = progress(samples=64)
+    now_s = 0.0
+    for number in range(1, 40):
+        now_s += 300.0 if number == 20 else 0.5  # an evaluation
+        add(training, now_s, 10 * number)
+    [step] = messages(training)
+    assert isinstance(step, Step)
+    assert step.step_s == pytest.approx(0.05) and step.typical_s == pytest.approx(0.05)
+    assert step.interval_s == pytest.approx(0.5) and step.samples_per_s == pytest.approx(64 / 0.05)
+
+
+def test_invalid_values_are_named_once_and_end_nothing() -> None:
+    training, warnings = progress()
+    for number in (5, 6):
+        add(training, number, number, loss=float("nan"), accuracy=97.5, metrics={"bad name": 1, "text": "high"})
+    found = messages(training)
+    assert [message.type for message in found] == ["step", "logged"]
+    assert found[1] == Logged(rank=0, step=6, values={"accuracy": 97.5})
+    assert [re.split(r"[:;]", text)[0] for text in warnings] == [
+        "loss", "accuracy", "found the name 'bad name'", "text",
+    ]  # fmt: skip
+    add(training, 7.0, 2, steps=-3, epoch=-1, samples=10**30)
+    add(training, 8.0, 3)
+    [step] = messages(training)
+    assert isinstance(step, Step) and (step.step, step.steps, step.epoch) == (3, 0, 0)
+    assert step.samples_per_s <= 1e15 and warnings[-1].startswith("step: found 2 after 6")
+
+
+def test_a_script_that_asks_whether_to_stop_stops_at_the_step_of_the_request(tmp_path: Path) -> None:
+    script = """import dltrain, sys, time
+for step in range(1, 10**6):
+    dltrain.report(step=step)
+    if dltrain.stop_requested():
+        print("stopped at", step)
+        break
+    time.sleep(0.01)
+"""
+    with Listener(tmp_path) as agent:
+        command = [sys.executable, "-c", script]
+        variables = os.environ | {SOCKET_ENV: agent.path, "PYTHONPATH": str(TRAINER)}
+        process = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, text=True)
+        agent.wait_for(Step, 2)
+        assert agent.of(Step)[1].heeds_stop
+        ahead = agent.of(Step)[-1].step + 500
+        agent.stop(at_step=ahead)
+        assert process.communicate(timeout=WITHIN_S)[0] == f"stopped at {ahead}\n"
+    assert bare("import dltrain; dltrain.report(step=1); assert not dltrain.stop_requested()").returncode == 0
+
+
+def test_line_of_a_report() -> None:
+    training, _ = progress(samples=64)
+    add(training, 0.0, 1)
+    add(training, 0.5, 11, steps=100, epoch=2.7, loss=0.25, accuracy=0.5, metrics={"bleu": 30})
+    shown = "dltrain: step 11/100 epoch 2 loss 0.2500, 50.0 ms/step, 1280 samples/s, accuracy 0.5000, bleu 30"
+    assert line(training.updates(tensors=True)) == shown
+
+
+def test_a_script_with_the_dltrain_api_logs_through_its_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    logged: list[Any] = []
+
+    class Trainer:
+        def log(self, **values: Any) -> None:
+            logged.append(values)
+
+        def busy(self, what: str, limit_s: float) -> None:
+            logged.append((what, limit_s))
+
+    monkeypatch.setattr(script_reports, "_trainer", None)
+    script_reports.set_trainer(Trainer())
+    script_reports.report(step=1, steps=9, loss=0.5, bleu=3)
+    script_reports.busy("upload", 60)
+    assert logged == [{"loss": 0.5, "accuracy": None, "bleu": 3}, ("upload", 60)]
+
+
+def test_bounds_are_those_of_the_contract() -> None:
+    found = (metric_values.MAX_METRICS, metric_values.MAX_METRIC_NAME)
+    assert found == (dlcontract.MAX_METRICS, dlcontract.MAX_METRIC_NAME)

@@ -1,0 +1,37 @@
+"""Report the progress of a loop with Hugging Face Accelerate: ``Accelerator(log_with=ReportTracker(steps=1000))``."""
+
+from typing import Any
+
+from accelerate.tracking import GeneralTracker
+
+from dltrain.integrations.logged_values import report_arguments
+from dltrain.reporting.script_reports import report
+
+
+class ReportTracker(GeneralTracker):  # type: ignore[misc]  # The type checker does not see the library.
+    """Report the values of ``accelerator.log(values, step=…)`` after ``accelerator.init_trackers(name)``.
+
+    ``steps``: number of steps of the whole training; None: unknown. ``samples``: samples in a step, over all ranks.
+    """
+
+    name = "dltrain"
+    requires_logging_directory = False
+    main_process_only = False
+
+    def __init__(self, steps: int | None = None, samples: int | None = None) -> None:
+        super().__init__()
+        self._steps, self._samples, self._step = steps, samples, 0
+
+    @property
+    def tracker(self) -> "ReportTracker":
+        """The tracker itself, which has no run of another library."""
+        return self
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Ignore the hyperparameters, which are in the manifest of a job."""
+
+    def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Report ``values`` after ``step`` steps. Without a step, they belong to the last one."""
+        self._step = self._step if step is None else step
+        found = report_arguments(values)
+        report(step=self._step, steps=self._steps, epoch=values.get("epoch"), samples=self._samples, **found)

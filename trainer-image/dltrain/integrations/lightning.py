@@ -1,0 +1,85 @@
+"""Report the progress of a Lightning ``Trainer``: ``Trainer(…, callbacks=[ReportCallback()])``.
+
+The callback is one of the package ``pytorch_lightning`` if the script has imported that package only.
+"""
+
+import os
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from dltrain.integrations.logged_values import CHECKPOINT_S, EvaluationBatches, report_arguments
+from dltrain.reporting.script_reports import busy, report, stop_requested
+
+if "pytorch_lightning" in sys.modules and "lightning" not in sys.modules:
+    from pytorch_lightning.callbacks import Callback
+else:
+    from lightning.pytorch.callbacks import Callback
+
+
+STOPPED = "stopped.ckpt"
+"""Name of the checkpoint that is saved when the job asks the script to stop."""
+
+
+class ReportCallback(Callback):  # type: ignore[misc]  # The type checker does not see the library.
+    """Report each step with its loss, and the metrics that the module logs, on every rank.
+
+    Validation and checkpoints of the ``Trainer`` are announced, so that they do not count as hangs. If the job asks
+    the script to stop, the callback saves the checkpoint ``stopped.ckpt`` in $DLJOB_CHECKPOINT_DIR or the trainer's
+    folder, and ``fit`` returns.
+    """
+
+    def __init__(self) -> None:
+        self._evaluation = EvaluationBatches()
+        self._steps: int | None = None
+        self._step = 0
+        self._validated: tuple[int, frozenset[str]] = (0, frozenset())
+        """The step of the last validation, and the names of the values that were reported then."""
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        steps = trainer.estimated_stepping_batches
+        self._steps = int(steps) if 0 < steps < float("inf") else None
+        self._step = trainer.global_step
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        if trainer.global_step == self._step:
+            return  # The batch was one of several whose gradients are accumulated.
+        self._step = trainer.global_step
+        self._report(trainer, loss=outputs.get("loss") if isinstance(outputs, Mapping) else outputs)
+        if stop_requested():
+            folder = os.environ.get("DLJOB_CHECKPOINT_DIR") or trainer.default_root_dir
+            trainer.save_checkpoint(os.path.join(folder, STOPPED))  # noqa: PTH118 - it may be a URL.
+            trainer.should_stop = True
+
+    def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+        step, names = self._validated
+        self._log(trainer, without=names if step == self._step else frozenset())
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        self._announce(trainer)
+
+    def on_validation_batch_end(self, trainer: Any, *arguments: Any, **kwargs: Any) -> None:
+        self._announce(trainer)
+
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        if not trainer.sanity_checking:
+            self._validated = self._step, self._log(trainer)
+
+    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
+        busy("checkpoint", CHECKPOINT_S)
+
+    def _announce(self, trainer: Any) -> None:
+        if not trainer.sanity_checking:
+            self._evaluation.announce()
+
+    def _log(self, trainer: Any, without: frozenset[str] = frozenset()) -> frozenset[str]:
+        """Report the metrics of the module, except those in ``without``. Return the names of what was reported."""
+        values = report_arguments(trainer.callback_metrics)
+        # The loss of the last step has been reported.
+        values = {name: value for name, value in values.items() if name != "loss" and name not in without}
+        if values and self._step:
+            self._report(trainer, **values)
+        return frozenset(values)
+
+    def _report(self, trainer: Any, **values: Any) -> None:
+        report(step=trainer.global_step, steps=self._steps, epoch=trainer.current_epoch, **values)

@@ -1,0 +1,54 @@
+"""Check the metrics of a training script: any names and numbers, within bounds. It needs the standard library only."""
+
+import re
+from collections.abc import Callable
+from math import isfinite
+from typing import Any
+
+MAX_METRICS, MAX_METRIC_NAME = 16, 48
+"""The bounds of ``dlcontract``, which a test compares with these. Importing that package would need pydantic."""
+LARGEST = 1e300
+_NAME = re.compile(rf"[A-Za-z_][A-Za-z0-9_./-]{{0,{MAX_METRIC_NAME - 1}}}")
+
+
+class MetricChecks:
+    """Check names and values of a script's metrics. Call ``warn`` with a text, once for each invalid metric."""
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self._warn_about = warn
+        self._names: set[str] = set()
+        self._warned: set[str] = set()
+
+    def metric(self, name: str, value: Any) -> float | None:
+        """Return the value of the metric ``name`` as a finite number, or None if name or value is invalid."""
+        if _NAME.fullmatch(name) is None:
+            return self._warn(
+                name,
+                f"found the name {name[:80]!r}; expected a letter, then at most {MAX_METRIC_NAME - 1} letters, digits "
+                "and characters of _./-. Rename the metric",
+            )
+        if name not in self._names and len(self._names) >= MAX_METRICS:
+            return self._warn(
+                name, f"found more than {MAX_METRICS} metrics; expected at most {MAX_METRICS}. {name} is not reported"
+            )
+        number = self.number(name, value)
+        if number is not None:
+            self._names.add(name)
+        return number
+
+    def number(self, name: str, value: Any) -> float | None:
+        """Return ``value`` as a finite number, or None if it is not one. ``name``: its name in the warning."""
+        try:
+            number = float(value)
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            return self._warn(name, f"{name}: found {type(value).__name__}; expected a number. It is not reported")
+        if not isfinite(number) or abs(number) > LARGEST:
+            return self._warn(name, f"{name}: found {number}; expected a finite number. Such values are not reported")
+        return number
+
+    def _warn(self, name: str, text: str) -> float | None:
+        """Warn once about the metric ``name``. Return None in place of its value."""
+        if name not in self._warned and len(self._warned) <= MAX_METRICS:
+            self._warned.add(name)
+            self._warn_about(text)
+        return None

@@ -1,0 +1,15 @@
+"""Names of the environment variables that an agent sets for its ranks, and the signal that it sends them.
+
+This module needs the standard library only, so that scripts can report from any Python interpreter.
+"""
+
+import signal
+
+SOCKET_ENV = "DLTRAIN_SOCKET"
+PLAN_ENV = "DLTRAIN_PLAN"
+MEMORY_ENV = "DLTRAIN_MEMORY"
+"""Name of the environment variable with the path of the pod's in-memory directory. It stores a copy of the training
+state, from which ranks resume after a restart in the same pod."""
+
+WHERE = signal.SIGUSR2
+"""The signal that an agent sends to a hung rank. The rank writes the stack of each thread to its log."""

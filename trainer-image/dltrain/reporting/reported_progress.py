@@ -1,0 +1,239 @@
+"""Collect the reports of a script, and make progress updates of them. No I/O, and no clock.
+
+A progress update is a dictionary with the fields of ``protocol.rank_messages.Step``, ``Evaluated`` or ``Logged``. These
+classes would need pydantic.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from dltrain.protocol.metric_values import MAX_METRICS, MetricChecks
+
+Update = dict[str, Any]
+
+WINDOW = 50
+"""Number of last reports from which step times are computed."""
+PAUSE = 10.0
+"""A time between two reports that exceeds the median by this factor contains a pause, such as an evaluation. The mean
+step time leaves it out."""
+MAX_COUNT, MAX_RATE = 2**53, 1e15
+"""Bounds of numbers in a job's report."""
+MAX_EVALUATIONS = 64
+"""Number of accuracies that wait for an update at most. The oldest is dropped."""
+
+
+class StepTimes:
+    """Times of steps, from the times and step numbers of a script's last reports."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque(maxlen=WINDOW + 1)
+
+    def add(self, step: int, now_s: float) -> None:
+        """Record a report after ``step`` steps at the time ``now_s``. Forget earlier steps if the count goes back."""
+        if self._seen and step <= self._seen[-1][1]:
+            if step < self._seen[-1][1]:
+                self._seen.clear()
+            else:
+                return  # A second report after the same step.
+        self._seen.append((now_s, step))
+
+    def typical_s(self) -> float | None:
+        """Return the median time of a step in seconds; None before the second step."""
+        return median(seconds / steps for seconds, steps in parts) if (parts := self._parts()) else None
+
+    def mean_s(self) -> float:
+        """Return the mean time of a step in seconds, without pauses; 0 before the second step."""
+        if not (typical_s := self.typical_s()):
+            return 0.0
+        parts = [(seconds, steps) for seconds, steps in self._parts() if seconds / steps <= PAUSE * typical_s]
+        return sum(seconds for seconds, _ in parts) / sum(steps for _, steps in parts)
+
+    def interval_s(self) -> float | None:
+        """Return the median time between two reports in seconds; None before the second step."""
+        return median(seconds for seconds, _ in parts) if (parts := self._parts()) else None
+
+    def _parts(self) -> list[tuple[float, int]]:
+        """Return (seconds, steps) between each report and the next one."""
+        seen = list(self._seen)
+        return [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(seen)]
+
+
+class ReportedProgress:
+    """Collect what a script reports, and make updates of it.
+
+    Adding a report costs microseconds: tensors are converted to numbers only for an update, because that makes a GPU
+    finish its work.
+    """
+
+    def __init__(self, rank: int, world_size: int, samples: int | None, warn: Callable[[str], None]) -> None:
+        """Create the progress of one rank. ``samples``: global batch size, unless a report says otherwise.
+
+        ``warn``: called with a text about each value that is not reported.
+        """
+        self._rank, self._world_size, self._samples, self._warn = rank, world_size, samples, warn
+        self._checks = MetricChecks(warn)
+        self._warned_fields: set[str] = set()
+        self._times = StepTimes()
+        self._step = self._highest = -1
+        self._steps: int | None = None
+        self._epoch: int | None = None
+        self._loss_value: float | None = None
+        self._loss: Any = None
+        self._evaluations: deque[tuple[int, Any]] = deque(maxlen=MAX_EVALUATIONS)
+        self._metrics: dict[str, Any] = {}
+        self._changed = False
+        self._heeds_stop = False
+        """True if the script asks whether it should stop."""
+
+    @property
+    def step(self) -> int:
+        """The step of the last report; -1 before the first one."""
+        return self._step
+
+    @property
+    def pending(self) -> bool:
+        """True if there was a report since the last call of ``updates``."""
+        return self._changed
+
+    def heed_stop(self) -> None:
+        """Record that the script asks whether it should stop. The next update says so."""
+        if not self._heeds_stop:
+            self._heeds_stop = self._changed = True
+
+    def add(
+        self,
+        now_s: float,
+        step: int,
+        steps: int | None,
+        loss: Any,
+        epoch: float | None,
+        accuracy: Any,
+        samples: int | None,
+        metrics: Mapping[str, Any],
+    ) -> None:
+        """Add a report at the time ``now_s`` of a monotonic clock."""
+        step = _count(step)
+        if step < self._highest:
+            self._warn_about_step(step)
+        else:
+            self._highest = step
+        self._times.add(step, now_s)
+        self._step, self._changed = step, True
+        if steps is not None:
+            self._steps = _count(steps)
+        if epoch is not None:
+            self._epoch = _count(epoch)
+        if samples is not None:
+            self._samples = _count(samples)
+        if loss is not None:
+            self._loss = detached(loss)
+        if accuracy is not None:
+            self._evaluations.append((step, detached(accuracy)))
+        for name, value in metrics.items():
+            if name in self._metrics or len(self._metrics) < 2 * MAX_METRICS:
+                self._metrics[name] = detached(value)
+
+    def updates(self, *, tensors: bool) -> list[Update]:
+        """Return the updates about all reports since the last call, in the order in which they are to be sent.
+
+        ``tensors``: False to leave values out that are tensors, for a thread other than the script's. It must not make
+        a GPU finish its work, because that would end a capture of a CUDA graph. A later call returns them.
+        """
+        if not self._changed:
+            return []
+
+        def ready(value: Any) -> bool:
+            return tensors or not hasattr(value, "detach")
+
+        self._changed = False
+        if self._loss is not None and ready(self._loss):
+            self._loss_value, self._loss = self._checks.number("loss", self._loss), None
+        found: list[Update] = [self._step_update()]
+        evaluations, self._evaluations = self._evaluations, deque(maxlen=MAX_EVALUATIONS)
+        for step, accuracy in evaluations:
+            if not ready(accuracy):
+                self._evaluations.append((step, accuracy))
+            elif (number := self._checks.number("accuracy", accuracy)) is None:
+                continue
+            elif 0 <= number <= 1:
+                update = {"type": "evaluated", "rank": self._rank, "step": step, "accuracy": number}
+                found.append(update | {"loss": self._loss_value})
+            else:
+                self._warn_about_percentage(number)
+                self._metrics["accuracy"] = number
+        values: dict[str, float] = {}
+        for name in [name for name, value in self._metrics.items() if ready(value)]:
+            if (metric := self._checks.metric(name, self._metrics.pop(name))) is not None:
+                values[name] = metric
+        if values:
+            found.append({"type": "logged", "rank": self._rank, "step": self._step, "values": values})
+        return found
+
+    def _step_update(self) -> Update:
+        step_s = self._times.mean_s()
+        return {
+            "type": "step",
+            "rank": self._rank,
+            "step": self._step,
+            "steps": self._steps or 0,
+            "epoch": self._epoch,
+            "loss": self._loss_value,
+            "step_s": step_s,
+            "typical_s": self._times.typical_s(),
+            "samples_per_s": min(MAX_RATE, self._samples / step_s) if self._samples and step_s else 0.0,
+            "world_size": self._world_size,
+            "reported": True,
+            "heeds_stop": self._heeds_stop,
+            "interval_s": self._times.interval_s(),
+        }
+
+    def _warn_about_step(self, step: int) -> None:
+        text = f"step: found {step} after {self._highest}; expected the number of steps since the training began"
+        self._warn_once(text)
+
+    def _warn_about_percentage(self, number: float) -> None:
+        self._warn_once(
+            f"accuracy: found {number:g}; expected 0 to 1. It is shown as a metric without a unit. Divide a percentage "
+            "by 100"
+        )
+
+    def _warn_once(self, text: str) -> None:
+        field = text.partition(":")[0]
+        if field not in self._warned_fields:
+            self._warned_fields.add(field)
+            self._warn(text)
+
+
+def _count(value: float) -> int:
+    """Return ``value`` as an integer within the bounds of a job's report. Raise TypeError if it is no number."""
+    return max(0, min(int(value), MAX_COUNT))
+
+
+def detached(value: Any) -> Any:
+    """Return a tensor without its graph, which would keep activations in memory; other values unchanged."""
+    return value.detach() if hasattr(value, "detach") else value
+
+
+def line(updates: list[Update]) -> str:
+    """Return a line for the log that shows ``updates``, which are not empty and begin with a step."""
+    step, *others = updates
+    parts = [f"dltrain: step {step['step']}" + (f"/{step['steps']}" if step["steps"] else "")]
+    if step["epoch"] is not None:
+        parts.append(f"epoch {step['epoch']}")
+    if step["loss"] is not None:
+        parts.append(f"loss {step['loss']:.4f}")
+    text = " ".join(parts)
+    shown = []
+    if step["step_s"]:
+        shown.append(f"{1e3 * step['step_s']:.1f} ms/step")
+    if step["samples_per_s"]:
+        shown.append(f"{step['samples_per_s']:.0f} samples/s")
+    for update in others:
+        if update["type"] == "evaluated":
+            shown.append(f"accuracy {update['accuracy']:.4f}")
+        else:
+            shown += [f"{name} {value:.6g}" for name, value in update["values"].items()]
+    return ", ".join([text, *shown])

@@ -1,0 +1,236 @@
+"""``dltrain.report`` and ``dltrain.busy``: send a script's progress to the agent of its pod, or print it.
+
+A thread sends the updates. A report therefore takes microseconds, and a lost or stalled agent never delays or ends the
+training.
+"""
+
+import atexit
+import contextlib
+import faulthandler
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from dltrain.protocol.activity import activity
+from dltrain.protocol.rank_variables import SOCKET_ENV, WHERE
+from dltrain.reporting.reported_progress import ReportedProgress, Update, line
+
+INTERVAL_S = 0.25
+"""Minimum time in seconds between two updates."""
+IDLE_S = 1.0
+"""Time in seconds after which the thread sends a report that came too early for an update, or says what a silent script
+does."""
+END_S = 2.0
+"""Maximum time in seconds that the end of the script waits for its last update."""
+MAX_QUEUED = 1000
+"""Number of updates that wait for a stalled agent at most. The oldest are dropped."""
+
+
+class Trainer(Protocol):
+    """The trainer of a script that calls ``dltrain.init``, which counts and reports steps by itself."""
+
+    def log(self, *, loss: Any = None, accuracy: Any = None, **metrics: Any) -> None: ...
+
+    def busy(self, what: str, limit_s: float) -> None: ...
+
+
+class ScriptReports:
+    """The reports of this process. Create it at the script's first report."""
+
+    def __init__(self, environ: Mapping[str, str]) -> None:
+        self._rank = _number(environ, "RANK", "OMPI_COMM_WORLD_RANK", default=0)
+        world_size = _number(environ, "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", default=1)
+        samples = _number(environ, "DLJOB_GLOBAL_BATCH_SIZE", default=0) or None
+        self._progress = ReportedProgress(self._rank, world_size, samples, self._warn)
+        self._path = environ.get(SOCKET_ENV)
+        self._lock = threading.Lock()
+        self._updated_s = float("-inf")
+        self._queue: deque[Update] = deque(maxlen=MAX_QUEUED)
+        self._wake = threading.Event()
+        self._ending = self._lost = False
+        self._pid = os.getpid()
+        self._stop_at: int | None = None
+        """The step after which the agent asks the script to stop; None: it does not."""
+        self._thread: threading.Thread | None = None
+        if self._path:
+            self._thread = threading.Thread(
+                target=self._send_all, args=(self._path,), daemon=True, name="dltrain.report"
+            )
+            self._thread.start()
+        atexit.register(self._end)
+
+    def add(
+        self,
+        step: int,
+        steps: int | None,
+        loss: Any,
+        epoch: float | None,
+        accuracy: Any,
+        samples: int | None,
+        metrics: Mapping[str, Any],
+    ) -> None:
+        """Add a report. Make an update of it at once if the last one is at least ``INTERVAL_S`` seconds ago."""
+        if self._lost or os.getpid() != self._pid:  # A fork, such as a worker that loads data, is not the rank.
+            return
+        now_s = time.monotonic()
+        with self._lock:
+            self._progress.add(now_s, step, steps, loss, epoch, accuracy, samples, metrics)
+            if now_s - self._updated_s < INTERVAL_S:
+                return
+            self._updated_s = now_s
+            self._put(self._progress.updates(tensors=True))
+
+    def busy(self, what: str, limit_s: float) -> None:
+        """Announce to the agent that no report may come for up to ``limit_s`` seconds."""
+        if os.getpid() == self._pid:
+            limit_s = min(max(float(limit_s), 1e-3), 86_400.0)
+            self._put([{"type": "busy", "rank": self._rank, "what": str(what), "limit_s": limit_s}])
+
+    def stop_requested(self) -> bool:
+        """Return True if the agent has asked this script to stop, and the step of the request is reached."""
+        self._progress.heed_stop()
+        return self._stop_at is not None and self._progress.step >= self._stop_at
+
+    def _put(self, updates: list[Update]) -> None:
+        if self._path:
+            self._queue.extend(updates)
+            self._wake.set()
+        elif self._rank == 0 and updates and updates[0]["type"] == "step":
+            print(line(updates), file=sys.stderr, flush=True)  # noqa: T201
+
+    def _end(self) -> None:
+        """Send or print the last report of the script, which may have come too early for an update."""
+        if os.getpid() != self._pid:
+            return
+        with self._lock, contextlib.suppress(Exception):  # A tensor's device may have failed.
+            self._put(self._progress.updates(tensors=True))
+        self._ending = True
+        if self._thread is not None:
+            self._wake.set()
+            self._thread.join(END_S)
+
+    def _send_all(self, path: str) -> None:
+        """Send updates to the agent's socket at ``path`` until the script ends or the agent is lost."""
+        try:
+            if signal.getsignal(WHERE) == signal.SIG_DFL:
+                faulthandler.register(WHERE)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+                connection.connect(path)
+                threading.Thread(target=self._listen, args=(connection,), daemon=True, name="dltrain.stop").start()
+                self._send_to(connection)
+        except (OSError, RuntimeError):  # The training continues without an agent.
+            self._lost = True
+
+    def _listen(self, connection: socket.socket) -> None:
+        with contextlib.suppress(OSError, ValueError), connection.makefile("rb") as lines:
+            for text in lines:
+                message = json.loads(text)
+                if message.get("type") == "stop":
+                    self._stop_at = message.get("at_step") or 0
+
+    def _send_to(self, connection: socket.socket) -> None:
+        before: str | None = None
+        while True:
+            self._wake.wait(IDLE_S)
+            self._wake.clear()
+            ending = self._ending
+            if not self._queue:
+                with self._lock:
+                    self._queue.extend(self._progress.updates(tensors=False))
+            if self._queue:
+                before = None
+                while self._queue:
+                    self._send(connection, self._queue.popleft())
+            elif not ending:
+                now = activity()
+                if now is not None or before is not None:
+                    self._send(connection, {"type": "working", "rank": self._rank, "activity": now})
+                before = now
+            if ending:
+                return
+
+    def _send(self, connection: socket.socket, update: Update) -> None:
+        connection.sendall(json.dumps(update).encode() + b"\n")
+
+    def _warn(self, text: str) -> None:
+        print(f"dltrain.report: {text}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def _number(environ: Mapping[str, str], *names: str, default: int) -> int:
+    """Return the first of the variables ``names`` that is a number."""
+    return next((int(environ[name]) for name in names if environ.get(name, "").isdecimal()), default)
+
+
+_reports: ScriptReports | None = None
+_trainer: Trainer | None = None
+
+
+def set_trainer(trainer: Trainer) -> None:
+    """Pass later reports of this process to ``trainer``, because the script has called ``dltrain.init``."""
+    global _trainer
+    _trainer = trainer
+
+
+def report(
+    *,
+    step: int,
+    steps: int | None = None,
+    loss: Any = None,
+    epoch: float | None = None,
+    accuracy: Any = None,
+    samples: int | None = None,
+    **metrics: Any,
+) -> None:
+    """Report the progress of a training script that does not call ``dltrain.init``, such as a script for torchrun.
+
+    The job then shows progress, remaining time, loss, accuracy and metrics, writes a run report, and detects hangs:
+    from its first report on, a rank that is silent for too long restarts all ranks. Call it after every step, on every
+    rank or on some. The lowest rank that reports represents the job. Without an agent, such as on a laptop, rank 0
+    prints a line at most four times per second.
+
+    ``step``: number of completed steps since the training began. After a restart, continue the count of the checkpoint
+    from which the script resumes. ``steps``: number of steps of the whole training, if known. ``loss``: training loss.
+    ``epoch``: number of the epoch. ``accuracy``: accuracy on held-out data, from 0 to 1. ``samples``: samples in a
+    step, over all ranks; default: $DLJOB_GLOBAL_BATCH_SIZE. ``metrics``: any other numbers, at most 16 names.
+
+    Values may be numbers or tensors with one element. A call takes microseconds, except that a few times per second it
+    converts tensors to numbers. A lost agent never raises an exception, and neither does an invalid loss, accuracy or
+    metric, about which a line in the log warns.
+    """
+    global _reports
+    if _trainer is not None:
+        _trainer.log(loss=loss, accuracy=accuracy, **metrics)
+        return
+    if _reports is None:
+        _reports = ScriptReports(os.environ)
+    _reports.add(step, steps, loss, epoch, accuracy, samples, metrics)
+
+
+def busy(what: str, seconds: float) -> None:
+    """Announce work such as an upload, during which a script makes no report for up to ``seconds`` seconds.
+
+    Otherwise a rank that is silent for too long counts as hung. Before the first report, silences do not count, and
+    this function does nothing. ``what``: the name of the work.
+    """
+    if _trainer is not None:
+        _trainer.busy(what, seconds)
+    elif _reports is not None:
+        _reports.busy(what, seconds)
+
+
+def stop_requested() -> bool:
+    """Return True if the job asks this script to save a checkpoint and end now, after the step of its last report.
+
+    A job asks for that if it is good enough (``spec.until``), suspended, or about to lose a pod. Call this function
+    after ``dltrain.report``, in every step and on every rank. It returns True after the same step on all ranks, so
+    ranks need not agree by themselves. A script that never calls it gets SIGTERM instead. In a script that calls
+    ``dltrain.init``, ``t.steps`` ends by itself, and this function returns False.
+    """
+    return _trainer is None and _reports is not None and _reports.stop_requested()
