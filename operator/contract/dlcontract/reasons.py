@@ -1,4 +1,4 @@
-"""Reasons of failures that the trainer reports, that the operator acts on, and that failure rules name."""
+"""Reasons that the trainer reports: of failures, which failure rules name, and of the completion of a training."""
 
 BAD_INPUT = "BadInput"
 CHECKPOINT_FAILED = "CheckpointFailed"
@@ -23,7 +23,9 @@ TRAINING_ERROR = "TrainingError"
 
 TARGET_REACHED = "TargetReached"
 NO_IMPROVEMENT = "NoImprovement"
-"""Reasons for which a training is complete before its last step."""
+
+OF_COMPLETION = (TARGET_REACHED, NO_IMPROVEMENT)
+"""Reasons for which a training is complete before its last step. They are no failures."""
 
 OF_PROGRAM = (COMMAND_NOT_FOUND, RANK_FAILED, RANK_CRASHED, RANK_STOPPED, NO_RESULT, TRAINING_ERROR)
 """Reasons of failures that the user's training script has caused, if the job runs one instead of a built-in model."""

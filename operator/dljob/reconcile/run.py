@@ -40,7 +40,7 @@ def _complete(report: Report) -> Verdict:
     """Return the verdict Complete. Its reason says whether the training made all steps or was good enough before."""
     stopped = report.outcome.stopped if report.outcome is not None else None
     text = _success(report)
-    if stopped is None or stopped.reason not in (reasons.TARGET_REACHED, reasons.NO_IMPROVEMENT):
+    if stopped is None or stopped.reason not in reasons.OF_COMPLETION:
         return Verdict("Complete", TRUE, "Complete", text)
     reached = stopped.reason == reasons.TARGET_REACHED
     reason = reasons.TARGET_REACHED if reached else reasons.NO_IMPROVEMENT
