@@ -149,7 +149,11 @@ _RBAC_PARTS = {
         "Cluster-wide, with Kueue",
         "A ClusterRole, only with `kueue.enabled: true`, or `auto` if the cluster serves Kueue's API.",
     ),
-    "kueueJobs": ("In the namespaces of jobs, with Kueue", "Like those before, only with Kueue."),
+    "kueueJobs": (
+        "In the namespaces of jobs, with Kueue",
+        "Only with Kueue: a ClusterRole, or with `watchNamespaces` or `singleNamespaceInstall` a Role in each of these "
+        "namespaces.",
+    ),
     "self": ("In the operator's namespace", "A Role in the release's namespace."),
     "trainer": (
         "Granted to the pods of a job",
@@ -237,7 +241,12 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="change nothing; fail with a diff when stale")
     if parser.parse_args().check:
         if found := stale():
-            print("\n".join(found), "\nstale: run hack/generate and commit what it writes", sep="\n", file=sys.stderr)
+            print(
+                "\n".join(found),
+                "\nThese files are stale. Run hack/generate and commit the files that it writes",
+                sep="\n",
+                file=sys.stderr,
+            )
         return bool(found)
     for path, text in outputs().items():
         (ROOT / path).parent.mkdir(parents=True, exist_ok=True)

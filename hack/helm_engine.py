@@ -85,7 +85,9 @@ def _parser() -> argparse.ArgumentParser:
         if name != "lint":
             command.add_argument("release")
         if name == "rollback":
-            command.add_argument("revision", type=int, nargs="?", help="default: the one before the last")
+            command.add_argument(
+                "revision", type=int, nargs="?", help="revision to restore; default: the one before the last"
+            )
         elif name != "uninstall":
             command.add_argument("chart", type=Path)
             command.add_argument("-f", "--values", action="append", default=[], metavar="FILE")
@@ -95,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("-n", "--namespace", default="default")
         if name not in ("lint", "template"):
             command.add_argument("--kubeconfig", default=None)
-            command.add_argument("--wait", action="store_true", help="until what was installed is ready")
+            command.add_argument("--wait", action="store_true", help="wait until the installed objects are ready")
             command.add_argument("--timeout", type=seconds, default=300, metavar="DURATION")
         if name in ("install", "upgrade"):
             command.add_argument("--create-namespace", action="store_true")

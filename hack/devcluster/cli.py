@@ -79,14 +79,16 @@ def _asked_for(options: argparse.Namespace) -> ClusterSpec:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="hack/cluster", description="A Kubernetes cluster for development and tests.")
     common = argparse.ArgumentParser(add_help=False)
-    common.add_argument("--name", default=os.environ.get("DLJOB_CLUSTER", "dev"), help="name of the cluster (dev)")
+    common.add_argument(
+        "--name", default=os.environ.get("DLJOB_CLUSTER", "dev"), help="name of the cluster (default: dev)"
+    )
     common.add_argument("--provider", choices=PROVIDERS, help="default: kind where Docker works, else embedded")
-    common.add_argument("--quiet", action="store_true", help="no progress lines")
+    common.add_argument("--quiet", action="store_true", help="print no progress")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     up = argparse.ArgumentParser(add_help=False)
     shared = [common, up]
-    up.add_argument("--nodes", type=int, help="how many nodes (3, or as many as --node options)")
+    up.add_argument("--nodes", type=int, help="number of nodes (default: 3, or the number of --node options)")
     up.add_argument(
         "--node",
         action="append",
@@ -103,19 +105,23 @@ def _parser() -> argparse.ArgumentParser:
     )
     up.add_argument("--runtime-config", default="", metavar="GROUP/VERSION=true,…", help="APIs to serve as well")
     up.add_argument("--recreate", action="store_true", help="replace a cluster that runs with other nodes")
-    commands.add_parser("up", parents=shared, help="bring it up; prints the path of its kubeconfig")
-    commands.add_parser("prepare", parents=shared, help="fill the cache: programs and images; prints the images")
-    commands.add_parser("down", parents=[common], help="take it away, with everything it made")
-    commands.add_parser("status", parents=[common], help="facts as JSON; exit status 3 where it does not run")
-    kubeconfig = commands.add_parser("kubeconfig", parents=[common], help="print the path of its kubeconfig")
-    kubeconfig.add_argument("--raw", action="store_true", help="print the content instead")
-    kubectl = commands.add_parser(
-        "kubectl", parents=[common], help="run the kubectl of the cluster's release on it; without words print its path"
+    commands.add_parser("up", parents=shared, help="start the cluster; print the path of its kubeconfig")
+    commands.add_parser("prepare", parents=shared, help="fill the cache with programs and images; print the images")
+    commands.add_parser("down", parents=[common], help="delete the cluster and everything that it created")
+    commands.add_parser(
+        "status", parents=[common], help="print the cluster's state as JSON; exit with 3 if it does not run"
     )
-    kubectl.add_argument("words", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="-- get nodes")
-    load = commands.add_parser("load", parents=[common], help="put images on every node")
-    load.add_argument("archives", nargs="+", type=Path, metavar="IMAGE.tar", help="docker or OCI archive")
-    node = commands.add_parser("node", parents=[common], help="inject faults")
+    kubeconfig = commands.add_parser("kubeconfig", parents=[common], help="print the path of the cluster's kubeconfig")
+    kubeconfig.add_argument(
+        "--raw", action="store_true", help="print the content of the kubeconfig instead of its path"
+    )
+    kubectl = commands.add_parser(
+        "kubectl", parents=[common], help="run the kubectl of the cluster's release; without arguments, print its path"
+    )
+    kubectl.add_argument("words", nargs=argparse.REMAINDER, metavar="ARGUMENT", help="for example: -- get nodes")
+    load = commands.add_parser("load", parents=[common], help="load images into every node")
+    load.add_argument("archives", nargs="+", type=Path, metavar="IMAGE.tar", help="Docker or OCI archive of an image")
+    node = commands.add_parser("node", parents=[common], help="inject or end a fault of a node")
     node.add_argument("action", choices=("stop", "start", "cut", "heal"))
     node.add_argument("node_name", metavar="NAME")
     return parser

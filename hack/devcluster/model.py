@@ -92,7 +92,7 @@ def parse_memory(text: str) -> int:
     """Convert a Kubernetes memory quantity such as `4Gi` or `512M` to bytes. Raise ValueError if it is invalid."""
     match = _MEMORY.match(text)
     if not match:
-        raise ValueError(f"memory={text!r}: expected a quantity such as 4Gi or 512M")
+        raise ValueError(f"memory: found {text!r}; expected a quantity such as 4Gi or 512M")
     return int(float(match[1]) * _MEMORY_UNITS[match[2] or ""])
 
 
@@ -110,7 +110,7 @@ def parse_node(text: str, name: str) -> NodeSpec:
                 "device, cpu, memory and gpu (gpu=PRODUCT:COUNT)"
             )
         if key in values:
-            raise ValueError(f"--node {text!r}: {key}= is given twice")
+            raise ValueError(f"--node {text!r}: found the key {key} twice; expected it once")
         values[key] = value
     product, gpus = _parse_gpu(values["gpu"]) if "gpu" in values else (None, 0)
     return NodeSpec(
@@ -159,7 +159,7 @@ def _parse_cpus(text: str) -> float:
     except ValueError:
         cpus = 0.0
     if not 0.01 <= cpus <= 1024:
-        raise ValueError(f"cpu={text!r}: expected a number of cores from 0.01 up, such as 0.8")
+        raise ValueError(f"cpu: found {text!r}; expected a number of cores from 0.01 to 1024, such as 0.8")
     return cpus
 
 
@@ -167,7 +167,7 @@ def _parse_gpu(text: str) -> tuple[str, int]:
     product, _, count = text.rpartition(":")
     if not product or not count.isdigit() or not 1 <= int(count) <= 64:
         raise ValueError(
-            f"gpu={text!r}: expected PRODUCT:COUNT with a count from 1 to 64, such as NVIDIA-A100-SXM4-40GB:2"
+            f"gpu: found {text!r}; expected PRODUCT:COUNT with a count from 1 to 64, such as NVIDIA-A100-SXM4-40GB:2"
         )
     return _checked(product, _LABEL_VALUE, "a GPU product label"), int(count)
 

@@ -51,7 +51,9 @@ def _able(progress: Progress) -> str:
     why_not = embedded.unsuited()
     if why_not is None:
         if docker:
-            progress.say("Docker works, but kind is not on PATH: taking the embedded cluster (or: --provider kind)")
+            progress.say(
+                "Docker works, but kind is not on PATH: using the embedded cluster (to install kind: --provider kind)"
+            )
         return "embedded"
     if docker:
         progress.say(f"Docker works, but kind is not on PATH, and {why_not}: installing kind")

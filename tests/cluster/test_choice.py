@@ -65,7 +65,7 @@ def test_docker_alone_is_sufficient(
     assert "installing kind" in capsys.readouterr().err
     monkeypatch.setattr(embedded, "unsuited", lambda: None)
     assert providers.choose(None, "dev", Progress()).name == "embedded"
-    assert "taking the embedded cluster" in capsys.readouterr().err
+    assert "using the embedded cluster" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("record", "chosen"), [("kind.json", "kind"), ("cluster.json", "embedded")])

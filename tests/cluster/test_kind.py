@@ -218,7 +218,7 @@ def test_nodes_are_stopped_and_disconnected_by_both_names(kind: Kind, recorded: 
 
 def test_status_and_kubeconfig_of_a_missing_cluster(kind: Kind) -> None:
     assert kind.status()["running"] is False
-    with pytest.raises(ClusterError, match="is not up: run hack/cluster up"):
+    with pytest.raises(ClusterError, match="is not running: run hack/cluster up"):
         kind.kubeconfig()
 
 

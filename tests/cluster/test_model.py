@@ -28,7 +28,7 @@ def test_node_is_parsed(text: str, expected: NodeSpec) -> None:
         ("cpu=fast", "expected a number of cores"),
         ("cpu=0", "expected a number of cores"),
         ("cpu=nan", "expected a number of cores"),
-        ("cpu=1,cpu=2", "given twice"),
+        ("cpu=1,cpu=2", "found the key cpu twice"),
         ("memory=4GB", "expected a quantity such as 4Gi"),
         ("gpu=A100", "expected PRODUCT:COUNT"),
         ("gpu=A100:0", "expected PRODUCT:COUNT"),

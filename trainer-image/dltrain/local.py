@@ -94,7 +94,7 @@ def torchrun_variables(env: Mapping[str, str]) -> dict[str, str]:
     size, here = env.get("OMPI_COMM_WORLD_SIZE", "1"), env.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1")
     if size != here and "MASTER_ADDR" not in env:
         found = f"nothing, and {here} of {size} ranks on this machine"
-        raise BadInputError("$MASTER_ADDR", found, "the address of rank 0", "set it: mpirun -x MASTER_ADDR=…")
+        raise BadInputError("$MASTER_ADDR", found, "the address of rank 0", "set MASTER_ADDR: mpirun -x MASTER_ADDR=…")
     ours = {
         "RANK": env.get("OMPI_COMM_WORLD_RANK", "0"),
         "WORLD_SIZE": size,

@@ -68,12 +68,12 @@ class Embedded:
             binaries, release = provide(kubernetes_of(spec), self._progress)
             seed.prepare(self._progress)
             if record or self._remains():
-                with self._progress.step("cleaning up what an earlier cluster left"):
+                with self._progress.step("removing the remains of an earlier cluster"):
                     self._remove()
             try:
                 self._create(spec, binaries, release)
             except BaseException as failure:
-                self._progress.say("taking down what was started")
+                self._progress.say("deleting the parts of the cluster that were started")
                 if not isinstance(failure, KeyboardInterrupt):
                     self._keep_logs()
                 self._remove()
@@ -82,9 +82,9 @@ class Embedded:
     def down(self) -> None:
         with locked(f"cluster-{self._cluster}"):
             if not self._state.folder.exists() and not self._remains():
-                self._progress.say(f"cluster {self._cluster!r} is not there")
+                self._progress.say(f"cluster {self._cluster!r} does not exist")
                 return
-            with self._progress.step(f"taking cluster {self._cluster!r} down"):
+            with self._progress.step(f"deleting cluster {self._cluster!r}"):
                 self._remove()
 
     def status(self) -> dict[str, object]:
@@ -107,7 +107,7 @@ class Embedded:
     def kubeconfig(self) -> Path:
         record = self._state.read()
         if not record or not record.complete or not self._running(record):
-            raise ClusterError(f"cluster {self._cluster!r} is not up: run hack/cluster up")
+            raise ClusterError(f"cluster {self._cluster!r} is not running: run hack/cluster up")
         return self._state.kubeconfig
 
     def kubectl(self) -> Path:
@@ -124,7 +124,7 @@ class Embedded:
     def load(self, archives: Sequence[Path]) -> None:
         record = self._state.read()
         if not record or not self._running(record):
-            raise ClusterError(f"cluster {self._cluster!r} is not up: run hack/cluster up")
+            raise ClusterError(f"cluster {self._cluster!r} is not running: run hack/cluster up")
 
         def load_one(node: NodeSpec) -> None:
             address = nodes.containerd_address(self._state, node)
@@ -142,7 +142,7 @@ class Embedded:
     def node(self, action: str, name: str) -> None:
         record = self._state.read()
         if not record or not self._running(record):
-            raise ClusterError(f"cluster {self._cluster!r} is not up: run hack/cluster up")
+            raise ClusterError(f"cluster {self._cluster!r} is not running: run hack/cluster up")
         found = [node for node in record.spec.nodes if node.name == name]
         if not found:
             raise ClusterError(

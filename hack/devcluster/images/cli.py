@@ -94,7 +94,7 @@ def _build_arguments(words: Sequence[str]) -> dict[str, str]:
     for word in words:
         key, found, value = word.partition("=")
         if not key or not found:
-            raise ValueError(f"--build-arg {word!r}: expected NAME=VALUE, such as TORCH_INDEX=https://…")
+            raise ValueError(f"--build-arg: found {word!r}; expected NAME=VALUE, such as TORCH_INDEX=https://…")
         arguments[key] = value
     return arguments
 
@@ -104,18 +104,26 @@ def _parser() -> argparse.ArgumentParser:
         prog="hack/images",
         description="Builds the images (only where their inputs changed) and prints their references as JSON.",
     )
-    parser.add_argument("image", nargs="?", choices=(*IMAGES, "all"), default="all", help="which one (all)")
-    parser.add_argument("--load", action="store_true", help="put them on the cluster's nodes as well")
-    parser.add_argument("--print", action="store_true", help="print the references and build nothing")
+    parser.add_argument(
+        "image", nargs="?", choices=(*IMAGES, "all"), default="all", help="image to build (default: all)"
+    )
+    parser.add_argument("--load", action="store_true", help="also load the images into the cluster's nodes")
+    parser.add_argument("--print", action="store_true", help="print the references of the images and build nothing")
     parser.add_argument(
         "--registry",
         default=os.environ.get("DLJOB_REGISTRY"),
         help="prefix of the references ($DLJOB_REGISTRY); with --provider existing, --load pushes there",
     )
     parser.add_argument(
-        "--build-arg", action="append", default=[], metavar="NAME=VALUE", help="BASE, TORCH, TORCH_INDEX"
+        "--build-arg",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="build argument BASE, TORCH or TORCH_INDEX",
     )
-    parser.add_argument("--name", default=os.environ.get("DLJOB_CLUSTER", "dev"), help="cluster to load into (dev)")
+    parser.add_argument(
+        "--name", default=os.environ.get("DLJOB_CLUSTER", "dev"), help="cluster for --load (default: dev)"
+    )
     parser.add_argument("--provider", choices=PROVIDERS, help="as for hack/cluster")
-    parser.add_argument("--quiet", action="store_true", help="no progress lines")
+    parser.add_argument("--quiet", action="store_true", help="print no progress")
     return parser

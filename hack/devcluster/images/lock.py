@@ -85,7 +85,7 @@ def versions(text: str) -> dict[str, str]:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(prog="hack/lock", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which of {', '.join(LOCKS)} (all)")
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"lock to write: {', '.join(LOCKS)} (default: all)")
     parser.add_argument("--upgrade", action="store_true", help="take the newest versions that pyproject.toml allows")
     options = parser.parse_args(arguments)
     if unknown := sorted(set(options.names) - set(LOCKS)):

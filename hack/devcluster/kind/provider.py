@@ -69,16 +69,16 @@ class Kind:
             try:
                 self._create(spec)
             except BaseException:
-                self._progress.say("taking down what was started")
+                self._progress.say("deleting the parts of the cluster that were started")
                 self._delete()
                 raise
 
     def down(self) -> None:
         with locked(self._lock):
             if not self._present() and not self._folder.exists():
-                self._progress.say(f"cluster {self._cluster!r} is not there")
+                self._progress.say(f"cluster {self._cluster!r} does not exist")
                 return
-            with self._progress.step(f"taking cluster {self._cluster!r} down"):
+            with self._progress.step(f"deleting cluster {self._cluster!r}"):
                 self._delete()
 
     def status(self) -> dict[str, object]:
@@ -94,7 +94,7 @@ class Kind:
 
     def kubeconfig(self) -> Path:
         if not self._config.exists() or not self._present():
-            raise ClusterError(f"cluster {self._cluster!r} is not up: run hack/cluster up")
+            raise ClusterError(f"cluster {self._cluster!r} is not running: run hack/cluster up")
         return self._config
 
     def kubectl(self) -> Path:

@@ -27,7 +27,7 @@ class FailureRule(Record):
         Literal["FailJob", "Ignore", "Count"],
         Field(
             description="FailJob: the job fails. Ignore: the ranks restart, and the failure does not count towards "
-            "backoff_limit. Count: it counts."
+            "backoff_limit. Count: the ranks restart, and the failure counts towards backoff_limit."
         ),
     ]
     exit_codes: ExitCodes | None = None
@@ -48,10 +48,19 @@ class FailureAllowance(UntrustedRecord):
     It exists only for jobs with rules about conditions of nodes and pods. Agents of earlier releases do not read it.
     """
 
-    ignored: Annotated[Count, Field(description="Counted failures that do not count, because a rule says Ignore.")] = 0
+    ignored: Annotated[
+        Count,
+        Field(
+            description="Failures that the coordinator counted towards backoff_limit, but that a rule with the action "
+            "Ignore excludes."
+        ),
+    ] = 0
     wait_s: Annotated[
         Seconds,
-        Field(description="Seconds that the coordinator waits for this, before a counted failure fails the job."),
+        Field(
+            description="Seconds that the coordinator waits for a higher value of ignored, before a failure beyond "
+            "backoff_limit fails the job."
+        ),
     ] = 0.0
 
     @classmethod

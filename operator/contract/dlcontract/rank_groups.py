@@ -46,7 +46,8 @@ def expanded(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
         pods, of_pod = entry["pods"], len(shares) // max(1, len(entry["pods"]))
         if of_pod * len(pods) != len(shares):
             raise ValueError(
-                f"{RANK_GROUPS}: found {len(shares)} ranks in {len(pods)} pods; expected equally many each"
+                f"{RANK_GROUPS}: found {len(shares)} ranks in {len(pods)} pods; expected the same number of ranks in "
+                "each pod"
             )
         for i, share in enumerate(shares):
             pod = pods[i // of_pod]

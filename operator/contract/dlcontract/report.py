@@ -44,17 +44,26 @@ class RankMeasure(UntrustedRecord):
     data_s: Seconds = 0.0
     forward_s: Annotated[Seconds, Field(description="Part of compute_s: forward pass and loss.")] = 0.0
     backward_s: Annotated[
-        Seconds, Field(description="Part of compute_s. 0: unknown, such as with model parallelism.")
+        Seconds, Field(description="Part of compute_s: backward pass. 0: unknown, such as with model parallelism.")
     ] = 0.0
     sum_s: Annotated[
-        Seconds, Field(description="From the start of a step's first all-reduce to the end of its last.")
+        Seconds,
+        Field(description="Time from the start of a step's first all-reduce to the end of its last all-reduce."),
     ] = 0.0
     agree_s: Annotated[
-        Seconds, Field(description="Part of comm_s: agreement that a step commits. 0 if not elastic.")
+        Seconds,
+        Field(
+            description="Part of comm_s: in an elastic job, ranks agree that every rank has completed the step. 0 in "
+            "other jobs."
+        ),
     ] = 0.0
     wait_cpu_s: Annotated[Seconds, Field(description="CPU time of the process during wait_s and comm_s.")] = 0.0
     fetch_s: Annotated[
-        Seconds, Field(description="Time to make a batch, in any process. data_s is the part that delays the step.")
+        Seconds,
+        Field(
+            description="Time in which the rank or a loader worker makes a batch. data_s is the part of this time that "
+            "delays the step."
+        ),
     ] = 0.0
 
 
@@ -88,11 +97,14 @@ class Failure(UntrustedRecord):
     host: Annotated[str, Field(max_length=253)] = ""
     exit_code: Annotated[int | None, Field(ge=-(2**31), lt=2**32)] = None
     log_tail: Annotated[str, Field(max_length=MAX_LOG_TAIL)] = ""
-    counts: Annotated[bool, Field(description="True: it counts towards backoff_limit.")] = True
+    counts: Annotated[bool, Field(description="True: the failure counts towards backoff_limit.")] = True
     retry: Annotated[bool, Field(description="False: the same plan cannot succeed (invalid input).")] = True
     unreachable: Annotated[
         bool,
-        Field(description="True: the kernel of this host alone did not answer, so its node or network failed."),
+        Field(
+            description="True: of all pods, only this host's pod was lost, and the host's kernel did not answer. The "
+            "node or its network failed."
+        ),
     ] = False
 
 
@@ -100,7 +112,9 @@ class CheckpointMark(UntrustedRecord):
     step: Count
     unix_s: UnixTime
     path: Annotated[str, Field(max_length=1024)] = ""
-    duration_s: Annotated[Seconds | None, Field(description="Time to write it. None: unknown.")] = None
+    duration_s: Annotated[
+        Seconds | None, Field(description="Seconds that writing the checkpoint took. None: unknown.")
+    ] = None
 
 
 class StartupMarks(UntrustedRecord):
@@ -168,7 +182,7 @@ class Report(UntrustedRecord):
     phase: RunPhase
     unix_s: UnixTime
     step: Count = 0
-    steps: Annotated[Count, Field(description="0 while unknown.")] = 0
+    steps: Annotated[Count, Field(description="Steps of the whole training. 0 while unknown.")] = 0
     epoch: Count | None = None
     loss: float | None = None
     accuracy: Annotated[float | None, Field(ge=0, le=1)] = None
@@ -188,10 +202,15 @@ class Report(UntrustedRecord):
     startup: StartupMarks = StartupMarks()
     outcome: Outcome | None = None
     mismatches: Annotated[tuple[Mismatch, ...], Field(max_length=4096)] = ()
-    probes: Annotated[tuple[ProbePoint, ...], Field(max_length=1024, description="Never from a mismatched rank.")] = ()
-    link_latency_s: Annotated[Seconds | None, Field(description="Measured between ranks at start.")] = None
+    probes: Annotated[
+        tuple[ProbePoint, ...],
+        Field(max_length=1024, description="Measurements of ranks that run on the planned device."),
+    ] = ()
+    link_latency_s: Annotated[Seconds | None, Field(description="Latency between ranks, measured at the start.")] = None
     link_bandwidth_Bps: Annotated[float | None, Field(gt=0, le=1e15)] = None
-    noise: Annotated[Noise | None, Field(description="None: not measured, such as on one rank.")] = None
+    noise: Annotated[
+        Noise | None, Field(description="None: the noise scale was not measured, such as in a run on one rank.")
+    ] = None
     target: Annotated[TargetProgress | None, Field(description="None: no target, or no value yet.")] = None
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, populate_by_name=True)

@@ -179,7 +179,7 @@ class Operator:
         queues: Queues | None,
     ) -> None:
         """Wait for a complete cache. Then run the workers, with leader election only while this operator leads."""
-        self._waits_for = "the first lists"
+        self._waits_for = "the first lists of objects"
         await watches.synced()
         if queues is not None:
             await queues.looked.wait()
@@ -261,7 +261,7 @@ class Operator:
         if self._waits_for is None:
             return (self._leader and self._leader.blocked_by) or self._ill()
         lists = self._watches and self._watches.unsynced()
-        return f"waiting for {self._waits_for}{f' of {lists}' if lists else ''}"
+        return f"waiting for {self._waits_for}{f': {lists}' if lists else ''}"
 
     def _scraped(self) -> None:
         if self._controller is not None:

@@ -28,8 +28,8 @@ async def pod_group_api(api: Api, wanted: Sequence[Kind]) -> str | None:
             log.info("gang scheduling: jobs get PodGroups of %s", served)
         elif wanted:
             log.warning(
-                "gangScheduling: found an API server without PodGroups of %s; expected them. Enable this API, or set "
-                "gangScheduling to none. Until then, the scheduler places the pods of a job one by one",
+                "gangScheduling: found an API server without PodGroups of %s; expected this API. Enable this API, or "
+                "set gangScheduling to none. Until then, the scheduler places the pods of a job one by one",
                 " or ".join(kind.api_version for kind in wanted),
             )
         return served
@@ -50,7 +50,8 @@ async def until_changed(api: Api, wanted: Sequence[Kind], served: str | None, in
             log.warning("cannot learn which PodGroups the API server serves: %s", error)
             continue
         if now != served:
-            raise RuntimeError(f"PodGroups on the API server: found {now}; expected {served}, as at the start")
+            found, expected = (f"PodGroups of {version}" if version else "no PodGroups" for version in (now, served))
+            raise RuntimeError(f"API server: found {found}; expected {expected}, as at the start of the operator")
 
 
 async def _first_served(api: Api, wanted: Sequence[Kind]) -> str | None:

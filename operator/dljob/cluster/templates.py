@@ -51,8 +51,10 @@ def parse_templates(text: str) -> tuple[Node, ...]:
     except ValueError as error:
         raise ValueError(f"found {text!r:.200}; expected JSON, a list of node templates: {error}") from None
     if isinstance(entries, list) and any("count" not in entry for entry in entries if isinstance(entry, dict)):
-        raise ValueError("found a template without count; expected the number of nodes that can exist at most")
+        raise ValueError("found a template without count; expected count, the maximum number of nodes of a template")
     found = cluster_view({"nodes": entries}).nodes
     if len(found) > MAX_NEW_NODES:
-        raise ValueError(f"found {len(found)} nodes; expected at most {MAX_NEW_NODES}. Lower count")
+        raise ValueError(
+            f"found {len(found)} nodes in all templates; expected at most {MAX_NEW_NODES}. Lower count in a template"
+        )
     return found

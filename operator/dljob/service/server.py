@@ -59,19 +59,21 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/healthz":
             self._reply(HTTPStatus.OK, {"status": "ok"})
         elif self.path == "/v1/plan":
-            self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "found GET; expected POST with a JSON body")
+            self._refuse(HTTPStatus.METHOD_NOT_ALLOWED, "method: found GET; expected POST with a JSON body")
         else:
-            self._refuse(HTTPStatus.NOT_FOUND, f"found {self.path[:100]}; expected POST /v1/plan or GET /healthz")
+            self._refuse(HTTPStatus.NOT_FOUND, f"path: found {self.path[:100]}; expected POST /v1/plan or GET /healthz")
 
     def do_POST(self) -> None:
         if self.path != "/v1/plan":
-            self._refuse(HTTPStatus.NOT_FOUND, f"found {self.path[:100]}; expected POST /v1/plan or GET /healthz")
+            self._refuse(HTTPStatus.NOT_FOUND, f"path: found {self.path[:100]}; expected POST /v1/plan or GET /healthz")
             return
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal():
-            self._refuse(HTTPStatus.LENGTH_REQUIRED, "found no Content-Length; expected the body's size")
+            self._refuse(HTTPStatus.LENGTH_REQUIRED, "Content-Length: found none; expected the body's size in bytes")
         elif int(length) > MAX_NBYTES:
-            self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"found {length} bytes; expected at most {MAX_NBYTES}")
+            self._refuse(
+                HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"body: found {length} bytes; expected at most {MAX_NBYTES}"
+            )
         else:
             self._plan(self.rfile.read(int(length)))
 

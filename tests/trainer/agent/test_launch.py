@@ -116,7 +116,7 @@ def test_mpirun_command_has_pod_names_and_one_slot_per_rank() -> None:
 
 def test_ranks_of_a_pod_must_be_consecutive() -> None:
     ranks = [{"rank": i, "pod": f"p-{i % 2}", "host": "h", "group": "g", "device": "cpu", "share": 1} for i in range(3)]
-    with pytest.raises(ValueError, match="expected the ranks of each pod in one row"):
+    with pytest.raises(ValueError, match="expected consecutive rank numbers in each pod"):
         commands.mpirun_command(
             Plan(**(make_plan(3, global_batch=3).model_dump(by_alias=True) | {"ranks": ranks})),
             "p-0",

@@ -43,7 +43,10 @@ def test_mpi4py_has_all_ranks_of_all_pods(two: Job) -> None:
     report = two.until(lambda r: r.phase in ENDED)
     assert report.phase is RunPhase.SUCCEEDED, report.failure
     text = "".join(pod.text() for pod in two.pods)
-    assert "found -np, -mca btl_tcp_if_include; the plan counts instead, with 4 ranks on 2 nodes" in text
+    assert (
+        "found -np, -mca btl_tcp_if_include; these options have no effect, because the plan sets 4 ranks on 2 nodes"
+        in text
+    )
     assert sorted(re.findall(r"\] rank (\d) of 4 sum 10", text)) == ["0", "1", "2", "3"]
     for rank in range(4):
         found = dict(re.findall(rf"\[rank {rank}\] (\w+)=(\S+)", text))

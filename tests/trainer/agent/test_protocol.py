@@ -143,12 +143,12 @@ def test_superseded_coordinator_ends() -> None:
             assert await asyncio.to_thread(made.pods[0].wait) == 1
 
         run(made, body)
-        assert "superseded: pod test-cpu-1 follows a coordinator of term 10" in made.pods[0].text()
+        assert "superseded: pod test-cpu-1 follows another coordinator, of term 10" in made.pods[0].text()
 
 
 @pytest.mark.parametrize(
     ("fields", "why"),
-    [({"uid": "another"}, "found a plan of job another"), ({}, "found a plan with digest")],
+    [({"uid": "another"}, "plan: found the job uid another"), ({}, "plan: found the digest")],
     ids=["another job", "wrong digest"],
 )
 def test_member_rejects_invalid_plans(member: Job, fields: dict[str, str], why: str) -> None:

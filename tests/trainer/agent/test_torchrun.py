@@ -45,7 +45,7 @@ def test_torchrun_in_the_command_starts_each_rank_once() -> None:
         assert report.phase is RunPhase.SUCCEEDED, report.failure
         text = one.pods[0].text()
         assert text.count("] one rank\n") == 2
-        assert "found --nnodes, --nproc-per-node, --max-restarts; the plan counts instead" in text
+        assert "found --nnodes, --nproc-per-node, --max-restarts; these options have no effect" in text
         for rank in range(2):
             found = dict(re.findall(rf"\[rank {rank}\] (\w+)=(\S+)", text))
             assert (found["RANK"], found["WORLD_SIZE"], found["LOCAL_RANK"]) == (str(rank), "2", str(rank))

@@ -117,7 +117,7 @@ def test_repeated_step_changes_kept_objects_once() -> None:
         (
             "ema",
             nn.Linear(4, 2),
-            r"t\.keep: ema: found a Linear that cannot load its state of the checkpoint of step 7",
+            r"t\.keep: ema: found a Linear that cannot load its state from the checkpoint of step 7",
         ),
     ],
 )

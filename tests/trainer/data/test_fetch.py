@@ -56,7 +56,7 @@ def test_file_is_fetched_in_chunks(
     assert target.read_bytes() == DATA
     assert sorted(server.gets) == [("/data/train.npz", begin) for begin in range(0, len(DATA), CHUNK)]
     assert suffixes_of_notes(target) == {".json", ""}, "only a note and the lock remain"
-    assert f"sha256 {SUM}, {'as it should be' if more else 'unchecked'}" in capsys.readouterr().out
+    assert f"sha256 {SUM}, {'as expected' if more else 'not verified'}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("cuts", [1, 9])
@@ -181,7 +181,7 @@ def test_server_without_ranges_is_supported(
     server.ranges, server.cuts = False, 2
     assert run(server, target, "--sha256", SUM) == EXIT_OK
     assert target.read_bytes() == DATA
-    assert "supports no ranges" in capsys.readouterr().out
+    assert "supports no range requests" in capsys.readouterr().out
 
 
 def test_full_disk_is_reported(server: FileServer, target: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -211,7 +211,7 @@ def test_replaced_copy_is_noticed_by_its_checksum(
     os.utime(target, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert run(server, target, "--sha256", SUM) == EXIT_OK
     assert target.read_bytes() == DATA
-    assert "fetching it again" in capsys.readouterr().out
+    assert "Fetching the file again" in capsys.readouterr().out
 
 
 def test_existing_file_is_not_fetched_again(server: FileServer, target: Path) -> None:

@@ -93,7 +93,8 @@ def test_ranks_that_share_a_gpu_or_have_none_do_not_use_nccl() -> None:
     assert backend_for(["GPU-1", "GPU-2"]) == "nccl"
     assert backend_for(["GPU-1", "GPU-2", "GPU-1"]) == backend_for(["cpu", "cpu"]) == "gloo"
     with pytest.raises(
-        RuntimeError, match=r"gradients: found those of ranks \[1\] on a CPU; expected those of all 2 ranks on GPUs"
+        RuntimeError,
+        match=r"gradients: found the gradients of ranks \[1\] on a CPU; expected the gradients of all 2 ranks on GPUs",
     ):
         backend_for(["GPU-1", "cpu"])
 

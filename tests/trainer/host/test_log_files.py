@@ -98,4 +98,4 @@ def test_nearly_full_volume_is_left_to_the_checkpoints(
     files.begin(tmp_path, 1)
     files.write(0, b"line\n")
     written(files)
-    assert not list(tmp_path.iterdir()) and "kept for checkpoints" in caplog.text
+    assert not list(tmp_path.iterdir()) and "checkpoints need this space" in caplog.text

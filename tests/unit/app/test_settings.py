@@ -111,7 +111,10 @@ def test_error_names_variable_value_and_expectation(name: str, found: str, expec
         ('[{"name": "a", "cpu": 2}]', "a template without count"),
         ('[{"name": "a", "count": 2, "cpu": "much"}]', "nodes[0].cpu: found 'much'"),
         ('[{"name": "a", "count": 2, "region": "b"}]', "nodes[0].region: no such field"),
-        ('[{"name": "a", "count": 1500}, {"name": "b", "count": 1500}]', "found 3000 nodes; expected at most 2000"),
+        (
+            '[{"name": "a", "count": 1500}, {"name": "b", "count": 1500}]',
+            "found 3000 nodes in all templates; expected at most 2000",
+        ),
     ],
 )
 def test_bad_node_templates_are_named(text: str, words: str) -> None:

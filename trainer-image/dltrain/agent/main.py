@@ -202,7 +202,7 @@ class Agent:
         plan, busy = self.member.plan, bool(self.local.running)
         grace_s = (plan.grace_s if plan is not None else DEFAULT_GRACE_S) - 1.0
         deadline_s = time.monotonic() + grace_s
-        log.info("received SIGTERM; %s; at most %.0f s", "ranks checkpoint" if busy else "no rank runs", grace_s)
+        log.info("received SIGTERM; %s; exiting within %.0f s", "ranks checkpoint" if busy else "no rank runs", grace_s)
         self.member.leave()
         if self.coordinator is not None:
             self.coordinator.leave()
@@ -229,7 +229,8 @@ class Agent:
         mine = self.local.ranks_here()
         missing = [rank.rank for rank in mine if rank.rank not in self.local.running]
         if any(rank.pod == self.settings.pod for rank in plan.ranks) and (missing or not mine):
-            return f"ranks {missing or 'of this pod'} are not running; the job is {phase or RunPhase.WAITING}"
+            ranks = f"ranks {missing}" if missing else "the ranks of this pod"
+            return f"{ranks} are not running; the job is in the phase {phase or RunPhase.WAITING}"
         return None
 
 

@@ -64,8 +64,8 @@ STEP_METRICS = (
     ),
     StepMetric(
         "step_sum_seconds",
-        "From the start of a step's first all-reduce of gradients to the end of its last. Most of it overlaps with the "
-        "backward pass.",
+        "Time from the start of a step's first all-reduce of gradients to the end of its last all-reduce. Most of this "
+        "time overlaps with the backward pass.",
         _measure(lambda m: m.sum_s or None),
     ),
     StepMetric(
@@ -88,13 +88,14 @@ STEP_METRICS = (
     ),
     StepMetric(
         "step_agreement_seconds",
-        "Part of a step's communication: the agreement of all ranks of an elastic job that the step commits; else 0.",
+        "Part of step_communication_seconds: in an elastic job, ranks agree that every rank has completed the step. 0 "
+        "in other jobs.",
         _measure(lambda m: m.agree_s),
     ),
     StepMetric(
         "step_waiting_cpu_seconds",
-        "Part of a step: CPU time used while waiting and communicating. If it is close to that time, waiting uses up "
-        "the CPU quota.",
+        "CPU time of this rank's process during step_wait_seconds and step_communication_seconds. If it is close to "
+        "the sum of these two metrics, waiting uses up the CPU quota.",
         _measure(lambda m: m.wait_cpu_s),
     ),
     StepMetric(
@@ -105,8 +106,8 @@ STEP_METRICS = (
     ),
     StepMetric(
         "step_fetch_seconds",
-        "Time to make a step's batch, by the rank or by loader workers. Divided by the number of workers, it should be "
-        "less than a step. The part that delays the step is step_data_seconds.",
+        "Time in which the rank or a loader worker makes the batch of a step. This time, divided by the number of "
+        "loader workers, should be less than step_seconds. The part that delays the step is step_data_seconds.",
         _measure(lambda m: m.fetch_s),
     ),
     StepMetric(
@@ -150,8 +151,8 @@ STEP_METRICS = (
     ),
     StepMetric(
         "steps_ahead",
-        "Asynchronous training: steps that this worker is ahead of the slowest one. At the staleness bound, it waits "
-        "for that worker.",
+        "Asynchronous training: steps that this worker is ahead of the slowest worker. At the staleness bound, this "
+        "worker waits for the slowest worker.",
         lambda s: s.ahead,
     ),
 )
@@ -197,7 +198,8 @@ class TrainerCollector(Collector):
         yield logged
         yield _gauge(
             "parameters_agree",
-            "1 if all ranks held the same parameters at the last comparison. 0: a memory or device error; see the log.",
+            "1 if all ranks held the same parameters at the last comparison. 0: memory or a device failed, or the "
+            "script changes parameters on some ranks only; see the log.",
             {n: float(compared.agree) for n, compared in self._latest(Compared)},
         )
         saved = dict(self._latest(Checkpointed))
@@ -219,7 +221,8 @@ class TrainerCollector(Collector):
         )
         yield _gauge(
             "checkpoint_interval_seconds",
-            "Time between checkpoints, from the spec or chosen by checkpoint_cost_seconds and the job's faults.",
+            "Time from the start of a checkpoint to the start of the next one. The spec sets this interval, or the "
+            "trainer chooses it from checkpoint_cost_seconds and the job's faults.",
             {n: c.interval_s for n, c in saved.items()},
         )
         probed = dict(self._latest(Probed))
@@ -272,7 +275,7 @@ def _job_metrics(ledger: Ledger) -> Iterator[Metric]:
     for cause, count in ledger.restarts.items():
         restarts.add_metric([cause], count)
     yield restarts
-    failures = CounterMetricFamily(f"{PREFIX}failures", "Failures that count against the back-off limit.")
+    failures = CounterMetricFamily(f"{PREFIX}failures", "Failures that count towards spec.runPolicy.backoffLimit.")
     failures.add_metric([], ledger.failures)
     yield failures
     mismatches = len(ledger.mismatches())

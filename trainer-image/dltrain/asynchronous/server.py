@@ -68,7 +68,10 @@ class Server:
         self._flat.receive(self._link, self._run.ranks[worker], self._flat.buffer.flat)
         if not isfinite(float(torch.linalg.vector_norm(self._flat.buffer.flat))):
             rank, step = self._run.ranks[worker], self._clocks.done[worker]
-            raise DivergedError(f"gradient of rank {rank} is not finite at step {step}: lower the learning rate")
+            raise DivergedError(
+                f"gradient of rank {rank}: found a value that is not finite at step {step}; expected finite values. "
+                "Lower the learning rate"
+            )
         for group in self._run.optimizer.param_groups:
             group["lr"] = request.rate
         self._run.optimizer.step()

@@ -105,7 +105,9 @@ class Worker:
         for index in range(len(self._flat.buffer.parameters)):
             self._flat.buffer.adopt(index)
         if not isfinite(value := float(loss.detach())):
-            raise DivergedError(f"loss is {value} at step {trainer.step}: lower the learning rate")
+            raise DivergedError(
+                f"loss: found {value} at step {trainer.step}; expected a finite number. Try to lower the learning rate"
+            )
         trainer.progress.add_loss(value)
         base = trainer.plan.optimizer.learning_rate * trainer.learning_rate_factor
         self._rate = rate(base, trainer.step, trainer.total_steps)

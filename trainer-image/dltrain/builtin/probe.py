@@ -73,7 +73,8 @@ def probe_and_rebalance(trainer: Trainer, make_optimizer: Callable[[nn.Module], 
     if (better := worthwhile(speeds, now, trainer.plan.global_batch, limits=held)) is not None:
         shares = dict(zip(workers, better, strict=True))
         ms = ", ".join(f"{1e3 * speed.step_s(share):.1f}" for speed, share in zip(speeds, now, strict=True))
-        trainer.reshard([shares.get(rank, 0) for rank in range(trainer.size)], f"probed compute of {ms} ms by rank")
+        why = f"the probe measured compute times of {ms} ms, in order of ranks"
+        trainer.reshard([shares.get(rank, 0) for rank in range(trainer.size)], why)
 
 
 def compute_points(

@@ -37,7 +37,8 @@ def train(trainer: Trainer) -> None:
     plan = trainer.plan
     data = load(plan.dataset, plan.seed)
     if plan.model.name is None:
-        raise BadInputError("spec.model", f"no name in ${PLAN_ENV}", "a built-in model", "set spec.trainer.command")
+        remedy = "set spec.model.name, or spec.trainer.command for a training script"
+        raise BadInputError("spec.model.name", f"no name in ${PLAN_ENV}", "the name of a built-in model", remedy)
     torch.manual_seed(plan.seed)
     network = build(plan.model.name, data.shape)
     (x, _), optimizer = data.train(np.arange(1)), make_optimizer(plan.optimizer, network)

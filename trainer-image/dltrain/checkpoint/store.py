@@ -122,7 +122,7 @@ class Checkpoints:
         """Store the term. Raise FencedError if a higher term is stored already, and OSError if storing fails."""
         path, found = self.directory / TERM, term_in(self.directory)
         if found > self.term > 0:
-            why = f"found term {found} in {self.directory}; expected {self.term}: another coordinator has taken over"
+            why = f"{self.directory}: found term {found}; expected {self.term}: another coordinator has taken over"
             raise FencedError(why)
         if found < self.term:
             temporary = path.with_name(f".{TERM}.{os.getpid()}")
@@ -239,12 +239,15 @@ class Checkpoints:
                 raise _CorruptError(f"found content of {MANIFEST} that does not match its sha256 field")
             if manifest["format"] != FORMAT:
                 found = f"{folder} of format {manifest['format']}"
-                raise BadInputError(_FIELD, found, f"format {FORMAT}", "use the trainer image that wrote it")
+                raise BadInputError(
+                    _FIELD, found, f"format {FORMAT}", "use the trainer image that wrote the checkpoint"
+                )
             for name, claim in manifest["files"].items():
                 if read(name, tensor_file.sha256) != claim["sha256"]:
                     raise _CorruptError(f"found content of {name} that does not match its sha256 in {MANIFEST}")
             if manifest["identity"] != self.identity:
-                found, remedy = f"{folder}, a checkpoint of another model", "use another volume or that model"
+                found = f"{folder}, a checkpoint of another model"
+                remedy = "use another checkpoint volume, or the model of this checkpoint"
                 raise BadInputError(_FIELD, found, "a checkpoint of this job's model", remedy)
             return Stored(folder, read(STATE, Path.read_bytes), manifest["files"])
         except (KeyError, TypeError, AttributeError, UnicodeDecodeError, json.JSONDecodeError) as error:

@@ -119,7 +119,7 @@ class UserObjects:
                 self._set(name, self._stored[name], self._stored_tensors)
             except (RuntimeError, LookupError, ValueError, TypeError, AttributeError) as error:
                 raise MisuseError(
-                    f"t.keep: {name}: found a {kind} that cannot load its state of the checkpoint of step "
+                    f"t.keep: {name}: found a {kind} that cannot load its state from the checkpoint of step "
                     f"{self._resumed} ({type(error).__name__}: {error}); expected an object of the same kind and shape "
                     "as the saved one. Pass such an object to t.keep, or use another checkpoint volume"
                 ) from error
@@ -129,8 +129,8 @@ class UserObjects:
         if rest := set(self._stored) - set(self._objects):
             raise MisuseError(
                 f"t.steps: found a checkpoint of step {self._resumed} that holds {self._names(rest)}; expected only "
-                "objects that the script passes to t.keep before t.steps. Pass these to t.keep again, or use another "
-                "checkpoint volume"
+                "objects that the script passes to t.keep before t.steps. Pass these objects to t.keep again, or use "
+                "another checkpoint volume"
             )
         self._complete, self._stored_tensors = True, {}
 
@@ -177,7 +177,7 @@ class UserObjects:
             given.load_state_dict(value)
 
     def _names(self, names: Any) -> str:
-        return ", ".join(sorted(names)) or "no kept state"
+        return ", ".join(sorted(names)) or "no object of t.keep"
 
 
 def _state(given: Any) -> Any:

@@ -281,7 +281,8 @@ class CheckpointManager:
         ):
             if state[key] != here:
                 expected = f"{state[key]}, as in the checkpoint in {job_directory(self.plan)}"
-                raise BadInputError(field, str(here), expected, "restore the previous value, or use another volume")
+                remedy = f"set {field} to its previous value, or use another checkpoint volume"
+                raise BadInputError(field, str(here), expected, remedy)
 
     def save(
         self,
@@ -327,8 +328,8 @@ class CheckpointManager:
             gpus = self.process_group.local_size if self.plan.ranks[self.process_group.rank].gpu else 0
             if not memory_copy.room_for(writer.checkpoints.directory, snapshot, gpus):
                 raise OSError(
-                    f"{writer.checkpoints.directory}: found too little memory for checkpoints in memory; expected "
-                    "room for two copies of the training state"
+                    f"{writer.checkpoints.directory}: found too little free memory; expected room for two "
+                    "copies of the training state"
                 )
             writer.begin(snapshot)
         except OSError as error:

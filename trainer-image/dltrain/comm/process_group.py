@@ -68,7 +68,7 @@ class ProcessGroup:
         """Raise BadInputError unless the process group has ``ranks`` ranks."""
         if self.size != ranks:
             started = os.environ.get("OMPI_COMM_WORLD_SIZE")
-            how = f"mpirun started {started}" if started else "mpirun did not start this process"
+            how = f"mpirun started {started} processes" if started else "mpirun did not start this process"
             raise BadInputError(
                 "plan.ranks",
                 f"a process group of {self.size} ranks ({how})",

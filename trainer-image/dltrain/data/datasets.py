@@ -105,7 +105,9 @@ def load(ref: DatasetRef, seed: int = 0) -> Dataset:
         return python_source()
     if ref.path is None:
         known = ", ".join(NAMES)
-        raise BadInputError("spec.dataset.name", f"'{ref.name}'", f"one of {known}", "choose one, or set uri")
+        raise BadInputError(
+            "spec.dataset.name", f"'{ref.name}'", f"one of {known}", "choose one of these, or set spec.dataset.uri"
+        )
     path = Path(ref.path)
     if path.suffix in _TOKENS:
         return read_tokens(path)

@@ -98,7 +98,7 @@ class Download:
             try:
                 return self._try(ranges)
             except NoRangesError:
-                say(f"{self.source.shown}: the server supports no ranges, so a cut connection starts over")
+                say(f"{self.source.shown}: the server supports no range requests, so downloads that break start over")
                 ranges = False
             except _DamagedError as error:
                 if damaged:
@@ -142,7 +142,7 @@ class Download:
         if self.sha256 is not None:
             # The note does not prove the checksum: every job that uses a cache claim can write to it.
             if note.get("sha256") == self.sha256 and (now := sha256_of(self.target)) != self.sha256:
-                say(f"{self.target.name}: found another checksum than when it was fetched, {now}; fetching it again")
+                say(f"{self.target.name}: found checksum {now}; expected {self.sha256}. Fetching the file again")
                 return None
             return found.st_size if note.get("sha256") == self.sha256 else None
         try:
@@ -185,7 +185,7 @@ class Download:
             self._part.replace(self.target)
             stamp = self.target.stat().st_mtime_ns
             _write(self._note, version=remote.version, nbytes=nbytes, mtime_ns=stamp, sha256=digest.hexdigest())
-        checked = "as it should be" if self.sha256 else "unchecked: put it into spec.dataset.sha256"
+        checked = "as expected" if self.sha256 else "not verified: set spec.dataset.sha256 to this checksum"
         say(f"{self.target.name}: {progress.end()}; sha256 {digest.hexdigest()}, {checked}")
         return nbytes
 
@@ -206,8 +206,8 @@ class Download:
         if self.room_nbytes is not None and nbytes > self.room_nbytes:
             self._part.unlink(missing_ok=True)
             raise BadInputError(
-                "spec.dataset.size", f"room for {in_units(self.room_nbytes)}, but at least {in_units(nbytes)} of data",
-                "room for all data", "raise spec.dataset.size",
+                "spec.dataset.size", f"{in_units(self.room_nbytes)} left for {self.target.name}",
+                f"at least {in_units(nbytes)}", "raise spec.dataset.size",
             )  # fmt: skip
         free = shutil.disk_usage(self.notes).free + size_of(self._part)
         if nbytes > free:
@@ -228,7 +228,7 @@ class Download:
             self._part.unlink()
             raise TransientError(
                 f"{self.source.shown}: found another version of the file after the download than before; expected the "
-                "same"
+                "same version"
             )
 
     def _wrong(self, found: str) -> BadInputError:

@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
         return EXIT_BAD_INPUT
     except PermissionError as error:
         found = f"no permission of user {os.getuid()} to write {error.filename}"
-        remedy = "give its root folder the group 65532 and its write permission, or use another claim"
+        remedy = "give group 65532 write permission to the claim's root folder, or use another claim"
         say(str(BadInputError("spec.dataset.cacheClaimName", found, "a claim that this user may write to", remedy)))
         return EXIT_BAD_INPUT
     except OSError as error:  # includes TransientError and errors of the disk
@@ -103,7 +103,7 @@ def _hold(path: Path, sha256: str, field: str) -> None:
     if found != sha256:
         remedy = "correct the checksum, or put the right file there"
         raise BadInputError(field, f"checksum {found} of {path}", sha256, remedy)
-    say(f"{path}: {in_units(path.stat().st_size)}, sha256 as it should be")
+    say(f"{path}: {in_units(path.stat().st_size)}, sha256 as expected")
 
 
 def read_sums(path: Path) -> dict[str, str]:
@@ -140,7 +140,7 @@ def _alone(path: Path) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() - said >= SAY_EVERY_S:
                     parts = sum(size_of(part) for part in path.parent.glob("*.part"))
-                    say(f"another pod is fetching ({in_units(parts)} so far); waiting for it")
+                    say(f"waiting until another pod has fetched the dataset ({in_units(parts)} so far)")
                     said = time.monotonic()
                 time.sleep(_POLL_S)
             except OSError as error:

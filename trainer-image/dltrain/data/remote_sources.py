@@ -157,7 +157,7 @@ class Source:
         ):
             return BadInputError(
                 _FIELD, f"no permission to read {self.shown}{said}", "data that the job may read",
-                "name a Secret with credentials in spec.dataset.secretName, or correct them",
+                "name a Secret with credentials in spec.dataset.secretName, or correct its credentials",
             )  # fmt: skip
         missing = isinstance(error, FileNotFoundError) and not any(isinstance(one, ClientError) for one in chain)
         if missing or status in (404, 410):
@@ -165,11 +165,13 @@ class Source:
                 _FIELD, f"nothing at {self.shown}{said}", "a file", "correct the URI, or put the file there"
             )
         if status is not None and 400 <= status < 500 and status not in (408, 425, 429):
-            return BadInputError(_FIELD, f"{self.shown} refused{said}", "a file that can be read", "correct the URI")
+            found = f"{self.shown}, which the server refused{said}"
+            return BadInputError(_FIELD, found, "a file that can be read", "correct the URI")
         if any(isinstance(one, ClientConnectorCertificateError) for one in chain):
             return BadInputError(
-                _FIELD, f"{self.shown} with a certificate of an unknown authority", "a known authority",
-                "put the authority's certificate into the image and set SSL_CERT_FILE to it in spec.trainer.env",
+                _FIELD, f"{self.shown}, whose server has a certificate of an unknown authority",
+                "a certificate of a known authority",
+                "add the authority's certificate to the image, and set SSL_CERT_FILE to its path in spec.trainer.env",
             )  # fmt: skip
         last = chain[-1]
         return TransientError(f"{self.shown}: {type(last).__name__}: {' '.join(str(last).split())[:300]}{said}")

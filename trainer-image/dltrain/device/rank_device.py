@@ -72,7 +72,7 @@ def check(process_group: ProcessGroup, plan: Plan, device: torch.device) -> None
         names = ", ".join(f"{number} (pod {plan.ranks[number].pod})" for number in lacking[:8])
         why = f": {gpu_missing_reason()}" if process_group.rank in lacking else ""
         raise DeviceMissingError(
-            f"found no GPU on rank {names} of {process_group.size} ranks; expected a GPU on each rank of this run{why}",
+            f"device: found no GPU on rank {names} of {process_group.size} ranks; expected a GPU on each rank{why}",
             lacking[0],
             plan.ranks[lacking[0]].pod,
         )

@@ -42,8 +42,8 @@ def check_options(compression: Any = Compression.none, process_set: Any = None) 
         )
     if process_set is not None:
         raise ValueError(
-            "horovod.torch: found process_set; expected none, because this layer has no groups of some of the ranks. "
-            "Remove it, or install Horovod in the image"
+            "horovod.torch: found process_set; expected none, because this layer has no process sets. Remove "
+            "process_set, or install Horovod in the image"
         )
 
 
@@ -59,7 +59,7 @@ def chosen_op(op: Any, average: bool | None = None) -> ReduceOp:
     if op is ReduceOp.ADASUM or not isinstance(op, ReduceOp):
         raise ValueError(
             f"horovod.torch: found op={op!r}; expected Average, Sum, Min, Max or Product of dljob's layer. Choose one "
-            "of them, or install Horovod in the image"
+            "of these operations, or install Horovod in the image"
         )
     return op
 

@@ -92,7 +92,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     check_options(compression, process_set)
     op = chosen_op(op)
     if op not in (ReduceOp.AVERAGE, ReduceOp.SUM):
-        raise ValueError(f"DistributedOptimizer: found op={op.value}; expected Average or Sum. Choose one of them")
+        raise ValueError(f"DistributedOptimizer: found op={op.value}; expected Average or Sum. Choose Average or Sum")
     if backward_passes_per_step < 1:
         raise ValueError(
             f"DistributedOptimizer: found backward_passes_per_step={backward_passes_per_step}; expected at least 1"

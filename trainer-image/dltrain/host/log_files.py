@@ -93,7 +93,7 @@ class LogFiles:
             target.folder.mkdir(parents=True, exist_ok=True)
             volume = os.statvfs(target.folder)
             if volume.f_bavail < LEAST_FREE * volume.f_blocks:
-                raise OSError(f"less than {LEAST_FREE:.0%} of the volume is free, which is kept for checkpoints")
+                raise OSError(f"less than {LEAST_FREE:.0%} of the volume is free, and checkpoints need this space")
             append(path, data, target.limit_nbytes)
             self._failed = False
         except OSError as error:

@@ -56,8 +56,8 @@ def mpirun_command(plan: Plan, own_pod: str, own_hostname: str, *, as_root: bool
     in_a_row = [rank.pod for i, rank in enumerate(plan.ranks) if i == 0 or plan.ranks[i - 1].pod != rank.pod]
     if len(in_a_row) != len(slots):
         raise ValueError(
-            f"ranks: found the pods {in_a_row} when sorted by rank; expected the ranks of each pod in one row. Number "
-            "the ranks pod by pod"
+            f"ranks: found the order of pods {in_a_row} by rank number; expected consecutive rank numbers in each pod. "
+            "Number the ranks pod by pod"
         )
     hosts = ",".join(f"{own_hostname if pod == own_pod else pod}:{n}" for pod, n in slots.items())
     return [
@@ -210,7 +210,7 @@ def rank_command(plan: Plan, path: str | None = None) -> ScriptCommand:
     if mpi is not None and plan.model.framework == "Torchrun":
         raise ValueError(
             f"trainer.command: found {Path(command[0]).name} with trainer.framework Torchrun; expected framework MPI, "
-            "because only its ranks are in one MPI world. Set trainer.framework: MPI"
+            "because dljob starts no Torchrun script with mpirun. Set trainer.framework: MPI"
         )
 
     def which(name: str) -> str | None:

@@ -128,13 +128,14 @@ def _parsed(
             raise ValueError(
                 f"trainer.command: found the option {arguments[at]} of {launcher}; expected options that the agent can "
                 f"replace: {', '.join(sorted({*values, *flags}))}. Start the script without {launcher} (python "
-                "train.py), and set in the script or in trainer.env what the option says"
+                "train.py), and set the option's value in the script or in trainer.env"
             )
         options.append((name, value))
         at += 1
     if at >= len(arguments):
         raise ValueError(
-            f"trainer.command: found {launcher} without a script; expected one, as in {launcher} train.py. Add it"
+            f"trainer.command: found {launcher} without a script; expected a script, as in {launcher} train.py. Add "
+            "the script"
         )
     return options, arguments[at:]
 

@@ -105,8 +105,8 @@ def _unwrapped(
     program = arguments[at + 1 :] if arguments[at : at + 1] == ("--",) else arguments[at:]
     if not program:
         raise ValueError(
-            f"trainer.command: found {launcher} without a program; expected one, as in {launcher} python train.py. Add "
-            "it"
+            f"trainer.command: found {launcher} without a program; expected a program, as in {launcher} python "
+            "train.py. Add the program"
         )
     if ":" in program and not horovod:
         raise ValueError(
@@ -127,6 +127,6 @@ def _exported(values: Command) -> dict[str, str]:
 def _unknown(launcher: str, option: str, counts: Mapping[str, int]) -> str:
     return (
         f"trainer.command: found the option {option} of {launcher}; expected options that the plan can replace: "
-        f"{', '.join(sorted(counts))}. Start the program without {launcher} (python train.py), and set in the program "
-        "or in trainer.env what the option says"
+        f"{', '.join(sorted(counts))}. Start the program without {launcher} (python train.py), and set the option's "
+        "value in the program or in trainer.env"
     )

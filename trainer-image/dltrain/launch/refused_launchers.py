@@ -11,7 +11,7 @@ from dltrain.launch.mpi_launchers import MPI_LAUNCHERS
 
 _PROGRAM = f"""#!/bin/sh
 echo "trainer.command: found ${{0##*/}} in a program that every rank runs; expected the program alone, because dljob" \\
-  "starts each rank itself and every rank would start all ranks once more. Start the program without it" >&2
+  "starts each rank itself and every rank would start all ranks once more. Start the program without ${{0##*/}}" >&2
 exit {EXIT_BAD_INPUT}
 """
 

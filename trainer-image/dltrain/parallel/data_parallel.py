@@ -236,9 +236,10 @@ class DataParallel(Placement):
         """
         if self._version not in (None, self.buffer.flat._version) and (self.sharded or not self._whole):
             unused = f"{len(self.buffer.parameters) - len(self._reductions.reached)} parameters had no part in the loss"
+            part = "each rank holds only a part of the gradients (spec.parallelism.strategy Optimizer)"
             raise MisuseError(
-                "found gradients changed between backward() and opt.step() before they were reduced over ranks: "
-                + ("each rank holds a part of them (parallelism.strategy Optimizer)" if self.sharded else unused)
+                "gradients: found a change by the script between backward() and opt.step(); expected none, because "
+                + (part if self.sharded else f"ranks have not reduced the gradients yet: {unused}")
                 + ". Clip with t.clip_gradients(max_norm)"
             )
         if self._whole:
@@ -287,8 +288,9 @@ class DataParallel(Placement):
             return
         if self._version not in (None, self.buffer.flat._version):
             raise MisuseError(
-                "found gradients changed between backward() and opt.step() before those of another backward pass, on "
-                "some ranks only, were reduced. Clip with t.clip_gradients(max_norm)"
+                "gradients: found a change by the script between backward() and opt.step(); expected none, because "
+                "another backward pass on some ranks added gradients that ranks have not reduced yet. Clip with "
+                "t.clip_gradients(max_norm)"
             )
         self._reductions.add_late(ranks, self._unused.take, self._divisor())
         for index, count in enumerate(ranks):
@@ -364,9 +366,9 @@ class DataParallel(Placement):
                 return
             if not self._reductions.came(index) and not skipped:
                 raise MisuseError(
-                    "found a second backward pass in one step; expected one. Call opt.step() after each backward(), or "
-                    "add up the losses and call backward() once, or use `with t.no_sync():` around all passes but the "
-                    "last. A layer that torch.utils.checkpoint computes several times in a step needs "
+                    "backward: found a second backward pass in one step; expected one. Call opt.step() after each "
+                    "backward(), or add up the losses and call backward() once, or use `with t.no_sync():` around all "
+                    "passes but the last. A layer that torch.utils.checkpoint computes several times in a step needs "
                     "use_reentrant=False"
                 )
             try:

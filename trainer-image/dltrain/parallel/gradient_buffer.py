@@ -171,7 +171,7 @@ class GradientBuffer:
             return False
         if gradient.requires_grad:
             raise MisuseError(
-                "found backward(create_graph=True); expected gradients without a graph, which ranks can reduce. For a "
+                "backward: found create_graph=True; expected gradients without a graph, which ranks can reduce. For a "
                 "gradient penalty call torch.autograd.grad(…, create_graph=True) and add the penalty to the loss"
             )
         # An embedding with sparse=True makes a sparse gradient if there was none before.

@@ -46,7 +46,7 @@ def data_parallel(
     and BadInputError for gradient compression on a GPU.
     """
     if plan.compression and any(parameter.is_cuda for parameter in parameters):
-        raise BadInputError("spec.gradientCompression", "gradients on a GPU", "ranks on CPUs", "remove it")
+        raise BadInputError("spec.gradientCompression", "gradients on a GPU", "ranks on CPUs", "remove this field")
     memory = Memory(process_group.comm if plan.measure_collective and process_group.size > 1 else None)
     measured = measured_by(before) if before is not None else None
     picks = measured.picks if measured is not None else None

@@ -104,7 +104,9 @@ class Pipeline(ModelParallel):
             known = costs(model, sample)
             self.begins = cut(known, process_group.size)
         except ValueError as error:
-            raise BadInputError("spec.parallelism.stages", str(process_group.size), str(error), "use fewer") from None
+            expected = f"a model that can be split into this many stages ({error})"
+            remedy = "use fewer stages"
+            raise BadInputError("spec.parallelism.stages", str(process_group.size), expected, remedy) from None
         layers = layers_of(model)
         ends = [*self.begins[1:], len(layers)]
         names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}

@@ -242,7 +242,7 @@ def _check(optimizer: Optimizer) -> None:
             "spec.parallelism.strategy",
             f"strategy Optimizer with the optimizer {type(optimizer).__name__}",
             f"an element-wise optimizer ({names})",
-            "choose one of them, or strategy Data",
+            "choose one of these optimizers, or strategy Data",
         )
     if optimizer.state:
         raise ValueError("optimizer: found state; expected none, because t.wrap loads it. Create a new optimizer")

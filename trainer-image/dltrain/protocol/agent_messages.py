@@ -101,7 +101,9 @@ class StartDaemon(Record):
     """The coordinator asks a pod's agent to run the Open MPI daemon with the command-line arguments ``arguments``."""
 
     type: Literal["start_daemon"] = "start_daemon"
-    host: Annotated[str, Field(description="Address of the coordinator's agent, which forwards to mpirun.")]
+    host: Annotated[
+        str, Field(description="Address of the coordinator's agent, which forwards the daemon's connections to mpirun.")
+    ]
     attempt: str
     arguments: tuple[str, ...]
 
@@ -217,7 +219,9 @@ class RankEnded(Record):
     signal: int | None = None
     out_of_memory: bool = False
     tail: Annotated[str, Field(max_length=MAX_LOG_TAIL)] = ""
-    output: Annotated[str, Field(max_length=MAX_OUTPUT, description="The last output of the rank, with the tail.")] = ""
+    output: Annotated[
+        str, Field(max_length=MAX_OUTPUT, description="Last output of the rank, which includes the text in tail.")
+    ] = ""
 
 
 class Leaving(Record):

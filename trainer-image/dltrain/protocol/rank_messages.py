@@ -56,7 +56,9 @@ class Hello(Record):
     type: Literal["hello"] = "hello"
     rank: Annotated[int, Field(ge=0)]
     pid: int
-    device: Annotated[str, Field(description="The device found, with the plan's name if it matches.")] = ""
+    device: Annotated[
+        str, Field(description="The rank's device. It has the name from the plan if it is the planned device.")
+    ] = ""
 
 
 class Mark(Record):
@@ -85,8 +87,17 @@ class Summing(Record):
 
     nbytes: Annotated[int, Field(ge=0)]
     strategy: str
-    segment_nbytes: Annotated[int, Field(ge=0, description="0: not segmented.")] = 0
-    bandwidth_Bps: Annotated[float, Field(ge=0, description="Bytes of the buffer per second.")] = 0.0
+    segment_nbytes: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="Size in bytes of the messages into which the algorithm cuts a buffer. 0: the algorithm does "
+            "not cut buffers, or chooses the size itself.",
+        ),
+    ] = 0
+    bandwidth_Bps: Annotated[
+        float, Field(ge=0, description="Measured bytes of the buffer per second. 0: not measured.")
+    ] = 0.0
 
 
 class Chosen(Record):
@@ -126,16 +137,40 @@ class Step(Record):
     samples_per_s: Annotated[float, Field(description="0: unknown, with reported.")]
     world_size: int
     measure: Annotated[RankMeasure | None, Field(description="None: unknown, with reported.")] = None
-    gradient_nbytes: Annotated[int, Field(ge=0, description="Reduced over ranks in each step; 0: unknown.")] = 0
-    staleness: Annotated[float | None, Field(description="Mean of the last updates; None: synchronous.")] = None
-    ahead: Annotated[float | None, Field(description="Steps ahead of the slowest worker; None: synchronous.")] = None
+    gradient_nbytes: Annotated[
+        int, Field(ge=0, description="Bytes of gradients that ranks reduce in each step. 0: unknown.")
+    ] = 0
+    staleness: Annotated[
+        float | None,
+        Field(
+            description="Updates by other workers between this worker's reading of the parameters and its own update, "
+            "as the mean over its last updates. None: the training is synchronous."
+        ),
+    ] = None
+    ahead: Annotated[
+        float | None,
+        Field(description="Steps that this worker is ahead of the slowest worker. None: the training is synchronous."),
+    ] = None
     noise: Noise | None = None
-    loss_scale: Annotated[float | None, Field(description="Of the script's GradScaler; None: it has none.")] = None
-    skipped_updates: Annotated[int | None, Field(ge=0, description="Skipped by the GradScaler in this run.")] = None
-    energy: Annotated[Energy | None, Field(description="None: no counter is readable, or another rank reads it.")] = (
-        None
-    )
-    gpu_memory_nbytes: Annotated[int | None, Field(description="Peak memory of tensors; None on a CPU.")] = None
+    loss_scale: Annotated[
+        float | None,
+        Field(description="Loss scale of the script's GradScaler. None: the script uses no GradScaler."),
+    ] = None
+    skipped_updates: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            description="Updates that the script's GradScaler skipped in this run. None: the script uses no "
+            "GradScaler.",
+        ),
+    ] = None
+    energy: Annotated[
+        Energy | None,
+        Field(description="None: no energy counter is readable, or another rank reads the counter."),
+    ] = None
+    gpu_memory_nbytes: Annotated[
+        int | None, Field(description="Peak GPU memory of this rank's tensors in bytes. None: the rank uses a CPU.")
+    ] = None
     reported: Annotated[bool, Field(description="True: the script measured nothing, and called dltrain.report.")] = (
         False
     )
@@ -179,8 +214,17 @@ class Checkpointed(Record):
     mark: CheckpointMark
     duration_s: float
     nbytes: int
-    cost_s: Annotated[float, Field(ge=0, description="Training time lost: pause plus writer's CPU time.")] = 0.0
-    interval_s: Annotated[float | None, Field(description="Time until the next checkpoint.")] = None
+    cost_s: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="Seconds of training lost to the checkpoint: the pause for its copy, and the CPU time of "
+            "writing it.",
+        ),
+    ] = 0.0
+    interval_s: Annotated[
+        float | None, Field(description="Seconds from the start of a checkpoint to the start of the next one.")
+    ] = None
 
 
 class CheckpointSkipped(Record):
@@ -189,8 +233,8 @@ class CheckpointSkipped(Record):
     type: Literal["checkpoint_skipped"] = "checkpoint_skipped"
     rank: int
     step: int
-    needed_s: Annotated[float, Field(ge=0, description="Measured time of a checkpoint.")]
-    left_s: Annotated[float, Field(ge=0, description="Time until the first rank is killed.")]
+    needed_s: Annotated[float, Field(ge=0, description="Seconds until a new checkpoint would be durable, as measured.")]
+    left_s: Annotated[float, Field(ge=0, description="Seconds until the first of the ranks is killed.")]
 
 
 class Resharded(Record):
@@ -210,7 +254,9 @@ class Shrunk(Record):
     rank: int
     step: int
     alive: Annotated[tuple[int, ...], Field(min_length=1)]
-    shrink_s: Annotated[float, Field(ge=0, description="From detecting the loss to being ready to continue.")]
+    shrink_s: Annotated[
+        float, Field(ge=0, description="Seconds from the detection of the loss until the remaining ranks can continue.")
+    ]
 
 
 Activity = Literal["compilation", "data", "checkpoint"]

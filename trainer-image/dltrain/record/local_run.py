@@ -60,8 +60,8 @@ class LocalRun:
         try:
             files.write(self._folder, files.rendered(self._history.document(phase, 1, time.time(), outcome)))
         except OSError as error:  # The training is worth more than its report.
-            found = f"--report: found {self._folder}, which cannot be written: {error}"
-            print(f"dltrain: {found}; expected a writable folder. Name another", file=sys.stderr)  # noqa: T201
+            found = f"--report: found {self._folder}, which cannot be written ({error})"
+            print(f"dltrain: {found}; expected a writable folder. Name another folder", file=sys.stderr)  # noqa: T201
             self._folder = None
             return
         if phase is not RunPhase.RUNNING:

@@ -26,14 +26,14 @@ def check_optimizer(kept: Sequence[Mapping[str, Any]], optimizer: Optimizer) -> 
     """
     here = optimizer.param_groups
     if len(kept) != len(here):
-        found, expected = f"{len(here)} groups of parameters", f"{len(kept)}"
+        found, expected = f"{len(here)} groups of parameters", f"{len(kept)} groups"
     else:
         options, theirs = set(here[0]) - {"initial_lr"}, set(kept[0]) - {"initial_lr"}
         if options <= theirs or theirs <= options:
             return
         found = type(optimizer).__name__
-        expected = f"one with {', '.join(sorted(theirs - options))}"
-    remedy = "use the same optimizer as before, or another volume"
+        expected = f"an optimizer with the options {', '.join(sorted(theirs - options))}"
+    remedy = "use the optimizer that wrote the checkpoint, or another checkpoint volume"
     raise BadInputError("spec.optimizer", found, f"{expected}, as in the checkpoint", remedy)
 
 

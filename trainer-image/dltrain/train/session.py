@@ -70,10 +70,13 @@ def local_plan(
     """
     if not isinstance(batch, int) or batch < world_size:
         raise BadInputError(
-            "batch", str(batch), f"a whole number of at least {world_size}, so that each rank has a sample", "raise it"
+            "batch",
+            str(batch),
+            f"a whole number of at least {world_size}, so that each rank has a sample",
+            "raise batch",
         )
     if collective not in (names := (AUTO, *MEASURABLE, "Torch")):
-        raise BadInputError("collective", repr(collective), ", ".join(names), "choose one of them")
+        raise BadInputError("collective", repr(collective), ", ".join(names), "choose one of these collectives")
     shares = apportion(batch, [1] * world_size)
     gpu = torch.cuda.is_available()
     device = torch.cuda.get_device_name().replace(" ", "-") if gpu else "cpu"

@@ -112,6 +112,7 @@ def check_max_norm(max_norm: float) -> None:
 def dataset_path(plan: Plan) -> Path:
     """Return the local path of the job's dataset. Raise BadInputError if the job has no dataset."""
     if plan.dataset.path is None:
-        found = f"nothing, and ${DATASET_VARIABLE} unset"
-        raise BadInputError("spec.dataset.uri", found, "the location of the data", "set one of them")
+        found = f"nothing, and no environment variable {DATASET_VARIABLE}"
+        remedy = f"set spec.dataset.uri, or {DATASET_VARIABLE} for a run without an operator"
+        raise BadInputError("spec.dataset.uri", found, "the location of the data", remedy)
     return Path(plan.dataset.path)

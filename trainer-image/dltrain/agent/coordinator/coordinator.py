@@ -277,7 +277,7 @@ class Coordinator:
             return attempt
         if script.overridden:
             log.warning(
-                "trainer.command: found %s; the plan counts instead, with %d ranks on %d nodes",
+                "trainer.command: found %s; these options have no effect, because the plan sets %d ranks on %d nodes",
                 ", ".join(script.overridden), len(plan.ranks), len(plan.pods),
             )  # fmt: skip
         if self.job.plan.model.framework == "Torchrun":
@@ -332,7 +332,11 @@ class Coordinator:
         decided_here = not failure.retry or matching(self.job.plan.failure_rules, failure)
         if self._within_limit() or decided_here or not wait_s:
             return
-        log.warning("waiting up to %.0f s for conditions of nodes and pods in spec.runPolicy.failureRules", wait_s)
+        log.warning(
+            "waiting up to %.0f s, because a rule about conditions of nodes or pods may ignore this failure "
+            "(spec.runPolicy.failureRules)",
+            wait_s,
+        )
         self.job.set_phase(RunPhase.RESTARTING)
         await self._until(self._within_limit, wait_s)
 

@@ -178,7 +178,8 @@ def diagnose(attempt: Attempt) -> Failure:
         return _of_hung(attempt, *attempt.hung)
     if attempt.left:
         pods = ", ".join(sorted(attempt.left))
-        return Failure(reason=reasons.POD_STOPPED, message=f"got SIGTERM: {pods}", host=min(attempt.left), counts=False)
+        message = f"pods received SIGTERM: {pods}"
+        return Failure(reason=reasons.POD_STOPPED, message=message, host=min(attempt.left), counts=False)
     if attempt.lost:
         pod, why = next(iter(attempt.lost.items()))
         message = f"lost contact with the agent of pod {pod}: {why}"
@@ -191,7 +192,7 @@ def diagnose(attempt: Attempt) -> Failure:
     if attempt.launcher is not None and not attempt.all_ended:
         return Failure(
             reason=reasons.LAUNCH_FAILED,
-            message=f"mpirun ended with {attempt.launcher} before the ranks did",
+            message=f"mpirun ended with {attempt.launcher} before all ranks had ended",
             exit_code=attempt.launcher.shell_code,
             log_tail=attempt.launcher_tail,
         )
@@ -199,7 +200,8 @@ def diagnose(attempt: Attempt) -> Failure:
         if _lost_peer(attempt, end):
             return _of_rank(attempt, end, reasons.PEER_LOST, "lost contact with another rank")
         if end.exit_code == EXIT_STOPPED:
-            return _of_rank(attempt, end, reasons.RANK_STOPPED, "exited as after a stop request, but got none")
+            what = f"exited with code {EXIT_STOPPED}, as after a request to stop, but received no such request"
+            return _of_rank(attempt, end, reasons.RANK_STOPPED, what)
     return Failure(reason=reasons.NO_RESULT, message=_NO_RESULT)
 
 

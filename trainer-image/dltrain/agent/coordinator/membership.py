@@ -75,8 +75,8 @@ class Membership:
             self._assign_all()
         else:
             raise SupersededError(
-                f"pod {pod} follows a coordinator of term {welcome.term} (terms count takeovers), but this "
-                f"coordinator has term {self.term}: another coordinator has taken over the job, so this one ends"
+                f"pod {pod} follows another coordinator, of term {welcome.term} (terms count takeovers). This "
+                f"coordinator has term {self.term} and ends"
             )
 
     def _elect(self, pod: str, welcome: proto.Welcome) -> None:
@@ -87,7 +87,7 @@ class Membership:
         """
         assert self._voters is not None, "an election is in progress"
         if welcome.has_coordinator:
-            raise SupersededError(f"pod {pod} has a coordinator")
+            raise SupersededError(f"pod {pod} is still connected to a coordinator, so this pod does not take over")
         self._voters[pod] = welcome
         if 2 * len(self._voters) > len(self._plan.pods):
             voters, self._voters = self._voters, None

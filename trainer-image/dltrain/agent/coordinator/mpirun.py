@@ -53,7 +53,7 @@ class Mpirun:
         is 1 and the text says why.
         """
         if pod not in self._pods:
-            return 1, f"found pod {pod}; expected one of {self._pods}\n"
+            return 1, f"mpirun: found pod {pod}; expected one of the pods {self._pods}\n"
         try:
             arguments = commands.daemon_arguments(command)
             self.port = commands.launcher_port(arguments, self._pod_ip)
@@ -109,7 +109,7 @@ class Launcher:
         If mpirun does not run, return (1, an error message).
         """
         if self._mpirun is None:
-            return 1, "no attempt is being launched\n"
+            return 1, "no launch of ranks is in progress\n"
         return await self._mpirun.launch_daemon(pod, command)
 
     def daemon_ended(self, pod: str, code: int, tail: str) -> None:

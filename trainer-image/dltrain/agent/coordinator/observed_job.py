@@ -136,7 +136,9 @@ class ObservedJob:
                         self.attempt.unreachable.add(pod)
                 self.launcher.daemon_ended(pod, 1, why)
             case Late(pod, silent_s):
-                log.warning("pod %s was silent for %.1f s: it or this pod had no processor time", pod, silent_s)
+                log.warning(
+                    "pod %s was silent for %.1f s, because that pod or this pod had no processor time", pod, silent_s
+                )
                 self._late_s = max(self._late_s, silent_s)
             case Received(pod, line):
                 self._received(pod, line)

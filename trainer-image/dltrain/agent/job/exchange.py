@@ -108,7 +108,7 @@ class ConfigMaps(Exchange):
                     last = text
             except (ApiError, OSError, TimeoutError, ValueError) as error:
                 log.log(logging.INFO if isinstance(error, ApiError) and error.status == 404 else logging.WARNING,
-                        "plan %s: %s; retrying in %.1f s", self._plan, error, wait_s)  # fmt: skip
+                        "cannot read the plan %s: %s; retrying in %.1f s", self._plan, error, wait_s)  # fmt: skip
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, _RETRY_S[1])
 
@@ -127,9 +127,9 @@ class ConfigMaps(Exchange):
             except ApiError as error:
                 if error.status == 404:
                     return None
-                log.warning("report %s: %s; retrying in %.1f s", self._report, error, wait_s)
+                log.warning("cannot read the report %s: %s; retrying in %.1f s", self._report, error, wait_s)
             except (OSError, TimeoutError) as error:
-                log.warning("report %s: %s; retrying in %.1f s", self._report, error, wait_s)
+                log.warning("cannot read the report %s: %s; retrying in %.1f s", self._report, error, wait_s)
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, _RETRY_S[1])
 
@@ -233,7 +233,7 @@ class ReportWriter:
             async with asyncio.timeout(within_s):
                 await self._write()
         except TimeoutError:
-            log.warning("the job's last report was not written within %.0f s; its status may be outdated", within_s)
+            log.warning("the job's last report was not written within %.0f s; status may be outdated", within_s)
 
     async def _write(self) -> bool:
         if self.compose is None:

@@ -325,8 +325,8 @@ class LocalRanks:
                     message = rank_message_adapter.validate_json(line)
                 except ValidationError as error:
                     log.warning(
-                        "closed a rank's connection to the agent: found an invalid message; expected one of this "
-                        "version of dltrain. Install the same version of dltrain for the script: %s",
+                        "closed a rank's connection to the agent: found an invalid message; expected a message of the "
+                        "agent's version of dltrain. Install this version of dltrain for the script: %s",
                         error,
                     )
                     break
@@ -337,7 +337,9 @@ class LocalRanks:
                     if run is not None:
                         run.writer = writer
                 if run is None or message.rank != run.rank.rank:
-                    log.warning("ignored a message of rank %d; expected one of a rank in this pod", message.rank)
+                    log.warning(
+                        "ignored a message of rank %d; expected messages of this pod's running ranks", message.rank
+                    )
                     continue
                 run.latest[type(message)] = message
                 run.last_message_unix_s = time.time()
@@ -359,7 +361,8 @@ class LocalRanks:
                     code, text = await self.launch_daemon(host, " ".join(words))
                     how = f"exit {code}\n{text}"
                 case _:
-                    how = f"exit 1\nshim: found request {arguments[:2]}; expected rank, or daemon (coordinator only)\n"
+                    expected = "the request rank, or daemon on the coordinator's pod"
+                    how = f"exit 1\nshim: found the request {arguments[:2]}; expected {expected}\n"
             writer.write(how.encode())
             await writer.drain()
         except (ConnectionError, asyncio.IncompleteReadError):

@@ -99,14 +99,14 @@ class Member:
 
     def _objection(self, assign: proto.Assign) -> str | None:
         if assign.term < self.term:
-            return f"found term {assign.term}; expected at least {self.term}: another coordinator has taken over"
+            return f"term: found {assign.term}; expected at least {self.term}: another coordinator has taken over"
         if assign.term == self.term and assign.boot != self._obeys:
-            return f"found a second coordinator in term {self.term}; expected a higher term"
+            return f"term: found a second coordinator in term {self.term}; expected a higher term"
         plan = Plan.parse(assign.plan)
         if plan.uid != self._job_uid:
-            return f"found a plan of job {plan.uid}; expected {self._job_uid}"
+            return f"plan: found the job uid {plan.uid}; expected {self._job_uid}"
         if plan.digest() != assign.digest:
-            return f"found a plan with digest {plan.digest()}; expected {assign.digest}"
+            return f"plan: found the digest {plan.digest()}; expected {assign.digest}"
         return None
 
     async def _obey(self, line: proto.Line, channel: proto.Channel) -> None:

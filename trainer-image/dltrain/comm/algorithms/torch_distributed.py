@@ -113,8 +113,8 @@ def backend_for(identities: Sequence[str]) -> str:
     if 0 < cpus < len(identities):
         numbers = [number for number, device in enumerate(identities) if device == "cpu"]
         raise RuntimeError(
-            f"gradients: found those of ranks {numbers} on a CPU; expected those of all {len(identities)} ranks on "
-            "GPUs. Check that these ranks can use their GPUs"
+            f"gradients: found the gradients of ranks {numbers} on a CPU; expected the gradients of all "
+            f"{len(identities)} ranks on GPUs. Check that these ranks can use their GPUs"
         )
     return "nccl" if not cpus and len(set(identities)) == len(identities) else "gloo"
 

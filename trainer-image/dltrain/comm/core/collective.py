@@ -24,7 +24,7 @@ def host_array(buffer: torch.Tensor) -> NDArray[Any]:
         return buffer.numpy()
     except TypeError:
         found = f"parameters of {buffer.dtype} on a CPU"
-        remedy = "keep them in float32 and compute under torch.autocast, or choose spec.collective Torch"
+        remedy = "keep the parameters in float32 and compute under torch.autocast, or set spec.collective: Torch"
         raise BadInputError("model", found, "float32, float64 or float16", remedy) from None
 
 

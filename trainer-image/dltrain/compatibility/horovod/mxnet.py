@@ -1,6 +1,6 @@
 """Explain that dljob's layer has PyTorch alone."""
 
 raise ImportError(
-    "horovod.mxnet: found dljob's layer, which has horovod.torch alone; expected Horovod itself. "
-    "Install Horovod and its framework in the image"
+    "horovod.mxnet: found dljob's layer, which has only horovod.torch; expected the Horovod library. "
+    "Install Horovod with this framework in the image"
 )

@@ -131,9 +131,10 @@ def _answer(connection: socket.socket, source: Source, ticket: int, request: Req
         raise
     except Exception as error:  # noqa: BLE001 - pickling the user's batch may raise anything
         text = (
-            f"batch of samples {request}: cannot be sent by a worker: {type(error).__name__}: {error}; pass workers=0"
+            f"batch of samples {request}: found a batch that a data worker cannot send ({type(error).__name__}: "
+            f"{error}); expected objects that pickle supports. Pass workers=0 to t.loader"
         )
-        remote = RemoteError(f"{text} to t.loader", traceback.format_exc(), isinstance(error, MemoryError))
+        remote = RemoteError(text, traceback.format_exc(), isinstance(error, MemoryError))
         serialization.send(connection, Head(MessageKind.FAILED, ticket, spent_s).packed(), remote)
 
 

@@ -33,7 +33,10 @@ class Point(Record):
     samples_per_s: float
     compute_s: Annotated[
         float | None,
-        Field(description="Forward, backward and update; mean over ranks, as the next. None: not measured."),
+        Field(
+            description="Seconds of a step for forward pass, backward pass and update. Like comm_s, wait_s and data_s, "
+            "it is a mean over ranks. None: not measured."
+        ),
     ] = None
     comm_s: float | None = None
     wait_s: float | None = None
@@ -97,13 +100,15 @@ class Fault(Record):
     step: int
     unix_s: float
     failure: Failure
-    resumed_unix_s: Annotated[float | None, Field(description="Time of the next reported step.")] = None
+    resumed_unix_s: Annotated[
+        float | None, Field(description="Unix time of the first progress update after the fault.")
+    ] = None
 
 
 class Checkpoint(Record):
     step: int
     unix_s: float
-    duration_s: Annotated[float, Field(description="Time to write it, in the background.")]
+    duration_s: Annotated[float, Field(description="Seconds that writing the checkpoint took, in the background.")]
     nbytes: int
 
 
@@ -120,17 +125,21 @@ class RankTotal(Record):
     comm_s: float = 0.0
     wait_s: float = 0.0
     data_s: float = 0.0
-    energy_J: Annotated[float | None, Field(description="None: no counter is readable, or another rank reads it.")] = (
-        None
-    )
+    energy_J: Annotated[
+        float | None,
+        Field(
+            description="Energy of the rank's device in joules. None: no energy counter is readable, or another rank "
+            "reads the counter."
+        ),
+    ] = None
 
 
 class Totals(Record):
     """Totals over the whole run. They are exact, even if the report's lists omit some events to save space."""
 
-    training_s: Annotated[float, Field(description="Time spent in steps.")] = 0.0
-    down_s: Annotated[float, Field(description="Time from each fault to the next step.")] = 0.0
-    steps_repeated: Annotated[int, Field(description="Repeated after a restart.")] = 0
+    training_s: Annotated[float, Field(description="Seconds spent in steps.")] = 0.0
+    down_s: Annotated[float, Field(description="Seconds from faults to the next step, summed over all faults.")] = 0.0
+    steps_repeated: Annotated[int, Field(description="Steps that ranks repeated after a restart.")] = 0
     faults: dict[str, int] = {}
     checkpoints: int = 0
     checkpoint_s: float = 0.0
@@ -140,9 +149,12 @@ class Totals(Record):
     ] = 0
     splits: int = 0
     skipped_updates: Annotated[
-        int | None, Field(description="Skipped by the script's GradScaler; None: it has none.")
+        int | None,
+        Field(description="Updates that the script's GradScaler skipped. None: the script uses no GradScaler."),
     ] = None
-    energy_J: Annotated[float | None, Field(description="None: no counter is readable.")] = None
+    energy_J: Annotated[
+        float | None, Field(description="Energy of all ranks in joules. None: no energy counter is readable.")
+    ] = None
     energy_sources: tuple[str, ...] = ()
 
 
@@ -166,7 +178,9 @@ class Document(Record):
     epoch: int | None = None
     outcome: Outcome | None = None
     totals: Totals = Totals()
-    least_steps: Annotated[int, Field(ge=1, description="A point represents at least this many steps.")] = 1
+    least_steps: Annotated[
+        int, Field(ge=1, description="Consecutive points are merged while the result covers at most this many steps.")
+    ] = 1
     points: tuple[Point, ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
     metrics: tuple[LoggedValues, ...] = ()

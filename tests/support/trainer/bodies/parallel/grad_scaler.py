@@ -305,7 +305,9 @@ def errors(group: ProcessGroup, data: tuple[torch.Tensor, ...], shares: list[int
         scaler.update()
 
     if group.size > 1:
-        with pytest.raises(ValueError, match=r"each rank holds a part of them .* Clip with t\.clip_gradients"):
+        with pytest.raises(
+            ValueError, match=r"each rank holds only a part of the gradients .* Clip with t\.clip_gradients"
+        ):
             run(clips_local_gradients, "Optimizer")
     with pytest.raises(ValueError, match=r"found no opt\.step\(\) \(or scaler\.step\(opt\)\)"):
         run(omits_step)

@@ -252,7 +252,7 @@ REJECTED: dict[type[Loop], str] = {
     Lazy: r"t\.wrap: model: found uninitialized parameters weight, bias of lazy layers",
     ExtraState: r"t\.wrap: model: found extra state in _extra_state that is not a tensor; expected tensors",
     SparseAdam: r"t\.wrap: optimizer: found SparseAdam; expected an optimizer for dense gradients",
-    Graph: r"found backward\(create_graph=True\); expected .*\. For a gradient penalty call torch\.autograd\.grad",
+    Graph: r"backward: found create_graph=True; expected .*\. For a gradient penalty call torch\.autograd\.grad",
     Accumulating: r"found no opt\.step\(\) .*in the loop's body; .* micro-batches and use t\.no_sync\(\)",
 }
 

@@ -18,9 +18,9 @@ def main() -> None:
     try:
         devices.check(group, plan, device)
     except DeviceMissingError as error:
-        assert str(error).startswith("found no GPU on rank 1 (pod digits-cpu-1) of 2 ranks; expected a GPU on each"), (
-            error
-        )
+        assert str(error).startswith(
+            "device: found no GPU on rank 1 (pod digits-cpu-1) of 2 ranks; expected a GPU on each"
+        ), error
         assert ("see docs/how-to/gpus.md" in str(error)) is bool(group.rank), (
             "only the rank without a GPU gives the reason"
         )
