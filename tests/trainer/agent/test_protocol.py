@@ -111,7 +111,7 @@ def test_member_obeys_the_highest_term(member: Job) -> None:
         first.send(assign(plan, 5, "a"))
         assert await first.receive() == proto.Assigned(digest=plan.digest())
 
-        for term, boot, why in ((4, "b", "found term 4"), (5, "b", "second coordinator in term 5")):
+        for term, boot, why in ((4, "b", "found 4; expected at least 5"), (5, "b", "second coordinator in term 5")):
             other, welcome = await dialogue.connect_and_receive_welcome()
             assert (welcome.term, welcome.obeys) == (5, "a")
             other.send(assign(plan, term, boot))
