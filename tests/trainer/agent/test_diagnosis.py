@@ -24,7 +24,7 @@ from dltrain.agent.job.shrink import shrink_plan
 from dltrain.agent.main import succession
 from dltrain.host.processes import Exit
 from dltrain.protocol.agent_messages import RankEnded
-from dltrain.protocol.rank_messages import Busy, Evaluated, Finished, Hello, Mark, Probed, Shrunk, Step
+from dltrain.protocol.rank_messages import EXIT_STOPPED, Busy, Evaluated, Finished, Hello, Mark, Probed, Shrunk, Step
 from dltrain.record.hang_detection import START_DEADLINE_S
 from dltrain.record.ledger import Ledger
 
@@ -167,6 +167,14 @@ def test_script_that_trains_with_dltrain_needs_a_result() -> None:
     )
     custom.only_reports = True
     assert custom.succeeded and not custom.troubled, "a script that only reports ends when its ranks do"
+
+
+def test_rank_that_fails_while_it_stops_prevents_the_last_checkpoint() -> None:
+    assert not attempt(ended(0, EXIT_STOPPED), ended(1, EXIT_STOPPED)).failed_to_stop
+    assert not attempt(ended(0, 0), ended(1, 0)).failed_to_stop, "the last step came before the request"
+    assert attempt(ended(0, EXIT_STOPPED), ended(1, number=9)).failed_to_stop
+    assert attempt(failures=[(1, reported("CheckpointFailed"))]).failed_to_stop
+    assert not attempt(ended(1, number=15), only_reports=True).failed_to_stop, "a script may end in any way"
 
 
 def test_killed_ranks_that_others_survive_do_not_fail_the_attempt() -> None:

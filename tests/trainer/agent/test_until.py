@@ -43,6 +43,17 @@ def test_built_in_model_stops_at_its_target_with_a_checkpoint_and_stays_complete
     assert again.outcome == outcome, "restarted pods do not train on"
 
 
+def test_script_with_five_lines_stops_with_a_checkpoint(two: Job) -> None:
+    script = str(Path(__file__).resolve().parents[3] / "examples/scripts/train_five_lines.py")
+    plan = two.plan(["python", script], steps=None, epochs=2000, until=Until(metric="loss", at_most=0.68))
+    two.start(plan)
+    report = two.until(lambda r: r.phase in (RunPhase.SUCCEEDED, RunPhase.FAILED))
+    outcome = report.outcome
+    assert report.phase is RunPhase.SUCCEEDED and outcome is not None and outcome.stopped is not None, report.failure
+    assert outcome.checkpoint is not None and Path(outcome.checkpoint, "model.safetensors").exists()
+    assert outcome.steps < report.steps and report.restarts == {}
+
+
 def test_reporting_script_stops_at_its_target(two: Job) -> None:
     model = ModelRef(command=("python", SCRIPT, "100000", "0.05"), framework="Torchrun")
     two.start(two.plan(model=model, until=Until(metric="loss", at_most=0.1)), **NO_TORCH)
