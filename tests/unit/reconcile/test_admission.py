@@ -98,7 +98,7 @@ def test_released_job_waits_while_no_plan_is_possible() -> None:
     full = replace(observed, view=nodes({"name": "n", "count": 2, "cpu": 2, "memory": "4Gi"}))
     waiting = step(full, 300)
     assert not waiting.objects and verdict(waiting, "Admitted") == ("False", "NoPlan")
-    assert "stays in force" not in condition_of(waiting, "Planned").message
+    assert "continues with plan" not in condition_of(waiting, "Planned").message
     assert needs_view(after(full, waiting))
     back = step(replace(after(full, waiting), view=observed.view), 400)
     assert [s.replicas for s in after(full, back).sets] == [3]

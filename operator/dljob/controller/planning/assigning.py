@@ -182,7 +182,9 @@ class Assigning:
             try:
                 await self._assign({**waiting, key: question}, ask, orders=False)
             except Exception:  # The job is planned by itself then.
-                log.exception("no devices were assigned to %s/%s together with other jobs", *key)
+                log.exception(
+                    "assigning devices to job %s/%s together with other jobs failed; planning this job alone", *key
+                )
         return self._shares.get(key)
 
     def rest(self, key: JobKey, view: ClusterView) -> ClusterView | None:
@@ -211,7 +213,7 @@ class Assigning:
                 await self._assign(waiting, ask, orders=True)
                 self._state, self._made_s = state, now_s
             except Exception:  # Jobs keep what they have, and the next look tries again.
-                log.exception("no devices were assigned to all jobs together")
+                log.exception("assigning devices to all jobs together failed; retrying later")
         return any(order.room is not None for order in self._orders.values())
 
     def _forget_gone(self) -> None:
@@ -264,7 +266,11 @@ class Assigning:
         name = helped[0][1] if helped and helped[0][0] == key[0] else ""
         room = RoomFor(name, len(helped)) if helped else None
         self._orders[key] = _Order(self._running[key].uid, room, since_s)
-        log.info("job %s/%s moves %s", *key, f"for {len(helped)} other jobs" if helped else "to better devices")
+        log.info(
+            "job %s/%s moves %s",
+            *key,
+            f"to release devices for {len(helped)} other jobs" if helped else "to better devices",
+        )
         self._requeue(key)
 
     def _is_moving(self, key: JobKey) -> bool:

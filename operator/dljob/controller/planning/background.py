@@ -255,7 +255,7 @@ class Planning:
         except PlanningError as failure:
             error = str(failure)
         except Exception as failure:  # An error in one job must not stop the others.
-            log.exception("planning %s/%s failed", *key)
+            log.exception("planning job %s/%s failed", *key)
             error = f"{type(failure).__name__}: {failure}"
         finally:
             self._current = None

@@ -66,7 +66,7 @@ class Reserving:
         try:
             self._derive_from(self._cache.observe(key), key)
         except Exception:
-            log.exception("%s/%s reserves nothing", *key)
+            log.exception("deriving the reservations of job %s/%s failed; the job reserves nothing", *key)
             self._book.drop(key)
 
     def _derive_from(self, observed: Observed | None, key: JobKey) -> None:

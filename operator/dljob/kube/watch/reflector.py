@@ -136,7 +136,7 @@ class Reflector:
         try:
             changed = self._cache.put(self.kind, body)
         except Exception:
-            log.exception("%s %s is ignored", self.kind.kind, body.get("metadata", {}).get("name"))
+            log.exception("%s %s cannot be parsed and is ignored", self.kind.kind, body.get("metadata", {}).get("name"))
         else:
             if changed:
                 self._changed(self.kind, body)

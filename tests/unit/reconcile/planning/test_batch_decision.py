@@ -72,7 +72,11 @@ class TestPlan:
         assert (plan.optimizer.scaling, plan.optimizer.base_batch) == (scaling, base)
 
     @pytest.mark.parametrize(
-        ("known", "text"), [({}, "no noise scale was measured"), (QUIET, "no other batch is better by 5 %")]
+        ("known", "text"),
+        [
+            ({}, "no run has measured the gradient noise scale"),
+            (QUIET, "no other batch size improves the objective by more than 5 %"),
+        ],
     )
     def test_plan_gives_the_reason_if_the_batch_size_is_unchanged(
         self, known: Mapping[tuple[str, str], Learned], text: str
@@ -232,7 +236,10 @@ class TestCommandLine:
     def test_job_without_profiles_prints_one_line(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["plan", "job.yaml", "--cluster", "cluster.yaml"]) == 0
         text = capsys.readouterr().out
-        assert "\nGlobal batch: stays 48: no noise scale was measured of this model on this data" in text
+        assert (
+            "\nGlobal batch: stays 48, because no run has measured the gradient noise scale of this model on this data"
+            in text
+        )
         assert "GLOBAL BATCH" not in text and "Learning rate" not in text
 
     @pytest.mark.parametrize(
