@@ -79,7 +79,7 @@ def _failed(parsed: ParsedJob, report: Report, failures: int, limit: int) -> Ver
 
 
 def _count_of_failures(failures: int, limit: int) -> str:
-    return f"the training script failed {failures} times, and spec.runPolicy.backoffLimit is {limit}"
+    return f"the training script failed {failures} times, spec.runPolicy.backoffLimit is {limit}"
 
 
 def _describe(failure: Failure, more: str = "") -> str:

@@ -255,7 +255,7 @@ class TestExcluded:
                 "Pipeline",
                 "only built-in models can be split",
             ),
-            (replace(GPT, compressed=True, collective="Ring"), "Pipeline", "compression"),
+            (replace(GPT, compressed=True, collective="Ring"), "Pipeline", "gradientCompression"),
         ],
     )
     def test_excluded_strategy_has_a_reason(self, request_: Request, kind: str, words: str) -> None:

@@ -55,7 +55,10 @@ def test_gang_that_cannot_start_is_released_as_a_whole(problem: PodSeen | str | 
     assert verdict(released, "Admitted") == ("False", "StartTimedOut")
     assert status(released).phase is Phase.PENDING and status(released).start_timeouts == 1
     message = condition_of(released, "Admitted").message
-    assert "spec.scheduling.startTimeout (60 s)" in message and condition_of(waiting, "PodsReady").message in message
+    assert (
+        "the start time-out of 60 s (spec.scheduling.startTimeout)" in message
+        and condition_of(waiting, "PodsReady").message in message
+    )
     assert [event.reason for event in released.events if event.reason == "StartTimedOut"] == ["StartTimedOut"]
 
 

@@ -85,7 +85,7 @@ def test_evictions_end_the_job_after_the_limit() -> None:
     desired = step(evicted(observed, n=3))
     failed = condition_of(desired, "Failed")
     assert (failed.status.value, failed.reason) == ("True", "StorageExceeded")
-    assert "3 evictions because of storage, spec.runPolicy.backoffLimit is 2" in failed.message
+    assert "3 evictions because of storage, and spec.runPolicy.backoffLimit is 2" in failed.message
     assert "spec.trainer.scratch.size: found 2Gi" in failed.message
 
 

@@ -56,7 +56,7 @@ class TestPlan:
         assert rows[48]["steps"] == 300 and rows[48]["efficiency"] == 1
         assert rows[plan.global_batch]["totalSeconds"] < rows[48]["totalSeconds"]
         message = condition_of(step(observed), "Planned").message
-        assert f"global batch {plan.global_batch}: noise scale 10000 samples, measured in one run" in message
+        assert f"global batch {plan.global_batch}: gradient noise scale 10000 samples, measured in one run" in message
 
     @pytest.mark.parametrize(
         ("optimizer", "scaling", "base"),
@@ -216,7 +216,7 @@ class TestCommandLine:
         text = capsys.readouterr().out
         chosen, steps = shown["globalBatchSize"], shown["steps"]
         assert text.startswith(f"open: digits-cnn, {steps} steps of {chosen} samples, minimize time\n")
-        assert "Global batch: noise scale 10000 samples, measured in 3 runs" in text
+        assert "Global batch: gradient noise scale 10000 samples, measured in 3 runs" in text
         assert "Learning rate: scaled by AdaScale from batch size 48" in text
         table = text[text.index("  GLOBAL BATCH") :].splitlines()
         assert table[0].split() == [
