@@ -42,7 +42,7 @@ AFTER_ADMISSION: dict[str, tuple[dict[str, Any], str, str, tuple[str, ...]]] = {
     ),
     "dataset without its Secret": (
         {"dataset": {"uri": "s3://corpus/a.npz", "samples": 1000, "secretName": "no-such-secret"}},
-        "Accepted", "SecretNotUsable", ("no-such-secret", "dataset.secretName", "no such Secret"),
+        "Accepted", "SecretNotUsable", ("no-such-secret", "dataset.secretName", "found no Secret"),
     ),
     "image that cannot be pulled": (
         {"trainer": {"image": "localhost/no-such-image:1", "imagePullPolicy": "IfNotPresent"}},

@@ -67,7 +67,7 @@ def _fixed(change: Change, spec: Schema) -> dict[str, str]:
         same = f"{same} || {value} == '' || {_old(value)} == ''"
     rule = {
         "rule": f"{same} || {HAS_ENDED} || !({HAS_BEGUN}) || {_REFUSED_BEFORE}",
-        "message": f"{field}: found another value; expected the former one{AS_BEGUN}",
+        "message": f"{field}: found another value; expected the former value{AS_BEGUN}",
     }
     if change.compared is not Compared.PRESENCE and _schema(change.path, spec)["type"] in ("integer", "number"):
         text = _number(change.path, spec)

@@ -62,61 +62,68 @@ def _rows(effect: Effect, notes: Mapping[str, str]) -> tuple[Change, ...]:
     return tuple(Change(path, effect, note) for path, note in notes.items())
 
 
-_IN_CHECKPOINT = "The checkpoint's value counts."
+_IN_CHECKPOINT = "Training continues with the value in the checkpoint."
 
 CHANGES: tuple[Change, ...] = (
     *_rows(
         Effect.AT_ONCE,
         {
-            "suspend": "The pods write a checkpoint and stop, or start again.",
+            "suspend": "true: the pods write a checkpoint and stop. false: the pods start again.",
             "runPolicy.activeDeadlineSeconds": "",
             "runPolicy.nodeLostSeconds": "",
             "scheduling.startTimeout": "",
-            "scheduling.finishBy": "The order of the queue follows.",
+            "scheduling.finishBy": "The order of the queue changes accordingly.",
             "planning.resize": "",
         },
     ),
-    Change("runPolicy.ttlSecondsAfterFinished", Effect.AT_ONCE, "Also after the job has ended.", after_end=True),
-    Change("model.name", Effect.FIXED, "A checkpoint fits one model."),
+    Change(
+        "runPolicy.ttlSecondsAfterFinished",
+        Effect.AT_ONCE,
+        "This field may also change after the job has ended.",
+        after_end=True,
+    ),
+    Change("model.name", Effect.FIXED, "A checkpoint fits only its own model."),
     Change("dataset.name", Effect.FIXED, "The order of samples, and often the model's shape, depend on it."),
     Change("dataset.samples", Effect.FIXED, "The order of samples depends on it."),
     Change(
         "dataset.sha256",
         Effect.FIXED,
-        "Another checksum means other data. It may be added and removed.",
+        "Another checksum means other data. A checksum may be added or removed.",
         Compared.SET_VALUE,
     ),
     Change("globalBatchSize", Effect.FIXED, "The order of samples, epochs and the learning rate depend on it."),
     Change("seed", Effect.FIXED, "The order of samples depends on it."),
-    Change("optimizer.name", Effect.FIXED, "A checkpoint fits one optimizer."),
+    Change("optimizer.name", Effect.FIXED, "A checkpoint fits only its own optimizer."),
     Change("optimizer.momentum", Effect.FIXED, _IN_CHECKPOINT),
     Change("optimizer.weightDecay", Effect.FIXED, _IN_CHECKPOINT),
-    Change("optimizer.findLearningRate", Effect.FIXED, "The rate is searched before the first step."),
+    Change("optimizer.findLearningRate", Effect.FIXED, "The learning rate is searched before the first step."),
     Change("trainer.framework", Effect.FIXED, "Each framework has its own kind of script."),
     Change(
         "trainer.command",
         Effect.FIXED,
-        "A built-in model and a script do not continue each other. Another command takes effect by a restart.",
+        "A script cannot continue from the checkpoint of a built-in model, and vice versa. Another command of a script "
+        "takes effect by a restart.",
         Compared.PRESENCE,
     ),
     Change("checkpoint.volume.claimName", Effect.FIXED, "The checkpoint is in this claim."),
-    Change("checkpoint.volume.storageClassName", Effect.FIXED, "The claim exists."),
-    Change("checkpoint.volume.shared", Effect.FIXED, "The claim exists."),
-    Change("checkpoint.volume.size", Effect.FIXED, "The claim exists. Edit the claim to expand it."),
-    Change("checkpoint.volume.reclaimPolicy", Effect.FIXED, "The claim exists."),
+    Change("checkpoint.volume.storageClassName", Effect.FIXED, "The claim already exists."),
+    Change("checkpoint.volume.shared", Effect.FIXED, "The claim already exists."),
+    Change("checkpoint.volume.size", Effect.FIXED, "The claim already exists. To expand the claim, edit it."),
+    Change("checkpoint.volume.reclaimPolicy", Effect.FIXED, "The claim already exists."),
     *_rows(
         Effect.RESTART,
         {
             "model.hints": "",
             "model.syncBatchNorm": "",
-            "dataset.uri": "For another place of the same data. The checksum proves that it is the same.",
+            "dataset.uri": "The new location must have the same data. `dataset.sha256` verifies this.",
             "dataset.sampleBytes": "",
             "dataset.size": "",
             "dataset.secretName": "",
             "dataset.cacheClaimName": "",
-            "batchSizeRange": "It must contain the global batch size of the checkpoint (`status.plan.batchChoice`).",
-            "epochs": "A job that has trained as long already completes.",
-            "steps": "A job that has trained as long already completes.",
+            "batchSizeRange": "The range must contain the global batch size of the checkpoint "
+            "(`status.plan.batchChoice`).",
+            "epochs": "A job that has already trained for this many epochs completes.",
+            "steps": "A job that has already made this many steps completes.",
             "until": "The next value of the metric decides.",
             "optimizer.learningRate": "",
             "optimizer.learningRateScaling": "",
@@ -127,7 +134,7 @@ CHANGES: tuple[Change, ...] = (
             "trainer.env": "",
             "trainer.scratch": "",
             "trainer.envFrom": "",
-            "nodes": "Also by the scale subresource.",
+            "nodes": "The scale subresource (kubectl scale, autoscalers) also changes this field.",
             "devices": "",
             "objective": "",
             "planning": "`mode: PlanOnly` stops the pods.",
@@ -153,11 +160,14 @@ AFTER_END = tuple(change.path for change in CHANGES if change.after_end)
 
 CHANGE_REFUSED = "ChangeRefused"
 JOB_ENDED = "JobEnded"
-AS_BEGUN = ", as when training began. Set it back, or delete the job and create it again to train from the beginning"
-BATCH_OUT_OF_RANGE = "spec.batchSizeRange: found a range without the job's global batch size; expected one with "
+AS_BEGUN = (
+    ", as when training began. Restore the former value, or delete the job and create it again to train from the "
+    "beginning"
+)
+BATCH_OUT_OF_RANGE = "spec.batchSizeRange: found a range without the job's global batch size; expected a range with "
 ENDED = (
-    f": found a change after the job has ended; expected changes of {', '.join(AFTER_END)} only, because no other has "
-    "an effect. Create a new job, with another name or after you delete this one"
+    f": found a change after the job has ended; expected changes of {', '.join(AFTER_END)} only, because changes "
+    "of other fields have no effect. Create a new job with another name, or delete this job first"
 )
 
 

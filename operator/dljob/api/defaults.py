@@ -29,11 +29,14 @@ class DefaultToleration(ApiModel):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.key is None and self.operator != "Exists":
-            raise ValueError("key: a toleration without key needs operator Exists: set one of them")
+            raise ValueError("key: a toleration without key needs operator Exists: set key, or set operator to Exists")
         if self.operator == "Exists" and self.value:
             raise ValueError("value: operator Exists matches all values: remove value, or choose operator Equal")
         if self.toleration_seconds is not None and self.effect != "NoExecute":
-            raise ValueError("tolerationSeconds: it needs effect NoExecute: set it, or remove tolerationSeconds")
+            raise ValueError(
+                "tolerationSeconds: this field needs effect NoExecute: set effect to NoExecute, or remove "
+                "tolerationSeconds"
+            )
         return self
 
 
@@ -88,7 +91,8 @@ class PriceDefaults(ApiModel):
             known = gpu(label)
             if (other := names.setdefault(known.name if known else label, label)) != label:
                 raise ValueError(
-                    f"usdPerDeviceHour: found {other} and {label}, two names of one GPU: remove one of them"
+                    f"usdPerDeviceHour: found {other} and {label}, two names of one GPU; expected one name of each "
+                    "GPU. Remove one of the two names"
                 )
         return self
 

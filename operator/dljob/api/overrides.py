@@ -169,22 +169,21 @@ _ASKED = (
 )
 _MAY = "authorizer.group('').resource('pods').namespace(object.metadata.namespace).check('create').allowed()"
 UNSAFE_MESSAGE = (
-    "spec.podTemplateOverrides: found fields beyond labels, annotations (except of AppArmor and seccomp), "
-    "nodeSelector, tolerations, affinity, runtimeClassName, schedulerName, extended resources, env, and volumes of a "
-    "ConfigMap, PersistentVolumeClaim, Secret or emptyDir; remove them, or let somebody who may create pods add the "
-    "annotation "
-    f"{OVERRIDES_ANNOTATION}: {ALL_OVERRIDES}"
+    "spec.podTemplateOverrides: found fields that are not allowed; expected only labels, annotations (except those "
+    "of AppArmor and seccomp), nodeSelector, tolerations, affinity, runtimeClassName, schedulerName, extended "
+    "resources, env, and volumes of a ConfigMap, PersistentVolumeClaim, Secret or emptyDir. Remove the other fields, "
+    f"or let a user who may create pods add the annotation {OVERRIDES_ANNOTATION}: {ALL_OVERRIDES}"
 )
 ANNOTATION_MESSAGE = (
-    f"metadata.annotations: found {OVERRIDES_ANNOTATION}: {ALL_OVERRIDES} on a new job, or with a change of what its "
-    "pods run, from a user who may not create pods in this namespace; remove it, or ask for the permission to create "
-    "pods"
+    f"metadata.annotations: found {OVERRIDES_ANNOTATION}: {ALL_OVERRIDES} in a request from a user who may not create "
+    "pods in this namespace; expected a user who may, because the request creates the job or changes what its pods "
+    "run. Remove the annotation, or ask for the permission to create pods"
 )
 
 
 NEW_ANNOTATION_MESSAGE = (
     f"metadata.annotations: found {OVERRIDES_ANNOTATION}: {ALL_OVERRIDES}, set by a user who may not create pods in "
-    "this namespace; remove it, or ask for the permission to create pods"
+    "this namespace; expected a user who may. Remove the annotation, or ask for the permission to create pods"
 )
 
 

@@ -37,7 +37,7 @@ class ScalingPoint(FiniteModel):
     node_devices: Annotated[int, Field(ge=1, description="Largest number of the job's devices on one node.")]
     devices: Annotated[int, Field(ge=2)]
     collective: Annotated[str, Field(max_length=32, description="Collective that reduced the gradients.")] = "Ring"
-    sharded: Annotated[bool, Field(description="Whether the optimizer was sharded: strategy Optimizer.")] = False
+    sharded: Annotated[bool, Field(description="true: the optimizer was sharded (strategy Optimizer).")] = False
     batch: Annotated[int, Field(ge=1, description="Samples on the busiest device.")]
     seconds: Annotated[float, Field(gt=0, le=MAX_S, description="Mean time of a step.")]
     observations: Annotated[int, Field(ge=1, description="Number of measured runs.")] = 1
@@ -51,10 +51,14 @@ class ScalingConstants(FiniteModel):
         Field(
             ge=-MAX_EXPONENT,
             le=MAX_EXPONENT,
-            description="k devices on one node slow down computing by the factor exp(2 (1 - 1/k) sharing) k^crowding.",
+            description="Slowdown of devices that share a node. With k devices on a node, computing takes exp(2 (1 - "
+            "1/k) sharing) k^crowding times as long as with one device.",
         ),
     ]
-    crowding: Annotated[float, Field(ge=-MAX_EXPONENT, le=MAX_EXPONENT, description="See sharing.")]
+    crowding: Annotated[
+        float,
+        Field(ge=-MAX_EXPONENT, le=MAX_EXPONENT, description="Exponent of k in the formula of the field sharing."),
+    ]
     inter_node_seconds: Annotated[
         float, Field(gt=0, le=MAX_S, description="Time to send the gradients once between nodes.")
     ]
@@ -62,14 +66,15 @@ class ScalingConstants(FiniteModel):
         float, Field(gt=0, le=MAX_S, description="Time to reduce the gradients over two devices of a node.")
     ]
     latency_seconds: Annotated[
-        float, Field(gt=0, le=MAX_S, description="Time that each further device adds to the all-reduce.")
+        float, Field(gt=0, le=MAX_S, description="Time that each additional device adds to an all-reduce.")
     ]
     overlap_gamma: Annotated[
         float,
         Field(
             ge=1,
             le=MAX_GAMMA,
-            description="1: computing and communication times add up. Large values: only the longer one counts.",
+            description="Overlap of computing and communication. 1: the two times add up. Large values: the longer "
+            "time hides the shorter time.",
         ),
     ]
     compute_deviation: Annotated[
@@ -97,7 +102,12 @@ class NoiseScale(FiniteModel):
         str, Field(max_length=253, description="Dataset of the measurement: its name, or the digest of its URI.")
     ]
     samples: Annotated[
-        float, Field(gt=0, le=1e15, description="The noise scale in samples, averaged over each run and over runs.")
+        float,
+        Field(
+            gt=0,
+            le=1e15,
+            description="The gradient noise scale in samples, averaged over the steps of each run and over runs.",
+        ),
     ]
     steps: Annotated[int, Field(ge=1, description="Number of measured steps.")]
     runs: Annotated[int, Field(ge=1, description="Number of measured runs.")] = 1
@@ -110,8 +120,9 @@ class DLProfileSpec(FiniteModel):
         str | None,
         Field(
             max_length=63,
-            description="Namespace of the jobs that measured. Only plans of this namespace use the profile. Unset: "
-            "plans of all namespaces use it. The operator writes such profiles if the administrator shares them.",
+            description="Namespace of the jobs whose measurements are in this profile. Only plans of this namespace "
+            "use the profile. Unset: plans of all namespaces use the profile. The operator writes profiles without a "
+            "namespace if the administrator shares profiles.",
         ),
     ] = None
 
@@ -125,15 +136,15 @@ class DLProfileStatus(FiniteModel):
     next_measurement: Annotated[
         NextMeasurement | None,
         Field(
-            description="The run on several devices that would reduce the uncertainty about placements on up to twice "
-            "as many nodes most. Unset once five placements are measured."
+            description="The run on several devices that would most reduce the uncertainty of predictions for up to "
+            "twice the largest measured number of nodes. Unset once five placements are measured."
         ),
     ] = None
     noise_scale: Annotated[
         NoiseScale | None,
         Field(
             description="Gradient noise scale, which does not depend on the device. Unset until a run on at least two "
-            "ranks."
+            "ranks has measured the noise scale."
         ),
     ] = None
     fetch_seconds_per_sample: Annotated[
@@ -141,8 +152,8 @@ class DLProfileStatus(FiniteModel):
         Field(
             ge=0,
             le=MAX_S,
-            description="Time to read, decode and batch one sample. It lengthens a step only as far as it does not "
-            "overlap with computing.",
+            description="Time to read, decode and batch one sample. Only the part of this time that does not overlap "
+            "with computing lengthens a step.",
         ),
     ] = None
     link_latency_seconds: Annotated[

@@ -31,8 +31,9 @@ class ConditionStatus(StrEnum):
 class Condition(ApiModel):
     """metav1.Condition.
 
-    Types in use: Accepted, Planned, VolumeReady, PodsReady, Running, Suspended, DeviceMismatch, DeadlineFeasible,
-    StorageExceeded, Complete, Failed.
+    Types in use: Accepted, PriorityClassFound, Planned, Admitted, VolumeReady, PodsReady, Running, Suspended,
+    Preempted, Resizing, PlanContradicted, NodeFaulty, DeviceMismatch, ReportValid, DeadlineFeasible, StorageExceeded,
+    Complete, Failed.
     """
 
     type: Annotated[str, Field(max_length=316)]
@@ -96,13 +97,18 @@ class BatchCandidate(ApiModel):
 
     global_batch_size: Annotated[int, Field(ge=1)]
     chosen: bool = False
-    efficiency: Annotated[float, Field(gt=0, description="Progress per sample, relative to spec.globalBatchSize.")]
-    steps: Annotated[int, Field(ge=1, description="Steps for the same progress as the spec's training.")]
+    efficiency: Annotated[
+        float,
+        Field(gt=0, description="Progress per sample, divided by the progress per sample with spec.globalBatchSize."),
+    ]
+    steps: Annotated[
+        int, Field(ge=1, description="Steps for the same progress as the training with spec.globalBatchSize.")
+    ]
     step_seconds: Annotated[float | None, Field(ge=0, description="Median time of one step.")] = None
-    total_seconds: Annotated[float | None, Field(ge=0, description="Median time to the same progress.")] = None
-    energy_joules: Annotated[float | None, Field(ge=0, description="Energy to the same progress.")] = None
-    cost: Annotated[float | None, Field(ge=0, description="Cost of the same progress, in US dollars.")] = None
-    reason: Annotated[str | None, Field(description="Why no plan has this batch size.")] = None
+    total_seconds: Annotated[float | None, Field(ge=0, description="Median time of all these steps.")] = None
+    energy_joules: Annotated[float | None, Field(ge=0, description="Energy of all these steps.")] = None
+    cost: Annotated[float | None, Field(ge=0, description="Cost of all these steps, in US dollars.")] = None
+    reason: Annotated[str | None, Field(description="Why no plan is possible with this batch size.")] = None
 
 
 class BatchChoice(ApiModel):
@@ -115,11 +121,18 @@ class BatchChoice(ApiModel):
     message: Annotated[str, Field(description="Why the planner chose this batch size.")]
     noise_scale: Annotated[
         float | None,
-        Field(ge=0, description="Gradient noise scale in samples, from earlier runs. Unset if none measured it."),
+        Field(
+            ge=0,
+            description="Gradient noise scale in samples, from earlier runs. Unset if no run has measured the noise "
+            "scale.",
+        ),
     ] = None
     learning_rate_scaling: Annotated[
         str | None,
-        Field(description="Rule that scales the learning rate to the batch size. Unset if it is not scaled."),
+        Field(
+            description="Rule that scales the learning rate to the batch size. Unset if the learning rate is not "
+            "scaled."
+        ),
     ] = None
     candidates: tuple[BatchCandidate, ...] = ()
 
@@ -137,7 +150,9 @@ class PlanStatus(ApiModel):
     parallelism: Annotated[
         str | None, Field(description="Parallelism strategy: Data, Optimizer, Pipeline or Tensor.")
     ] = None
-    micro_batches: Annotated[int | None, Field(ge=1, description="Number of micro-batches of a Pipeline.")] = None
+    micro_batches: Annotated[int | None, Field(ge=1, description="Number of micro-batches of strategy Pipeline.")] = (
+        None
+    )
     batch_choice: BatchChoice | None = None
     predicted: Predicted
     candidates: tuple[Candidate, ...] = ()
@@ -151,7 +166,10 @@ class PlanStatus(ApiModel):
     rejected: tuple[Rejected, ...] = ()
     next_measurement: Annotated[
         str | None,
-        Field(description="The run that would improve predictions for this job most. Unset once they need no more."),
+        Field(
+            description="The run that would improve predictions for this job most. Unset once the predictions need no "
+            "further run."
+        ),
     ] = None
     placement: Annotated[
         str | None,
@@ -171,8 +189,8 @@ class PlanStatus(ApiModel):
     missing_fields: Annotated[
         tuple[str, ...] | None,
         Field(
-            description="Fields of the spec without which no time is predicted, and what each would enable. All values "
-            "of predicted are then 0, which means unknown. Unset if nothing is missing."
+            description="Unset fields of the spec that a prediction needs, and what each field would enable. All "
+            "values in status.plan.predicted are then 0, which means unknown. Unset if no such field is missing."
         ),
     ] = None
 
@@ -188,7 +206,9 @@ class Measured(ApiModel):
     ] = None
     noise_scale: Annotated[
         float | None,
-        Field(ge=0, description="Gradient noise scale of this run so far, in samples. Unset on one rank."),
+        Field(
+            ge=0, description="Gradient noise scale of this run so far, in samples. Unset if the job runs on one rank."
+        ),
     ] = None
 
 
@@ -199,17 +219,23 @@ class Progress(ApiModel):
         Field(ge=1, description="Of the whole training; absent if a script reports steps without their number."),
     ] = None
     epoch: Annotated[int | None, Field(ge=0)] = None
-    percent: Annotated[int | None, Field(ge=0, le=100, description="Absent if steps is.")] = None
-    display: Annotated[str, Field(description="percent with its sign, or the step, for printer columns.")] = ""
+    percent: Annotated[int | None, Field(ge=0, le=100, description="Unset if steps is unset.")] = None
+    display: Annotated[
+        str, Field(description="The value of percent with the sign %, or the step, for printer columns.")
+    ] = ""
     loss: float | None = None
-    accuracy: Annotated[float | None, Field(ge=0, le=1, description="On held-out samples.")] = None
+    accuracy: Annotated[float | None, Field(ge=0, le=1, description="Accuracy on held-out samples.")] = None
     metrics: Annotated[
         dict[str, float] | None,
         Field(max_length=16, description="Last values of the metrics that the script logged, by name."),
     ] = None
     steps_repeated: Annotated[
         int | None,
-        Field(ge=0, description="Steps done twice so far, because a restart resumed before them. Unset: none."),
+        Field(
+            ge=0,
+            description="Steps that ran twice so far, because a restart resumed from an earlier step. Unset if no "
+            "step ran twice.",
+        ),
     ] = None
 
 
@@ -231,7 +257,7 @@ class LastCheckpoint(ApiModel):
     step: Annotated[int, Field(ge=0)]
     time: datetime
     path: str = ""
-    write_seconds: Annotated[float | None, Field(ge=0, description="Seconds that it took to write it.")] = None
+    write_seconds: Annotated[float | None, Field(ge=0, description="Seconds that the checkpoint took to write.")] = None
 
 
 class GroupStatus(ApiModel):
@@ -243,12 +269,18 @@ class GroupStatus(ApiModel):
 class Startup(ApiModel):
     """Seconds from the job's creation to its first step, by part."""
 
-    admission_seconds: Annotated[float | None, Field(description="Until the plan was accepted.")] = None
-    pods_seconds: Annotated[float | None, Field(description="Then until the agents of all pods were up.")] = None
-    rendezvous_seconds: Annotated[float | None, Field(description="Then until all ranks had found each other.")] = None
-    import_seconds: Annotated[float | None, Field(description="Then until libraries were imported.")] = None
+    admission_seconds: Annotated[float | None, Field(description="Time until the plan was accepted.")] = None
+    pods_seconds: Annotated[
+        float | None, Field(description="Time from then until the agents of all pods had started.")
+    ] = None
+    rendezvous_seconds: Annotated[
+        float | None, Field(description="Time from then until all ranks had connected to each other.")
+    ] = None
+    import_seconds: Annotated[float | None, Field(description="Time from then until all libraries were imported.")] = (
+        None
+    )
     first_step_seconds: Annotated[
-        float | None, Field(description="Then building the model and making the first step.")
+        float | None, Field(description="Time from then until the model was built and the first step was complete.")
     ] = None
     total_seconds: Annotated[float | None, Field(description="Total time from creation to the first step.")] = None
 
@@ -259,7 +291,7 @@ class Result(ApiModel):
     steps: Annotated[int, Field(ge=0)]
     seconds: Annotated[float, Field(ge=0, description="Training time.")]
     loss: float | None = None
-    accuracy: Annotated[float | None, Field(ge=0, le=1, description="On held-out samples.")] = None
+    accuracy: Annotated[float | None, Field(ge=0, le=1, description="Accuracy on held-out samples.")] = None
     checkpoint: Annotated[str | None, Field(description="Path of the last checkpoint on the volume.")] = None
     report: Annotated[
         str | None,
@@ -275,17 +307,21 @@ class QueueStatus(ApiModel):
     position: Annotated[int, Field(ge=1, description="Place among all waiting jobs. 1: the first in line.")]
     jobs: Annotated[int, Field(ge=1, description="Number of waiting jobs.")]
     earliest_start: Annotated[
-        datetime | None, Field(description="Start if run times are short (10th percentile) and no new job comes.")
+        datetime | None,
+        Field(description="Predicted start if run times are short (10th percentile) and no new job arrives."),
     ] = None
     forecast_start: Annotated[
         datetime | None,
-        Field(description="The most likely start, with jobs like those of the last hour to come. Unset: unknown."),
+        Field(
+            description="The most likely start if new jobs arrive as in the last hour. Unset if the start is unknown."
+        ),
     ] = None
     latest_start: Annotated[
-        datetime | None, Field(description="Start if run times are long (90th percentile) and new jobs come.")
+        datetime | None,
+        Field(description="Predicted start if run times are long (90th percentile) and new jobs arrive."),
     ] = None
     latest_finish: Annotated[
-        datetime | None, Field(description="End of the training with the 90th percentile of all run times.")
+        datetime | None, Field(description="Predicted end of the training with the 90th percentile of all run times.")
     ] = None
 
 
@@ -293,7 +329,9 @@ class ForecastSize(ApiModel):
     """A number of nodes for which the planner predicted the whole training."""
 
     nodes: Annotated[int, Field(ge=1)]
-    total_seconds: Annotated[float, Field(ge=0, description="Median time of the whole training on these nodes.")]
+    total_seconds: Annotated[
+        float, Field(ge=0, description="Median time of the whole training on this number of nodes.")
+    ]
 
 
 class RunForecast(ApiModel):
@@ -306,16 +344,24 @@ class RunForecast(ApiModel):
         float,
         Field(
             ge=0,
-            description="Training since the last checkpoint. It is lost if the pods are killed; pods that get their "
-            "grace period write a checkpoint first.",
+            description="Training time since the last checkpoint. This time is lost if the pods are killed. Pods that "
+            "get their grace period write a checkpoint first.",
         ),
     ]
     restart_seconds: Annotated[
-        float, Field(ge=0, description="Time from new pods to the first step, lost by every stop.")
+        float,
+        Field(
+            ge=0,
+            description="Time from the creation of new pods to their first step. Every stop of the job costs this "
+            "time.",
+        ),
     ]
     sizes: Annotated[
         tuple[ForecastSize, ...],
-        Field(max_length=8, description="The best numbers of nodes that the planner considered, the fastest first."),
+        Field(
+            max_length=8,
+            description="The numbers of nodes with the shortest predicted training times, the fastest first.",
+        ),
     ] = ()
 
 
@@ -338,7 +384,13 @@ class DLJobStatus(ApiModel):
     queue: Annotated[
         QueueStatus | None, Field(description="Place in the queue. Unset for a job that does not wait for devices.")
     ] = None
-    forecast: Annotated[RunForecast | None, Field(description="Unset for a job that holds no devices.")] = None
+    forecast: Annotated[
+        RunForecast | None,
+        Field(
+            description="Forecast of the remaining training and of the cost of a stop. Unset for a job that holds no "
+            "devices."
+        ),
+    ] = None
     selector: Annotated[
         str, Field(description="Label selector of the job's pods, for the scale subresource.", max_length=128)
     ] = ""
@@ -347,23 +399,35 @@ class DLJobStatus(ApiModel):
     groups: tuple[GroupStatus, ...] = ()
     restarts: Annotated[int, Field(ge=0, description="Restarts of the ranks.")] = 0
     restarts_by_cause: Annotated[
-        dict[str, int], Field(description="Faults by cause, whether the ranks restarted or the others continued.")
+        dict[str, int],
+        Field(
+            description="Number of faults by cause. Faults count both if all ranks restarted and if the unaffected "
+            "ranks continued."
+        ),
     ] = {}
     failures: Annotated[int, Field(ge=0, description="Failures that count towards runPolicy.backoffLimit.")] = 0
     failures_ignored: Annotated[
         int | None,
         Field(
             ge=0,
-            description="Failures that a rule with onNodeConditions or onPodConditions ignored after they were "
-            "counted. Unset: none.",
+            description="Failures that were counted at first, and then ignored because of a rule with "
+            "onNodeConditions or onPodConditions. Unset if there are no such failures.",
         ),
     ] = None
     start_timeouts: Annotated[
-        int, Field(ge=0, description="How often in a row not all pods could run, so that all were stopped for a time.")
+        int,
+        Field(
+            ge=0,
+            description="Number of consecutive starts in which not all pods ran in time, so that the operator stopped "
+            "all pods.",
+        ),
     ] = 0
     preemptions: Annotated[
         int | None,
-        Field(ge=0, description="How often the job released its devices for one of a higher priority. Unset: never."),
+        Field(
+            ge=0,
+            description="How often the job released its devices for a job of a higher priority. Unset if it never did.",
+        ),
     ] = None
     last_checkpoint: LastCheckpoint | None = None
     start_time: Annotated[datetime | None, Field(description="When the operator first accepted a plan.")] = None

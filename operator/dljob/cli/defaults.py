@@ -99,13 +99,14 @@ def _same(value: str, texts: set[str], pods: Iterable[OperatorPod], namespace: s
     if len(texts) > 1:
         names = ", ".join(pod.name for pod in list(pods)[:4])
         raise BadInputError(
-            f"{value}: found different values in the operators of namespace {namespace} ({names}); expected one. Try "
-            "again after the upgrade, or choose with --defaults FILE"
+            f"{value}: found different values in the operators of namespace {namespace} ({names}); expected the "
+            "same value. Try again when all operators have been upgraded, or choose the value with --defaults FILE"
         )
     return next(iter(texts), None)
 
 
 def _other_release(pod: OperatorPod, error: ValueError) -> BadInputError:
     return BadInputError(
-        f"{pod.name}: {error}. If the operator is of another release, use its command line, or --defaults FILE"
+        f"{pod.name}: {error}. If the operator is of another release, use the dljob command of that release, or "
+        "--defaults FILE"
     )

@@ -53,8 +53,8 @@ class Follower:
         except ValidationError as error:
             first = error.errors()[0]
             _say(
-                f"status: found an unsupported {'.'.join(map(str, first['loc']))} ({first['msg']}); expected a status "
-                "of this version. Update dljob"
+                f"status: found an unsupported value of {'.'.join(map(str, first['loc']))} ({first['msg']}); expected "
+                "a status of this version. Update dljob"
             )
             return 1
         if status.observed_generation < self._generation:
@@ -69,14 +69,15 @@ class Follower:
                 continue  # Nothing happens, and the message changes with each look for a better plan.
             if condition.type in FOLLOWED_CONDITIONS and self._said.get(condition.type) != seen:
                 self._said[condition.type] = seen
-                sign = {"True": "", "False": "not ", "Unknown": "perhaps "}[condition.status.value]
+                sign = {"True": "", "False": "not ", "Unknown": "unknown whether "}[condition.status.value]
                 _say(f"{sign}{condition.type} ({condition.reason}): {condition.message}")
         if status.phase is not self._phase:
             self._phase = status.phase
             _say(f"phase {status.phase.value}")
         if status.restarts > self._restarts:
             self._restarts = status.restarts
-            _say(f"restarted ({status.restarts} in total): {status.restarts_by_cause}")
+            causes = ", ".join(f"{cause} {count}" for cause, count in status.restarts_by_cause.items())
+            _say(f"ranks restarted; restarts: {status.restarts}; faults by cause: {causes or 'unknown'}")
         self._progress(status)
         return self._end(status, body)
 

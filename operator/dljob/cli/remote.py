@@ -30,7 +30,7 @@ def reach(work: Callable[[Any], Awaitable[T]]) -> T:
     except ImportError as error:
         raise BadInputError(
             f"current cluster: found no Python package {error.name}, which dljob needs to read the cluster; expected "
-            "it. Run pip install 'dljob[operator]', or use --cluster FILE"
+            "this package. Run pip install 'dljob[operator]', or use --cluster FILE"
         ) from None
 
     async def connected() -> T:

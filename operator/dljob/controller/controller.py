@@ -126,7 +126,7 @@ class Controller:
         took_s = monotonic() - began
         self._metrics.reconcile_s.observe(took_s)
         if took_s > SLOW_S:
-            log.warning("a reconcile took %.1f s; is the API server slow?", took_s, extra=self._about(key))
+            log.warning("a reconcile took %.1f s; check the latency of the API server", took_s, extra=self._about(key))
 
     def _about(self, key: JobKey) -> dict[str, object]:
         return log_fields(key, self._cache.job(key))
@@ -139,7 +139,9 @@ class Controller:
         try:
             await self._publish(observed, failed(observed, f"{type(error).__name__}: {error}", self._now()))
         except Exception as again:  # noqa: BLE001 - the log has the first error
-            log.warning("the condition was not written: %s", again, extra=self._about(key))
+            log.warning(
+                "the condition that reports the operator's error was not written: %s", again, extra=self._about(key)
+            )
 
     async def _reconcile(self, key: JobKey) -> float | None:
         await self._kube.identify_sets(key)

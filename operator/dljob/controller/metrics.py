@@ -104,7 +104,7 @@ class Metrics:
         self.planner_failures = Counter(
             f"{prefix}_planner_failures",
             "How often the process that makes plans crashed, or was stopped because a plan took too long. See the "
-            "operator's log, and whether its memory limit is too low.",
+            "operator's log, and check whether the operator's memory limit is too low.",
             registry=registry,
         )
         self.reserved_pods = Gauge(
@@ -115,15 +115,16 @@ class Metrics:
         )
         self.waiting_jobs = Gauge(
             f"{prefix}_waiting_jobs",
-            "Jobs that wait for devices, by reason: no_plan (no plan is possible on the free devices), or queued (they "
-            "would delay the first job in the queue). If it does not fall, add nodes; see the jobs' condition Planned.",
+            "Jobs that wait for devices, by reason: no_plan (no plan is possible on the free devices), or queued "
+            "(these jobs would delay the first job in the queue). If it does not fall, add nodes. The condition "
+            "Planned of these jobs has details.",
             ["reason"],
             registry=registry,
         )
         self.queue_start_s = Gauge(
             f"{prefix}_queue_start_seconds",
             "Forecast: seconds until the first and the last waiting job start, at the median and at the 90th "
-            "percentile of all run times. 0 without waiting jobs. If the last is too late, add nodes.",
+            "percentile of all run times. 0 without waiting jobs. If the last job starts too late, add nodes.",
             ["position", "percentile"],
             registry=registry,
         )
@@ -159,8 +160,8 @@ class Metrics:
         )
         self.steps_repeated = Counter(
             f"{prefix}_steps_repeated",
-            "Steps that jobs did twice, because a restart resumed before them. If it rises, pods end without a last "
-            "checkpoint: see status.progress.stepsRepeated and status.restartsByCause of the jobs.",
+            "Steps that jobs did twice, because a restart resumed from an earlier step. If it rises, pods end without "
+            "a last checkpoint: see status.progress.stepsRepeated and status.restartsByCause of the jobs.",
             registry=registry,
         )
         self.diverged = Counter(
@@ -178,8 +179,8 @@ class Metrics:
         self.resizes = Counter(
             f"{prefix}_resizes",
             "Running jobs that moved to another plan, by reason: BetterPlan (nodes became free), DevicesReassigned "
-            "(others gain more from the devices, with queue.assignment: Together) or NodesGone. If jobs move often, "
-            "nodes or jobs come and go; planning.resize: Never keeps a job where it is.",
+            "(other jobs gain more from the devices, with queue.assignment: Together) or NodesGone. If jobs move "
+            "often, nodes or jobs come and go; planning.resize: Never lets a job keep its plan.",
             ["reason"],
             registry=registry,
         )
@@ -191,8 +192,9 @@ class Metrics:
         )
         self.failures_ignored = Counter(
             f"{prefix}_failures_ignored",
-            "Failures of jobs that did not count because a rule in runPolicy.failureRules about conditions of nodes or "
-            "pods says Ignore. If it rises, look at the nodes that the events FailureIgnored name.",
+            "Failures that do not count towards runPolicy.backoffLimit, because a rule with onNodeConditions or "
+            "onPodConditions in runPolicy.failureRules has the action Ignore. If it rises, look at the nodes that the "
+            "events FailureIgnored name.",
             registry=registry,
         )
         self.node_faults = Counter(
@@ -204,8 +206,8 @@ class Metrics:
         )
         self.nodes_left_out = Gauge(
             f"{prefix}_nodes_left_out",
-            "Nodes that new plans leave out because of repeated faults, by scope: of all namespaces, or of one. Repair "
-            "them, or annotate them with dljob.dev/ignore-faults=true.",
+            "Nodes that new plans leave out because of repeated faults, by scope: plans of all namespaces, or of one "
+            "namespace. Repair them, or annotate them with dljob.dev/ignore-faults=true.",
             ["scope"],
             registry=registry,
         )

@@ -32,7 +32,8 @@ NOT_SERVED = (
     "the label to run the job without a queue"
 )
 FORBIDDEN = (
-    f"the label {GROUP}/queue-name: the operator may not read the Workloads of Kueue; expected permissions for it. "
+    f"the label {GROUP}/queue-name: the operator may not read the Workloads of Kueue; expected the permission to "
+    "read them. "
     "Upgrade the operator's chart, now that Kueue is installed, or set its value kueue.enabled: true"
 )
 

@@ -208,7 +208,7 @@ class RoomFor:
 
     def __str__(self) -> str:
         first = f"job {self.by}" if self.by else "a job of another namespace"
-        return first + (f" and {self.jobs - 1} more" if self.jobs > 1 else "")
+        return first + (f" and {self.jobs - 1} other job{'s' if self.jobs > 2 else ''}" if self.jobs > 1 else "")
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class QueueAdmission(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    workload: Annotated[str, Field(description="Uid of the Workload.")]
+    workload: Annotated[str, Field(description="UID of the Workload.")]
     cluster_queue: str
     placements: Annotated[dict[str, Placement], Field(description="Placement of each group of pods, by its name.")]
 

@@ -34,4 +34,7 @@ def missing_nodes(decision: Decision, existing: ClusterView) -> int:
 def waiting_text(new_nodes: int) -> str:
     """Return what the condition Planned says of a plan with ``new_nodes`` pods on nodes that did not exist."""
     pods = "1 pod needs a node that does" if new_nodes == 1 else f"{new_nodes} pods need nodes that do"
-    return f"{pods} not exist yet: pending pods wait for an autoscaler, at most for the start time-out"
+    return (
+        f"{pods} not exist yet; pending pods wait until an autoscaler adds nodes, at most for the start time-out "
+        "(spec.scheduling.startTimeout)"
+    )

@@ -37,7 +37,7 @@ def _expected(error: ErrorDetails) -> str:
     message = error["msg"]
     if (rest := message.removeprefix("Input should be ")) != message:
         return f"a number {rest}" if rest.startswith(("greater", "less")) else rest
-    return f"otherwise: {message[:1].lower()}{message[1:]}"
+    return f"a valid value: {message[:1].lower()}{message[1:]}"
 
 
 def _found(rule: str, given: object) -> str:
@@ -46,7 +46,7 @@ def _found(rule: str, given: object) -> str:
     known = [name for name, value in found.items() if value is not None]
     inner = [name for name in known if not any(other.startswith(f"{name}.") for other in known)]
     texts = [f"{name}: {json.dumps(found[name], default=str):.100}" for name in inner]
-    return f" (found {', '.join(texts)})" if texts else " (found none of them)"
+    return f" (found {', '.join(texts)})" if texts else " (found none of these fields)"
 
 
 def _at(given: object, path: str) -> object:

@@ -82,11 +82,14 @@ def turn(seen: QueueSeen) -> Turn:
         return Turn(Stage.ABSENT, "the job's Workload does not exist yet, or is being deleted")
     name, reserved = f"Workload {found.name}", found.is_true("QuotaReserved")
     if found.is_true("Finished"):
-        return Turn(Stage.OVER, f"{name} is finished, but the job is not", reserved)
+        return Turn(Stage.OVER, f"{name} has the condition Finished, but the job has not ended", reserved)
     if found.is_true("Evicted") and (reserved or found.cluster_queue is not None):
         return Turn(Stage.EVICTED, f"Kueue evicts {name}: {_words(found, 'Evicted')}", reserved=True)
     if not found.active:
-        text = f"{name}: found spec.active: false; expected true. Set it, or change the job's spec, to queue it again"
+        text = (
+            f"{name}: found spec.active: false; expected true. Set it to true, or change the job's spec, to queue the "
+            "job again"
+        )
         return Turn(Stage.INACTIVE, text, reserved)
     if found.is_true("Admitted"):
         return Turn(Stage.ADMITTED, f"Kueue admitted {name} to ClusterQueue {found.cluster_queue}", reserved)
@@ -94,7 +97,7 @@ def turn(seen: QueueSeen) -> Turn:
         waits = [f"{item.get('name')}: {item.get('message') or item.get('state')}" for item in _open_checks(found)]
         text = f"{name} has quota in ClusterQueue {found.cluster_queue} and waits for admission checks"
         return Turn(Stage.CHECKING, f"{text}: {'; '.join(waits)}" if waits else text, reserved)
-    why = _words(found, "QuotaReserved") or "Kueue has not considered it yet"
+    why = _words(found, "QuotaReserved") or "Kueue has not considered the Workload yet"
     return Turn(Stage.WAITING, f"{name} waits in LocalQueue {found.queue}: {why}")
 
 
@@ -127,7 +130,7 @@ def admitted(seen: QueueSeen) -> Admitted:
             if flavor is None:
                 text = (
                     f"Workload {found.name}: found ResourceFlavor {flavor_name!r} in its admission; expected one that "
-                    "exists. Create it, or evict the Workload"
+                    "exists. Create the ResourceFlavor, or evict the Workload"
                 )
                 problem = problem or Problem("FlavorNotFound", text)
                 continue

@@ -67,8 +67,8 @@ def choose(
     noise = known({device: found.noise for (name, device), found in learned.items() if name == key}, batches.data)
     if noise is None:
         text = (
-            f"stays {base}: no noise scale was measured of this model on this data; a run on two ranks or more "
-            "measures it"
+            f"stays {base}, because no run has measured the gradient noise scale of this model on this data; a run on "
+            "at least two ranks measures the noise scale"
         )
         return _with_batch(
             plan(_at(request, batches, base, 0.0)), BatchDecision(base, base, request.total_steps, None, text)
@@ -80,9 +80,12 @@ def choose(
     if not decisions:
         return found[base]
     chosen = pick(base, _scores(asked, found))
-    text = f"noise scale {samples(_rounded(scale))}, measured in {_runs(noise.runs)}"
+    text = f"gradient noise scale {samples(_rounded(scale))}, measured in {_runs(noise.runs)}"
     if chosen == base:
-        text = f"stays {base}: no other batch is better by {100 * MIN_GAIN:.0f} %; {text}"
+        text = (
+            f"stays {base}, because no other batch size improves the objective by more than {100 * MIN_GAIN:.0f} %; "
+            f"{text}"
+        )
     options = tuple(_option(asked[b], scale, base, found[b]) for b in sorted(found))
     steps = asked[chosen].total_steps
     return _with_batch(decisions[chosen], BatchDecision(base, chosen, steps, scale, text, options))

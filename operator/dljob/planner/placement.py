@@ -77,7 +77,9 @@ def _named(domain: Domain, decision: Decision) -> Decision:
 def _slower(choice: Choice, best: Choice) -> Refusal:
     p, q = choice.prediction, best.prediction
     usd = f" and costs ${p.cost_usd or 0:.2f} instead of ${q.cost_usd or 0:.2f}"
-    text = f"not better: training takes {duration(p.total_s)} instead of {duration(q.total_s)}{usd}"
+    text = (
+        f"not better than the chosen plan: training takes {duration(p.total_s)} instead of {duration(q.total_s)}{usd}"
+    )
     return Refusal(choice.summary, text)
 
 

@@ -92,12 +92,21 @@ def _chosen(request: Request, nodes: Eligible, view: ClusterView) -> list[tuple[
     if found:
         return [max(found, key=lambda item: (item[0].is_gpu, _power(*item), item[0].device))]
     largest = max((pool.nodes for pool in nodes.pools), default=0)
+    text = (
+        f"found at most {largest} free nodes of one device type; expected at least {needed}, because without a "
+        "prediction a plan uses one device type. Wait until nodes are free, lower spec.nodes.min, or list the nodes of "
+        "each device type in spec.planning.groups"
+    )
+    if options:
+        text = (
+            f"found no device type with {needed} nodes that can all have a rank; expected at least one GPU per node "
+            "within the namespace's quota, and one sample per node in spec.globalBatchSize. Lower spec.nodes.min, or "
+            "raise the quota or spec.globalBatchSize"
+        )
     return Infeasible(
         "DeviceBusy" if nodes.busy else "TooFewNodes",
         "spec.nodes.min",
-        f"found at most {largest} free nodes of one device type; expected at least {needed}, because without a "
-        "prediction a plan uses one device type. Wait until nodes are free, lower nodes.min, or list the nodes of each "
-        "device type in planning.groups",
+        text,
         transient=True,
         refusals=nodes.refusals,
     )
@@ -151,8 +160,9 @@ def _shares(request: Request, choices: Sequence[FixedChoice]) -> list[list[int]]
         return Infeasible(
             "BatchMismatch",
             "spec.planning.groups",
-            f"found batchPerRank of all ranks that adds up to {sum(map(sum, own))} samples; expected "
-            f"{request.global_batch}, as globalBatchSize says: change one of them",
+            f"found {sum(map(sum, own))} samples over all ranks, with 1 sample for each rank without batchPerRank; "
+            f"expected {request.global_batch}, the value of spec.globalBatchSize: change batchPerRank or "
+            "spec.globalBatchSize",
         )
     if request.global_batch < sum(counts):
         return Infeasible(
@@ -198,10 +208,11 @@ def _warning(request: Request, memory_nbytes: int) -> str | None:
     found = []
     if request.memory_per_pod_nbytes is None:
         found.append(
-            f"each pod gets {gibibytes(memory_nbytes)} of memory, which is an assumption: set resources.memory"
+            f"each pod requests {gibibytes(memory_nbytes)} of memory, which is an assumption: set spec.resources.memory"
         )
     if request.deadline_s is not None:
-        found.append(f"objective.deadline is not checked, because {', '.join(request.missing)} is missing")
+        unset = ", ".join(f"spec.{name}" for name in request.missing)
+        found.append(f"spec.objective.deadline is not checked, because a prediction needs the unset fields {unset}")
     if request.minimize != "Time":
-        found.append(f"objective.minimize {request.minimize} has no effect without a prediction")
+        found.append(f"spec.objective.minimize {request.minimize} has no effect without a prediction")
     return "; ".join(found) or None

@@ -220,7 +220,7 @@ def _roll(
         if any((verdict.type, verdict.status) == (node_faults.CONDITION, TRUE) for verdict in draft.verdicts):
             why = "a node is faulty"
         elif resizing := next((v for v in draft.verdicts if (v.type, v.status) == (resize.CONDITION, TRUE)), None):
-            why = {"NodesGone": "pods find no node", "DevicesReassigned": "other jobs gain more"}.get(
+            why = {"NodesGone": "pods find no node", "DevicesReassigned": "other jobs gain more from the devices"}.get(
                 resizing.reason, why
             )
         text = f"{why}: {len(observed.pods)} pods write a checkpoint and stop before the new pods start"
@@ -251,7 +251,7 @@ def _end(parsed: ParsedJob, draft: Draft, verdict: Verdict, now: datetime) -> De
 
 def _finished(parsed: ParsedJob, draft: Draft, now: datetime, *, just_now: bool = False) -> Desired:
     stop(parsed, draft, now, over=True)
-    draft.verdicts.append(Verdict("Running", FALSE, "Finished", "the job is over"))
+    draft.verdicts.append(Verdict("Running", FALSE, "Finished", "the job has ended"))
     ended = now if just_now else parsed.before.completion_time or now
     ttl_s = parsed.spec.run_policy.ttl_seconds_after_finished if parsed.spec else None
     if ttl_s is not None:
@@ -291,8 +291,9 @@ def _after_predecessor(parsed: ParsedJob, draft: Draft, now: datetime) -> Desire
     The owner may be a deleted job of the same name, whose objects are not deleted yet.
     """
     text = (
-        f"found {', '.join(parsed.observed.leftovers)} with another owner; the job waits until they are gone: delete "
-        "them, or choose another job name"
+        f"metadata.name: found {', '.join(parsed.observed.leftovers)} with another owner; expected no other owner of "
+        "the objects that have the names of this job's objects. The job waits until the other owner's objects are "
+        "gone: delete these objects, or choose another job name"
     )
     draft.verdicts.append(Verdict("PodsReady", FALSE, "NamesTaken", text))
     draft.requeue_in(1.0)

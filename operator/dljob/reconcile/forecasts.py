@@ -30,7 +30,10 @@ STEADY_S, STEADY_SHARE = 60.0, 0.1
 MIN_SLACK_SHARE = 0.05
 """DeadlineFeasible becomes True again only if the predicted slack is this share of the time until the deadline."""
 MAX_SIZES = 8
-_NO_FORECAST = "the end of the job cannot be predicted yet: a plan, or the remaining time of a running job, is missing"
+_NO_FORECAST = (
+    "the end of the job cannot be predicted yet, because the job has no plan, or because the remaining time of a "
+    "running job is unknown"
+)
 
 
 def with_forecasts(parsed: ParsedJob, status: DLJobStatus, now: datetime) -> DLJobStatus:
@@ -75,7 +78,7 @@ def queue_text(queue: QueueStatus | None) -> str:
     if queue is None or queue.forecast_start is None:
         return ""
     latest = f", at the latest {_shown(queue.latest_start)} (p90)" if queue.latest_start is not None else ""
-    return f"; it is predicted to start at {_shown(queue.forecast_start)}{latest}"
+    return f"; the job is predicted to start at {_shown(queue.forecast_start)}{latest}"
 
 
 def place_of(parsed: ParsedJob, now: datetime) -> QueueStatus | None:
@@ -146,7 +149,10 @@ def _deadline(parsed: ParsedJob, status: DLJobStatus, queue: QueueStatus | None,
     if _over(status):
         return _after_end(status, finish_by, due)
     if finish_by < now:
-        text = f"{due}, which has passed; expected a later time. The job goes on, without precedence in the queue"
+        text = (
+            f"{due}, which has passed; expected a later time. The job continues, but this deadline no longer gives it "
+            "precedence in the queue"
+        )
         return Verdict(CONDITION, FALSE, "DeadlinePassed", text)
     finish = _finish_p90(status, parsed.observed.outlook, queue, now)
     if finish is None or parsed.spec is None or parsed.spec.suspend:
@@ -160,10 +166,11 @@ def _deadline(parsed: ParsedJob, status: DLJobStatus, queue: QueueStatus | None,
             return Verdict(CONDITION, before.status, before.reason, text)
     ends = f"the job is predicted to end at the latest at {_shown(finish)} (p90)"
     if late:
+        expected = f"{_shown(finish)} or later" if slack_s < 0 else "a later time"
+        how = "after this deadline" if slack_s < 0 else "before this deadline, which is too close"
         text = (
-            f"{due}; expected {_shown(finish)} or later, because {ends}, {human_duration(abs(slack_s))} "
-            f"{'too late' if slack_s < 0 else 'before it, which is too close'}. Allow more or other nodes, raise the "
-            "priority, or set a later time"
+            f"{due}; expected {expected}, because {ends}, {human_duration(abs(slack_s))} {how}. Allow more or other "
+            "nodes, raise the priority of the job, or set a later time"
         )
         return Verdict(CONDITION, FALSE, "TooLate", text)
     return Verdict(CONDITION, TRUE, "InTime", f"{due}; {ends}, with a slack of {human_duration(slack_s)}")

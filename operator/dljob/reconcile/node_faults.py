@@ -124,10 +124,10 @@ def move(parsed: ParsedJob, draft: Draft, config: RenderConfig) -> StoredPlan | 
     why = _why(parsed)
     found = make_plan.decide(parsed, config)
     if isinstance(found, Infeasible):
-        _stay(parsed, draft, found.message)
+        _stay(parsed, draft, f"{found.field}: {found.message}")
         return None
     if found.new_nodes:
-        _stay(parsed, draft, "the other nodes that exist cannot run the job")
+        _stay(parsed, draft, "the other existing nodes cannot run the job")
         return None
     assert parsed.spec is not None
     volume = volume_ready(observed, parsed.spec, found)
@@ -146,7 +146,7 @@ def _why(parsed: ParsedJob) -> str:
     """Return why the job moves. While the pods stop and no longer show the reason, return that in the status."""
     if nodes := _to_leave(parsed):
         listed = ", ".join(str(parsed.observed.left_out[node]) for node in nodes)
-        return f"found repeated faults of {listed}; the job moves to other nodes"
+        return f"plans leave out nodes with repeated faults: {listed}; the job moves to other nodes"
     if returned := _returned(parsed):
         return f"a pod waits for a node, and new plans may use {', '.join(returned)} again; the job is planned again"
     before = find(parsed.before.conditions, CONDITION)
@@ -158,7 +158,8 @@ def _stay(parsed: ParsedJob, draft: Draft, problem: str) -> None:
     listed = ", ".join(str(parsed.observed.left_out[node]) for node in _to_leave(parsed))
     if listed or _moves(parsed):
         text = (
-            f"found repeated faults of {listed or 'a node'}; the job stays, because there is no other plan: {problem}"
+            f"plans leave out nodes with repeated faults{f': {listed}' if listed else ''}; the job cannot move to "
+            f"other nodes and keeps its plan: {problem}"
         )
         draft.verdicts.append(Verdict(CONDITION, TRUE, "NoOtherNodes", text))
 
@@ -177,4 +178,4 @@ def _reset(parsed: ParsedJob, draft: Draft) -> None:
     if found is None or found.status is not TRUE:
         return
     if not any(pod.node in parsed.observed.left_out for pod in parsed.observed.pods):
-        draft.verdicts.append(Verdict(CONDITION, FALSE, "Replanned", "no pod runs on a node that is left out"))
+        draft.verdicts.append(Verdict(CONDITION, FALSE, "Replanned", "no pod runs on a node that plans leave out"))

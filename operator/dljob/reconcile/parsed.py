@@ -116,14 +116,15 @@ def _not_allowed(spec: DLJobSpec, may_override: bool, policy: OverridePolicy) ->
     """Return the condition of a job with overrides that the installation does not allow, or None."""
     if policy is OverridePolicy.NONE and spec.pod_template_overrides:
         text = (
-            f"spec.podTemplateOverrides: found {len(spec.pod_template_overrides)} entries; expected none, because the "
-            "installation has overrides: none. Remove them, or ask the administrator"
+            f"spec.podTemplateOverrides: found {len(spec.pod_template_overrides)} entries; expected no entries, "
+            "because the chart value overrides is none. Remove the entries, or ask the administrator to allow "
+            "overrides"
         )
         return Verdict("Accepted", FALSE, "OverridesNotAllowed", text)
     if policy.unlimited(annotated=may_override) or not (unsafe := unsafe_fields(spec)):
         return None
     more = f" and {len(unsafe) - 1} more" if len(unsafe) > 1 else ""
-    return Verdict("Accepted", FALSE, "OverridesNotAllowed", f"found {unsafe[0]}{more}; {UNSAFE_MESSAGE}")
+    return Verdict("Accepted", FALSE, "OverridesNotAllowed", f"{UNSAFE_MESSAGE} (not allowed: {unsafe[0]}{more})")
 
 
 def with_secrets(parsed: ParsedJob, usable: Mapping[str, bool]) -> ParsedJob:
@@ -134,10 +135,12 @@ def with_secrets(parsed: ParsedJob, usable: Mapping[str, bool]) -> ParsedJob:
     """
     for use in secrets(parsed.spec) if parsed.spec is not None else ():
         if not usable.get(use.name, False):
-            found = "without that label" if use.name in usable else "no such Secret"
+            exists = use.name in usable
             problem = (
-                f"{use.field}: expected Secret {use.name!r} with the label {SECRET_LABEL}=true; found {found}. Whoever "
-                f"may edit it can add the label: kubectl label secret {use.name} {SECRET_LABEL}=true"
+                f"{use.field}: found {'' if exists else 'no '}Secret "
+                f"{use.name!r}{' without this label' if exists else ''}; expected a Secret with the label "
+                f"{SECRET_LABEL}=true. {'' if exists else 'Create the Secret. '}A user who may edit the Secret can "
+                f"add the label: kubectl label secret {use.name} {SECRET_LABEL}=true"
             )
             return replace(
                 parsed, spec=None, digest=None, refusal=Verdict("Accepted", FALSE, "SecretNotUsable", problem)

@@ -114,7 +114,7 @@ def _describe(failure: Failure, more: str = "") -> str:
 
 
 def _last_failure(failure: Failure | None) -> str:
-    return f"; last: {_describe(failure)}" if failure is not None else ""
+    return f"; last failure: {_describe(failure)}" if failure is not None else ""
 
 
 def active_since(status: DLJobStatus) -> datetime | None:
@@ -155,7 +155,7 @@ def _overdue(parsed: ParsedJob, now: datetime) -> Verdict | None:
     assert parsed.spec is not None
     return Verdict(
         "Failed", TRUE, "DeadlineExceeded",
-        "the job was active for longer than spec.runPolicy.activeDeadlineSeconds: "
+        "the job was active for longer than the limit in spec.runPolicy.activeDeadlineSeconds: "
         f"{parsed.spec.run_policy.active_deadline_seconds} s"
         + (", the administrator's default" if is_default(parsed.defaulted, "runPolicy.activeDeadlineSeconds") else ""),
     )  # fmt: skip
@@ -207,7 +207,7 @@ def problem_conditions(parsed: ParsedJob) -> Iterator[Verdict]:
     if parsed.report_problem is not None:
         yield Verdict(REPORTING, FALSE, "InvalidNoiseScale" if report else "InvalidReport", parsed.report_problem)
     elif find(before, REPORTING) is not None:
-        yield Verdict(REPORTING, TRUE, "Valid", "reports are valid again")
+        yield Verdict(REPORTING, TRUE, "Valid", "the reports of the job's coordinator are valid again")
     if report is None:
         return
     if report.mismatches:

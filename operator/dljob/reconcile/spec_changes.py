@@ -52,7 +52,7 @@ def after_end(spec: DLJobSpec, generation: int, before: DLJobStatus, accepted: S
     if accepted.spec_digest == spec_digest(spec):
         was = find(before.conditions, "Accepted")
         back = was is not None and was.reason == "JobEnded"
-        return Verdict("Accepted", TRUE, "Accepted", "the spec is that of the job's plan") if back else None
+        return Verdict("Accepted", TRUE, "Accepted", "the spec matches the job's plan again") if back else None
     planned = accepted.accepted_spec()
     refused = refused_change(planned, spec, before) if planned is not None else None
     return None if refused is None else Verdict("Accepted", FALSE, "JobEnded", refused.message)

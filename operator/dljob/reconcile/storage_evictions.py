@@ -43,7 +43,7 @@ def cause_of(eviction: Eviction, spec: DLJobSpec) -> Cause | None:
     if found := _VOLUME.search(message):
         return Cause(True, _volume_exceeded(found[1], found[2], spec))
     if (found := _POD.search(message)) or (found := _CONTAINER.search(message)):
-        used, limit = "its volumes and logs", found.groups()[-1]
+        used, limit = "the pod's volumes and logs", found.groups()[-1]
         return Cause(True, f"{_size(spec)}; {used} exceed the limit of ephemeral storage ({limit}). {_raise(spec)}")
     if not _NODE.search(message):
         return None
@@ -51,7 +51,7 @@ def cause_of(eviction: Eviction, spec: DLJobSpec) -> Cause | None:
         if _nbytes(used) > _nbytes(request) > 0:
             text = f"{_size(spec)}; container {container} used {used}, more than its request ({request})"
             return Cause(True, f"{text}, while the node's disk was full. {_raise(spec)}")
-    text = "the node's disk was full, which does not count"
+    text = "the node's disk was full; this eviction does not count against spec.runPolicy.backoffLimit"
     if spec.trainer.scratch is None:
         text += ". Set spec.trainer.scratch.size, so that pods run only on nodes with that much free space"
     return Cause(False, text)
@@ -81,14 +81,19 @@ def counted(parsed: ParsedJob, draft: Draft) -> ParsedJob:
         record = record.model_copy(update=changes)
         if cause.counts:
             limit = accepted.plan.backoff_limit
-            text = f"{text} (eviction {record.evictions} counts against spec.runPolicy.backoffLimit: {limit})"
+            text = f"{text} (this is eviction {record.evictions} that counts; spec.runPolicy.backoffLimit is {limit})"
         draft.events.append(Event("Warning", "PodEvicted", text[:MAX_MESSAGE]))
     if record.evictions and record.eviction_digest == accepted.spec_digest:
         draft.verdicts.append(
-            Verdict(CONDITION, TRUE, "PodEvicted", f"{record.eviction}. Evictions: {record.evictions}")
+            Verdict(
+                CONDITION,
+                TRUE,
+                "PodEvicted",
+                f"{record.eviction}. Number of evictions because of storage: {record.evictions}",
+            )
         )
     elif find(parsed.before.conditions, CONDITION) is not None:
-        text = "no pod of the current spec was evicted because of its storage"
+        text = "no pod was evicted because of its storage since the spec changed"
         draft.verdicts.append(Verdict(CONDITION, FALSE, "SpecChanged", text))
     if record == (before or FailureRecord()):
         return parsed
@@ -107,21 +112,21 @@ def ending(parsed: ParsedJob) -> Verdict | None:
         return None
     more = f" and {failures} failures of the training script" if failures else ""
     text = (
-        f"{record.evictions} evictions because of storage{more}, spec.runPolicy.backoffLimit is {limit}; "
-        f"last: {record.eviction}"
+        f"{record.evictions} evictions because of storage{more}, and spec.runPolicy.backoffLimit is {limit}; "
+        f"last eviction: {record.eviction}"
     )
     return Verdict("Failed", TRUE, "StorageExceeded", text)
 
 
 def _volume_exceeded(name: str, limit: str, spec: DLJobSpec) -> str:
     if name == scratch.volume(spec)["name"]:
-        return f"{_size(spec)}; the files in {scratch.DIRECTORY} exceed it. {_raise(spec)}"
+        return f"{_size(spec)}; the files in {scratch.DIRECTORY} exceed this size. {_raise(spec)}"
     if name in {item["name"] for item in dataset.volume(spec)}:
         found = spec.dataset.size or f"{dataset.DEFAULT_SIZE} (the default)"
         return f"spec.dataset.size: found {found}; the data is larger. Set a larger size, or use dataset.cacheClaimName"
     return (
-        f"spec.podTemplateOverrides: found sizeLimit {limit} of the emptyDir volume {name}, whose files exceed it. "
-        "Raise the limit, or write less"
+        f"spec.podTemplateOverrides: found sizeLimit {limit} of the emptyDir volume {name}, whose files exceed this "
+        "limit. Raise sizeLimit, or let the script write less data"
     )
 
 

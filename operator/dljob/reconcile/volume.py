@@ -43,7 +43,7 @@ def _dataset(observed: Observed, spec: DLJobSpec, accepted: StoredPlan) -> Verdi
         return _no(
             "DatasetClaimNotFound",
             f"spec.dataset.{field}: found no PersistentVolumeClaim {name!r} in namespace "
-            f"{observed.job.namespace!r}; create it, or {'remove the field' if cache else 'correct the claim'}",
+            f"{observed.job.namespace!r}; create the claim, or {'remove' if cache else 'correct'} the field",
         )
     if accepted.nodes > 1 and not _any(claim.access_modes, wanted):
         return _no(
@@ -73,7 +73,7 @@ def _checkpoints(observed: Observed, spec: DLJobSpec, accepted: StoredPlan) -> V
         return _no(
             "ClaimNotFound",
             f"spec.checkpoint.volume.claimName: found no PersistentVolumeClaim {name!r} in namespace "
-            f"{observed.job.namespace!r}; create it, or remove claimName so that dljob creates one",
+            f"{observed.job.namespace!r}; create the claim, or remove claimName so that dljob creates one",
         )
     shared = _SHARED if nodes > 1 or volume.shared else ()
     return _class(observed, spec, accepted) or Verdict(
@@ -87,7 +87,7 @@ def _limit(spec: DLJobSpec, modes: Iterable[str]) -> str:
     if not several or _any(modes, _SHARED):
         return ""
     remedy = "use another claim" if spec.checkpoint.volume.claim_name else "set spec.checkpoint.volume.shared: true"
-    return f". It is not ReadWriteMany, so the job cannot move to several nodes: {remedy} before it trains"
+    return f". The claim is not ReadWriteMany, so the job cannot move to several nodes: {remedy} before training begins"
 
 
 def _existing(claim: ClaimSeen, limit: str) -> Verdict:
@@ -121,8 +121,8 @@ def _class(observed: Observed, spec: DLJobSpec, accepted: StoredPlan) -> Verdict
     if wanted is None and not any(item.default for item in observed.classes):
         return _no(
             "NoDefaultStorageClass",
-            "spec.checkpoint.volume: no storageClassName is set and the cluster has no default StorageClass; set it to "
-            f"one of {_list(present)}, or set claimName to an existing claim",
+            "spec.checkpoint.volume: no storageClassName is set and the cluster has no default StorageClass; set "
+            f"storageClassName to one of {_list(present)}, or set claimName to an existing claim",
         )
     return None
 

@@ -99,8 +99,8 @@ def _unschedulable(pods: Sequence[PodSeen]) -> Verdict | None:
     lower = "spec.trainer.scratch.size" if "ephemeral-storage" in (pod.unschedulable or "") else "spec.resources"
     text = (
         f"no node fits pod {pod.name}{_others(waiting)}: {pod.unschedulable}; free a node, lower "
-        f"{lower}, or allow more nodes in spec.devices and spec.scheduling. A pod that waits for more than "
-        f"{PATIENCE_S:.0f} s reserves no devices"
+        f"{lower}, or allow more nodes in spec.devices and spec.scheduling. After "
+        f"{PATIENCE_S:.0f} s without a node, a pod no longer reserves devices, and other jobs can use these devices"
     )
     return Verdict("PodsReady", FALSE, "Unschedulable", text)
 

@@ -85,7 +85,7 @@ def test_job_from_before_the_policy_can_still_be_updated(before: str, intern: Us
     intern.run("label", "dljob", before, "a=b")
     intern.patch(before, '{"suspend": false}')
     for change in (*CODE_CHANGES, '{"podTemplateOverrides": [{"manager": "me", "spec": {"hostIPC": true}}]}'):
-        with pytest.raises(KubectlError, match="found fields beyond"):
+        with pytest.raises(KubectlError, match="found fields that are not allowed"):
             intern.patch(before, change)
     with pytest.raises(KubectlError, match="may not create pods"):
         intern.run("annotate", "dljob", before, "dljob.dev/overrides=all")

@@ -120,7 +120,7 @@ def test_running_job_refuses_and_follows_changes(play: Play) -> None:
     play.kubectl.wait_job("changing", "progress", lambda j: j["status"].get("progress", {}).get("step") == 10, 30)
     with pytest.raises(
         KubectlError,
-        match=r"spec\.seed: found 3; expected 0, as when training began\. Set it back",
+        match=r"spec\.seed: found 3; expected 0, as when training began\. Restore the former value",
     ):
         play.patch("changing", seed=3)
     pods = {p["metadata"]["uid"] for p in play.kubectl.list("pods", "dljob.dev/job=changing")}

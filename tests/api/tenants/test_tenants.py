@@ -284,7 +284,7 @@ def test_variables_need_a_marked_secret(case: str, play: Play) -> None:
     secret = f"{case}-keys"
     play.kubectl.run("create", "secret", "generic", secret, "--from-literal=a=b")
     play.submit(case, trainer=trainer)
-    play.until_reported(case, "Accepted", "SecretNotUsable", field, secret, "without that label")
+    play.until_reported(case, "Accepted", "SecretNotUsable", field, secret, "without this label")
     assert not play.kubectl.list("statefulsets", f"dljob.dev/job={case}")
     play.kubectl.run("label", "secret", secret, "dljob.dev/usable=true")
     pods = wait_for("its pods", lambda: play.kubectl.list("pods", f"dljob.dev/job={case}"), 60)

@@ -86,7 +86,7 @@ def test_secrets_of_variables_are_found() -> None:
 
 @pytest.mark.parametrize(
     ("usable", "words"),
-    [({"marked": True}, None), ({"marked": False}, "without that label"), ({}, "no such Secret")],
+    [({"marked": True}, None), ({"marked": False}, "without this label"), ({}, "found no Secret")],
 )
 def test_secret_needs_the_mark_of_its_owner(usable: dict[str, bool], words: str | None) -> None:
     parsed = with_secrets(parse_observed(seen(spec(SAFE["secret volume"]))), usable)

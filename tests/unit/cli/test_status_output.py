@@ -105,7 +105,7 @@ class TestFollow:
         assert follower.look(running) is None
         assert capsys.readouterr().out.splitlines() == [
             "phase Running",
-            "restarted (1 in total): {'PeerLost': 1}",
+            "ranks restarted; restarts: 1; faults by cause: PeerLost 1",
             " 50 %  step 50/100  loss 0.25  accuracy 90.0 %  step 10ms (predicted 12ms)  20s left",
         ]
         done = job("Complete", result={"steps": 100, "seconds": 3.5, "accuracy": 0.981})

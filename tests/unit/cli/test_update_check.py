@@ -111,7 +111,10 @@ class TestCommands:
 
     def test_run_does_not_send_the_change(self, server: FakeServer, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["run", "job.yaml", "--no-follow"]) == 2
-        assert "a: spec.seed: found 3; expected 0, as when training began. Set it back" in capsys.readouterr().err
+        assert (
+            "a: spec.seed: found 3; expected 0, as when training began. Restore the former value"
+            in capsys.readouterr().err
+        )
         assert [dry_run for _, dry_run in server.applied] == [True]
 
     def test_run_sends_another_change(self, server: FakeServer, tmp_path: Path) -> None:

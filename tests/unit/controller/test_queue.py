@@ -56,7 +56,7 @@ def test_waiting_jobs_show_their_place() -> None:
         await run_on(cluster, operator, running, "n1")
         big = cluster.submit("big", second=1, **SPEC)
         await operator.watch()
-        assert "the only one that waits" in operator.message(big, "Admitted")
+        assert "the only waiting job" in operator.message(big, "Admitted")
         later = cluster.submit("later", second=3, **SPEC)
         between = cluster.submit("between", second=2, **SPEC)
         await operator.watch(90.0)
@@ -225,7 +225,7 @@ def test_waiting_job_shows_its_forecast_and_its_deadline() -> None:
         assert [(each["position"], each["jobs"]) for each in (first, second)] == [(1, 2), (2, 2)]
         assert first["earliestStart"] <= first["forecastStart"] <= first["latestStart"] <= first["latestFinish"]
         assert first["forecastStart"] <= second["forecastStart"]
-        assert "it is predicted to start at 2026-" in operator.message(due, "Admitted")
+        assert "the job is predicted to start at 2026-" in operator.message(due, "Admitted")
         assert operator.condition(due, "DeadlineFeasible") == ("False", "TooLate")
         assert operator.condition(waits, "DeadlineFeasible") is None
         operator.controller.count_jobs()

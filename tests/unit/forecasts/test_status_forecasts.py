@@ -38,7 +38,7 @@ def test_waiting_job_shows_place_and_forecast() -> None:
     assert found is not None and (found.position, found.jobs) == (1, 2)
     assert (found.earliest_start, found.forecast_start, found.latest_start) == (at(500), at(1000), at(2000))
     message = condition_of(first, "Admitted").message
-    assert "number 1 of 2 in the queue; it is predicted to start at 2026-03-01T12:16:40Z" in message
+    assert "number 1 of 2 in the queue; the job is predicted to start at 2026-03-01T12:16:40Z" in message
     assert status(first).forecast is None, "it holds nothing"
 
 

@@ -23,7 +23,7 @@ class TestWorkload:
             ("vgg", None, "model 'vgg': expected one of mlp"),
             ("mlp", "mnist", "dataset 'mnist': expected one of digits"),
             ("digits-cnn", "iris", "model digits-cnn does not fit dataset iris"),
-            ("mlp", "synthetic-tokens", "found tokens; expected images or tables"),
+            ("mlp", "synthetic-tokens", "found samples that are tokens; expected images or tables"),
             ("gpt-mini", "digits", "does not fit dataset digits"),
             ("lenet", "digits", "does not fit dataset digits"),
             ("resnet18", "wine", "does not fit dataset wine"),

@@ -246,8 +246,8 @@ class TestExcluded:
         ("request_", "kind", "words"),
         [
             (replace(DIGITS, strategy="Auto"), "Tensor", "no pairs of linear layers"),
-            (replace(GPT, collective="Ring"), "Pipeline", "found collective Ring"),
-            (replace(GPT, collective="ParameterServer"), "Tensor", "found collective ParameterServer"),
+            (replace(GPT, collective="Ring"), "Pipeline", "spec.collective is Ring"),
+            (replace(GPT, collective="ParameterServer"), "Tensor", "spec.collective is ParameterServer"),
             (replace(GPT, no_split_reason="the user says so"), "Pipeline", "the user says so"),
             (replace(GPT, no_split_reason="the user says so"), "Tensor", "the user says so"),
             (
@@ -255,7 +255,7 @@ class TestExcluded:
                 "Pipeline",
                 "only built-in models can be split",
             ),
-            (replace(GPT, compressed=True, collective="Ring"), "Pipeline", "compression"),
+            (replace(GPT, compressed=True, collective="Ring"), "Pipeline", "gradientCompression"),
         ],
     )
     def test_excluded_strategy_has_a_reason(self, request_: Request, kind: str, words: str) -> None:

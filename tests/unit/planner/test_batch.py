@@ -47,7 +47,7 @@ def test_batch_is_unchanged_without_a_noise_scale() -> None:
     found = decided(OPEN, SIXTEEN)
     assert found.batch is not None and replace(found, batch=None) == plain
     assert (found.batch.chosen, found.batch.steps, found.batch.options) == (512, 1000, ())
-    assert found.batch.text.startswith("stays 512: no noise scale was measured")
+    assert found.batch.text.startswith("stays 512, because no run has measured the gradient noise scale")
     elsewhere = {("resnet50", A100): Learned(noise=NoiseOf("other images", 1e6, 1000))}
     assert decided(OPEN, SIXTEEN, elsewhere).batch == found.batch, "the noise scale of another dataset is not used"
 
@@ -98,7 +98,9 @@ def test_batches_that_do_not_fit_are_listed_with_a_reason() -> None:
     found = decided(request, small, {("resnet50", "Tesla-T4"): Learned(noise=NoiseOf(WIDE.data, 1e9, 100))}).batch
     assert found is not None
     refusals = {o.batch: o.reason for o in found.options if o.prediction is None}
-    assert 4096 in refusals and all("more than any allowed set of nodes" in reason for reason in refusals.values())
+    assert 4096 in refusals and all(
+        "fits into the memory of no allowed set of nodes" in reason for reason in refusals.values()
+    )
     assert found.chosen not in refusals
 
 

@@ -78,7 +78,7 @@ class TestPredictions:
     def test_plan_names_the_basis_of_its_prediction(self) -> None:
         found = fixed(8, 1, profile(*FEW), batch=1).prediction
         assert found.basis == "profile"
-        assert "communication" in found.bottleneck and "as measured on several devices" in found.bottleneck
+        assert "communication" in found.bottleneck and "(measured on several devices)" in found.bottleneck
         parts = found.compute_s + found.communication_s + found.data_s
         assert parts == pytest.approx(found.step_s)
 

@@ -219,10 +219,11 @@ class TestDecisions:
         found = decided(script, cluster).chosen.prediction
         assert found.data_s == pytest.approx(64 * (1e6 / 5e8 + 2 * 1e6 / 1e10 + 1e6 / 16e9), rel=0.01)
         assert (
-            found.bottleneck.startswith("data ") and "most of it reading from disk, between steps" in found.bottleneck
+            found.bottleneck.startswith("data ")
+            and "mostly reading from disk; batches are loaded between steps" in found.bottleneck
         )
         ahead = decided(replace(script, cpu_per_pod=4.0), cluster).chosen.prediction
-        assert ahead.bottleneck.endswith("most of it reading from disk")
+        assert ahead.bottleneck.endswith("mostly reading from disk")
         assert ahead.data_s == pytest.approx(64 * 1e6 / 5e8 - ahead.compute_s, rel=0.01), "computation hides the rest"
         assert ahead.total_s > 10**5 * ahead.step_s, "the first batch is not hidden"
         assert ahead.host_memory_nbytes > found.host_memory_nbytes + 3 * (memory.WORKER_NBYTES + 2 * 64 * 10**6) - 1
@@ -266,7 +267,7 @@ class TestFixed:
     @pytest.mark.parametrize(
         ("fixed", "reason", "field", "message"),
         [
-            ((FixedChoice("cpu", 2, 1, 40),), "BatchMismatch", "spec.planning.groups", "adds up to 80 samples"),
+            ((FixedChoice("cpu", 2, 1, 40),), "BatchMismatch", "spec.planning.groups", "add up to 80 samples"),
             (
                 (FixedChoice("cpu", 1, 1, 96), FixedChoice("cpu", 1)),
                 "BatchMismatch",

@@ -49,13 +49,13 @@ class TestRejections:
                 "found no node with the labels zone=b; expected at least 1",
                 True,
             ),
-            ({"cpu_per_pod": 3.0}, THREE, "DeviceBusy", "spec.nodes.min", "2 CPUs free, 3 needed", True),
+            ({"cpu_per_pod": 3.0}, THREE, "DeviceBusy", "spec.nodes.min", "2 CPUs are free, but 3 are needed", True),
             (
                 {"memory_per_pod_nbytes": 2**34},
                 THREE,
                 "DeviceBusy",
                 "spec.nodes.min",
-                "4 GiB of memory free, 16 needed",
+                "4 GiB of memory are free, but 16 GiB are needed",
                 True,
             ),
             ({"model": "vgg"}, THREE, "BadWorkload", "spec.model", "model 'vgg': expected one of", False),
@@ -83,7 +83,7 @@ class TestRejections:
         assert (found.reason, found.field) == ("DoesNotFit", "spec.globalBatchSize")
         assert "Tesla-T4: does not fit" in found.message
         assert f"{A100}: does not fit" in found.message
-        assert "available 16 GiB" in found.message
+        assert "a rank has 16 GiB" in found.message
 
     def test_sets_of_nodes_too_small_for_the_batch_are_listed(self) -> None:
         request = replace(RESNET, global_batch=4096)

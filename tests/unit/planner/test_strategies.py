@@ -130,7 +130,7 @@ class TestOtherStrategies:
         for name, how in (("StaleSynchronous", "Server within 3 steps"), ("Asynchronous", "Server, asynchronous")):
             (asynchronous,) = [reason for summary, reason in lines.items() if how in summary]
             assert asynchronous.startswith(f"not requested (parallelism.synchronization {name}): ")
-            assert asynchronous.endswith("with gradients that are 1 update old")
+            assert asynchronous.endswith("the gradients are 1 update old")
 
     def test_model_parallelism_is_evaluated_if_the_trainer_supports_it(self) -> None:
         lines = {r.summary: r.reason for r in decided(replace(DIGITS, nodes_min=3), THREE).refusals}
@@ -160,6 +160,6 @@ class TestOtherStrategies:
 
     def test_rejection_says_whether_state_or_activations_are_too_large(self) -> None:
         few = view({"device": T4, "devices": 1, "cpu": 16, "memory": "256Gi"})
-        assert "of it independent of the batch size" in rejected(large(2e9), few).message
+        assert "do not depend on the batch size" in rejected(large(2e9), few).message
         images = replace(large(1e6), activation_nbytes_per_sample=10**9)
-        assert "of it activations" in rejected(images, few).message
+        assert "are activations" in rejected(images, few).message

@@ -55,7 +55,10 @@ def test_gang_that_cannot_start_is_released_as_a_whole(problem: PodSeen | str | 
     assert verdict(released, "Admitted") == ("False", "StartTimedOut")
     assert status(released).phase is Phase.PENDING and status(released).start_timeouts == 1
     message = condition_of(released, "Admitted").message
-    assert "spec.scheduling.startTimeout (60 s)" in message and condition_of(waiting, "PodsReady").message in message
+    assert (
+        "the start time-out of 60 s (spec.scheduling.startTimeout)" in message
+        and condition_of(waiting, "PodsReady").message in message
+    )
     assert [event.reason for event in released.events if event.reason == "StartTimedOut"] == ["StartTimedOut"]
 
 
@@ -98,7 +101,7 @@ def test_released_job_waits_while_no_plan_is_possible() -> None:
     full = replace(observed, view=nodes({"name": "n", "count": 2, "cpu": 2, "memory": "4Gi"}))
     waiting = step(full, 300)
     assert not waiting.objects and verdict(waiting, "Admitted") == ("False", "NoPlan")
-    assert "stays in force" not in condition_of(waiting, "Planned").message
+    assert "continues with plan" not in condition_of(waiting, "Planned").message
     assert needs_view(after(full, waiting))
     back = step(replace(after(full, waiting), view=observed.view), 400)
     assert [s.replicas for s in after(full, back).sets] == [3]

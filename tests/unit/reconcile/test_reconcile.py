@@ -186,7 +186,7 @@ class TestBadSpecs:
         desired = step(observed)
         assert (desired.scales, desired.deletes) == ((), ())
         assert verdict(desired, "Planned")[0] == "False"
-        assert "plan 1 stays in force" in condition_of(desired, "Planned").message
+        assert "the job continues with plan 1" in condition_of(desired, "Planned").message
 
     def test_job_with_too_few_nodes_is_planned_when_nodes_appear(self) -> None:
         few = seen(view=nodes({"name": "n", "count": 1, "cpu": 2, "memory": "4Gi"}))
@@ -357,7 +357,7 @@ class TestChanges:
         desired = step(observed)
         assert verdict(desired, "Planned") == ("False", "CheckpointContradicted")
         assert condition_of(desired, "Planned").message.startswith(field)
-        assert "plan 1 stays in force" in condition_of(desired, "Planned").message
+        assert "the job continues with plan 1" in condition_of(desired, "Planned").message
         assert status(desired).phase is Phase.RUNNING
         assert (desired.scales, desired.deletes) == ((), ())
         back = changed(after(observed, desired), **{key: running.job.spec.get(key, 0) for key in changes})

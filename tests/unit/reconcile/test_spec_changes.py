@@ -50,7 +50,7 @@ class TestRunningJob:
         desired = step(observed)
         assert verdict(desired, "Accepted") == ("False", "ChangeRefused")
         message = condition_of(desired, "Accepted").message
-        assert message.startswith(words) and "Set it back" in message
+        assert message.startswith(words) and "Restore the former value" in message
         assert message.endswith("The job continues with the spec of plan 1")
         assert [(e.type, e.reason) for e in desired.events] == [("Warning", "ChangeRefused")]
         assert (desired.scales, desired.deletes, status(desired).phase) == ((), (), Phase.RUNNING)

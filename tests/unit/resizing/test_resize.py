@@ -225,7 +225,7 @@ class TestNodesGone:
         leaving = step(observed, 320)
         assert verdict(leaving, "Resizing") == ("True", "NodesGone")
         assert verdict(leaving, "Admitted")[0] == "True", "it keeps its nodes, and does not back off"
-        assert "found no node within spec.scheduling.startTimeout (300 s)" in condition_of(leaving, "Resizing").message
+        assert "found no node within the start time-out of 300 s" in condition_of(leaving, "Resizing").message
         assert "pods find no node" in condition_of(leaving, "Running").message
         there = moved(observed, 320)
         assert (plan_of(there).nodes, plan_of(there).resizes) == (2, 1)

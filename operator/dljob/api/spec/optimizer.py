@@ -30,7 +30,7 @@ class LearningRateScaling(ApiModel):
             "the square root of S, and AdaScale by a gain between 1 and S that it measures from the gradient noise."
         ),
     ]
-    base_batch_size: Annotated[int, Field(ge=1, le=2**31 - 1, description="Batch size for learningRate.")]
+    base_batch_size: Annotated[int, Field(ge=1, le=2**31 - 1, description="Batch size to which learningRate belongs.")]
 
 
 class Optimizer(ApiModel):
@@ -49,8 +49,8 @@ class Optimizer(ApiModel):
     find_learning_rate: Annotated[
         bool,
         Field(
-            description="true: a learning-rate range test before the first step chooses the rate. If it finds none, "
-            "learningRate is used. Built-in models only."
+            description="true: a learning-rate range test before the first step chooses the learning rate. If the "
+            "test finds no rate, learningRate is used. Built-in models only."
         ),
     ] = False
     learning_rate_scaling: Annotated[

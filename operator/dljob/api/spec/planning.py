@@ -56,14 +56,17 @@ class NodeRange(ApiModel):
         ),
     )
 
-    min: Annotated[int, Field(ge=1, le=MAX_NODES, description="Fewest nodes. The job waits until these are free.")] = 1
+    min: Annotated[
+        int,
+        Field(ge=1, le=MAX_NODES, description="Minimum number of nodes. The job waits until this many nodes are free."),
+    ] = 1
     max: Annotated[
         int,
         Field(
             ge=1,
             le=MAX_NODES,
-            description="Most nodes. The default is no limit: the planner chooses. kubectl scale and autoscalers set "
-            "it.",
+            description="Maximum number of nodes. kubectl scale and autoscalers set this field. The default is no "
+            "limit: the planner chooses.",
         ),
     ] = MAX_NODES
 
@@ -83,7 +86,10 @@ class Objective(ApiModel):
     ] = Minimize.TIME
     deadline: Annotated[
         Duration | None,
-        Field(description="Longest run time, such as 2h. The predicted p90 run time of the plan must meet it."),
+        Field(
+            description="Longest run time, such as 2h. The predicted p90 run time of the plan must not exceed this "
+            "deadline."
+        ),
     ] = None
 
 
@@ -125,8 +131,8 @@ class Planning(ApiModel):
         Resize | None,
         Field(
             description="Auto (default): the running job moves to a better plan when nodes become free and the gain "
-            "repays the restart, and to a smaller plan when its nodes are gone for good. Never: it keeps its plan. "
-            "It has no effect with other modes than Auto."
+            "repays the restart, and to a smaller plan when its nodes are gone for good. Never: the job keeps its "
+            "plan. This field has no effect with other modes than Auto."
         ),
     ] = None
     uneven: Annotated[

@@ -54,7 +54,8 @@ class ExitCodeOperator(StrEnum):
 
 class ExitCodes(ApiModel):
     operator: Annotated[
-        ExitCodeOperator, Field(description="In: the exit code is one of the values. NotIn: it is none of them.")
+        ExitCodeOperator,
+        Field(description="In: the exit code is one of the values. NotIn: the exit code is none of the values."),
     ] = ExitCodeOperator.IN
     values: Annotated[
         tuple[Annotated[int, Field(ge=1, le=255)], ...],
@@ -106,7 +107,7 @@ class FailureRule(ApiModel):
         FailureAction,
         Field(
             description="FailJob: the job fails at once. Ignore: the ranks restart and the failure does not count "
-            "towards backoffLimit. Count: it counts, as without a rule."
+            "towards backoffLimit. Count: the failure counts towards backoffLimit, as without a rule."
         ),
     ]
     on_exit_codes: Annotated[
@@ -116,7 +117,8 @@ class FailureRule(ApiModel):
         tuple[FailureReason, ...],
         Field(
             max_length=32,
-            description="The rule applies to failures with these reasons; status.restartsByCause has them.",
+            description="The rule applies to failures with these reasons. The keys of status.restartsByCause are "
+            "reasons.",
         ),
     ] = ()
     on_pod_conditions: Annotated[
@@ -124,8 +126,8 @@ class FailureRule(ApiModel):
         Field(
             min_length=1,
             max_length=20,
-            description="The rule applies to counted failures of a rank whose pod has one of these conditions, up to "
-            "120 s later.",
+            description="The rule applies to counted failures of a rank if its pod has one of these conditions at the "
+            "time of the failure or up to 120 s later.",
         ),
     ] = None
     on_node_conditions: Annotated[
@@ -133,8 +135,8 @@ class FailureRule(ApiModel):
         Field(
             min_length=1,
             max_length=20,
-            description="The rule applies to counted failures of a rank whose node has one of these conditions, up to "
-            "120 s later, such as MemoryPressure, or Ready with the status Unknown.",
+            description="The rule applies to counted failures of a rank if its node has one of these conditions at "
+            "the time of the failure or up to 120 s later. Examples: MemoryPressure; Ready with the status Unknown.",
         ),
     ] = None
 
@@ -145,17 +147,18 @@ class RunPolicy(ApiModel):
         Field(
             ge=0,
             le=1000,
-            description="Failures of the training script that restart the ranks. The next failure fails the job. "
-            "Evictions and lost nodes do not count, except evictions of a pod that used more storage than it may.",
+            description="Number of failures of the training script after which the ranks restart. The next failure "
+            "fails the job. Lost nodes and evictions do not count, except evictions of pods that used more storage "
+            "than their limit or request.",
         ),
     ] = 3
     failure_rules: Annotated[
         tuple[FailureRule, ...],
         Field(
             max_length=20,
-            description="What failures lead to; the first rule that matches decides. Rules do not apply to evictions, "
-            "preemption, drained and lost nodes, which never count, nor to invalid input, which always fails the job. "
-            "Rules about conditions apply to failures that no other rule matches.",
+            description="Rules that decide what a failure leads to. The first rule that matches decides. Rules do not "
+            "apply to evictions, preemption, drained and lost nodes, which never count, nor to invalid input, which "
+            "always fails the job. Rules about conditions apply to failures that no other rule matches.",
         ),
     ] = ()
     compare_parameters_steps: Annotated[
@@ -210,8 +213,8 @@ class Scheduling(ApiModel):
         Disruption | None,
         Field(
             description="Allow (default): node drains and autoscalers may evict the pods; the job writes a checkpoint "
-            "and goes on elsewhere. Avoid: a PodDisruptionBudget and marks for autoscalers prevent that, and the "
-            "operator does not stop the job for one of a higher priority."
+            "and continues on other nodes. Avoid: a PodDisruptionBudget and marks for autoscalers prevent evictions, "
+            "and the operator does not stop the job for a job of a higher priority."
         ),
     ] = None
     spot: Annotated[
@@ -224,18 +227,19 @@ class Scheduling(ApiModel):
     start_timeout: Annotated[
         Duration | None,
         Field(
-            description="If not all pods run within this time, such as 10m, all are stopped, so that other jobs can "
-            "use their nodes. The job is planned again later. Time in which all pods have nodes and pull images or "
-            "fetch data does not count. Default: 5m; for a plan that needs new nodes, the chart value "
+            description="If not all pods run within this time, such as 10m, the operator stops all pods, so that "
+            "other jobs can use their nodes. The job is planned again later. Time in which all pods have nodes and "
+            "pull images or fetch data does not count. Default: 5m; for a plan that needs new nodes, the chart value "
             "autoscaling.startTimeoutSeconds."
         ),
     ] = None
     finish_by: Annotated[
         Moment | None,
         Field(
-            description="When the training should have ended, such as 2026-12-01T18:00:00Z. Of the waiting jobs with "
-            "one priority, those with the least slack get devices first, unless the deadline can no longer be met. "
-            "The job goes on after this time. The condition DeadlineFeasible shows whether the deadline can be met."
+            description="Time by which the training should end, such as 2026-12-01T18:00:00Z. Among waiting jobs of "
+            "the same priority, jobs with the least slack get devices first, except jobs that can no longer meet "
+            "their deadline. The job continues after this time. The condition DeadlineFeasible shows whether the "
+            "deadline can be met."
         ),
     ] = None
     priority_class_name: Annotated[DnsSubdomain | None, Field(description="Priority class of the pods.")] = None
@@ -244,7 +248,7 @@ class Scheduling(ApiModel):
         str | None,
         Field(
             max_length=317,
-            description="Key of a pod label whose value is the job's name. Gang schedulers use it.",
+            description="Key of a pod label whose value is the job's name. Gang schedulers group pods by this label.",
         ),
     ] = None
 
@@ -256,14 +260,14 @@ class Resources(ApiModel):
         Quantity | None,
         Field(
             description="CPU request, such as 2 or 500m. Default: one CPU per rank, but at most half of the node's "
-            "free CPUs. A pod gets at least one CPU, or half of a node with fewer than two. Until it is free, the job "
-            "waits."
+            "free CPUs. A pod requests at least one CPU, or half of the CPUs of a node with fewer than two CPUs. The "
+            "job waits until the requested CPUs are free."
         ),
     ] = None
-    cpu_limit: Annotated[Quantity | None, Field(description="CPU limit, such as 2 or 500m. Default: none.")] = None
+    cpu_limit: Annotated[Quantity | None, Field(description="CPU limit, such as 2 or 500m. Default: no limit.")] = None
     memory: Annotated[
         Bytes | None,
-        Field(description="Memory request and limit, such as 4Gi. Default: the plan's prediction."),
+        Field(description="Memory request and limit, such as 4Gi. Default: the memory that the planner predicts."),
     ] = None
 
 

@@ -113,14 +113,15 @@ RULES = (
         ),
         # For jobs with a model, stored jobs must stay valid. The trainer refuses these.
         "trainer.command must not begin with the launcher deepspeed, because the plan decides about nodes and ranks: "
-        "replace 'deepspeed OPTIONS train.py ARGS' by 'torchrun train.py ARGS'. The deepspeed library runs in the "
-        "script",
+        "replace 'deepspeed OPTIONS train.py ARGS' by 'torchrun train.py ARGS'. The script can still use the "
+        "deepspeed library",
         lambda s: s.model.given or not s.trainer.command or s.trainer.command[0].rpartition("/")[2] != "deepspeed",
     ),
     Rule(
         "parallelism.strategy",
         _OPTIMIZER_COLLECTIVE.cel,
-        "parallelism.strategy Optimizer needs collective Ring or Torch: remove collective, or choose one of them",
+        "parallelism.strategy Optimizer needs collective Ring or Torch: remove collective, or set collective to Ring "
+        "or Torch",
         _OPTIMIZER_COLLECTIVE.holds,
     ),
     Rule(
@@ -157,7 +158,7 @@ RULES = (
         "collective",
         _SPLIT_COLLECTIVE.cel,
         "collective must be Auto with parallelism.strategy Pipeline, and must not be ParameterServer with Tensor: "
-        "remove it",
+        "remove collective",
         _SPLIT_COLLECTIVE.holds,
     ),
     Rule(
@@ -178,7 +179,8 @@ RULES = (
             "!has(self.parallelism) || !has(self.parallelism.microBatches) || "
             "self.parallelism.microBatches <= self.globalBatchSize",
         ),
-        "parallelism.microBatches must not exceed globalBatchSize: lower it or raise globalBatchSize",
+        "parallelism.microBatches must not exceed globalBatchSize: lower parallelism.microBatches or raise "
+        "globalBatchSize",
         lambda s: (
             s.parallelism.micro_batches is None
             or s.global_batch_size is None
@@ -210,8 +212,9 @@ RULES = (
         f"!{_ASYNCHRONOUS} || !has(self.optimizer) || ((!has(self.optimizer.findLearningRate) || "
         "!self.optimizer.findLearningRate) && (!has(self.optimizer.learningRateScaling) || "
         "self.optimizer.learningRateScaling.rule != 'AdaScale'))",
-        "parallelism.synchronization Asynchronous and StaleSynchronous do not compute the gradient of the whole batch: "
-        "remove optimizer.findLearningRate and AdaScale, which need it, or choose Synchronous",
+        "parallelism.synchronization Asynchronous and StaleSynchronous do not compute the gradient of the whole "
+        "batch, which optimizer.findLearningRate and AdaScale need: remove optimizer.findLearningRate and AdaScale, "
+        "or choose Synchronous",
         lambda s: (
             not s.parallelism.asynchronous
             or not (
@@ -227,14 +230,16 @@ RULES = (
         "optimizer.findLearningRate",
         f"!{_SPLITS} || !has(self.optimizer) || !has(self.optimizer.findLearningRate) || "
         "!self.optimizer.findLearningRate",
-        "optimizer.findLearningRate needs parallelism.strategy Data or Optimizer: remove one of the two",
+        "optimizer.findLearningRate needs parallelism.strategy Data or Optimizer: remove optimizer.findLearningRate, "
+        "or choose Data or Optimizer",
         lambda s: not s.parallelism.strategy.splits_model or not s.optimizer.find_learning_rate,
     ),
     Rule(
         "optimizer.findLearningRate",
         "!has(self.optimizer) || !has(self.optimizer.findLearningRate) || !self.optimizer.findLearningRate || "
         "!has(self.trainer) || !has(self.trainer.command) || size(self.trainer.command) == 0",
-        "optimizer.findLearningRate supports built-in models only: remove it, or remove trainer.command",
+        "optimizer.findLearningRate supports built-in models only: remove optimizer.findLearningRate or "
+        "trainer.command",
         lambda s: not s.optimizer.find_learning_rate or not s.trainer.command,
     ),
     Rule(
@@ -242,8 +247,8 @@ RULES = (
         "!has(self.optimizer) || !has(self.optimizer.learningRateScaling) || "
         "self.optimizer.learningRateScaling.rule != 'AdaScale' || !has(self.parallelism) || "
         "!has(self.parallelism.strategy) || self.parallelism.strategy == 'Data'",
-        "optimizer.learningRateScaling.rule AdaScale needs parallelism.strategy Data, because with the others no rank "
-        "has the whole gradient: choose Data, or another rule",
+        "optimizer.learningRateScaling.rule AdaScale needs parallelism.strategy Data, because with other strategies "
+        "no rank has the whole gradient: choose Data, or another rule",
         lambda s: (
             s.optimizer.learning_rate_scaling is None
             or s.optimizer.learning_rate_scaling.rule is not ScalingRule.ADA_SCALE
@@ -254,13 +259,15 @@ RULES = (
         "gradientCompression",
         _COMPRESSION.cel,
         "gradientCompression has its own all-reduce and needs parallelism.strategy Data, parallelism.synchronization "
-        "Synchronous and trainer.framework DLTrain: remove gradientCompression, or remove collective and choose those",
+        "Synchronous and trainer.framework DLTrain: remove gradientCompression, or remove collective and choose "
+        "these three values",
         _COMPRESSION.holds,
     ),
     Rule(
         "globalBatchSize",
         _unless(_HAS_NO_BATCH, "!has(self.nodes) || !has(self.nodes.min) || self.globalBatchSize >= self.nodes.min"),
-        "globalBatchSize must not be below nodes.min, because every rank needs a sample: raise it or lower nodes.min",
+        "globalBatchSize must not be below nodes.min, because every rank needs a sample: raise globalBatchSize or "
+        "lower nodes.min",
         lambda s: s.global_batch_size is None or s.global_batch_size >= s.nodes.min,
     ),
     Rule(
@@ -271,7 +278,8 @@ RULES = (
             "self.batchSizeRange.min > self.batchSizeRange.max || self.batchSizeRange.min <= self.globalBatchSize && "
             "self.globalBatchSize <= self.batchSizeRange.max : self.globalBatchSize <= self.batchSizeRange.max)",
         ),
-        "batchSizeRange must contain globalBatchSize, to which epochs, steps and learningRate refer: widen it",
+        "batchSizeRange must contain globalBatchSize, to which epochs, steps and learningRate refer: widen "
+        "batchSizeRange",
         lambda s: (
             s.batch_size_range is None
             or s.global_batch_size is None
@@ -282,30 +290,30 @@ RULES = (
         "batchSizeRange.min",
         "!has(self.batchSizeRange) || !has(self.batchSizeRange.min) || !has(self.nodes) || !has(self.nodes.min) || "
         "self.batchSizeRange.min >= self.nodes.min",
-        "batchSizeRange.min must not be below nodes.min, because every rank needs a sample: raise it or lower "
-        "nodes.min",
+        "batchSizeRange.min must not be below nodes.min, because every rank needs a sample: raise batchSizeRange.min "
+        "or lower nodes.min",
         lambda s: s.batch_size_range is None or s.batch_size_range.min is None or s.batch_size_range.min >= s.nodes.min,
     ),
     Rule(
         "batchSizeRange",
         _RANGE_STRATEGY.cel,
-        "batchSizeRange needs parallelism.strategy Data and parallelism.synchronization Synchronous: remove it, or "
-        "choose those",
+        "batchSizeRange needs parallelism.strategy Data and parallelism.synchronization Synchronous: remove "
+        "batchSizeRange, or choose Data and Synchronous",
         _RANGE_STRATEGY.holds,
     ),
     Rule(
         "batchSizeRange",
         "!has(self.batchSizeRange) || !has(self.planning) || !has(self.planning.groups) || "
         "self.planning.groups.all(g, !has(g.batchPerRank))",
-        "batchSizeRange cannot be combined with fixed local batch sizes: remove it, or remove batchPerRank from "
-        "planning.groups",
+        "batchSizeRange cannot be combined with fixed local batch sizes: remove batchSizeRange, or remove "
+        "batchPerRank from planning.groups",
         lambda s: s.batch_size_range is None or all(g.batch_per_rank is None for g in s.planning.groups),
     ),
     Rule(
         "batchSizeRange",
         _RANGE_FRAMEWORK.cel,
-        "batchSizeRange needs trainer.framework DLTrain, because the scripts of other frameworks set their own "
-        "batch size: remove one of the two",
+        "batchSizeRange needs trainer.framework DLTrain, because the scripts of other frameworks set their own batch "
+        "size: remove batchSizeRange, or choose DLTrain",
         _RANGE_FRAMEWORK.holds,
     ),
     Rule(

@@ -48,10 +48,10 @@ class DLJobSpec(ApiModel):
     batch_size_range: Annotated[
         BatchSizeRange | None,
         Field(
-            description="Range from which the planner may choose the global batch size. It leaves globalBatchSize only "
-            "if the gradient noise scale, measured by an earlier run, predicts that another size makes the same "
-            "progress at a better objective. epochs, steps and learningRate still refer to globalBatchSize. Default: "
-            "always globalBatchSize."
+            description="Range from which the planner may choose the global batch size. The planner chooses another "
+            "size than globalBatchSize only if an earlier run has measured the gradient noise scale, and if this "
+            "scale predicts a better objective for the same progress. epochs, steps and learningRate still refer to "
+            "globalBatchSize. Default: the job always uses globalBatchSize."
         ),
     ] = None
     epochs: Annotated[
@@ -84,7 +84,9 @@ class DLJobSpec(ApiModel):
             "Default: all types in the cluster.",
         ),
     ] = ()
-    objective: Annotated[Objective, Field(description="What the planner optimizes.")] = Objective()
+    objective: Annotated[Objective, Field(description="Quantity that the plan minimizes, and the deadline.")] = (
+        Objective()
+    )
     planning: Annotated[Planning, Field(description="Whether the operator plans the job or runs a given plan.")] = (
         Planning()
     )
@@ -107,8 +109,10 @@ class DLJobSpec(ApiModel):
     suspend: Annotated[
         bool, Field(description="true: write a checkpoint and remove the pods. false: run or resume.")
     ] = False
-    run_policy: Annotated[RunPolicy, Field(description="Limits and clean-up.")] = RunPolicy()
-    scheduling: Annotated[Scheduling, Field(description="Where pods may run.")] = Scheduling()
+    run_policy: Annotated[
+        RunPolicy, Field(description="Limits on failures and run time, and clean-up after the end.")
+    ] = RunPolicy()
+    scheduling: Annotated[Scheduling, Field(description="Where and when pods may run.")] = Scheduling()
     resources: Annotated[Resources, Field(description="Resources of one pod.")] = Resources()
     pod_template_overrides: Annotated[
         tuple[PodTemplateOverride, ...],

@@ -102,8 +102,8 @@ class Trainer(ApiModel):
         tuple[EnvFrom, ...],
         Field(
             max_length=32,
-            description="Secrets and ConfigMaps whose keys become environment variables of every rank. Those in env "
-            "take precedence.",
+            description="Secrets and ConfigMaps whose keys become environment variables of every rank. Variables in "
+            "env take precedence.",
         ),
     ] = ()
     framework: Annotated[

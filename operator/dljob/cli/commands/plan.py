@@ -40,7 +40,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "--defaults",
         metavar="FILE",
         help="the administrator's defaults: values of the chart with jobDefaults (helm get values dljob -o yaml). "
-        "Default: those of the operator in the current cluster; none with --cluster",
+        "Default: the defaults of the operator in the current cluster; with --cluster, no defaults",
     )
     command.add_argument("--json", action="store_true", help="print one JSON document per job")
     command.add_argument("--plot", metavar="FILE.png", help="also plot the scaling curve (needs matplotlib)")
@@ -145,7 +145,7 @@ def draw(path: Path, index: int, found: Recommendation, points: Sequence[tuple[i
         from matplotlib.figure import Figure
     except ImportError:
         raise BadInputError(
-            "--plot: found no Python package matplotlib; expected it. Run pip install 'dljob[plot]'"
+            "--plot: found no Python package matplotlib; expected this package. Run pip install 'dljob[plot]'"
         ) from None
     nodes = [n for n, _ in points]
     steps = [c.prediction.step_s for _, c in points]

@@ -19,8 +19,8 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "logs",
         help="print the last output of the ranks of a job that has ended",
         description="Print the last output of each rank of a job that has ended. The ConfigMap JOB-logs stores at most "
-        "32 KiB per rank and 256 KiB per job, compressed. A job with checkpoints has more in the folder logs of its "
-        "volume. While a job runs, use kubectl logs.",
+        "32 KiB per rank and 256 KiB per job, compressed. A job with checkpoints has more output in the folder "
+        "logs of its checkpoint volume. While a job runs, use kubectl logs.",
     )
     remote.add_namespace(logs)
     logs.add_argument("job", help="name of the DLJob")
@@ -29,8 +29,8 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     report = commands.add_parser(
         "report",
         help="save the run report of a job that has ended",
-        description="Save the run report of a job that has ended: a page with plots that needs no network, or the same "
-        "as JSON. The report is also beside the job's checkpoints, and there while the job runs, too.",
+        description="Save the run report of a job that has ended: a page with plots that needs no network, or its "
+        "data as JSON. A job with checkpoints also has the report on its checkpoint volume, even while the job runs.",
     )
     remote.add_namespace(report)
     report.add_argument("job", help="name of the DLJob")
@@ -48,7 +48,7 @@ def print_logs(given: argparse.Namespace) -> int:
     if not outputs:
         raise BadInputError(
             f"{given.job}: found no output in ConfigMap {name} of namespace {namespace}; expected a job whose ranks "
-            "have ended. While it runs, use kubectl logs"
+            "have ended. While the job runs, use kubectl logs"
         )
     if given.rank is not None and given.rank not in outputs:
         listed = ", ".join(map(str, sorted(outputs)))
@@ -69,7 +69,7 @@ def save_report(given: argparse.Namespace) -> int:
     if text is None:
         raise BadInputError(
             f"{given.job}: found no run report in ConfigMap {name} of namespace {namespace}; expected a job that has "
-            "ended, with this or a later trainer image. While it runs, copy the report from its volume"
+            "ended, with this or a later trainer image. While the job runs, copy the report from its checkpoint volume"
         )
     if given.output == "-":
         sys.stdout.write(text)

@@ -184,7 +184,9 @@ class Assigning:
                 await self._assign({**waiting, key: question}, ask, orders=False)
             except Exception:  # The job is planned by itself then.
                 about = log_fields(key, self._cache.job(key))
-                log.exception("no devices were assigned to the job together with other jobs", extra=about)
+                log.exception(
+                    "assigning devices together with other jobs failed; the job is planned alone", extra=about
+                )
         return self._shares.get(key)
 
     def rest(self, key: JobKey, view: ClusterView) -> ClusterView | None:
@@ -213,7 +215,7 @@ class Assigning:
                 await self._assign(waiting, ask, orders=True)
                 self._state, self._made_s = state, now_s
             except Exception:  # Jobs keep what they have, and the next look tries again.
-                log.exception("no devices were assigned to all jobs together")
+                log.exception("assigning devices to all jobs together failed; retrying later")
         return any(order.room is not None for order in self._orders.values())
 
     def _forget_gone(self) -> None:
@@ -266,7 +268,7 @@ class Assigning:
         name = helped[0][1] if helped and helped[0][0] == key[0] else ""
         room = RoomFor(name, len(helped)) if helped else None
         self._orders[key] = _Order(self._running[key].uid, room, since_s)
-        why = f"for {len(helped)} other jobs" if helped else "to better devices"
+        why = f"to release devices for {len(helped)} other jobs" if helped else "to better devices"
         log.info("the job moves %s", why, extra=log_fields(key, self._cache.job(key)))
         self._requeue(key)
 

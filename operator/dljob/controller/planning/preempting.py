@@ -92,8 +92,9 @@ class Preempting:
         if not stopping:
             return found
         text = (
-            f"found {len(stopping)} jobs of a lower priority that write a checkpoint and stop to make room for this "
-            "job; expected free devices. Wait: the job starts when the pods of these jobs are gone"
+            f"found no free devices yet, because {len(stopping)} jobs of a lower priority are still writing a "
+            "checkpoint to make room for this job; expected free devices. Wait: this job starts when the pods of "
+            "these jobs are gone"
         )
         return Infeasible("MakingRoom", "spec.scheduling", text, transient=True)
 
@@ -105,7 +106,7 @@ class Preempting:
         try:
             return await self._look(waiting, ask) if self._on else None
         except Exception:  # The jobs go on as before, and the next look tries again.
-            log.exception("no jobs were chosen that make room for the first in line")
+            log.exception("choosing jobs that make room for the first job in the queue failed; no job stops now")
             return None
 
     async def _look(self, waiting: Mapping[JobKey, ParsedJob], ask: Ask) -> JobKey | None:
@@ -239,7 +240,7 @@ class Preempting:
             job.uid, by.key, Preemption(name, by.priority, victim.priority), self._clock()
         )
         log.info(
-            "the job (priority %d) stops for %s/%s (priority %d); it loses %.0f device-seconds",
+            "the job (priority %d) stops for job %s/%s (priority %d); the stop costs %.0f device-seconds",
             victim.priority, *by.key, by.priority, victim.cost, extra=log_fields(victim.key, job),
         )  # fmt: skip
         self._requeue(victim.key)

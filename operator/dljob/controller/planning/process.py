@@ -66,7 +66,7 @@ class PlannerProcess:
         except TimeoutError:
             raise self._broken(question, f"planning took longer than {self._limit_s:.0f} s and was stopped") from None
         except (OSError, EOFError, pickle.UnpicklingError) as error:
-            raise self._broken(question, f"the process that makes plans ended: {error}") from error
+            raise self._broken(question, f"the process that makes plans ended unexpectedly: {error!r}") from error
         finally:
             if not ended:
                 await self.close()

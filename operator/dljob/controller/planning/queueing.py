@@ -226,9 +226,10 @@ def queued(first: First, now_s: float) -> Infeasible:
     left_s = first.shadow.start_s - now_s
     when = "at an unknown time" if left_s == inf else f"within {human_duration(max(0.0, left_s))} (p90)"
     text = (
-        "found enough free devices, but a job before this one in the queue needs them, and is predicted to start "
-        f"{when}; expected a job that ends before then, or that fits beside it. Wait: the job is planned again when "
-        "that job has started. Or lower nodes.max or the run time, or use a higher priority class"
+        "found enough free devices, but an earlier job in the queue needs these devices and is predicted to start "
+        f"{when}; expected this job to end before that start, or to leave enough devices for the earlier job. Wait: "
+        "this job is planned again when the earlier job has started. Or lower spec.nodes.max or the run time, or use "
+        "a higher priority class"
     )
     return Infeasible("Queued", "spec.scheduling", text, transient=True)
 

@@ -67,7 +67,10 @@ class Reserving:
         try:
             self._derive_from(self._cache.observe(key), key)
         except Exception:
-            log.exception("the job reserves nothing", extra=log_fields(key, self._cache.job(key)))
+            log.exception(
+                "deriving the reservations failed; the job reserves nothing",
+                extra=log_fields(key, self._cache.job(key)),
+            )
             self._book.drop(key)
 
     def _derive_from(self, observed: Observed | None, key: JobKey) -> None:

@@ -36,12 +36,21 @@ class OpenFailure(BaseModel):
 class FailureRecord(FailureAllowance):
     """Counted failures of a job with rules about conditions, and counted evictions of any job, across its plans."""
 
-    seen: Annotated[int, Field(ge=0, description="Value of Report.failures up to which failures are recorded.")] = 0
+    seen: Annotated[
+        int,
+        Field(ge=0, description="Number of failures in the job's report (Report.failures) that this record covers."),
+    ] = 0
     open: Annotated[tuple[OpenFailure, ...], Field(max_length=MAX_OPEN)] = ()
-    evictions: Annotated[int, Field(ge=0, description="Evictions of pods that used more storage than they may.")] = 0
+    evictions: Annotated[
+        int, Field(ge=0, description="Number of evictions of pods that used more storage than their limit or request.")
+    ] = 0
     evicted: Annotated[
         tuple[Annotated[str, Field(max_length=64)], ...],
-        Field(max_length=MAX_EVICTED, description="Uids of the last pods that were evicted because of storage."),
+        Field(max_length=MAX_EVICTED, description="UIDs of the pods that were last evicted because of storage."),
     ] = ()
-    eviction: Annotated[str, Field(max_length=2048, description="The last counted eviction, for messages.")] = ""
-    eviction_digest: Annotated[str, Field(max_length=64, description="Digest of the spec at that eviction.")] = ""
+    eviction: Annotated[
+        str, Field(max_length=2048, description="Description of the last counted eviction, for messages.")
+    ] = ""
+    eviction_digest: Annotated[
+        str, Field(max_length=64, description="Digest of the spec at the last counted eviction.")
+    ] = ""

@@ -82,13 +82,19 @@ def enabled_by(missing: tuple[str, ...]) -> tuple[str, ...]:
     names = [f"spec.{name}{' (or steps)' if name == 'epochs' else ''}" for name in missing]
     listed = " and ".join(filter(None, (", ".join(names[:-1]), names[-1])))
     found = [
-        f"{listed}: predicted step and run time, with a check of objective.deadline and scheduling.finishBy and a "
-        "forecast for the queue; a check whether the model fits into memory; the best number of nodes and device type"
+        f"{listed}: a prediction of step time and run time; checks of spec.objective.deadline and "
+        "spec.scheduling.finishBy; a forecast for the queue; a check whether the model fits into memory; the choice of "
+        "the best number of nodes and device type"
     ]
     if "globalBatchSize" in missing:
-        found.append("spec.globalBatchSize: DLJOB_GLOBAL_BATCH_SIZE and DLJOB_LOCAL_BATCH_SIZE in the script")
+        found.append(
+            "spec.globalBatchSize: the variables DLJOB_GLOBAL_BATCH_SIZE and DLJOB_LOCAL_BATCH_SIZE in the script"
+        )
     if "dataset" in missing:
-        found.append("spec.dataset: data of a claim or a server, at DLJOB_DATASET in the script")
+        found.append(
+            "spec.dataset: data of a claim or a server, whose path in the pod is in the variable DLJOB_DATASET in "
+            "the script"
+        )
     return tuple(found)
 
 

@@ -76,13 +76,17 @@ class StoredPlan(BaseModel):
     plan: dlcontract.Plan
     status: PlanStatus
     cpu_m: Annotated[
-        dict[str, Annotated[int, Field(ge=1)]], Field(description="CPU request of a group's pods, in thousandths.")
+        dict[str, Annotated[int, Field(ge=1)]],
+        Field(description="CPU request of one pod by node group, in thousandths of a CPU."),
     ]
-    memory_nbytes: Annotated[int, Field(ge=1, description="Main memory of the largest pod.")]
+    memory_nbytes: Annotated[int, Field(ge=1, description="Main memory of the largest pod, in bytes.")]
     spec_digest: str
     spec: Annotated[
         dict[str, Any] | None,
-        Field(description="planned_fields of the spec. None: a release before 0.3 made the plan."),
+        Field(
+            description="Fields of the spec that the plan depends on (planned_fields). None: a release before 0.3 "
+            "made the plan."
+        ),
     ] = None
     replans: Annotated[
         int,
@@ -92,16 +96,24 @@ class StoredPlan(BaseModel):
         int | None,
         Field(
             ge=0,
-            description="Those of ``replans`` after a change of the cluster. None: 0, of an earlier release.",
+            description="Number of the plans in ``replans`` that were replaced after a change of the cluster. None: "
+            "the plan is of an earlier release, and the number is 0.",
         ),
     ] = None
     splitting_disabled: Annotated[
-        bool, Field(description="True: no plan uses model parallelism, because its steps took too long for this spec.")
+        bool,
+        Field(
+            description="True: plans of this spec must not use model parallelism, because its steps took longer than "
+            "predicted."
+        ),
     ] = False
     warning: str | None = None
     defaults: Annotated[
         JobDefaults | None,
-        Field(description="The administrator's defaults when the job was planned. Later changes do not apply to it."),
+        Field(
+            description="The administrator's defaults when the job was planned. Later changes of the defaults do not "
+            "apply to the job."
+        ),
     ] = None
     avoid: Annotated[
         tuple[Annotated[str, Field(max_length=253)], ...] | None,
@@ -111,38 +123,55 @@ class StoredPlan(BaseModel):
         tuple[tuple[NodeRequirement, ...], ...] | None,
         Field(
             max_length=32,
-            description="The nodes for which the plan was priced: those that meet all requirements of any term. The "
-            "pods run only on them. None: on any nodes.",
+            description="The nodes for which the plan was priced, as terms of node requirements. The pods run only on "
+            "nodes that meet all requirements of at least one term. None: the pods may run on any node.",
         ),
     ] = None
     charges: Annotated[
         dict[str, Charge] | None,
         Field(
-            description="What a pod of each group charges to quotas, and under the empty name, what all new other "
-            "objects charge. None: the namespace had no quota when the job was planned."
+            description="Amounts that count against quotas: those of one pod by node group, and under the empty name, "
+            "those of all other new objects together. None: the namespace had no quota when the job was planned."
         ),
     ] = None
     pod_group_api: Annotated[
         str | None,
-        Field(max_length=317, description="API version of the PodGroup that the pods name. None: they name none."),
+        Field(
+            max_length=317,
+            description="API version of the PodGroup that the pods name. None: the pods name no PodGroup.",
+        ),
     ] = None
     new_nodes: Annotated[
         int | None,
-        Field(ge=1, description="Pods for which an autoscaler must add nodes. None: the nodes existed at planning."),
+        Field(
+            ge=1,
+            description="Number of pods for which an autoscaler must add nodes. None: the nodes existed when the job "
+            "was planned.",
+        ),
     ] = None
     start_timeout_s: Annotated[
         float | None,
-        Field(gt=0, description="Start time-out of a plan that needs new nodes, if the job sets none. None: default."),
+        Field(
+            gt=0,
+            description="Start time-out in seconds of a plan that needs new nodes, if the job sets no time-out. None: "
+            "the default applies.",
+        ),
     ] = None
     admission: Annotated[
-        QueueAdmission | None, Field(description="Kueue's admission, under which the pods run. None: without Kueue.")
+        QueueAdmission | None,
+        Field(description="Kueue's admission, under which the pods run. None: the pods run without Kueue."),
     ] = None
     least_nodes: Annotated[
-        int | None, Field(ge=1, description="Fewest pods that Kueue may admit. None: it must admit all.")
+        int | None,
+        Field(ge=1, description="Smallest number of pods that Kueue may admit. None: Kueue must admit all pods."),
     ] = None
     failures: Annotated[
         FailureRecord | None,
-        Field(exclude=True, description="Counted failures, for rules about conditions. Stored under its own key."),
+        Field(
+            exclude=True,
+            description="Counted failures, for failure rules about conditions. The ConfigMap has this record under "
+            "its own key.",
+        ),
     ] = None
     _stored: dict[str, str] | None = PrivateAttr(None)
     """The ConfigMap's data from which ``parse`` made the plan; None for a new plan."""
@@ -251,7 +280,7 @@ class StoredPlan(BaseModel):
         """Parse the ConfigMap's data, in the form that ``data`` returns. Raise ValueError for any other form."""
         missing = [key for key in (dlcontract.PLAN_KEY, OPERATOR_KEY) if key not in data]
         if missing:
-            raise ValueError(f"plan ConfigMap: found keys {sorted(data)}; expected also {' and '.join(missing)}")
+            raise ValueError(f"plan ConfigMap: found the keys {sorted(data)}; expected also {' and '.join(missing)}")
         mine: Any = json.loads(data[OPERATOR_KEY])
         if not isinstance(mine, dict):
             raise ValueError(f"{OPERATOR_KEY}: found {type(mine).__name__}; expected an object")  # noqa: TRY004

@@ -31,7 +31,7 @@ _SAFE_BRACKETS = 400
 _SAFE_LIST_NBYTES = 4 * 2**20
 _IDENTITY = ("name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp")
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\],]', re.DOTALL)
-EXPECTED = f"expected at most {MAX_SPEC_NBYTES} bytes and {MAX_SPEC_DEPTH} levels"
+EXPECTED = f"expected a spec of at most {MAX_SPEC_NBYTES} bytes and {MAX_SPEC_DEPTH} levels of maps and lists"
 REMEDY = "Put long texts into a ConfigMap or into the image"
 
 

@@ -170,7 +170,7 @@ class Reflector:
             name, job = meta.get("name"), (meta.get("labels") or {}).get(JOB_LABEL)
             key = (meta.get("namespace") or "", str(job))
             about = log_fields(key, self._cache.job(key)) if job else None
-            log.exception("%s %s is ignored", self.kind.kind, name, extra=about)
+            log.exception("%s %s cannot be parsed and is ignored", self.kind.kind, name, extra=about)
             return False
         if changed:
             self._changed(self.kind, body)

@@ -124,8 +124,8 @@ def _points(sheets: Mapping[str, Sheet], known: Collection[Point], asked: Sequen
     """Return the known points, followed by the asked points. Raise ValueError under the conditions of ``seconds``."""
     if not known or not asked:
         raise ValueError(
-            f"points: found {len(known)} measured points and {len(asked)} points to predict; expected at least one of "
-            "each"
+            f"points: found {len(known)} measured points and {len(asked)} points to predict; expected at least one "
+            "measured point and one point to predict"
         )
     points = [*known, *asked]
     for point in points:

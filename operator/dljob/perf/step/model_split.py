@@ -186,8 +186,8 @@ class Model:
         """Return the split into ``stages`` stages. Raise ValueError if the model has too few layers."""
         if stages > len(self.stages):
             raise ValueError(
-                f"model: found {len(self.stages)} layers with parameters; expected at least {stages}, one for each "
-                "pipeline stage"
+                f"pipeline: found {stages} stages; expected at most {len(self.stages)}, because the model cannot be "
+                "split into more stages"
             )
         return self.stages[stages - 1]
 

@@ -58,7 +58,11 @@ def misfit(model: str, dataset: str) -> str | None:
     """Return the reason why a built-in model cannot use a built-in dataset, or None if it can."""
     shape, tokens = DATASETS[dataset].shape, DATASETS[dataset].tokens
     if tokens != (model == "gpt-mini"):
-        return "found tokens; expected images or tables" if tokens else "found no tokens; expected tokens"
+        return (
+            "found samples that are tokens; expected images or tables"
+            if tokens
+            else "found samples that are not tokens; expected tokens"
+        )
     if model in ("mlp", "gpt-mini") or (len(shape) == 3 and (model != "lenet" or shape[1:] in ((32, 32), (28, 28)))):
         return None
     expected = "images of 32 x 32 or 28 x 28" if model == "lenet" else "images"
@@ -124,7 +128,8 @@ def hinted(
     if parameters < 1 or flops_per_sample <= 0 or activation_nbytes_per_sample < 0:
         raise ValueError(
             f"hints: found parameters {parameters}, flops_per_sample {flops_per_sample}, activation bytes "
-            f"{activation_nbytes_per_sample}; expected the first two above 0 and the third at least 0"
+            f"{activation_nbytes_per_sample}; expected at least 1 parameter, flops_per_sample above 0 and at least 0 "
+            "activation bytes"
         )
     n = min(HINTED_LAYERS, parameters)
     elements = activation_nbytes_per_sample / REAL_NBYTES / n

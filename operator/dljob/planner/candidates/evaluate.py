@@ -76,7 +76,8 @@ def shares_of(parts: Sequence[Part], batch: int, uneven: bool, servers: int = 0)
 def _does_not_fit(parts: Sequence[Part], request: Request, workload: Workload) -> Refusal:
     ranks = sum(p.ranks for p in parts)
     if request.global_batch < ranks:
-        return Refusal(describe(parts), f"{ranks} ranks but only {request.global_batch} samples per step")
+        text = f"every rank needs a sample, but {ranks} ranks share a global batch of {samples(request.global_batch)}"
+        return Refusal(describe(parts), text)
     worst = min(parts, key=lambda p: p.option.largest_batch)
     share = worst.batch_per_rank or even(request.global_batch, ranks)[0]
     held = held_by(parts, workload)
@@ -92,14 +93,15 @@ def held_by(parts: Sequence[Part], workload: Workload) -> Workload:
 def too_large(held: Workload, share: int, option: Option, what: str) -> str:
     """Return the reason why ``share`` samples (named ``what``) exceed a rank's memory.
 
-    Example: 'does not fit: 64 samples need 23.4 GiB (21 GiB of it activations), available 16 GiB'.
+    Example: 'does not fit: 64 samples need 23.4 GiB (of which 21 GiB are activations), but a rank has 16 GiB'.
     """
     needed = memory.rank_nbytes(held, share, option.pool.is_gpu)
     activations = needed - memory.rank_nbytes(held, 0, option.pool.is_gpu)
-    mostly = f"{gibibytes(activations)} of it activations"
+    mostly = f"of which {gibibytes(activations)} are activations"
     if activations < needed / 2:
-        mostly = f"{gibibytes(needed - activations)} of it independent of the batch size"
-    return f"does not fit: {what} need {gibibytes(needed)} ({mostly}), available {gibibytes(option.memory_nbytes)}"
+        mostly = f"of which {gibibytes(needed - activations)} do not depend on the batch size"
+    room = gibibytes(option.memory_nbytes)
+    return f"does not fit: {what} need {gibibytes(needed)} ({mostly}), but a rank has {room}"
 
 
 def evaluate(
@@ -113,7 +115,8 @@ def evaluate(
     serving = servers if collective == "ParameterServer" and ranks > 1 else 0
     apart = request.synchronization != "Synchronous"
     if apart and not serving:
-        return Refusal(describe(parts), "found 1 rank; asynchronous training expects a worker and a parameter server")
+        text = "asynchronous training needs at least 2 ranks (a worker and a parameter server), but the plan has 1 rank"
+        return Refusal(describe(parts), text)
     shares = shares_of(parts, request.global_batch, request.uneven, serving)
     if shares is None:
         return _does_not_fit(parts, request, workload)
@@ -266,11 +269,15 @@ def _processes(part: Part) -> int:
 def _bottleneck(timing: Step, slowest: Part, share: int, collective: str, link: Link, measured: bool) -> str:
     """Return the dominant part of the step time with its percentage and cause."""
     option = slowest.option
-    by = "" if option.fetching.workers else ", between steps: with more CPUs per pod, batches are prefetched"
-    over = "as measured on several devices" if measured else f"over {link.name}, {rate(link.bandwidth_Bps)}"
+    by = (
+        ""
+        if option.fetching.workers
+        else "; batches are loaded between steps, and would be prefetched with more CPUs per pod"
+    )
+    over = "(measured on several devices)" if measured else f"over {link.name}, {rate(link.bandwidth_Bps)}"
     texts = {
         timing.communication_s: f"communication {{}}: {collective} {over}",
-        timing.data_s: f"data {{}}: {samples(share)} for {option.label}, most of it {option.fetching.mostly}{by}",
+        timing.data_s: f"data {{}}: {samples(share)} for {option.label}, mostly {option.fetching.mostly}{by}",
         timing.waiting_s: "waiting {}: ranks wait for each other",
         timing.compute_s: f"computing {{}}: {samples(share)} on {option.label}",
     }
@@ -278,5 +285,5 @@ def _bottleneck(timing: Step, slowest: Part, share: int, collective: str, link: 
     text = texts[longest].format(f"{100 * longest / timing.step_s:.0f} %")
     fixed = option.curve.seconds(0) / timing.compute_s
     if longest == timing.compute_s and fixed > 0.3:
-        text += f", {100 * fixed:.0f} % of it independent of the batch size"
+        text += f"; {100 * fixed:.0f} % of the computing time does not depend on the batch size"
     return text

@@ -67,12 +67,16 @@ def _batch(request: Request) -> Infeasible | None:
             "per rank: raise globalBatchSize or use fewer ranks",
         )
     if fixed_samples + rest > request.global_batch or (not rest and fixed_samples != request.global_batch):
-        expected = f"{request.global_batch}" if not rest else f"at most {request.global_batch - rest}"
+        expected = f"{request.global_batch}, the value of spec.globalBatchSize"
+        if rest:
+            expected = (
+                f"at most {request.global_batch - rest}, because spec.globalBatchSize is {request.global_batch}, and "
+                f"the ranks without batchPerRank ({rest}) need at least one sample each"
+            )
         return Infeasible(
             "BatchMismatch",
             "spec.planning.groups",
-            f"found batchPerRank of all ranks that adds up to {fixed_samples} samples; expected {expected}, because "
-            f"globalBatchSize is {request.global_batch}, and each of the {rest} ranks without batchPerRank needs at "
-            "least one sample: change batchPerRank or globalBatchSize",
+            f"found values of batchPerRank that add up to {fixed_samples} samples over all ranks; expected "
+            f"{expected}: change batchPerRank or spec.globalBatchSize",
         )
     return None

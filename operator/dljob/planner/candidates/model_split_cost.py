@@ -75,14 +75,17 @@ def predict(candidate: SplitCandidate, request: Request, model: split.Model) -> 
     held = _memory_nbytes(candidate, batch, model)
     if held > option.memory_nbytes:
         why = (
-            f"does not fit: a rank's part of the model needs {gibibytes(held)}, available "
+            f"does not fit: a rank's part of the model needs {gibibytes(held)}, but a rank has "
             f"{gibibytes(option.memory_nbytes)}"
         )
         return Refusal(f"{describe([part])}, {candidate.strategy}", why)
     host, room = _host_nbytes(part, batch, model.workload, held), _host_room_nbytes(part, request)
     if host > room:
-        why = f"does not fit: a pod creates the whole model in main memory and needs {gibibytes(host)}, available"
-        return Refusal(f"{describe([part])}, {candidate.strategy}", f"{why} {gibibytes(room)}")
+        why = (
+            f"does not fit: a pod creates the whole model in main memory and needs {gibibytes(host)}, but a pod can "
+            f"have {gibibytes(room)}"
+        )
+        return Refusal(f"{describe([part])}, {candidate.strategy}", why)
     step = (_pipeline if candidate.strategy == "Pipeline" else _tensor)(candidate, batch, model)
     data_s = option.fetching.exposed_input_s(step.busy_s, batch)
     link, _ = link_of([option], part.nodes)

@@ -76,16 +76,18 @@ def nothing_fits(request: Request, refusals: tuple[Refusal, ...]) -> Infeasible:
         return Infeasible(
             "TooFewNodes",
             "spec.nodes",
-            f"found no set of nodes of one kind (GPUs or CPUs) with at least {request.nodes_min}"
-            f"{f' and at most {request.nodes_max}' if request.nodes_max else ''} nodes and at most "
-            f"{request.global_batch} ranks, one per sample: change nodes or devices ({lines})",
+            "found no set of nodes that a plan can use; expected nodes of one kind (GPUs or CPUs), at least "
+            f"{request.nodes_min}{f' and at most {request.nodes_max}' if request.nodes_max else ''} nodes, and at most "
+            f"{request.global_batch} ranks, because every rank needs a sample: change spec.nodes, spec.devices or "
+            f"spec.globalBatchSize{f' ({lines})' if lines else ''}",
             transient=True,
             refusals=refusals,
         )
     return Infeasible(
         "DoesNotFit",
         "spec.globalBatchSize",
-        f"found {request.global_batch} samples, more than any allowed set of nodes can hold in memory: lower "
-        f"globalBatchSize, allow more nodes, or allow devices with more memory ({lines})",
+        f"found a global batch of {request.global_batch} samples, with which the job fits into the memory of no "
+        "allowed set of nodes; expected a batch that fits: lower spec.globalBatchSize, allow more nodes, or allow "
+        f"devices with more memory ({lines})",
         refusals=refusals,
     )

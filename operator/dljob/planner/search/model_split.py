@@ -46,22 +46,32 @@ def candidates(
     model = split.cut_up(workload)
     if request.strategy == "Tensor" and model.pairs is None:
         text = (
-            f"found {workload.name} with Tensor; expected a model with pairs of linear layers: choose another strategy"
+            f"found Tensor with the model {workload.name}; expected a model with pairs of linear layers: choose "
+            "another strategy"
         )
         return Infeasible("BadWorkload", "spec.parallelism.strategy", text)
-    try:
-        model.cut_into(request.stages or 1)
-    except ValueError as error:
-        return Infeasible("BadWorkload", "spec.parallelism.stages", f"{error}: use fewer stages")
+    if (stages := request.stages or 1) > len(model.stages):
+        text = (
+            f"found {stages}; expected at most {len(model.stages)}, because the model cannot be split into more "
+            "stages: use fewer stages"
+        )
+        return Infeasible("BadWorkload", "spec.parallelism.stages", text)
     parts = [part for part in (fixed or _parts(request, nodes, workload, learned)) if _fits(request, part, model.pairs)]
     if not parts:
         found = sum(part.ranks for part in fixed) if fixed else sum(sum(pool.free) for pool in nodes.pools)
-        wanted = f"{request.stages} ranks, one per stage" if request.stages else "2 ranks or more"
+        most = model.pairs.units if model.pairs is not None else found
+        wanted = f"{request.stages} ranks, one per stage" if request.stages else f"2 to {most} ranks"
+        text = (
+            f"found groups with {found} ranks in total; expected {wanted}, in one group: change spec.planning.groups"
+            if fixed
+            else f"found room for {found} ranks on all device types together; expected {wanted}, on nodes of one "
+            "device type within spec.nodes.min and spec.nodes.max: change spec.nodes or spec.parallelism, or wait "
+            "until nodes are free"
+        )
         return Infeasible(
             "TooFewNodes",
             "spec.planning.groups" if fixed else "spec.parallelism.stages" if request.stages else "spec.nodes",
-            f"found room for {found} ranks; expected {wanted}, on nodes of one device type within nodes.min and "
-            "nodes.max: change nodes or stages, or wait until nodes are free",
+            text,
             transient=not fixed,
             refusals=nodes.refusals,
         )
@@ -80,7 +90,10 @@ def like(part: Part, request: Request, workload: Workload) -> Choice | Refusal |
     if request.strategy == "Tensor" and model.pairs is None:
         return "not possible: the model has no pairs of linear layers"
     if request.strategy == "Tensor" and model.pairs is not None and part.ranks > model.pairs.units:
-        return f"not possible: the model's linear layers have only {model.pairs.units} units to split"
+        return (
+            f"not possible: tensor parallelism can split this model over at most {model.pairs.units} ranks, and the "
+            f"plan has {part.ranks}"
+        )
     try:
         found = [evaluate(candidate, request, model) for candidate in _asked(part, request)]
     except ValueError as error:
@@ -209,13 +222,19 @@ def _left_out(kind: Kind, request: Request, model: split.Model, fixed: Sequence[
     if request.no_split_reason is not None:
         return request.no_split_reason
     if request.synchronization != "Synchronous" or request.compressed:
-        return "found gradient compression or asynchronous training; expected neither with model parallelism"
+        return "model parallelism supports neither spec.gradientCompression nor asynchronous training"
     if len(fixed) > 1 or any(part.batch_per_rank for part in fixed):
-        return "found several groups or batchPerRank; expected one device type and the whole batch on every rank"
+        return (
+            "model parallelism needs one device type and the whole batch on every rank, but spec.planning.groups has "
+            "several groups or batchPerRank"
+        )
     if kind == "Pipeline" and request.collective:
-        return f"found collective {request.collective}; expected none, because stages only message their neighbours"
+        return (
+            f"spec.collective is {request.collective}, but pipeline stages use no collective: a stage exchanges "
+            "messages only with its neighbours"
+        )
     if kind == "Tensor" and request.collective == "ParameterServer":
-        return "found collective ParameterServer; expected one in which all ranks reduce activations"
+        return "spec.collective is ParameterServer, but Tensor needs a collective in which all ranks reduce activations"
     if kind == "Tensor" and model.pairs is None:
         return "the model has no pairs of linear layers"
     return None

@@ -100,9 +100,9 @@ def _synchronization(request: Request, chosen: Choice, parts: Sequence[Part], wo
             lines.append(
                 Refusal(
                     found.summary,
-                    f"not requested (parallelism.synchronization {asked.synchronization}): {duration(step_s)} for one "
-                    f"update by every worker instead of {duration(chosen.prediction.step_s)} per step, with gradients "
-                    f"that are {old:.0f} update{'' if round(old) == 1 else 's'} old",
+                    f"not requested (parallelism.synchronization {asked.synchronization}): every worker makes one "
+                    f"update in {duration(step_s)}, instead of a step in {duration(chosen.prediction.step_s)}; the "
+                    f"gradients are {old:.0f} update{'' if round(old) == 1 else 's'} old",
                 )
             )
     return lines

@@ -142,11 +142,14 @@ def release(parsed: ParsedJob, draft: Draft, now: datetime) -> None:
     again_s = back_off_s(draft.start_timeouts, timeout_s, observed.job.uid)
     draft.requeue_in(again_s)
     text = (
-        f"not all pods ran within spec.scheduling.startTimeout ({timeout_s:g} s): {ready.message}. All pods are "
-        f"stopped, so that other jobs can use their nodes. The job is planned again in {again_s:.0f} s"
+        f"not all pods ran within the start time-out of {timeout_s:g} s (spec.scheduling.startTimeout): "
+        f"{ready.message}. The operator stops all pods, so that other jobs can use their nodes. The job is planned "
+        f"again in {again_s:.0f} s"
     )
     draft.verdicts.append(Verdict(CONDITION, FALSE, "StartTimedOut", text))
-    draft.verdicts.append(Verdict("Running", FALSE, "NotStarted", "the job waits; see the condition Admitted"))
+    draft.verdicts.append(
+        Verdict("Running", FALSE, "NotStarted", "the job waits for its next start; see the condition Admitted")
+    )
 
 
 def plan_only(parsed: ParsedJob, draft: Draft) -> None:
@@ -165,6 +168,6 @@ def no_plan(observed: Observed, draft: Draft, forecast: str) -> None:
         text = "no plan is possible now; see the condition Planned"
         if observed.place is not None:
             place, waiting = observed.place
-            others = f"number {place} of {waiting} in the queue" if waiting > 1 else "the only one that waits"
+            others = f"number {place} of {waiting} in the queue" if waiting > 1 else "the only waiting job"
             text = f"no plan is possible now, and the job is {others}{forecast}; see the condition Planned"
         draft.verdicts.append(Verdict(CONDITION, FALSE, "NoPlan", text))

@@ -146,7 +146,7 @@ def _ask(
     if (wanted := kueue.manifest.priority_class(observed.job, spec)) and observed.queue.priority is None:
         kind, name = wanted
         draft.requeue_in(RECHECK_S)
-        text = f"found {kind} {name!r} in the job; expected one that exists. Create it, or name another one"
+        text = f"found no {kind} {name!r}, which the job names; expected an existing {kind}. Create it, or name another"
         draft.verdicts.append(Verdict(gang.CONDITION, FALSE, "PriorityClassNotFound", text))
         _suspended(parsed, draft, now)
         return
@@ -175,7 +175,11 @@ def _start(parsed: ParsedJob, draft: Draft, planned: StoredPlan, now: datetime) 
     found = kueue.admitted(parsed.observed.queue)
     problem = found.problem
     if problem is None and any(found.counts.get(group.name) != group.nodes for group in planned.groups):
-        problem = Problem("AdmissionNotUsable", "Kueue admitted other pods than the plan has; evict the Workload")
+        text = (
+            "Kueue admitted other numbers of pods than the plan has. To queue the job again, set spec.active of the "
+            "Workload to false, and then to true"
+        )
+        problem = Problem("AdmissionNotUsable", text)
     if problem is None and parsed.within is not None and (more := _needs_more(parsed, planned)):
         problem = Problem("AdmissionNotUsable", more)
     if problem is not None:
@@ -203,8 +207,8 @@ def _needs_more(parsed: ParsedJob, planned: StoredPlan) -> str | None:
     if parsed.spec.resources.memory or planned.memory_nbytes <= asked.memory_nbytes:
         return None
     return (
-        f"on {planned.nodes} nodes, a pod needs {planned.memory_nbytes} bytes of memory; expected at most the "
-        f"{asked.memory_nbytes} that Kueue has admitted. Raise spec.nodes.min, or set spec.resources.memory"
+        f"the plan for {planned.nodes} nodes needs {planned.memory_nbytes} bytes of memory per pod; expected at most "
+        f"{asked.memory_nbytes} bytes, which Kueue has admitted. Raise spec.nodes.min, or set spec.resources.memory"
     )
 
 
@@ -223,7 +227,9 @@ def _suspended(parsed: ParsedJob, draft: Draft, now: datetime) -> None:
         text = f"{len(parsed.observed.pods)} pods are writing a last checkpoint before they stop"
         draft.verdicts.append(Verdict("Suspended", FALSE, "Suspending", text))
     if parsed.accepted is not None:
-        draft.verdicts.append(Verdict("Running", FALSE, "NotStarted", "the job waits; see the condition Admitted"))
+        draft.verdicts.append(
+            Verdict("Running", FALSE, "NotStarted", "the job waits for Kueue; see the condition Admitted")
+        )
 
 
 def running(parsed: ParsedJob, draft: Draft, now: datetime) -> None:

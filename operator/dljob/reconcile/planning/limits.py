@@ -68,7 +68,8 @@ def within_limits(
     found = first if request.fixed else _smaller(request, view, limits, least, first, tried)
     if isinstance(found, _Unfit):
         return found.reason
-    smaller = f"a larger plan does not fit: {first.why}"
+    why = f": {first.why}" if first.why else ""
+    smaller = f"the best plan does not fit the limits of the namespace, so this plan is smaller{why}"
     return found.model_copy(update={"warning": f"{found.warning}; {smaller}" if found.warning else smaller})
 
 
@@ -119,7 +120,9 @@ def _with_room(view: ClusterView, request: Request, least: Bounds) -> ClusterVie
     def marked(node: Node) -> Node:
         if node.left_out or (1000 * node.free_cpu >= cpu_m and 1000 * node.free_memory_nbytes >= memory):
             return node
-        return replace(node, left_out="less free than a LimitRange of the namespace makes each pod request")
+        return replace(
+            node, left_out="fewer CPUs or less memory free than a LimitRange of the namespace makes each pod request"
+        )
 
     return ClusterView(tuple(marked(node) for node in view.nodes)) if cpu_m or memory else view
 
@@ -175,7 +178,9 @@ def _checked(
     if claim is not None and (
         wrong := claim_violation(claim["spec"]["resources"]["requests"]["storage"], limits.ranges)
     ):
-        reason = _forbidden("spec.checkpoint.volume.size", str(wrong), "Change the size")
+        reason = _forbidden(
+            "spec.checkpoint.volume.size", str(wrong), "Change spec.checkpoint.volume.size, or change the LimitRange"
+        )
         return _Unfit(reason, found.nodes, why=str(wrong))
     sets = stateful_sets(job, spec, found, config)
     charges: dict[str, Charge] = {}
@@ -236,11 +241,11 @@ def _exceeded(short: tuple[Shortage, ...], found: StoredPlan) -> Infeasible:
     never = [item for item in short if item.needed > item.hard]
     remedy = (
         f"Raise {never[0].resource} of ResourceQuota {never[0].quota} to at least "
-        f"{amount_text(never[0].resource, never[0].needed)}, or let the job need less (spec.nodes.min, spec.resources)"
+        f"{amount_text(never[0].resource, never[0].needed)}, or lower spec.nodes.min or spec.resources"
         if never
         else "Wait until other objects of the namespace are gone, raise the quota, or lower spec.nodes.min"
     )
-    text = f"found too little left of the namespace's quota for a plan with {found.nodes} nodes: {listed}. {remedy}"
+    text = f"found a plan with {found.nodes} nodes that exceeds the namespace's quota: {listed}. {remedy}"
     return Infeasible("QuotaExceeded", "spec.nodes", text, transient=True)
 
 

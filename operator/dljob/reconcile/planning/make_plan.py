@@ -225,7 +225,7 @@ def _too_large(found: StoredPlan) -> Infeasible | None:
         return None
     text = (
         f"found a plan with {len(found.plan.ranks)} ranks on {found.nodes} nodes, which takes {nbytes} bytes; expected "
-        f"at most {MAX_PLAN_NBYTES}. Lower nodes.max, or use fewer nodes in planning.groups"
+        f"at most {MAX_PLAN_NBYTES} bytes. Lower spec.nodes.max, or use fewer nodes in spec.planning.groups"
     )
     return Infeasible("PlanTooLarge", "spec.nodes", text)
 
@@ -244,8 +244,9 @@ def _but_for_left_out(parsed: ParsedJob, request: Request, view: ClusterView, fo
     )
     text = (
         f"found nodes that are left out of plans because of repeated faults: {listed}; expected enough other nodes: "
-        "wait until these nodes return, repair them, add nodes or lower nodes.min. An administrator can end the time "
-        f"early: kubectl annotate node {left_out[0].node} dljob.dev/ignore-faults=true ({found.message})"
+        "wait until plans may use these nodes again, repair them, add nodes or lower spec.nodes.min. An "
+        f"administrator can let plans use a node at once: kubectl annotate node {left_out[0].node} "
+        f"dljob.dev/ignore-faults=true ({found.field}: {found.message})"
     )
     return Infeasible("NodesLeftOut", "spec.nodes", text, transient=True, refusals=found.refusals)
 
@@ -360,7 +361,7 @@ def planned(accepted: StoredPlan, *, plan_only: bool = False) -> Verdict:
     times = (
         f"predicted step {status.predicted.step_seconds:.3g} s, training {status.predicted.total_seconds:.3g} s"
         if not status.missing_fields
-        else f"no predicted time; not set: {'; '.join(status.missing_fields)}"
+        else f"no predicted time; unset fields, and what they would enable: {'; '.join(status.missing_fields)}"
     )
     text = f"plan {status.number}: {status.summary}; {times}"
     if (batch := status.batch_choice) is not None:
@@ -381,5 +382,5 @@ def infeasible(found: Infeasible, parsed: ParsedJob) -> Verdict:
     if limits := [line for line in parsed.defaulted if line.startswith(PLACEMENT)]:
         text = f"{text}; the administrator's defaults apply: {'; '.join(limits)}"
     if running is not None and not quiet(parsed.observed):
-        text = f"{text}; plan {running.plan.number} stays in force"
+        text = f"{text}; the job continues with plan {running.plan.number}"
     return Verdict("Planned", FALSE, found.reason, text)

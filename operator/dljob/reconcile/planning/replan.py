@@ -94,7 +94,7 @@ def reset_contradiction(parsed: ParsedJob, draft: Draft, new: StoredPlan) -> Non
     """Reset PlanContradicted after a change of the spec, because the condition was about the previous plan."""
     found = find(parsed.before.conditions, CONDITION)
     if found is not None and found.status is TRUE:
-        text = f"plan {new.plan.number} is new"
+        text = f"plan {new.plan.number} replaces the plan that the measurements contradicted"
         draft.verdicts.append(Verdict(CONDITION, FALSE, "Replanned", text))
 
 
@@ -168,11 +168,11 @@ def _other(parsed: ParsedJob, accepted: StoredPlan, config: RenderConfig) -> Sto
     found = make_plan.decide(parsed, config)
     if isinstance(found, Infeasible):
         whole = " without model parallelism" if accepted.plan.splits_model else ""
-        return f"no plan is possible now{whole}: {found.message}"
+        return f"no plan is possible now{whole}: {found.field}: {found.message}"
     if found.new_nodes:
-        return "no plan is possible now on the nodes that exist"
+        return "no plan is possible on the existing nodes"
     if layout(found) == layout(accepted):
-        return "it is still the best plan with the measurements"
+        return f"plan {accepted.plan.number} is still the best plan, also with the new measurements"
     assert parsed.spec is not None
     volume = volume_ready(parsed.observed, parsed.spec, found)
     if blocks(volume):

@@ -82,7 +82,14 @@ def resize(parsed: ParsedJob, draft: Draft, config: RenderConfig, now: datetime)
         draft.verdicts.append(Verdict(CONDITION, TRUE, before.reason, before.message))
         return other
     if not _can_grow(parsed, now, moving=True):
-        draft.verdicts.append(Verdict(CONDITION, FALSE, "NotWorthwhile", "the job no longer trains steadily"))
+        draft.verdicts.append(
+            Verdict(
+                CONDITION,
+                FALSE,
+                "NotWorthwhile",
+                "the job keeps its plan, because its training is disturbed or about to end",
+            )
+        )
         return None
     return _grow(parsed, draft, other, change)
 
@@ -95,14 +102,14 @@ def _grow(parsed: ParsedJob, draft: Draft, other: StoredPlan, change: str) -> St
     found, left = _gain(parsed, other)
     times = (
         f"the remaining {left} steps take {found.stay_s:.3g} s with this plan, "
-        f"and {found.move_s:.3g} s with the other, including the restart"
+        f"and {found.move_s:.3g} s with the other plan, including the restart"
     )
     room, decided = parsed.observed.room_for, _moves(parsed)
     if found.worthwhile:
         text = f"{change}; {times}: {found.seconds:.3g} s sooner"
         draft.verdicts.append(Verdict(CONDITION, TRUE, "BetterPlan", text))
     elif room is not None and found.stay_s >= MIN_LEFT_S:
-        text = f"{change}; {room} gains more from the devices; {times}"
+        text = f"{change}; the devices speed up {room} more; {times}"
         draft.verdicts.append(Verdict(CONDITION, TRUE, "DevicesReassigned", text))
     else:
         draft.verdicts.append(Verdict(CONDITION, FALSE, "NotWorthwhile", f"{change}: {times}"))
@@ -114,13 +121,22 @@ def _grow(parsed: ParsedJob, draft: Draft, other: StoredPlan, change: str) -> St
 def reset_for_spec(parsed: ParsedJob, draft: Draft, new: StoredPlan) -> None:
     """Reset the condition Resizing of a job that gets another plan anyhow, such as after a change of its spec."""
     if _is_moving(parsed):
-        draft.verdicts.append(Verdict(CONDITION, FALSE, "Resized", f"plan {new.plan.number} is new"))
+        draft.verdicts.append(
+            Verdict(CONDITION, FALSE, "Resized", f"plan {new.plan.number} replaces the former plan for another reason")
+        )
 
 
 def _cancel(parsed: ParsedJob, draft: Draft) -> None:
     """Reset the condition Resizing of a job that must not move any more, such as after ``planning.resize: Never``."""
     if _is_moving(parsed):
-        draft.verdicts.append(Verdict(CONDITION, FALSE, "NotWorthwhile", "the job keeps its plan"))
+        draft.verdicts.append(
+            Verdict(
+                CONDITION,
+                FALSE,
+                "NotWorthwhile",
+                "the job keeps its plan, because the reason for a move no longer exists",
+            )
+        )
 
 
 def _is_moving(parsed: ParsedJob) -> bool:
@@ -173,7 +189,10 @@ def _without_node(parsed: ParsedJob) -> str | None:
         return None
     more = f" (and {len(pods) - 1} more)" if len(pods) > 1 else ""
     limit_s = gang.start_timeout_s(parsed.spec, parsed.accepted)
-    return f"pod {pods[0].name}{more} found no node within spec.scheduling.startTimeout ({limit_s:g} s)"
+    return (
+        f"pod {pods[0].name}{more} found no node within the start time-out of {limit_s:g} s "
+        "(spec.scheduling.startTimeout)"
+    )
 
 
 def _can_grow(parsed: ParsedJob, now: datetime | None, *, moving: bool = False) -> bool:
@@ -226,9 +245,9 @@ def _other(parsed: ParsedJob, accepted: StoredPlan, config: RenderConfig) -> Sto
     """Return the best plan for the cluster as it is now, or why it does not replace ``accepted``."""
     found = make_plan.decide(parsed, config)
     if isinstance(found, Infeasible):
-        return f"no other plan is possible: {found.message}"
+        return f"no other plan is possible: {found.field}: {found.message}"
     if found.new_nodes:
-        return "no other plan is possible on the nodes that exist"
+        return "no other plan is possible on the existing nodes"
     if layout(found) == layout(accepted):
         return f"{accepted.status.summary} is still the best plan"
     assert parsed.spec is not None

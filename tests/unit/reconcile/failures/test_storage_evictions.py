@@ -76,7 +76,7 @@ def test_evictions_end_the_job_after_the_limit() -> None:
         assert verdict(desired, "StorageExceeded") == ("True", "PodEvicted")
         [event] = [event for event in desired.events if event.reason == "PodEvicted"]
         assert event.type == "Warning" and "spec.trainer.scratch.size: found 2Gi" in event.message
-        assert f"eviction {n} counts against spec.runPolicy.backoffLimit: 2" in event.message
+        assert f"eviction {n} that counts; spec.runPolicy.backoffLimit is 2" in event.message
         assert status(desired).failures == n and not desired.scales
         observed = after(evicted(observed, n=n), desired)
         again = step(observed)
@@ -85,7 +85,7 @@ def test_evictions_end_the_job_after_the_limit() -> None:
     desired = step(evicted(observed, n=3))
     failed = condition_of(desired, "Failed")
     assert (failed.status.value, failed.reason) == ("True", "StorageExceeded")
-    assert "3 evictions because of storage, spec.runPolicy.backoffLimit is 2" in failed.message
+    assert "3 evictions because of storage, and spec.runPolicy.backoffLimit is 2" in failed.message
     assert "spec.trainer.scratch.size: found 2Gi" in failed.message
 
 

@@ -56,7 +56,7 @@ class TestPlan:
         assert rows[48]["steps"] == 300 and rows[48]["efficiency"] == 1
         assert rows[plan.global_batch]["totalSeconds"] < rows[48]["totalSeconds"]
         message = condition_of(step(observed), "Planned").message
-        assert f"global batch {plan.global_batch}: noise scale 10000 samples, measured in one run" in message
+        assert f"global batch {plan.global_batch}: gradient noise scale 10000 samples, measured in one run" in message
 
     @pytest.mark.parametrize(
         ("optimizer", "scaling", "base"),
@@ -72,7 +72,11 @@ class TestPlan:
         assert (plan.optimizer.scaling, plan.optimizer.base_batch) == (scaling, base)
 
     @pytest.mark.parametrize(
-        ("known", "text"), [({}, "no noise scale was measured"), (QUIET, "no other batch is better by 5 %")]
+        ("known", "text"),
+        [
+            ({}, "no run has measured the gradient noise scale"),
+            (QUIET, "no other batch size improves the objective by more than 5 %"),
+        ],
     )
     def test_plan_gives_the_reason_if_the_batch_size_is_unchanged(
         self, known: Mapping[tuple[str, str], Learned], text: str
@@ -212,7 +216,7 @@ class TestCommandLine:
         text = capsys.readouterr().out
         chosen, steps = shown["globalBatchSize"], shown["steps"]
         assert text.startswith(f"open: digits-cnn, {steps} steps of {chosen} samples, minimize time\n")
-        assert "Global batch: noise scale 10000 samples, measured in 3 runs" in text
+        assert "Global batch: gradient noise scale 10000 samples, measured in 3 runs" in text
         assert "Learning rate: scaled by AdaScale from batch size 48" in text
         table = text[text.index("  GLOBAL BATCH") :].splitlines()
         assert table[0].split() == [
@@ -232,7 +236,10 @@ class TestCommandLine:
     def test_job_without_profiles_prints_one_line(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["plan", "job.yaml", "--cluster", "cluster.yaml"]) == 0
         text = capsys.readouterr().out
-        assert "\nGlobal batch: stays 48: no noise scale was measured of this model on this data" in text
+        assert (
+            "\nGlobal batch: stays 48, because no run has measured the gradient noise scale of this model on this data"
+            in text
+        )
         assert "GLOBAL BATCH" not in text and "Learning rate" not in text
 
     @pytest.mark.parametrize(

@@ -21,7 +21,10 @@ def test_plan_says_what_is_missing() -> None:
     plan = status(desired).plan
     assert plan is not None and (plan.nodes, plan.ranks, plan.predicted.step_seconds) == (2, 2, 0.0)
     assert plan.missing_fields is not None and "spec.model, spec.dataset" in plan.missing_fields[0]
-    assert "no predicted time; not set: spec.model" in condition_of(desired, "Planned").message
+    assert (
+        "no predicted time; unset fields, and what they would enable: spec.model"
+        in condition_of(desired, "Planned").message
+    )
     assert verdict(desired, "DeadlineFeasible") == ("Unknown", "NoForecast")
 
 
