@@ -65,7 +65,7 @@ class TestPlan:
         text = capsys.readouterr().out
         assert text.startswith("mine: training script, no predicted time\n")
         assert "* 2 x NVIDIA-A100-SXM4-40GB (8 ranks each), Torch\n" in text
-        assert "spec.model, spec.dataset, spec.globalBatchSize and spec.epochs (or steps): predicted step" in text
+        assert "spec.model, spec.dataset, spec.globalBatchSize and spec.epochs (or steps): a prediction of step" in text
         assert "Bottleneck" not in text and "0us" not in text
         assert main(["plan", "job.yaml", "--cluster", "cluster.yaml", "--json"]) == 0
         found = json.loads(capsys.readouterr().out)

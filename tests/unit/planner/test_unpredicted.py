@@ -52,7 +52,7 @@ def test_nothing_is_predicted() -> None:
     p = found.chosen.prediction
     assert (p.step_s, p.total_s, p.samples_per_s, p.cost_usd, p.energy_J) == (0.0, 0.0, 0.0, None, None)
     assert found.candidates == (found.chosen,) and not found.trade_offs
-    for words in ("set resources.memory", "objective.deadline is not checked", "minimize Cost has no effect"):
+    for words in ("set spec.resources.memory", "objective.deadline is not checked", "minimize Cost has no effect"):
         assert words in (found.warning or "")
     assert scaling(NOTHING, GPUS, {}) == []
 
