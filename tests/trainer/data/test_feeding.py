@@ -152,7 +152,7 @@ class OnlyInRank(Augmented):
 @pytest.mark.parametrize(("dataset", "collate_fn", "why"), [
     (OnlyInRank(), None, "of the dataset: KeyError: 'no label'"),
     (OnlyInRank(kills=True), None, "data worker 0 of 1 ended with signal 9"),
-    (Augmented(), lambda samples: [*default_collate(samples), threading.Lock()], "a data worker cannot send (TypeError"),
+    (Augmented(), lambda samples: [*default_collate(samples), threading.Lock()], "found a batch that a data worker cannot send"),
 ])  # fmt: skip
 def test_failure_of_automatic_workers_does_not_end_training(
     dataset: Any, collate_fn: Any, why: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]

@@ -94,7 +94,7 @@ def test_restart_of_a_finished_run_reports_the_same_result(
         ({"seed": 3}, r"spec\.seed: found 3; expected 0, as in the checkpoint"),
         (
             {"optimizer": OptimizerRef(name="Adam", learning_rate=0.01)},
-            r"spec\.optimizer: found Adam; expected one with dampening, momentum, nesterov, as in the checkpoint",
+            r"spec\.optimizer: found Adam; expected an optimizer with the options dampening, momentum, nesterov, as in the checkpoint",
         ),
     ],
     ids=["model", "batch", "seed", "optimizer"],
