@@ -59,7 +59,9 @@ def main() -> int:
             reporter.send(Checkpointed(rank=rank, mark=mark, duration_s=0.0, nbytes=0))
             return EXIT_STOPPED
         step += 1
-        progress.write_text(str(step))
+        written = progress.with_suffix(".new")
+        written.write_text(str(step))
+        written.replace(progress)  # A rank may be killed at any time, and the next one reads the file.
         measure = RankMeasure(rank=rank, device="cpu", share=plan.ranks[rank].share)
         if str(rank) != options.get("silent_rank"):
             reporter.send(
