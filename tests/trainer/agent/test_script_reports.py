@@ -1,7 +1,6 @@
 """Tests of scripts that call ``dltrain.report`` and run without torch, with real agents."""
 
 import os
-import re
 import shutil
 from typing import Any
 
@@ -59,10 +58,7 @@ def test_restarted_script_continues_its_count(two: Job) -> None:
     assert report.restarts == {"RankFailed": 1} and report.step == 30
     assert "[rank 0] rank 0 starts at step 8" in two.pods[0].text()
     document = files.read(plan)
-    # The ranks of this script do not wait for each other: rank 1 may have made further steps before it was stopped, and
-    # represents the job as soon as rank 0 has ended.
-    *_, ahead = re.findall(r"rank 1 starts at step (\d+)", two.pods[1].text())
-    assert document is not None and document.totals.steps_repeated <= max(1, int(ahead) - 8)
+    assert document is not None and document.totals.steps_repeated <= 1
     assert [point.step for point in document.points] == sorted({point.step for point in document.points})
 
 

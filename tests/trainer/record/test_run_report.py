@@ -107,6 +107,16 @@ def test_steps_done_twice_are_counted_across_coordinators_without_a_volume() -> 
     assert history.steps_repeated == current_document(history).totals.steps_repeated == 4 + 10
 
 
+def test_lower_rank_that_reports_later_repeats_no_steps() -> None:
+    """Ranks of a script need not wait for each other. The lowest one that has reported represents the job."""
+    history = begun(make_plan(2))
+    history.record(step(9, 1), 1, 101.0)
+    history.record(step(11, 1), 1, 102.0)
+    history.record(step(10), 0, 103.0)
+    assert history.steps_repeated == 0
+    assert [point.step for point in current_document(history).points] == [9, 10]
+
+
 def test_renumbered_ranks_keep_their_places() -> None:
     whole = make_plan(3)
     left = whole.model_copy(update={"ranks": make_plan(2).ranks[:1] + whole.ranks[2:]})

@@ -93,6 +93,9 @@ class History:
         """Energy in joules that each rank reported in its last update of this attempt (launch of all ranks)."""
         self._down_since: float | None = next((f.unix_s for f in self._faults if f.resumed_unix_s is None), None)
         self._split_known = False
+        self._led = False
+        """True if a rank has reported a step for the job in this attempt. A lower rank may report for it from then on,
+        and be some steps behind."""
         self._launched_at = 0
         """Number of completed steps when the ranks of the current attempt were launched."""
         self.step, self._steps, self._epoch = before.step, before.steps, before.epoch
@@ -143,6 +146,7 @@ class History:
         """
         self._plan, self._placed = whole, placed
         self._measures, self._last_steps, self._used_J, self._split_known = {}, {}, {}, False
+        self._led = False
         expected, digest = whole.expected, whole.digest()
         if not self._plans or (self._plans[-1].number, self._plans[-1].digest) != (whole.number, digest):
             entry = PlanEntry(
@@ -243,7 +247,8 @@ class History:
         if message.rank != leader:
             return
         if before is None:
-            self._go_back(message.step - 1)
+            self._go_back(message.step - 1, repeated=not self._led)
+        self._led = True
         self._resumed(unix_s)
         self._sized(message.world_size, unix_s)
         self.step, self._steps, self._epoch = message.step, message.steps, message.epoch
@@ -318,14 +323,15 @@ class History:
                 merged_points.append(each)
         self._points = merged_points
 
-    def _go_back(self, step: int) -> None:
-        """Discard points, evaluations and metrics after ``step``, from which the training resumes after a restart.
+    def _go_back(self, step: int, *, repeated: bool) -> None:
+        """Discard points, evaluations and metrics after ``step``, so that each step is in a series once.
 
-        Add the discarded steps, which are now computed again, to the total of repeated steps.
+        ``repeated``: the discarded steps are computed again, because a restart resumed before them, and are added to
+        the total of repeated steps. False: another rank reports them.
         """
-        if step < self.step:
-            repeated = self._totals.steps_repeated + self.step - step
-            self._totals = self._totals.model_copy(update={"steps_repeated": repeated})
+        if repeated and step < self.step:
+            count = self._totals.steps_repeated + self.step - step
+            self._totals = self._totals.model_copy(update={"steps_repeated": count})
         self._points = [point for point in self._points if point.step <= step]
         self._evaluations = [entry for entry in self._evaluations if entry.step <= step]
         self._metrics = [entry for entry in self._metrics if entry.step <= step]
