@@ -28,7 +28,7 @@ from dljob.cluster.prices import CATALOGUE_PRICES, Prices
 from dljob.job.spec_errors import in_words
 
 ROOT = "jobDefaults"
-"""Name of the chart value."""
+"""Name of the chart value with the defaults. Error messages about a default begin with it."""
 REFERENCE = "the section jobDefaults of charts/dljob/README.md"
 
 
@@ -46,7 +46,7 @@ def parse_defaults(document: object) -> JobDefaults:
 
 
 def with_defaults(spec: DLJobSpec, defaults: JobDefaults) -> DLJobSpec:
-    """Return the spec with the defaults in place of its unset fields. Empty defaults return ``spec`` itself."""
+    """Return the spec with the defaults in place of its unset fields. If no default is set, return ``spec`` itself."""
     if defaults.empty:
         return spec
     scheduling, policy = defaults.scheduling or SchedulingDefaults(), defaults.run_policy or RunPolicyDefaults()
@@ -86,7 +86,10 @@ def _completed(section: Any, **defaults: object) -> Any:
 
 
 def _unset(section: Any, **defaults: object) -> dict[str, object]:
-    """Return those of the defaults that have a value and whose field is unset in the section."""
+    """Return field → default for the fields that are unset in ``section`` and whose default has a value.
+
+    ``section``: a part of the spec, such as ``spec.scheduling``.
+    """
     return {
         name: value
         for name, value in defaults.items()
@@ -106,7 +109,10 @@ def applied(spec: DLJobSpec, defaults: JobDefaults) -> tuple[str, ...]:
 
 
 def applied_prices(defaults: JobDefaults, devices: Iterable[str]) -> tuple[str, ...]:
-    """Return a line for each price that the defaults set for these device types and for energy."""
+    """Return a line for each price in the defaults that applies to these device types or to energy.
+
+    Prices are in US dollars per device-hour and per kWh, such as 'prices.usdPerKwh: 0.3'.
+    """
     prices = prices_of(defaults)
     found = {device: prices.listed(device) for device in sorted(set(devices))}
     lines = [f"prices.usdPerDeviceHour: {device}={price:g}" for device, price in found.items() if price is not None]
@@ -116,7 +122,11 @@ def applied_prices(defaults: JobDefaults, devices: Iterable[str]) -> tuple[str, 
 
 
 def _changed(before: Mapping[str, Any], after: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (path, text of the value) for each value of ``after`` that ``before`` does not have."""
+    """Yield (path, text of the value) for each field whose value in ``after`` differs from that in ``before``.
+
+    For node selectors and tolerations, the text contains only the entries that were added. ``path``: path of the
+    mappings in the spec, which precedes the names of their fields.
+    """
     for key, value in after.items():
         here, old = f"{path}.{key}".lstrip("."), before.get(key)
         if value == old:
@@ -141,7 +151,10 @@ def _toleration(item: Mapping[str, Any]) -> str:
 
 
 def is_default(lines: Iterable[str] | None, field: str) -> bool:
-    """Return True if the value of a field comes from the defaults. ``lines``: as ``applied`` returns them."""
+    """Return True if the value of a field comes from the defaults. ``field``: path, such as scheduling.schedulerName.
+
+    ``lines``: lines that ``applied`` returned for the job; None: no value comes from the defaults.
+    """
     return any(line.startswith(f"{field}: ") for line in lines or ())
 
 
@@ -153,7 +166,10 @@ def prices_of(defaults: JobDefaults) -> Prices:
 
 
 def spot_of(defaults: JobDefaults) -> Spot:
-    """Return the labels of spot nodes, their price relative to other nodes, and how often they are interrupted."""
+    """Return the labels of spot nodes, their price as a fraction of the usual one, and their interruptions per hour.
+
+    Unset values stand for the labels of the large clouds, for the usual price, and for no interruptions.
+    """
     found = defaults.spot or SpotDefaults()
     labels = SPOT_LABELS if found.labels is None else tuple((item.key, item.value) for item in found.labels)
     factor = 1.0 if found.price_factor is None else found.price_factor
@@ -161,7 +177,11 @@ def spot_of(defaults: JobDefaults) -> Spot:
 
 
 def topology_of(defaults: JobDefaults) -> Topology:
-    """Return the network between zones and between racks. Without values, these borders cost nothing."""
+    """Return bandwidth and latency of the network between zones and between racks, and the label of racks.
+
+    If the administrator gives neither bandwidth nor latency, traffic between zones or racks is predicted to be as fast
+    as within one.
+    """
     found = defaults.topology or TopologyDefaults()
     return Topology(_crossing(found.between_zones), _crossing(found.between_racks), found.rack_label or RACK_LABEL)
 

@@ -10,7 +10,9 @@ IMAGE_PREFIX = "image-"
 
 
 def profile_key(spec: DLJobSpec) -> str:
-    """Return the model part of the key of a DLProfile. Jobs with equal keys have the same cost per sample.
+    """Return the key of the job's model, which together with a device type identifies a DLProfile (measured constants).
+
+    Jobs with equal keys have the same compute time per sample on the same device, and so share measurements.
 
     For a built-in model, the key is the model's name. The dataset is added if it is not the model's default, because
     the shape of samples determines the cost. The image is added if it is not the operator's, because another image may
@@ -32,7 +34,10 @@ def profile_key(spec: DLJobSpec) -> str:
 
 
 def data_key(spec: DLJobSpec) -> str:
-    """Return the key of the training data. Jobs with equal models and equal keys have the same gradient noise scale."""
+    """Return the key of the training data: the name of a built-in dataset, or a digest of the dataset's URI.
+
+    Jobs with equal models and equal keys have the same gradient noise scale, so they share measurements of it.
+    """
     if spec.dataset.name is not None:
         return spec.dataset.name.value
     return f"data-{hashlib.sha256(str(spec.dataset.uri).encode()).hexdigest()[:8]}"

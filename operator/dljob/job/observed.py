@@ -46,11 +46,11 @@ class JobSeen:
     may_override: bool = False
     """True if the job has the annotation ``dljob.dev/overrides: all``. ``OverridePolicy`` says when it counts."""
     spec_problem: str | None = None
-    """Why the operator does not read the spec (``spec`` is then empty): it is too long or too deeply nested."""
+    """Message that says that the spec is too long or too deeply nested, so that ``spec`` is empty; None otherwise."""
     queue: str = ""
     """LocalQueue of Kueue that the job's label names. Empty without the label, and if the installation ignores it."""
     queue_priority: str = ""
-    """WorkloadPriorityClass that the job's label names."""
+    """WorkloadPriorityClass of Kueue that the job's label names; empty without the label."""
 
     @property
     def key(self) -> tuple[str, str]:
@@ -64,7 +64,7 @@ def queued_elsewhere(job: JobSeen) -> bool:
 
 @dataclass(frozen=True)
 class Stuck:
-    """The kubelet's reason why a container does not run."""
+    """The kubelet's reason and message why a container of a pod does not run. ``image``: image of this container."""
 
     reason: str
     message: str
@@ -76,9 +76,9 @@ class Fetching:
     """State of the init container that fetches a job's dataset, as long as the container has not succeeded."""
 
     exit_code: int | None = None
-    """Exit code of the last run, if it failed."""
+    """Exit code of the last run that ended, if it failed; None if no run has ended yet."""
     message: str = ""
-    """Last log line of the failed run."""
+    """Last log line of this failed run; empty if ``exit_code`` is None or if there is no log."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ class PodSeen:
     restarts: int = 0
     stuck: Stuck | None = None
     unschedulable: str | None = None
-    """The scheduler's message, if no node fits."""
+    """The scheduler's message why no node fits; None if the pod has a node or the scheduler has not tried yet."""
     fetching: Fetching | None = None
     deleting: bool = False
     fenced: bool = False
@@ -112,9 +112,9 @@ class PodSeen:
     conditions: Conditions = ()
     """The pod's conditions, except those of its start (``STARTUP_CONDITIONS``)."""
     charge: Charge | None = None
-    """What the pod charges to the quotas of its namespace; None if it has ended."""
+    """Amounts that the pod uses up of the quotas of its namespace; None if the pod has ended."""
     eviction: Eviction | None = None
-    """Set if the kubelet has evicted the pod."""
+    """Why the kubelet has evicted the pod; None if it has not."""
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ class SetSeen:
     applied: str = ""
     uid: str = ""
     made_replicas: int = 0
-    """Number of pods according to the StatefulSet controller."""
+    """Number of existing pods that the StatefulSet controller reports (``status.replicas``)."""
     reconciled: bool = True
     """True if the StatefulSet controller has processed the current spec."""
     problem: str | None = None
@@ -140,7 +140,7 @@ class ClaimSeen:
     access_modes: tuple[str, ...]
     storage_class: str | None = None
     problem: str | None = None
-    """Warning event about the claim from the volume provisioner; None if there is no warning."""
+    """Message of a warning event about the claim, such as the volume provisioner's; None if there is no warning."""
     applied: str = ""
 
 
@@ -152,21 +152,24 @@ class ClassSeen:
 
 @dataclass(frozen=True)
 class Rejected:
-    """An object of the job that the API server rejected."""
+    """An object of the job that the operator could not write: it was rejected, or its name is in use (``taken``).
+
+    ``message``: reason of the API server, or which object has the name.
+    """
 
     kind: str
     name: str
     message: str
     taken: bool = False
-    """True if the operator did not write the object, because an object of this name has another owner."""
+    """True if an object of this name has another owner. False if the API server rejected the operator's object."""
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """The forecast of a waiting job. None: unknown.
+    """The forecast of when a waiting job starts and ends. A time that cannot be predicted is None.
 
-    ``earliest``, ``start`` and ``latest``: 10th percentile, median and 90th percentile of its start. ``finish_p90``:
-    90th percentile of its end.
+    ``earliest``, ``start`` and ``latest``: 10th percentile, median and 90th percentile of the time of its start.
+    ``finish_p90``: 90th percentile of the time of its end.
     """
 
     earliest: datetime | None
@@ -175,7 +178,10 @@ class Outlook:
     finish_p90: datetime | None
 
     def meets(self, finish_by: datetime | None) -> bool | None:
-        """Return whether the job is predicted to end in time; None if that is unknown, and without a deadline."""
+        """Return True if the 90th percentile of the job's end is not after ``finish_by``, and False if it is.
+
+        Return None if the end is unknown or if there is no deadline (``finish_by`` is None).
+        """
         return None if finish_by is None or self.finish_p90 is None else self.finish_p90 <= finish_by
 
 
@@ -185,7 +191,7 @@ NO_OUTLOOK = Outlook(None, None, None, None)
 
 @dataclass(frozen=True)
 class Preemption:
-    """A waiting job of a higher priority that needs the devices of a running one.
+    """The reason why a running job is preempted: a waiting job of a higher priority needs its devices.
 
     ``by``: name of the waiting job; empty if it is in another namespace, whose job names are not disclosed.
     ``priority``: priority of the waiting job. ``own``: priority of the running job.
@@ -198,9 +204,9 @@ class Preemption:
 
 @dataclass(frozen=True)
 class RoomFor:
-    """Jobs that gain more from devices of a running job than that job does.
+    """The reason why a running job moves to other or fewer devices: other jobs gain more from its present devices.
 
-    ``by``: name of the first of these jobs; empty if it is in another namespace. ``jobs``: number of these jobs.
+    ``by``: name of the first of these other jobs; empty if it is in another namespace. ``jobs``: their number.
     """
 
     by: str
@@ -223,9 +229,9 @@ class Observed:
     plan: Mapping[str, str] | None = None
     """Data of the ConfigMap ``<job>-plan``; None if this job has none."""
     report: str | None = None
-    """Text of the report; None if there is none."""
+    """Text of the report (JSON) that the job's coordinator writes; None if there is none or if it is too long."""
     report_problem: str | None = None
-    """Why the report is not read: it is too long."""
+    """Message that says that the report is too long, and is therefore not read; None otherwise."""
     leftovers: tuple[str, ...] = ()
     """Objects with this job's names that belong to another owner, such as 'StatefulSet digits-cpu'."""
     lost_nodes: Mapping[str, datetime] = field(default_factory=dict)
@@ -251,13 +257,17 @@ class Observed:
     outlook: Outlook | None = None
     """The forecast of a job that waits for devices; None if it is not made yet, or if the job does not wait."""
     preemption: Preemption | None = None
-    """Set while the job must release its devices for another job and has not begun to stop."""
+    """Set while the job must release its devices for another job and has not begun to stop; None otherwise."""
     room_for: RoomFor | None = None
-    """Set while the job must move to other or fewer devices, because other jobs gain more from its present devices."""
+    """The other jobs for which the job must move to other or fewer devices; None if it moves for itself or not at all.
+
+    They gain more from its present devices than the job itself does."""
     lacks_priority_class: str = ""
     """PriorityClass that the job names and that does not exist; empty if it exists, or if that is unknown."""
     capacity_grew: bool = False
-    """True if ``controller.planning`` lets a running job be planned again, because a better plan may be possible."""
+    """True if this running job must be planned again now, because a better plan may be possible.
+
+    ``controller.planning`` sets it, for one job at a time."""
 
     @property
     def ready_pods(self) -> tuple[PodSeen, ...]:

@@ -46,7 +46,11 @@ MANAGED_LABEL, MANAGER = "app.kubernetes.io/managed-by", "dljob"
 
 
 def profile_name(model: str, device: str, namespace: str | None = None) -> str:
-    """Return the name of a DLProfile. It consists of model and device in readable form, and a digest for uniqueness."""
+    """Return the name of the DLProfile of a model key and a device type: both in readable form, and a digest.
+
+    ``namespace``: the only namespace whose plans use the profile; None: all namespaces share it. The digest includes
+    it.
+    """
     origin = f"{model}\n{device}" + (f"\n{namespace}" if namespace else "")
     digest = hashlib.sha256(origin.encode()).hexdigest()[:8]
     readable = re.sub(r"[^a-z0-9]+", "-", f"{model}-{device}".lower()).strip("-")[:48].strip("-")
@@ -72,9 +76,10 @@ def expired(profiles: Iterable[Mapping[str, Any]], now: datetime) -> Iterator[st
 
 
 def learned_by_model(profiles: Iterable[Mapping[str, Any]], namespace: str) -> dict[tuple[str, str], Learned]:
-    """Return the constants for the plans of a namespace: (model, device) → constants.
+    """Return the measured constants for the plans of a namespace: (model key, device type) → constants.
 
-    A profile of the namespace takes precedence over a shared one. Profiles that do not parse are left out.
+    Of two profiles with the same key, one for this namespace only takes precedence over one that all namespaces share.
+    Profiles that do not parse are left out.
     """
     found: dict[tuple[str, str], Learned] = {}
     usable = [profile for profile in profiles if profile["spec"].get("namespace") in (None, namespace)]
@@ -134,10 +139,12 @@ def updated_profile(
     place: Place | None = None,
     data: str | None = None,
 ) -> DLProfileStatus:
-    """Return the profile of (model, device) after a run that ended with ``report``.
+    """Return the status of the profile of (model, device) after a run that ended with ``report``.
 
-    ``place``: placement of the run, if all nodes are equal. ``data``: key of the dataset; None if the noise scale must
-    not be updated. Stored compute times exclude the slowdown by other devices on the same node.
+    If the report has no measurements of the device type, return ``before``, the status until now. ``place``: placement
+    of the run, if it had equally many devices of one type on each node; None otherwise. ``data``: key of the dataset;
+    None if the gradient noise scale must not be updated. The stored compute times are those of a device that is alone
+    on its node: the known slowdown by the other devices is divided out.
     """
     if device not in devices(report):
         return before
@@ -198,10 +205,11 @@ def _scaled(
     place: Place | None,
     points: Sequence[LearnedPoint],
 ) -> tuple[tuple[ScalingPoint, ...], ScalingConstants | None, NextMeasurement | None]:
-    """Return the profile's measured multi-device steps, the constants fitted to them, and the next step to measure.
+    """Return the profile's measured multi-device steps, the constants fitted to them, and the next measurement.
 
-    The run of ``report`` is included if it ran as planned, on devices of one type and equally many on each node.
-    Otherwise, return the values in ``before``. ``points``: one-device compute times.
+    The next measurement is the number of nodes, devices per node and local batch size whose step time would improve the
+    constants; None if there is none. The run of ``report`` is included if it ran as planned, on devices of one type and
+    equally many on each node. Otherwise, return the values in ``before``. ``points``: one-device compute times.
     """
     ranks = [r for r in report.ranks if r.share > 0]
     if not points or place is None or not ranks or not report.step_s or {r.device for r in ranks} != {device}:
@@ -249,10 +257,10 @@ def _constants(found: Scaling | None) -> ScalingConstants | None:
 
 
 def _curve(model: str, device: str, points: Sequence[LearnedPoint]) -> Curve:
-    """Return the compute time of one device as a curve through the measured points.
+    """Return the compute seconds of a step on one device over the local batch size, as a curve through ``points``.
 
-    Outside the range of the points, the curve has the catalogue's shape. If the catalogue has no curve for the model, a
-    line replaces the catalogue's curve.
+    Outside the range of the measured points, the curve has the shape that the device catalogue predicts for the model.
+    If the catalogue predicts none, for example for a training script, this shape is a line through the origin.
     """
     pairs = [(p.batch, p.compute_s) for p in points]
     return calibrated(_catalogue(model, device) or Curve((0.0,), (1e-9,), pairs[-1][1] / pairs[-1][0]), pairs)

@@ -19,7 +19,10 @@ MAX_ADMITTED_ITEMS = 64
 
 
 class Placement(BaseModel):
-    """What Kueue adds to the pods of one group, from flavors and admission checks."""
+    """What Kueue adds to the pods of one group (the pods on one type of device).
+
+    It comes from the ResourceFlavors that Kueue assigned, and from its admission checks.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -41,7 +44,10 @@ class QueueAdmission(BaseModel):
 
 @dataclass(frozen=True)
 class PodSetSeen:
-    """A podSet of a Workload. ``count``: pods that the job asks for."""
+    """A podSet of a Workload. ``count``: number of pods that the job asks for.
+
+    ``min_count``: smallest number of pods that Kueue may admit instead; None: Kueue must admit all.
+    """
 
     count: int
     min_count: int | None = None
@@ -49,7 +55,10 @@ class PodSetSeen:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What Kueue assigned to a podSet. ``flavors``: names of ResourceFlavors, sorted."""
+    """What Kueue assigned to a podSet. ``flavors``: names of ResourceFlavors, sorted.
+
+    ``count``: number of admitted pods; None: as many as the podSet asks for.
+    """
 
     count: int | None
     flavors: tuple[str, ...] = ()
@@ -88,7 +97,10 @@ class WorkloadSeen:
 
 @dataclass(frozen=True)
 class Flavor:
-    """The parts of a ResourceFlavor that pods must follow."""
+    """The node labels and tolerations of a ResourceFlavor, which Kueue expects the pods of the job to have.
+
+    Pods select nodes with these labels.
+    """
 
     node_labels: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Mapping[str, Any], ...] = ()
@@ -106,6 +118,6 @@ class QueueSeen:
     problem: str = ""
     workload: WorkloadSeen | None = None
     flavors: Mapping[str, Flavor] = field(default_factory=dict)
-    """The ResourceFlavors of the assignments, by name. A flavor that does not exist is missing."""
+    """Name → ResourceFlavor, for those that Kueue assigned to the job's pods. One that does not exist is left out."""
     priority: int | None = None
-    """Value of the priority class that the job names; None without a class, or if it does not exist."""
+    """Value of the priority class that the Workload names; None without a class, or if it does not exist."""

@@ -1,4 +1,4 @@
-"""The predicted remaining time of a job, and what a preemption loses of its time."""
+"""Predict the remaining time of a job, and the seconds that it loses if it is preempted and starts again."""
 
 from datetime import datetime
 
@@ -8,20 +8,24 @@ from dljob.scheduling import UNKNOWN, Interval, interval
 OVER = Interval(0.0, 0.0, 0.0)
 
 RESTART_S = 60.0
-"""Seconds of a restart that was not measured: pods stop with a checkpoint and start again, and the ranks resume."""
+"""Smallest estimate for the seconds of a restart, and the estimate if the job's start was not measured.
+
+In a restart, the pods write a checkpoint, stop and start again, and the ranks resume training."""
 
 
 def run_p90_s(predicted: Predicted) -> float | None:
-    """Return the 90th percentile of the time of a whole training in seconds; None if it is unknown."""
+    """Return the 90th percentile of the seconds of a whole training; None if the prediction has no times."""
     if predicted.total_seconds <= 0 or predicted.step_seconds <= 0:
         return None
     return predicted.total_seconds * _spread(predicted)
 
 
 def run_time(predicted: Predicted, status: DLJobStatus) -> Interval:
-    """Return the predicted run time of a waiting job. ``predicted``: the prediction for its whole training.
+    """Return percentiles (10th, 50th, 90th) of the seconds that a waiting job will run after its start.
 
-    ``status``: status of the job, whose steps before the last checkpoint are not repeated.
+    ``predicted``: the prediction for its whole training. If it has no times, return UNKNOWN (infinite percentiles).
+    ``status``: status of the job. If the job has run before, it continues from its last checkpoint, so the steps before
+    that are not included.
     """
     if run_p90_s(predicted) is None:
         return UNKNOWN
@@ -31,9 +35,10 @@ def run_time(predicted: Predicted, status: DLJobStatus) -> Interval:
 
 
 def left_part(status: DLJobStatus, *, running: bool) -> float:
-    """Return the fraction of the training's steps that is left.
+    """Return the fraction (0 to 1) of the training's steps that is left; 1 if the job has reported no steps.
 
-    ``running``: True: count from the job's current step. False: count from its last checkpoint.
+    ``running``: True: count from the job's current step. False: count from its last checkpoint, because the job stopped
+    or must stop.
     """
     done, saved = status.progress, status.last_checkpoint
     if done is None or not done.steps:
@@ -49,9 +54,11 @@ def slowdown(status: DLJobStatus) -> float:
 
 
 def remaining(status: DLJobStatus) -> Interval:
-    """Return the remaining time of a job with this status.
+    """Return percentiles of the seconds that a job with this status still needs to train, without any wait for devices.
 
-    A measured step time replaces the predicted step time. The relative uncertainty is that of the prediction.
+    A job that has ended needs 0 s. If the number of steps is not known yet, return the time of the whole training.
+    Return UNKNOWN (infinite) if there is no plan or no step time. A measured step time replaces the predicted
+    one. The relative uncertainty is that of the prediction.
     """
     if status.phase in (Phase.COMPLETE, Phase.FAILED):
         return OVER
@@ -73,7 +80,8 @@ def remaining_p90_s(status: DLJobStatus) -> float | None:
 def lost_s(status: DLJobStatus, now: datetime) -> float:
     """Return the seconds of training since the last checkpoint, which a job loses if it stops without a checkpoint.
 
-    A job that reports no steps, such as a script for torchrun, may lose all time since its ranks started.
+    Return 0 for a job without a plan. A job that reports no steps, such as a script for torchrun, may lose all time
+    since its ranks started.
     """
     if status.plan is None:
         return 0.0
@@ -86,9 +94,10 @@ def lost_s(status: DLJobStatus, now: datetime) -> float:
 
 
 def restart_s(status: DLJobStatus) -> float:
-    """Estimate the seconds of a restart, from the job's admission to its next step.
+    """Estimate the seconds of a restart, which a job loses if it stops and later continues from its checkpoint.
 
-    The estimate is the duration of the job's start without its wait for admission, and at least ``RESTART_S``.
+    The estimate is the measured duration of the job's start without its wait for admission, and at least ``RESTART_S``.
+    If the start was not measured, it is ``RESTART_S``.
     """
     startup = status.startup
     if startup is None or startup.total_seconds is None:
@@ -97,5 +106,5 @@ def restart_s(status: DLJobStatus) -> float:
 
 
 def _spread(predicted: Predicted) -> float:
-    """Return the ratio of the 90th percentile to the median, which is at least 1."""
+    """Return the 90th percentile of the predicted step time divided by its median; at least 1, and 1 if unknown."""
     return max(1.0, predicted.step_seconds_p90 / predicted.step_seconds) if predicted.step_seconds > 0 else 1.0

@@ -12,12 +12,17 @@ from dljob.job.plan.stored import PodGroup, StoredPlan
 from dljob.scheduling import Charge, Reservation, amount
 
 REFUSED = {"PodsRejected", "ObjectRejected", "NamesTaken"}
-"""Reasons of PodsReady=False with which no pods of the job are created until somebody changes something."""
+"""Reasons of the job's condition PodsReady=False with which its pods cannot be created until a user or administrator
+changes something, such as a quota or a name. Such a job reserves nothing."""
 
 
 @dataclass(frozen=True)
 class PlannedPods:
-    """The pods of a stored plan. The plan itself may have thousands of ranks, and is not held in memory."""
+    """The pods of a stored plan: the part of the plan that reservations need, which stays in memory.
+
+    The plan itself may have thousands of ranks, and does not stay there. ``memory_nbytes``: main memory of the largest
+    pod in bytes.
+    """
 
     number: int
     revision: str
@@ -26,7 +31,7 @@ class PlannedPods:
     charges: Mapping[str, Charge] = field(default_factory=dict)
     """As in ``StoredPlan.charges``."""
     checkpoints: bool = False
-    """True if a training with the plan continues from its last checkpoint."""
+    """True if the plan writes checkpoints, so that a job that stops can continue from the last one."""
     defaults: JobDefaults | None = None
     """As in ``StoredPlan.defaults``."""
     domain: Domain = ANYWHERE
@@ -41,17 +46,22 @@ class PlannedPods:
 
 @dataclass(frozen=True)
 class Reserved:
-    """What a job reserves. ``state`` changes with the job's plan, its placed pods and its number of pods."""
+    """What a job reserves. ``state``: a value to compare with an earlier one, to notice that the reservations changed.
+
+    It changes with the job's plan, its placed pods and its wanted numbers of pods.
+    """
 
     reservations: tuple[Reservation, ...] = ()
     state: Hashable = None
 
 
 def stored_reservation(observed: Observed, plan: PlannedPods | None, placed: Callable[[str], bool]) -> Reserved:
-    """Return what the stored objects of a job reserve. ``placed``: True for the uid of a pod that takes resources.
+    """Return what a job reserves, derived from its objects on the API server.
 
-    A job that is suspended, has ended or is deleted reserves nothing, and neither does one whose pods are refused, or
-    that waits in a queue of Kueue.
+    ``plan``: pods of its stored plan; None: the job has none, and reserves nothing. ``placed``: function that returns
+    True for the uid of a pod that takes resources of a node; these pods need no reservation. A job that is suspended,
+    has ended or is deleted reserves nothing, and neither does one whose pods are refused, or that waits in a queue of
+    Kueue.
     """
     job = observed.job
     if plan is None or job.deleting or job.spec.get("suspend") or job.status.get("phase") in ("Complete", "Failed"):
@@ -73,7 +83,10 @@ def stored_reservation(observed: Observed, plan: PlannedPods | None, placed: Cal
 
 
 def placed_by_group(observed: Observed, placed: Callable[[str], bool]) -> Counter[str]:
-    """Return the number of the job's pods that take resources, by the name of their group."""
+    """Return the number of the job's pods that take resources of a node, by the name of their group.
+
+    ``placed``: function that returns True for the uid of such a pod.
+    """
     return Counter(pod.group for pod in observed.pods if placed(pod.uid))
 
 
@@ -89,12 +102,13 @@ def plan_reservation(
     wanted: Mapping[str, int] | None = None,
     created: Mapping[str, int] | None = None,
 ) -> tuple[Reservation, ...]:
-    """Return what those pods of a plan need that are not placed on a node yet.
+    """Return one reservation for each group of a plan with pods that the scheduler has not placed on a node yet.
 
     ``spec``: spec of the job as the API server stores it. Its ``resources`` take precedence over the plan's, as in the
-    pods. ``placed``: number of placed pods by group. ``wanted``: number of pods by group; default: as in the plan.
-    ``created``: number of pods by group that exist. If ``wanted`` is empty, no StatefulSet of the plan exists yet, and
-    the result includes the other objects of the plan, which need no node but are charged to quotas.
+    pods. ``placed``: number of placed pods by group. ``wanted``: number of pods by group that the StatefulSets of the
+    plan ask for; without a number, it is the plan's. ``created``: number of existing pods by group, whose charges the
+    quotas count already; None: no pod exists. If ``wanted`` is empty or None, no StatefulSet of the plan exists yet.
+    The result then includes the other objects of the plan, which need no node but are charged to quotas.
     """
     own = spec.get("resources") or {}
     cpu, memory = own.get("cpu"), own.get("memory")

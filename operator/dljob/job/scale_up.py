@@ -11,9 +11,10 @@ from dljob.planner.plan import plan
 def plan_on_new_nodes(
     request: Request, existing: ClusterView, learned: Mapping[tuple[str, str], Learned], templates: NodeTemplates
 ) -> tuple[Decision, ClusterView] | None:
-    """Return a plan for a job that the existing nodes cannot run, and the nodes on which it was made.
+    """Plan a job on the existing nodes and on all nodes that ``templates`` can add. Return the plan and these nodes.
 
-    These are the existing nodes and all that the templates can add. Return None if they cannot run the job either.
+    Call it for a job that the existing nodes cannot run. Return None if the additional nodes do not help, or if the
+    templates can add no node.
     """
     view = templates.scaled_up(existing)
     if view is existing:
@@ -23,7 +24,10 @@ def plan_on_new_nodes(
 
 
 def missing_nodes(decision: Decision, existing: ClusterView) -> int:
-    """Return the number of pods for which ``existing`` has no node with enough free devices; at least 1."""
+    """Return the number of the plan's pods for which ``existing`` has no node with enough free devices; at least 1.
+
+    An autoscaler must add this number of nodes, because each node runs at most one pod of a job.
+    """
     missing = 0
     for group in decision.chosen.groups:
         fits = [node for node in existing.nodes if node.device == group.device]
@@ -32,7 +36,10 @@ def missing_nodes(decision: Decision, existing: ClusterView) -> int:
 
 
 def waiting_text(new_nodes: int) -> str:
-    """Return what the condition Planned says of a plan with ``new_nodes`` pods on nodes that did not exist."""
+    """Return the text with which the job's condition Planned says that pods wait for an autoscaler.
+
+    ``new_nodes``: number of pods that need nodes that do not exist yet.
+    """
     pods = "1 pod needs a node that does" if new_nodes == 1 else f"{new_nodes} pods need nodes that do"
     return (
         f"{pods} not exist yet; pending pods wait until an autoscaler adds nodes, at most for the start time-out "

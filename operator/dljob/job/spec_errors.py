@@ -41,7 +41,10 @@ def _expected(error: ErrorDetails) -> str:
 
 
 def _found(rule: str, given: object) -> str:
-    """Return the values of the fields that the message of a broken rule mentions."""
+    """Return a text in brackets with the values of the fields that the message of a broken rule mentions.
+
+    ``rule``: the message. ``given``: the section of the document to which the rule applies.
+    """
     found = {name: _at(given, name) for name in re.findall(r"[A-Za-z][A-Za-z.]*[A-Za-z]", rule)}
     known = [name for name, value in found.items() if value is not None]
     inner = [name for name in known if not any(other.startswith(f"{name}.") for other in known)]

@@ -1,4 +1,7 @@
-"""Tell which jobs wait for capacity, and which release it. Running jobs leave free capacity to waiting jobs."""
+"""Tell which jobs wait for free devices, and which jobs release theirs.
+
+A running job does not grow onto free devices for which another job waits.
+"""
 
 from collections.abc import Sequence
 
@@ -11,7 +14,8 @@ _FOR_CAPACITY = {"DeviceBusy", "NodesLeftOut", "Queued", "MakingRoom"}
 def devices_waited_for(job: JobSeen) -> Sequence[str] | None:
     """Return ``spec.devices`` of a job that waits for free capacity (empty: any device), or None if it does not wait.
 
-    A job that no nodes of the cluster could ever run does not count: it would keep others from growing for ever.
+    Return None also for a job that the cluster's nodes could not run even if all were free. If that job counted as
+    waiting, running jobs could never grow.
     """
     spec, status = job.spec, job.status
     if job.deleting or spec.get("suspend") or status.get("phase") in ("Complete", "Failed"):

@@ -31,7 +31,7 @@ WATCHED = (kinds.STATEFUL_SET, kinds.CONFIG_MAP, kinds.CLAIM)
 class _Applied:
     digest: str
     at: float
-    """Monotonic time in seconds."""
+    """Monotonic time in seconds when the object was last applied."""
     uid: str | None
 
 
@@ -39,10 +39,10 @@ class Applier:
     def __init__(self, api: Api, cache: Cache, resync_s: float) -> None:
         self._api, self._cache, self._resync_s = api, cache, resync_s
         self._applied: dict[JobKey, dict[tuple[str, str], _Applied]] = {}
-        """What is known of the objects of each job that are not watched, by kind and name."""
+        """For each job, the objects that no watch shows: (kind, name) → what was applied last, and when."""
 
     async def apply(self, job: JobSeen, manifests: Iterable[Manifest]) -> int:
-        """Apply the manifests that have changed, and return their number.
+        """Apply the manifests that have changed or are due to be applied again. Return the number of applied manifests.
 
         Objects on which other objects depend come first: the RoleBinding needs its Role, the plan's ConfigMap records
         that the others are applied, and pods need all objects. If an object is rejected, the plan's ConfigMap is still
@@ -69,7 +69,11 @@ class Applier:
         self._applied.pop(key, None)
 
     def _stands(self, job: JobSeen, manifest: Manifest, digest: str, support: str) -> bool:
-        """Return True if the object was applied from the same manifest and need not be applied again."""
+        """Return True if the object was applied from the same manifest and need not be applied again now.
+
+        For an object that is not watched, return False when the resync interval is over. ``digest``: digest of the
+        manifest. ``support``: digest of all manifests of the job's objects that are not watched.
+        """
         kind, name = _kind(manifest), manifest["metadata"]["name"]
         plan_name = Names.of(job).plan
         if _watched(manifest):
@@ -114,9 +118,10 @@ class Applier:
             self._applied.setdefault(job.key, {})[kind.kind, name] = found
 
     async def _uid(self, job: JobSeen, kind: Kind, name: str, *, watched: bool) -> str | None:
-        """Return the uid of the job's object; None if there is no object of this name, or a claim without an owner.
+        """Return the uid of the object with this name, which the job controls; None if no object has the name.
 
-        Raise NameTakenError for any other object that the job does not control.
+        Return None also for a volume claim without an owner, which an earlier job of this name may have left. Raise
+        NameTakenError for any other object that the job does not control.
         """
         if watched:
             cached = self._cache.found(kind, job.namespace, name)
@@ -140,7 +145,7 @@ class Applier:
 
 
 def _watched(manifest: Manifest) -> bool:
-    """Return True if the operator watches the object: its kind, and the label by which objects of jobs are selected."""
+    """Return True if a watch shows the object: if its kind is watched and it has the label by which watches select."""
     return _kind(manifest) in WATCHED and JOB_LABEL in manifest["metadata"].get("labels", {})
 
 
@@ -167,9 +172,10 @@ def _digest(manifest: Manifest | list[Manifest]) -> str:
 
 
 async def complete_all(calls: Iterable[Any], *, wait_only: bool = False) -> list[Any]:
-    """Await all calls, then raise the first error, so that no call is left running in the background.
+    """Run all calls at the same time, and return their results in the order of the calls.
 
-    ``wait_only``: return errors among the results instead, in the order of the calls.
+    If a call fails, wait for the others, and then raise the first error, so that no call is left running in the
+    background. ``wait_only``: True: raise no error; a failed call has its exception as its result.
     """
     results = await asyncio.gather(*calls, return_exceptions=True)
     for result in results:

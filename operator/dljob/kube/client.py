@@ -74,7 +74,7 @@ class Kube:
         self._secrets[job.key] = monotonic()
 
     async def _exists(self, kind: Kind, namespace: str, name: str) -> bool | None:
-        """Return True if the object exists; None if the operator may not know."""
+        """Return True if the object exists, and False if not; None if the operator has no permission to read it."""
         try:
             await self.api.labels(kind, namespace, name)
         except ApiError as error:
@@ -84,7 +84,10 @@ class Kube:
         return True
 
     async def usable_secrets(self, namespace: str, names: Iterable[str]) -> dict[str, bool]:
-        """Return name → True if the Secret's owner has marked it for DLJobs. Secrets that do not exist are left out."""
+        """Return name → True if the Secret has the label by which its owner lets DLJobs use it, and False if not.
+
+        Secrets that do not exist are left out.
+        """
         found: dict[str, bool] = {}
         for name in names:
             try:
@@ -111,7 +114,10 @@ class Kube:
             self._cache.put(kinds.STATEFUL_SET, answer)
 
     async def delete(self, job: JobSeen, target: Target) -> None:
-        """Delete an object of the job, and nothing if another object now has its name."""
+        """Delete an object of the job. Do nothing if it is gone, or if another object now has its name.
+
+        With ``target.force``, delete it without a grace period.
+        """
         kind = {"StatefulSet": kinds.STATEFUL_SET, "Pod": kinds.POD}[target.kind]
         grace_s = 0 if target.force else None
         remains = await self.api.delete(kind, job.namespace, target.name, uid=target.uid, grace_s=grace_s)
@@ -184,10 +190,11 @@ class Kube:
             await self.api.merge(kinds.EVENT, namespace, name, again)
 
     async def identify_sets(self, key: JobKey) -> None:
-        """Find the owners of the StatefulSets that control pods with the job's label and that no watch has shown.
+        """Ask the API server who owns the unknown StatefulSets that control pods with the job's label.
 
-        The watch selects StatefulSets by the label of a job, which those of other owners usually lack. If the API
-        server does not answer, the pods still count as the job's.
+        A pod may have the label of a job that does not own it. Whose it is depends on its StatefulSet. Unknown are the
+        StatefulSets that no watch has shown: the watch selects them by the label of a job, which those of other owners
+        usually lack. The answers are stored in the cache. Without an answer, the pods still count as the job's.
         """
         for uid, name in self._cache.unidentified_sets(key).items():
             body = None
@@ -199,9 +206,9 @@ class Kube:
             self._cache.identify_set(uid, body)
 
     async def update_profiles(self, measurements: RunMeasurements, namespace: str | None, now: datetime) -> None:
-        """Update the profiles of the run's devices with its measurements. Create the profiles that do not exist.
+        """Update the DLProfile (measured constants) of each device type of a run. Create profiles that do not exist.
 
-        ``namespace``: the only one whose plans use the profiles; None: all.
+        ``namespace``: the only namespace whose plans use these profiles; None: the plans of all namespaces use them.
         """
         profiles = {profile["metadata"]["name"]: profile for profile in self._cache.profiles()}
         model = measurements.model
@@ -244,12 +251,15 @@ class Kube:
         return found
 
     async def expire_profiles(self, now: datetime) -> None:
-        """Delete the profiles that have expired."""
+        """Delete the DLProfiles that are too old or too many, according to ``job.profiles.expired``."""
         for name in expired(self._cache.profiles(), now):
             await self.api.delete(kinds.PROFILE, None, name)
 
     async def prune(self, kind: Kind, selector: str = "") -> list[JobKey]:
-        """Remove cached objects of this kind whose deletion the watches missed. Return the keys of their jobs."""
+        """Remove cached objects of this kind whose deletion the watches missed. Return the keys of their jobs.
+
+        To find them, list the uids of all objects that the label ``selector`` matches; empty: all objects of the kind.
+        """
         jobs: list[JobKey] = []
         for namespace in kind.watched_in(self._namespaces, all_pods=self._all_pods):
             present, before = await self.api.uids(kind, namespace, selector)

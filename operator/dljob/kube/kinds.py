@@ -31,9 +31,10 @@ class Kind:
         return "/".join(parts)
 
     def watched_in(self, namespaces: Sequence[str], *, all_pods: bool) -> Sequence[str | None]:
-        """Return the namespaces in which the operator watches this kind; None: all.
+        """Return the namespaces in which the operator watches this kind. The only entry None stands for all namespaces.
 
-        ``namespaces``: those whose jobs it manages; empty: all. ``all_pods``: it watches pods everywhere.
+        ``namespaces``: those whose jobs the operator manages; empty: all. ``all_pods``: True if it watches pods in all
+        namespaces nevertheless.
         """
         everywhere = not namespaces or not self.namespaced or (all_pods and self.plural == "pods")
         return (None,) if everywhere else tuple(namespaces)
@@ -57,7 +58,9 @@ DISRUPTION_BUDGET = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudge
 POD_GROUPS = tuple(Kind(version, "PodGroup", "podgroups") for versions in API_VERSIONS.values() for version in versions)
 STORAGE_CLASS = Kind("storage.k8s.io/v1", "StorageClass", "storageclasses", namespaced=False)
 WORKLOAD = Kind("kueue.x-k8s.io/v1beta1", "Workload", "workloads")
-"""The Workload of Kueue. The operator uses the newest version that the API server serves and that it knows."""
+"""The Workload of Kueue, in the oldest version that the operator knows.
+
+In requests, the operator replaces the version by the newest one that it knows and that the API server serves."""
 QUOTA = Kind("v1", "ResourceQuota", "resourcequotas", optional=True)
 LIMIT_RANGE = Kind("v1", "LimitRange", "limitranges", optional=True)
 PRIORITY_CLASS = Kind("scheduling.k8s.io/v1", "PriorityClass", "priorityclasses", namespaced=False, optional=True)

@@ -22,13 +22,15 @@ LEASE_LABEL = {"app.kubernetes.io/part-of": "dljob"}
 MANAGES_ANNOTATION = "dljob.dev/manages"
 """Annotation of the Lease: the namespaces that the release manages, separated by commas; empty: all."""
 DURATION_S = 9
-"""Seconds after the last renewal when another operator may acquire the Lease."""
+"""Duration of the Lease in seconds. If the leader has not renewed it for so long, another operator may acquire it."""
 RENEW_S = 1.5
 RETRY_S = 0.5
 GIVE_UP_S = 7.0
-"""Seconds after the last renewal when a leader stops. Less than ``DURATION_S``: two leaders are never active."""
+"""A leader that has not been able to renew the Lease for this many seconds stops.
+
+This is less than ``DURATION_S``, so that two leaders are never active at the same time."""
 RIVALS_S = 10.0
-"""Interval between checks whether another release manages the same namespaces."""
+"""Seconds between two checks whether another Helm release of the operator manages the same namespaces."""
 
 
 class LeaseLostError(Exception):
@@ -64,12 +66,12 @@ class Leader:
         self._renewed: float | None = None
         """Start of the last successful attempt to write the Lease; None while this operator is not the leader."""
         self._rivals_seen: dict[str, tuple[str, float]] = {}
-        """Leases of other releases: their latest resourceVersion, and the time when this operator first saw it."""
+        """Lease of another Helm release → its latest resourceVersion, and the time when this operator first saw it."""
         self._rivals_asked = -RIVALS_S
         self._active_at: float | None = None
         """Time when ``acquire`` or ``hold`` last began a round; None while neither runs."""
         self.blocked_by: str | None = None
-        """Why this release waits for another one; None if it does not."""
+        """Message if this operator must not lead, because another Helm release manages the same namespaces; or None."""
 
     def leads(self) -> bool:
         """Return True if this operator is the leader now.
@@ -80,7 +82,10 @@ class Leader:
         return self._renewed is not None and self._clock() - self._renewed < GIVE_UP_S
 
     def stuck(self, limit_s: float) -> str | None:
-        """Return a message if the task that acquires or renews the Lease has hung for ``limit_s`` seconds, or None."""
+        """Return a message if the task that acquires or renews the Lease has hung for ``limit_s`` seconds, or None.
+
+        The message makes the liveness probe fail.
+        """
         active_at = self._active_at
         silent_s = 0.0 if active_at is None else self._clock() - active_at
         return f"the Lease has not been acquired or renewed for {silent_s:.0f} s" if silent_s > limit_s else None
@@ -100,7 +105,11 @@ class Leader:
             await asyncio.sleep(RETRY_S if self.blocked_by is None else RIVALS_S)
 
     async def hold(self) -> None:
-        """Renew the Lease periodically. Raise LeaseLostError when this operator loses the Lease."""
+        """Renew the Lease periodically, and never return. Raise LeaseLostError when this operator loses the Lease.
+
+        It loses the Lease if another operator holds it, if it could not renew it for ``GIVE_UP_S`` seconds, or if an
+        earlier Helm release manages the same namespaces.
+        """
         renewed = self._asked
         try:
             while True:
@@ -122,7 +131,10 @@ class Leader:
             self._renewed = self._active_at = None
 
     async def _yield_to_rival(self) -> None:
-        """Release the Lease and raise LeaseLostError if a release that came earlier manages the same namespaces."""
+        """Give up the Lease and raise LeaseLostError if an earlier Helm release manages the same namespaces.
+
+        Check this every ``RIVALS_S`` seconds only, and otherwise do nothing.
+        """
         if self._clock() - self._rivals_asked < RIVALS_S:
             return
         try:
@@ -141,10 +153,11 @@ class Leader:
         self.blocked_by = rival
 
     async def _rival(self, mine: dict[str, Any] | None = None) -> str | None:
-        """Describe another release that is active for the same namespaces, or return None.
+        """Describe another Helm release that is active for the same namespaces; return None if there is none.
 
-        ``mine``: this operator's own Lease if it is the leader. With it, only a release that acquired its Lease earlier
-        counts, so that of two leaders only the later one stops. A release that may not list Leases sees no other one.
+        ``mine``: this operator's own Lease if it is the leader; None if it is not. With it, only a release that
+        acquired its Lease earlier counts, so that of two leaders only the later one stops. If the operator may not list
+        Leases, return None.
         """
         self._rivals_asked = now = self._clock()
         selector = ",".join(f"{key}={value}" for key, value in LEASE_LABEL.items())
@@ -181,7 +194,10 @@ class Leader:
         return ", ".join(self._manages) or "all namespaces"
 
     async def release(self) -> None:
-        """Release the Lease, so that another operator need not wait until it expires."""
+        """Clear the holder of the Lease if it is this operator, so that the next one need not wait until it expires.
+
+        An error of the API server is only logged.
+        """
         try:
             lease = await self._api.get(LEASE, self._namespace, self._name)
             if lease["spec"].get("holderIdentity") == self._identity:
@@ -191,7 +207,10 @@ class Leader:
             log.warning("the Lease was not released: %s", error)
 
     async def _take(self) -> bool:
-        """Acquire or renew the Lease. Return True if this operator is the holder of the Lease now."""
+        """Try to acquire or renew the Lease. Return True if this operator is the holder of the Lease now.
+
+        Return False if another operator holds it, or was the first to write it.
+        """
         self._asked = self._clock()
         try:
             lease = await self._api.get(LEASE, self._namespace, self._name)
@@ -243,9 +262,9 @@ class Leader:
 
 
 def _order(lease: dict[str, Any]) -> tuple[str, str, str]:
-    """Return a sort key: of two releases, the one whose Lease has the smaller key came first.
+    """Return a sort key (time of acquisition, namespace, name) that tells which of two Helm releases was first.
 
-    Both releases read the same Leases, and therefore agree.
+    The release whose Lease has the smaller key was first. Both releases read the same Leases, and therefore agree.
     """
     meta = lease["metadata"]
     return str((lease.get("spec") or {}).get("acquireTime", "")), meta["namespace"], meta["name"]

@@ -1,7 +1,8 @@
 """The stored record of node faults: a ConfigMap in the operator's namespace, so that it outlives the operator.
 
-The ConfigMap is the only truth. The operator reads it again from time to time, because administrators may delete a
-node's key to let the node return early. A write that meets a newer version is repeated on that version.
+A node with repeated faults is left out: new plans do not use it for some time. The operator reads the ConfigMap again
+from time to time, because an administrator may delete a node's key, so that new plans use the node at once. If the
+ConfigMap has changed since it was read, a write to it is repeated on the newer version.
 """
 
 import asyncio
@@ -27,7 +28,10 @@ LABELS = {"app.kubernetes.io/managed-by": "dljob", "app.kubernetes.io/component"
 
 @dataclass(frozen=True)
 class Noted:
-    """Result of ``NodeFaults.note``: the faults that were new, and the nodes that are left out because of them."""
+    """Result of ``NodeFaults.note``: the faults that were new, and the nodes that are newly left out because of them.
+
+    New plans do not use a node that is left out.
+    """
 
     faults: tuple[Fault, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
@@ -45,7 +49,10 @@ class NodeFaults:
         policy: FaultPolicy | None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        """``policy``: None if no node is ever left out. Nothing is then read or stored."""
+        """``policy``: when nodes are left out of new plans; None: never. Nothing is then read or stored.
+
+        ``namespace`` and ``name``: those of the ConfigMap. ``clock``: monotonic time in seconds.
+        """
         self._api, self._cache, self._namespace, self._name = api, cache, namespace, name
         self._policy, self._clock = policy, clock
         self._ledger: Ledger = {}
@@ -60,7 +67,7 @@ class NodeFaults:
         return self._policy is not None
 
     async def left_out(self, namespace: str, now: datetime) -> dict[str, LeftOut]:
-        """Return the nodes that are left out of the plans of ``namespace`` now.
+        """Return name → entry of the nodes that new plans of jobs in ``namespace`` must not use now.
 
         If the API server does not answer, use what was read last: planning must not wait for this record.
         """
@@ -72,9 +79,10 @@ class NodeFaults:
         return left_out_nodes(self._exempt(self._ledger), namespace, now)
 
     async def note(self, faults: Iterable[Fault], now: datetime) -> Noted:
-        """Record faults. Those that are known, and those of nodes that the administrator has exempted, change nothing.
+        """Record faults of nodes. Return those that were new, and the nodes that are left out because of them.
 
-        If the record cannot be stored, the faults count until it is read again.
+        Faults that are recorded already, and faults of nodes that the administrator has exempted, change nothing. If
+        the record cannot be stored, the faults count only until it is read again.
         """
         if self._policy is None:
             return Noted()
@@ -99,13 +107,13 @@ class NodeFaults:
             return Noted(tuple(new), tuple(item for item in active(self._ledger, now) if item not in known))
 
     async def tidy(self, now: datetime) -> None:
-        """Remove expired parts from the stored record."""
+        """Remove faults that no longer count, and old entries of nodes that were left out, from the stored record."""
         if self._policy is not None:
             async with self._lock:
                 await self._try(self._write(lambda ledger: ledger, now))
 
     def active(self, now: datetime) -> tuple[LeftOut, ...]:
-        """Return the entries of all nodes that are left out now, as they were last read."""
+        """Return the entries of all nodes that new plans of any namespace must not use now, as they were last read."""
         return active(self._exempt(self._ledger), now)
 
     def _exempt(self, ledger: Ledger) -> Ledger:

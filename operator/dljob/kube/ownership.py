@@ -14,7 +14,7 @@ class NameTakenError(RejectedError):
 
 
 def name_taken(job: JobSeen, kind: Kind, body: Mapping[str, Any]) -> NameTakenError:
-    """Return the error for an object of another owner whose name the job needs."""
+    """Return the error to raise if another owner's object has a name that the job needs. ``body``: this object."""
     name = body["metadata"]["name"]
     text = (
         f"metadata.name: the job {job.name!r} needs a {kind.kind} named {name!r}; found one {_holder(job, body)}. "

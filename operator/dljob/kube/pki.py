@@ -33,7 +33,7 @@ class Credentials:
 
 
 def issue(job: str, namespace: str, service: str, cluster_domain: str, now: datetime) -> Credentials:
-    """Create a certificate authority and the only certificate that it signs.
+    """Create a certificate authority for one job, and the only certificate that it signs: the one for all its pods.
 
     The key of the authority is discarded, so nobody can sign another certificate with it. An agent verifies the DNS
     name to which it connects, ``<pod>.<service>.<namespace>.svc.<cluster_domain>``. The certificate contains a wildcard

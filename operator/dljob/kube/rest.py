@@ -45,7 +45,10 @@ class ApiError(Exception):
 
     @property
     def rejected(self) -> bool:
-        """Return True if a retry is useless for now: the object is invalid, or a quota or policy forbids it."""
+        """Return True if the API server refused the request for a reason that a retry alone does not change.
+
+        Such reasons are an invalid object, and a quota or policy that forbids it.
+        """
         return self.code in (400, 403, 404, 405, 413, 415, 422)
 
 
@@ -67,9 +70,9 @@ class Api:
         requested: Requested | None = None,
         may_write: Callable[[], bool] | None = None,
     ) -> None:
-        """``may_write``: called before each write; default: always True.
+        """``may_write``: called before each write. If it returns False, the write is not sent and raises ApiError.
 
-        If ``may_write`` returns False, the write raises ApiError.
+        None: all writes are sent. ``requested``: called after each request, for metrics; None: nothing is called.
         """
         self.session = session
         self.server = server.rstrip("/")
@@ -87,13 +90,20 @@ class Api:
         return found["metadata"].get("labels") or {}
 
     async def find(self, kind: Kind, namespace: str | None, **params: str) -> list[Body]:
-        """Return all objects of a kind, without the fields ``kind`` and ``apiVersion``. ``params``: URL parameters."""
+        """Return all objects of a kind, which lack the fields ``kind`` and ``apiVersion``. ``namespace`` None: all.
+
+        ``params``: URL parameters of the list, such as ``labelSelector`` or ``fieldSelector``.
+        """
         found = await self._call("list", "GET", kind, kind.path(namespace), params=params)
         items: list[Body] = found.get("items") or []
         return items
 
     async def page(self, kind: Kind, namespace: str | None, selector: str, limit: int, token: str) -> Body:
-        """Return one page of a list, with at most ``limit`` objects. ``token`` is from the page before, or empty."""
+        """Return one page of a list of a kind, as the API server sends it, with at most ``limit`` objects.
+
+        ``token``: ``metadata.continue`` of the page before; empty: return the first page. An empty ``selector`` matches
+        all objects.
+        """
         params = {"limit": str(limit)} | ({"labelSelector": selector} if selector else {})
         params |= {"continue": token} if token else {}
         return await self._call("list", "GET", kind, kind.path(namespace), params=params)
@@ -101,10 +111,11 @@ class Api:
     async def watch(
         self, kind: Kind, namespace: str | None, selector: str, version: str, seconds: int, silence_s: float
     ) -> AsyncIterator[bytes]:
-        """Yield the events after ``version`` as lines of JSON, until the API server ends the stream.
+        """Yield the events of a watch after the resourceVersion ``version`` as lines of JSON.
 
-        A stream that breaks, or in which nothing arrives for ``silence_s`` seconds, ends too. Raise ApiError if the
-        API server rejects the request or does not answer it.
+        The iteration ends when the API server ends the stream, which it does after ``seconds``. It also ends if the
+        stream breaks, or if nothing arrives for ``silence_s`` seconds. Raise ApiError if the API server rejects the
+        request or does not answer it.
         """
         params = {
             "watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version, "timeoutSeconds": str(seconds),
@@ -134,9 +145,10 @@ class Api:
         return [meta["uid"] for meta in found], version
 
     async def metadata(self, kind: Kind, namespace: str | None, selector: str) -> tuple[list[Body], int | None]:
-        """Return name, namespace, uid and resourceVersion of all objects, and the resourceVersion of this list.
+        """Return name, namespace, uid and resourceVersion of all matching objects, and the resourceVersion of the list.
 
-        As ``uids`` otherwise. The API server sends pages, each with the metadata of at most ``METADATA_PAGE`` objects.
+        The resourceVersion of the list is None if it is not a number. An empty label selector matches all objects. The
+        API server sends only the metadata of the objects, on pages of at most ``METADATA_PAGE``.
         """
         accept = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
         path, bodies, token = kind.path(namespace), list[Body](), ""
@@ -177,10 +189,11 @@ class Api:
     ) -> Body:
         """Apply an object with server-side apply.
 
-        ``owner``: name of the field manager. ``force``: take over fields that other field managers own; otherwise they
-        are a conflict. ``strict``: unknown fields are an error, if the server supports that. ``dry_run``: change
-        nothing, and return the object that would result. If the body has a ``metadata.uid``, any other object of the
-        name, or no object, is a conflict.
+        ``owner``: name of the field manager. ``force``: True: take over fields that other field managers own; False:
+        such fields are a conflict (ApiError). ``strict``: unknown fields are an error, if the server supports that.
+        ``dry_run``: change nothing, and return the object that would result. If ``body`` has a ``metadata.uid``, the
+        call changes only the object with this uid. If that does not exist, or another object has its name, the result
+        is a conflict.
         """
         path = kind.path(body["metadata"].get("namespace"), body["metadata"]["name"], subresource)
         params = {"fieldManager": owner, "force": str(force).lower()}
@@ -204,7 +217,8 @@ class Api:
     ) -> Body | None:
         """Delete an object. Do nothing if it does not exist or has another uid than ``uid``.
 
-        Return the object if it remains for now, such as a pod that is terminating or has a finalizer.
+        Return the object if it remains for now, such as a pod that is terminating or has a finalizer; None otherwise.
+        ``grace_s``: grace period in seconds; None: that of the object.
         """
         options: Body = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         if uid is not None:
@@ -220,7 +234,7 @@ class Api:
         return answer if answer.get("kind") == kind.kind else None
 
     async def version(self) -> tuple[int, int]:
-        """Return the major and minor version of the server."""
+        """Return the major and minor version of Kubernetes on the server, such as (1, 30)."""
         found = await self._attempted("get", "GET", "version", "/version", None, {}, "application/json")
         return int(found["major"]), int(found["minor"].rstrip("+"))
 
@@ -267,7 +281,11 @@ class Api:
         content: str,
         accept: str = "application/json",
     ) -> Body:
-        """Send a request, and repeat it after temporary errors. Conflicts (code 409) are not temporary errors."""
+        """Send a request, repeat it after temporary errors, and return the decoded answer.
+
+        There are at most ``ATTEMPTS`` attempts. Raise ApiError after the last one, for an error that is not temporary,
+        such as a conflict (code 409), and for a write that ``may_write`` forbids.
+        """
         attempt = 1
         while True:
             if method != "GET" and not self._may_write():
@@ -325,7 +343,7 @@ class Api:
 
 
 async def lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Yield the lines of a stream. Lines may be longer than aiohttp's buffer."""
+    """Yield the lines of a stream without line ends. Skip empty lines. Lines may be longer than aiohttp's buffer."""
     parts: list[bytes] = []
     async for data in content.iter_any():
         *ends, rest = data.split(b"\n")

@@ -54,10 +54,10 @@ class WarningEvents:
         """Objects with a possible problem: (namespace, kind, name) → their state."""
 
     async def added_to(self, observed: Observed, now: datetime) -> tuple[Observed, bool]:
-        """Return the observed state of a job with added warnings, and True if the job has a possible problem.
+        """Return the state of a job with the messages of warning events, and True if the job has a possible problem.
 
         Possible problems are a pending checkpoint claim, a StatefulSet without all its pods, and a container that is
-        still starting.
+        still starting. While there is one, the caller should call again, because events may still arrive.
         """
         job, troubled = observed.job, False
         claims, sets, pods = dict(observed.claims), list(observed.sets), list(observed.pods)

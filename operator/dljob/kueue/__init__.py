@@ -1,4 +1,4 @@
-"""Let Kueue decide when a job runs: the job's Workload, what Kueue says there, and what the operator answers.
+"""Let Kueue decide when a job runs: create the job's Workload, read Kueue's decision there, and answer it.
 
 dljob is an external framework of Kueue: Kueue does not know DLJobs. The operator creates the ``Workload`` of a job
 itself and follows its status, as Kueue's own controllers do for the kinds that they know. The package does no I/O.

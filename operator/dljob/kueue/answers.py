@@ -1,7 +1,7 @@
-"""What the operator writes to the status of a Workload, as Kueue's controllers of other kinds do.
+"""What the operator writes to the status of a job's Workload, with which the job asks Kueue for quota.
 
-Each function returns a JSON merge patch of the status. It contains all conditions, so it must be sent with the
-resourceVersion with which they were read.
+Kueue's own controllers write the same for the kinds that they know. Each function returns a JSON merge patch of the
+status. It contains all conditions, so it must be sent with the resourceVersion with which they were read.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,8 @@ MAX_MESSAGE = 1024
 _REQUEUED_BY_JOB = {"Preempted", "NodeFailures"}
 """Reasons of an eviction after which a Workload goes back to its queue as soon as the pods are gone.
 
-After the others, Kueue queues it again itself: after a back-off, when somebody activates it, or when its queue resumes.
+After an eviction for another reason, Kueue itself decides when the Workload goes back: after a back-off, when somebody
+activates it, or when its queue resumes.
 """
 
 Patch = dict[str, Any]
@@ -36,9 +37,9 @@ def released(found: WorkloadSeen, now: datetime) -> Patch:
 
 
 def finished(found: WorkloadSeen, *, success: bool, message: str, now: datetime) -> Patch | None:
-    """Return the status patch that says that the job has ended, so that its quota becomes free.
+    """Return the status patch that says that the job has ended, so that Kueue frees its quota.
 
-    Return None if the Workload says so already.
+    ``success``: True if the job is complete, False if it failed. Return None if the Workload has ended already.
     """
     if found.is_true("Finished"):
         return None
@@ -47,9 +48,10 @@ def finished(found: WorkloadSeen, *, success: bool, message: str, now: datetime)
 
 
 def pods_ready(found: WorkloadSeen, *, ready: bool, now: datetime) -> Patch | None:
-    """Return the status patch that says whether all pods are ready. Kueue's option waitForPodsReady may evict by it.
+    """Return the status patch for the condition PodsReady; None if the Workload has this condition already.
 
-    Return None if the Workload says so already.
+    ``ready``: True if all pods of the job are ready. With its option waitForPodsReady, Kueue evicts a Workload whose
+    pods are not ready in time.
     """
     before = found.condition("PodsReady")
     was, why = (before or {}).get("status"), (before or {}).get("reason")
@@ -64,7 +66,7 @@ def pods_ready(found: WorkloadSeen, *, ready: bool, now: datetime) -> Patch | No
 
 
 def _changed(found: WorkloadSeen, changes: list[tuple[str, bool, str, str]], now: datetime) -> list[Mapping[str, Any]]:
-    """Return all conditions of the Workload after ``changes``: tuples (type, status, reason, message)."""
+    """Return all conditions of the Workload after some changes. Each change is (type, status, reason, message)."""
     conditions = {str(item["type"]): item for item in found.conditions}
     stamp = now.strftime("%Y-%m-%dT%H:%M:%SZ")
     for kind, status, reason, message in changes:

@@ -12,7 +12,7 @@ from dljob.render.names import metadata
 from dljob.render.pods import pod_template
 
 DIGEST_ANNOTATION = "dljob.dev/spec"
-"""Annotation of a Workload: ``spec_digest`` of the spec for which it asks."""
+"""Annotation of a Workload: ``spec_digest`` of the job's spec for which the operator wrote the Workload."""
 JOB_UID_LABEL = "kueue.x-k8s.io/job-uid"
 FIRST_VERSION = "kueue.x-k8s.io/v1beta1"
 """In this version, two fields name the priority class and its kind. Later versions have one reference instead."""
@@ -24,10 +24,10 @@ _PRIORITY_GROUPS = {
 
 
 def workload(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, config: RenderConfig, seen: QueueSeen) -> Manifest:
-    """Return the Workload of a plan, with one podSet for each group of pods.
+    """Return the Workload with which a job asks Kueue for the resources of its plan, with one podSet for each group.
 
-    The templates are those of the pods before an admission. Kueue reads from them what a pod requests, and on which
-    nodes it may run.
+    The pod templates lack what Kueue adds with an admission. Kueue reads from them what a pod requests, and on which
+    nodes it may run. ``accepted``: the plan. ``seen``: version of Kueue's API and value of the job's priority class.
     """
     asking = accepted.model_copy(update={"admission": None})
     minimum = accepted.least_nodes
@@ -52,7 +52,7 @@ def workload(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, config: Render
 
 
 def partial_minimum(spec: DLJobSpec, accepted: StoredPlan) -> int | None:
-    """Return the fewest pods with which Kueue could admit the job; None if it needs all pods of its plan.
+    """Return the smallest number of pods with which Kueue may admit the job; None if it needs all pods of its plan.
 
     Kueue can reduce the pods of one podSet only, so a plan with several groups needs all its pods. A plan that splits
     the model and a plan whose groups the user fixes need all their pods, too.
@@ -64,9 +64,10 @@ def partial_minimum(spec: DLJobSpec, accepted: StoredPlan) -> int | None:
 
 
 def priority_class(job: JobSeen, spec: DLJobSpec) -> tuple[str, str] | None:
-    """Return kind and name of the class from which the Workload has its priority; None without a class.
+    """Return (kind, name) of the class that determines the priority of the Workload; None if the job names no class.
 
-    Kueue's own class takes precedence over that of the pods.
+    A WorkloadPriorityClass of Kueue, which a label of the job names, takes precedence over the PriorityClass of the
+    pods, which the spec names.
     """
     if job.queue_priority:
         return "WorkloadPriorityClass", job.queue_priority

@@ -21,7 +21,7 @@ class Stage(StrEnum):
     OVER = "WorkloadFinished"
     """Somebody other than the operator has finished the Workload."""
     EVICTED = "Evicted"
-    """Kueue takes the quota back. The operator stops the pods, then gives up the reservation."""
+    """Kueue takes the quota back. The operator must stop the pods, and then release the quota."""
     INACTIVE = "Deactivated"
     """``spec.active`` of the Workload is false."""
     WAITING = "Queued"
@@ -40,7 +40,10 @@ class Turn:
 
 @dataclass(frozen=True)
 class Within:
-    """The limits of an admission with fewer pods than the plan has. The job must be planned again within them."""
+    """The limits of an admission with fewer pods than the plan has. The job must be planned again within these limits.
+
+    ``node_selector`` and ``tolerations``: those that Kueue adds to the pods.
+    """
 
     groups: tuple[tuple[str, int, int], ...]
     """Device type, number of nodes and ranks per node of each group."""
@@ -48,7 +51,10 @@ class Within:
     tolerations: tuple[Mapping[str, Any], ...] = ()
 
     def narrow(self, spec: DLJobSpec) -> DLJobSpec:
-        """Return the spec with which the planner keeps within these limits."""
+        """Return the spec with the admitted groups as fixed choices, so that the planner keeps within these limits.
+
+        Kueue's node selector and tolerations are added.
+        """
         groups = tuple(FixedGroup(device=name, nodes=nodes, ranks_per_node=ranks) for name, nodes, ranks in self.groups)
         scheduling = spec.scheduling
         selector = {**scheduling.node_selector, **self.node_selector}
@@ -66,7 +72,10 @@ class Problem(NamedTuple):
 
 @dataclass(frozen=True)
 class Admitted:
-    """What Kueue has admitted. ``counts``: number of admitted pods of each group."""
+    """What Kueue has admitted. ``counts``: number of admitted pods of each group, by the name of the group.
+
+    ``problem``: why the job cannot start nevertheless; None if it can.
+    """
 
     admission: QueueAdmission
     counts: Mapping[str, int]
@@ -74,7 +83,7 @@ class Admitted:
 
 
 def turn(seen: QueueSeen) -> Turn:
-    """Return the stage of a job, and a message for its condition Admitted."""
+    """Return how far Kueue's admission of a job is, and a message for the job's condition Admitted."""
     found = seen.workload
     if not seen.api_version:
         return Turn(Stage.NO_KUEUE, seen.problem)
@@ -111,7 +120,7 @@ def _open_checks(found: WorkloadSeen) -> list[Mapping[str, Any]]:
 
 
 def admitted(seen: QueueSeen) -> Admitted:
-    """Return what Kueue has admitted. The stage must be ``ADMITTED``."""
+    """Return what Kueue has admitted for a job whose stage is ``ADMITTED``; do not call it in another stage."""
     found = seen.workload
     assert found is not None
     placements: dict[str, Placement] = {}
@@ -168,7 +177,11 @@ def _updates(found: WorkloadSeen, name: str) -> list[Mapping[str, Any]]:
 
 
 def within(seen: QueueSeen, accepted: StoredPlan | None) -> Within | None:
-    """Return the limits within which an admitted job must be planned again; None if its plan has the admitted pods."""
+    """Return the limits within which a job must be planned again, because Kueue admitted fewer pods than its plan has.
+
+    Return None if Kueue admitted the plan's pods, if the job has no plan or is not admitted, if the Workload has other
+    groups than the plan, or if the job cannot start with the admission (``Admitted.problem``).
+    """
     if accepted is None or turn(seen).stage is not Stage.ADMITTED:
         return None
     found = admitted(seen)

@@ -28,4 +28,5 @@ class RenderConfig:
     node_templates: NodeTemplates = NO_TEMPLATES
     """Nodes that an autoscaler can add for jobs that the existing nodes cannot run."""
     job_defaults: JobDefaults = NO_DEFAULTS
-    """The administrator's defaults for jobs without a plan. Otherwise, the defaults in the stored plan apply."""
+    """The administrator's present defaults, for jobs without a plan. For a job with a plan, the defaults in that plan
+    apply."""

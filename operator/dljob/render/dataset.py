@@ -34,7 +34,8 @@ def mount(spec: DLJobSpec, *, writable: bool = False) -> list[Manifest]:
 def init_container(spec: DLJobSpec, image: Manifest, environment: Sequence[Manifest], security: Manifest) -> Manifest:
     """Return the init container that fetches data and verifies checksums.
 
-    ``image``: the container's fields ``image`` and ``imagePullPolicy``.
+    ``image``: the container's fields ``image`` and ``imagePullPolicy``. ``environment``: its environment variables.
+    ``security``: its ``securityContext``.
     """
     data = spec.dataset
     arguments = [data.uri, "--to", data.file] if data.remote else [f"file://{data.file}"]

@@ -10,11 +10,15 @@ LABEL = f"{GROUP}/disruption"
 no pods without the label."""
 _AVOID = "avoid"
 _MARKS = {"cluster-autoscaler.kubernetes.io/safe-to-evict": "false", "karpenter.sh/do-not-disrupt": "true"}
-"""Annotations by which Cluster Autoscaler and Karpenter leave the node of a pod in place."""
+"""Annotations of a pod that prevent Cluster Autoscaler and Karpenter from removing its node."""
 
 
 def marked(template: Manifest, spec: DLJobSpec) -> Manifest:
-    """Return the metadata ``template`` of a pod with the label and annotations that ``scheduling.disruption`` needs."""
+    """Return the metadata of a pod template with the label and annotations that protect the pod against disruptions.
+
+    ``template``: the metadata without these. Return it unchanged unless the spec asks for protection
+    (``scheduling.disruption: Avoid``).
+    """
     if spec.scheduling.disruption is not Disruption.AVOID:
         return template
     return {
@@ -25,7 +29,10 @@ def marked(template: Manifest, spec: DLJobSpec) -> Manifest:
 
 
 def budget(job: JobSeen, spec: DLJobSpec) -> tuple[Manifest, ...]:
-    """Return the PodDisruptionBudget that keeps all pods of the job, or nothing if disruptions are allowed."""
+    """Return the PodDisruptionBudget that forbids the eviction of the job's ready pods.
+
+    Draining a node then waits until the job has ended. Return an empty tuple if the spec allows disruptions.
+    """
     if spec.scheduling.disruption is not Disruption.AVOID:
         return ()
     made = {

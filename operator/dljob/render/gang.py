@@ -47,7 +47,7 @@ the beta version."""
 
 @dataclass(frozen=True)
 class _Form:
-    """How the PodGroups of one API version look, and how a pod names its PodGroup."""
+    """The form of PodGroups in one API version: their spec, and how a pod names its PodGroup."""
 
     spec: Callable[[int], Manifest]
     """Number of pods → spec of the PodGroup."""
@@ -94,13 +94,18 @@ def api_for(spec: DLJobSpec, config: RenderConfig) -> str | None:
 
 
 def with_pod_group(template: Manifest, job: JobSeen, spec: DLJobSpec, accepted: StoredPlan) -> Manifest:
-    """Return the pod template with the name of the plan's PodGroup, or unchanged if the plan has none."""
+    """Return the pod template with the name of the PodGroup to which the pods belong.
+
+    If the plan has no PodGroup, return the template unchanged.
+    """
     form = _form(accepted)
     return template if form is None else _joined(template, form.member(_name(job, form, _spec(form, spec, accepted))))
 
 
 def pod_group(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, config: RenderConfig) -> tuple[Manifest, ...]:
-    """Return the PodGroup of the plan; empty if the plan has none, or if its API is not the installation's.
+    """Return the manifest of the plan's PodGroup in a tuple, which is empty if none is to be created.
+
+    None is to be created if the plan has none, or if it has one of an API version that the installation no longer uses.
 
     The PodGroup requires all pods of the plan, so the scheduler places the first pods only together. Later, pods that
     still run count too, so the scheduler places a replacement pod alone.
@@ -144,7 +149,7 @@ def _name(job: JobSeen, form: _Form, body: Manifest) -> str:
 
 
 def _joined(base: Any, more: Manifest) -> Manifest:
-    """Return ``base`` with the fields of ``more`` merged into its maps."""
+    """Return ``base`` with the fields of ``more`` added, also in nested maps. A value in ``more`` takes precedence."""
     result = dict(base)
     for key, value in more.items():
         result[key] = _joined(base.get(key, {}), value) if isinstance(value, dict) else value

@@ -78,7 +78,8 @@ def labels(job: JobSeen, group: str | None = None) -> dict[str, str]:
 def metadata(job: JobSeen, name: str, *, owned: bool = True, **more: Any) -> dict[str, Any]:
     """Return the metadata of a Kubernetes object that belongs to ``job``.
 
-    If ``owned`` is true, the garbage collector deletes the object together with the job. ``more``: further fields.
+    If ``owned`` is true, the garbage collector deletes the object together with the job. ``more``: further fields of
+    the metadata, such as ``annotations``.
     """
     owner = {
         "apiVersion": API_VERSION,

@@ -102,7 +102,11 @@ def pod_template(
 
 
 def _placed(template: Manifest, placement: Placement | None) -> Manifest:
-    """Return the pod template with what Kueue adds. The template's own labels take precedence: selectors use them."""
+    """Return the pod template with the labels, annotations, node selector and tolerations that Kueue adds.
+
+    The template's own labels take precedence, because selectors of other objects use them. For annotations and the node
+    selector, Kueue's values take precedence. ``placement`` None: return the template unchanged.
+    """
     if placement is None:
         return template
     metadata, spec = dict(template["metadata"]), dict(template["spec"])
@@ -117,7 +121,10 @@ def _placed(template: Manifest, placement: Placement | None) -> Manifest:
 
 
 def avoiding(template: Manifest, nodes: Sequence[str] | None) -> Manifest:
-    """Return the pod template with a node affinity that excludes ``nodes``, whatever affinity an override has set."""
+    """Return the pod template with a node affinity that excludes the nodes with these names.
+
+    It is added to the affinity of the template, which the user may have overridden.
+    """
     if not nodes:
         return template
     # A field selector on a node's name has exactly one value.
@@ -133,9 +140,11 @@ def avoiding(template: Manifest, nodes: Sequence[str] | None) -> Manifest:
 
 
 def within(template: Manifest, domain: Sequence[Sequence[NodeRequirement]] | None) -> Manifest:
-    """Return the pod template with a node affinity for the nodes of ``domain``, whatever affinity an override has set.
+    """Return the pod template with a node affinity for the nodes of ``domain``.
 
-    The terms of an affinity are alternatives, so each term of the template is combined with each term of the domain.
+    ``domain``: terms of the part of the cluster for which the job was planned; None or empty: return the template
+    unchanged. The node affinity is added to the affinity of the template, which the user may have overridden. The terms
+    of an affinity are alternatives, so each term of the template is combined with each term of the domain.
     """
     if not domain:
         return template
@@ -157,7 +166,10 @@ def within(template: Manifest, domain: Sequence[Sequence[NodeRequirement]] | Non
 
 
 def _affinity(job: JobSeen, group: PodGroup) -> Manifest:
-    """Return the affinity: one pod of the job per node, only on nodes with the group's device type."""
+    """Return the affinity of a group's pods.
+
+    A pod runs only on a node with the group's device type, and a node runs at most one pod of the job.
+    """
     return {
         "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": _device_terms(group)}},
         "podAntiAffinity": {

@@ -13,21 +13,24 @@ DIRECTORY = "/tmp"
 DEFAULT_SIZE = "2Gi"
 """Size limit of the scratch space if the spec sets none. It also is the base of the size ``Auto``."""
 COPIES = 2
-"""Copies of the model's parameters in the scratch space of size ``Auto``.
+"""Number of copies of the model's parameters for which a scratch space of size ``Auto`` has room.
 
 A library that downloads weights needs two copies at the same time: the file that it downloads or converts, and the one
 in its cache.
 """
 RESERVE_NBYTES = 2**30
-"""Bytes of the ephemeral storage limit beyond the sizes of the volumes, because the kubelet also counts the logs."""
+"""Bytes by which the pod's limit of ephemeral storage exceeds the sizes of its volumes.
+
+They are for the logs, which the kubelet also counts.
+"""
 _MOST_NBYTES = 2**60
 """Maximum of the size ``Auto`` in bytes. The API server rejects quantities beyond 64 bits."""
 _CACHES = {"HF_HOME": "huggingface", "TORCH_HOME": "torch", "XDG_CACHE_HOME": ""}
-"""Variables of libraries that name a directory for caches → directory below ``.cache``."""
+"""Environment variable by which libraries find their cache directory → directory below ``/tmp/.cache``."""
 
 
 def size(spec: DLJobSpec) -> str:
-    """Return the size limit of the scratch space, as a quantity of bytes."""
+    """Return the size limit of the scratch space as a Kubernetes quantity, such as '2Gi'. Compute the size ``Auto``."""
     scratch = spec.trainer.scratch
     if scratch is None:
         return DEFAULT_SIZE
@@ -35,14 +38,14 @@ def size(spec: DLJobSpec) -> str:
 
 
 def described(spec: DLJobSpec) -> str:
-    """Return the size with its origin, for messages, such as '2Gi (the default)'."""
+    """Return the size of the scratch space with its origin, for messages, such as '2Gi (the default)'."""
     if spec.trainer.scratch is None:
         return f"{DEFAULT_SIZE} (the default)"
     return f"Auto ({size(spec)})" if spec.trainer.scratch.size == AUTO_SIZE else size(spec)
 
 
 def doubled(spec: DLJobSpec) -> str:
-    """Return twice the size, rounded up to whole Gi, to propose it in messages."""
+    """Return twice the size of the scratch space, rounded up to whole Gi, to propose it in messages."""
     return f"{ceil(2 * quantity(size(spec)) / 2**30)}Gi"
 
 
@@ -51,10 +54,11 @@ def volume(spec: DLJobSpec) -> Manifest:
 
 
 def variables(spec: DLJobSpec) -> dict[str, Manifest]:
-    """Return the variables that name directories for caches. Without ``spec.trainer.scratch``, there are none.
+    """Return the environment variables (name → fields) that make libraries put their caches into the scratch space.
 
-    An image may set these variables to a directory that it cannot write to. A user's value takes precedence, because it
-    may name a volume that several jobs share.
+    Without ``spec.trainer.scratch``, return none. The variables are needed because the image may set them to a
+    directory in which the trainer cannot write. If the user sets one of them too, the caller uses the user's value,
+    which may name a volume that several jobs share.
     """
     if spec.trainer.scratch is None:
         return {}
@@ -62,9 +66,10 @@ def variables(spec: DLJobSpec) -> dict[str, Manifest]:
 
 
 def storage(spec: DLJobSpec) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the requests and the limits of ephemeral storage of the trainer container. Both are empty without scratch.
+    """Return the trainer container's requests and limits of ephemeral storage (space on the node's disk).
 
-    The kubelet counts all volumes on the node's disk against the limit of the pod, so fetched data is included.
+    Both have the form of ``resources`` in a container, in bytes. Both are empty without ``spec.trainer.scratch``. The
+    kubelet counts all volumes on the node's disk against the limit of the pod, so fetched data is included.
     """
     if spec.trainer.scratch is None:
         return {}, {}
@@ -74,7 +79,10 @@ def storage(spec: DLJobSpec) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _auto_nbytes(spec: DLJobSpec) -> int:
-    """Return the bytes for the size ``Auto``, from what the spec says about the model and the dataset."""
+    """Return the size ``Auto`` in bytes: the default size, ``COPIES`` times the model's parameters, and the dataset.
+
+    What the spec does not say about model and dataset counts as 0 bytes.
+    """
     data = (spec.dataset.samples or 0) * (spec.dataset.sample_bytes or 0)
     return min(int(quantity(DEFAULT_SIZE)) + COPIES * REAL_NBYTES * _parameters(spec) + data, _MOST_NBYTES)
 

@@ -11,7 +11,7 @@ from dljob.render.pods import pod_template
 def stateful_set(
     job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, group: PodGroup, config: RenderConfig
 ) -> Manifest:
-    """Return the StatefulSet of a group.
+    """Return the StatefulSet that runs the pods of one group of the plan, which are on one type of device.
 
     The StatefulSet starts all pods at once and does not update running pods. The operator changes its pod template only
     while it has zero replicas.

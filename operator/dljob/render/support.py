@@ -22,7 +22,7 @@ def plan_config_map(job: JobSeen, accepted: StoredPlan) -> Manifest:
 
 
 def _report_config_map(job: JobSeen) -> Manifest:
-    """Return the ConfigMap of the report without the field ``data``.
+    """Return the ConfigMap for the job's report (the trainer's progress) without the field ``data``.
 
     Only the job's coordinator writes ``data``. When the operator applies the manifest, it therefore does not
     change the report.
@@ -33,7 +33,7 @@ def _report_config_map(job: JobSeen) -> Manifest:
 def _logs_config_map(job: JobSeen) -> Manifest:
     """Return the ConfigMap of the ranks' last output, which the coordinator fills.
 
-    It lacks the label of the job's objects, so that the operator does not watch it and never holds its content.
+    It lacks the label of the job's objects, so that the operator does not watch it and never has its content in memory.
     """
     meta = metadata(job, Names.of(job).logs)
     meta["labels"] = {key: value for key, value in meta["labels"].items() if key != JOB_LABEL}
@@ -129,7 +129,7 @@ def checkpoint_claim(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan) -> Man
 
 
 def support(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, config: RenderConfig) -> tuple[Manifest, ...]:
-    """Return all objects that the pods need, except the volume claim and the Secret with the TLS keys.
+    """Return the manifests of all objects that the pods need, except the volume claim and the Secret with the TLS keys.
 
     ``checkpoint_claim`` returns the claim. The package ``kube`` creates the Secret, because it must generate the keys.
     """

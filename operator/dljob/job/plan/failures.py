@@ -1,6 +1,7 @@
-"""The operator's record of counted failures, for rules about conditions of nodes and pods.
+"""The operator's record of failures that the coordinator counted, for failure rules about conditions of nodes and pods.
 
-It is in the plan's ConfigMap under a key of its own. The agents read the part that ``dlcontract`` defines.
+The operator stores it in the plan's ConfigMap under a key of its own. The agents in the pods read only those of its
+fields that ``dlcontract.FailureAllowance`` defines.
 """
 
 from typing import Annotated
@@ -10,11 +11,15 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 from dlcontract import FailureAllowance
 
 MAX_OPEN = 10
-"""Maximum number of failures that wait for a condition. Ranks that fail at once restart six times in 120 s."""
+"""Maximum number of open failures: those to which a rule about conditions may still apply. The oldest are dropped.
+
+A failure is open for 120 s. In this time, ranks that always fail at their start restart about six times."""
 
 
 MAX_EVICTED = 32
-"""Number of evicted pods whose uids are stored, so that each is counted once. The cache remembers fewer per job."""
+"""Number of evicted pods whose uids are stored, so that each eviction is counted once.
+
+It exceeds the number of evictions that the operator's cache holds for one job (16)."""
 
 
 class OpenFailure(BaseModel):
@@ -34,7 +39,10 @@ class OpenFailure(BaseModel):
 
 
 class FailureRecord(FailureAllowance):
-    """Counted failures of a job with rules about conditions, and counted evictions of any job, across its plans."""
+    """Record of a job's counted failures and counted evictions, which continues when the job gets another plan.
+
+    Failures are recorded only for jobs with failure rules about conditions, evictions for all jobs.
+    """
 
     seen: Annotated[
         int,

@@ -18,16 +18,20 @@ ROUNDED_S = 30.0
 
 
 def given_s(spec: DLJobSpec) -> float:
-    """Return the grace period in the spec in seconds. If pod template overrides change it, the last override counts."""
+    """Return the grace period in seconds that the user sets: the last pod template override that sets it, or the spec.
+
+    If the user sets none, it is the default of ``spec.runPolicy.terminationGracePeriodSeconds``.
+    """
     return float([spec.run_policy.termination_grace_period_seconds, *_overrides(spec)][-1])
 
 
 def grace_s(spec: DLJobSpec, checkpoint_s: float, step_s: float, former_s: float | None = None) -> float:
-    """Return the grace period for a plan in seconds.
+    """Return the termination grace period for the pods of a plan in seconds.
 
-    It is the one in the spec. If that is the default, and the default is too short for a checkpoint, return a longer
-    one. ``checkpoint_s``: seconds to write a checkpoint. ``step_s``: seconds of a step. ``former_s``: the grace period
-    of the former plan for the same spec, which stays if it is long enough; None without such a plan.
+    It is the one that the user sets, or the default. If that is the default, and the default is too short for a
+    checkpoint, return a longer one, at most ``MAX_RAISED_S``. ``checkpoint_s``: seconds to write a checkpoint.
+    ``step_s``: seconds of a step. ``former_s``: grace period in seconds of the former plan for the same spec, which is
+    returned again if it is long enough, so that the pods need not change; None without such a plan.
     """
     given = given_s(spec)
     if not spec.checkpoint.enabled or _overrides(spec) or given != _default_s():
@@ -39,7 +43,11 @@ def grace_s(spec: DLJobSpec, checkpoint_s: float, step_s: float, former_s: float
 
 
 def too_short(spec: DLJobSpec, chosen_s: float, checkpoint_s: float, step_s: float) -> str | None:
-    """Return a warning if a checkpoint does not fit into the grace period ``chosen_s`` of the plan; otherwise None."""
+    """Return a warning if a step and a checkpoint take longer than the plan's grace period; otherwise None.
+
+    All times are in seconds. ``chosen_s``: grace period of the plan. ``checkpoint_s``: time to write a checkpoint.
+    Without checkpoints, return None.
+    """
     needed_s = checkpoint_s + step_s
     if not spec.checkpoint.enabled or needed_s <= chosen_s:
         return None
@@ -51,7 +59,10 @@ def too_short(spec: DLJobSpec, chosen_s: float, checkpoint_s: float, step_s: flo
 
 
 def too_short_grace(spec: DLJobSpec, decision: Decision) -> str | None:
-    """Return the warning of ``too_short`` about the plan that a new job with this spec gets; None if there is none."""
+    """Return the warning of ``too_short`` about a planner's decision for a new job; None if the grace period suffices.
+
+    The times of a step and of a checkpoint are the predicted ones.
+    """
     step_s, checkpoint_s = decision.chosen.prediction.step_p90_s, decision.checkpoint_s
     return too_short(spec, grace_s(spec, checkpoint_s, step_s), checkpoint_s, step_s)
 

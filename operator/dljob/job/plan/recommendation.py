@@ -39,7 +39,7 @@ Constants = Mapping[tuple[str, str], Learned]
 
 @dataclass(frozen=True)
 class Job:
-    """A DLJob, which may exist only as a manifest."""
+    """A DLJob to plan. It need not exist on a cluster: a manifest is enough. ``namespace``: None if none is given."""
 
     name: str
     namespace: str | None
@@ -56,14 +56,16 @@ class Recommendation:
     """The planner request. If the job has a ``batchSizeRange``, it holds the chosen global batch size."""
     answer: Decision | Infeasible
     view: ClusterView
-    """The nodes for which the answer holds, with those that an autoscaler would add."""
+    """The nodes for which the job was planned. If the existing nodes cannot run it, this includes the nodes that an
+    autoscaler can add."""
     defaults: tuple[str, ...] = ()
     """The job's values that come from the administrator's defaults, as ``job.defaults.applied`` returns them."""
 
     def document(self) -> dict[str, Any]:
-        """Return the recommendation as a JSON object.
+        """Return the recommendation as a JSON object with the keys ``job``, ``plan``, ``warning`` and ``infeasible``.
 
-        It has the keys ``plan`` (as in the job's status.plan) and ``warning``, or the key ``infeasible``.
+        ``plan`` has the form of the job's status.plan, and is None if no plan is possible. ``infeasible`` then says
+        why, and is None otherwise. ``warning``: text about the plan; None without a warning.
         """
         if isinstance(self.answer, Infeasible):
             found = self.answer
@@ -105,7 +107,7 @@ def parse_job(manifest: object) -> Job:
 
 
 def parse_profiles(documents: object) -> dict[tuple[str, str], Learned]:
-    """Return the measured constants in a list of DLProfile objects, by (model, device).
+    """Return the measured constants in a list of DLProfile objects, by (model key, device type).
 
     The objects have the form in which the API server returns them. Raise ValueError for invalid objects.
     """
@@ -129,10 +131,11 @@ def recommend(
     defaults: JobDefaults = NO_DEFAULTS,
     templates: NodeTemplates = NO_TEMPLATES,
 ) -> Recommendation:
-    """Return the plan that a new job would get.
+    """Return the plan that a new job would get on the nodes of ``view``, or the reason why it would get none.
 
-    ``defaults``: the administrator's defaults. ``templates``: nodes that an autoscaler can add, for a job that the
-    nodes of ``view`` cannot run.
+    ``constants``: measured constants by (model key, device type). ``defaults``: the administrator's defaults for unset
+    fields of the spec. ``templates``: nodes that an autoscaler can add, used only if the nodes of ``view`` cannot run
+    the job.
     """
     lines = applied(job.spec, defaults)
     job = replace(job, spec=with_defaults(job.spec, defaults))

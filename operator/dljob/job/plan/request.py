@@ -34,7 +34,10 @@ def train_samples(spec: DLJobSpec) -> int:
 
 
 def total_steps(spec: DLJobSpec) -> int:
-    """Return the optimizer steps of the whole training. A partial last batch of an epoch counts as a step."""
+    """Return the number of optimizer steps of the whole training, with the batch size in the spec.
+
+    A partial last batch of an epoch counts as a step. The spec must have steps, or epochs and a dataset.
+    """
     if spec.steps is not None:
         return spec.steps
     assert spec.epochs is not None, "a rule of the API requires epochs or steps"
@@ -44,10 +47,10 @@ def total_steps(spec: DLJobSpec) -> int:
 def learning_rate_rule(spec: DLJobSpec, batch: int) -> tuple[ScalingRule, int] | None:
     """Return (rule to scale the learning rate, batch size for which the spec's rate is meant); None for no scaling.
 
-    ``batch``: global batch size of the plan. A rule in the spec takes precedence. If the planner chose another batch
-    size than the spec's, the default is AdaScale for SGD (Johnson et al. 2020), and the square root for Adam and AdamW,
-    whose steps do not grow with the gradient (Malladi et al. 2022). With a learning-rate search, the default is None,
-    because the search already uses the chosen batch size.
+    ``batch``: global batch size of the plan. If the spec has a rule, return this rule. Otherwise, scale only if the
+    planner chose another batch size than the spec's: by AdaScale for SGD (Johnson et al. 2020), and by the square root
+    for Adam and AdamW, whose steps do not grow with the gradient (Malladi et al. 2022). With a learning-rate search and
+    no rule in the spec, return None, because the search already uses the chosen batch size.
     """
     requested = spec.optimizer.learning_rate_scaling
     if requested is not None:
@@ -61,7 +64,8 @@ def learning_rate_rule(spec: DLJobSpec, batch: int) -> tuple[ScalingRule, int] |
 def _batches(spec: DLJobSpec, running: RunningBatch | None) -> Batches | None:
     """Return the range of batch sizes that the planner may choose from, or None if the spec has no range.
 
-    The upper end is at most the number of samples in an epoch. ``running``: the batch size of a job that has started.
+    The upper end is at most the number of samples in an epoch, but not below the spec's own batch size. ``running``:
+    the batch size of a job that has started, which the planner must not change; None for a new job.
     """
     if spec.batch_size_range is None:
         return None
@@ -78,10 +82,11 @@ def planner_request(
     topology: Topology = NO_BORDERS,
     spot: Spot = SAME_AS_OTHERS,
 ) -> Request:
-    """Return the planner request of a job's spec.
+    """Return the request with which the planner is asked to plan a job with this spec. ``name``: name of the job.
 
-    ``running``: the batch size of a job that has started. ``prices``, ``topology``, ``spot``: what the
-    administrator says about prices, about the network between zones and racks, and about spot nodes.
+    ``running``: the batch size of a job that has started, which the planner must not change; None for a new job.
+    ``prices``: prices of devices and of energy. ``topology``: the network between zones and between racks. ``spot``:
+    labels, prices and interruptions of spot nodes. All three are the administrator's.
     """
     hints, resources, framework = spec.model.hints, spec.resources, spec.trainer.framework
     collective, strategy = _collective(spec.collective), spec.parallelism.strategy
@@ -145,15 +150,18 @@ def planner_request(
 
 
 _REDUCED_BY_SCRIPT: dict[Framework, CollectiveName] = {Framework.TORCHRUN: "Torch", Framework.MPI: "MPI"}
-"""Frameworks whose scripts reduce gradients themselves, and the collective whose time is predicted for them."""
+"""Framework whose scripts reduce gradients themselves → name of the collective whose time is predicted for them."""
 
 
 def _collective(asked: Collective) -> CollectiveName | None:
-    """Return the collective that the spec names; None if the planner chooses."""
+    """Return the collective (algorithm of the all-reduce) that the spec names; None if the planner chooses it."""
     return next((name for name in COLLECTIVES if name == asked.value), None)
 
 
 def micro_batches(spec: DLJobSpec) -> int:
-    """Return the number of micro-batches of a pipeline, each with at least one sample; 1 without a pipeline."""
+    """Return the number of micro-batches into which pipeline parallelism divides a batch; 1 if the spec asks for none.
+
+    It is the spec's number or a default per stage, and at most the global batch size: each has at least one sample.
+    """
     default = MICRO_BATCHES_PER_STAGE * (spec.parallelism.stages or 0)
     return min(spec.parallelism.micro_batches or max(1, default), spec.global_batch_size or 1)

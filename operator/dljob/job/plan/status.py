@@ -76,7 +76,10 @@ def _candidate(choice: Choice, chosen: Choice) -> Candidate:
 
 
 def enabled_by(missing: tuple[str, ...]) -> tuple[str, ...]:
-    """Return what missing fields of the spec would enable, one line each; empty if no field is missing."""
+    """Return lines that tell the user what the missing fields of the spec would enable; empty if none is missing.
+
+    ``missing``: names of the fields, as ``DLJobSpec.missing`` returns them.
+    """
     if not missing:
         return ()
     names = [f"spec.{name}{' (or steps)' if name == 'epochs' else ''}" for name in missing]
@@ -101,9 +104,10 @@ def enabled_by(missing: tuple[str, ...]) -> tuple[str, ...]:
 def plan_status(
     spec: DLJobSpec, decision: Decision, number: int, digest: str, defaults: tuple[str, ...] = ()
 ) -> PlanStatus:
-    """Return ``status.plan`` for an accepted decision.
+    """Return ``status.plan``, which shows users the planner's decision, its candidates and its prediction.
 
-    ``digest``: digest of the trainer's plan. ``defaults``: the job's values that come from the administrator.
+    ``number``: number of the plan, counted from 1 for each job. ``digest``: digest of the trainer's plan. ``defaults``:
+    lines about values that come from the administrator's defaults, as ``job.defaults.applied`` returns them.
     """
     chosen = decision.chosen
     return PlanStatus(

@@ -55,7 +55,11 @@ class NodeRequirement(BaseModel):
 
 
 def node_terms(domain: Domain) -> tuple[tuple[NodeRequirement, ...], ...] | None:
-    """Return the terms of a domain for a stored plan; None if every node belongs to it."""
+    """Return the terms of a domain (a part of the cluster) in the form of ``StoredPlan.domain``.
+
+    Each term is a tuple of requirements. A node belongs to the domain if it meets all requirements of one of the terms.
+    Return None if every node belongs to the domain.
+    """
     return (
         tuple(
             tuple(NodeRequirement(key=r.key, operator=r.operator, values=r.values) for r in term)
@@ -188,9 +192,10 @@ class StoredPlan(BaseModel):
 
     @property
     def revision(self) -> str:
-        """Return the revision of the job's pods, which changes with the spec and with each replacement of its plan.
+        """Return the revision: a text that identifies the pods of this plan.
 
-        All pods of the old revision stop before pods of a new revision start.
+        It changes with the fields of the spec on which the plan depends, with each replacement of the plan, and with
+        each admission by Kueue. All pods of the old revision stop before pods of a new revision start.
         """
         found = f"{self.spec_digest}-{self.replans}" if self.replans else self.spec_digest
         if self.admission is None:
@@ -213,15 +218,20 @@ class StoredPlan(BaseModel):
 
     @property
     def node_domain(self) -> Domain:
-        """Return the nodes on which the pods may run."""
+        """Return the part of the cluster on whose nodes the pods may run: ``domain`` as an object, with its terms only.
+
+        If ``domain`` is None, the result includes all nodes.
+        """
         return Domain(
             terms=tuple(tuple(Requirement(r.key, r.operator, r.values) for r in term) for term in self.domain or ())
         )
 
     def accepted_spec(self) -> DLJobSpec | None:
-        """Return the spec for which the plan was made, with defaults for the fields that take effect at once.
+        """Return the spec for which the plan was made, to compare it with the present spec of the job.
 
-        Return None if the plan does not contain it, or if it is not valid for this release.
+        The plan stores only the fields on which it depends. The others, whose changes take effect without a new plan,
+        have their default values in the result. Return None if the plan contains no spec, or one that is not valid for
+        this release.
         """
         try:
             return None if self.spec is None else DLJobSpec.model_validate(self.spec, extra="ignore")
@@ -231,7 +241,8 @@ class StoredPlan(BaseModel):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy with the fields in ``update`` changed.
 
-        If any field changes, ``data`` no longer returns the stored form of the original plan.
+        If ``update`` is not empty, ``data`` of the copy serializes its fields. Otherwise, it returns the texts from
+        which the original was parsed, if it was parsed.
         """
         copy = super().model_copy(update=update, deep=deep)
         if update:
@@ -241,7 +252,8 @@ class StoredPlan(BaseModel):
     def with_term(self, term: int) -> Self:
         """Return the plan with another term, a number that the operator raises when it fences a lost node.
 
-        Nothing else changes in the data that ``data`` returns.
+        If the plan was parsed, ``data`` returns the parsed texts with only the term changed, so that running agents
+        find no other difference.
         """
         changed = self.model_copy(update={"plan": self.plan.model_copy(update={"term": term})})
         if self._stored is not None:
@@ -251,7 +263,10 @@ class StoredPlan(BaseModel):
         return changed
 
     def with_failures(self, failures: FailureRecord | None) -> Self:
-        """Return the plan with another record of failures. Nothing else changes in the data that ``data`` returns."""
+        """Return the plan with another record of failures; None: without a record.
+
+        Nothing else changes in the data that ``data`` returns.
+        """
         if failures == self.failures:
             return self
         changed = self.model_copy(update={"failures": failures})
@@ -259,10 +274,11 @@ class StoredPlan(BaseModel):
         return changed
 
     def data(self) -> dict[str, str]:
-        """Return the data of the ConfigMap, which ``parse`` reads.
+        """Return the data (key → text) of the ConfigMap in which the plan is stored. ``parse`` reads it.
 
-        If ``parse`` made this plan, return the parsed data unchanged. Otherwise, after an upgrade of the operator,
-        running agents would receive their plan in another form.
+        If ``parse`` made this plan, return the texts that it read, with the present record of failures. They must not
+        be serialized again: an upgraded operator might write them in another form, and running agents would then
+        receive a changed plan.
         """
         failures = {} if self.failures is None else {dlcontract.FAILURES_KEY: self.failures.model_dump_json()}
         if self._stored is not None:
@@ -294,7 +310,10 @@ class StoredPlan(BaseModel):
 
 
 def _failures(text: str | None) -> FailureRecord | None:
-    """Return the record of failures; None without a record, or if it is invalid because somebody has edited it."""
+    """Parse the record of failures from its JSON text.
+
+    Return None if there is no text, or if it is invalid because somebody has edited it.
+    """
     try:
         return None if text is None else FailureRecord.parse(text)
     except ValidationError:
@@ -323,7 +342,9 @@ def _grouped(plan: dlcontract.Plan) -> Iterator[tuple[str, list[dlcontract.Rank]
 
 
 def spec_digest(spec: DLJobSpec) -> str:
-    """Return the digest of the fields on which plan and pods depend. Equal digests need no new plan and no new pods.
+    """Return a digest of the fields of the spec on which plan and pods depend.
+
+    A change of the spec that leaves the digest as it is needs no new plan and no new pods.
 
     Fields with their default values are left out, because a release that adds a field with a default must not change
     the digests of existing jobs. A default must therefore never change.

@@ -44,9 +44,10 @@ def _dataset(spec: DLJobSpec) -> dlcontract.DatasetRef:
 
 
 def _measures(spec: DLJobSpec, chosen: Choice, strategy: str) -> bool:
-    """Return True if ranks measure the collectives and use the fastest.
+    """Return True if the ranks measure the collectives (algorithms of the all-reduce) and then use the fastest one.
 
-    The collective in the plan is then only the one that the planner expects to be the fastest.
+    The collective in the plan is then only the one that the planner expects to be the fastest. Return False if the
+    ranks must use it.
     """
     several = sum(len(group.shares) for group in chosen.groups) > 1
     theirs = spec.collective is Collective.AUTO and spec.gradient_compression is None and strategy == "Data"
@@ -63,7 +64,7 @@ def parallelism(spec: DLJobSpec, chosen: Choice) -> str:
 
 
 def _min_ranks(spec: DLJobSpec, choice: Choice) -> int:
-    """Return the fewest ranks with which the trainer may continue.
+    """Return the smallest number of ranks with which the trainer may continue after other ranks have failed.
 
     With model parallelism, the trainer needs all ranks. Otherwise it needs the parameter servers and as many ranks as
     the ``nodes.min`` nodes with the fewest ranks have.
@@ -109,8 +110,10 @@ def trainer_plan(
 ) -> dlcontract.Plan:
     """Return the trainer's plan for a decision of the planner.
 
-    ``number``: counts the plans of the job. ``term``: rises when the operator fences a lost node. ``checkpoint_s``: the
-    measured time of a checkpoint in seconds; None: use the predicted one. ``former_grace_s``: see ``grace.grace_s``.
+    ``name``, ``namespace``, ``uid``: those of the job. ``number``: number of the plan, counted from 1 for each job.
+    ``term``: number that the operator raises when it fences a lost node. ``checkpoint_s``: the measured time of a
+    checkpoint in seconds; None: use the predicted one. ``former_grace_s``: grace period in seconds of the former plan,
+    see ``grace.grace_s``; None without one.
 
     Pods have the names of their StatefulSets, ``<job>-<group>-<index>``, and the DNS names of the headless ``service``,
     ``<pod>.<service>.<namespace>.svc.<cluster_domain>``.
@@ -190,9 +193,10 @@ def trainer_plan(
 
 
 def failure_rule(rule: FailureRule) -> dlcontract.FailureRule:
-    """Return a failure rule in the form that the coordinator reads.
+    """Return a failure rule of the spec in the form that the coordinator reads from the trainer's plan.
 
-    In this form, a rule about conditions matches no failure, because the operator applies such rules.
+    A rule about conditions of nodes or pods has neither exit codes nor reasons in this form, so that it matches no
+    failure there. The operator itself applies such rules.
     """
     codes = rule.on_exit_codes
     return dlcontract.FailureRule(

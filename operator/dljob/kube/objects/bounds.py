@@ -27,7 +27,7 @@ PROBLEM = "dljob.dev/problem"
 """Key that ``_replaced`` adds to an object. Its value says why the object is too large or too deeply nested."""
 
 _SAFE_BRACKETS = 400
-"""An object with fewer opening brackets is not nested deeply enough for the decoder's limit."""
+"""An object with fewer opening brackets than this cannot be nested too deeply for the decoder, and is not measured."""
 _SAFE_LIST_NBYTES = 4 * 2**20
 _IDENTITY = ("name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "deletionTimestamp")
 _TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\],]', re.DOTALL)
@@ -36,7 +36,7 @@ REMEDY = "Put long texts into a ConfigMap or into the image"
 
 
 def spec_problem(spec: Mapping[str, Any]) -> str | None:
-    """Return what is wrong with the size of a decoded spec, or None."""
+    """Return a message if a decoded spec is too large or too deeply nested; None if it is not."""
     depth = _depth(spec)
     if depth > MAX_SPEC_DEPTH:
         return f"spec: found {depth} levels of maps and lists; {EXPECTED}. {REMEDY}"
@@ -45,14 +45,14 @@ def spec_problem(spec: Mapping[str, Any]) -> str | None:
 
 
 def report_problem(text: str) -> str | None:
-    """Return what is wrong with the size of a report, or None."""
+    """Return a message if the text of a job's report is too long; None if it is not."""
     if len(text) <= MAX_REPORT_NBYTES:
         return None
     return f"report: found {len(text)} bytes; expected at most {MAX_REPORT_NBYTES}"
 
 
 def _depth(value: Any) -> int:
-    """Return the number of levels of maps and lists, without recursion."""
+    """Return the number of nested levels of maps and lists in a value. The function does not use recursion itself."""
     depth, level = 0, [value]
     while level:
         level = [
@@ -68,7 +68,8 @@ def _depth(value: Any) -> int:
 def bounded_event(line: bytes, max_nbytes: float = MAX_OBJECT_NBYTES) -> bytes:
     """Return a line of a watch, ``{"type": …, "object": …}``, as JSON that is safe to decode.
 
-    An object that is too large or too deeply nested is replaced by one without its spec, see ``_replaced``.
+    If the object is too large (more than ``max_nbytes``) or too deeply nested, the line contains a substitute without
+    the spec, see ``_replaced``. Otherwise, return the line unchanged.
     """
     problem = _problem(line, max_nbytes)
     if problem is None:
@@ -79,10 +80,11 @@ def bounded_event(line: bytes, max_nbytes: float = MAX_OBJECT_NBYTES) -> bytes:
 
 
 def bounded_list(text: bytes, max_nbytes: float = MAX_OBJECT_NBYTES) -> Json:
-    """Decode a list of the API server.
+    """Decode a list of DLJobs from the API server.
 
-    If the list is too large or too deeply nested to be decoded as a whole, each item that is itself too large or too
-    deeply nested is replaced by an object without its spec, see ``_replaced``.
+    A list of at most 4 MiB is decoded as a whole, if the decoder can read it. Otherwise, its items are decoded one by
+    one. An item that is too large (more than ``max_nbytes``) or too deeply nested is then replaced by a substitute
+    without its spec, see ``_replaced``.
     """
     if len(text) <= _SAFE_LIST_NBYTES:
         try:
@@ -100,7 +102,11 @@ def bounded_list(text: bytes, max_nbytes: float = MAX_OBJECT_NBYTES) -> Json:
 
 
 def bounded_answer(text: bytes) -> Any:
-    """Decode an answer of the API server about DLJobs: an object, a list or an error. Raise ValueError if not JSON."""
+    """Decode an answer of the API server about DLJobs: an object, a list or an error. Raise ValueError if not JSON.
+
+    A DLJob that is too large or too deeply nested is replaced by a substitute without its spec, see ``_replaced``. For
+    a DLJob in a list, see ``bounded_list``.
+    """
     if len(text) <= _SAFE_LIST_NBYTES and _problem(text, MAX_OBJECT_NBYTES) is None:
         return json.loads(text)
     return _by_parts(text, MAX_OBJECT_NBYTES)
@@ -183,7 +189,10 @@ def _replaced(text: bytes, problem: str) -> Json:
 
 
 def _members(text: bytes) -> Iterator[tuple[str, int, int]]:
-    """Yield key, begin and end of the value of each member of a JSON object, without decoding the values."""
+    """Yield (key, begin, end) for each top-level member of a JSON object, without decoding the values.
+
+    ``text[begin:end]`` is the text of the member's value.
+    """
     depth, key, begin = 0, None, 0
     for token in _TOKEN.finditer(text):
         character = text[token.start()]

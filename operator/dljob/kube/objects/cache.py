@@ -90,7 +90,7 @@ class Cache:
         """``queues``: jobs may be in queues of Kueue; False: the queue labels of jobs have no effect."""
         self._queues = queues
         self.queue_api, self.queue_problem = "", ""
-        """API version of Kueue's Workloads; empty if the operator cannot use Kueue. ``queue_problem`` then says why."""
+        """API version of Kueue's Workloads; empty if the operator cannot use Kueue. ``queue_problem``: the reason."""
         self._lost_nodes, self._set_owners = LostNodes(now), SetOwners()
         self._stores = {plural: _Store() for plural in _TRIM}
         self.ledger = Ledger()
@@ -104,7 +104,10 @@ class Cache:
         """Uids of deleted objects, oldest first. ``put`` ignores these, because answers to writes may be late."""
 
     def put(self, kind: Kind, body: Mapping[str, Any]) -> bool:
-        """Add or update an object. Return True if a field on which decisions depend has changed."""
+        """Add or update an object. Return True if a field on which the operator's decisions depend has changed.
+
+        Ignore a version that is older than the cached one, and an object that was deleted.
+        """
         store, meta = self._stores[kind.plural], body["metadata"]
         key = (meta.get("namespace") or "", meta["name"])
         version = trim.version_number(meta.get("resourceVersion"))
@@ -150,7 +153,10 @@ class Cache:
         return touched
 
     def _account(self, kind: Kind, body: Mapping[str, Any], seen: Any, old: CachedObject | None) -> bool:
-        """Enter a node or pod into the ledger. Return True if that changed the ledger. ``old``: object to replace."""
+        """Enter a node or pod into ``ledger``, and ignore other kinds. Return True if that changed the ledger.
+
+        ``seen``: the trimmed object. ``old``: the cached object that it replaces; None if there is none.
+        """
         uid = body["metadata"]["uid"]
         if kind is NODE:
             return self.ledger.put_node(seen.name, node_capacity(seen))
@@ -199,8 +205,8 @@ class Cache:
     ) -> list[JobKey]:
         """Remove cached objects whose uids are not in ``present``. Return the keys of the jobs of removed objects.
 
-        ``present``: uids from a list of the API server. ``before``: resourceVersion of this list. Newer objects are
-        never removed, and without ``before`` no object is. ``namespace``: the namespace of the list; None: all.
+        ``present``: uids from a list of the API server. ``before``: resourceVersion of this list. Objects with a newer
+        version are not removed; None: nothing is removed. ``namespace``: namespace of the list; None: all.
         """
         uids, store = set(present), self._stores[kind.plural]
         gone = [
@@ -230,7 +236,7 @@ class Cache:
         return [entry.seen for entry in self._stores[NODE.plural].entries.values()]
 
     def priority(self, name: str | None) -> int:
-        """Return the value of a PriorityClass. Without such a class, return that of the cluster's default class, or 0.
+        """Return the value of a PriorityClass. If it does not exist, return that of the cluster's default class, or 0.
 
         Kubernetes uses the lowest value if several classes are the default.
         """
@@ -238,7 +244,7 @@ class Cache:
         return 0 if found is None else found.value
 
     def preempts(self, name: str | None) -> bool:
-        """Return True if the PriorityClass lets its jobs preempt others. Without one, the default class counts."""
+        """Return True if the PriorityClass, or the default class if it does not exist, lets its jobs preempt others."""
         found = self._priority_class(name)
         return found is not None and found.preempts
 
@@ -253,7 +259,7 @@ class Cache:
     def lacks_priority_class(self, name: str | None) -> bool:
         """Return True if a PriorityClass certainly does not exist.
 
-        Every cluster has some. If none is cached, the operator may not read them.
+        Every cluster has some classes. If none is cached, the operator may not read them: return False.
         """
         entries = self._stores[PRIORITY_CLASS.plural].entries
         return bool(entries) and name is not None and ("", name) not in entries
@@ -274,18 +280,18 @@ class Cache:
         return [pod for pod in self._named_pods(key) if not self._set_owners.foreign(pod.set_uid)]
 
     def _named_pods(self, key: JobKey) -> list[PodSeen]:
-        """Return the pods whose StatefulSet has the name of one of the job's."""
+        """Return the pods with the job's label that are controlled by a StatefulSet with a name of the job's sets."""
         pods = (entry.seen for entry in self._of(POD, key))
         return [pod for pod in pods if pod.set and pod.set == f"{key[1]}-{pod.group}"]
 
     def unidentified_sets(self, key: JobKey) -> dict[str, str]:
-        """Return uid → name of the StatefulSets that control pods with the job's label, and that no watch has shown."""
+        """Return uid → name of the StatefulSets of pods with the job's label whose owner is not known yet."""
         return {pod.set_uid: pod.set for pod in self._named_pods(key) if not self._set_owners.known(pod.set_uid)}
 
     def identify_set(self, uid: str, body: Mapping[str, Any] | None) -> None:
-        """Note whose the StatefulSet with the uid is. ``body``: the StatefulSet that has its name now, if any.
+        """Note if a DLJob owns the StatefulSet with this uid. ``body``: the StatefulSet that has its name now, or None.
 
-        If ``body`` is another one, the one with the uid is gone, and its pods count as the job's.
+        If ``body`` has another uid or is None, the StatefulSet is gone, and its pods count as the job's.
         """
         foreign = body is not None and body["metadata"]["uid"] == uid and trim.owning_job(body) is None
         self._set_owners.note(uid, foreign=foreign)
@@ -303,7 +309,7 @@ class Cache:
         return key in self._stores[POD.plural].by_job
 
     def waiting_for_volumes(self) -> list[JobKey]:
-        """Return the keys of jobs that wait for volumes. A change of claims or storage classes may affect them."""
+        """Return the keys of the jobs that a change of a volume claim or storage class may let start."""
         found: list[JobKey] = []
         for job in self.jobs():
             conditions = {c["type"]: c for c in job.status.get("conditions") or ()}
@@ -313,7 +319,7 @@ class Cache:
         return found
 
     def on_lost_nodes(self) -> list[JobKey]:
-        """Return the keys of jobs with pods on lost nodes. A change of nodes may affect them."""
+        """Return the keys of jobs with pods on lost (deleted or NotReady) nodes. A change of nodes may affect them."""
         return [job.key for job in self.jobs() if self._lost(pod.node for pod in self.pods_of(job.key) if pod.node)]
 
     def observe(self, key: JobKey) -> Observed | None:
@@ -370,7 +376,7 @@ class Cache:
         return {name: nodes["", name].seen.conditions for name in names if ("", name) in nodes}
 
     def _queue(self, job: JobSeen) -> QueueSeen:
-        """Return what is cached about the job in Kueue. Flavors and priority are not; the caller adds them."""
+        """Return the job's Workload in Kueue. The caller adds flavors and priority, which are not in the cache."""
         if not self._queues:
             return QueueSeen()
         entry = self._stores[WORKLOAD.plural].entries.get((job.namespace, Names.of(job).workload))

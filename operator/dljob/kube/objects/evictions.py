@@ -13,7 +13,7 @@ REASON = "Evicted"
 
 
 def eviction(body: Mapping[str, Any]) -> Eviction | None:
-    """Return why the kubelet has evicted a pod; None if it has not."""
+    """Return the pod, its node and the kubelet's message if the kubelet has evicted the pod; None if it has not."""
     meta, status = body["metadata"], body.get("status") or {}
     if (status.get("phase"), status.get("reason")) != ("Failed", REASON):
         return None

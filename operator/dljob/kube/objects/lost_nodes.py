@@ -18,7 +18,7 @@ class LostNodes:
         """Names of nodes that were deleted, oldest first."""
 
     def added(self, name: str) -> None:
-        """Note that a node exists."""
+        """Note that a node exists, so that it no longer counts as lost because it was missing or deleted."""
         self._removed.pop(name, None)
         self._missing.pop(name, None)
 
@@ -31,8 +31,9 @@ class LostNodes:
     def among(self, used: Iterable[str], nodes: Mapping[str, NodeSeen]) -> dict[str, datetime]:
         """Return name → time of loss for each lost node among those named in ``used``. ``nodes``: the existing nodes.
 
-        A deleted node counts as lost since 1970, so that every waiting time is over. A node that never existed counts
-        as lost since the first call that missed it, because the watch of nodes may lag behind.
+        A node that is not ready counts as lost since its condition changed. A deleted node counts as lost since 1970,
+        so that every waiting time is over. A node that this operator has never seen counts as lost since the first call
+        that missed it, because the watch of nodes may lag behind.
         """
         lost: dict[str, datetime] = {}
         for name in used:
@@ -51,10 +52,11 @@ class LostNodes:
 
 
 def failed_nodes(lost: Mapping[str, datetime], nodes: Mapping[str, NodeSeen]) -> dict[str, datetime]:
-    """Return those of the lost nodes that still exist and that nobody has cordoned, shut down or begun to remove.
+    """Return name → time of loss for the lost nodes that have failed by themselves.
 
-    ``nodes``: all nodes by name. If more than half of them are NotReady, return no node: the control plane or the
-    network has failed.
+    These are the nodes that still exist and that nobody has cordoned, shut down or begun to remove. ``lost``: name →
+    time of loss. ``nodes``: all nodes by name. If more than half of them are NotReady, return no node: the control
+    plane or the network has failed, rather than these nodes.
     """
     if 2 * sum(not node.ready for node in nodes.values()) > len(nodes):
         return {}

@@ -14,7 +14,7 @@ class SetOwners:
         """Uid of a StatefulSet → True if no DLJob controls it."""
 
     def note(self, uid: str, *, foreign: bool) -> None:
-        """Remember whose a StatefulSet is. ``foreign``: True if no DLJob controls it."""
+        """Remember if a DLJob controls the StatefulSet with this uid. ``foreign``: True if none does."""
         self._foreign[uid] = foreign
         if len(self._foreign) > MAX_SETS:
             del self._foreign[next(iter(self._foreign))]
@@ -23,5 +23,5 @@ class SetOwners:
         return uid in self._foreign
 
     def foreign(self, uid: str) -> bool:
-        """Return True if the StatefulSet is known to have another owner than a DLJob."""
+        """Return True if it is known that no DLJob controls the StatefulSet with this uid; False also if unknown."""
         return self._foreign.get(uid, False)

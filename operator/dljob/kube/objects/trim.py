@@ -73,14 +73,18 @@ class NodeSeen:
 class PriorityClassSeen:
     value: int
     default: bool = False
-    """True if it applies to pods that name no class."""
+    """True if the class applies to pods that name no class (``globalDefault``)."""
     preempts: bool = True
     """False if its jobs never preempt others (``preemptionPolicy: Never``)."""
 
 
 @dataclass(frozen=True)
 class MapSeen:
-    """A ConfigMap of a job."""
+    """A ConfigMap with the label of a job. ``plan``: its data, if it is the job's plan. ``report``: the report's text.
+
+    Both are None for other ConfigMaps. ``applied``, ``support``: values of ``APPLIED_ANNOTATION`` and
+    ``SUPPORT_ANNOTATION``; empty without the annotation.
+    """
 
     name: str
     plan: Mapping[str, str] | None
@@ -119,7 +123,7 @@ def version_number(text: object) -> int | None:
 
 
 def _controlling_set(body: Body) -> tuple[str, str]:
-    """Return the name and the uid of the StatefulSet that controls the object, or empty texts."""
+    """Return the name and the uid of the StatefulSet that controls the object; two empty strings if none does."""
     owner = controller_of(body)
     if owner is None or owner.get("kind") != "StatefulSet":
         return "", ""
@@ -210,20 +214,26 @@ def _conditions(given: Mapping[str, Body], without: frozenset[str] = frozenset()
 
 @lru_cache(maxsize=1024)
 def _same(conditions: Conditions) -> Conditions:
-    """Return an equal tuple from an earlier call, if any, to save memory: most nodes have the same conditions."""
+    """Return an equal tuple from an earlier call if there is one, and otherwise the given one.
+
+    This saves memory, because most nodes have the same conditions.
+    """
     return conditions
 
 
 @lru_cache(maxsize=1024)
 def _shared(charge: Charge) -> Charge:
-    """Return an equal charge from an earlier call, if any, to save memory: pods of a StatefulSet have the same."""
+    """Return an equal charge from an earlier call if there is one, and otherwise the given one.
+
+    This saves memory, because all pods of a StatefulSet have the same charge (what a pod uses up of quotas).
+    """
     return charge
 
 
 def _fetching(container: Body) -> Fetching | None:
-    """Return the state of the dataset's init container; None if it has succeeded or has not started.
+    """Return the state of the dataset's init container, which is running or has failed.
 
-    ``PodSeen.stuck`` says why a container cannot start.
+    Return None if it has succeeded or has not started. ``PodSeen.stuck`` says why a container cannot start.
     """
     state = container.get("state") or {}
     ended = state.get("terminated") or (container.get("lastState") or {}).get("terminated")
@@ -268,9 +278,9 @@ def stateful_set(body: Body) -> SetSeen:
 
 
 def config_map(body: Body) -> MapSeen:
-    """Return the plan or the report of a job.
+    """Reduce a ConfigMap to the plan or the report of a job.
 
-    Other ConfigMaps may have the label of a job too, and hold 1 MiB each. Only the name of these is stored.
+    Other ConfigMaps may have the label of a job too, and hold 1 MiB each. The result for these has only their name.
     """
     meta, data = body["metadata"], body.get("data") or {}
     job = (meta.get("labels") or {}).get(JOB_LABEL, "")
@@ -313,7 +323,10 @@ def priority_class(body: Body) -> PriorityClassSeen:
 
 
 def node(body: Body) -> NodeSeen:
-    """Return the fields of a node that matter. Without heartbeats and images, an unchanged node compares equal."""
+    """Reduce a node to the fields on which decisions depend.
+
+    Heartbeats and the list of images are left out, so that a node in which nothing else changed compares equal.
+    """
     meta, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
     conditions: dict[str, Body] = {item["type"]: item for item in status.get("conditions") or ()}
     ready = conditions.get("Ready", {})

@@ -22,7 +22,10 @@ def cluster_view(nodes: Iterable[NodeSeen], pods: Iterable[Mapping[str, Any]]) -
 
 
 def bound_pod(body: Mapping[str, Any]) -> BoundPod | None:
-    """Return what a pod takes from its node; None if it has no node or has ended."""
+    """Return the name of a pod's node and the resources that the pod requests there; None if it takes none.
+
+    A pod takes nothing if it has no node yet or has ended.
+    """
     spec, status = body["spec"], body.get("status") or {}
     name = spec.get("nodeName")
     if not name or status.get("phase") in ("Succeeded", "Failed"):
@@ -31,7 +34,10 @@ def bound_pod(body: Mapping[str, Any]) -> BoundPod | None:
 
 
 def node_capacity(node: NodeSeen) -> NodeCapacity | None:
-    """Return the capacity of a node; None if it is not ready or not schedulable."""
+    """Return a node's device type, devices and allocatable resources; None if it is not ready or not schedulable.
+
+    All resources count as free: the ledger subtracts those that pods take.
+    """
     if not (node.ready and node.schedulable):
         return None
     total = in_units(resources(node.allocatable))

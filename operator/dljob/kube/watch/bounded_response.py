@@ -15,10 +15,11 @@ Listed = Callable[[str | None, Iterable[str], int | None], None]
 
 
 def bounded_responses(active: Callable[[], None], listed: Listed) -> type[aiohttp.ClientResponse]:
-    """Return a class of responses for a session that lists and watches objects of one kind.
+    """Return a class of responses for an aiohttp session with which kopf lists and watches DLJobs.
 
-    ``active`` is called for each event, bookmark and page of a list, and ``listed`` after the last page of each list.
-    The beginning of a watch does not count: a broken watch may begin, and then send nothing.
+    ``active`` is called for each event, bookmark and page of a list, to show that the watch works. It is not called
+    when a watch begins, because a broken watch may begin, and then send nothing. ``listed`` is called after the last
+    page of each list.
     """
     uids: dict[str | None, list[str]] = {}
 
@@ -41,7 +42,7 @@ def bounded_responses(active: Callable[[], None], listed: Listed) -> type[aiohtt
             return found
 
         def _note(self, page: dict[str, Any]) -> None:
-            """Collect the uids of the objects on each page of a list. After the last page, pass them to ``listed``."""
+            """Collect the uids of the objects on a page of a list. If it is the last page, pass them to ``listed``."""
             parts = self.url.path.split("/")
             namespace = parts[parts.index("namespaces") + 1] if "namespaces" in parts else None
             if "continue" not in self.url.query:

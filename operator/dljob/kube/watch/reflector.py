@@ -25,10 +25,10 @@ log = logging.getLogger("dljob.kube.watch")
 WATCH_S = 300
 """Duration of one watch request. The API server ends it, and the next one continues where it ended."""
 SILENCE_S = 90.0
-"""Default of the seconds after which a watch without an event or a bookmark is opened again.
+"""Default number of seconds without an event or a bookmark after which the operator opens a watch again.
 
-The API server sends a bookmark each minute. With an etcd older than 3.5, it sends none
-while no object of the kind changes.
+The API server sends a bookmark (an event that contains only a resourceVersion) each minute. With an etcd older than
+3.5, it sends none while no object of the kind changes.
 """
 PAGE = 100
 """Number of objects on one page of a list. Until they are reduced, decoded pods need 20 to 50 KB each.
@@ -39,7 +39,8 @@ For 10,000 pods, the resident memory grows by 40 MB with pages of 500, and by 14
 TEMPORARY = (0, 429, 500, 502, 503, 504)
 """HTTP status codes (0: no answer) after which a watch continues where it ended.
 
-If the API server no longer has the changes since then, it answers 410, and the objects are listed again.
+If the API server no longer has the changes since then, it answers 410, and the objects are listed again. After any
+other code, they are listed again too.
 """
 BACKOFF_FIRST_S, MAX_BACKOFF_S = 0.5, 15.0
 
@@ -66,22 +67,23 @@ class Reflector:
         self.synced = asyncio.Event()
         """Set when all objects that existed at the start are in the cache, or if these may not be read."""
         self.active_at = monotonic()
-        """Monotonic time in seconds when the watch last sent an event or a bookmark, or when its silence had a reason.
+        """Monotonic time in seconds of the last sign that this reflector works. An old time means a broken watch.
 
-        There are two reasons: a list shows no change that the watch should have sent, or the API server refuses the
-        requests or does not answer any.
+        Signs are an event, a bookmark, a page of a list with which a watch begins, and a list after a silence without a
+        change that the watch should have sent. If the API server refuses requests or answers none, this counts as a
+        sign too, because the watch is then silent for a known reason.
         """
         self._heard_at = self._listed_at = monotonic()
         """Monotonic times in seconds of the last event or bookmark, and of the last complete list."""
         self._missed = False
-        """True if the last list had a change that was not in the cache."""
+        """True if the last list had a change that was not in the cache, and that the watch should have sent."""
 
     @property
     def name(self) -> str:
         return f"{self.kind.plural}{f' in {self._namespace}' if self._namespace else ''}"
 
     async def run(self) -> None:
-        """List and watch forever. Errors of the API server are logged and retried with back-off.
+        """List and watch the objects forever. Errors of the API server are logged and retried with back-off.
 
         After a silence, list the objects again. If the list has changes, the watch is broken and only looks alive.
         """
@@ -117,7 +119,8 @@ class Reflector:
     async def _list(self, *, first: bool) -> str:
         """Put all objects into the cache, drop those that are gone, and return the list's resourceVersion.
 
-        ``first``: the list begins a watch, and may have changes. Otherwise, it follows a silence.
+        ``first``: True: a watch begins with this list, so that changes are expected. False: the watch was silent, and a
+        change that the list has means that the watch is broken.
         """
         uids: list[str] = []
         token, missed = "", False
@@ -141,7 +144,10 @@ class Reflector:
         return version
 
     async def _watch(self, version: str) -> str:
-        """Apply changes since ``version`` until the API server ends the stream. Return the last resourceVersion."""
+        """Copy the changes since the resourceVersion ``version`` to the cache until the stream ends.
+
+        Return the resourceVersion of the last change, from which the next watch continues.
+        """
         stream = self._api.watch(self.kind, self._namespace, self._selector, version, WATCH_S, self._silence_s)
         async for line in stream:
             self.active_at = self._heard_at = monotonic()
@@ -159,7 +165,7 @@ class Reflector:
         return version
 
     def _put(self, body: Mapping[str, Any]) -> bool:
-        """Put an object into the cache. Return True if that changed it.
+        """Put an object into the cache. Return True if that changed a field on which decisions depend.
 
         If the object cannot be parsed, log the error and ignore only this object.
         """
