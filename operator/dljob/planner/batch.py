@@ -21,7 +21,9 @@ MIN_GAIN = 0.05
 
 Smaller improvements are uncertain, because measured noise scales vary between runs."""
 AS_MANY_SAMPLES = 1e15
-"""Noise scale in samples that replaces an unmeasured one. With it, all batch sizes need the same number of samples."""
+"""Noise scale in samples for a running job, if none was measured when the job began.
+
+With it, all batch sizes need the same number of samples for the same progress."""
 MAX_RUNGS = 16
 """Maximum number of global batch sizes to consider."""
 MAX_RUNGS_PLANNED_AT_ONCE = 8
@@ -31,11 +33,13 @@ Plan = Callable[[Request], Decision | Infeasible]
 
 
 def ladder(base: int, low: int, high: int) -> list[int]:
-    """Return the batch sizes to consider from ``low`` to ``high``, in rising order and at most ``MAX_RUNGS``.
+    """Return the global batch sizes to consider from ``low`` to ``high``, in rising order and at most ``MAX_RUNGS``.
 
-    They are ``low``, ``high``, and the whole numbers among ``base`` times …, 1/2, 3/4, 1, 3/2, 2, 3, 4, 6, … If these
-    are too many, use only powers of two times ``base``, and first those nearest to ``base``. Multiples of ``base``
-    divide evenly among ranks if ``base`` does.
+    ``base``: the batch size in the spec (``spec.globalBatchSize``).
+
+    The result contains ``low``, ``high``, and the whole numbers among ``base`` times …, 1/2, 3/4, 1, 3/2, 2, 3, 4, 6, …
+    If these are too many, use only powers of two times ``base``, and first those nearest to ``base``. Multiples of
+    ``base`` divide evenly among ranks if ``base`` does.
     """
     halves = {base} | {base * 2**k for k in range(1, 32)} | {base // 2**k for k in range(1, 32) if base % 2**k == 0}
     between = {3 * batch // 2 for batch in halves if batch % 2 == 0}
@@ -92,11 +96,11 @@ def choose(
 
 
 def _looked_at(base: int, asked: Mapping[int, Request], plan: Plan) -> dict[int, Decision | Infeasible]:
-    """Return the plan, or the reason why there is none, for each planned batch size.
+    """Plan some of the batch sizes to consider. Return the plan of each, or the reason why it has none.
 
-    ``asked``: request for each batch size to consider. If there are many, plan only every other one, and then the
-    neighbours of the best one: neighbours differ little in the time for the same progress, and a plan on a large
-    cluster takes a tenth of a second.
+    ``base``: the batch size in the spec. ``asked``: the request for each batch size to consider. If there are many,
+    plan only every other one, and then the neighbours of the best one: neighbours differ little in the time for the
+    same progress, and a plan on a large cluster takes a tenth of a second.
     """
     rungs = sorted(asked)
     first = rungs if len(rungs) <= MAX_RUNGS_PLANNED_AT_ONCE else sorted({base, rungs[-1], *rungs[::2]})
@@ -110,7 +114,7 @@ def _looked_at(base: int, asked: Mapping[int, Request], plan: Plan) -> dict[int,
 
 
 def pick(base: int, scores: Mapping[int, tuple[bool, float]]) -> int:
-    """Return the batch size nearest to ``base`` that is worth choosing.
+    """Return the batch size nearest to ``base`` (the one in the spec) that is worth choosing.
 
     ``scores``: batch size -> (True if its plan misses the deadline, score); lower is better. A batch size is worth
     choosing if its score is within ``MIN_GAIN`` of the best score. Other batch sizes than ``base`` must also beat
@@ -130,7 +134,7 @@ def pick(base: int, scores: Mapping[int, tuple[bool, float]]) -> int:
 
 
 def _kept(request: Request, batches: Batches, plan: Plan) -> Decision | Infeasible:
-    """Plan a running job with the batch size and the number of steps that it began with."""
+    """Plan a running job with the batch size that it began with, which gives it the same number of steps as before."""
     assert batches.running is not None
     batch, noise = batches.running.batch, batches.running.noise
     asked = _at(request, batches, batch, AS_MANY_SAMPLES if noise is None else noise)
@@ -149,14 +153,15 @@ def _at(request: Request, batches: Batches, batch: int, noise: float) -> Request
 
 
 def _scores(asked: Mapping[int, Request], found: Mapping[int, Decision | Infeasible]) -> dict[int, tuple[bool, float]]:
-    """Return (True if the plan misses the deadline, score) for each batch size that has a plan."""
+    """Return {batch size: (True if its plan misses the deadline, score)} for all batch sizes that have a plan."""
     return {b: _score(asked[b], answer.chosen) for b, answer in found.items() if isinstance(answer, Decision)}
 
 
 def _score(request: Request, choice: Choice) -> tuple[bool, float]:
     """Return the sort key (True if the plan misses the deadline, score); lower is better.
 
-    The score of a plan that misses the deadline is its p90 time.
+    The score of a plan that misses the deadline is the p90 of its training time in seconds. The score of any other plan
+    is ``objective.score``: seconds, joules or US dollars of the whole training.
     """
     p90_s = choice.prediction.total_p90_s
     late = not objective.meets(request, p90_s)
@@ -175,7 +180,7 @@ def _with_batch(answer: Decision | Infeasible, choice: BatchDecision) -> Decisio
 
 
 def _rounded(noise: float) -> int:
-    """Round a noise scale to two significant figures, because its measurement is not more precise."""
+    """Round a gradient noise scale in samples to two significant figures, because it is not measured more precisely."""
     return int(float(f"{max(1.0, noise):.2g}"))
 
 

@@ -14,10 +14,11 @@ PlanIn = Callable[[Request, ClusterView], Decision | Infeasible]
 
 
 def in_best_domain(request: Request, view: ClusterView, plan_in: PlanIn) -> Decision | Infeasible:
-    """Return the best plan of all domains (parts of the cluster), with the best plans of other domains as candidates.
+    """Plan in each domain (rack, zone or other part of the cluster) on its own, and return the best of these plans.
 
-    ``plan_in``: function that plans a request on the nodes of a view. If the cluster is not divided into domains,
-    return its plan unchanged. If no domain has a plan, return the ``Infeasible`` of the widest domain.
+    The best plans of other domains become candidates of the result. ``plan_in``: function that plans a request on the
+    nodes of a view. If the cluster is not divided into domains, return its plan unchanged. If no domain has a plan,
+    return the ``Infeasible`` of the widest domain.
     """
     parts = domains(usable(request, view), request.topology, request.spot, avoid_spot=request.avoid_spot)
     answers = [(part, plan_in(replace(request, domain=part), part.within(view))) for part in parts]

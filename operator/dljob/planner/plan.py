@@ -76,9 +76,10 @@ def _plan_in(request: Request, view: ClusterView, learned: Constants) -> Decisio
 
 
 def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -> Decision | Infeasible:
-    """Return the plan for one global batch size.
+    """Return the best plan with the request's only global batch size, or the reason why no plan is possible.
 
-    ``made``: cache of options (ways to use a type of device), which all batch sizes of the request share.
+    ``view``: the nodes that the plan may use. ``made``: cache of options (ways to use a type of device), which all
+    batch sizes of the request share.
     """
     try:
         workload = workload_of(request)
@@ -153,7 +154,10 @@ def strategies(request: Request) -> tuple[Strategy, ...]:
 
 
 def collectives(request: Request, parts: Sequence[Part]) -> tuple[CollectiveName, ...]:
-    """Return the collectives to consider for ranks on ``parts``: the user's choice, or all useful collectives."""
+    """Return the all-reduce algorithms to consider for a plan: the user's choice, or all that are useful for its ranks.
+
+    ``parts``: the groups of nodes of the plan, with their ranks.
+    """
     if request.collective:
         return (request.collective,)
     names, ranks = summing(parts[0].option), sum(p.ranks for p in parts)
@@ -169,7 +173,8 @@ def _candidates(
 ) -> tuple[list[Found], list[Refusal]]:
     """Return the most promising data-parallel candidates, evaluated exactly, and the rejected devices with reasons.
 
-    ``made``: cache of options. A job never mixes GPUs and CPUs, because NCCL does not span both.
+    ``nodes``: the nodes that the job may use. ``made``: cache of options (ways to use a type of device). A job never
+    mixes GPUs and CPUs, because NCCL does not span both.
     """
     found: list[Found] = []
     refusals = list(nodes.refusals)
@@ -216,5 +221,5 @@ def _options(
 
 
 def ordered(parts: Sequence[Part]) -> list[Part]:
-    """Return the parts with the fastest ranks first, so that rank 0 is on a fast node."""
+    """Return the parts (groups of nodes of a plan) with the fastest ranks first, so that rank 0 is on a fast node."""
     return sorted(parts, key=lambda p: (p.option.curve.slope_s, p.option.label))

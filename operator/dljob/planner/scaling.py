@@ -14,10 +14,12 @@ from dljob.planner.types import Choice, Decision, Request
 def scaling(
     request: Request, view: ClusterView, learned: Mapping[tuple[str, str], Learned]
 ) -> list[tuple[int, Choice]]:
-    """Return (number of nodes, best candidate with exactly so many nodes) for a grid of numbers of nodes.
+    """Return (number of nodes, best candidate with exactly so many nodes) for several numbers of nodes.
 
-    Skip numbers without a plan. Return an empty list for a job whose times cannot be predicted (a field is in
-    ``request.missing``). Ignore the deadline and the groups that the user fixes.
+    The numbers are 1, 2, 3, 4, 6, 8, 12, … up to the number of nodes that the job can use, but at most one node per
+    sample. ``learned``: measured constants by (model or training script, device). Skip numbers without a plan. Return
+    an empty list for a job whose times cannot be predicted (a field is in ``request.missing``). Ignore the deadline and
+    the groups that the user fixes.
     """
     if request.missing:
         return []

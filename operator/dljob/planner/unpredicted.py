@@ -28,9 +28,9 @@ def plan_unpredicted(request: Request, view: ClusterView) -> Decision | Infeasib
     """Return a plan with the nodes that the request asks for, or the reason why no plan is possible.
 
     The plan has the groups of ``request.fixed``, or else ``request.nodes_min`` nodes of one device type: GPUs before
-    CPUs, and of several types the one with the most computing power. A CPU node runs one rank. All GPU nodes run the
-    same number of ranks, which the fewest free GPUs on one of them, the quota and the global batch limit. The plan's
-    predicted times are 0, which means unknown.
+    CPUs, and of several types the one with the most computing power. If the user fixes no groups, a CPU node runs one
+    rank, and every GPU node runs the same number of ranks: as many as the node with the fewest free GPUs has room for,
+    the quota allows, and the global batch has samples for. The plan's predicted times are 0, which means unknown.
     """
     found: Decision | Infeasible | None = None
     for domain in domains(usable(request, view), request.topology, request.spot, avoid_spot=request.avoid_spot):
@@ -80,9 +80,10 @@ def _plan(request: Request, view: ClusterView) -> Decision | Infeasible:
 
 
 def _chosen(request: Request, nodes: Eligible, view: ClusterView) -> list[tuple[Pool, FixedChoice]] | Infeasible:
-    """Return the pool to use, with its nodes and ranks per node, or the reason why no pool is possible.
+    """Choose the pool (nodes with one type of device) to use, or return the reason why no pool is possible.
 
-    Prefer GPUs to CPUs, and then the pool with the most computing power. A list with one element is returned.
+    Return a list with one element: the pool, and the nodes and ranks per node to use. Prefer GPUs to CPUs, and then the
+    pool with the most computing power.
     """
     if (short := too_few(request, nodes, view)) is not None:
         return short
@@ -113,7 +114,7 @@ def _chosen(request: Request, nodes: Eligible, view: ClusterView) -> list[tuple[
 
 
 def _ranks_per_node(request: Request, pool: Pool, nodes: int) -> int:
-    """Return the number of ranks on each of ``nodes`` nodes of a pool; 0 if quota or batch does not allow one."""
+    """Return how many ranks each of ``nodes`` nodes of a pool can run; 0 if free GPUs, quota or batch allow none."""
     if not pool.is_gpu:
         return 1
     most = min(pool.free[nodes - 1], request.gpus_max.get(vendor(pool.device), 2**31) // nodes)
@@ -149,7 +150,11 @@ def _fixed(request: Request, nodes: Eligible) -> list[tuple[Pool, FixedChoice]] 
 
 
 def _shares(request: Request, choices: Sequence[FixedChoice]) -> list[list[int]] | Infeasible:
-    """Return the local batch sizes of the ranks of each group; 1 for each rank if the global batch is unknown."""
+    """Return a list of local batch sizes for each group of nodes, or the reason why they cannot add up.
+
+    They add up to the global batch size. If it is unknown, each rank has a local batch size of 1. If the user fixes
+    some local batch sizes, all other ranks have 1. Otherwise, all ranks have nearly the same.
+    """
     counts = [choice.nodes * choice.ranks_per_node for choice in choices]
     if not request.global_batch:
         return [[1] * count for count in counts]

@@ -40,7 +40,10 @@ class Curve:
         return y0 + (y1 - y0) * (batch - x0) / (x1 - x0)
 
     def samples(self, seconds: float) -> float:
-        """Return the largest batch (not rounded) that finishes in ``seconds``; 0 if no batch does."""
+        """Return the number of samples, whole or not, that a step processes in ``seconds``; 0 if the time is too short.
+
+        This method is the inverse of the method ``seconds``. See ``whole_samples`` for a whole number of samples.
+        """
         i = bisect_right(self.times_s, seconds) - 1
         if i < 0:
             return 0.0
@@ -73,15 +76,19 @@ class Curve:
         return inside + self.slope_s * np.maximum(0.0, batches - self.batches[-1])
 
     def plus(self, per_sample_s: float) -> "Curve":
-        """Return the curve plus ``per_sample_s`` seconds for each sample."""
+        """Return this curve plus a line: a step on b samples takes b times ``per_sample_s`` seconds longer.
+
+        This is the time if each sample needs work that does not overlap with the rest of the step.
+        """
         ends = self._from_zero() if per_sample_s else tuple(zip(self.batches, self.times_s, strict=True))
         times = tuple(t + per_sample_s * b for b, t in ends)
         return Curve(tuple(b for b, _ in ends), times, self.slope_s + per_sample_s)
 
     def at_least(self, per_sample_s: float) -> "Curve":
-        """Return the maximum of this curve and a line of ``per_sample_s`` seconds per sample.
+        """Return the larger of this curve and b times ``per_sample_s`` seconds, at every batch of b samples.
 
-        The maximum is the time of two tasks that run in parallel.
+        This is the time of a step that ends when two parallel tasks have ended: computing, as in this curve, and other
+        work that takes ``per_sample_s`` seconds per sample.
         """
         ends = self._from_zero()
         last_x, last_y = ends[-1]
@@ -101,14 +108,16 @@ class Curve:
         return (*first, *zip(self.batches, self.times_s, strict=True))
 
     def scaled(self, factor: float) -> "Curve":
-        """Return the curve of a device that takes ``factor`` times as long."""
+        """Return the curve of a device on which every step takes ``factor`` times as long as on this one."""
         return Curve(self.batches, tuple(factor * t for t in self.times_s), factor * self.slope_s)
 
 
 def nondecreasing(values: Sequence[float], weights: Sequence[float]) -> list[float]:
     """Return the nondecreasing sequence with the least weighted squared distance from ``values``.
 
-    The algorithm is pool adjacent violators (Barlow et al. 1972).
+    ``weights``: weight of each value's squared distance. The result is as long as ``values``. It removes noise from
+    measured times, because true step times never decrease with the batch. The algorithm is pool adjacent violators
+    (Barlow et al. 1972).
     """
     blocks: list[tuple[float, float, int]] = []
     for value, weight in zip(values, weights, strict=True):

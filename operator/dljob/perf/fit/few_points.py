@@ -21,7 +21,7 @@ AMPLITUDE = 0.6
 cifar10, bert and yolov3, and Gavel's k80 and p100. While ``AMPLITUDE`` is in 0.3 to 1.2, ``LENGTH`` in 1.5 to 4 and
 ``REPEAT_NOISE`` in 0.02 to 0.1, the error changes by less than half a percentage point."""
 LENGTH = 2.5
-"""Length scale of the Gaussian process over log(batch)."""
+"""Length scale of the Gaussian process: distance in log(batch) over which deviations from the line remain similar."""
 REPEAT_NOISE = 0.05
 """Standard deviation of log(time) in repeated measurements."""
 KNOTS = 33
@@ -68,8 +68,8 @@ def seconds_between(points: Sequence[tuple[float, float]], batches: Floats) -> F
 def knots_through(batches: Sequence[float], times_s: Sequence[float]) -> list[tuple[float, float]]:
     """Return the (batch, seconds) knots of a curve that passes exactly through the points (``batches``, ``times_s``).
 
-    Batches must be strictly increasing, and times must not decrease. With fewer than three points, or more than
-    ``DENSE``, the knots are the points themselves.
+    Batches must be strictly increasing, and times must not decrease. With 3 to ``DENSE`` points, more knots between the
+    points make the curve smooth. With fewer or more points, the knots are the points themselves.
     """
     points = list(zip(map(float, batches), times_s, strict=True))
     if not 3 <= len(points) <= DENSE:

@@ -28,14 +28,17 @@ def checked(name: str, values: Sequence[float] | Floats) -> Floats:
 
 
 OUTLIER = 5.0
-"""Maximum factor by which the times of two batches on one device may contradict each other."""
+"""Factor of tolerance in the check whether the measured times of two batches on one device are plausible together.
+
+``agreeing`` applies it."""
 
 
 def agreeing(points: Sequence[tuple[float, float]]) -> list[bool]:
-    """Return True for each (batch, seconds) point of one device that agrees with at least half of the other points.
+    """Return a list with True for each (batch, seconds) point that agrees with at least half of the other points.
 
-    Two points agree if, within a factor ``OUTLIER``, the larger batch took at least as long as the smaller one and at
-    most as long per sample. Fewer than three points always agree.
+    The others are outliers. All points must be from one device. Two points agree if, within a factor ``OUTLIER``, the
+    larger batch took at least as long as the smaller one and at most as long per sample. Fewer than three points always
+    agree.
     """
     if len(points) < 3:
         return [True] * len(points)
@@ -72,14 +75,15 @@ def posterior(known: Floats, cross: Floats, residuals: Floats, noise: float) -> 
 def positive_fit(
     terms: Floats, seconds: Floats, ridge: float = 1e-3, tolerance: float = 0.15, rounds: int = 6, sweeps: int = 200
 ) -> Floats:
-    """Return nonnegative coefficients c so that ``terms @ c`` is near ``seconds`` in a robust, relative sense.
+    """Return nonnegative coefficients c so that ``terms @ c`` predicts ``seconds`` with small relative errors.
 
-    ``seconds``: one measured time per row. ``terms``: shape (rows, terms); a coefficient times its term is a part of
-    the predicted time. Coordinate descent minimizes the mean squared relative error, with Huber weights where
-    log(predicted / measured) is beyond ±``tolerance`` (Huber 1964). Each squared relative error is divided by
-    predicted / measured, so that it nearly equals the squared error of the logarithm. ``ridge`` penalizes the squares
-    of the coefficients of terms that are scaled to a root mean square of 1. Terms that no row distinguishes therefore
-    share their effect. ``rounds``: number of reweightings. ``sweeps``: passes over all coefficients in each round.
+    The fit is robust against outliers. ``seconds``: one measured time per row. ``terms``: shape (rows, terms); a
+    coefficient times its term is a part of the predicted time. Coordinate descent minimizes the mean squared relative
+    error, with Huber weights where log(predicted / measured) is beyond ±``tolerance`` (Huber 1964). Each squared
+    relative error is divided by predicted / measured, so that it nearly equals the squared error of the logarithm.
+    ``ridge`` penalizes the squares of the coefficients of terms that are scaled to a root mean square of 1. Terms that
+    no row distinguishes therefore share their effect. ``rounds``: number of reweightings. ``sweeps``: passes over all
+    coefficients in each round.
     """
     scaled = terms / seconds[:, None]
     size = np.sqrt((scaled**2).mean(axis=0))

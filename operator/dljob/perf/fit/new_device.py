@@ -59,7 +59,10 @@ class Sheet:
 
 @dataclass(frozen=True)
 class Point:
-    """A combination of workload, batch and device whose step time is measured or predicted."""
+    """A combination of workload, batch and device whose step time is measured or predicted.
+
+    ``device``, ``workload``: names. ``batch``: samples on the device.
+    """
 
     device: str
     workload: str
@@ -102,13 +105,13 @@ def _noise(covariance: Floats, residuals: Floats) -> Floats:
 
 
 def next_probe(sheets: Mapping[str, Sheet], known: Collection[Point], candidates: Sequence[Point]) -> Point:
-    """Return the candidate whose measurement tells most about the other candidates.
+    """Return the candidate that should be measured next, because it tells most about the other candidates' times.
 
-    ``sheets``: data sheet of each device, by name. ``known``: measured points. Measuring candidate j explains the
-    fraction cov(i, j)² / (var(i) (var(j) + noise)) of the variance of candidate i. The returned candidate j has the
-    largest sum of these fractions over all other candidates i. If variances were summed instead of fractions, a few
-    very uncertain candidates would dominate. Variances do not depend on measured values, so a series of probes can be
-    chosen before the first measurement. Raise ValueError under the conditions of ``seconds``.
+    ``sheets``: data sheet of each device, by name. ``known``: points that were already measured. Measuring candidate j
+    explains the fraction cov(i, j)² / (var(i) (var(j) + noise)) of the variance of candidate i. The returned candidate
+    j has the largest sum of these fractions over all other candidates i. If variances were summed instead of fractions,
+    a few very uncertain candidates would dominate. Variances do not depend on measured values, so a series of probes
+    can be chosen before the first measurement. Raise ValueError under the conditions of ``seconds``.
     """
     points = _points(sheets, known, candidates)
     covariance = _covariance(points, _logs(sheets, points), _vendors(sheets, points))
@@ -154,7 +157,7 @@ def _vendors(sheets: Mapping[str, Sheet], points: Sequence[Point]) -> list[str]:
 
 
 def _covariance(points: Sequence[Point], logs: Floats, vendors: Sequence[str]) -> Floats:
-    """Return the covariance matrix of log(time) at the points."""
+    """Return the covariance matrix of log(time) at the points: the sum over the effects in the module's docstring."""
     device, workload = (np.array([getattr(p, name) for p in points]) for name in ("device", "workload"))
     batch = np.log2(checked("batch", [p.batch for p in points]))
     apart = np.abs(batch[:, None] - batch[None, :])

@@ -15,7 +15,10 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Runs:
-    """Runs of one workload, as arrays with one element per run: placement, batch, and time on one device."""
+    """Runs of one workload, as arrays with one element per run: placement, batch, and time on one device.
+
+    ``nodes``: number of nodes of the run. ``devices``: number of devices on all its nodes together.
+    """
 
     nodes: Floats
     busiest: Floats
@@ -57,9 +60,9 @@ class Contention:
     crowding: float = 0.0
 
     def slowdown(self, node_devices: int) -> float:
-        """Return the computing time if ``node_devices`` devices of a node are busy, divided by that with one device.
+        """Return the computing time with ``node_devices`` busy devices on a node, divided by that with one busy device.
 
-        The formula is a factor of the computing time in ``steps``.
+        It is 1 for one device. ``steps`` multiplies the computing time by the same factor.
         """
         return exp(2 * (1 - 1 / node_devices) * self.sharing + self.crowding * log(node_devices))
 
@@ -105,7 +108,7 @@ class Constants:
 
 @dataclass(frozen=True)
 class Steps:
-    """Step times of runs, and their derivatives with respect to the constants."""
+    """Predicted step times of runs, and their derivatives by the fitted ``Constants``, which a fit needs."""
 
     log_s: Floats
     """Logarithm of the step seconds, for each run."""
@@ -119,7 +122,7 @@ class Steps:
 
 
 def steps(c: Constants, runs: Runs, reference_s: float) -> Steps:
-    """Return the step times of ``runs`` with the constants ``c``.
+    """Predict the step times of ``runs`` (as logarithms) with the constants ``c``, and their derivatives by ``c``.
 
     A run has n devices on N nodes, with k devices on the node that has the most. ``inter``, ``latency`` and ``intra``
     are the exponentials of the constants ``log_inter``, ``log_latency`` and ``log_intra``. gamma is 1 plus the

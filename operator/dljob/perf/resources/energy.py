@@ -17,9 +17,11 @@ WAITING_PART = 0.2
 
 It is above 0, because a waiting rank polls."""
 HOST_POWER_W = 40.0
-"""Power of the rest of a GPU node, per device: fans, disks, network, and idle CPUs."""
+"""Power in watts of the rest of a GPU node (fans, disks, network, idle CPUs), for each device of the node."""
 PUE = 1.4
-"""Power usage effectiveness: a data centre's power divided by its computers'. Uptime Institute: 1.5 on average."""
+"""Power usage effectiveness: the power of a whole data centre divided by the power of its computers.
+
+The Uptime Institute reports 1.5 on average."""
 
 
 def rank_watts(device: Device, busy: float) -> float:
@@ -34,5 +36,5 @@ def rank_watts(device: Device, busy: float) -> float:
 
 
 def cost_usd(device: Device, seconds: float, ranks: int) -> float:
-    """Return the price in US dollars of ``ranks`` devices for ``seconds`` seconds."""
+    """Return the price in US dollars of ``ranks`` devices for ``seconds`` seconds, without a price of energy."""
     return device.usd_per_h / 3600 * seconds * ranks

@@ -40,7 +40,10 @@ MAX_SAMPLES = 2**31 - 1
 
 
 def fixed_nbytes(workload: Workload) -> float:
-    """Return the bytes of parameters, gradients (one contiguous buffer) and optimizer state."""
+    """Return the bytes of training state, which do not depend on the batch.
+
+    The state is parameters, gradients (one contiguous buffer) and optimizer state.
+    """
     return (2 + workload.optimizer_slots) * REAL_NBYTES * workload.parameters
 
 
@@ -71,7 +74,7 @@ def held_nbytes(parameter_nbytes: float, kept_nbytes: float, largest_nbytes: flo
 
 
 def _line(workload: Workload, is_gpu: bool) -> tuple[float, float]:
-    """Return (fixed bytes, bytes per sample) of a rank."""
+    """Return (fixed bytes, bytes for each sample of the local batch) of the memory that a rank needs."""
     kept = workload.activation_nbytes + PREFETCHED_BATCHES * workload.sample_nbytes
     fixed = held_nbytes(fixed_nbytes(workload), 0.0, 0.0, is_gpu)
     return fixed, held_nbytes(0.0, kept, workload.transient_nbytes, is_gpu) - held_nbytes(0.0, 0.0, 0.0, is_gpu)
@@ -87,7 +90,11 @@ def rank_nbytes(workload: Workload, batch: int, is_gpu: bool) -> int:
 
 
 def largest_batch(workload: Workload, memory_nbytes: float, is_gpu: bool) -> int:
-    """Return the largest batch that a rank can hold in ``memory_nbytes``; 0 if the model alone does not fit."""
+    """Return the largest local batch in samples with which a rank needs at most ``memory_nbytes`` bytes of memory.
+
+    Return 0 if the model alone does not fit, and at most ``MAX_SAMPLES``. The memory is GPU memory or, on CPUs, main
+    memory.
+    """
     fixed, each = _line(workload, is_gpu)
     if memory_nbytes <= fixed:
         return 0

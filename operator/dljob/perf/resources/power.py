@@ -76,9 +76,10 @@ def under_limits(low: LimitPoint, high: LimitPoint, limits_W: Floats) -> tuple[F
 
 
 def best_limit(low: LimitPoint, high: LimitPoint, limits_W: Floats, slowdown: float = np.inf) -> float:
-    """Return the limit of ``limits_W`` with the least energy.
+    """Return the power limit (in watts, one of ``limits_W``) under which the work needs the least energy.
 
-    Consider only limits under which the work takes at most ``slowdown`` times the shortest time under any of them.
+    ``low``, ``high``: measurements of the work at two limits. Consider only limits under which the work takes at most
+    ``slowdown`` times the shortest time under any of them.
     """
     seconds, power = under_limits(low, high, limits_W)
     energy = np.where(seconds <= slowdown * seconds.min(), seconds * power, np.inf)
@@ -87,7 +88,7 @@ def best_limit(low: LimitPoint, high: LimitPoint, limits_W: Floats, slowdown: fl
 
 @dataclass(frozen=True)
 class Advice:
-    """An advised power limit, and its effect on computing.
+    """An advised power limit in watts for each device of a type, and its effect on computing.
 
     ``seconds_ratio`` and ``energy_ratio``: computing time and energy under this limit, divided by those under the
     device's highest limit.

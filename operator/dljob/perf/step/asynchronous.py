@@ -15,10 +15,12 @@ from dljob.perf.step.synchronization import asynchronous_updates_per_s, stale_fa
 
 
 def round_of(timing: Step, workers: int, nbytes: float, link: Link, bound: int | None) -> Step:
-    """Return ``timing`` with the communication and waiting times of a round of asynchronous training.
+    """Return the predicted time of a round of asynchronous training, in which each worker makes one update.
 
-    ``timing``: the predicted synchronous step. In a round, each of the ``workers`` workers makes one update.
-    ``nbytes``: size of the gradients. ``bound``: the staleness bound in steps; None if staleness is unbounded.
+    ``timing``: the predicted synchronous step. The result has the same computing and input time, but the communication
+    and waiting times of the round. ``workers``: number of workers, which share one parameter server. ``nbytes``: size
+    of the gradients. ``link``: network between a worker and the server. ``bound``: the staleness bound (maximum
+    distance between two workers) in steps; None without a bound.
     """
     think_s = timing.compute_s + timing.data_s
     service_s = 2 * link.latency_s + 2 * nbytes / link.bandwidth_Bps + nbytes / link.reduce_Bps

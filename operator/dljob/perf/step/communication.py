@@ -41,9 +41,9 @@ class Link:
 
 
 ETHERNET_BANDWIDTH_Bps = 1.25e9
-"""10 Gbit/s, assumed if no node has an annotation with the network's bandwidth."""
+"""Network bandwidth (10 Gbit/s) that is assumed if it was not measured and no node's annotation states it."""
 TCP_LATENCY_S = 60e-6
-"""Latency between two pods with MPI's TCP transport."""
+"""Latency between two pods with MPI's TCP transport, assumed if it was not measured."""
 SHARED_MEMORY_LATENCY_S = 2e-6
 
 
@@ -52,13 +52,13 @@ def _rounds(n: Number) -> Number:
 
 
 def ring_s(nbytes: float, n: Number, link: Link, nodes: Number | None = None) -> Number:
-    """Return the time of a ring: reduce-scatter and all-gather, 2 (n-1) messages of V/n (Patarasuk, Yuan 2009).
+    """Return the seconds of a ring all-reduce over ``n`` ranks: a reduce-scatter, then an all-gather.
 
-    The time is 2 (n-1) alpha + 2 (n-1)/n V beta + (n-1)/n V gamma, with V = ``nbytes``, latency alpha, beta =
-    1 / bandwidth, and gamma seconds to reduce a byte. The latency part grows with n, but the volume hardly does. Each
-    of n parts of the buffer travels n - 1 hops to be reduced, and then its sum travels n - 1 hops. If ``nodes`` nodes
-    hold several ranks each, in rank order, one hop per node leaves the node and takes alpha. The other hops take the
-    lower latency within a node.
+    A rank sends 2 (n-1) messages of V/n bytes (Patarasuk, Yuan 2009). The time is 2 (n-1) alpha + 2 (n-1)/n V beta +
+    (n-1)/n V gamma, with V = ``nbytes``, latency alpha, beta = 1 / bandwidth, and gamma seconds to reduce a byte. The
+    latency part grows with n, but the volume hardly does. Each of n parts of the buffer travels n - 1 hops to be
+    reduced, and then its sum travels n - 1 hops. If ``nodes`` nodes hold several ranks each, in rank order, one hop per
+    node leaves the node and takes alpha. The other hops take the lower latency within a node.
     """
     part = (n - 1) / n * nbytes
     hops = n - 1 if nodes is None else np.minimum(np.where(np.asarray(nodes) > 1, nodes, 0), n - 1)
@@ -69,12 +69,13 @@ def ring_s(nbytes: float, n: Number, link: Link, nodes: Number | None = None) ->
 def scatter_gather_s(
     nbytes: float, n: Number, link: Link, buckets: int = 1, nodes: Number | None = None
 ) -> tuple[Number, Number]:
-    """Return the times of the two halves of a ring all-reduce: (reduce-scatter, all-gather).
+    """Return the seconds of the two halves of a ring all-reduce over ``n`` ranks: (reduce-scatter, all-gather).
 
-    Each half takes (n-1) alpha + (n-1)/n V beta, with V = ``nbytes``, latency alpha and beta = 1 / bandwidth. The
-    reduce-scatter takes (n-1)/n V gamma more, with gamma seconds to reduce a byte (Rajbhandari et al. 2020, section
-    7.1). ``buckets``: number of equal, sequential parts. ``nodes``: number of nodes that hold the ranks; None: one rank
-    per node.
+    With a sharded optimizer, the ranks update their shards between the two halves. Each half takes (n-1) alpha +
+    (n-1)/n V beta, with V = ``nbytes``, latency alpha and beta = 1 / bandwidth. The reduce-scatter takes (n-1)/n V
+    gamma more, with gamma seconds to reduce a byte (Rajbhandari et al. 2020, section 7.1). ``buckets``: number of equal
+    parts of the buffer that are reduced one after another. ``nodes``: number of nodes that hold the ranks; None: one
+    rank per node.
     """
     adding_s = np.where(np.asarray(n) > 1, (n - 1) / n * nbytes / link.reduce_Bps, 0.0)
     half = np.where(np.asarray(n) > 1, (buckets * ring_s(nbytes / buckets, n, link, nodes) - adding_s) / 2, 0.0)
@@ -82,15 +83,16 @@ def scatter_gather_s(
 
 
 def tree_s(nbytes: float, n: Number, link: Link) -> Number:
-    """Return the time of a binomial tree, reduce then broadcast: ceil(log2 n) (2 alpha + 2 V beta + V gamma).
+    """Return the seconds of an all-reduce over ``n`` ranks along a binomial tree: first reduce, then broadcast.
 
-    V is ``nbytes``, alpha the latency, beta = 1 / bandwidth, and gamma the seconds to reduce a byte.
+    The time is ceil(log2 n) (2 alpha + 2 V beta + V gamma). V is ``nbytes``, alpha the latency, beta = 1 / bandwidth,
+    and gamma the seconds to reduce a byte.
     """
     return _rounds(n) * (2 * link.latency_s + 2 * nbytes / link.bandwidth_Bps + nbytes / link.reduce_Bps)
 
 
 def butterfly_s(nbytes: float, n: Number, link: Link) -> Number:
-    """Return the time of recursive doubling: log2 n exchanges of the whole buffer.
+    """Return the seconds of an all-reduce over ``n`` ranks by recursive doubling: log2 n exchanges of the whole buffer.
 
     The time is floor(log2 n) (alpha + V beta + V gamma), with V = ``nbytes``, latency alpha, beta = 1 / bandwidth, and
     gamma seconds to reduce a byte. If n is not a power of two, the ranks above the largest power of two send their
@@ -104,12 +106,13 @@ def butterfly_s(nbytes: float, n: Number, link: Link) -> Number:
 
 
 def parameter_server_s(nbytes: float, n: Number, link: Link, servers: int = 1) -> Number:
-    """Return the time of parameter servers that reduce the workers' gradients and send the sums back (Li et al. 2014).
+    """Return the seconds in which parameter servers reduce the workers' gradients and send the sums back.
 
-    The parameters have V = ``nbytes`` bytes. Of the n ranks, s = ``servers`` are parameter servers. Each server holds
-    V/s bytes of the parameters and does not train, so w = n - s ranks are workers. A server receives w V/s bytes and
-    sends as many. A worker sends V bytes and receives as many. The time grows with n: 2 alpha + 2 max(w/s, 1) V
-    beta + w/s V gamma, with latency alpha, beta = 1 / bandwidth, and gamma seconds to reduce a byte.
+    The model is that of Li et al. 2014. The parameters have V = ``nbytes`` bytes. Of the n ranks, s = ``servers`` are
+    parameter servers. Each server holds V/s bytes of the parameters and does not train, so w = n - s ranks are workers.
+    A server receives w V/s bytes and sends as many. A worker sends V bytes and receives as many. The time grows with n:
+    2 alpha + 2 max(w/s, 1) V beta + w/s V gamma, with latency alpha, beta = 1 / bandwidth, and gamma seconds to reduce
+    a byte.
     """
     load = (n - servers) / servers
     return (
@@ -143,14 +146,15 @@ def halving_doubling_s(nbytes: float, n: Number, link: Link, nodes: Number | Non
 
 
 def double_tree_s(nbytes: float, n: Number, link: Link, nodes: Number | None = None) -> Number:
-    """Return the time of a double binary tree, in which each tree reduces half of the message (Sanders et al. 2009).
+    """Return the seconds of an all-reduce over ``n`` ranks along two binary trees, each for half of the message.
 
-    V = ``nbytes``, alpha is the latency, beta = 1 / bandwidth, and gamma the seconds to reduce a byte. Each rank is an
-    inner node of one tree and a leaf of the other. If k chunks travel up and down h = ceil(log2 n) levels, that takes
-    2 (h + k - 1) (alpha + V beta / k). With the best k, that is 2 (sqrt((h - 1) alpha) + sqrt(V beta))^2; 2 alpha are
-    added, because k is at least 1. Reductions take V gamma each and overlap, except for the last. If nodes hold several
-    ranks, the trees span ``nodes`` nodes and a node's ranks form a chain (NCCL 2.4; Jeaugey 2019). Then h is
-    ceil(log2 nodes), and each direction has n / nodes - 1 more hops with the lower latency within a node.
+    The algorithm is that of Sanders et al. 2009. V = ``nbytes``, alpha is the latency, beta = 1 / bandwidth, and gamma
+    the seconds to reduce a byte. Each rank is an inner node of one tree and a leaf of the other. If k chunks travel up
+    and down h = ceil(log2 n) levels, that takes 2 (h + k - 1) (alpha + V beta / k). With the optimal number of chunks,
+    the time is 2 (sqrt((h - 1) alpha) + sqrt(V beta))^2; 2 alpha are added, because k is at least 1. Reductions take V
+    gamma each and overlap, except for the last. If nodes hold several ranks, the trees span ``nodes`` nodes and a
+    node's ranks form a chain (NCCL 2.4; Jeaugey 2019). Then h is ceil(log2 nodes), and each direction has n / nodes - 1
+    more hops with the lower latency within a node.
     """
     over = n if nodes is None else nodes
     levels_s = np.maximum(_rounds(over) - 1, 0) * link.latency_s + (np.ceil(n / over) - 1) * link.inside_s
@@ -167,11 +171,13 @@ def allreduce_s(
     servers: int = 1,
     nodes: Number | None = None,
 ) -> Number:
-    """Return the time to all-reduce ``nbytes`` over ``n`` ranks in ``buckets`` equal, sequential parts; 0 for one rank.
+    """Return the seconds to all-reduce ``nbytes`` bytes over ``n`` ranks with ``collective``; 0 for one rank.
 
-    ``nodes``: number of nodes, which hold the ranks in rank order; None: one rank per node. ``MPI`` is modelled as the
-    fastest of butterfly, halving-doubling and ring, because the library chooses. ``Torch`` is a ring, as in Gloo.
-    ``NCCL`` is a ring or, between nodes, a double tree if that is faster.
+    ``buckets``: number of equal parts that are reduced one after another. ``servers``: number of ranks that are
+    parameter servers, used only by ``ParameterServer``. ``nodes``: number of nodes, which hold the ranks in rank order;
+    None: one rank per node. ``MPI`` is modelled as the fastest of butterfly, halving-doubling and ring, because the
+    library chooses. ``Torch`` is a ring, as in Gloo. ``NCCL`` is a ring or, between nodes, a double tree if that is
+    faster.
     """
     part = nbytes / buckets
     if collective in ("Ring", "Torch"):

@@ -19,8 +19,8 @@ from dljob.perf.workload.workload import REAL_NBYTES, Workload
 
 ARITHMETIC_EFFICIENCY = {"cpu": 0.75, "gpu": 0.55}
 """Fraction of the peak that matrix products and convolutions reach in single-precision training. The CPU value is from
-benchmarks/perfmodel/compute_constants.py and prediction.py (0.7 to 0.95 of the generic core). The GPU value is an
-assumption."""
+benchmarks/perfmodel/compute_constants.py and prediction.py, which found 0.7 to 0.95 of the peak of the catalogue's
+generic core. The GPU value is an assumption."""
 TENSOR_EFFICIENCY = 0.25
 """Fraction of a tensor core's peak that TF32 convolutions reach."""
 BANDWIDTH_EFFICIENCY = 0.75
@@ -44,7 +44,7 @@ def host_overhead_s(workload: Workload, cores: float = 1.0) -> float:
 
 
 def update_s(workload: Workload, device: Device) -> float:
-    """Return the seconds of a parameter update.
+    """Return the seconds in which the optimizer updates all parameters once, at the end of a step.
 
     An update sets gradients to zero and reads them. It reads and writes parameters and optimizer state.
     """
@@ -61,9 +61,10 @@ def _sheet_update_s(workload: Workload, device: Device) -> float:
 
 
 def catalogue_curve(workload: Workload, device: Device, cores: float = 1.0) -> Curve:
-    """Return the compute seconds of a step over the batch, for a workload that was never measured on this device.
+    """Predict the compute seconds of a step over the batch, for a workload that was never measured on this device.
 
-    ``cores``: CPUs that the rank's framework threads may use.
+    The result is ``regressed`` for a CPU and ``roofline`` for a GPU. ``cores``: CPUs that the rank's framework threads
+    may use.
     """
     return regressed(workload, device, cores) if device.kind == "cpu" else roofline(workload, device, cores)
 
@@ -117,7 +118,11 @@ def arithmetic_FLOPs(workload: Workload, device: Device) -> float:  # noqa: N802
 
 
 def _line(layer: Layer, device: Device, bandwidth_Bps: float) -> tuple[float, float, float]:
-    """Return a layer's (arithmetic seconds per sample, traffic seconds per sample, traffic seconds of parameters)."""
+    """Return a layer's (arithmetic seconds per sample, traffic seconds per sample, traffic seconds of parameters).
+
+    Traffic is data that the layer reads from and writes to memory. The parameters' traffic occurs once per step.
+    ``bandwidth_Bps``: the reachable memory bandwidth.
+    """
     peak = device.conv_FLOPs if layer.is_conv else device.fp32_FLOPs
     efficiency = TENSOR_EFFICIENCY if peak > device.fp32_FLOPs else ARITHMETIC_EFFICIENCY[device.kind]
     return (
@@ -128,7 +133,10 @@ def _line(layer: Layer, device: Device, bandwidth_Bps: float) -> tuple[float, fl
 
 
 def at_least(curve: Curve, floor_s: float) -> Curve:
-    """Return ``curve`` with all times below ``floor_s`` seconds raised to ``floor_s``."""
+    """Return ``curve`` with all times below ``floor_s`` seconds raised to ``floor_s``.
+
+    A GPU's step takes at least ``floor_s``, the time that the host needs to launch its kernels.
+    """
     reach = curve.samples(floor_s)
     if curve.times_s[0] >= floor_s:
         return curve
@@ -168,10 +176,10 @@ def calibrated(curve: Curve, points: Sequence[tuple[int, float]]) -> Curve:
 
 
 def scatter(points: Sequence[tuple[int, float]]) -> float:
-    """Return the standard deviation of relative errors of (batch, seconds) points around a line.
+    """Return how much measured (batch, seconds) points scatter: the standard deviation of their errors around a line.
 
-    The line minimizes squared relative errors. With fewer than four points, which cannot tell noise from shape, return
-    0.
+    Errors are relative, and the line minimizes their squares. The planner counts the result as a part of the
+    uncertainty of predicted times. With fewer than four points, which cannot tell noise from shape, return 0.
     """
     if len(points) < 4:
         return 0.0

@@ -15,12 +15,12 @@ from dljob.perf.workload.workload import Workload
 HOST_BANDWIDTH_Bps = 10e9
 """Bandwidth of one thread that copies within main memory."""
 DISK_BANDWIDTH_Bps = 5e8
-"""Disk bandwidth of a node, assumed to be that of a SATA SSD (limit: 600 MB/s, Serial ATA 3.0)."""
+"""Disk bandwidth of a node in bytes per second, assumed to be that of a SATA SSD (limit: 600 MB/s, Serial ATA 3.0)."""
 
 
 @dataclass(frozen=True)
 class Stored:
-    """A dataset in files that the job reads during training."""
+    """A dataset in files that the job reads during training, and the number of epochs for which it is read."""
 
     samples: int
     nbytes: int
@@ -44,7 +44,8 @@ class Fetching:
     """Number of processes (or 1 for a thread) that prepare batches while steps compute. 0: the rank itself prepares its
     batches between steps."""
     busy_s: float = 0.0
-    """Seconds per sample by which the workers delay the rank's computing, because they run on the same cores."""
+    """Seconds per sample by which the workers delay the rank's computing, because they run on the same cores; 0 on a
+    GPU."""
 
     processes: bool = False
     """True if workers are processes."""
@@ -55,15 +56,16 @@ class Fetching:
 
     @property
     def host_s(self) -> float:
-        """Return the CPU seconds per sample."""
+        """Return the seconds per sample of work on the CPU: preparing the sample, and copying it within main memory."""
         return self.making_s + self.memory_s
 
     @property
     def pace_s(self) -> float:
-        """Return the seconds per sample of the slowest of three stages: disk, workers, and link to the device.
+        """Return the seconds per sample at which the pipeline can deliver input to the device.
 
-        The model is that of Plumber (Kuchnik et al., MLSys 2022). Without workers, the stages run one after another, so
-        return the sum of their times.
+        These are the seconds of the slowest of three stages: disk, workers, and link to the device. The model is that
+        of Plumber (Kuchnik et al., MLSys 2022). Without workers, the stages run one after another, so return the sum of
+        their times.
         """
         if not self.workers:
             return self.total_s
@@ -95,13 +97,16 @@ class Fetching:
         return computing.plus(self.busy_s).at_least(self.pace_s)
 
     def exposed_input_s(self, compute_s: float, samples: float) -> float:
-        """Return the exposed input time of a step that computes ``samples`` samples in ``compute_s`` seconds."""
+        """Return the exposed input time: the seconds by which a step takes longer than ``compute_s`` due to its input.
+
+        ``compute_s``: seconds in which the step computes ``samples`` samples, without input.
+        """
         if not self.workers:
             return samples * self.total_s
         return max(samples * self.busy_s, samples * self.pace_s - compute_s)
 
     def first_s(self, samples: float) -> float:
-        """Return the input time of the first batch of ``samples`` samples, which no earlier step hides.
+        """Return the input seconds of the first batch of ``samples`` samples, which no earlier step hides.
 
         Return 0 without workers, because the input time of every batch is then part of its step.
         """
@@ -117,11 +122,11 @@ def workers_of(cores: float) -> int:
 
 
 def cold_part(stored: Stored, cache_nbytes: float) -> float:
-    """Return the fraction of all reads that go to disk: max(1 / epochs, 1 - cache / dataset) for random reads.
+    """Return the fraction of all reads of a training that go to disk, because the page cache does not hold the sample.
 
-    ``cache_nbytes``: size of the page cache. The first epoch reads every sample from disk. Later epochs read from disk
-    what the page cache does not hold. The result is a lower bound: with several nodes, each node reads different
-    samples in every epoch.
+    The formula for random reads is max(1 / epochs, 1 - cache / dataset). ``cache_nbytes``: size of the page cache. The
+    first epoch reads every sample from disk. Later epochs read from disk what the page cache does not hold. The result
+    is a lower bound: with several nodes, each node reads different samples in every epoch.
     """
     dataset_nbytes = stored.samples * stored.nbytes
     return min(1.0, max(1 / max(stored.epochs, 1.0), 1 - max(cache_nbytes, 0.0) / dataset_nbytes))

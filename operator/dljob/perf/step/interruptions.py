@@ -21,7 +21,7 @@ MAX_COST_FRACTION = 0.02
 Together with ``SHORTEST_S`` and ``LONGEST_S``, it bounds the checkpoint interval that the trainer chooses
 (``dltrain.checkpoint.interval``)."""
 MAX_EXPONENT = 30.0
-"""Bound of exponents, so that a training that can hardly ever end has a finite time."""
+"""Maximum exponent in the formulas of ``Interruptions``. A training that can hardly ever end thus has a finite time."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Interruptions:
     """False if the job writes no checkpoints. Each interruption then loses all training so far."""
 
     def expected_s(self, work_s: Number, nodes: Number) -> Number:
-        """Return the expected time of a training that takes ``work_s`` without interruptions.
+        """Return the expected seconds of a training on ``nodes`` nodes that takes ``work_s`` without interruptions.
 
         With M seconds between interruptions, checkpoints of C seconds every T seconds and restarts of R seconds, the
         time is M e^(R/M) (e^((T + C)/M) - 1) / T for each second of work (Daly 2006, equation 13). Without checkpoints,
@@ -55,14 +55,16 @@ class Interruptions:
         return np.asarray(work_s * np.exp(np.minimum(RESTART_S * rate, MAX_EXPONENT)) * lost)
 
     def expected(self, total_s: float, nodes: int) -> float:
-        """Return the expected number of interruptions within ``total_s`` seconds."""
+        """Return the expected number of interruptions of a job on ``nodes`` nodes within ``total_s`` seconds."""
         return total_s * float(self._rate(nodes))
 
     def p90_s(self, work_s: float, nodes: int) -> float:
-        """Return the seconds by which the 90th percentile of the time exceeds ``expected_s``.
+        """Return the seconds by which the 90th percentile of the time of a training exceeds ``expected_s``.
 
-        Each of the interruptions loses a time L that is uniform between R and T + R. The variance of the sum of such
-        losses (compound Poisson) is the expected number of interruptions times the mean of L².
+        Only the number and the time of interruptions are uncertain here; without interruptions, return 0. Each
+        interruption loses a time L that is uniform between R and T + R, where R is ``RESTART_S`` and T is the
+        checkpoint interval. The variance of the sum of such losses (compound Poisson) is the expected number of
+        interruptions times the mean of L².
         """
         if self.per_node_h == 0:
             return 0.0

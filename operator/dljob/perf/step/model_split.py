@@ -86,7 +86,10 @@ def cuts(operations: Sequence[float], able: Sequence[bool], most: int) -> list[l
 
 
 def _stages_of(workload: Workload) -> tuple[Stages, ...]:
-    """Return the splits into 1, 2, ... stages that the trainer supports. Layers marked ``follows`` start no stage."""
+    """Return the most balanced splits into 1, 2, ... stages that the trainer supports; at most ``MAX_STAGES`` of them.
+
+    Layers marked ``follows`` start no stage.
+    """
     blocks: list[list[Layer]] = []
     for layer in workload.layers:
         if layer.follows:
@@ -115,10 +118,10 @@ def _stages_of(workload: Workload) -> tuple[Stages, ...]:
 
 
 def pipeline_s(slot_s: float, transfer_s: float, stages: int, micro_batches: int) -> float:
-    """Return the time of a step in the pipeline, in seconds.
+    """Return the time of a step in the pipeline, in seconds, including the time in which the pipeline fills and drains.
 
-    ``slot_s``: computing time of a micro-batch in the slowest stage. ``transfer_s``: time to send a micro-batch's
-    activations and gradients between two stages.
+    ``slot_s``: seconds that the slowest stage computes a micro-batch, forward and backward. ``transfer_s``: seconds to
+    send a micro-batch's activations and gradients between two stages.
     """
     return micro_batches * max(slot_s, transfer_s) + (stages - 1) * (slot_s + transfer_s)
 
@@ -142,7 +145,10 @@ class Pairs:
 
 
 def _pairs_of(workload: Workload) -> Pairs | None:
-    """Return the same disjoint pairs of linear layers that the trainer splits, or None if the model has no pairs."""
+    """Return the pairs of linear layers that tensor parallelism splits, or None if the model has no pairs.
+
+    The pairs are disjoint, and the trainer splits the same ones.
+    """
     layers = workload.layers
     inside: list[Layer] = []
     between: list[Layer] = []
@@ -183,7 +189,7 @@ class Model:
     """None if the model has no pairs of linear layers."""
 
     def cut_into(self, stages: int) -> Stages:
-        """Return the split into ``stages`` stages. Raise ValueError if the model has too few layers."""
+        """Return the split into ``stages`` pipeline stages. Raise ValueError if so many are not possible."""
         if stages > len(self.stages):
             raise ValueError(
                 f"pipeline: found {stages} stages; expected at most {len(self.stages)}, because the model cannot be "
@@ -213,5 +219,8 @@ def state_nbytes(workload: Workload) -> float:
 
 
 def held_nbytes(workload: Workload, parameters: float) -> float:
-    """Return the bytes of ``parameters`` parameters with their gradients and optimizer state."""
+    """Return the bytes of some parameters of the model with their gradients and optimizer state.
+
+    ``parameters``: the number of these parameters.
+    """
     return (2 + workload.optimizer_slots) * REAL_NBYTES * parameters

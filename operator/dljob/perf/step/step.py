@@ -31,15 +31,16 @@ LINK_SPREAD = {"catalogue": 0.5, "profile": 0.2}
 
 
 def buckets(gradient_nbytes: int) -> int:
+    """Return the number of buckets (parts that are reduced one after another) of a gradient; at least 1."""
     return max(1, ceil(gradient_nbytes / BUCKET_NBYTES))
 
 
 def exposed_s(communication_s: Number, compute_s: Number, parts: int, overlap: Number) -> Number:
     """Return the communication time that does not overlap with the backward pass, but at least that of one bucket.
 
-    ``parts``: number n of buckets. Bucket i is ready when i/n of the backward pass is done, so at most (n-1)/n of the
-    pass hides communication. ``overlap``: maximum fraction of the pass that can hide communication. ``compute_s``: the
-    computing time of the whole step.
+    ``communication_s``: seconds of the whole all-reduce. ``parts``: number n of buckets. Bucket i is ready when i/n of
+    the backward pass is done, so at most (n-1)/n of the pass hides communication. ``overlap``: maximum fraction of the
+    pass that can hide communication. ``compute_s``: the computing time of the whole step.
     """
     hidden = overlap * BACKWARD_PART * compute_s * (parts - 1) / parts
     return np.maximum(communication_s - hidden, communication_s / parts)
@@ -55,7 +56,7 @@ class Step:
     waiting_s: float
     """Time in which ranks wait for stragglers and agree that all of them have the sum of the gradients."""
     spread: float
-    """Standard deviation of log(measured / predicted)."""
+    """Standard deviation of log(measured / predicted) of the whole step time."""
 
     @property
     def step_s(self) -> float:
@@ -80,7 +81,10 @@ def step(
     nodes: int | None = None,
     sharded: bool = False,
 ) -> Step:
-    """Return a step whose slowest rank computes for ``compute_s`` and waits for input for ``data_s``.
+    """Predict the time of a synchronous step, and its uncertainty, from the times of its slowest rank.
+
+    This rank computes for ``compute_s`` seconds and waits for input for ``data_s`` seconds. The time of the all-reduce
+    and of waiting for other ranks follows from the other parameters.
 
     ``overlap``: fraction of the backward pass that can hide communication. ``sharded``: True if ranks shard the
     optimizer. Then the reduce-scatter of gradients overlaps with the backward pass, but the all-gather of new

@@ -28,7 +28,7 @@ def straggler_factor(ranks: int, variation: float = STEP_VARIATION) -> float:
 
 
 def agreement_s(ranks: int, latency_s: float) -> float:
-    """Return the seconds in which ranks agree that all of them have the sum of the gradients.
+    """Return the seconds in which ranks agree at the end of a step that all of them have the sum of the gradients.
 
     Empty messages travel up and down a binary tree of ranks.
     """
@@ -50,7 +50,7 @@ def stale_factor(ranks: int, bound: int, variation: float = STEP_VARIATION) -> f
 def asynchronous_updates_per_s(
     workers: int, think_s: float, service_s: float, variation: float = STEP_VARIATION
 ) -> float:
-    """Return the updates per second of n ``workers`` with one parameter server.
+    """Return the updates per second of all n ``workers`` together, with one parameter server.
 
     Again and again, a worker computes for ``think_s`` (Z) and then occupies the server for ``service_s`` (D). Without
     variation, the rate is the upper bound min(n / (Z + D), 1 / D). With a ``variation`` (standard deviation / mean of

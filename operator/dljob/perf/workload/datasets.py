@@ -17,7 +17,7 @@ class Dataset:
     sample_nbytes: int
     """Bytes of one sample in the trainer's memory."""
     making_s: float = 0.0
-    """Seconds that one core needs to generate a sample; 0 for stored samples."""
+    """Seconds that one core needs to generate a sample; 0 if samples are not generated while the job trains."""
     tokens: bool = False
     """True if a sample is a sequence of tokens."""
 

@@ -20,7 +20,7 @@ class Layer:
     parameters: int
     """Number of trainable parameters, not per sample."""
     tensors: int
-    """Number of parameter tensors, not per sample."""
+    """Number of tensors that hold the parameters, not per sample."""
     forward_FLOPs: float
     backward_FLOPs: float
     moved_elements: float
@@ -66,7 +66,7 @@ class Net:
 
     @property
     def kept_elements(self) -> float:
-        """Return the elements per sample that are kept for the backward pass, including the network's input."""
+        """Return how many elements per sample are kept for the backward pass, including the network's input."""
         return sum(self._kept.values())
 
     def _keep(self) -> None:
@@ -160,7 +160,7 @@ class Net:
         return self._emit("concat", self.shape, 0.0, keep="nothing")
 
     def first_token(self) -> Self:
-        """Select the first position of a sequence. The result is a view, so autograd keeps the whole sequence."""
+        """Select the first position of a sequence. The selection is a view, so autograd keeps the whole sequence."""
         self._keep()
         self.shape = self.shape[1:]
         return self

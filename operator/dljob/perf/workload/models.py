@@ -24,7 +24,10 @@ def lenet(data: Dataset) -> Net:
 
 
 def _stem(data: Dataset) -> Net:
-    """Return the stem of He et al. 2015: the one for CIFAR (3 x 3, no pool) if images are small, else for ImageNet."""
+    """Return a network with only the stem (first layers) of a residual network (He et al. 2015).
+
+    For images of less than 64 pixels, it is the stem for CIFAR (3 x 3, no pool), otherwise the one for ImageNet.
+    """
     net = Net(*data.shape)
     if data.shape[1] < 64:
         return net.conv(64, 3, bias=False).group_norm().relu()

@@ -62,7 +62,7 @@ def time_terms(workload: Workload, batch: float) -> dict[str, float]:
 
 
 def growth_terms(workload: Workload, batch: float) -> dict[str, float]:
-    """Return the memory terms of a rank with a local batch of ``batch`` samples, as {term: amount}.
+    """Return what the memory of a rank with a local batch of ``batch`` samples depends on, as {term: amount}.
 
     The amount of ``process`` is 1; all others are bytes. ``parameter_B``: parameters, gradients and optimizer state.
     ``kept_B``: samples, and activations that are kept for the backward pass. ``largest_B``: the largest transient
@@ -77,5 +77,5 @@ def growth_terms(workload: Workload, batch: float) -> dict[str, float]:
 
 
 def total(terms: Mapping[str, float], coefficients: Mapping[str, float]) -> float:
-    """Return the sum of all terms, each multiplied by its coefficient."""
+    """Return the sum of all terms, each multiplied by its coefficient: seconds or bytes, as the coefficients."""
     return sum(coefficients[name] * amount for name, amount in terms.items())

@@ -46,7 +46,7 @@ class Workload:
 
     @property
     def flops_per_sample(self) -> float:
-        """Return the operations per sample in forward and backward pass."""
+        """Return the floating-point operations per sample in the forward and backward pass together."""
         return sum(layer.forward_FLOPs + layer.backward_FLOPs for layer in self.layers)
 
 
@@ -71,9 +71,10 @@ def misfit(model: str, dataset: str) -> str | None:
 
 @cache
 def builtin(model: str, dataset: str | None, optimizer: Optimizer = "SGD", momentum: float = 0.9) -> Workload:
-    """Return the workload of a built-in model.
+    """Return the workload of a built-in model on a built-in dataset.
 
-    Raise ValueError if the model or the dataset is unknown, or if they do not fit together.
+    ``dataset``: name of the dataset; None: the default dataset of the model in ``MODELS``. Raise ValueError if the
+    model or the dataset is unknown, or if they do not fit together.
     """
     if model not in MODELS:
         raise ValueError(f"model {model!r}: expected one of {', '.join(MODELS)}")
@@ -96,7 +97,7 @@ def reference(model: str, optimizer: Optimizer = "SGD", momentum: float = 0.9) -
 
 
 def of_layers(name: str, net: Net, data: Dataset, optimizer: Optimizer = "SGD", momentum: float = 0.9) -> Workload:
-    """Return the workload of the network ``net`` with samples from ``data``."""
+    """Return the workload of the network ``net``, trained with this optimizer on samples like those of ``data``."""
     return Workload(
         name=name,
         layers=tuple(net.layers),

@@ -14,10 +14,11 @@ from dljob.perf.fit.curve import Curve
 
 @dataclass(frozen=True)
 class Kind:
-    """A set of ``ranks`` equal ranks, among which the samples of the global batch are divided.
+    """A set of equal ranks in a plan, which have the same step times and the same memory.
 
-    ``curve``: step time of one rank as a function of its local batch size. ``largest_batch``: the largest local batch
-    in samples that fits into the memory of one rank.
+    ``ranks``: number of ranks in the set. The global batch is divided among the ranks of all sets. ``curve``: step time
+    of one rank as a function of its local batch size. ``largest_batch``: the largest local batch in samples that fits
+    into the memory of one rank.
     """
 
     curve: Curve
@@ -34,10 +35,10 @@ def _by(kind: Kind, seconds: float) -> int:
 
 
 def split(kinds: Sequence[Kind], batch: int) -> list[list[int]] | None:
-    """Return a list of local batch sizes for each kind, largest first. All sizes add up to ``batch``.
+    """Return a list of local batch sizes for each kind, which minimize the time of the slowest rank.
 
-    The sizes minimize the time of the slowest rank. Return None if the batch does not fit into memory or if there are
-    more ranks than samples.
+    The sizes add up to ``batch``. A list has a size for each rank of the kind, the larger sizes first. Return None if
+    the batch does not fit into memory or if there are more ranks than samples.
     """
     if sum(k.ranks for k in kinds) > batch or any(k.largest_batch < 1 for k in kinds):
         return None

@@ -85,7 +85,10 @@ def _does_not_fit(parts: Sequence[Part], request: Request, workload: Workload) -
 
 
 def held_by(parts: Sequence[Part], workload: Workload) -> Workload:
-    """Return the workload with the optimizer state that one rank holds: only a part if the optimizer is sharded."""
+    """Return the workload with the optimizer state that one rank holds, to predict the rank's memory.
+
+    If the ranks of ``parts`` shard the optimizer, this is only one rank's shard. Otherwise it is the whole state.
+    """
     ranks = sum(p.ranks for p in parts)
     return memory.sharded(workload, ranks) if parts[0].option.strategy == "Optimizer" else workload
 
@@ -107,9 +110,10 @@ def too_large(held: Workload, share: int, option: Option, what: str) -> str:
 def evaluate(
     parts: Sequence[Part], collective: CollectiveName, request: Request, workload: Workload, servers: int = 1
 ) -> Choice | Refusal:
-    """Return the candidate that consists of ``parts``, with its prediction, or the reason why it is rejected.
+    """Split the batch among the ranks of ``parts`` and predict the plan, or return the reason why it is rejected.
 
-    ``servers``: number of ranks that are parameter servers, if the collective is ParameterServer.
+    ``parts``: the groups of nodes of the plan. ``collective``: algorithm that reduces the gradients. ``servers``:
+    number of ranks that are parameter servers, if the collective is ParameterServer.
     """
     ranks, nodes = sum(p.ranks for p in parts), sum(p.nodes for p in parts)
     serving = servers if collective == "ParameterServer" and ranks > 1 else 0
@@ -216,7 +220,7 @@ def _cpus(option: Option, share: int, timing: Step, link: Link) -> float:
 
 
 def _how(collective: CollectiveName, request: Request) -> str:
-    """Describe how ranks combine gradients, such as 'Ring', or 'ParameterServer within 3 steps' of staleness."""
+    """Describe how ranks combine gradients, such as 'Ring' or 'ParameterServer within 3 steps' (a staleness bound)."""
     within = {
         "Synchronous": "",
         "Asynchronous": ", asynchronous",
@@ -262,12 +266,17 @@ def _prediction(
 
 
 def _processes(part: Part) -> int:
-    """Return the number of data-loading worker processes of one rank."""
+    """Return the number of data-loading processes of one rank; 0 if a thread or the rank itself loads its data."""
     return part.option.fetching.workers if part.option.fetching.processes else 0
 
 
 def _bottleneck(timing: Step, slowest: Part, share: int, collective: str, link: Link, measured: bool) -> str:
-    """Return the dominant part of the step time with its percentage and cause."""
+    """Return a text that names the part of the step that takes the most time, its percentage, and its cause.
+
+    Example: 'communication 63 %: Ring over the network, 10 Gbit/s'. ``slowest``, ``share``: the group of nodes with the
+    slowest rank, and the local batch size of that rank. ``measured``: True if measured multi-device steps predict the
+    communication.
+    """
     option = slowest.option
     by = (
         ""

@@ -14,7 +14,10 @@ def checkpoint_s(workload: Workload) -> float:
 
 
 def interruptions_of(request: Request, workload: Workload) -> Interruptions:
-    """Return the interruptions in the request's domain."""
+    """Return the model of a job's interruptions in the request's domain (part of the cluster), such as spot nodes.
+
+    It has the interruptions per hour of one node, and the time and interval of the job's checkpoints.
+    """
     return Interruptions(
         request.domain.interruptions_per_h,
         checkpoint_s(workload),
@@ -24,7 +27,10 @@ def interruptions_of(request: Request, workload: Workload) -> Interruptions:
 
 
 def interrupted(found: Prediction, request: Request, workload: Workload, nodes: int) -> Prediction:
-    """Return the prediction with the time, energy and cost that interruptions of ``nodes`` nodes add."""
+    """Add the time, energy and cost of interruptions to ``found``, the prediction of a plan without interruptions.
+
+    ``nodes``: number of nodes in the plan. Return ``found`` if the nodes of the request's domain are never interrupted.
+    """
     if not request.domain.interruptions_per_h:
         return found
     model = interruptions_of(request, workload)

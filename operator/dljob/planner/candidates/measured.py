@@ -28,7 +28,8 @@ LEVEL = 0.8
 def communication_ratio(collective: CollectiveName, nbytes: int, ranks: Number, nodes: Number, link: Link) -> Floats:
     """Return the predicted communication time of a collective divided by that of a ring at the same placement.
 
-    The ratio is 1 for Ring, and for Torch, whose steps are measured directly.
+    The model that is fitted to measured steps predicts the time of a ring, and multiplies it by this ratio. The ratio
+    is 1 for Ring, and for Torch, whose steps are measured directly.
     """
     if collective in ("Ring", "Torch"):
         return np.ones(np.shape(ranks))
@@ -44,11 +45,12 @@ def posterior(
     nbytes: int,
     link_over: Callable[[int], Link],
 ) -> Posterior | None:
-    """Return the posterior distribution of the step times of all placements.
+    """Return a fitted model that predicts the step time of every placement on one device type, with its uncertainty.
 
-    Return None without measured multi-device steps (``steps``) or one-device times (``points``). ``alone``: step
-    seconds over the batch on one device. ``nbytes``: size of the gradients in bytes. ``link_over``: function from a
-    number of nodes to the link between their ranks, which is used only to compare collectives.
+    The model is a posterior distribution, given the measured multi-device steps ``steps`` and the measured one-device
+    times ``points``. Return None if either is empty. ``alone``: step seconds over the batch on one device. ``nbytes``:
+    size of the gradients in bytes. ``link_over``: function from a number of nodes to the link between their ranks,
+    which is used only to compare collectives.
     """
     if not steps or not points:
         return None
@@ -65,7 +67,7 @@ def posterior(
 
 
 def _known(collective: str) -> CollectiveName:
-    """Return the collective with the name from a profile, or Ring if the name is unknown."""
+    """Return ``collective``, a name that a profile contains, or Ring if no collective has this name."""
     names: tuple[CollectiveName, ...] = get_args(CollectiveName)
     return next((name for name in names if name == collective), "Ring")
 

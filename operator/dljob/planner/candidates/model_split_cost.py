@@ -51,14 +51,14 @@ class SplitCandidate:
 
 @dataclass(frozen=True)
 class _Step:
-    """Parts of the step time in seconds, without input data and waiting."""
+    """Predicted parts of the time of a model-parallel step, in seconds, without input data and waiting."""
 
     busy_s: float
     """Computing time of the slowest rank."""
     mean_s: float
-    """Mean computing time of the ranks."""
+    """Mean computing time of the ranks, which determines their mean power."""
     moving_s: float
-    """Exposed communication and pipeline bubble."""
+    """Communication that computing does not hide, plus the idle time of pipeline stages (the bubble)."""
     text: str
     """Description of the communication, which becomes a part of ``Prediction.bottleneck``."""
     spread: float
@@ -66,7 +66,9 @@ class _Step:
 
 
 def predict(candidate: SplitCandidate, request: Request, model: split.Model) -> Prediction | Refusal:
-    """Predict step time, memory, energy and cost, or return a ``Refusal`` if a rank or a pod has too little memory.
+    """Predict a model-parallel plan, or return a ``Refusal`` if a rank or a pod has too little memory.
+
+    The prediction has the step time, memory, energy and cost. ``model``: the workload with its possible splits.
 
     Raise ValueError if the model cannot be split as the candidate demands.
     """
@@ -117,7 +119,7 @@ def predict(candidate: SplitCandidate, request: Request, model: split.Model) -> 
 
 
 def choice(candidate: SplitCandidate, request: Request, prediction: Prediction) -> Choice:
-    """Return the candidate as a ``Choice`` in which every rank processes the whole batch."""
+    """Return the candidate as a possible plan with the given prediction. Each rank's local batch is the whole batch."""
     part, option = candidate.part, candidate.part.option
     each = option.ranks_per_node
     group = Group(
@@ -210,7 +212,10 @@ def _memory_nbytes(candidate: SplitCandidate, batch: int, model: split.Model) ->
 
 
 def _host_nbytes(part: Part, batch: int, workload: Workload, held: int) -> int:
-    """Return the main memory in bytes that a pod with all its ranks needs."""
+    """Return the main memory in bytes that a pod with all its ranks needs.
+
+    ``held``: memory in bytes that a rank needs on its device. On CPUs, this is main memory.
+    """
     if not part.option.pool.is_gpu:
         ranks = part.option.ranks_per_node
         return memory.AGENT_NBYTES + memory.shm_nbytes(ranks, is_gpu=False) + ranks * held
@@ -219,7 +224,10 @@ def _host_nbytes(part: Part, batch: int, workload: Workload, held: int) -> int:
 
 
 def _host_room_nbytes(part: Part, request: Request) -> int:
-    """Return the main memory in bytes that a pod can have if ``part`` uses the nodes with the most memory."""
+    """Return the main memory in bytes that every pod of ``part`` can have: the job's memory request, if it has one.
+
+    Otherwise, it is the free memory of a node: of the ``part.nodes`` nodes with the most, the one with the least.
+    """
     if request.memory_per_pod_nbytes is not None:
         return request.memory_per_pod_nbytes
     return sorted(part.option.pool.memory_nbytes, reverse=True)[part.nodes - 1]

@@ -1,4 +1,4 @@
-"""Inputs that all candidates of a request share: the workload, and the speed and memory of each kind of rank."""
+"""Inputs that all candidate plans of a request share: the workload, and the options to use each type of device."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -22,7 +22,9 @@ from dljob.planner.candidates.transfer import carried
 from dljob.planner.types import CollectiveName, Request, Strategy
 
 ASSUMED_SPREAD = 1.5
-"""Factor on the spread (standard deviation of log(measured / predicted)) if a device is not in the catalogue."""
+"""Factor on the spread of a predicted computing time if the device is not in the catalogue.
+
+The spread is the standard deviation of log(measured / predicted)."""
 GPU_LATENCY_S = 10e-6
 """Latency between GPUs of one node, including the NCCL call."""
 
@@ -61,13 +63,13 @@ class Option:
     """Computing time in seconds, over a rank's batch."""
     fetching: input_data.Fetching
     largest_batch: int
-    """Samples that fit in a rank's memory."""
+    """Largest local batch in samples that fits in a rank's memory; 0 if the model alone does not fit."""
     memory_nbytes: float
-    """Memory that one rank may use, in bytes."""
+    """Memory in bytes that one rank may use: GPU memory or, on CPUs, main memory."""
     compute_spread: float
     learned: Learned | None
     cores: float
-    """CPUs that each rank computes with."""
+    """Number of CPUs that each rank computes with; it may be a fraction."""
     slowdown: float = 1.0
     """Factor by which the node's other ranks slow down computing; both curves include it."""
     steps: Posterior | None = None
@@ -125,10 +127,12 @@ def stored_of(request: Request) -> input_data.Stored | None:
 
 
 def _tiers(pool: Pool, ranks_per_node: int) -> list[tuple[int, int]]:
-    """Return (number of nodes, smallest free memory in bytes) for two sets of nodes with enough free devices.
+    """Return (number of nodes, smallest free memory in bytes) for two sets of nodes that a plan may use.
 
-    One set consists of all such nodes. The other one consists of those with at least half as much free memory as the
-    node with the most. If both sets are equal, return only one pair.
+    Pods may land on any node of a set, so its node with the least memory limits the batch. A smaller set can therefore
+    be better. All nodes have at least ``ranks_per_node`` free devices. One set consists of all such nodes. The other
+    one consists of those with at least half as much free memory as the node with the most. If both sets are equal,
+    return only one pair. If no node has enough free devices, return an empty list.
     """
     sizes = sorted(
         (m for m, free in zip(pool.memory_nbytes, pool.free, strict=True) if not pool.is_gpu or free >= ranks_per_node),
@@ -160,8 +164,10 @@ def options(
     strategy: Strategy = "Data",
     min_ranks: int = 1,
 ) -> list[Option]:
-    """Return the options with ``ranks_per_node`` ranks per node: one for all nodes, one for the nodes with much memory.
+    """Return the ways to use the nodes of ``pool`` with ``ranks_per_node`` ranks per node, with their predictions.
 
+    One option has all nodes with enough free devices. Another one has only those with at least half as much memory as
+    the node with the most, if not all nodes have that. The list is empty if no node has enough free devices.
     ``learned``: measured constants by (``request.profile``, device). ``min_ranks``: number of ranks that shard the
     optimizer state, if ``strategy`` is Optimizer; it determines how large a batch a rank can hold.
     """
@@ -239,8 +245,9 @@ def sharing_options(
     learned: Mapping[tuple[str, str], Learned],
     most_ranks: int,
 ) -> list[Option]:
-    """Return the options with a sharded optimizer. The more ranks shard it, the larger a batch each rank can hold.
+    """Return the ways to use the nodes of ``pool`` if the ranks shard the optimizer.
 
+    The more ranks shard it, the larger a batch each rank can hold. ``most_ranks``: maximum number of ranks of a plan.
     Some options suit any number of ranks. Others require at least 2, 4, 8 or 16 ranks; they are added if they raise a
     rank's largest batch by more than the factor ``MORE``.
     """
@@ -295,12 +302,12 @@ def link_of(chosen: list[Option], nodes: int) -> tuple[Link, float]:
 
 
 def near_latency_s(is_gpu: bool) -> float:
-    """Return the latency between ranks on the same node, in seconds."""
+    """Return the assumed latency in seconds between ranks on the same node: between GPUs, or through shared memory."""
     return GPU_LATENCY_S if is_gpu else communication.SHARED_MEMORY_LATENCY_S
 
 
 def summing(option: Option) -> tuple[CollectiveName, ...]:
-    """Return the collectives from which the planner chooses the one that reduces gradients.
+    """Return the collectives (algorithms that reduce gradients) from which the planner may choose for this option.
 
     A sharded optimizer allows only those in ``HALVES``.
     """
@@ -314,7 +321,10 @@ def priced(collective: CollectiveName, is_gpu: bool) -> communication.Collective
 
 
 def _reduce_Bps(chosen: list[Option]) -> float:  # noqa: N802 - the unit is part of the name
-    """Return the reduction bandwidth in bytes/s: adding two buffers reads both and writes a third."""
+    """Return the bytes per second at which the slowest device adds a received buffer to its own.
+
+    It is a third of the memory bandwidth, because adding two buffers reads both and writes a third.
+    """
     return min(o.device.memory_bandwidth_Bps for o in chosen) / 3
 
 

@@ -31,9 +31,9 @@ class Pool:
     memory_nbytes: tuple[int, ...]
     """Free main memory of each node in bytes, in the order of ``free``."""
     cpu: float
-    """Number of CPUs of the node that has the fewest."""
+    """Total number of CPUs, free or not, of the node that has the fewest."""
     bandwidth_Bps: float | None
-    """The smallest annotated network bandwidth; None if no node has the annotation."""
+    """The smallest network bandwidth in bytes/s that a node's annotation states; None if no node has the annotation."""
     unequal: bool
     """True for CPU nodes on which a rank can use very different numbers of CPUs (by more than a factor ``UNEQUAL``)."""
     crossing: Crossing | None = None
@@ -70,14 +70,19 @@ def _tolerates(tolerations: Iterable[Mapping[str, object]], taint: tuple[str, st
 def useful_cpu(node_cpu: float) -> float:
     """Return the number of CPUs that must be free on a node with ``node_cpu`` CPUs before it can run a pod of the job.
 
-    It applies if the job does not request CPUs. It is 1, or half of the CPUs of a node with fewer than two. With less,
-    ranks would train too slowly for the devices that they occupy, and more slowly than plans predict.
+    This number is the condition if the job does not request CPUs. It is 1, or half of the CPUs of a node with fewer
+    than two. With less, ranks would train too slowly for the devices that they occupy, and more slowly than plans
+    predict.
     """
     return min(1.0, node_cpu / 2)
 
 
 def usable(request: Request, view: ClusterView) -> list[Node]:
-    """Return the nodes that the job could use, whatever their device."""
+    """Return the nodes that can run a pod of the job, including those with a type of device that it does not request.
+
+    Such a node accepts new plans. It has the labels in the job's node selector, no taint that the job does not
+    tolerate, and enough free devices, CPUs and memory.
+    """
     return [node for node in view.nodes if _why_not(node, request) is None]
 
 
@@ -135,6 +140,8 @@ def _family(device: str, name: str) -> bool:
 
 @dataclass(frozen=True)
 class Eligible:
+    """The nodes that a job may use, by device type (``pools``), and why it cannot use the others (``refusals``)."""
+
     pools: tuple[Pool, ...]
     refusals: tuple[Refusal, ...]
     busy: int
@@ -142,9 +149,9 @@ class Eligible:
 
 
 def eligible(request: Request, view: ClusterView) -> Eligible:
-    """Return one pool for each device type that the request may use, and the nodes that it cannot use, with reasons.
+    """Return one pool (its usable nodes) for each device type that the request allows, and the excluded nodes.
 
-    Each reason is a ``Refusal``, which counts the nodes of one type that are excluded for this reason.
+    Each ``Refusal`` has a reason, and the number of nodes of one device type that are excluded for this reason.
     """
     usable: dict[tuple[str, bool], list[Node]] = defaultdict(list)
     left_out: dict[tuple[str, str], int] = defaultdict(int)

@@ -15,8 +15,9 @@ from dljob.perf.step.compute import arithmetic_FLOPs
 from dljob.perf.workload.workload import Workload
 
 DEVICE_SPREAD = 0.2
-"""Standard deviation of log(measured / predicted) if many other devices were measured. The mean leave-one-device-out
-error is 12 % on NeuSight (six other devices) and 22 % on Gavel (two other devices)."""
+"""Standard deviation of log(measured / predicted) of predicted times if the model was measured on many other devices.
+
+The mean leave-one-device-out error is 12 % on NeuSight (six other devices) and 22 % on Gavel (two other devices)."""
 MAX_BATCHES = 8
 """Maximum number of measured batches to use from each device. More would add little information."""
 
@@ -28,8 +29,9 @@ def carried(
 
     Return the points and the standard deviation of log(measured / predicted).
 
-    ``profile``: key of the model in ``learned``. ``label``: node label of the GPU for which to predict. Return no
-    points if this GPU is not in the catalogue, or if the model was measured on no other GPU in the catalogue.
+    ``profile``: name of the model in the keys of ``learned``. ``label``: node label of the GPU for which to predict.
+    Return no points and the deviation 0 if this GPU is not in the catalogue, or if the model was measured on no other
+    GPU in the catalogue.
     """
     asked = catalogue.gpu(label)
     others = {

@@ -13,10 +13,12 @@ from dljob.planner.types import Choice, Refusal, Request
 from dljob.planner.types.texts import duration, joules, samples
 
 MAX_SLOWDOWN = 1.1
-"""Maximum factor by which an advised power limit may lengthen computing. With 10 % more time, a job saves two thirds of
-the energy that power limits can save."""
+"""Maximum factor by which an advised power limit may lengthen the computing time. With 10 % more time, a job saves two
+thirds of the energy that power limits can save."""
 DIFFERENT = 0.15
-"""Maximum relative difference in the number of ranks at which candidates on the same types of devices are similar."""
+"""Maximum relative difference in the number of ranks at which two candidates are similar.
+
+Similar candidates also have the same strategy and types of devices. ``shown`` prefers candidates that are not."""
 
 
 def memory_refusals(ways: list[Option], request: Request, workload: Workload) -> list[Refusal]:
@@ -44,7 +46,7 @@ def _held(option: Option, workload: Workload, ranks: int) -> Workload:
 
 
 def _fewest(option: Option, request: Request, workload: Workload, ranks: int) -> int:
-    """Return the minimum number of ranks whose memory holds the global batch.
+    """Return the minimum number of ranks on the option's type of device whose memory together holds the global batch.
 
     ``ranks``: maximum number of ranks. Let n be min(``ranks``, global batch size). Return n + 1 if n ranks cannot hold
     the batch.
@@ -65,9 +67,10 @@ def _kind(choice: Choice) -> tuple[str, ...]:
 
 
 def shown(request: Request, chosen: Choice, choices: list[Choice]) -> tuple[Choice, ...]:
-    """Return the chosen candidate and the best others, at most ``request.candidates_kept`` in total.
+    """Return the candidates to show to the user: the chosen one and the best others.
 
-    Prefer candidates that differ in devices, strategy or number of ranks.
+    Return at most ``request.candidates_kept`` candidates. Prefer candidates that differ in devices, strategy or number
+    of ranks.
     """
     ranked = sorted(choices, key=lambda c: objective.score(request, c.prediction))
     shown = [chosen]
@@ -101,7 +104,7 @@ def slower(request: Request, chosen: Choice, choices: list[Choice], shown: tuple
 
 
 def _worse(request: Request, choice: Choice, chosen: Choice) -> str:
-    """Return the reason why ``choice`` is worse than ``chosen`` under the request's objective."""
+    """Return a text with the reason why ``choice`` is worse than ``chosen`` under the request's objective."""
     p, q = choice.prediction, chosen.prediction
     if not objective.meets(request, p.total_p90_s) and objective.meets(request, q.total_p90_s):
         return f"misses the deadline: {duration(p.total_p90_s)} (p90)"
@@ -116,7 +119,9 @@ def _worse(request: Request, choice: Choice, chosen: Choice) -> str:
 def model_parallel_refusals(
     request: Request, chosen: Choice, choices: list[Choice], shown: tuple[Choice, ...]
 ) -> list[Refusal]:
-    """Return why the best pipeline and the best tensor-parallel candidate lost to the chosen data-parallel plan.
+    """Return the best pipeline and tensor-parallel candidates, each with the reason why it was not chosen.
+
+    The plan that was chosen instead is data-parallel.
 
     Return an empty list if the chosen plan is model-parallel. Skip a candidate that is already shown, unless its
     predicted score beats the chosen plan's. Example of a summary and a reason:
@@ -148,10 +153,11 @@ def model_parallel_refusals(
 
 
 def power_advice(request: Request, chosen: Choice) -> str | None:
-    """Return advice on power limits, one for each GPU type in the plan; None unless the plan minimizes energy.
+    """Return a text with the power limit that saves the most energy on each GPU type in the plan, or None.
 
-    With the advised limits, the plan still meets its deadline. Example: '240 W on NVIDIA-A100-SXM4-40GB (of 400):
-    typically 14 % less energy for 10 % more computing time'.
+    Return None if the request does not minimize energy, if the plan has no GPUs, or if no power limit would save energy
+    without missing the deadline. With the advised limits, the plan still meets its deadline. Example: '240 W on
+    NVIDIA-A100-SXM4-40GB (of 400): typically 14 % less energy for 10 % more computing time'.
     """
     if request.minimize != "Energy":
         return None

@@ -20,11 +20,13 @@ from dljob.planner.search.screen import Counts, Screen, Screened
 from dljob.planner.types import CollectiveName, Request
 
 COMPLETE = 4000
-"""Maximum number of combinations of nodes for which all combinations are evaluated."""
+"""Maximum number of candidates (combinations of node counts) at which the search evaluates all of them.
+
+If there are more, it evaluates a selection and then searches locally."""
 ROUNDS = 12
 """Maximum number of rounds of the local search."""
 SEEDS = 6
-"""Number of best candidates whose neighbours each round of the local search evaluates."""
+"""Number of the best candidates so far whose neighbours are evaluated in each round of the local search."""
 
 
 def grid(most: int, fine: bool = True) -> list[int]:
@@ -108,9 +110,10 @@ class Search:
             yield self._row({int(p[0]): p[1] for p in picks if p is not None})
 
     def _best_alone(self, members: NDArray[np.intp]) -> int:
-        """Return the position in ``members`` of the option with the best score if used alone.
+        """Return the index in ``members`` of the option that has the best score in a candidate without other options.
 
-        If no option is feasible alone, return the position of the option with the most ranks.
+        ``members``: the options of one type of device. If no option is feasible alone, return the index of the option
+        with the most ranks.
         """
         alone = (self.counts > 0).sum(axis=1) == 1
         best = [self.scores[alone & (self.counts[:, i] > 0)].min(initial=np.inf) for i in members]
@@ -134,7 +137,8 @@ class Search:
     def _scaled(self, most: Counts) -> Counts:
         """Return each row of ``most`` scaled down to several total numbers of nodes.
 
-        A scaled row has nearly the same fraction of the nodes of every device type.
+        A row of ``most`` has all nodes of some device types. A scaled row has nearly the same fraction of the nodes of
+        every device type.
         """
         total = most.sum(axis=1, keepdims=True)
         bounds = [np.full_like(total, self.request.nodes_min), np.minimum(total, self.request.nodes_max or total)]
@@ -144,8 +148,9 @@ class Search:
         return rows.reshape(-1, most.shape[1])
 
     def _filled(self, most: Counts, fastest: Sequence[int]) -> Counts:
-        """Return, for each row of ``most``, rows that reach each power of two ranks with the fastest devices first.
+        """Return, for each row of ``most``, rows that have 2, 4, 8, ... ranks and use the fastest devices first.
 
+        A row of ``most`` has all nodes of some device types. ``fastest``: the options, the fastest first.
         Halving-doubling is much faster at a power of two ranks, so changing the nodes of one device cannot improve such
         a row. Therefore the search has to start from the best mix of devices at each power of two.
         """
@@ -181,7 +186,10 @@ class Search:
         return rows
 
     def _look(self, counts: Counts) -> None:
-        """Predict and score the rows that are within the request's bounds and were not evaluated before."""
+        """Predict and score the rows that are within the request's bounds and were not evaluated before.
+
+        Append them to ``counts``, their predictions to ``found``, and their scores to ``scores``.
+        """
         nodes = counts.sum(axis=1)
         most = self.request.nodes_max or int(self._most.sum())
         counts = counts[(nodes >= max(1, self.request.nodes_min)) & (nodes <= most)]
@@ -198,7 +206,7 @@ class Search:
         self.found = self.found.joined(seen)
 
     def best(self, count: int, tolerance: float) -> list[NDArray[np.int64]]:
-        """Return feasible rows that deserve an exact evaluation: first the ``count`` best rows, then others.
+        """Return the feasible rows (candidates) to evaluate exactly: first the ``count`` best rows, then others.
 
         The others are the row with the fewest ranks among those within the relative ``tolerance`` of the best score,
         the best row of each of ``count`` sets of devices, rows with the best set of devices but other numbers of nodes,
@@ -219,7 +227,7 @@ class Search:
         return [self.counts[i] for i in picked]
 
     def collectives_of(self, rows: Sequence[NDArray[np.int64]]) -> list[CollectiveName]:
-        """Return the collective that the screen predicts to be the fastest, for each row."""
+        """Return, for each row (candidate), the collective with the fastest step by the approximate evaluation."""
         return self.screen.screen(np.stack(rows)).collective if rows else []
 
 

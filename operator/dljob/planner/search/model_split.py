@@ -38,10 +38,11 @@ def candidates(
     learned: Mapping[tuple[str, str], Learned],
     fixed: Sequence[Part] = (),
 ) -> Found | Infeasible:
-    """Evaluate all ways to split the model with the requested strategy, on every possible set of ranks.
+    """Evaluate all model-parallel plans with the strategy that the user requests (Pipeline or Tensor).
 
-    Return (candidates, nodes that the job cannot use, with reasons), or ``Infeasible`` if there is no possible set of
-    ranks. ``fixed``: the groups of nodes that the user fixes (``spec.planning.groups``).
+    Return (evaluated or rejected candidates, nodes that the job cannot use, with reasons). Return ``Infeasible`` if the
+    model cannot be split in this way, or if no set of nodes has a suitable number of ranks. ``fixed``: the groups of
+    nodes that the user fixes (``spec.planning.groups``).
     """
     model = split.cut_up(workload)
     if request.strategy == "Tensor" and model.pairs is None:
@@ -83,8 +84,8 @@ def candidates(
 def like(part: Part, request: Request, workload: Workload) -> Choice | Refusal | str:
     """Return the fastest candidate that splits the model over the ranks of ``part`` with the requested strategy.
 
-    Return a ``Refusal`` (candidate and reason) if none fits into memory, or a text with the reason if the model cannot
-    be split.
+    ``part``: the only group of nodes of the plan with which the result is compared. Return a ``Refusal`` (candidate and
+    reason) if none fits into memory, or a text with the reason if the model cannot be split.
     """
     model = split.cut_up(workload)
     if request.strategy == "Tensor" and model.pairs is None:
@@ -112,7 +113,7 @@ def evaluate(candidate: SplitCandidate, request: Request, model: split.Model) ->
 
 
 def _asked(part: Part, request: Request) -> list[SplitCandidate]:
-    """Return the ways to split the model over the ranks of ``part`` with the requested strategy."""
+    """Return the ways to split the model over the ranks of ``part`` (a group of nodes) with the requested strategy."""
     if request.strategy == "Pipeline":
         return [SplitCandidate(part, "Pipeline", "MPI", request.micro_batches)]
     return [SplitCandidate(part, "Tensor", name) for name in _collectives(request, part.option)]
@@ -121,9 +122,10 @@ def _asked(part: Part, request: Request) -> list[SplitCandidate]:
 def _parts(
     request: Request, nodes: Eligible, workload: Workload, learned: Mapping[tuple[str, str], Learned]
 ) -> list[Part]:
-    """Return placements, each on one type of device with ``nodes.min`` to ``nodes.max`` nodes (fields of the spec).
+    """Return the groups of nodes to consider. Each has one type of device, and its ranks split the model.
 
-    If the request fixes the number of pipeline stages, the numbers of nodes follow from it.
+    The number of nodes is within ``spec.nodes.min``, ``spec.nodes.max`` and the quota. If the request fixes the number
+    of pipeline stages, the number of nodes follows from it.
     """
     found = []
     for pool in nodes.pools:
@@ -243,7 +245,10 @@ def _left_out(kind: Kind, request: Request, model: split.Model, fixed: Sequence[
 def _places(
     request: Request, nodes: Eligible, options_of: Callable[[Pool, int], Sequence[Option]], fixed: Sequence[Part]
 ) -> Iterator[tuple[Option, range]]:
-    """Yield (option, range of the numbers of nodes that a placement with the option may use)."""
+    """Yield each option (way to use one type of device) with the range of numbers of nodes that a plan may use of it.
+
+    If the user fixes groups of nodes (``fixed``), yield only their options and numbers of nodes.
+    """
     for part in fixed:
         yield part.option, range(part.nodes, part.nodes + 1)
     if fixed:
@@ -263,10 +268,11 @@ def _places(
 
 
 def _placed(kind: Kind, places: Sequence[tuple[Option, range]], model: split.Model) -> Iterator[Part]:
-    """Yield placements with at least 2 ranks, and at most as many as the model can be split into.
+    """Yield groups of nodes with at least 2 ranks, and at most as many ranks as the model can be split among.
 
-    A pipeline has at most the model's number of stages, tensor parallelism at most one rank for each unit (such as an
-    attention head). For pipelines, yield every number of nodes; for tensor parallelism, a grid of numbers.
+    ``places``: the options with the allowed numbers of nodes. A pipeline has at most the model's number of stages,
+    tensor parallelism at most one rank for each unit (such as an attention head). For pipelines, yield every number of
+    nodes; for tensor parallelism, a grid of numbers.
     """
     most = len(model.stages) if kind == "Pipeline" else model.pairs.units if model.pairs is not None else 0
     for option, counts in places:
@@ -278,11 +284,12 @@ def _placed(kind: Kind, places: Sequence[tuple[Option, range]], model: split.Mod
 
 
 def _by_merit(batch: int) -> Callable[[Part], tuple[str, int, bool, float, int]]:
-    """Return a sort key for placements: device, ranks, one node before several nodes, computing time, nodes.
+    """Return a function that returns the sort key of a group of nodes, so that the search tries better groups first.
 
-    ``batch``: number of samples that the computing time is for. On several nodes, messages cross the same link,
-    whatever the number of ranks per node. Of the placements of equally many ranks on several nodes, the search
-    therefore needs only the first one that fits into memory.
+    The key is: device, ranks, one node before several nodes, computing time, nodes. ``batch``: number of samples that
+    the computing time is for. On several nodes, messages cross the same link, whatever the number of ranks per node. Of
+    the placements of equally many ranks on several nodes, the search therefore needs only the first one that fits into
+    memory.
     """
 
     def key(part: Part) -> tuple[str, int, bool, float, int]:
@@ -328,7 +335,8 @@ def _priced(candidate: SplitCandidate, request: Request, model: split.Model) -> 
 def _worth_showing(priced: list[_Priced]) -> list[_Priced]:
     """Return the best candidates overall, and the best one for each type of device and size.
 
-    The size is the number of ranks, rounded down to a power of two. Return at most one candidate for each placement.
+    The size is the number of ranks, rounded down to a power of two. Return at most one candidate for each combination
+    of option (way to use a type of device) and number of nodes.
     """
     places: dict[tuple[int, int], _Priced] = {}
     for each in sorted(priced, key=lambda each: each.score):

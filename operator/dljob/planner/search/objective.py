@@ -7,7 +7,7 @@ from dljob.planner.search.screen import Screened
 from dljob.planner.types import Choice, Prediction, Request
 
 STARTUP_S = 20.0
-"""Maximum time from ``kubectl apply`` to the first step. It counts towards a deadline."""
+"""Assumed maximum seconds from ``kubectl apply`` to the first step. They count towards a deadline."""
 INDISTINCT = 0.02
 """Maximum relative difference at which two plans tie. If the objective is Time, the plan with fewer devices wins the
 tie. If it is Energy or Cost, the faster plan wins."""
@@ -26,7 +26,11 @@ def by_p90(request: Request) -> bool:
 
 
 def scores(request: Request, screened: Screened) -> NDArray[np.float64]:
-    """Return the score of each candidate in ``screened``; lower is better. Infeasible candidates score infinity."""
+    """Return the score of each candidate in ``screened``; lower is better. Infeasible candidates score infinity.
+
+    The score is the time (seconds), energy (joules) or cost (US dollars) of one step. If the objective is energy or
+    cost, candidates that miss the deadline score above all that meet it (``LATE``).
+    """
     time_s = screened.step_p90_s if by_p90(request) else screened.step_s
     wanted = {"Time": time_s, "Energy": screened.energy_J, "Cost": screened.usd}[request.minimize]
     if request.deadline_s is None or request.minimize == "Time":
@@ -38,7 +42,8 @@ def scores(request: Request, screened: Screened) -> NDArray[np.float64]:
 def score(request: Request, prediction: Prediction) -> float:
     """Return the score of a plan with this prediction: time, energy or cost of the whole training; lower is better.
 
-    If the objective is energy or cost, plans that miss the deadline score above all plans that meet it (``LATE``).
+    The unit is seconds, joules or US dollars. If the objective is energy or cost, plans that miss the deadline score
+    above all plans that meet it (``LATE``).
     """
     if request.minimize == "Time":
         return prediction.total_p90_s if by_p90(request) else prediction.total_s
@@ -48,7 +53,7 @@ def score(request: Request, prediction: Prediction) -> float:
 
 
 def size(choice: Choice) -> int:
-    """Return the number of ranks of a choice."""
+    """Return the number of ranks of a plan, including parameter servers."""
     return sum(len(g.shares) for g in choice.groups)
 
 
@@ -70,9 +75,11 @@ def surely_better(request: Request, parts: Choice, whole: Choice) -> bool:
 
 
 def best(request: Request, choices: list[Choice]) -> Choice:
-    """Return the best choice. Break ties within ``INDISTINCT`` by fewer devices (Time) or less time (Energy, Cost).
+    """Return the best plan by the request's objective.
 
-    Return a model-parallel choice only if it is surely better or if there is no data-parallel choice.
+    Break ties within ``INDISTINCT`` by fewer devices (Time) or less time (Energy, Cost). Return a model-parallel plan
+    only if it is better than the best data-parallel plan despite the uncertainty of its prediction (``surely_better``),
+    or if there is no data-parallel plan.
     """
     parts, whole = ([c for c in choices if c.splits_model is split] for split in (True, False))
     if not whole:
@@ -84,7 +91,8 @@ def best(request: Request, choices: list[Choice]) -> Choice:
 def _smallest_first(choice: Choice) -> tuple[int, bool, float, float, str]:
     """Return a sort key that orders plans by number of ranks, then sharded optimizer, then cost, then time.
 
-    Plans without a sharded optimizer come first, because they survive the loss of ranks.
+    The key decides between plans whose times tie. Of equally many ranks, plans without a sharded optimizer come first,
+    because they survive the loss of ranks.
     """
     p = choice.prediction
     return size(choice), choice.strategy == "Optimizer", p.cost_usd or 0.0, p.total_s, choice.summary

@@ -26,10 +26,11 @@ def promising(found: Screened, most: int) -> NDArray[np.intp]:
 
 
 def front(chosen: Choice, choices: Sequence[Choice], tolerance: float) -> tuple[Choice, ...]:
-    """Return the chosen plan and the plans that no other plan dominates, fastest first; at most ``MAX_SHOWN``.
+    """Return the Pareto front in time, energy and cost, fastest plan first: at most ``MAX_SHOWN`` plans.
 
-    Plan A dominates plan B if A is better, equal, or worse by at most the relative ``tolerance`` in every criterion.
-    Energy and cost are criteria only if every plan has them.
+    It has the chosen plan, and the plans that no other plan dominates. Plan A dominates plan B if A is better, equal,
+    or worse by at most the relative ``tolerance`` in every criterion. Energy and cost are criteria only if every plan
+    has them.
     """
     listed = sorted({id(c): c for c in choices if c is not chosen}.values(), key=lambda c: _criteria(c.prediction))
     kept = [chosen]

@@ -40,7 +40,10 @@ def suggested(request: Request, option: Option) -> str | None:
 
 
 def _places(request: Request, option: Option) -> list[tuple[int, int]]:
-    """Return (nodes, ranks per node) for each placement with at least two ranks that can hold the batch in memory."""
+    """Return (nodes, ranks per node) of the runs to consider, which have at least two ranks.
+
+    Each is within the job's bounds on nodes, and its ranks can hold equal parts of the global batch in memory.
+    """
     found = []
     for each in ranks_per_node_choices(option.pool):
         able = sum(free >= each for free in option.pool.free) if option.pool.is_gpu else option.pool.nodes
@@ -67,6 +70,6 @@ def _runs(places: list[tuple[int, int]], request: Request, option: Option) -> Ru
 
 
 def _prior(option: Option, request: Request) -> Posterior:
-    """Return the prior distribution of step times on a type of device on which no multi-device step was measured."""
+    """Return the distribution of step times that is assumed for a device type without measured multi-device steps."""
     nothing = Runs(*np.zeros((5, 0)))
     return fit(_alone_s(option, ceil(request.global_batch / 2)), nothing, np.zeros(0))

@@ -34,7 +34,10 @@ Counts = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Screened:
-    """Predictions as arrays with one element per candidate; infinite for infeasible candidates."""
+    """Approximate predictions as arrays with one element per candidate; infinite for infeasible candidates.
+
+    ``step_s``, ``step_p90_s``: median and 90th percentile of the step time. ``collective``: the fastest collective.
+    """
 
     step_s: Floats
     step_p90_s: Floats
@@ -93,7 +96,7 @@ class Screen:
         self._collectives = (request.collective,) if request.collective else summing(options[0])[:4]
 
     def screen(self, counts: Counts) -> Screened:
-        """Return predictions for the candidates in the rows of ``counts``. Each row must contain at least one node."""
+        """Predict the candidates in the rows of ``counts`` (number of nodes for each option, at least one in a row)."""
         used = counts > 0
         ranks = counts @ self._per_node
         compute_s = self._compute_s(counts, used, ranks)
@@ -152,7 +155,7 @@ class Screen:
     def _communication_s(
         self, counts: Counts, used: NDArray[np.bool_], ranks: NDArray[np.int64], compute_s: Floats
     ) -> tuple[Floats, NDArray[np.int64]]:
-        """Return (exposed communication time of the best collective, index of that collective), for each candidate."""
+        """Return (exposed communication seconds with the best collective, index of the collective) per candidate."""
         overlap = np.array([overlap_of([o]) for o in self.options])
         overlaps = np.where(used, overlap, 1.0).min(axis=1)
         wire_nbytes = self.request.wire_nbytes(self.workload.gradient_nbytes)
@@ -241,7 +244,10 @@ class Screen:
         return slowest_s, spread
 
     def _links(self, counts: Counts, used: NDArray[np.bool_]) -> list[tuple[Link, NDArray[np.intp]]]:
-        """Return (link, indices of the candidates that use it) for each distinct link."""
+        """Return (link, indices of the candidates whose ranks communicate over it) for each distinct link.
+
+        Candidates are grouped by link, because the time formulas take arrays of candidates but only one link.
+        """
         single = counts.sum(axis=1) == 1
         table = np.stack(
             [

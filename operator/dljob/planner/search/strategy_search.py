@@ -18,7 +18,9 @@ MAX_STAGES = 8
 """Maximum number of ranks at which the chosen plan is compared with model parallelism. With more ranks, splitting the
 model would take longer than planning."""
 BOUND = 3
-"""Assumed staleness bound in steps: a usual choice for stale-synchronous training (Ho et al. 2013)."""
+"""Staleness bound in steps of the stale-synchronous plan with which the chosen plan is compared.
+
+It is a usual choice (Ho et al. 2013)."""
 
 
 def others(request: Request, chosen: Choice, parts: Sequence[Part], workload: Workload) -> list[Refusal]:

@@ -10,11 +10,20 @@ Strategy = Literal["Data", "Optimizer"]
 """Strategies in which each rank holds the whole model: data parallelism without or with sharded optimizer (ZeRO-1)."""
 
 Parallelism = Literal["Data", "Optimizer", "Pipeline", "Tensor"]
-"""All strategies: those in ``Strategy``, and pipeline (consecutive layers) and tensor parallelism (split layers)."""
+"""All strategies: those in ``Strategy``, and the two model-parallel ones.
+
+With Pipeline, each rank holds some consecutive layers. With Tensor, each rank holds a part of the split layers."""
 
 
 @dataclass(frozen=True)
 class Prediction:
+    """Predicted time, memory, energy and cost of a plan. Times are in seconds, and medians unless the name has p90.
+
+    ``step_s`` is the time of a step. ``compute_s``, ``communication_s`` and ``data_s`` are parts of it. ``total_s``,
+    ``energy_J`` and ``cost_usd`` are those of the whole training. ``memory_nbytes``: memory of the rank that needs the
+    most; GPU memory or, on CPUs, main memory.
+    """
+
     step_s: float
     step_p90_s: float
     compute_s: float
@@ -25,14 +34,16 @@ class Prediction:
     energy_J: float | None
     cost_usd: float | None
     bottleneck: str
-    """Text about the dominant part of the step time, such as 'communication 63 %: Ring over the network, 10 Gbit/s'."""
+    """Text that names the part of the step that takes the most time.
+
+    Example: 'communication 63 %: Ring over the network, 10 Gbit/s'."""
     basis: Literal["catalogue", "profile"]
     host_memory_nbytes: int = 0
     """Main memory in bytes of the pod that needs the most, with all its ranks. Its container should request it."""
     efficiency: float = 1.0
     """Throughput divided by the sum of the throughputs of the same devices, each training alone; in (0, 1]."""
     data_s: float = 0.0
-    """Exposed input time per step on the slowest rank."""
+    """Seconds of a step in which the slowest rank waits for its input, because prefetching does not hide them."""
     total_p90_s: float = 0.0
     """90th percentile of the time of the whole training. A deadline must allow this time."""
     interruptions: float = 0.0
@@ -85,7 +96,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class BatchOption:
-    """A global batch size that was considered."""
+    """A global batch size that was planned, to compare it with the chosen one."""
 
     batch: int
     steps: int
@@ -93,7 +104,7 @@ class BatchOption:
     efficiency: float
     """Training progress per sample, divided by the progress per sample with the batch size in the spec."""
     prediction: Prediction | None
-    """Prediction of the best plan with this batch; None if there is no plan."""
+    """Prediction of the best plan with this global batch size; None if no plan is possible with it."""
     reason: str = ""
     """Reason why there is no plan with this batch size; empty if there is one."""
 
@@ -106,17 +117,21 @@ class BatchDecision:
     """The spec's ``globalBatchSize``."""
     chosen: int
     steps: int
-    """Steps of the whole training."""
+    """Number of steps of the whole training with the chosen batch size."""
     noise: float | None
     """The gradient noise scale in samples; None if it was not measured."""
     text: str
     """Reason for the choice."""
     options: tuple[BatchOption, ...] = ()
-    """The considered batches in rising order."""
+    """The global batch sizes that were planned, in rising order.
+
+    It is empty if the planner had no choice: the job already runs, or no gradient noise scale was measured."""
 
 
 @dataclass(frozen=True)
 class Decision:
+    """Result of the planner: the chosen plan, other candidates, and the reasons why others were rejected."""
+
     chosen: Choice
     candidates: tuple[Choice, ...]
     """The best candidates, the chosen one first."""
@@ -139,7 +154,11 @@ class Decision:
 
 @dataclass(frozen=True)
 class Infeasible:
-    """Reason why no plan is possible now. ``transient``: True if a change of the cluster may make a plan possible."""
+    """Reason why no plan is possible now.
+
+    ``transient``: True if a change of the cluster may make a plan possible; False if only a change of the spec can.
+    ``refusals``: the reasons why nodes and candidates were rejected.
+    """
 
     reason: str
     """Condition reason in CamelCase, such as NoSuchDevice, TooFewNodes, DoesNotFit, BatchTooSmall or DeviceBusy."""

@@ -49,9 +49,10 @@ class Batches:
 
 @dataclass(frozen=True)
 class Request:
-    """The job to plan. Either ``model``, or ``like``, or three hints describe the workload.
+    """The job to plan, as the planner needs it: values of the spec, and limits and prices of the cluster.
 
-    The hints are ``parameters``, ``flops_per_sample`` and ``activation_nbytes_per_sample``.
+    Either ``model``, or ``like``, or three hints describe the workload. The hints are ``parameters``,
+    ``flops_per_sample`` and ``activation_nbytes_per_sample``.
     """
 
     job: str
@@ -67,15 +68,15 @@ class Request:
     """Name under which measurements of the job's model are stored: the planner's argument ``learned`` has the key
     (profile, device). None: ``model`` is this name."""
     dataset: str | None = None
-    """A built-in dataset, which determines the input size of built-in models."""
+    """Name of a built-in dataset, whose samples determine the cost of built-in models; None: the model's default."""
     like: str | None = None
-    """A model in ``perf.workload.references`` that costs as much as the job's model."""
+    """Name of a model in ``perf.workload.references`` that costs as much as the job's own model; None if unset."""
     parameters: int | None = None
     flops_per_sample: float | None = None
     activation_nbytes_per_sample: int | None = None
     sample_nbytes: int | None = None
     dataset_samples: int | None = None
-    """Number of samples of a dataset in files; None for built-in data."""
+    """Number of samples of a dataset in files; None if it is unknown or the data is built in."""
     optimizer: Literal["SGD", "Adam", "AdamW"] = "SGD"
     momentum: float = 0.9
     nodes_min: int = 1
@@ -98,7 +99,7 @@ class Request:
     no_split_reason: str | None = None
     """With Auto, the reason why model parallelism is not allowed; None if it is allowed."""
     stages: int | None = None
-    """Number of pipeline stages that the user requests; None if the user does not fix it."""
+    """Number of pipeline stages that the user requests; None if the user requests no number."""
     micro_batches: int = 1
     compressed: bool = False
     """True if gradients are sent as BF16 or FP16, which halves their bytes."""
@@ -120,16 +121,16 @@ class Request:
     checkpoint_interval_s: float | None = None
     """The checkpoint interval that the user fixes; None: the trainer chooses it."""
     domain: Domain = ANYWHERE
-    """The part of the cluster to plan for. ``plan`` sets this field."""
+    """The part of the cluster to plan for, such as a zone. The function ``plan`` sets this field."""
     missing: tuple[str, ...] = ()
     """Fields that the spec lacks and without which no time can be predicted, such as model; empty if it has them all.
 
     If a field is missing, ``plan`` uses the nodes that the request asks for, without a search."""
 
     def allows_gpus(self, device: str, count: int) -> bool:
-        """Return True if a plan may use ``count`` GPUs of a type."""
+        """Return True if the vendor's quota (``gpus_max``) allows a plan with ``count`` GPUs of the type ``device``."""
         return count <= self.gpus_max.get(vendor(device), count)
 
     def wire_nbytes(self, gradient_nbytes: int) -> int:
-        """Return the bytes to send for a gradient of ``gradient_nbytes`` bytes."""
+        """Return the bytes to send for a gradient of ``gradient_nbytes`` bytes: half of them if it is compressed."""
         return gradient_nbytes // 2 if self.compressed else gradient_nbytes

@@ -8,7 +8,7 @@ LONGEST_GROUP = 16
 
 
 def group_names(devices: Iterable[str]) -> list[str]:
-    """Return a short, unique and recognizable DNS label for each device, such as a100-sxm4-40gb."""
+    """Return a short, unique DNS label, such as a100-sxm4-40gb, for the group of nodes with each type of device."""
     names: list[str] = []
     for device in devices:
         text = re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
@@ -31,20 +31,20 @@ def samples(count: int) -> str:
 
 
 def joules(energy_J: float) -> str:
-    """Return the energy in J, in kJ from 10 kJ, or in kWh from 0.1 kWh."""
+    """Return the energy as a text: in J, in kJ if it is at least 10 kJ, or in kWh if it is at least 0.1 kWh."""
     if energy_J >= 3.6e5:
         return f"{energy_J / 3.6e6:.3g} kWh"
     return f"{energy_J:.0f} J" if energy_J < 1e4 else f"{energy_J / 1e3:.0f} kJ"
 
 
 def rate(bandwidth_Bps: float) -> str:
-    """Return a bandwidth in bits per second, the usual unit of networks."""
+    """Return a bandwidth (given in bytes per second) as a text in bits per second, such as '10 Gbit/s'."""
     bits = 8 * bandwidth_Bps
     return f"{bits / 1e9:.3g} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:.3g} Mbit/s"
 
 
 def duration(seconds: float) -> str:
-    """Return a duration with two or three significant figures: 1h05m, 3m20s, 12.3s, 4.5ms, 86us."""
+    """Return a duration as a text with two or three significant figures: 1h05m, 3m20s, 12.3s, 4.5ms, 86us."""
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f}us"
     if seconds < 1:
