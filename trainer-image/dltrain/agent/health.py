@@ -21,11 +21,17 @@ class Health:
         self._registry, self._unready = registry, unready
 
     async def listen(self, host: str | None, port: int) -> None:
-        """Serve until the process ends. Raise OSError if the port is in use."""
+        """Start the server and return. It serves until the process ends.
+
+        ``host``: the address at which it listens; None: all addresses. Raise OSError if ``port`` is in use.
+        """
         await asyncio.start_server(self._serve, host, port, limit=8192)
 
     def answer(self, path: str) -> tuple[int, str, bytes]:
-        """Return the status, content type and body for a path."""
+        """Return (HTTP status, content type, body) of the response to a request for ``path``, such as /metrics.
+
+        The status of /readyz is 503 while the pod is not ready, and the body says why. Other paths get 404.
+        """
         text = "text/plain; charset=utf-8"
         match path.partition("?")[0]:
             case "/metrics":

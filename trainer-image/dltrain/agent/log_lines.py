@@ -1,4 +1,7 @@
-"""The agent's log: one line per message, with the job's uid and the numbers of its plan and attempt."""
+"""The agent's log: one line per message, with the job's uid, the number of its plan and the name of its attempt.
+
+An attempt is one launch of all ranks.
+"""
 
 import logging
 import re
@@ -6,21 +9,31 @@ import sys
 from collections.abc import Callable
 
 UID_LENGTH = 8
-"""Number of characters of the uid in each line. The names of the job's Secret and Workload have the same part."""
+"""Number of characters of the job's uid, from its beginning, in each line of the log.
+
+The names of the job's Secret and Workload contain the same characters, so they can be found from a log line."""
 CONTINUED = "  | "
-"""Each line of a traceback begins with this text, so that an exception cannot forge lines of the log."""
+"""The text at the start of each line of a traceback in the log. The message of an exception may contain line breaks.
+Because of this text, it cannot imitate a line that the agent itself logs."""
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 class LogLines(logging.Formatter):
-    """Formats messages. Ranks write parts of them, and must not be able to forge lines."""
+    """A formatter that writes each message on one line, and appends the job's uid, the plan and the attempt.
+
+    Messages contain text from ranks. Line breaks and other control characters are therefore escaped, so that a rank
+    cannot forge lines of the agent's log.
+    """
 
     def __init__(self) -> None:
         super().__init__("[agent] %(asctime)s %(levelname)s %(message)s")
         self.uid = ""
         """The job's uid; empty until the agent has read its settings."""
         self.running: Callable[[], tuple[int, str]] = lambda: (0, "")
-        """Function that returns the number of the current plan (0: none) and the name of the attempt (empty: none)."""
+        """Function that returns (number of the current plan, name of the current attempt).
+
+        The number is 0 if the agent has no plan, and the name is empty if no attempt runs.
+        """
 
     def format(self, record: logging.LogRecord) -> str:
         first, *traceback = super().format(record).split("\n")
@@ -39,7 +52,10 @@ def _escaped(text: str) -> str:
 
 
 def set_up() -> LogLines:
-    """Log to stderr. Return the formatter, whose attributes the caller sets."""
+    """Make the module ``logging`` write to stderr in the format of this module. Return the formatter.
+
+    The caller sets the formatter's attributes ``uid`` and ``running`` as soon as the agent has read its settings.
+    """
     lines, handler = LogLines(), logging.StreamHandler(sys.stderr)
     handler.setFormatter(lines)
     logging.basicConfig(level=logging.INFO, handlers=[handler])

@@ -77,7 +77,7 @@ class Agent:
         self._told_to_stop = asyncio.Event()
 
     async def run(self) -> int:
-        """Run until SIGTERM. Return the exit code."""
+        """Run the agent until SIGTERM. Return the exit code for its process."""
         self.local.spawner.warm()
         loop = asyncio.get_running_loop()
         trying = loop.run_in_executor(None, loopback.library)  # A launch then need not wait for its subprocess.
@@ -118,7 +118,10 @@ class Agent:
         await serve(reader, writer, port, self.settings.pod_ip)
 
     def running(self) -> tuple[int, str]:
-        """Return the number of the current plan (0: none) and the name of the current attempt (empty: none)."""
+        """Return (number of the current plan, name of the current attempt), which each line of the log shows.
+
+        The number is 0 if there is no plan yet. The name is empty if no attempt (launch of all ranks) runs.
+        """
         plan = self.member.plan if self.coordinator is None else self.coordinator.job.plan
         return 0 if plan is None else plan.number, self.local.attempt
 
@@ -150,10 +153,10 @@ class Agent:
                 self.coordinator = self.local.launch_daemon = self.reporter.compose = None
 
     async def _coordinate(self, *, acting: bool = False) -> None:
-        """Wait for plans, and coordinate the job while this pod is the first pod of the newest plan.
+        """Wait for plans, and coordinate the job while this pod is the first pod of the newest plan, or if ``acting``.
 
-        ``acting``: True if this pod coordinates in place of the first pod. Raise SupersededError if another coordinator
-        has taken over.
+        ``acting``: True if this pod replaces the plan's first pod, which is lost. This method ends only by an
+        exception. It raises SupersededError if another coordinator has taken over the job.
         """
         running: asyncio.Task[None] | None = None
         plans = self.exchange.plans()
@@ -198,7 +201,10 @@ class Agent:
         return asyncio.create_task(coordinator.run())
 
     async def _leave(self) -> int:
-        """Stop the ranks within the grace period, write the last report, and return the exit code of the agent."""
+        """Stop this pod's ranks within the grace period, because of SIGTERM, and return the exit code of the agent.
+
+        On the coordinator's pod, stop the ranks of all pods, and write the job's last report.
+        """
         plan, busy = self.member.plan, bool(self.local.running)
         grace_s = (plan.grace_s if plan is not None else DEFAULT_GRACE_S) - 1.0
         deadline_s = time.monotonic() + grace_s
@@ -278,7 +284,7 @@ async def _run(settings: Settings, lines: log_lines.LogLines) -> NoReturn:
 
 
 def main() -> None:
-    """Run the agent with settings from the environment."""
+    """Run the agent with settings from the environment, and end the process with one of the module's exit codes."""
     lines = log_lines.set_up()
     try:
         settings = Settings.of(os.environ)

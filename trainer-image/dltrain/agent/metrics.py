@@ -23,7 +23,11 @@ T = TypeVar("T", bound=Record)
 
 @dataclass(frozen=True)
 class StepMetric:
-    """A gauge that shows one value of a rank's last progress message (``Step``)."""
+    """A gauge that shows one value of a rank's last progress message (``Step``).
+
+    ``name``: the gauge's name without ``PREFIX``. ``text``: its help text. ``value``: returns the value from the
+    message, or None if the message lacks it. The gauge then shows nothing for this rank.
+    """
 
     name: str
     text: str
@@ -31,7 +35,11 @@ class StepMetric:
 
 
 def _measure(part: Callable[[RankMeasure], float | None]) -> Callable[[Step], float | None]:
-    """Return a function that returns a part of a step's measured time, or None if the script measured nothing."""
+    """Return a function that applies ``part`` to the measurement in a progress message, for ``StepMetric.value``.
+
+    ``part``: returns one value of the measurement, such as the seconds of the forward pass. The returned function
+    returns None if the message contains no measurement, because the script measured nothing.
+    """
     return lambda step: None if step.measure is None else part(step.measure)
 
 
@@ -159,7 +167,10 @@ STEP_METRICS = (
 
 
 class TrainerCollector(Collector):
-    """Collect the metrics of one pod and, on the coordinator's pod, those of the job."""
+    """Collect the metrics of one pod and, on the coordinator's pod, those of the job.
+
+    ``ledger``: returns the coordinator's record of the job, or None on a pod whose agent is not the coordinator.
+    """
 
     def __init__(self, member: Member, local: LocalRanks, ledger: Callable[[], Ledger | None]) -> None:
         self._member, self._local, self._ledger = member, local, ledger

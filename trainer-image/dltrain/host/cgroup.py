@@ -46,7 +46,7 @@ def free_nbytes(root: Path = ROOT, meminfo: Path = Path("/proc/meminfo")) -> int
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    """Parse a file with a name and a number on each line."""
+    """Return {name: number} from a file with a name and a number on each line, such as /proc/meminfo."""
     words = (line.split() for line in path.read_text().splitlines())
     return {name: int(number) for name, number, *_ in words if number.isdecimal()}
 
@@ -68,11 +68,11 @@ def cpu_quota(root: Path = ROOT) -> float:
 
 
 def threads(local_size: int) -> int:
-    """Return the number of threads for each of ``local_size`` ranks that share the pod's CPUs.
+    """Return the number of computing threads, at least 1, for each of ``local_size`` ranks that share the pod's CPUs.
 
     The CPU quota limits the number, because further threads would be throttled. The CPU request limits it too: a shared
     node guarantees no more, and threads that wait for each other are slow if one of them is not scheduled.
-    OMP_NUM_THREADS takes precedence.
+    If the environment variable OMP_NUM_THREADS has a number, return that number instead.
     """
     asked = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
     if asked.isdecimal() and int(asked):
@@ -81,7 +81,10 @@ def threads(local_size: int) -> int:
 
 
 def cpus(local_size: int) -> float:
-    """Return the number of CPUs guaranteed to each of ``local_size`` ranks of this pod."""
+    """Return the number of CPUs, possibly a fraction, that each of ``local_size`` ranks of this pod can count on.
+
+    The ranks divide the minimum of ``cpu_quota`` and, if the pod has one, the pod's CPU request.
+    """
     found = cpu_quota()
     if requested_m := os.environ.get(CPUS_VARIABLE):
         found = min(found, int(requested_m) / 1000)

@@ -17,7 +17,7 @@ to this value when the process frees a block of this size."""
 
 
 def retain_freed_memory() -> None:
-    """Keep freed memory in the heap, except blocks above 32 MiB. Do nothing if the C library is not glibc."""
+    """Make glibc keep freed memory for reuse, except blocks above 32 MiB. Do nothing with another C library."""
     with suppress(AttributeError, OSError):
         mallopt = ctypes.CDLL(None).mallopt
         mallopt(_TRIM_THRESHOLD, _NEVER)

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 LIMIT_NBYTES = 64 * 2**20
 """Maximum size in bytes of the files of all ranks of a job together. The oldest output of a rank is deleted first."""
 LEAST_NBYTES = 128 * 2**10
-"""Maximum size in bytes of one rank's files in a job with so many ranks that ``LIMIT_NBYTES`` / ranks is smaller."""
+"""Maximum size in bytes of one rank's files if ``LIMIT_NBYTES`` divided by the number of ranks is less than this."""
 WAITING_NBYTES = 4 * 2**20
 """Maximum size in bytes of the output that waits for the thread to write it. Output beyond this size is left out."""
 LEAST_FREE = 0.1
@@ -44,7 +44,10 @@ class LogFiles:
         self._thread: threading.Thread | None = None
 
     def begin(self, folder: Path | None, ranks: int) -> None:
-        """Write to ``folder`` from now on, or to no file if it is None. ``ranks``: number of ranks of the job."""
+        """Write the ranks' output to ``folder`` from now on, or discard it if ``folder`` is None.
+
+        ``ranks``: number of ranks of the job, among which ``LIMIT_NBYTES`` is divided.
+        """
         self._failed = False
         limit_nbytes = max(LIMIT_NBYTES // max(ranks, 1), LEAST_NBYTES)
         self._target = _Target(folder, limit_nbytes) if folder is not None else None
@@ -109,7 +112,7 @@ def append(path: Path, data: bytes, limit_nbytes: int) -> None:
     """Append ``data`` to the file ``path``. If the file would exceed half of ``limit_nbytes``, start a new file.
 
     The full file is renamed to ``<stem>.1.log`` and replaces an older file of this name. The two files therefore have
-    at most ``limit_nbytes`` bytes together. Raise OSError.
+    at most ``limit_nbytes`` bytes together. Raise OSError if a file cannot be written.
     """
     half = limit_nbytes // 2
     for start in range(0, len(data), half):

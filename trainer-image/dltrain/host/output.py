@@ -14,7 +14,8 @@ _DRAIN_S = 1.0
 class Output:
     """Copy a process's output to standard output with a prefix on each line, and keep the last output.
 
-    ``end`` and ``tail`` return the last output. ``copy``: also called with all output, in parts, without the prefix.
+    ``end`` and ``tail`` return the last output. ``fd``: the descriptor of a pipe from which the output is read, and
+    which is closed at the end of the output. ``copy``: also called with all output, in parts, without the prefix.
     """
 
     def __init__(self, prefix: str, fd: int, copy: Callable[[bytes], None] = lambda _: None) -> None:

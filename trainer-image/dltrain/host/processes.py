@@ -117,7 +117,10 @@ class StarvedProcesses:
 
 
 def _waited_s(pid: int) -> float | None:
-    """Return how many seconds a process has waited for a processor; None if the kernel does not say or it has ended."""
+    """Return how many seconds, since it started, the main thread of a process was ready to run without a processor.
+
+    Return None if the process has ended or the kernel does not record this time.
+    """
     try:
         fields = Path(f"/proc/{pid}/schedstat").read_text().split()
     except OSError:

@@ -28,7 +28,10 @@ def is_input_error(error: OSError) -> bool:
 
 
 def is_transient(error: OSError) -> bool:
-    """Return True if the same operation may succeed a little later."""
+    """Return True if the same operation may succeed a few seconds later.
+
+    Errors of a wrong path, missing permissions or a full volume are not transient. All other errors of a volume are.
+    """
     return error.errno is not None and error.errno not in _OF_INPUT | _OF_SPACE
 
 
@@ -36,7 +39,8 @@ def retry(operation: Callable[[], T], what: str, pauses_s: Iterable[float] | Non
     """Return the result of ``operation``. Repeat it with pauses while it fails with a transient OSError.
 
     ``what``: the path, for the message of each repetition. ``pauses_s``: seconds to wait before each repetition, an
-    iterator if several operations share one budget; by default ``PAUSES_S``. Raise the last OSError.
+    iterator if several operations share one budget; by default ``PAUSES_S``. Raise the OSError of ``operation`` if it
+    is not transient, or if no repetition is left.
     """
     pauses = iter(PAUSES_S if pauses_s is None else pauses_s)
     while True:

@@ -87,9 +87,10 @@ def daemon_arguments(command: str) -> tuple[str, ...]:
 
 
 def launcher_port(arguments: Sequence[str], pod_ip: str) -> int:
-    """Return mpirun's port from the MPI daemon's ``arguments``, in the family (IPv4 or IPv6) of ``pod_ip``.
+    """Return the port on which mpirun waits for the MPI daemons, from a daemon's command-line ``arguments``.
 
-    Raise ValueError if the arguments do not contain an address of this family.
+    The arguments contain mpirun's addresses. The port is that of the address in the family (IPv4 or IPv6) of
+    ``pod_ip``, the address of mpirun's pod. Raise ValueError if the arguments contain no address of this family.
     """
     uri = arguments[_uri_index(arguments)]
     for part in uri.split(";")[1:]:
@@ -100,14 +101,15 @@ def launcher_port(arguments: Sequence[str], pod_ip: str) -> int:
 
 
 def loopback_of(pod_ip: str) -> str:
-    """Return the address of the loopback interface in the family of ``pod_ip``."""
+    """Return the address of the loopback interface in the family (IPv4 or IPv6) of the address ``pod_ip``."""
     return "::1" if ":" in pod_ip else "127.0.0.1"
 
 
 def with_launcher_port(arguments: Sequence[str], pod_ip: str, port: int) -> tuple[str, ...]:
     """Return the MPI daemon's ``arguments`` with this pod's address and ``port`` in place of mpirun's address.
 
-    The daemon's sockets connect to the loopback interface, whatever their address (``loopback.c``).
+    ``port``: the port on which this pod's agent forwards the daemon's connections to mpirun. The daemon's sockets
+    connect to the loopback interface, whatever their address (``loopback.c``).
     """
     i = _uri_index(arguments)
     local = f"tcp6://[{pod_ip}]:{port}:64" if ":" in pod_ip else f"tcp://{pod_ip}:{port}:24"
@@ -203,7 +205,9 @@ def torch_network(interface: str) -> dict[str, str]:
 def rank_command(plan: Plan, path: str | None = None) -> ScriptCommand:
     """Return the command that each rank runs: the user's command or, for a built-in model, dltrain's own program.
 
-    ``path``: the PATH of the ranks. Raise ValueError for a launcher that the agent cannot replace.
+    ``path``: the PATH of the ranks, to look up programs; None: the PATH of this process. If the user's command begins
+    with a launcher such as torchrun or mpirun, the result starts the script without it. Raise ValueError for a
+    launcher that the agent cannot replace, such as deepspeed.
     """
     command = plan.model.command or BUILT_IN
     mpi = mpi_script_command(command)
@@ -225,12 +229,13 @@ def rank_command(plan: Plan, path: str | None = None) -> ScriptCommand:
 def framework_environment(
     plan: Plan, rank: Rank, attempt: str, base: Mapping[str, str], run_dir: Path
 ) -> dict[str, str]:
-    """Return the variables that a rank gets because of the plan's framework; none with the dltrain API.
+    """Return the variables that a rank gets because of the plan's framework. With the dltrain API, there are none.
 
     A script for torchrun gets the run id and the restarts as torchrun sets them. An MPI program gets settings of MPI,
-    besides mpirun's variables, and no mpirun on its PATH. Both get batch sizes and checkpoint folder. ``attempt``: the
-    name of the launch, which ends in its number, counted from 1. ``base``: the rank's other variables. ``run_dir``:
-    the agent's directory for sockets and temporary files.
+    and a PATH on which mpirun is a program that only prints an error (``launch.refused_launchers``). Both get the batch
+    sizes, if the plan has them, and the checkpoint folder, if checkpoints are enabled. ``attempt``: the name of the
+    launch, which ends in its number, counted from 1. ``base``: the rank's other variables. ``run_dir``: the agent's
+    directory for sockets and temporary files.
     """
     if plan.model.framework == "DLTrain":
         return {}

@@ -43,9 +43,10 @@ _ACCELERATE_MODULE = "accelerate.commands.launch"
 
 @dataclass(frozen=True)
 class ScriptCommand:
-    """The command of one rank. ``env``: environment variables that replace options of the launcher.
+    """The command that each rank runs in place of the user's command, which may begin with a launcher like torchrun.
 
-    ``overridden``: options of the launcher that have no effect, because the plan says otherwise.
+    ``env``: environment variables that replace options of the launcher. ``overridden``: options of the
+    launcher that have no effect, because the plan says otherwise.
     """
 
     command: Command
@@ -56,8 +57,9 @@ class ScriptCommand:
 def script_command(command: Command, which: Callable[[str], str | None] = lambda _: None) -> ScriptCommand:
     """Return the command that each rank runs for a command of the spec, which may begin with a launcher.
 
-    ``which``: returns the path of a program, or None. Raise ValueError for a launcher, or for an option of a
-    launcher, that the agent cannot replace.
+    ``which``: returns the path of a program on the PATH, or None. It finds the launcher, whose environment has the
+    Python interpreter for the script. Raise ValueError for a launcher, or for an option of a launcher, that the agent
+    cannot replace.
     """
     name = PurePath(command[0]).name if command else ""
     if name == "deepspeed":
@@ -80,7 +82,10 @@ def script_command(command: Command, which: Callable[[str], str | None] = lambda
 
 
 def _python_beside(launcher: str, which: Callable[[str], str | None]) -> str:
-    """Return the interpreter of the environment in which a launcher is installed."""
+    """Return the path of the Python interpreter in the folder of a launcher, such as /venv/bin/torchrun.
+
+    ``which``: returns the path of a program on the PATH, or None. If the folder is unknown, return ``python``.
+    """
     path = PurePath(launcher if "/" in launcher else which(launcher) or launcher)
     return str(path.with_name("python")) if path.is_absolute() else "python"
 
@@ -113,7 +118,11 @@ def _started(options: list[tuple[str, str]], rest: Command, python: str) -> Comm
 def _parsed(
     launcher: str, arguments: Command, values: Command, flags: Command
 ) -> tuple[list[tuple[str, str]], Command]:
-    """Return the options of a launcher, as (name with dashes, value), and the script with its arguments."""
+    """Split a launcher's arguments into its options, as (name with dashes, value), and the script with its arguments.
+
+    ``values``, ``flags``: the names of the accepted options with a value and without one. Raise ValueError for any
+    other option, or if there is no script.
+    """
     options: list[tuple[str, str]] = []
     at = 0
     while at < len(arguments) and arguments[at].startswith("-"):
@@ -143,7 +152,8 @@ def _parsed(
 def _as_torchrun(arguments: Command) -> Command:
     """Return the torchrun command that replaces deepspeed with these ``arguments``, without deepspeed's own options.
 
-    The value of an option is the next argument, unless the option contains ``=`` or is a flag without a value.
+    An error message suggests this command to the user. The value of an option is the next argument, unless the option
+    contains ``=`` or is a flag without a value.
     """
     at = 0
     while at < len(arguments) and arguments[at].startswith("-"):

@@ -17,7 +17,7 @@ _LOADED = "print(open('/proc/self/maps').read())"
 
 @cache
 def library() -> Path:
-    """Return the library's path for this computer.
+    """Return the path of the library that closes Open MPI's ports to other pods, built for this processor.
 
     Raise OSError if the library is missing or cannot be preloaded: without it, other pods could start processes
     through Open MPI's ports. The dynamic linker ignores a library that it cannot load, so the first call starts a

@@ -25,7 +25,8 @@ _UNUSED: Mapping[str, int] = {
 }  # fmt: skip
 """Options of mpirun and mpiexec about output and daemons, which have no effect, because the agents manage both."""
 _PARAMETERS: Mapping[str, str] = {"mca": "OMPI_MCA_", "gmca": "OMPI_MCA_", "omca": "OMPI_MCA_"}
-"""Options with the name and the value of an Open MPI parameter, and the prefix of the variable with this parameter."""
+"""Options whose two values are the name and the value of an Open MPI parameter: option → prefix of an environment
+variable. The prefix and the parameter's name together are the variable that sets the parameter."""
 _OTHER_PARAMETERS: Mapping[str, int] = {"prtemca": 2, "gprtemca": 2, "pmixmca": 2, "gpmixmca": 2}
 _LAUNCH_PARAMETERS = re.compile(
     r"(pml|btl|mtl|btl_tcp_.*|btl_openib_.*|(plm|rmaps|ras|rml|oob|orte|prte|ess|odls)(_.*)?)"
@@ -45,7 +46,7 @@ _HOROVOD_VARIABLES: Mapping[str, str] = {
     "timeline-filename": "HOROVOD_TIMELINE",
     "log-level": "HOROVOD_LOG_LEVEL",
 }
-"""Options of horovodrun, and the variables by which the Horovod library reads the same values."""
+"""Options of horovodrun → the environment variables from which the Horovod library reads the same values."""
 
 _SHELLS = ("sh", "bash", "dash", "ash", "zsh", "ksh")
 _IN_SHELL = re.compile(r"(?:^|[\s;&|(/])(mpirun|mpiexec|horovodrun)\s")
@@ -117,7 +118,11 @@ def _unwrapped(
 
 
 def _exported(values: Command) -> dict[str, str]:
-    """Return the variables of an option that sets them. A name alone exports a variable that every rank has anyway."""
+    """Return the environment variable that mpirun's option -x or -genv sets, as {name: value}.
+
+    ``values``: the option's values, either (name, value) or ("name=value",). A name alone exports a variable that
+    every rank has anyway, so the result is then empty.
+    """
     if len(values) == 2:
         return {values[0]: values[1]}
     name, equals, value = values[0].partition("=") if values else ("", "", "")

@@ -2,7 +2,10 @@
 
 
 def preload() -> None:
-    """Import torch, mpi4py and the trainer, and load the MPI library. Do not read the environment or start threads."""
+    """Import torch, mpi4py and the trainer, and load the MPI library. Do not read the environment or start threads.
+
+    The zygote (``launch.zygote``) calls this once, so that the ranks that it forks need not import these modules.
+    """
     import mpi4py
 
     mpi4py.rc.initialize = mpi4py.rc.finalize = False

@@ -1,4 +1,4 @@
-"""Programs in the place of mpirun and the like, for the ranks of an MPI program: they explain themselves and fail.
+"""Programs that replace mpirun and similar launchers for the ranks of an MPI program: they print an error and fail.
 
 A script that a rank runs may call mpirun, which the agent cannot see in the command. Every rank would then start all
 ranks once more. These programs come first on the PATH of the ranks.
@@ -17,12 +17,18 @@ exit {EXIT_BAD_INPUT}
 
 
 def refused_launchers(run_dir: Path) -> Path:
-    """Return the folder of these programs. ``run_dir``: the agent's directory for sockets and temporary files."""
+    """Return the folder of the programs that replace launchers.
+
+    ``run_dir``: the agent's directory for sockets and temporary files.
+    """
     return run_dir / "refused-launchers"
 
 
 def write_refused_launchers(run_dir: Path) -> None:
-    """Write these programs to their folder, unless they exist."""
+    """Write the programs that replace launchers, such as mpirun, to their folder, unless they exist.
+
+    ``run_dir``: the agent's directory for sockets and temporary files.
+    """
     folder = refused_launchers(run_dir)
     folder.mkdir(exist_ok=True)
     for name in MPI_LAUNCHERS:

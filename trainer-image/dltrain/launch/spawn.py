@@ -13,7 +13,7 @@ from dltrain.host.tasks import Tasks
 from dltrain.launch.zygote import can_run
 
 ENDS_S = 1.0
-"""Seconds to wait for the end of a zygote that has closed a connection."""
+"""Maximum seconds to wait for the end of a zygote (process that forks ranks) that has closed a connection."""
 
 
 EXIT_CANNOT_START = 126
@@ -21,7 +21,10 @@ EXIT_CANNOT_START = 126
 
 
 class ForkError(OSError):
-    """The zygote did not fork a rank. ``end``: how the zygote ended, or EXIT_CANNOT_START if it still runs."""
+    """The zygote, the process that forks ranks, did not fork a rank.
+
+    ``end``: the zygote's exit status, or one with the code EXIT_CANNOT_START if the zygote still runs.
+    """
 
     def __init__(self, message: str, end: Exit) -> None:
         super().__init__(message)
@@ -108,7 +111,7 @@ async def _fork_error(zygote: Process, error: ConnectionError) -> ForkError:
 
 
 def is_this_python(command: str, env: dict[str, str]) -> bool:
-    """Return True if ``command`` is this agent's Python interpreter, so that it has the same installed packages.
+    """Return True if ``command`` is this agent's Python interpreter, so that a command can run in a fork of the zygote.
 
     ``env``: an environment; a ``command`` without a directory is looked up in its PATH.
     """

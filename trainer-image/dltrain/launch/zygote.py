@@ -36,7 +36,7 @@ from dltrain.launch.inherited_socket import hand_over
 MPI_PROGRAM_ENV = "DLTRAIN_MPI_LIBRARY"
 """Name of the environment variable with the path of the MPI library, for the ranks of an MPI program."""
 COMPATIBILITY = Path(__file__).parents[1] / "compatibility"
-"""Folder with packages of other names, such as ``horovod``. Python looks there after all installed packages."""
+"""Folder with dltrain's own versions of other packages, such as ``horovod``. Installed packages take precedence."""
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
@@ -164,7 +164,10 @@ class _PartialRequest:
 
 
 def kill_group(pid: int) -> None:
-    """Send SIGKILL to a rank's process group. Do nothing if the group has no process left."""
+    """Send SIGKILL to a rank's process group. Do nothing if the group has no process left.
+
+    ``pid``: the rank's process id, which is also the id of its group.
+    """
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
 
@@ -203,8 +206,8 @@ def run_mpi_program(order: Order, library: str) -> None:
     """Run an order as ``run`` does, but after an error end the process without MPI_Finalize.
 
     MPI_Finalize waits for all ranks, and the other ranks wait for the one that failed, so the program would hang. The
-    agent reports the exit code, and the coordinator then ends the other ranks. ``library``: path of the MPI library. A
-    fork has to load it for mpi4py, because the loader has read LD_LIBRARY_PATH before.
+    agent reports the exit code, and the coordinator then ends the other ranks. ``library``: path of the MPI library. It
+    is loaded here for mpi4py, because the dynamic loader does not read a fork's LD_LIBRARY_PATH.
     """
     with contextlib.suppress(OSError):
         ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)
@@ -229,7 +232,10 @@ def _end_now(code: int) -> None:
 
 
 def run(order: Order) -> None:
-    """Run ``-m MODULE …``, ``-c CODE …`` or ``FILE …`` as the interpreter would, in a fresh ``__main__``."""
+    """Run an order's Python command in this process as the interpreter would, in a fresh ``__main__``.
+
+    The command is ``-m MODULE …``, ``-c CODE …`` or ``FILE …``. Raise ValueError if it is empty.
+    """
     main = types.ModuleType("__main__")
     main.__dict__["__builtins__"] = builtins
     # multiprocessing stored the zygote's main module as __mp_main__ when it was imported.
@@ -276,7 +282,10 @@ def end_gloo_threads() -> None:
 
 
 def can_run(argv: tuple[str, ...]) -> bool:
-    """Return True if ``run`` supports a Python command line. It supports the interpreter's options -m, -c and -u."""
+    """Return True if ``run`` supports a Python command line: a file, or the interpreter's options -m, -c and -u.
+
+    ``argv``: the arguments without the interpreter.
+    """
     argv = without_u(argv)
     if not argv or Path(argv[0]).is_dir():
         return False

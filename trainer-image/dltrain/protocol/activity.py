@@ -1,4 +1,4 @@
-"""Name the work of this process between two steps from the stacks of its threads.
+"""Find out what a rank's process works on between two steps, from the stacks of its threads.
 
 A thread of the rank does this, so training scripts need not announce work that libraries begin, such as compilation.
 """
@@ -24,7 +24,7 @@ _PLACES: "tuple[tuple[str, Activity], ...]" = (
 
 
 def activity() -> "Activity | None":
-    """Return what this process does now, or None if it does nothing that may take long.
+    """Return the work that this process does now: compilation, data or checkpoint; None if it does none of these.
 
     Compilation counts on every thread, because the backward pass on a GPU runs outside the main thread. Other work
     counts on the main thread.
@@ -38,9 +38,10 @@ def activity() -> "Activity | None":
 
 
 def of_stack(paths: Iterator[str]) -> "Activity | None":
-    """Return the work of a thread whose stack has these source files, innermost first.
+    """Return the work of a thread, ``data`` or ``checkpoint``, from the source files on its stack; None for other work.
 
-    A thread that waits for other ranks does no work of its own, whatever called it.
+    ``paths``: the source files, innermost first. A thread that waits for other ranks does no work of its own, whatever
+    function called the wait, so the result is then None.
     """
     for path in paths:
         if "/dltrain/comm/" in path:

@@ -123,15 +123,24 @@ class StartRanks(Record):
 
 
 class StopRanks(Record):
-    """The coordinator asks all ranks to checkpoint at the next step boundary and to exit."""
+    """The coordinator asks all ranks to checkpoint at the next step boundary and to exit.
+
+    ``grace_s``: seconds after which the agents kill ranks that still run.
+    """
 
     type: Literal["stop_ranks"] = "stop_ranks"
     attempt: str
     grace_s: float
     progressed: bool = False
-    """True if any rank has reported a step in this attempt. A checkpoint then needs every rank."""
+    """True if any rank has reported a step in this attempt. A checkpoint then needs every rank.
+
+    If False, the agents kill ranks that have not reported a step, because there is nothing to save.
+    """
     at_step: int | None = None
-    """The step after which the ranks of a script stop that only reports; None for other ranks, which agree on it."""
+    """The step after which ranks must stop if their script only reports (``dltrain.report``).
+
+    None for other ranks, because they agree on a step themselves.
+    """
 
 
 class EndAttempt(Record):
@@ -210,7 +219,10 @@ class RankLog(Record):
 
 
 class RankEnded(Record):
-    """A pod's agent reports that a rank's process ended. Exactly one of ``exit_code`` and ``signal`` is set."""
+    """A pod's agent reports that a rank's process ended. Exactly one of ``exit_code`` and ``signal`` is set.
+
+    ``out_of_memory``: True if the kernel killed the rank because the pod's memory ran out. ``tail``: end of the log.
+    """
 
     type: Literal["rank_ended"] = "rank_ended"
     attempt: str

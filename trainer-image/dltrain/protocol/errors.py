@@ -51,7 +51,10 @@ class CheckpointError(OSError):
 
 
 class VolumeError(OSError):
-    """A volume returns errors even after repetitions. It may work again later, so a restart may succeed."""
+    """Operations on a volume failed even after repetitions. The volume may work later, so a restart may succeed.
+
+    ``field``: the field of the job's spec that configures the volume.
+    """
 
     def __init__(self, field: str, path: object, error: OSError) -> None:
         super().__init__(
@@ -61,7 +64,7 @@ class VolumeError(OSError):
 
 
 class CheckpointVolumeError(VolumeError):
-    """The checkpoint volume returns errors even after repetitions."""
+    """Operations on the checkpoint volume failed even after repetitions. A restart may succeed."""
 
     def __init__(self, path: object, error: OSError) -> None:
         super().__init__("spec.checkpoint.volume", path, error)
@@ -74,7 +77,7 @@ class SampleError(RuntimeError):
 class DeviceMissingError(RuntimeError):
     """Some ranks have their planned GPU and others do not.
 
-    All ranks raise it. ``rank``, ``pod``: the first rank without a GPU and its pod, if known.
+    All ranks raise it. ``rank``, ``pod``: the first rank without its GPU, and its pod; None if unknown.
     """
 
     def __init__(self, message: str, rank: int | None = None, pod: str | None = None) -> None:
@@ -151,7 +154,7 @@ def log_names_device_fault(text: str) -> bool:
 
 
 def failure(error: BaseException, rank: int, host: str) -> Failure:
-    """Return the failure to report for an exception that ends this rank. The rank must exit with its ``exit_code``.
+    """Return the failure to report for an exception that ends this rank, which must exit with ``Failure.exit_code``.
 
     ``rank``, ``host``: this rank's number and host name.
     """

@@ -24,7 +24,10 @@ class LoggedMetrics:
         self._sent_at = 0.0
 
     def add(self, step: int, values: Mapping[str, Any]) -> None:
-        """Log ``values`` after ``step`` steps."""
+        """Log metrics (name → value) that the script measured after ``step`` steps.
+
+        Send them now if the last message is at least ``INTERVAL_S`` seconds old. Otherwise, a later call sends them.
+        """
         for name, value in values.items():
             if (found := self._checks.metric(name, value)) is not None:
                 self._pending[name], self._step = found, step

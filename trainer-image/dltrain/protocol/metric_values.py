@@ -6,7 +6,8 @@ from math import isfinite
 from typing import Any
 
 MAX_METRICS, MAX_METRIC_NAME = 16, 48
-"""The bounds of ``dlcontract``, which a test compares with these. Importing that package would need pydantic."""
+"""Maximum number of different metrics of a script, and maximum length of a metric's name in characters. These are
+copies of the bounds in ``dlcontract``, because importing that package would need pydantic. A test compares both."""
 LARGEST = 1e300
 _NAME = re.compile(rf"[A-Za-z_][A-Za-z0-9_./-]{{0,{MAX_METRIC_NAME - 1}}}")
 
@@ -20,7 +21,10 @@ class MetricChecks:
         self._warned: set[str] = set()
 
     def metric(self, name: str, value: Any) -> float | None:
-        """Return the value of the metric ``name`` as a finite number, or None if name or value is invalid."""
+        """Return the value of the metric ``name`` as a finite number, or None if the metric is not accepted.
+
+        It is not accepted if its name or value is invalid, or if there are ``MAX_METRICS`` other metrics already.
+        """
         if _NAME.fullmatch(name) is None:
             return self._warn(
                 name,
@@ -37,7 +41,10 @@ class MetricChecks:
         return number
 
     def number(self, name: str, value: Any) -> float | None:
-        """Return ``value`` as a finite number, or None if it is not one. ``name``: its name in the warning."""
+        """Return ``value`` as a number, or None if it is no number, not finite, or beyond ±``LARGEST``.
+
+        ``name``: the metric's name, for the warning if the result is None.
+        """
         try:
             number = float(value)
         except (TypeError, ValueError, RuntimeError, OverflowError):

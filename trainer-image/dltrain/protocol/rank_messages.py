@@ -26,7 +26,7 @@ EXIT_PEER_LOST = 75
 EXIT_DIVERGED = 76
 """The loss is NaN or infinite."""
 EXIT_PARAMETERS_DIVERGED = 77
-"""Ranks hold different parameters. Restart from the last checkpoint, because parameters were still equal then."""
+"""Ranks hold different parameters. They restart from the last checkpoint, whose parameters were still equal."""
 EXIT_STOPPED = 143
 """The rank was asked to stop. Its last checkpoint is durable, unless the grace period was too short for one."""
 
@@ -109,7 +109,10 @@ class Chosen(Record):
 
 
 class Energy(Record):
-    """The energy that a rank's device has used since the rank started."""
+    """The energy that a rank's device has used since the rank started.
+
+    ``source``: the counter, either NVML of the rank's GPU or RAPL of its node's CPUs.
+    """
 
     joules: Annotated[float, Field(ge=0)]
     source: Literal["NVML", "RAPL"]
@@ -117,6 +120,8 @@ class Energy(Record):
 
 class Step(Record):
     """A rank's progress update after a step. A rank sends at most a few updates per second.
+
+    ``step``: number of completed steps. ``steps``: number of steps of the whole training; 0 if unknown.
 
     The updates of rank 0 represent the job; if rank 0 is lost, those of the lowest remaining rank. If ``reported`` is
     True, the update is from ``dltrain.report``, and the lowest rank that reports represents the job. The first update
@@ -248,7 +253,7 @@ class Resharded(Record):
 
 
 class Shrunk(Record):
-    """The process group shrank at this step because ranks died. ``alive``: remaining ranks, numbered as in the plan."""
+    """The process group shrank at this step because ranks died. ``alive``: remaining ranks, numbered as at launch."""
 
     type: Literal["shrunk"] = "shrunk"
     rank: int
@@ -263,9 +268,10 @@ Activity = Literal["compilation", "data", "checkpoint"]
 
 
 class Working(Record):
-    """A thread of a silent rank says what the rank does. ``activity``: None if it does nothing that may take long.
+    """A background thread of a rank reports what the rank works on, while the rank sends no other message.
 
-    This does not show that the rank proceeds: ``record.hang_detection`` has a limit for each activity.
+    ``activity``: the kind of work; None: such work has ended. The message does not prove that the work proceeds.
+    ``record.hang_detection`` therefore has a time limit for each kind of work.
     """
 
     type: Literal["working"] = "working"
@@ -298,7 +304,10 @@ class Finished(Record):
 
 
 class Stop(Record):
-    """The agent asks a rank to checkpoint at the next step boundary and to exit with EXIT_STOPPED."""
+    """The agent asks a rank to checkpoint at the next step boundary and to exit with EXIT_STOPPED.
+
+    ``grace_s``: seconds after which the agent kills the rank if it still runs.
+    """
 
     type: Literal["stop"] = "stop"
     grace_s: float
@@ -310,7 +319,10 @@ class Stop(Record):
     ] = None
 
     def to_json(self) -> str:
-        """Return the message without unset fields, which ranks of the last release would refuse."""
+        """Return the message as JSON without the fields that are None.
+
+        Ranks of the previous release would refuse a message with fields that they do not know, such as ``at_step``.
+        """
         return self.model_dump_json(exclude_none=True)
 
 

@@ -53,9 +53,15 @@ class RankReporter:
         self.stop = threading.Event()
         self.rank = 0
         self._killed_at_s = inf
-        """Time (``time.monotonic()``) at which the agent kills this rank, once it has asked the rank to stop."""
+        """Time (``time.monotonic()``) at which the agent kills this rank, once it has asked the rank to stop.
+
+        It is infinity before that request.
+        """
         self.observe: Callable[[RankMessage, str], bool] | None = None
-        """Without an agent: takes each message and its line for the log. It returns True if it has shown the line."""
+        """A function that ``send`` calls if no agent is connected, with each message and its line for the log.
+
+        It returns True if it has shown the line, so that ``send`` does not print it. None: ``send`` prints each line.
+        """
         self._socket: socket.socket | None = None
         self._lock = threading.Lock()
         self._sent_s = time.monotonic()
@@ -67,7 +73,7 @@ class RankReporter:
 
     @classmethod
     def open(cls) -> "RankReporter":
-        """Connect to the agent's socket that ``$DLTRAIN_SOCKET`` names, if it is set, and install signal handlers.
+        """Return a reporter connected to the agent's socket in ``$DLTRAIN_SOCKET``, if set. Install signal handlers.
 
         SIGTERM sets ``stop``. The signal ``WHERE``, which agents send to a hung rank, writes the stack of each thread
         to the log.
@@ -90,12 +96,15 @@ class RankReporter:
         return max(0.0, self._killed_at_s - time.monotonic())
 
     def ask_to_stop(self, grace_s: float) -> None:
-        """Set ``stop``. ``grace_s``: seconds until the agent kills this rank. The shortest time counts."""
+        """Set ``stop``. ``grace_s``: seconds until the agent kills this rank. Of several calls, the first end holds."""
         self._killed_at_s = min(self._killed_at_s, time.monotonic() + grace_s)
         self.stop.set()
 
     def send(self, message: RankMessage) -> None:
-        """Send an update to the agent. Ignore a lost connection, because training can continue without an agent."""
+        """Send an update to the agent. Ignore a lost connection, because training can continue without an agent.
+
+        If no agent is connected, rank 0 prints the update to standard error, unless ``observe`` has shown it.
+        """
         if self._socket is None:
             line = describe(message)
             shown = self.observe is not None and self.observe(message, line)

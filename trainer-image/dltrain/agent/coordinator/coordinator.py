@@ -41,7 +41,7 @@ themselves."""
 END_S = 10.0
 GATHER_S = 1.0
 """Maximum time in seconds to wait for missing pods before an elastic job continues without them. The agent of a missing
-pod may have restarted and reconnect."""
+pod may have restarted, and then connects again within this time."""
 SHRINK_S = 3.0
 """Maximum time in seconds to wait, after a rank has died, until the other ranks report that they continue without
 it."""
@@ -50,8 +50,8 @@ RESTART_COST_S = 5.0
 LEAVE_MARGIN_S = 3.0
 """Time in seconds reserved at the end of a pod's grace period for killing processes that did not exit."""
 EARLY_STOP_S = 600.0
-"""Minimum time in seconds that ranks have for their last checkpoint if the training is good enough. No pod ends then.
-"""
+"""Minimum time in seconds that ranks get for their last checkpoint if the training stops early (``spec.until``). It may
+exceed the grace period of the pods, because no pod ends then."""
 COORDINATOR_LOST = Failure(reason=reasons.COORDINATOR_LOST, message="another coordinator has taken over", counts=False)
 TERMINAL = (RunPhase.SUCCEEDED, RunPhase.FAILED)
 
@@ -67,7 +67,7 @@ class Coordinator:
     ) -> None:
         """Create the coordinator of ``job``. ``previous``: the last report of an earlier coordinator, or None.
 
-        ``allowance``: returns what the operator has decided about failures so far.
+        ``allowance``: returns the operator's decisions about failures so far, such as how many to ignore.
         """
         self.job, self._allowance = job, allowance
         self.done = asyncio.Event()
@@ -85,7 +85,7 @@ class Coordinator:
     def replan(self, plan: Plan) -> None:
         """Queue a newer plan that this pod's agent has received.
 
-        ``run`` restarts the ranks if ``plan`` describes a different training.
+        ``run`` restarts the ranks if ``plan`` changes how the job trains, for example its nodes or batch sizes.
         """
         self.job.events.put(plan)
 
@@ -167,7 +167,7 @@ class Coordinator:
     async def _watch(self, attempt: Attempt) -> bool:
         """Watch an attempt until it ends, until its failure can be diagnosed, or until a restart can re-add lost ranks.
 
-        Return True if the attempt succeeded.
+        An attempt is one launch of all ranks. Return True if it succeeded, also by stopping early (``spec.until``).
         """
         while True:
             await self._until(
@@ -195,11 +195,11 @@ class Coordinator:
         return True
 
     async def _stop_early(self, attempt: Attempt, step: int, why: StoppedEarly) -> bool:
-        """Stop an attempt that is good enough after ``step``, with a checkpoint. Return True if this succeeded.
+        """Stop all ranks with a checkpoint, as the training was good enough after ``step``. Return True on success.
 
-        If a checkpoint is enabled and the last one is older than ``step``, the ranks failed while they stopped. They
-        then restart and reach the target again. A script that does not call ``dltrain.init`` writes its own
-        checkpoint: it calls ``dltrain.stop_requested``, or gets SIGTERM.
+        ``why``: how the training met ``spec.until``. Return False if checkpoints are enabled and the last one is older
+        than ``step``: the ranks failed while they stopped. They then restart and reach the target again. A script
+        without ``dltrain.init`` writes its own checkpoint: it calls ``dltrain.stop_requested``, or gets SIGTERM.
         """
         log.info("%s; the training stops", why.message)
         plan = attempt.plan
@@ -224,7 +224,7 @@ class Coordinator:
         return waited and gain_s > RESTART_COST_S and self.job.membership.complete and self.job.plan.checkpoint.enabled
 
     def _report_losses(self, attempt: Attempt) -> None:
-        """Report each lost rank without which the other ranks continue to train.
+        """Record in the log and in the job's report each lost rank without which the other ranks continue to train.
 
         These losses do not count towards the job's back-off limit.
         """
@@ -237,7 +237,7 @@ class Coordinator:
         self.job.reporter.urge()
 
     async def _gather(self) -> None:
-        """Wait until every pod of the plan is connected, has the plan, and is not leaving.
+        """Wait until every pod of the plan is connected, has the plan, and has not received SIGTERM.
 
         If the job has trained before, wait at most ``GATHER_S`` for every pod, and then until enough pods for a smaller
         process group are present.
@@ -303,7 +303,7 @@ class Coordinator:
         await self._idle(RunPhase.SUCCEEDED)
 
     async def _after(self, failure: Failure, attempt: Attempt) -> None:
-        """Count and report a failure. Then either wait before the next attempt, or fail the job."""
+        """Count and report the failure of ``attempt``. Then wait before the next launch, or end the job as failed."""
         by_cluster, failure = not failure.counts, decided(self.job.plan.failure_rules, failure)
         log.warning("%s: %s", failure.reason, failure.message)
         self.job.record_failure(failure)
@@ -319,14 +319,15 @@ class Coordinator:
         await self._until(lambda: False, delay_s(self._failed_in_a_row))
 
     def _within_limit(self) -> bool:
-        """Return True if the ranks may restart after the failures so far."""
+        """Return True if the failures so far, except those that the operator ignores, are within the back-off limit."""
         return self.job.ledger.failures <= self.job.plan.backoff_limit + self._allowance().ignored
 
     async def _wait_for_allowance(self, failure: Failure) -> None:
         """Wait before the job fails at the back-off limit, because the operator may still ignore the last failure.
 
         The operator applies the failure rules about conditions of nodes and pods. Kubernetes learns of a broken node
-        later than the ranks do. Do not wait if a rule of the plan itself decides about the failure.
+        later than the ranks do. Do not wait if a rule of the plan itself decides about the failure. End the wait as
+        soon as the operator ignores the failure.
         """
         wait_s = self._allowance().wait_s
         decided_here = not failure.retry or matching(self.job.plan.failure_rules, failure)
@@ -341,12 +342,12 @@ class Coordinator:
         await self._until(self._within_limit, wait_s)
 
     async def _idle(self, phase: RunPhase) -> None:
-        """Publish ``phase`` as the job's phase. Then wait until a new plan arrives or this pod receives SIGTERM."""
+        """Publish ``phase`` as the job's phase. Then wait until a new plan or SIGTERM raises an exception."""
         self.job.set_phase(phase)
         await self._until(lambda: False)
 
     def _adopt(self) -> None:
-        """Adopt the new plan. Pods that are only in the old plan receive the new one, too, and then run no ranks."""
+        """Switch to the new plan. Pods that are only in the old plan receive it, too, and then run no ranks."""
         assert self.job.events.new_plan is not None
         plan, self.job.events.new_plan = self.job.events.new_plan, None
         self.job.adopt(plan)

@@ -32,6 +32,9 @@ class Attempt:
     ``failures``: (rank, failure) for each failure that a rank reported, in order of arrival. ``lost``: why the
     connection to a pod was lost, by pod. ``left``: pods that received SIGTERM. ``launcher``: the exit status of mpirun,
     or None if mpirun has not ended. ``outcome``: the result that rank 0 (or the lowest remaining rank) reported.
+
+    ``started_s``: time of the launch, in seconds of the monotonic clock. ``launcher_runs``: True while mpirun runs.
+    ``launcher_tail``: the last output of mpirun, once it has ended.
     """
 
     plan: Plan
@@ -55,7 +58,7 @@ class Attempt:
     progressed: bool = False
     """True if a step was completed in this attempt."""
     good_enough: tuple[int, StoppedEarly] | None = None
-    """(step, reason) if the training need not continue after that step, because of ``spec.until``."""
+    """(step, reason) if the training met ``spec.until`` at that step, so that it need not continue; else None."""
     only_reports: bool = False
     """True if the ranks run a script that calls ``dltrain.report``, but not ``dltrain.init``."""
     stopping: bool = False
@@ -72,7 +75,7 @@ class Attempt:
         return len(self.ended.keys() | self.absent) == len(self.plan.ranks)
 
     def missing(self, plan: Plan) -> int:
-        """Return how many ranks of the complete plan ``plan`` do not take part in this attempt, or no longer do."""
+        """Return how many ranks of the complete plan ``plan`` were not launched in this attempt, or were lost since."""
         return len(plan.ranks) - len(self.plan.ranks) + len(self.absent)
 
     @property
@@ -82,7 +85,10 @@ class Attempt:
 
     @property
     def failed_to_stop(self) -> bool:
-        """True if a rank with ``dltrain.init`` failed, so that the others cannot write a checkpoint and stop."""
+        """True if a rank of a script with ``dltrain.init`` failed, so that the others cannot stop with a checkpoint.
+
+        Always False for a script without ``dltrain.init``: its ranks do not stop together.
+        """
         if self.plan.model.framework != "DLTrain" or self.only_reports:
             return False
         return bool(self.failures or self.lost) or any(end.exit_code != EXIT_STOPPED for end in self.deaths)
@@ -119,7 +125,7 @@ class Attempt:
         return self.all_ended and not self.launcher_runs
 
     def gone(self, rank: Rank) -> bool:
-        """Return True if a rank's process ended, did not start, or is in a lost pod."""
+        """Return True if a rank does not run, as far as is known: it ended, has not started, or is in a lost pod."""
         return rank.rank in self.ended or rank.rank not in self.up or rank.pod in self.lost
 
     @property
@@ -142,7 +148,11 @@ class Attempt:
 
     @property
     def troubled(self) -> bool:
-        """True if the attempt cannot succeed any more."""
+        """True if the attempt cannot succeed any more.
+
+        The reason is a rank that failed or hangs, a pod that was lost or received SIGTERM, or an early end of mpirun.
+        Always False once rank 0 has reported the result of the training.
+        """
         if self.outcome is not None:
             return False
         return bool(
@@ -210,13 +220,13 @@ _MPI_PEER_LOST = re.compile(r"MPI_ERR_(PROC_FAILED|REVOKED)")
 
 
 def _lost_peer(attempt: Attempt, end: RankEnded) -> bool:
-    """Return True if a rank ended because another rank had ended. An MPI program says so in its log alone."""
+    """Return True if a rank ended because another rank had ended. An MPI program shows this only in its log."""
     in_log = attempt.plan.model.framework == "MPI" and _MPI_PEER_LOST.search(end.tail) is not None
     return end.exit_code == EXIT_PEER_LOST or in_log
 
 
 def _of_device(attempt: Attempt) -> Failure | None:
-    """Return the first failure of a device, or None.
+    """Return the first failure of a device (such as a GPU) that ranks reported or their logs show; None without one.
 
     A device failure is never a consequence of another failure. Failures of other ranks may arrive earlier, because a
     failed device makes a collective fail on all ranks.
@@ -284,7 +294,10 @@ def killed(end: RankEnded) -> bool:
 
 
 def failure_of_exit(attempt: Attempt, end: RankEnded) -> Failure:
-    """Return the failure of one rank. Derive it from the exit status only."""
+    """Return the failure of one rank, derived from its exit code or signal and from the end of its log.
+
+    This is for ranks that ended without reporting a failure themselves.
+    """
     exit_ = _exit_of(end)
     if end.exit_code == EXIT_BAD_INPUT:
         return _of_rank(attempt, end, reasons.BAD_INPUT, "rejected its input; see the end of its log", retry=False)
@@ -340,5 +353,9 @@ def _exit_of(end: RankEnded) -> Exit:
 
 
 def delay_s(failed_in_a_row: int) -> float:
-    """Return the seconds to wait after ``failed_in_a_row`` attempts without a step: 0, 1, 2, 4, 8, 10, 10…"""
+    """Return the seconds to wait before the next launch of the ranks, so that quick failures do not repeat quickly.
+
+    ``failed_in_a_row``: number of consecutive launches that failed before a step was completed. The result is 0 s for
+    0, and 1, 2, 4, 8, 10, 10… s for 1, 2, 3, 4, 5, 6… such launches.
+    """
     return 0.0 if failed_in_a_row == 0 else min(10.0, 2.0 ** (failed_in_a_row - 1))

@@ -19,7 +19,10 @@ None has no content: it only makes ``EventQueue.until`` check its condition agai
 
 
 class ReplannedError(Exception):
-    """A plan arrived that describes another training than the current plan, so the ranks must be launched again."""
+    """A new plan of this job arrived that changes how it trains, for example its nodes or batch sizes.
+
+    All ranks must therefore stop and start again.
+    """
 
 
 class LeavingError(Exception):
@@ -30,19 +33,22 @@ class EventQueue:
     """The coordinator's events in order of arrival. A new plan or SIGTERM interrupts a wait in ``until``."""
 
     def __init__(self, record: Callable[[Event], None], tick: Callable[[], None]) -> None:
-        """Create the queue. ``record``: called with each event.
+        """Create the queue. ``record``: called by ``until`` with each event, to store its content.
 
-        ``tick``: called every ``TICK_S`` to check time limits.
+        ``tick``: called about every ``TICK_S`` seconds while ``until`` waits, to check time limits.
         """
         self._record, self._tick = record, tick
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._leaving = False
         self.new_plan: Plan | None = None
-        """A plan for a different training, which the coordinator has not adopted yet; None if there is no such plan."""
+        """A plan that changes how the job trains, and that the coordinator has not adopted yet; None: no such plan.
+
+        While it is set, interruptible waits in ``until`` raise ReplannedError.
+        """
         self._ticked_s = 0.0
 
     def put(self, event: Event) -> None:
-        """Add an event."""
+        """Append an event to the queue. Do not wait: ``until`` processes the event later."""
         self._events.put_nowait(event)
 
     def leave(self) -> None:

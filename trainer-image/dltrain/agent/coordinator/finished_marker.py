@@ -26,7 +26,10 @@ def marker_path(plan: Plan) -> Path:
 
 
 def read(plan: Plan) -> Outcome | None:
-    """Return the result that the job's finished marker records, or None if there is no readable marker."""
+    """Return the result that the job's finished marker records, or None if the job has no such marker.
+
+    The marker is a file on the checkpoint volume. Also return None if it cannot be read, after a warning in the log.
+    """
     if not plan.checkpoint.enabled:
         return None
     try:
@@ -40,7 +43,10 @@ def read(plan: Plan) -> Outcome | None:
 
 
 def write(plan: Plan, outcome: Outcome) -> None:
-    """Write the finished marker durably. If that fails, log a warning; the job's report still holds the result."""
+    """Write the job's finished marker, a file with the result ``outcome``, durably to the checkpoint volume.
+
+    Do nothing if the job writes no checkpoints. If writing fails, log a warning; the job's report still has the result.
+    """
     if not plan.checkpoint.enabled:
         return
     path = marker_path(plan)

@@ -24,7 +24,10 @@ class Connected:
 
 @dataclass(frozen=True)
 class Lost:
-    """The connection to a pod ended. ``unreachable``: the pod's kernel did not answer any more."""
+    """The connection to a pod's agent ended, for the reason ``why``.
+
+    ``unreachable``: True if the pod's kernel did not answer any more, as after the loss of its node or network.
+    """
 
     pod: str
     why: str
@@ -39,7 +42,7 @@ class Received:
 
 @dataclass(frozen=True)
 class Late:
-    """A pod's agent was silent for ``silent_s`` seconds, but not lost, and is heard again."""
+    """A pod's agent sends messages again after ``silent_s`` seconds of silence. Its connection did not end."""
 
     pod: str
     silent_s: float
@@ -74,6 +77,7 @@ class Links:
     def silence_s(self, now_s: float) -> float:
         """Return the seconds since the last message of the most silent pod, or 0 if they do not exceed ``LATE_S``.
 
+        The coordinator does not count this time as silence of the ranks, because their agent cannot forward messages.
         ``now_s``: time of the monotonic clock.
         """
         silent_s = max((now_s - channel.heard_s for channel in self._channels.values()), default=0.0)

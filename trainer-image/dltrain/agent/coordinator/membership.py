@@ -41,12 +41,12 @@ class Membership:
 
     @property
     def complete(self) -> bool:
-        """True if every pod is connected, has the plan, and is not leaving."""
+        """True if every pod of the plan is connected, has the plan, and has not received SIGTERM."""
         return self._assigned - self._away >= set(self._plan.pods)
 
     @property
     def present(self) -> tuple[str, ...]:
-        """The pods of the plan that are connected, have the plan, and are not leaving."""
+        """The pods of the plan that are connected, have the plan, and have not received SIGTERM."""
         return tuple(pod for pod in self._plan.pods if pod in self._assigned - self._away)
 
     def call(self, plan: Plan) -> None:
@@ -62,9 +62,11 @@ class Membership:
         self._links.want({pod: self._settings.pod_ip if pod == own else host for pod, host in hosts.items()})
 
     def welcome(self, pod: str, welcome: proto.Welcome, *, fresh: bool) -> None:
-        """Handle a member's first message. ``fresh``: True if this coordinator has not launched ranks yet.
+        """Handle the first message of a member (a pod's agent): send it the plan or, in an election, count its vote.
 
-        Raise SupersededError if the member shows that another coordinator has taken over.
+        ``fresh``: True if this coordinator has not launched ranks yet. If the member obeys another coordinator whose
+        term is not lower, a fresh coordinator takes a higher term. A coordinator that is not fresh was superseded and
+        raises SupersededError.
         """
         if self._voters is not None:
             self._elect(pod, welcome)
@@ -95,7 +97,7 @@ class Membership:
             self._assign_all()
 
     def answered(self, pod: str, line: proto.Assigned | proto.Refused) -> None:
-        """Record a member's answer to the plan. Raise SupersededError if the member refused."""
+        """Record that the member in ``pod`` has accepted the plan. Raise SupersededError if it refused the plan."""
         if isinstance(line, proto.Refused):
             raise SupersededError(f"pod {pod}: {line.why}")
         if line.digest == self._digest:

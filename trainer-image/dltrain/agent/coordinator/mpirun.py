@@ -1,4 +1,4 @@
-"""The mpirun process of an attempt, and the MPI daemons that the members run for it."""
+"""The mpirun process of an attempt (launch of all ranks), and the MPI daemons that the pods' agents run for it."""
 
 import asyncio
 import os
@@ -31,7 +31,11 @@ class Mpirun:
         links: Links,
         ended: Callable[[Exit, str], None],
     ) -> None:
-        """Start mpirun. Raise ValueError if mpirun cannot launch this plan, and OSError if mpirun cannot be started."""
+        """Start mpirun, which launches the ranks of ``plan``. ``attempt``: the name of this launch.
+
+        ``env``: the container's environment. Raise ValueError if mpirun cannot launch this plan, and OSError if mpirun
+        cannot be started.
+        """
         self._attempt, self._pods, self._links, self._pod_ip = attempt, plan.pods, links, settings.pod_ip
         self._daemons: dict[str, asyncio.Future[tuple[int, str]]] = {}
         self.port: int | None = None
@@ -75,7 +79,10 @@ class Mpirun:
             ended.set_result((code, tail))
 
     def end(self) -> None:
-        """Kill mpirun without calling the constructor's ``ended``. Pending calls of ``launch_daemon`` return."""
+        """Kill mpirun without calling the constructor's ``ended``.
+
+        Pending calls of ``launch_daemon`` return (1, ""), as if the daemons had failed.
+        """
         self._watching.cancel()
         self.process.kill()
         for pod in list(self._daemons):
@@ -126,9 +133,10 @@ class Launcher:
         return None if self._mpirun is None else self._mpirun.port
 
     def check_stopped(self, now_s: float) -> None:
-        """Kill mpirun if SIGSTOP has stopped it for too long, which ends the attempt.
+        """Kill mpirun if a signal such as SIGSTOP has stopped it for at least 4 s (``host.processes.STOPPED_S``).
 
-        Call this method regularly. ``now_s``: present time of a monotonic clock.
+        The attempt then fails, and the ranks restart. Call this method regularly. ``now_s``: present time of a
+        monotonic clock.
         """
         running = [self._mpirun.process] if self._mpirun is not None else []
         for process in self._stopped.poll(running, now_s):

@@ -27,8 +27,8 @@ from dltrain.record.stopping_rule import StoppingRule
 
 log = logging.getLogger(__name__)
 STOP_AHEAD_S = 2.0
-"""Time in seconds until the step at which a script that only reports is asked to stop. Its last reports may be a second
-old, and the request takes milliseconds."""
+"""Time in seconds from the request to stop until the step after which a script that only reports (``dltrain.report``)
+stops. The script's last reports may be a second old, and the request takes milliseconds."""
 LAUNCH_LIMIT_S = 300.0
 """Maximum seconds from a launch until every rank's process has started. 1 to 2 s are usual. mpirun has no such
 limit."""
@@ -88,7 +88,7 @@ class ObservedJob:
         """True if ranks have completed a step of this plan, under this or an earlier coordinator."""
 
     def adopt(self, plan: Plan) -> None:
-        """Replace the current plan by one that describes a different training."""
+        """Replace the current plan by ``plan``, which changes how the job trains, such as its nodes or batch sizes."""
         self.plan = self.ledger.plan = plan
         self.stopping_rule = self._stopping_rule()
 
@@ -242,9 +242,10 @@ class ObservedJob:
         await self.reporter.write_outputs(files | packed(self.outputs, left_nbytes))
 
     def stop_step(self, attempt: Attempt) -> int | None:
-        """Return the step after which the ranks of a script stop that only reports; None for other ranks.
+        """Return the step after which the ranks must stop if their script only reports (``dltrain.report``), else None.
 
-        The step is so far ahead that the request reaches all ranks before it.
+        Such ranks cannot agree on a step themselves. The step is so far ahead that the request to stop reaches all
+        ranks before it.
         """
         if not attempt.only_reports:
             return None
@@ -252,7 +253,7 @@ class ObservedJob:
         return self.account.history.farthest_step + 1 + ceil(STOP_AHEAD_S / step_s)
 
     def outcome_of(self, attempt: Attempt) -> Outcome:
-        """Return the result that the ranks of ``attempt`` reported, or else one that follows from their last updates.
+        """Return the result that the ranks of ``attempt`` reported, or else one made from their last progress updates.
 
         Ranks report no result if they run a script without ``dltrain.init``, or were asked to stop.
         """

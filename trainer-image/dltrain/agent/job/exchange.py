@@ -29,7 +29,10 @@ class Exchange(ABC):
     """The source of the operator's plans and the destination of the job's progress reports."""
 
     allowance = FailureAllowance()
-    """What the operator has decided about the job's failures. It changes while ``plans`` waits for the next plan."""
+    """The operator's decisions about the job's failures: how many to ignore, and how long to wait for a decision.
+
+    ``plans`` updates this attribute while it waits for the next plan.
+    """
 
     @abstractmethod
     def plans(self) -> AsyncIterator[Plan]:
@@ -45,7 +48,10 @@ class Exchange(ABC):
 
     @abstractmethod
     async def write_outputs(self, files: Mapping[str, bytes]) -> None:
-        """Write the files with the ranks' last output, in place of earlier ones. Raise like ``write``."""
+        """Write the files with the ranks' last output, in place of earlier ones. Raise the same errors as ``write``.
+
+        ``files``: name → content.
+        """
 
 
 class Files(Exchange):
@@ -141,7 +147,10 @@ class ConfigMaps(Exchange):
 
 
 def parse_plan(text: str) -> Plan | None:
-    """Parse a plan. If the text is no valid plan, log an error and return None, because the agent must continue."""
+    """Parse a plan. Return None if the text is empty or, after logging an error, if it is not a valid plan.
+
+    An invalid plan raises no exception, because the agent must continue with its current plan.
+    """
     if not text:
         return None
     try:

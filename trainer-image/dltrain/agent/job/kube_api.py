@@ -47,7 +47,7 @@ class KubeApi:
 
     @classmethod
     def in_cluster(cls, namespace: str) -> "KubeApi":
-        """Use the service account that Kubernetes mounts into pods. Raise ValueError outside a pod."""
+        """Return a client that uses the service account of this process's pod. Raise ValueError outside a pod."""
         host, port = os.environ.get("KUBERNETES_SERVICE_HOST"), os.environ.get("KUBERNETES_SERVICE_PORT", "443")
         if not host or not (SERVICE_ACCOUNT / "token").is_file():
             raise ValueError(
@@ -72,7 +72,7 @@ class KubeApi:
         await self._call("PATCH", self._path(name), json.dumps({"data": data}).encode())
 
     async def put_files(self, name: str, files: Mapping[str, bytes]) -> None:
-        """Replace the files (``binaryData``) of a ConfigMap."""
+        """Replace all files (``binaryData``) of the ConfigMap ``name`` by ``files`` (key → content)."""
         value = {key: base64.b64encode(data).decode() for key, data in files.items()}
         patch = [{"op": "add", "path": "/binaryData", "value": value}]
         await self._call("PATCH", self._path(name), json.dumps(patch).encode(), "application/json-patch+json")

@@ -44,7 +44,7 @@ class Settings:
 
     @classmethod
     def of(cls, env: Mapping[str, str]) -> "Settings":
-        """Read the settings. Raise ValueError with the name of a variable that is missing or invalid."""
+        """Read the settings from the environment variables ``env``. Raise ValueError if one is missing or invalid."""
 
         def required(name: str, what: str) -> str:
             if not (value := env.get(name, "")):

@@ -23,7 +23,10 @@ class Identity:
 
 
 def load(directory: Path) -> Identity:
-    """Load ca.crt, tls.crt and tls.key. Raise ValueError with the name of a file that is missing or invalid."""
+    """Return the TLS contexts of an agent, made from the files ca.crt, tls.crt and tls.key in ``directory``.
+
+    Raise ValueError if a file is missing or invalid.
+    """
     paths = [directory / name for name in ("ca.crt", "tls.crt", "tls.key")]
     for path in paths:
         if not path.is_file():

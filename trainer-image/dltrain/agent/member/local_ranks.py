@@ -169,10 +169,7 @@ class LocalRanks:
         self._clear_mpi()
 
     def _clear_mpi(self) -> None:
-        """Remove files and shared memory of killed MPI and NCCL processes.
-
-        Shared memory counts towards the pod's limit.
-        """
+        """Remove files of killed MPI and NCCL processes, and their shared memory, which counts as the pod's memory."""
         shutil.rmtree(commands.session_dir(self.run_dir), ignore_errors=True)
         for pattern in (f"sm_segment.{socket.gethostname()}.{os.getuid()}.*", "nccl-*"):
             for segment in SHARED_MEMORY.glob(pattern):
@@ -183,10 +180,12 @@ class LocalRanks:
         """Ask the ranks of this pod to checkpoint and exit. Kill those that still run after ``grace_s`` seconds.
 
         ``progressed``: True if any rank of the attempt has completed a step. A checkpoint then needs every rank, even
-        one that has not reported a step yet. False: kill ranks that have not reported a step at once. None: unknown;
-        the coordinator then calls this method again with True or False. A rank that is not connected to the agent gets
-        SIGTERM, because it runs a script without ``dltrain.init``. So does one that only reports, unless it calls
-        ``dltrain.stop_requested``. It then stops after ``at_step``.
+        one that has not reported a step yet. False: immediately kill each rank that has not reported a step. None:
+        unknown; the coordinator then requests the stop too, which calls this method again with True or False.
+
+        A rank that is not connected to the agent gets SIGTERM, because it runs a script without ``dltrain.init``. A
+        rank that only reports (``dltrain.report``) gets SIGTERM, too, unless it calls ``dltrain.stop_requested``. It is
+        then asked to stop after the step ``at_step``.
         """
         for run in self.running.values():
             if run.writer is None or run.needs_sigterm:
@@ -200,7 +199,7 @@ class LocalRanks:
             asyncio.get_running_loop().call_later(grace_s, run.process.kill)
 
     def explain(self) -> None:
-        """Make the connected ranks write their stacks to their logs. Then report the last lines of all logs."""
+        """Make the connected ranks write their stacks to their logs. Then emit the end of each rank's log (RankLog)."""
         for run in self.running.values():
             if run.writer is not None:
                 run.process.send_alone(rank_messages.WHERE)
@@ -211,7 +210,7 @@ class LocalRanks:
         self._emit(RankLog(attempt=attempt, rank=run.rank.rank, tail=run.output.tail))
 
     def start_daemon(self, arguments: tuple[str, ...], host: str) -> None:
-        """Run the Open MPI daemon (``MpiDaemon.start``) for this attempt, and emit an event when it ends."""
+        """Run the Open MPI daemon, and emit DaemonEnded when it ends. For the parameters, see ``MpiDaemon.start``."""
         attempt = self.attempt
 
         def ended(exit_code: int, tail: str) -> None:
@@ -220,11 +219,10 @@ class LocalRanks:
         self._daemon.start(arguments, host, attempt, ended)
 
     async def start_rank(self, rank: Rank, attempt: str, mpi: dict[str, str] | None = None) -> Running:
-        """Start one rank. Emit events for its start and end.
+        """Start one rank and return it. Emit events for its start and end.
 
-        ``mpi``: environment variables from the Open MPI daemon, if any.
-
-        Raise ValueError if the attempt has ended, and OSError if the command cannot be started.
+        ``mpi``: environment variables from the Open MPI daemon; None: started without MPI. Raise ValueError if
+        ``attempt``, the launch that requested the rank, has ended, and OSError if the command cannot be started.
         """
         plan = self._plan
         if attempt != self.attempt or plan is None:
@@ -295,17 +293,14 @@ class LocalRanks:
         return end
 
     def _out_of_memory(self, end: Exit) -> bool:
-        """Return True if the kernel killed a process because this pod's memory ran out.
-
-        ``end``: the exit status of the process.
-        """
+        """Return True if the kernel killed a process with the exit status ``end`` because the pod's memory ran out."""
         kills, before = cgroup.oom_kills(), self._oom_kills
         return end.shell_code == 128 + 9 and kills is not None and before is not None and kills > before
 
     def _not_started(self, attempt: str, rank: int, error: OSError) -> RankEnded:
         """Return the exit record of a rank that could not be started.
 
-        If the rank could not be forked because the zygote ended, the record has the zygote's exit status.
+        The exit status is that of the zygote if it ended and thus could not fork the rank, and usually 127 otherwise.
         """
         end = error.end if isinstance(error, ForkError) else Exit(code=127)
         return RankEnded(
@@ -395,7 +390,7 @@ class LocalRanks:
 
 
 def _available(fd: int) -> str:
-    """Return the text that can be read from a pipe without waiting."""
+    """Return the text in a pipe, at most 4096 bytes, without waiting for more; empty if there is none."""
     os.set_blocking(fd, False)
     try:
         return os.read(fd, 4096).decode(errors="replace").strip()

@@ -30,7 +30,10 @@ class Member:
         self.phase: RunPhase | None = None
         self.leaving = False
         self.orphaned = asyncio.Event()
-        """An event that is set while the connection to the coordinator is lost."""
+        """An event that is set while the connection to the coordinator is lost.
+
+        It is not set before the first coordinator connects.
+        """
         self.local: LocalRanks
         self._job_uid = job_uid
         self._obeyed: proto.Channel | None = None
@@ -42,7 +45,7 @@ class Member:
         return self._obeyed is not None
 
     def emit(self, event: Event) -> None:
-        """Send an event of the local ranks to the coordinator."""
+        """Send an event of this pod's ranks to the coordinator. Discard it if no coordinator is connected."""
         if self._obeyed is not None:
             self._obeyed.send(event)
 
@@ -53,7 +56,10 @@ class Member:
             self._obeyed.send(proto.Leaving())
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Serve one connection from a coordinator until it ends."""
+        """Serve one connection from a coordinator until it ends.
+
+        If the member obeys this coordinator, kill the pod's ranks when the connection ends.
+        """
         channel = proto.Channel(reader, writer)
         channel.send(
             proto.Welcome(pod=self.pod, term=self.term, obeys=self._obeys, has_coordinator=self.has_coordinator)

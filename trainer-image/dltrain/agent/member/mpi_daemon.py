@@ -19,8 +19,9 @@ class MpiDaemon:
     def __init__(
         self, reaper: Reaper, env: dict[str, str], pod_ip: str, run_dir: Path, tunnel: Callable[[str], Tunnel]
     ) -> None:
-        """``env``: the container's environment. ``pod_ip``: address of this pod. ``run_dir``: the agent's directory.
+        """Store what ``start`` needs. ``env``: the container's environment. ``pod_ip``: address of this pod.
 
+        ``run_dir``: the agent's directory for sockets and temporary files.
         ``tunnel``: a function that opens a tunnel to the mpirun in the pod with a given address, and raises OSError if
         no port can be opened.
         """

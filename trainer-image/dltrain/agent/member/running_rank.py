@@ -30,7 +30,7 @@ class Running:
 
     @property
     def trains(self) -> bool:
-        """True if the rank has reported a step, so that a checkpoint before it stops is worthwhile."""
+        """True if the rank has completed a step, so that it should write a checkpoint before it stops."""
         mark = self.latest.get(Mark)
         return Step in self.latest or (isinstance(mark, Mark) and mark.what == "first_step")
 
@@ -42,12 +42,15 @@ class Running:
 
     @property
     def needs_sigterm(self) -> bool:
-        """True if the rank's script reports, but does not ask whether it should stop."""
+        """True if the rank's script calls ``dltrain.report``, but never ``dltrain.stop_requested``.
+
+        Only SIGTERM can stop such a script.
+        """
         step = self.latest.get(Step)
         return isinstance(step, Step) and step.reported and not step.heeds_stop
 
     def ask_to_stop(self, writer: asyncio.StreamWriter, grace_s: float, at_step: int | None = None) -> None:
-        """Ask the rank to checkpoint and exit within ``grace_s`` seconds. ``at_step``: see ``Stop``.
+        """Ask the rank to checkpoint and exit within ``grace_s`` seconds. ``at_step``: see ``Stop.at_step``.
 
         Write to the socket directly. If the rank has ended, an asyncio transport would fail to write and would also
         discard the rank's last messages, which the agent has not read yet.

@@ -17,7 +17,7 @@ from dltrain.launch.commands import loopback_of
 
 log = logging.getLogger(__name__)
 CONNECT_S = 10.0
-"""Seconds for one attempt to connect to the other agent."""
+"""Maximum seconds for each try to connect to the other agent. A failed try is repeated after ``RETRY_S`` seconds."""
 RETRY_S = 0.2
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 60), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 6))
 _CHUNK = 2**16
@@ -27,9 +27,10 @@ class Tunnel:
     """A port on this pod's loopback interface that leads to the mpirun of another pod."""
 
     def __init__(self, host: str, context: ssl.SSLContext, agent_port: int, pod_ip: str) -> None:
-        """Open the port. ``host``, ``agent_port``: address of the agent in mpirun's pod. ``context``: TLS of a client.
+        """Open the port. ``host``, ``agent_port``: address and port of the agent in mpirun's pod.
 
-        ``pod_ip``: address of this pod. Raise OSError if no port can be opened.
+        ``context``: the TLS context for connections to that agent. ``pod_ip``: address of this pod. Raise OSError
+        if no port can be opened.
         """
         self._host, self._context, self._agent_port = host, context, agent_port
         family = socket.AF_INET6 if ":" in pod_ip else socket.AF_INET
