@@ -18,9 +18,9 @@ class ExitCodes(Record):
 class FailureRule(Record):
     """An action for the failures that match ``exit_codes`` or ``reasons``.
 
-    If neither is set, the rule is about conditions of nodes or pods, which the coordinator cannot read. The rule then
-    matches no failure, and is here only so that the rules after it have the same numbers as in the spec. The operator
-    applies the rule, see ``FailureAllowance``.
+    If neither is set, the rule is about conditions of nodes or pods, which the coordinator (the agent that directs the
+    job's other agents) cannot read. The rule then matches no failure, and is here only so that the rules after it have
+    the same numbers as in the spec. The operator applies the rule, see ``FailureAllowance``.
     """
 
     action: Annotated[
@@ -34,7 +34,11 @@ class FailureRule(Record):
     reasons: tuple[str, ...] = ()
 
     def matches(self, failure: Failure) -> bool:
-        """Return True if the rule applies. A rule about exit codes needs a rank that ran, and a code other than 0."""
+        """Return True if the rule applies to ``failure``.
+
+        A rule with ``exit_codes`` applies only if a rank had started and ended with a code other than 0. A rule with
+        ``reasons`` applies if it lists the reason of the failure. A rule with neither never applies.
+        """
         if self.exit_codes is None:
             return failure.reason in self.reasons
         inside = failure.exit_code in self.exit_codes.values
@@ -43,9 +47,10 @@ class FailureRule(Record):
 
 
 class FailureAllowance(UntrustedRecord):
-    """What the operator has decided about a job's failures. It is in the plan's ConfigMap, under ``FAILURES_KEY``.
+    """The operator's message to the coordinator about failures that do not count because of a node or pod condition.
 
-    It exists only for jobs with rules about conditions of nodes and pods. Agents of earlier releases do not read it.
+    Only the operator can read these conditions. The message is in the plan's ConfigMap, under ``FAILURES_KEY``. It
+    exists only for jobs with rules about conditions of nodes and pods. Agents of earlier releases do not read it.
     """
 
     ignored: Annotated[
@@ -70,15 +75,18 @@ class FailureAllowance(UntrustedRecord):
 
 
 def matching(rules: Sequence[FailureRule], failure: Failure) -> bool:
-    """Return True if one of the rules matches the failure."""
+    """Return True if at least one of the rules matches the failure."""
     return any(rule.matches(failure) for rule in rules)
 
 
 def decided(rules: Sequence[FailureRule], failure: Failure) -> Failure:
-    """Return ``failure`` with ``counts`` and ``retry`` as the first rule that matches says.
+    """Return ``failure`` after the action of the first rule that matches it.
 
-    Rules do not apply to failures that cannot succeed on a retry, such as invalid input, nor to those that never count
-    because the cluster has caused them, such as a drained node.
+    FailJob: a copy with ``retry`` False and ``counts`` True, so that the job fails at once. Ignore: a copy with
+    ``counts`` False, so that the failure does not count towards the back-off limit. In both cases, the message of the
+    copy names the rule. Count, or no rule that matches: ``failure`` itself. Rules do not apply to failures that cannot
+    succeed on a retry, such as invalid input, nor to those that never count because the cluster has caused them, such
+    as a drained node.
     """
     if not failure.retry or not failure.counts:
         return failure

@@ -15,9 +15,10 @@ from dlcontract.record import Name, Record
 from dlcontract.until import Until
 
 MAX_FULL_NBYTES = 900 * 2**10
-"""Size of the JSON above which the ranks of a plan have their short form, which agents before 0.3 cannot read.
+"""Size of a plan's JSON in bytes above which the JSON contains the ranks in their short form (``rank_groups``).
 
-The rest of the 1 MiB of a ConfigMap is for the operator's part of the plan, with at most 64 KiB of spec.
+Agents before release 0.3 cannot read the short form, so smaller plans do not use it. The rest of the 1 MiB of a
+ConfigMap is for the operator's part of the plan, with at most 64 KiB of spec.
 """
 
 
@@ -57,7 +58,11 @@ class ModelRef(Record):
 
     @property
     def resumes(self) -> bool:
-        """Return True if a restart on other ranks continues from a checkpoint. A script for torchrun may not."""
+        """Return True if the training continues from its checkpoint after a restart with another number of ranks.
+
+        This is the case with framework DLTrain. A script for torchrun or an MPI program might start again from step 0,
+        so the operator does not move such a job to a better plan.
+        """
         return self.framework == "DLTrain"
 
 
@@ -304,7 +309,7 @@ class Plan(Record):
 
     @property
     def splits_model(self) -> bool:
-        """Return True if each rank holds a part of the model and processes the whole batch."""
+        """Return True with model parallelism: each rank holds a part of the model and processes the whole batch."""
         return self.parallelism in ("Pipeline", "Tensor")
 
     @property
@@ -317,8 +322,9 @@ class Plan(Record):
 
         Fields with their default values are omitted. The trainer's agent (a process in each pod that starts the ranks)
         rejects unknown fields. Because of the omission, an agent of an earlier release accepts a plan that uses no new
-        field. Therefore, the default of a field must never change. If the text has more than ``MAX_FULL_NBYTES``, its
-        ranks have their short form.
+        field. Therefore, the default of a field must never change. If the text would have more than
+        ``MAX_FULL_NBYTES`` bytes, the ranks are written in their short form (``rank_groups``), unless the short form
+        cannot express them.
         """
         text = self._full_json()
         if len(text) <= MAX_FULL_NBYTES:
@@ -346,10 +352,11 @@ class Plan(Record):
         return cls.model_validate_json(text, extra="ignore" if ignore_unknown else None)
 
     def digest(self) -> str:
-        """Return a digest of 12 hex digits. Plans with equal digests train in the same way.
+        """Return a digest of the plan, with 12 hex digits. Plans with equal digests train in the same way.
 
-        The digest does not depend on ``number`` (counts the job's plans), ``term`` (rises when a lost node is fenced)
-        and ``expected`` (predicted times).
+        The digest does not depend on ``number`` (which counts the job's plans), ``term`` (which the operator raises to
+        exclude the agents on a lost node) and ``expected`` (the predicted times). Reports contain the digest of the
+        plan that the ranks run.
         """
         body = self.model_copy(update={"number": 1, "term": 1, "expected": Expectation()})
         return hashlib.sha256(body._full_json().encode()).hexdigest()[:12]

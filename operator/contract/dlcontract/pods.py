@@ -3,7 +3,10 @@
 PLAN_KEY = "plan.json"
 REPORT_KEY = "report.json"
 FAILURES_KEY = "failures.json"
-"""Key under which the plan's ConfigMap has the ``FailureAllowance``. The ConfigMaps of most jobs lack this key."""
+"""Key of the ``FailureAllowance`` in the ConfigMap ``<job>-plan``. The ConfigMaps of most jobs lack this key.
+
+The two constants before it are the keys of the plan in this ConfigMap, and of the report in ``<job>-report``.
+"""
 
 AGENT_PORT = 7470
 """TCP port on which the agents of one job connect with mTLS. Each trainer pod has an agent, which starts its ranks."""
@@ -34,7 +37,10 @@ the cluster's DNS domain, and the pod's name.
 CPUS_VARIABLE = "DLTRAIN_CPUS_M"
 """Name of the environment variable with a trainer pod's CPU request, in thousandths of a CPU."""
 DATASET_SUMS = "SHA256SUMS"
-"""Name of a checksum file in the format of sha256sum. A dataset URI that ends in this name means all listed files."""
+"""Name of a checksum file in the format of sha256sum.
+
+A dataset URI that ends in this name stands for all files that this checksum file lists.
+"""
 DATASET_VARIABLE = "DLJOB_DATASET"
 """Name of the environment variable with the path at which a trainer pod finds the data of ``spec.dataset.uri``."""
 
@@ -48,7 +54,10 @@ variables are not set if the script chooses its own batch size.
 """
 
 EXIT_BAD_INPUT = 64
-"""Exit code of a rank, or of the init container that fetches the dataset, if the job's spec cannot succeed."""
+"""Exit code that reports invalid input, so that the job fails without a retry.
+
+A rank ends with it, or the init container that fetches the dataset, if the job cannot succeed with its present spec.
+"""
 
 
 def config_map_names(job: str) -> tuple[str, str, str]:

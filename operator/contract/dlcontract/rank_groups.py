@@ -11,16 +11,17 @@ from typing import Any
 RANK_GROUPS = "rank_groups"
 """Key of the short form in a plan's JSON. It replaces the key ``ranks``."""
 DOMAIN = "rank_domain"
-"""Key of the DNS domain of all pods in the short form. The host name of a pod is ``<pod>.<domain>``."""
+"""Key of the DNS domain that all pods have in common, in the short form. A pod's host name is ``<pod>.<domain>``."""
 _COMMON = ("group", "device", "gpu")
 
 
 def grouped(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Return the short form of a plan's ranks as JSON fields; None if the short form cannot express these ranks.
 
-    ``ranks``: the ranks in rank order, each with all fields of a Rank as JSON. The short form has one entry for
-    consecutive ranks of one group. An entry has the names of their pods, and a list of (local batch size, number of
-    consecutive ranks with this size). All pods of an entry have equally many ranks.
+    ``ranks``: the ranks in rank order, each with all fields of a Rank as JSON. The result has the keys ``DOMAIN`` and
+    ``RANK_GROUPS``. ``RANK_GROUPS`` has one entry for consecutive ranks of one group. An entry has the names of their
+    pods, and a list of (local batch size, number of consecutive ranks with this size). All pods of an entry have
+    equally many ranks.
     """
     entries = []
     for common, members in groupby(ranks, lambda rank: tuple(rank[key] for key in _COMMON)):
@@ -39,7 +40,12 @@ def grouped(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
 
 
 def expanded(plan: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the ranks of the short form in ``plan``. Raise ValueError if it is invalid."""
+    """Turn the short form of the ranks in ``plan`` back into the full list of ranks, in rank order.
+
+    ``plan``: the JSON fields of a plan, or the result of ``grouped``. Each rank of the result has all fields of a Rank.
+    Raise ValueError if the ranks of an entry cannot be divided equally among its pods, and KeyError or TypeError if an
+    entry has another form.
+    """
     ranks: list[dict[str, Any]] = []
     for entry in plan[RANK_GROUPS]:
         shares = [share for share, count in entry["shares"] for _ in range(count)]

@@ -29,9 +29,10 @@ class UntrustedRecord(Record):
 
 
 def schema_of(text: str | bytes) -> Any:
-    """Return the schema number of a JSON document, or None if it has none.
+    """Return the value of the key ``schema`` in a JSON document, or None if it has no such key.
 
-    The number shows whether a document that cannot be parsed has a newer schema or is invalid.
+    Call this for a plan or report that cannot be parsed. A number above ``SCHEMA`` shows that a later release has
+    written the document; otherwise, the document is invalid. Raise ValueError if the text is not JSON.
     """
     import json
 

@@ -12,16 +12,22 @@ from dlcontract.record import Count, Name, Seconds, Text, UnixTime, UntrustedRec
 
 MAX_LOG_TAIL = 4096
 MAX_OUTPUT = 32 * 2**10
-"""Maximum number of bytes of a rank's last output that are stored for the time after its pod is gone."""
+"""Maximum number of bytes of a rank's last output that are stored in ``<job>-logs``, for ``dljob logs``.
+
+They are stored because the pod, and its log with it, is deleted after the job has ended.
+"""
 MAX_METRICS, MAX_METRIC_NAME = 16, 48
 """Maximum number of metrics that a script may log, and maximum length of a metric's name."""
 MetricName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_./-]*$", max_length=MAX_METRIC_NAME)]
 MAX_NOISE = 1e9
-"""Largest valid noise scale in samples. The largest published scales are 1e7 (McCandlish et al. 2018, figure 4)."""
+"""Largest valid gradient noise scale, in samples.
+
+The largest published scales are 1e7 (McCandlish et al. 2018, figure 4).
+"""
 
 
 class RunPhase(StrEnum):
-    """State of the job, as reported by its coordinator (the agent that starts the ranks and watches them)."""
+    """State of the job, as reported by its coordinator (the agent that directs the job's other agents)."""
 
     WAITING = "Waiting"
     LAUNCHING = "Launching"
@@ -33,7 +39,10 @@ class RunPhase(StrEnum):
 
 
 class RankMeasure(UntrustedRecord):
-    """The parts of one rank's step time, as means over its most recent steps in seconds; with its local batch size."""
+    """Measured parts of the step time of one rank, in seconds. Each is the mean over the rank's most recent steps.
+
+    ``share``: the rank's local batch size in samples.
+    """
 
     rank: Annotated[int, Field(ge=0, le=100_000)]
     device: Annotated[str, Field(max_length=63)] = ""
@@ -81,7 +90,8 @@ class ProbePoint(UntrustedRecord):
 class Noise(UntrustedRecord):
     """The gradient noise scale of a run in samples, and the number of steps in which it was measured.
 
-    ``dltrain.optim.noise_scale`` defines and measures it.
+    It is the batch size at which the noise of the gradient is as large as the gradient, so that larger batches save few
+    steps. The planner uses it to choose a global batch size. ``dltrain.optim.noise_scale`` defines and measures it.
     """
 
     samples: Annotated[float, Field(ge=0, le=MAX_NOISE)]
@@ -148,7 +158,10 @@ class Outcome(UntrustedRecord):
 
 
 class TargetForecast(UntrustedRecord):
-    """The step at which a metric is predicted to reach its target (``spec.until``), with an interval."""
+    """The step at which a metric is predicted to reach its target (``spec.until``).
+
+    ``earliest_step`` and ``latest_step`` are the ends of the interval that expresses the uncertainty of the prediction.
+    """
 
     step: Count
     earliest_step: Count
@@ -172,7 +185,10 @@ class Mismatch(UntrustedRecord):
 
 
 class Report(UntrustedRecord):
-    """The report that a job's coordinator writes for the operator. It is untrusted input: parse it with ``parse``."""
+    """The report that a job's coordinator (the agent that directs the job's other agents) writes for the operator.
+
+    It is untrusted input: parse it with ``parse``.
+    """
 
     schema_: Annotated[Literal[1], Field(alias="schema")] = 1
     uid: Name

@@ -8,9 +8,10 @@ from dlcontract.record import Record
 
 
 class Until(Record):
-    """A metric and its target: exactly one of ``at_least`` and ``at_most``.
+    """A metric and the target at which the training stops: exactly one of ``at_least`` and ``at_most``.
 
-    ``patience``: number of values in a row without an improvement after which the training stops as well.
+    ``patience``: the training also stops after this number of values in a row that are no better than the best one so
+    far. None: only the target stops it before its last step.
     """
 
     metric: Annotated[str, Field(description="accuracy, loss, or the name of a metric that the script logs.")]

@@ -47,7 +47,10 @@ _MOMENT_EXAMPLE = "a date and time with a time zone, such as 2026-12-01T18:00:00
 
 
 def _moment(value: object) -> object:
-    """Return the value if it is a datetime or an RFC 3339 text. Raise ValueError for any other value."""
+    """Return ``value`` unchanged if it is a datetime or an RFC 3339 text. Raise ValueError for any other value.
+
+    pydantic calls this before its own validation, which would also accept numbers and other forms of text.
+    """
     if isinstance(value, datetime) or (isinstance(value, str) and _MOMENT_PATTERN.fullmatch(value)):
         return value
     raise ValueError(f"found {value!r:.100}; expected {_MOMENT_EXAMPLE}. Write it in this form")
@@ -75,7 +78,7 @@ PATTERNS = {
     _DNS_LABEL_PATTERN: "a name of lower-case letters, digits and dashes",
     _DNS_SUBDOMAIN_PATTERN: "a name of lower-case letters, digits, dashes and dots",
 }
-"""The meaning of each pattern, for error messages."""
+"""Regular expression of a field → description of the texts that it accepts, for error messages."""
 
 DnsLabel = Annotated[str, Field(pattern=_DNS_LABEL_PATTERN, max_length=63)]
 DnsSubdomain = Annotated[str, Field(pattern=_DNS_SUBDOMAIN_PATTERN, max_length=253)]
@@ -97,8 +100,9 @@ def duration_s(text: str) -> float:
 class Rule:
     """A condition that an object of an API type must fulfil, often over several of its fields.
 
-    ``cel`` refers to the object as ``self``; ``holds`` takes the pydantic object. ``message`` says what is expected and
-    what to do. ``field`` is the path, relative to the type, that the error names.
+    ``cel``: the condition in CEL, which refers to the object as ``self``. ``holds``: the same condition as a function
+    that takes the pydantic object and returns True if it is fulfilled. ``message`` says what is expected and what to
+    do. ``field`` is the path, relative to the type, that the error names.
     """
 
     field: str
@@ -108,7 +112,10 @@ class Rule:
 
     @property
     def text(self) -> str:
-        """Return the message for users. It begins with the field. API server and operator use the same text."""
+        """Return the error message for an object that breaks the rule. It begins with the name of the field.
+
+        API server and operator use the same text.
+        """
         return self.message if self.message.startswith(self.field) else f"{self.field}: {self.message}"
 
 

@@ -42,7 +42,9 @@ The new range must contain the global batch size that the operator has chosen. I
 
 
 def change_rules(spec: Schema) -> list[dict[str, str]]:
-    """Return the items of ``x-kubernetes-validations`` at the CRD's root. ``spec``: the structural schema of the spec.
+    """Return the CEL rules that refuse changes of a DLJob, as items of ``x-kubernetes-validations`` at the CRD's root.
+
+    ``spec``: the structural schema of the spec, which shows which fields are required and have defaults.
 
     A ``messageExpression`` (Kubernetes 1.29 and later) shows the new and the former value. Numbers are formatted
     instead of concatenated: the API server does not bound the length of a number as text, so it estimates that a
@@ -54,7 +56,7 @@ def change_rules(spec: Schema) -> list[dict[str, str]]:
 
 
 def is_change_rule(rule: Mapping[str, str]) -> bool:
-    """Return True if the rule compares an object with its previous state."""
+    """Return True if a CEL rule is about a change: it compares the object (``self``) with its earlier state."""
     return "oldSelf" in rule["rule"]
 
 
@@ -91,10 +93,10 @@ def _old(expression: str) -> str:
 
 
 def _value(path: str, spec: Schema) -> str:
-    """Return a CEL expression for the value of a field. An unset field has its default.
+    """Return a CEL expression that gives the value of a field, for a comparison, or its default if it is unset.
 
-    An unset field without a default has the value false, empty text or 0, depending on its type. The bounds of text
-    and number fields exclude empty text and 0.
+    An unset field without a default has the value false, empty text or 0, depending on its type. Set fields never have
+    the values empty text and 0, because their bounds exclude these. ``path``: path of the field in the spec.
     """
     schema, is_set = _schema(path, spec), _has(path, spec)
     unset = schema.get("default", {"string": "", "boolean": False}.get(schema["type"], 0))
@@ -102,7 +104,10 @@ def _value(path: str, spec: Schema) -> str:
 
 
 def _text(path: str, spec: Schema) -> str:
-    """Return a CEL expression that formats the value of a string or boolean field as text."""
+    """Return a CEL expression that formats the value of a string or boolean field as text, for a message.
+
+    If the field is unset, the expression gives its default, or 'no value' if it has none.
+    """
     schema, field, is_set = _schema(path, spec), f"self.spec.{path}", _has(path, spec)
     text = f"({field} ? 'true' : 'false')" if schema["type"] == "boolean" else field
     unset = str(_literal(schema["default"])).strip("'") if "default" in schema else "no value"
@@ -110,7 +115,10 @@ def _text(path: str, spec: Schema) -> str:
 
 
 def _number(path: str, spec: Schema) -> str:
-    """Return a CEL expression for the value of a number field. Without a value or a default, it gives 'no value'."""
+    """Return a CEL expression that gives the value of a number field, for a message, or its default if it is unset.
+
+    If it is unset and has no default, the expression gives the text 'no value'.
+    """
     schema, field, is_set = _schema(path, spec), f"self.spec.{path}", _has(path, spec)
     unset = _literal(schema.get("default", "no value"))
     return f"({is_set} ? dyn({field}) : dyn({unset}))" if is_set else f"dyn({field})"
@@ -130,7 +138,11 @@ def _schema(path: str, spec: Schema) -> Schema:
 
 
 def _has(path: str, spec: Schema) -> str:
-    """Return a CEL condition: the field and all sections that contain it are set. It is empty if all are required."""
+    """Return the CEL condition that a field, and all sections that contain it, are set.
+
+    ``path``: path of the field in the spec, such as optimizer.name. Return an empty text if the field and all its
+    sections are required, so that they are always set.
+    """
     names, found, parts = path.split("."), spec, []
     for n, name in enumerate(names, 1):
         if name not in found.get("required", ()):

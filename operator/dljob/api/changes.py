@@ -1,11 +1,11 @@
-"""What a change of the spec of an existing job does. ``CHANGES`` is the only table.
+"""The effect that a change of each field of the spec has on an existing job. ``CHANGES`` is the only table of effects.
 
 It determines the CEL rules of the CRD (``change_rules``), the operator's own check (``refused_change``), the digest of
 a spec (``planned_fields``) and the table in docs/reference/api.md.
 
-Training has begun for a job that has a checkpoint, or that will write one when its pods stop: a change that contradicts
-this checkpoint would fail the job, have no effect, or lose the progress. Before, and without checkpoints, every pod
-starts from step 0, and the user may change everything.
+Training has begun for a job that has a checkpoint, or that will write one when its pods stop. From then on, a change
+that contradicts this checkpoint would fail the job, have no effect, or lose the progress. Before that, and in jobs
+without checkpoints, every new pod starts from step 0, and the user may change everything.
 """
 
 import json
@@ -21,7 +21,7 @@ Json = Mapping[str, Any]
 
 
 class Effect(StrEnum):
-    """What a change of a field does to a job that has a plan."""
+    """The effect of a change of a field of the spec on a job that has a plan."""
 
     AT_ONCE = "At once"
     """The change takes effect without a restart."""
@@ -32,20 +32,21 @@ class Effect(StrEnum):
 
 
 class Compared(StrEnum):
-    """What is compared to decide whether a change of a field with Effect.FIXED is refused."""
+    """The kind of difference for which a change of a field with Effect.FIXED is refused."""
 
     VALUE = "value"
+    """Every change of the value is refused. An unset field has its default value."""
     PRESENCE = "presence"
-    """Only whether the field has a value. A change from one value to another is allowed."""
+    """Adding or removing the value is refused. A change from one value to another is allowed."""
     SET_VALUE = "set value"
-    """The value, if the field has one before and after the change. A value may be added or removed."""
+    """A change from one value to another is refused. Adding or removing the value is allowed."""
 
 
 @dataclass(frozen=True)
 class Change:
     """A row of the table of changes. ``path``: a field of the spec. The row also holds for its inner fields.
 
-    ``note``: text for users, such as the reason why the field is fixed. ``compared``: what decides whether a change is
+    ``note``: text for users, such as the reason why the field is fixed. ``compared``: the kind of difference that is
     refused, for Effect.FIXED only.
     """
 
@@ -180,7 +181,10 @@ class RefusedChange:
 
 
 def change_of(path: str) -> Change:
-    """Return the row of the table for a field of the spec, such as ``nodes.max``. Raise KeyError if there is none."""
+    """Return the row of ``CHANGES`` for a field of the spec, such as ``nodes.max``. Raise KeyError if there is none.
+
+    The row may be that of a section that contains the field, here ``nodes``.
+    """
     found = [change for change in CHANGES if f"{path}.".startswith(f"{change.path}.")]
     if not found:
         raise KeyError(path)
@@ -188,9 +192,10 @@ def change_of(path: str) -> Change:
 
 
 def refused_change(old: DLJobSpec, new: DLJobSpec, status: DLJobStatus, *, begun: bool = False) -> RefusedChange | None:
-    """Return why a job with the spec ``old`` must not get the spec ``new``; None if the change takes effect.
+    """Return why a job with the spec ``old`` must not get the spec ``new``; None if the operator may apply the change.
 
-    ``begun``: True if the training has begun although ``status`` does not show it yet.
+    Before training has begun (see ``has_begun``), every change is allowed. ``begun``: True if the caller knows that it
+    has begun although ``status`` does not show it yet. After the job's end, only fields in ``AFTER_END`` may change.
     """
     before, after = old.manifest(), new.manifest()
     if status.completion_time is not None:
@@ -205,7 +210,11 @@ def refused_change(old: DLJobSpec, new: DLJobSpec, status: DLJobStatus, *, begun
 
 
 def has_begun(spec: DLJobSpec, status: DLJobStatus) -> bool:
-    """Return True if the job has a checkpoint, or has made a step and therefore writes one when its pods stop."""
+    """Return True if training has begun: fields with Effect.FIXED must not change any more.
+
+    This is the case if the job has a checkpoint, or if it writes checkpoints and has made a step, because it then
+    writes one when its pods stop.
+    """
     stepped = status.progress is not None and status.progress.step > 0
     return status.last_checkpoint is not None or (spec.checkpoint.enabled and stepped)
 
@@ -213,6 +222,7 @@ def has_begun(spec: DLJobSpec, status: DLJobStatus) -> bool:
 def refused_update(old: DLJobSpec, new: DLJobSpec, status: DLJobStatus) -> RefusedChange | None:
     """Return why the CRD's rules refuse a change of a spec from ``old`` to ``new``; None if they allow the change.
 
+    ``dljob plan`` and ``dljob run`` call this, because the cluster may have an older CRD without these rules.
     If ``old`` already contains a change that the operator has refused, the rules leave the next change to the operator,
     except changes after the job's end and changes of ``batchSizeRange``.
     """
@@ -223,9 +233,11 @@ def refused_update(old: DLJobSpec, new: DLJobSpec, status: DLJobStatus) -> Refus
 
 
 def _batch_out_of_range(old: DLJobSpec, new: DLJobSpec, status: DLJobStatus) -> RefusedChange | None:
-    """Return a refusal if a job has begun and its new range lacks the chosen global batch size; otherwise None.
+    """Return a refusal if training has begun, and the new ``batchSizeRange`` lacks the job's global batch size.
 
-    The operator refuses such a range when it plans (``reconcile.planning``).
+    This is the size that the planner has chosen. Return None if the range contains it or does not change, or if no size
+    was chosen. ``refused_change`` does not check this: the operator refuses such a range when it plans
+    (``reconcile.planning``).
     """
     choice, bounds = status.plan.batch_choice if status.plan is not None else None, new.batch_size_range
     if choice is None or bounds == old.batch_size_range or not has_begun(old, status):
@@ -240,23 +252,31 @@ def _batch_out_of_range(old: DLJobSpec, new: DLJobSpec, status: DLJobStatus) -> 
 
 
 def _is_refused(status: DLJobStatus) -> bool:
-    """Return True if the operator has refused a change of the spec, so that somebody must set fields back."""
+    """Return True if the operator has refused a change that is still in the spec.
+
+    The condition Accepted shows this. Somebody must set the changed fields back to their former values.
+    """
     return any(
         (c.type, c.status, c.reason) == ("Accepted", ConditionStatus.FALSE, CHANGE_REFUSED) for c in status.conditions
     )
 
 
 def ended_changes(before: Json, after: Json) -> tuple[str, ...]:
-    """Return the parts of a spec that differ and must not change after the job has ended, such as ``nodes``."""
+    """Return the paths of all differences between two specs that are not allowed after the job has ended.
+
+    ``before``, ``after``: the manifests of the old and the new spec. A path is that of a section, such as ``nodes``, or
+    of a field. The result is empty if nothing differs, or only fields that may change after the end.
+    """
     return tuple(
         path for path in ended_paths(tuple(dict.fromkeys([*before, *after]))) if _at(before, path) != _at(after, path)
     )
 
 
 def ended_paths(sections: tuple[str, ...]) -> Iterator[str]:
-    """Yield the paths that must not change after a job has ended.
+    """Yield the paths in a spec that must not change after a job has ended.
 
-    These are all ``sections`` of the spec. If some fields of a section may change, yield its other fields instead.
+    ``sections``: names of the fields at the top of the spec, such as ``nodes``. Each of them is yielded. If some inner
+    fields of a section may change, its other fields in ``CHANGES`` are yielded instead of the section.
     """
     for section in sections:
         inside = [c for c in CHANGES if c.path.startswith(f"{section}.")]
@@ -267,9 +287,11 @@ def ended_paths(sections: tuple[str, ...]) -> Iterator[str]:
 
 
 def planned_fields(spec: DLJobSpec) -> dict[str, Any]:
-    """Return the fields on which plan and pods depend, as a manifest without fields that have their default values.
+    """Return the spec's manifest without the fields that take effect at once (Effect.AT_ONCE).
 
-    Because defaults are left out, a release that adds a field with a default returns the same manifest as before.
+    The plan and the pods depend on exactly these fields, so that a job needs a new plan if the result differs from that
+    of the planned spec. Fields that have their default values are left out, so that a release that adds a field with a
+    default returns the same manifest as before.
     """
     manifest = spec.model_dump(mode="json", by_alias=True, exclude_none=True, exclude_defaults=True)
     for path in _AT_ONCE:
@@ -282,7 +304,11 @@ def planned_fields(spec: DLJobSpec) -> dict[str, Any]:
 
 
 def with_immediate_fields(accepted: DLJobSpec, new: DLJobSpec) -> DLJobSpec:
-    """Return the accepted spec with the fields of ``new`` whose changes take effect at once."""
+    """Return ``accepted``, but with the values of ``new`` in all fields that take effect at once (Effect.AT_ONCE).
+
+    A field that ``new`` does not set gets its default. The operator uses the result if it refuses the other changes in
+    ``new``.
+    """
     given = new.manifest()
     manifest = planned_fields(accepted)
     for path in _AT_ONCE:
@@ -293,7 +319,10 @@ def with_immediate_fields(accepted: DLJobSpec, new: DLJobSpec) -> DLJobSpec:
 
 
 def _difference(change: Change, before: Any, after: Any) -> str | None:
-    """Describe how a field differs from its fixed value; None if it does not, or if the difference is allowed."""
+    """Describe how the new value of a field differs from its fixed value; None if the difference is allowed.
+
+    ``before``, ``after``: the old and the new value, None if unset. None is also returned if the values do not differ.
+    """
     match change.compared:
         case Compared.VALUE:
             differs = before != after
@@ -309,7 +338,7 @@ def _difference(change: Change, before: Any, after: Any) -> str | None:
 
 
 def _shown(value: Any) -> str:
-    """Format a value as the CEL rules do."""
+    """Format the value of a field for a message, in the same way as the messages of the CEL rules; None: 'no value'."""
     if value is None:
         return "no value"
     return f"{value:g}" if isinstance(value, float) else value if isinstance(value, str) else json.dumps(value)

@@ -24,7 +24,10 @@ JOB_NAME_RULE = Rule(
     "part of pod names, which are DNS labels; choose a name with lower-case letters, digits and dashes only",
     holds=lambda name: len(name) <= 40 and "." not in name and name[:1].isalpha(),
 )
-"""The only rule about metadata. ``holds`` takes the object's name, which has passed the API server's own checks."""
+"""The only rule about metadata: the form of a DLJob's name.
+
+Unlike in other rules, ``holds`` takes the name, which has passed the API server's own checks, instead of the object.
+"""
 
 _KEPT = (
     "description",
@@ -68,9 +71,10 @@ def validation(rule: Rule) -> Schema:
 
 
 def structural_schema(model: type[ApiModel], *, defaults: bool) -> Schema:
-    """Return the structural schema of an API type, with nested types inlined.
+    """Return the structural schema of an API type for a CRD, with the schemas of nested types inserted in place.
 
-    With ``defaults``, Python defaults become API defaults, so that a stored spec shows the values in effect.
+    ``defaults``: True to make the Python defaults API defaults, which the API server writes into each stored object, so
+    that a stored spec shows the values in effect.
     """
     document = model.model_json_schema(by_alias=True, schema_generator=_WithRules)
     return _structural(document, document.get("$defs", {}), defaults)
@@ -117,7 +121,10 @@ def _structural(node: Mapping[str, Any], definitions: Mapping[str, Any], default
 
 
 def _pruned(value: Any) -> Any:
-    """Return a field's default value. Members of maps that are null, an empty list or an empty map are left out."""
+    """Return ``value``, a field's default, for the CRD. If it is a map, leave out its empty members, also nested ones.
+
+    A member is empty if it is null, an empty list or an empty map.
+    """
     if isinstance(value, Mapping):
         pruned = {key: _pruned(item) for key, item in value.items()}
         return {key: item for key, item in pruned.items() if item not in (None, [], {})}

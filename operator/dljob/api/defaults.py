@@ -81,7 +81,7 @@ class PriceDefaults(ApiModel):
     usd_per_device_hour: Annotated[
         dict[Annotated[str, Field(min_length=1, max_length=63)], Price] | None, Field(max_length=64)
     ] = None
-    """Price of a device by device type. For CPU nodes, it is the price of one CPU."""
+    """Device type → price of one device per hour. For CPU nodes, it is the price of one CPU."""
     usd_per_kwh: Price | None = None
 
     @model_validator(mode="after")
@@ -114,10 +114,10 @@ class SpotDefaults(ApiModel):
 
 
 class NetworkDefaults(ApiModel):
-    """The network between two zones or two racks. An unset field: as within one zone or rack."""
+    """The network between two zones or two racks. If a field is unset, the value is that within one zone or rack."""
 
     bandwidth: Annotated[str | None, Field(max_length=32)] = None
-    """Bytes per second of one node, as a Kubernetes quantity such as 250M."""
+    """Bandwidth of one node to other zones or racks in bytes per second, as a Kubernetes quantity such as 250M."""
     latency_seconds: Annotated[float | None, Field(ge=0, le=10, allow_inf_nan=False)] = None
 
     @field_validator("bandwidth")
@@ -147,7 +147,7 @@ class JobDefaults(ApiModel):
 
     @property
     def empty(self) -> bool:
-        """Return True if no default is set."""
+        """Return True if the administrator has set no default. Empty texts, lists and sections do not count."""
         return not _values(self.manifest())
 
     @property
@@ -156,7 +156,7 @@ class JobDefaults(ApiModel):
 
 
 def _values(document: Mapping[str, object]) -> list[object]:
-    """Return all values in a nested mapping that are not empty."""
+    """Return all values in a nested mapping, in one list, except nested mappings, empty lists and empty texts."""
     found: list[object] = []
     for value in document.values():
         if isinstance(value, Mapping):

@@ -34,7 +34,10 @@ UNSAFE_ANNOTATIONS = (
 
 
 class OverridePolicy(StrEnum):
-    """What ``spec.podTemplateOverrides`` may contain, a setting of the installation."""
+    """The installation's setting of what ``spec.podTemplateOverrides`` may contain (chart value ``overrides``).
+
+    NONE: nothing. SAFE: the safe fields, or all fields in a job with ``OVERRIDES_ANNOTATION``. ALL: all fields.
+    """
 
     NONE = "none"
     SAFE = "safe"
@@ -43,14 +46,18 @@ class OverridePolicy(StrEnum):
     def unlimited(self, *, annotated: bool) -> bool:
         """Return True if a job may contain any override and use any Secret of its namespace.
 
-        ``annotated``: True if the job has ``OVERRIDES_ANNOTATION``, which counts only under ``SAFE``.
+        ``annotated``: True if the job has ``OVERRIDES_ANNOTATION`` with the value ``ALL_OVERRIDES``. The annotation has
+        an effect only under ``SAFE``.
         """
         return self is OverridePolicy.ALL or (self is OverridePolicy.SAFE and annotated)
 
 
 @dataclass(frozen=True)
 class SecretUse:
-    """A Secret that the pods of a job read. ``field``: path of the DLJob field that contains the name of the Secret."""
+    """A Secret whose content the pods of a job can read.
+
+    ``name``: name of the Secret. ``field``: path of the DLJob field that contains this name, for messages.
+    """
 
     field: str
     name: str
@@ -190,8 +197,10 @@ NEW_ANNOTATION_MESSAGE = (
 def admission_policy(policy: OverridePolicy = OverridePolicy.SAFE) -> dict[str, Any]:
     """Return the spec of the ValidatingAdmissionPolicy for a value of the chart's ``overrides``.
 
-    Each policy reserves ``OVERRIDES_ANNOTATION`` for users who may create pods, because the annotation counts after a
-    change of ``overrides`` to ``SAFE``. The policy for ``SAFE`` also limits the overrides of jobs without it.
+    The API server enforces this policy when users create or change a DLJob. For every value of ``overrides``, only
+    users who may create pods may set ``OVERRIDES_ANNOTATION``, because the annotation would have its effect after a
+    later change of ``overrides`` to ``SAFE``. The policy for ``SAFE`` also limits the overrides of jobs without the
+    annotation to the safe fields.
     """
     safe = {
         "expression": f"variables.asks || variables.same || (\n{_SAFE_CEL})",
@@ -233,5 +242,5 @@ def admission_policy(policy: OverridePolicy = OverridePolicy.SAFE) -> dict[str, 
 
 
 def admission_policies() -> dict[str, dict[str, Any]]:
-    """Return the spec of the ValidatingAdmissionPolicy for each value of the chart's ``overrides``."""
+    """Return value of the chart's ``overrides`` → spec of the ValidatingAdmissionPolicy, for all values."""
     return {str(policy): admission_policy(policy) for policy in OverridePolicy}

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field
 from dljob.api.base import ApiModel
 
 MAX_S = 1e12
-"""Maximum of each time in a profile, in seconds.
+"""Largest valid value of any time in a profile, in seconds.
 
 It exceeds the limit for times in reports (``dlcontract``), and is low enough that no sum of such times overflows.
 """

@@ -1,4 +1,7 @@
-"""An event loop in a thread of its own, for what must not wait for planning: the Lease, the probes and the metrics."""
+"""An event loop in a thread of its own, for tasks that must not be delayed while the main event loop is busy.
+
+These tasks are renewing the Lease, and answering the probes and the requests for metrics.
+"""
 
 import asyncio
 import threading
@@ -9,7 +12,11 @@ T = TypeVar("T")
 
 
 class BackgroundLoop:
-    """An event loop in a thread. Leaving its context stops the loop and cancels the coroutines that still run in it."""
+    """An event loop in a thread, to be used in a with statement.
+
+    Entering the context starts the thread. Leaving it cancels the coroutines that still run in the loop, and stops the
+    loop.
+    """
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -26,7 +33,10 @@ class BackgroundLoop:
         self._loop.close()
 
     async def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in this loop and return its result. If the caller is cancelled, cancel the coroutine."""
+        """Run a coroutine in this loop, and wait for its result in the caller's own event loop.
+
+        If the caller is cancelled, cancel the coroutine.
+        """
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
 
 

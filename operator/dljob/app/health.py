@@ -10,16 +10,17 @@ from dljob.controller.metrics import CONTENT_TYPE, Metrics
 log = logging.getLogger("dljob")
 
 Problem = Callable[[], str | None]
-"""Function that returns the description of a problem, or None if there is no problem."""
+"""Type of a function that returns the description of a problem of the operator, or None if it has no problem."""
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 async def serve(
     port: int, metrics: Metrics, ill: Problem, not_ready: Problem, scraped: Callable[[], None]
 ) -> web.AppRunner:
-    """Start the HTTP server. Call ``cleanup`` on the result to stop the server.
+    """Start the HTTP server for metrics and probes. Call ``cleanup`` on the result to stop the server.
 
-    ``ill``: problem that /healthz reports. ``not_ready``: problem that /readyz reports. ``scraped``: called before each
+    ``ill``: function that returns the problem that /healthz reports; None: the process is healthy. ``not_ready``:
+    likewise for /readyz. With a problem, the answer has the code 503, otherwise 200. ``scraped``: called before each
     answer to /metrics, so that it can update metrics.
     """
 

@@ -7,14 +7,15 @@ import sys
 from datetime import UTC, datetime
 
 ABOUT = ("job", "uid", "plan", "attempt")
-"""Names of the attributes that log records about a job have.
+"""Names of the attributes that log records about a job have, and that the formatters add to the message.
 
-They are the job's namespace and name, uid, number of its plan (0: no plan), and number of restarts plus 1.
+``job``: the job's namespace and name. ``uid``: its UID. ``plan``: number of its plan; 0: no plan. ``attempt``: number
+of restarts of its ranks plus 1.
 """
 
 
 _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
-"""Control characters except the tab. Programs that show logs take some of them for the end of a line."""
+"""Matches control characters except the tab. Programs that show logs take some of them for the end of a line."""
 
 
 class TextFormatter(logging.Formatter):
@@ -58,9 +59,10 @@ def _about(record: logging.LogRecord) -> dict[str, object]:
 
 
 def set_up(level: str, form: str) -> None:
-    """Log to stderr. ``form``: ``text`` or ``json``.
+    """Set up the logging of this process: messages go to stderr. ``form``: ``text`` or ``json``.
 
-    kopf logs every watch event, so only its warnings and errors are logged, unless ``level`` is ``debug``.
+    ``level``: lowest level of the messages that are logged: debug, info, warning or error. kopf, the
+    library for watches, logs every watch event, so only its warnings and errors are logged, unless ``level`` is debug.
     """
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(

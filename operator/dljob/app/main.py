@@ -40,7 +40,7 @@ log = logging.getLogger("dljob")
 
 API_RECHECK_S = 1.0
 STUCK_S = 300.0
-"""Seconds after which a reconcile counts as stuck, and the operator must be restarted.
+"""Seconds after which a reconcile of one job counts as stuck, so that /healthz fails and the operator is restarted.
 
 Each request of a reconcile has a time limit, so that no working reconcile takes this long.
 """
@@ -60,14 +60,17 @@ class Operator:
         self._failure: BaseException | None = None
         self._leader: Leader | None = None
         self._beat_at: float | None = None
-        """Monotonic time in seconds when the main event loop was last known to run; None before ``_beat`` runs."""
+        """Monotonic time in seconds at which ``_beat`` last ran in the main event loop; None before its first run."""
         self._controller: Controller | None = None
         self._watches: Watches | None = None
         self._queues: Queues | None = None
         self._planning: Planning | None = None
 
     async def run(self) -> None:
-        """Run the operator until a signal arrives. If one of its tasks ends before, stop and raise the error."""
+        """Run the operator until the process gets a signal to stop.
+
+        If one of the operator's tasks ends before that, stop all others and raise the error that ended it.
+        """
         settings, connection = self._settings, connect()
         async with AsyncExitStack() as stack:
             background = stack.enter_context(BackgroundLoop("lease and probes"))
@@ -149,7 +152,7 @@ class Operator:
             raise self._failure
 
     async def _kinds_served(self, api: Api) -> tuple[int, int]:
-        """Wait until the API server serves DLJob and DLProfile. Return the API server's major and minor version.
+        """Wait until the API server serves DLJob and DLProfile. Return the (major, minor) version of the API server.
 
         kopf must start afterwards, because it would not notice kinds that appear later.
         """
@@ -178,7 +181,11 @@ class Operator:
         background: BackgroundLoop,
         queues: Queues | None,
     ) -> None:
-        """Wait for a complete cache. Then run the workers, with leader election only while this operator leads."""
+        """Wait until the cache holds all objects. Then run the planner and the workers that reconcile jobs.
+
+        With leader election, they run only while this operator is the leader (holds the Lease). After it has lost the
+        Lease, they stop, all jobs are queued again, and the operator waits until it becomes the leader again.
+        """
         self._waits_for = "the first lists of objects"
         await watches.synced()
         if queues is not None:
@@ -206,15 +213,19 @@ class Operator:
                 self._queue.add(job.key)
 
     async def _beat(self) -> None:
-        """Record the time each second. ``_ill`` reports a blocked event loop if this time becomes too old."""
+        """Record the time in ``_beat_at`` each second, until cancelled.
+
+        If the recorded time is more than ``BLOCKED_S`` seconds old, ``_ill`` reports that the event loop is blocked.
+        """
         while True:
             self._beat_at = monotonic()
             await asyncio.sleep(1.0)
 
     async def _resync(self, kube: Kube, node_faults: NodeFaults) -> None:
-        """Periodically remove objects from the cache whose deletion the watches missed, and queue every job.
+        """Remove objects from the cache whose deletion the watches missed, and queue every job, until cancelled.
 
-        The leader also deletes expired profiles, and expired parts of the record of node faults.
+        This is repeated every ``resync_s`` seconds. The leader also deletes expired profiles, and expired parts of the
+        record of node faults.
         """
         while True:
             await asyncio.sleep(self._settings.resync_s)
@@ -234,7 +245,11 @@ class Operator:
                 await node_faults.tidy(utc_now())
 
     def _ended(self, own: asyncio.Task[Any]) -> None:
-        """Stop the operator, which its Deployment then restarts, if its own tasks have ended before that."""
+        """Stop the operator if its tasks have ended although nothing has stopped them. Do nothing otherwise.
+
+        ``own``: the task that runs all others. It calls this when it ends. The operator's Deployment then starts the
+        operator again.
+        """
         if self._stop.is_set():
             return
         self._failure = end_of(own)
@@ -242,7 +257,10 @@ class Operator:
         self._stop.set()
 
     def _ill(self) -> str | None:
-        """Return why the process must be restarted, or None."""
+        """Return why the process must be restarted, for /healthz; None if it works.
+
+        Reasons are a task that has failed, a blocked event loop, watches that have died, and work that is stuck.
+        """
         if self._failure:
             return str(self._failure)
         beat_at = self._beat_at
@@ -269,18 +287,24 @@ class Operator:
 
 
 async def _opened(session: Callable[[], aiohttp.ClientSession]) -> aiohttp.ClientSession:
-    """Return a session that belongs to the event loop that runs this coroutine."""
+    """Call ``session``, and return the session that it creates. The session uses the event loop that runs this.
+
+    A session can be used only in the event loop in which it was created.
+    """
     return session()
 
 
 async def _planning(planner: PlannerProcess, planning: Planning) -> None:
-    """Start the planner's process, so that the first question does not wait for it. Then plan jobs."""
+    """Start the process that computes plans, and then plan jobs until cancelled.
+
+    The process is started before the first job needs a plan, so that the job does not wait for the start.
+    """
     await planner.start()
     await planning.run()
 
 
 def main() -> None:
-    """Run the operator. Exit with 1 on invalid settings or if a part of the operator failed."""
+    """Run the operator until a signal stops it. Exit with 1 on invalid settings or if a part of the operator failed."""
     try:
         settings = Settings.of(os.environ)
         set_up(settings.log_level, settings.log_format)

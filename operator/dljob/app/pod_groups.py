@@ -13,9 +13,10 @@ RECHECK_S = 1.0
 
 
 async def pod_group_api(api: Api, wanted: Sequence[Kind]) -> str | None:
-    """Wait for the answer of the API server. Return the API version of the first of ``wanted`` that it serves, or None.
+    """Return the API version of the first kind in ``wanted`` that the API server serves; None if it serves none.
 
-    ``wanted``: kinds of PodGroups that the chart value ``gangScheduling`` allows; empty without gang scheduling.
+    ``wanted``: kinds of PodGroups that the chart value ``gangScheduling`` allows; empty without gang scheduling. If the
+    API server does not answer, ask again until it does.
     """
     while True:
         try:
@@ -36,11 +37,11 @@ async def pod_group_api(api: Api, wanted: Sequence[Kind]) -> str | None:
 
 
 async def until_changed(api: Api, wanted: Sequence[Kind], served: str | None, interval_s: float) -> None:
-    """Raise RuntimeError when the API server's PodGroups change, so that ``pod_group_api`` would not return ``served``.
+    """Wait until ``pod_group_api`` would no longer return ``served``, and then raise RuntimeError.
 
-    ``interval_s``: seconds between checks. After the error, the operator ends, and its Deployment starts it again. An
-    upgrade of the cluster may remove an alpha API, and plans made afterwards must not name its PodGroups. Return at
-    once if ``wanted`` is empty.
+    ``wanted``: as in ``pod_group_api``; if it is empty, return at once. ``interval_s``: seconds between checks. After
+    the error, the operator ends, and its Deployment starts it again, so that new plans use the PodGroups that the API
+    server serves now. An upgrade of the cluster may, for example, remove an alpha API.
     """
     while wanted:
         await asyncio.sleep(interval_s)

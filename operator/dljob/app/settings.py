@@ -57,7 +57,7 @@ from dljob.render.gang import API_VERSIONS, GangScheduling
 from dljob.scheduling import QueuePolicy
 
 MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0
-"""Bounds of the weight of a namespace in the order of the queue."""
+"""Smallest and largest valid weight of a namespace in DLJOB_QUEUE_WEIGHTS."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
 
@@ -153,24 +153,30 @@ class Settings:
 
     @property
     def fault_policy(self) -> FaultPolicy | None:
-        """Return the rules that decide which faulty nodes plans leave out; None if plans never leave out a node."""
+        """Return the rules that decide which nodes with repeated faults are left out of new plans, and for how long.
+
+        Return None if plans never leave out a node (DLJOB_NODE_FAULTS is 0).
+        """
         if self.node_faults == 0:
             return None
         return FaultPolicy(self.node_faults, self.node_fault_window_s, self.node_left_out_s, self.node_left_out_max_s)
 
     @property
     def queue_policy(self) -> QueuePolicy:
-        """Return the administrator's settings for the order of the queue."""
+        """Return the settings for the order in which waiting jobs get devices: deadlines, and weights of namespaces."""
         return QueuePolicy(self.queue_deadlines, self.queue_weights)
 
     @property
     def pod_groups(self) -> tuple[Kind, ...]:
-        """Return the kinds of PodGroups that jobs may get. They get the first kind that the API server serves."""
+        """Return the kinds of PodGroups that jobs may get; empty without gang scheduling (DLJOB_GANG_SCHEDULING: none).
+
+        Jobs get the first of these kinds that the API server serves.
+        """
         wanted = API_VERSIONS.get(self.gang_scheduling, ())
         return tuple(kind for kind in POD_GROUPS if kind.api_version in wanted)
 
     def render(self, *, port_ranges: bool, pod_group_api: str | None = None) -> RenderConfig:
-        """Return the settings for rendering manifests.
+        """Return the settings for planning jobs and for rendering the manifests of their Kubernetes objects.
 
         ``port_ranges``: the API server supports ``endPort`` in a NetworkPolicy (Kubernetes 1.25 and later).
         ``pod_group_api``: API version of the PodGroups of new plans; None: jobs get no PodGroups.

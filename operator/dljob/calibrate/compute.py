@@ -10,7 +10,10 @@ from dljob.perf.fit.fitting import agreeing
 
 MAX_POINTS = 64
 MEMORY = 200
-"""Maximum number of observed steps that count in the mean of a point, so that later measurements keep some weight."""
+"""Maximum number of observed steps of a point (the mean compute time at one batch size) that count in its mean.
+
+Because of this limit, later measurements keep some weight.
+"""
 ABSURD = 100.0
 """Maximum factor between a measured and an expected time. A measurement that differs more counts as an error."""
 _SHORTEST_S, _LONGEST_S = 1e-7, 1e5
@@ -18,7 +21,10 @@ _SHORTEST_S, _LONGEST_S = 1e-7, 1e5
 
 @dataclass(frozen=True)
 class Measured:
-    """Mean compute time of a step over ``steps`` steps. ``batch``: number of samples on the device."""
+    """A measurement in one run: ``compute_s``, the mean compute time in seconds of ``steps`` steps on one device.
+
+    ``batch``: number of samples on the device in each step.
+    """
 
     batch: int
     compute_s: float
@@ -26,16 +32,17 @@ class Measured:
 
 
 def believable(measured: Measured) -> bool:
-    """Return True if the time is finite and plausible, and both the batch and the number of steps are at least 1."""
+    """Return True if the time is from 1e-7 to 1e5 seconds, and the batch and the number of steps are at least 1."""
     s = measured.compute_s
     return isfinite(s) and _SHORTEST_S <= s <= _LONGEST_S and measured.batch >= 1 and measured.steps >= 1
 
 
 def without_outliers(measured: Iterable[Measured], expected_s: Callable[[int], float] | None = None) -> list[Measured]:
-    """Return the measurements without outliers.
+    """Return the measurements without outliers, in the same order.
 
-    An outlier is a measurement that is not believable, differs from ``expected_s(batch)`` by more than a factor
-    ``ABSURD``, or disagrees with most other measurements (``fitting.agreeing``).
+    An outlier is a measurement that is not ``believable``, differs from ``expected_s(batch)`` by more than a factor
+    ``ABSURD``, or disagrees with most other measurements (``fitting.agreeing``). ``expected_s``: function from a batch
+    to its expected seconds; None: do not compare with expected times.
     """
     found = [m for m in measured if believable(m)]
     if expected_s is not None:
@@ -49,7 +56,8 @@ def in_session(steady: Sequence[Measured], probes: Sequence[Measured]) -> list[M
 
     Steady steps are those of the training itself. Probes are short timings before it, when the device is not yet under
     load, so all probes of a run are wrong by a common factor. The factor is the median of (steady time / probed time)
-    over the batches that have both. If no batch has both, return the probes unchanged.
+    over the batches that have both. Probes of batches that have steady steps are then left out. If no batch has both,
+    return all probes with unchanged times.
     """
     pairs = [log(s.compute_s / p.compute_s) for s in steady for p in probes if s.batch == p.batch]
     if not pairs:
@@ -68,12 +76,14 @@ def learn(
     expected_s: Callable[[int], float] | None = None,
     fetch_s: float | None = None,
 ) -> Learned:
-    """Update the one-device and link constants of ``before`` with one more run. Return no other constants.
+    """Return ``before``, updated with the measurements of one more run, but only these fields of it.
 
-    ``steady``: steps of the run itself. ``probes``: short timings before the run. ``expected_s``: function from a batch
-    to the catalogue's time for it, to reject absurd measurements. ``fetch_s``: seconds to prepare a sample. Times of
-    equal batches are averaged in the logarithm, weighted by the number of observed steps. Impossible values are
-    ignored.
+    The fields are the compute times on one device, the seconds to prepare a sample, and the latency and bandwidth of
+    links. All other fields of the result have their defaults, so the caller must copy them. ``steady``: steps of the
+    run itself. ``probes``: short timings before the run. ``expected_s``: function from a batch to the seconds that the
+    device catalogue predicts, to reject absurd measurements. ``fetch_s``: seconds to prepare a sample; None: not
+    measured. Times of equal batches are averaged in the logarithm, weighted by the number of observed steps. Impossible
+    values are ignored.
     """
     session = in_session([m for m in steady if believable(m)], [m for m in probes if believable(m)])
     points = {p.batch: p for p in before.points}
@@ -92,7 +102,7 @@ def learn(
 
 
 def _merged(old: LearnedPoint | None, new: LearnedPoint) -> LearnedPoint:
-    """Return the geometric mean of both points, weighted by their observations.
+    """Return the geometric mean of two points of the same batch, weighted by their numbers of observed steps.
 
     At most ``MEMORY`` / 2 observations of ``old`` count. Return ``new`` if ``old`` is None.
     """
@@ -104,14 +114,17 @@ def _merged(old: LearnedPoint | None, new: LearnedPoint) -> LearnedPoint:
 
 
 def _moved(old: float | None, new: float | None, least: float, most: float) -> float | None:
-    """Return the geometric mean of both values. If a value is missing or not in [least, most], return the other."""
+    """Return the geometric mean of the stored value ``old`` and the measured value ``new``.
+
+    If ``new`` is None or not in [least, most], return ``old``, which may be None. If only ``old`` is, return ``new``.
+    """
     if new is None or not isfinite(new) or not least <= new <= most:
         return old
     return new if old is None or not least <= old <= most else (old * new) ** 0.5
 
 
 def _bounded(points: list[LearnedPoint]) -> tuple[LearnedPoint, ...]:
-    """Return ``points`` if they are at most ``MAX_POINTS``; otherwise drop those that add the least information.
+    """Return at most ``MAX_POINTS`` of ``points``. If there are more, drop those that add the least information.
 
     The points are in rising order of their batches. Drop the points whose two neighbours have the smallest ratio of
     batches, but never the first and the last point.

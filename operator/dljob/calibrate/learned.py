@@ -18,7 +18,10 @@ class LearnedPoint:
 
 @dataclass(frozen=True)
 class Place:
-    """Placement of a run, with the same number of devices of one type on each node, and the run's collective."""
+    """Placement of a run on several devices of one type, and the algorithm (collective) that reduced the gradients.
+
+    ``node_devices``: number of the run's devices on each of its nodes, the same on all of them.
+    """
 
     nodes: int
     node_devices: int
@@ -33,9 +36,10 @@ class Place:
 
 @dataclass(frozen=True)
 class StepPoint:
-    """Mean step seconds over ``observations`` runs on several devices, without input time.
+    """Measured step time of runs on several devices: ``step_s``, the mean in seconds over ``observations`` runs.
 
-    ``batch``: number of samples on the device with the most.
+    The time in which a step waits for input data is subtracted. ``batch``: number of samples on the device that has the
+    most.
     """
 
     place: Place
@@ -57,7 +61,7 @@ class Learned:
     link_spread: float | None = None
     """Standard deviation of log(measured / predicted) for communication; None without multi-device measurements."""
     steps: tuple[StepPoint, ...] = ()
-    """Measured multi-device steps."""
+    """Measured step times of runs on several devices."""
     noise: NoiseOf | None = None
     """Gradient noise scale, which does not depend on the device."""
     fetch_s: float | None = None

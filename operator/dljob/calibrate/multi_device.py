@@ -15,14 +15,20 @@ from dljob.perf.step.step import P90
 
 MAX_PLACES = 64
 MAX_RUNS = 20
-"""Maximum number of runs that count in the mean of a point, so that later runs keep some weight."""
+"""Maximum number of runs that count in the mean of a ``StepPoint``, so that later runs keep some weight."""
 _ALONE = 1e6
-"""A computing time multiplied by this factor makes communication negligible; divided by it, computing is negligible."""
+"""Factor by which the computing time is changed to predict a step that only computes, or that only communicates.
+
+Multiplied by this factor, the computing time makes communication negligible. Divided by it, it is negligible itself.
+"""
 
 
 @dataclass(frozen=True)
 class Scaling:
-    """Constants of the performance model, fitted to measured steps on several devices."""
+    """Constants of the performance model, fitted to measured steps on several devices.
+
+    ``reference_s``: the typical step time on one device, in seconds, by which times in ``constants`` are divided.
+    """
 
     constants: Constants
     reference_s: float
@@ -37,7 +43,7 @@ class Scaling:
 
 
 def remembered(points: Sequence[StepPoint], new: StepPoint, one_s: Callable[[int], float]) -> tuple[StepPoint, ...]:
-    """Return the measured multi-device steps after one more run, whose step is ``new``.
+    """Return ``points``, the measured steps on several devices, updated with the step ``new`` of one more run.
 
     Times of equal placements and batches are averaged in the logarithm. If there are more than ``MAX_PLACES`` points,
     those with the fewest observations are dropped. An invalid time is ignored, and so is a time that differs by more
@@ -63,7 +69,8 @@ def remembered(points: Sequence[StepPoint], new: StepPoint, one_s: Callable[[int
 def learn_scaling(points: Sequence[StepPoint], one_s: Callable[[int], float], reference_s: float) -> Scaling | None:
     """Return the constants fitted to the measured steps ``points``, or None without points.
 
-    ``one_s``: function from a batch to its step seconds on one device. ``reference_s``: a typical value of ``one_s``.
+    ``one_s``: function from a batch to its step seconds on one device. ``reference_s``: a typical value of ``one_s``,
+    in seconds, by which the constants divide times.
     """
     if not points:
         return None
@@ -80,9 +87,9 @@ def learn_scaling(points: Sequence[StepPoint], one_s: Callable[[int], float], re
 def next_place(
     points: Sequence[StepPoint], one_s: Callable[[int], float], reference_s: float
 ) -> tuple[Place, int] | None:
-    """Return the next (placement, batch per device) to measure.
+    """Return the (placement, batch per device) of the run whose measurement would improve predictions most.
 
-    Return None without points, after ``MAX_PROBES`` points, or if all candidates were measured. In a candidate, the
+    Return None without points, with ``MAX_PROBES`` points, or if all candidates were measured. In a candidate, the
     number of nodes is a power of two, up to twice the largest measured number. The number of devices per node is a
     power of two, up to the largest measured number. The batch is the smallest, the middle or the largest measured one.
     ``one_s``: function from a batch to its step seconds on one device. ``reference_s``: a typical value of ``one_s``.
@@ -112,6 +119,9 @@ def _runs(points: Sequence[StepPoint], one_s: Callable[[int], float]) -> Runs:
 
 
 def _deviation(posterior: Posterior, runs: Runs) -> float:
-    """Return the standard deviation of log(step time) of the first run, from its p90 (end of the 80 % interval)."""
+    """Return the standard deviation of the predicted log(step time) of the first run in ``runs``.
+
+    It is derived from the run's predicted 90th percentile, which is the upper end of the 80 % interval.
+    """
     found = posterior.predict(runs, 0.8)
     return float(np.log(found.high_s / found.median_s)[0] / P90)

@@ -22,20 +22,21 @@ would dominate the mean of logarithms."""
 
 @dataclass(frozen=True)
 class NoiseOf:
-    """The gradient noise scale of a model, measured on one dataset."""
+    """The gradient noise scale of a model, measured on one dataset. ``samples``: its value, in samples."""
 
     data: str
     """The dataset: the name of a built-in dataset, or a digest of a URI."""
     samples: float
     steps: int
-    """Measured steps in all runs so far."""
+    """Number of measured steps in all runs so far."""
     runs: int = 1
 
 
 def after(before: NoiseOf | None, run: NoiseOf) -> NoiseOf | None:
-    """Return the noise scale after one more run: the geometric mean over the last runs on the same data.
+    """Return the stored noise scale ``before``, updated with that of one more run: a geometric mean over runs.
 
-    On new data, return the run's noise scale. If the run is too short or its value is invalid, return ``before``.
+    At most ``MAX_RUNS`` runs count. If ``before`` is None or of another dataset, return the run's noise scale. If the
+    run has measured fewer than ``MIN_STEPS`` steps or its value is invalid, return ``before``, even if it is None.
     """
     if run.steps < MIN_STEPS or not (isfinite(run.samples) and run.samples >= 0):
         return before
@@ -50,7 +51,7 @@ def after(before: NoiseOf | None, run: NoiseOf) -> NoiseOf | None:
 def known(profiles: Mapping[str, NoiseOf | None], data: str) -> NoiseOf | None:
     """Return the gradient noise scale that was measured in the most runs on the dataset ``data``; None without one.
 
-    ``profiles``: the model's noise scale in the profile of each device; None if it was not measured.
+    ``profiles``: device type → noise scale of the model in this device's profile; None if it was not measured.
     """
     found = [noise for _, noise in sorted(profiles.items()) if noise is not None and noise.data == data]
     return max(found, key=lambda noise: (noise.runs, noise.steps), default=None)

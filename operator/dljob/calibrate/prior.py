@@ -39,8 +39,8 @@ DEVIATION = Constants(
 class Prior:
     """Distribution of the multi-device constants before any measurement on several devices.
 
-    It was chosen on three workloads of one cluster (design note 0006). All standard deviations are those of
-    log(seconds).
+    Its values were chosen so that they suit three workloads on one cluster (design note 0006). All standard deviations
+    are those of log(seconds).
     """
 
     mean: Constants = MEAN
@@ -88,10 +88,11 @@ def prior_covariance(prior: Prior, a: Runs, at_a: Steps, b: Runs, at_b: Steps) -
 
 
 def effects_of(prior: Prior, a: Runs, at_a: Steps, b: Runs, at_b: Steps) -> Floats:
-    """Return the covariance of the formulas' errors in log(step time), runs ``a`` (rows) by runs ``b`` (columns).
+    """Return the covariance of the errors of the formulas for log(step time), runs ``a`` (rows) by ``b`` (columns).
 
     The errors come from effects that the formulas for the step time do not model: the ``session``, ``network``,
-    ``batch`` and ``smooth`` factors in ``prior``. ``at_a``, ``at_b``: step times of the runs by the formulas.
+    ``batch`` and ``smooth`` factors in ``prior``. ``at_a``, ``at_b``: step times that the formulas give for the runs
+    ``a`` and ``b``.
     """
     session = (a.nodes[:, None] == b.nodes) * prior.session**2
     network = prior.network**2 * _near(
@@ -110,6 +111,9 @@ def effects_of(prior: Prior, a: Runs, at_a: Steps, b: Runs, at_b: Steps) -> Floa
 
 
 def _near(a: list[Floats], b: list[Floats], reach: float) -> Floats:
-    """Return exp(-distance^2 / (2 reach^2)) for each pair of points in ``a`` and ``b``; ``reach``: length scale."""
+    """Return exp(-distance^2 / (2 reach^2)) for each pair of a point in ``a`` (rows) and one in ``b`` (columns).
+
+    ``a``, ``b``: one array for each coordinate, with one element for each point. ``reach``: length scale.
+    """
     square = sum(((x[:, None] - y) ** 2 for x, y in zip(a, b, strict=True)), np.zeros((len(a[0]), len(b[0]))))
     return np.asarray(np.exp(-square / (2 * reach**2)))

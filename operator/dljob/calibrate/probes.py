@@ -8,15 +8,16 @@ from dljob.calibrate.scaling import Posterior
 from dljob.perf.fit.scaling import Floats, Runs
 
 MAX_PROBES = 5
-"""Maximum number of multi-device measurements to suggest."""
+"""Number of measured runs on several devices after which no further measurement is suggested."""
 
 
 def next_probe(posterior: Posterior, runs: Runs, measured: Collection[int] = ()) -> int | None:
-    """Return the index in ``runs`` of the run to measure next, or None if all runs or ``MAX_PROBES`` were measured.
+    """Return the index in ``runs`` of the run whose measurement would improve predictions most.
 
-    ``measured``: indices of measured runs. The chosen run most reduces the sum of the variances of log(step time) over
-    all runs (A-optimal design; Chaloner, Verdinelli 1995): measuring run j reduces the variance of run i by
-    cov(i, j)^2 / (var(j) + noise(j)). Each measurement changes the covariance, so call this again after each.
+    Return None if all runs, or ``MAX_PROBES`` of them, were measured. ``measured``: indices of the measured runs. The
+    chosen run most reduces the sum of the variances of log(step time) over all runs (A-optimal design; Chaloner,
+    Verdinelli 1995): measuring run j reduces the variance of run i by cov(i, j)^2 / (var(j) + noise(j)). Each
+    measurement changes the covariance, so call this again after each.
     """
     left = [i for i in range(len(runs)) if i not in measured]
     if not left or len(measured) >= MAX_PROBES:
@@ -26,7 +27,10 @@ def next_probe(posterior: Posterior, runs: Runs, measured: Collection[int] = ())
 
 
 def information(posterior: Posterior, runs: Runs) -> Floats:
-    """Return, for each run, by which fraction measuring it reduces the sum of the variances of log(step time)."""
+    """Return, for each run, the fraction (0 to 1) by which measuring it reduces the uncertainty of all predictions.
+
+    The uncertainty is the sum of the variances of log(step time) over all runs in ``runs``.
+    """
     covariance, noise = posterior.covariance(runs)
     gain = (covariance**2).sum(axis=0) / (np.diag(covariance) + noise)
     return np.asarray(gain / max(float(np.trace(covariance)), 1e-300))

@@ -24,12 +24,15 @@ from dljob.calibrate.prior import Prior, effects_of, noise_variance, of_constant
 from dljob.perf.fit.scaling import Constants, Floats, Runs, Steps, steps
 
 MIN_MEASUREMENTS = 5
-"""Number of measurements up to which no measurement is treated as an outlier, because so few cannot show outliers."""
+"""Number of measurements up to which none is treated as an outlier, because so few cannot show which one is wrong."""
 MAX_MEASUREMENTS = 256
 """Maximum number of measurements in a fit, because its cost grows with their cube. Longer lists are thinned evenly."""
 HESITANT = 20
-"""Number of measurements beyond ``MIN_MEASUREMENTS`` at which an interval of predicted step times has the mean of two
-widths: one from the scatter of the measurements, and one from the normal distribution."""
+"""Number of measurements that the normal distribution is worth in the width of an interval of predicted step times.
+
+The width is a mean of two widths: one from the scatter of the n measurements beyond ``MIN_MEASUREMENTS``, with the
+weight n, and one from the normal distribution, with the weight ``HESITANT``.
+"""
 WIDEST = 3.0
 """Maximum factor by which the scatter of measurements widens an interval of predicted step times."""
 _ROUNDS = 20
@@ -38,7 +41,7 @@ _SHORTEST_MOVE = 1e-3
 
 @dataclass(frozen=True)
 class Predicted:
-    """Predicted step seconds of each run: the median, and the two ends of the interval."""
+    """Predicted step seconds of each run: the median, and the lower and the upper end of the prediction interval."""
 
     median_s: Floats
     low_s: Floats
@@ -47,7 +50,10 @@ class Predicted:
 
 @dataclass(frozen=True)
 class Posterior:
-    """Posterior distribution of step times, given the measurements of the runs ``given``."""
+    """Probability distribution of step times after the measurements of the runs ``given`` (posterior).
+
+    ``constants``: the most likely constants of the formulas. ``reference_s``: as in ``fit``.
+    """
 
     prior: Prior
     constants: Constants
@@ -81,7 +87,11 @@ class Posterior:
         return Predicted(np.exp(log_s), np.exp(log_s - half), np.exp(log_s + half))
 
     def covariance(self, runs: Runs) -> tuple[Floats, Floats]:
-        """Return (covariance of log(step time), shape (runs, runs); noise variance of each run)."""
+        """Return the uncertainty of the log(step time) of ``runs``, as a pair of arrays.
+
+        The first is the covariance without the noise of a new measurement, of shape (runs, runs). The second is the
+        variance of this noise for each run.
+        """
         here = steps(self.constants, runs, self.reference_s)
         covariance = prior_covariance(self.prior, runs, here, runs, here)
         if len(self.given):
@@ -109,10 +119,11 @@ class Posterior:
 
 
 def fit(reference_s: float, given: Runs, step_s: Floats, prior: Prior = Prior()) -> Posterior:  # noqa: B008 - frozen
-    """Return the posterior after the runs ``given`` took ``step_s`` seconds per step. Without runs, it is the prior.
+    """Fit the constants to measurements: the runs ``given`` took ``step_s`` seconds per step.
 
-    ``reference_s``: a typical one-device time of the workload, the same in every fit. Measurements are ignored if they
-    are not finite and positive, or differ from the prior's prediction by more than a factor ``ABSURD``.
+    Return the probability distribution of step times (posterior). Without runs, it is the prior. ``reference_s``: a
+    typical step time of the workload on one device, in seconds, the same in every fit. Measurements are
+    ignored if they are not finite and positive, or differ from the prior's prediction by more than a factor ``ABSURD``.
 
     Damped Gauss-Newton steps find the maximum a posteriori. Iteratively reweighted variances fit Student's t
     distribution of the noise (Lange, Little, Taylor 1989). The posterior is normal around the maximum (Laplace).
@@ -151,9 +162,10 @@ def fit(reference_s: float, given: Runs, step_s: Floats, prior: Prior = Prior())
 def _damped(
     vector: Floats, move: Floats, given: Runs, log_s: Floats, reference_s: float, prior: Prior, inverse: Floats
 ) -> float:
-    """Return the largest f of 1, 1/2, 1/4, ..., 1/128 with which ``vector`` + f ``move`` fits no worse than ``vector``.
+    """Return the factor f by which a Gauss-Newton step must be shortened so that the fit does not become worse.
 
-    Return 1/128 if there is none. ``vector``: the current constants. ``move``: their change in a Gauss-Newton step.
+    It is the largest of 1, 1/2, 1/4, ..., 1/128 with which ``vector`` + f ``move`` fits no worse than ``vector``; 1/128
+    if there is none. ``vector``: the current constants. ``move``: their change in the full step.
     """
 
     def misfit(tried: Floats) -> float:
@@ -168,7 +180,10 @@ def _damped(
 
 
 def _plausible(given: Runs, step_s: Floats, expected: Steps) -> tuple[Runs, Floats]:
-    """Return (runs with plausible times, log(step seconds) of these runs), at most ``MAX_MEASUREMENTS``."""
+    """Return (runs with plausible times, log(step seconds) of these runs), at most ``MAX_MEASUREMENTS`` runs.
+
+    A time is plausible if it is finite, positive and within a factor ``ABSURD`` of the time in ``expected``.
+    """
     with np.errstate(divide="ignore", invalid="ignore"):
         log_s = np.log(np.asarray(step_s, dtype=float))
     possible = np.isfinite(log_s)

@@ -1,4 +1,4 @@
-"""``python -m dljob.cli``."""
+"""Run the command line ``dljob`` if Python is started with ``python -m dljob.cli``."""
 
 import sys
 

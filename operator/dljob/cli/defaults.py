@@ -21,19 +21,22 @@ TEMPLATES_VARIABLE, TEMPLATES_VALUE = "DLJOB_NODE_TEMPLATES", "autoscaling.nodeT
 
 @dataclass(frozen=True)
 class OperatorPod:
+    """A pod of an operator in the cluster, with those of its settings that affect plans. ``name``: namespace/name."""
+
     name: str
     namespaces: tuple[str, ...]
     """Namespaces that the operator manages; empty: all."""
     defaults: str
-    """The defaults as JSON."""
+    """The administrator's defaults of jobs, as JSON."""
     templates: str = "[]"
     """Nodes that an autoscaler can add, as JSON."""
 
 
 def from_file(path: str) -> JobDefaults:
-    """Return the defaults in a file with values of the chart, or raise BadInputError.
+    """Return the administrator's defaults of jobs from a file with values of the chart.
 
-    ``helm get values dljob -o yaml`` writes such a file.
+    ``helm get values dljob -o yaml`` writes such a file. Raise BadInputError if the file cannot be read, lacks the key
+    ``jobDefaults`` or has invalid defaults.
     """
     found = files.documents(path)
     if len(found) != 1 or not isinstance(found[0], Mapping) or ROOT not in found[0]:
@@ -46,7 +49,10 @@ def from_file(path: str) -> JobDefaults:
 
 
 def operator_pods(pods: Iterable[Mapping[str, Any]]) -> tuple[OperatorPod, ...]:
-    """Return the operators among the cluster's pods (API objects), with the settings of their containers."""
+    """Return the pods of operators among ``pods``, with the settings in the environment variables of their containers.
+
+    ``pods``: all pods of the cluster, as API objects.
+    """
     found = []
     for pod in pods:
         if (pod["metadata"].get("labels") or {}).get(NAME_LABEL) != "dljob":
@@ -62,7 +68,7 @@ def operator_pods(pods: Iterable[Mapping[str, Any]]) -> tuple[OperatorPod, ...]:
 
 
 def of_namespace(pods: Iterable[OperatorPod], namespace: str) -> JobDefaults:
-    """Return the defaults of the operators that manage a namespace; ``NO_DEFAULTS`` if no operator manages it.
+    """Return the defaults of jobs in a namespace from the operators that manage it; ``NO_DEFAULTS`` if there are none.
 
     Raise BadInputError if the operators have different defaults, as during an upgrade, or if the defaults are invalid
     for this release.
@@ -77,7 +83,11 @@ def of_namespace(pods: Iterable[OperatorPod], namespace: str) -> JobDefaults:
 
 
 def templates_of_namespace(pods: Iterable[OperatorPod], namespace: str) -> NodeTemplates:
-    """Return the nodes that an autoscaler can add for jobs of a namespace. Raise the errors of ``of_namespace``."""
+    """Return the nodes that an autoscaler can add, from the settings of the operators that manage a namespace.
+
+    Return ``NO_TEMPLATES`` if no operator manages it. Raise BadInputError if the operators have different settings, as
+    during an upgrade, or if a setting is invalid for this release.
+    """
     managing = _managing(pods, namespace)
     if (text := _same(TEMPLATES_VALUE, {pod.templates for pod in managing}, managing, namespace)) is None:
         return NO_TEMPLATES
@@ -92,9 +102,10 @@ def _managing(pods: Iterable[OperatorPod], namespace: str) -> list[OperatorPod]:
 
 
 def _same(value: str, texts: set[str], pods: Iterable[OperatorPod], namespace: str) -> str | None:
-    """Return the only element of ``texts``; None if it is empty. Raise BadInputError if it has several elements.
+    """Return the setting that all operators of a namespace have in common; None if there is no operator.
 
-    ``value``: name of a chart value. ``texts``: its different values in ``pods``, the operators of the namespace.
+    ``value``: name of the chart value, for the error message. ``texts``: the set of its values in ``pods``, the
+    operators that manage the namespace. Raise BadInputError if the set has several elements.
     """
     if len(texts) > 1:
         names = ", ".join(pod.name for pod in list(pods)[:4])

@@ -23,7 +23,10 @@ EXAMPLES = """examples:
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return the argument parser. As a kubectl plug-in, the command is ``kubectl dljob``."""
+    """Return the argument parser with all commands. Each command sets the attribute ``run``, which executes it.
+
+    The help shows the command as ``kubectl dljob`` if it was started as a kubectl plug-in, and otherwise as ``dljob``.
+    """
     called = Path(sys.argv[0]).name
     top_level = argparse.ArgumentParser(
         prog="kubectl dljob" if called.startswith("kubectl-dljob") else "dljob",
@@ -46,7 +49,10 @@ def _version() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command in ``arguments`` (default: the process's arguments) and return the exit code."""
+    """Run the command in ``arguments`` (default: the process's arguments) and return the exit code of the process.
+
+    0: success. 1: no plan is possible, or the job failed. 2: invalid input, which is printed in one line. 130: Ctrl-C.
+    """
     given = parser().parse_args(arguments)
     try:
         code: int = given.run(given)

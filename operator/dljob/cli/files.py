@@ -15,7 +15,10 @@ MAX_NBYTES = 16 * 2**20
 
 
 def documents(path: str) -> list[Any]:
-    """Return the YAML or JSON documents of a file, or of standard input for ``-``. Raise BadInputError on failure."""
+    """Return the decoded YAML or JSON documents of a file, or of standard input if ``path`` is ``-``.
+
+    Empty documents are left out. Raise BadInputError if the file cannot be read, is too large or is not valid YAML.
+    """
     try:
         if path == "-":
             text = sys.stdin.read(MAX_NBYTES + 1)
@@ -36,7 +39,11 @@ def documents(path: str) -> list[Any]:
 
 
 def manifests(path: str) -> list[Any]:
-    """Return the documents of a file. Replace each List by its items. Raise BadInputError if there are no documents."""
+    """Return the Kubernetes objects in a file of YAML or JSON documents.
+
+    An object of kind List is replaced by its items. ``path``: path of the file, or ``-`` for standard input. Raise
+    BadInputError if there are no documents.
+    """
     found: list[Any] = []
     for document in documents(path):
         items = document.get("items") if isinstance(document, dict) and document.get("kind") == "List" else None
@@ -75,7 +82,7 @@ def profiles(path: str) -> dict[tuple[str, str], Learned]:
 
 
 def cluster(path: str) -> ClusterView:
-    """Return the cluster that a file describes, or raise BadInputError."""
+    """Return the cluster that a file describes (see ``cluster_view``). Raise BadInputError if the file is invalid."""
     found = documents(path)
     if len(found) != 1:
         raise BadInputError(

@@ -32,9 +32,9 @@ class Follower:
     """Prints what has changed in a job's status since it was last read from the API server."""
 
     def __init__(self, generation: int) -> None:
-        """Begin to follow a job. ``generation``: metadata.generation of the applied manifest.
+        """Begin to follow a job. ``generation``: metadata.generation of the job after the manifest was applied.
 
-        A status of an earlier generation is not printed.
+        A status that the operator wrote for an earlier generation of the job is not printed.
         """
         self._generation = generation
         self._said: dict[str, tuple[str, str, str]] = {}
@@ -45,8 +45,8 @@ class Follower:
     def look(self, body: Mapping[str, Any]) -> int | None:
         """Print what has changed since the last call. ``body``: the job as the API server returns it.
 
-        Return the exit code if the job has ended, shows a PlanOnly plan, or has a status that this version cannot read.
-        Otherwise, return None.
+        Return the exit code of ``dljob run`` if there is nothing more to follow: 0 if the job is complete or shows a
+        PlanOnly plan, 1 if it has failed or has a status that this version cannot read. Otherwise, return None.
         """
         try:
             status = DLJobStatus.model_validate(body.get("status") or {})

@@ -20,10 +20,11 @@ def add_namespace(command: argparse.ArgumentParser) -> None:
 
 
 def reach(work: Callable[[Any], Awaitable[T]]) -> T:
-    """Run ``work(api)`` with the API server of the kubeconfig, and return its result.
+    """Connect to the API server of the kubeconfig, run ``work(api)``, and return its result.
 
-    Raise BadInputError if the server cannot be reached or answers with an error. The functions of this module import
-    the operator's dependencies only when they need them, so that planning from files works without these dependencies.
+    ``api``: a client of type ``dljob.kube.Api``. Raise BadInputError if the server cannot be reached or answers with an
+    error. The functions of this module import the operator's dependencies only when they need them, so that planning
+    from files works without these dependencies.
     """
     try:
         from dljob.kube import ApiError
@@ -66,7 +67,10 @@ async def _api() -> AsyncIterator[Any]:
 
 
 def default_namespace() -> str:
-    """Return the namespace of the kubeconfig's current context. Raise BadInputError without a usable kubeconfig."""
+    """Return the namespace of the kubeconfig's current context, or ``default`` if the context names none.
+
+    Raise BadInputError without a usable kubeconfig.
+    """
     from dljob.controller.connection import connect
 
     try:
@@ -76,11 +80,10 @@ def default_namespace() -> str:
 
 
 async def observe(api: Any) -> tuple[ClusterView, dict[tuple[str, str], Any], tuple[OperatorPod, ...]]:
-    """Return the nodes, the profiles and the operators of the current cluster.
+    """Return the nodes with their free resources, the profiles and the pods of operators of the current cluster.
 
-    Profiles are measured constants by (model, device).
-
-    If the user may not read profiles, or if the cluster has no DLProfile resource, the result contains no profiles.
+    Profiles are a mapping (model, device type) → measured constants. It is empty if the user may not read profiles, or
+    if the cluster has no DLProfile resource.
     """
     from dljob.kube import ApiError, cluster_view
     from dljob.kube.kinds import NODE, POD, PROFILE

@@ -22,7 +22,10 @@ BASIS_OF_PARTS = {
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table. The first column and text columns are left-aligned, numbers right-aligned."""
+    """Return the lines of a table with the line ``header`` above ``rows``.
+
+    Columns with a cell that begins with a digit are right-aligned. The first and all other columns are left-aligned.
+    """
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
     words = [all(not row[i][:1].isdigit() for row in rows) for i in range(len(header))]
     return [
@@ -58,7 +61,11 @@ HEADER = ["  PLAN", "STEP", "P90", "SAMPLES/S", "EFFICIENCY", "TRAINING", "ENERG
 
 
 def decision(found: Decision) -> list[str]:
-    """Return lines with the candidates (best first), the details of the chosen candidate, and the rejected options."""
+    """Return the lines that show a plan: the considered plans, the details of the chosen plan, and what was ruled out.
+
+    The table of considered plans (candidates) begins with the best. If times cannot be predicted, only the chosen plan
+    is shown.
+    """
     p = found.chosen.prediction
     if p.step_s <= 0:
         return _unpredicted(found)
@@ -89,7 +96,7 @@ def decision(found: Decision) -> list[str]:
 
 
 def _unpredicted(found: Decision) -> list[str]:
-    """Return the lines of a plan without predicted times."""
+    """Return the lines that show a plan if the job's spec lacks fields that the prediction of times needs."""
     p = found.chosen.prediction
     lines = ["  PLAN", f"* {found.chosen.summary}", "", f"Memory:     {gibibytes(p.host_memory_nbytes)} per pod"]
     if text := explanation(found):
@@ -115,7 +122,7 @@ def infeasible(found: Infeasible) -> list[str]:
 
 
 def batches(found: BatchDecision, rule: str | None) -> list[str]:
-    """Return a table of the considered global batch sizes as lines.
+    """Return lines about the choice of the global batch size, with a table of the considered sizes.
 
     ``rule``: description of the learning-rate scaling; None if the learning rate is not scaled.
     """
@@ -136,7 +143,7 @@ def batches(found: BatchDecision, rule: str | None) -> list[str]:
 
 
 def _head(found: Recommendation) -> str:
-    """Return the first line: the job, its training and its objective."""
+    """Return the first line of the output about a job: its name, model, number of steps, batch size and objective."""
     request = found.request
     script = "MPI program" if found.job.spec.trainer.framework is Framework.MPI else "training script"
     until = f", until {found.job.spec.until.text}" if found.job.spec.until is not None else ""
@@ -164,7 +171,11 @@ def recommendation(found: Recommendation) -> list[str]:
 
 
 def scaling_curve(points: Sequence[tuple[int, Choice]], chosen: Choice) -> list[str]:
-    """Return lines with a bar chart of throughput over the number of nodes. The chosen number of nodes is marked."""
+    """Return lines with a bar chart of throughput (samples per second) over the number of nodes.
+
+    ``points``: (number of nodes, best plan for this number). With fewer than two points, return no lines. ``chosen``:
+    the job's plan, whose number of nodes is marked.
+    """
     if len(points) < 2:
         return []
     most = max(choice.prediction.samples_per_s for _, choice in points)

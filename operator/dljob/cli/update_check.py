@@ -12,11 +12,12 @@ from dljob.status import readable_status
 
 
 async def refusal(api: Any, manifest: Mapping[str, Any], namespace: str) -> str | None:
-    """Return why an existing job must not become ``manifest``, which has its name; None if the change is allowed.
+    """Return why ``manifest`` must not be applied to the existing job of its name; None if the change is allowed.
 
-    The API server computes the result of the change, and refuses the change if its CRD has the rules. This function
-    evaluates the rules, too, because a CRD that is older than this release lacks them. Also return None if no job has
-    this name, or if the server rejects the requests for another reason, such as missing permissions.
+    Nothing is changed: the API server only computes the result (a dry run), and refuses the change if its CRD has the
+    rules about changes. This function evaluates the rules, too, because a CRD that is older than this release lacks
+    them. Also return None if no job has this name, or if the server rejects the requests for another reason, such as
+    missing permissions. Raise ApiError for other errors, such as a server that does not answer.
     """
     from dljob.kube import ApiError
     from dljob.kube.kinds import DLJOB
@@ -37,7 +38,10 @@ async def refusal(api: Any, manifest: Mapping[str, Any], namespace: str) -> str 
 
 
 def between(stored: Mapping[str, Any], resulting: Mapping[str, Any]) -> str | None:
-    """Return why the DLJob ``stored`` must not become ``resulting``; None if it may, or if a spec cannot be parsed."""
+    """Return why the stored DLJob must not be changed to the DLJob ``resulting``; None if it may be changed.
+
+    Both are API objects. Also return None if a spec cannot be parsed, because the operator then reports the problem.
+    """
     try:
         old, new = (DLJobSpec.model_validate(each["spec"], extra="ignore") for each in (stored, resulting))
     except ValidationError:

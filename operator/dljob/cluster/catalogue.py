@@ -11,12 +11,15 @@ from importlib.resources import files
 from typing import Literal
 
 CORE_PRICE_USD_PER_H = 0.04
-"""Hourly on-demand price of a virtual CPU with 4 GiB in general-purpose instances of large clouds, 2025."""
+"""Price of a CPU in US dollars per hour, if the administrator has set none.
+
+It is the on-demand price of a virtual CPU with 4 GiB of memory in general-purpose instances of large clouds, 2025.
+"""
 
 
 @dataclass(frozen=True)
 class Device:
-    """One accelerator, or the cores of a CPU node that one rank uses."""
+    """The performance, power and price of one GPU, or of those CPUs of a CPU node that one rank uses together."""
 
     name: str
     kind: Literal["gpu", "cpu"]
@@ -40,23 +43,33 @@ class Device:
 
 
 VENDORS = ("nvidia", "amd", "geforce", "tesla", "quadro", "instinct", "rtx")
-"""Prefixes of product names that do not distinguish devices."""
+"""Words that ``canonical`` removes from the beginning of product names, because they do not distinguish devices."""
 
 
 GPU_RESOURCES = {"nvidia": "nvidia.com/gpu", "amd": "amd.com/gpu"}
-"""Kubernetes resource under which each vendor's device plugin offers GPUs. Taints of GPU nodes often have this key."""
+"""Vendor → name of the Kubernetes resource under which its device plugin offers GPUs.
+
+Taints of GPU nodes often have this name as their key.
+"""
 
 
 AMD = re.compile(r"\b(amd|instinct|radeon|mi\d{2,3}[a-z]?)\b")
 
 
 def vendor(label: str) -> str:
-    """Return the vendor of the GPU with this product name. The default is nvidia, because its names often omit it."""
+    """Return the vendor of the GPU with this product name: ``amd`` or ``nvidia``.
+
+    A name without a word of AMD's products is taken for one of NVIDIA, because such names often omit the vendor.
+    """
     return "amd" if AMD.search(re.sub(r"[-_ ]+", " ", label.lower())) else "nvidia"
 
 
 def canonical(label: str) -> str:
-    """Return a product name without vendor and punctuation: ``NVIDIA-A100-SXM4-40GB`` becomes ``a100sxm440``."""
+    """Return a product name in a form that is equal for different spellings of the name of one GPU.
+
+    The form is in lower case, without vendor, punctuation, the suffix GB and the suffix -shared (which time-sliced GPUs
+    have): ``NVIDIA-A100-SXM4-40GB`` becomes ``a100sxm440``.
+    """
     text = re.sub(rf"^({'|'.join(VENDORS)}|[-_ ])+", "", label.lower())
     text = re.sub(r"-?shared$", "", text)  # the NVIDIA device plugin adds this suffix to labels of time-sliced GPUs
     return re.sub(r"[^a-z0-9]", "", text).removesuffix("gb")
@@ -86,9 +99,10 @@ def gpu_names() -> tuple[str, ...]:
 
 
 def gpu_or_assumed(label: str) -> Device:
-    """Return the GPU with this product name or node label, or the part of a GPU if the label is a MIG instance's.
+    """Return the GPU with this product name or node label, also if the catalogue does not contain it.
 
-    A GPU that is not in the catalogue has the figures of a T4, the slowest common GPU, and its ``assumed`` is True.
+    If the label is that of a MIG instance (a part of a GPU), return this part. A GPU that is not in the catalogue has
+    the figures of a T4, the slowest common GPU. ``assumed`` is True for both.
     """
     known = gpu(label) or _slice(label)
     if known is not None:
@@ -137,7 +151,10 @@ def _slice(label: str) -> Device | None:
 
 
 def cpu(label: str, cores: float) -> Device:
-    """Return ``cores`` CPUs as a device. A fraction of a CPU is a CPU quota. ``label``: the node's CPU class.
+    """Return ``cores`` CPUs of a node as one device, with the figures of a generic server CPU.
+
+    ``cores`` may be a fraction, such as 0.5 for a pod that may use half of a CPU. ``label``: the node's CPU class. It
+    becomes the device's name.
 
     A core has 2 AVX2 units x 8 lanes x 2 operations (multiply, add) x 3 GHz = 96 GFLOP/s. Its memory bandwidth is
     12 GB/s, because 16 cores share a socket's 200 GB/s. Its power is 8 W, because 32 cores share a socket's 280 W; an

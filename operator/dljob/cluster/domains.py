@@ -26,13 +26,19 @@ MAX_DOMAINS = 6
 
 @dataclass(frozen=True)
 class Crossing:
-    """The network between racks, or between zones. A value of None means: as good as within one rack or zone."""
+    """The network between racks, or between zones, in bytes per second of one node, and seconds.
+
+    A value of None means: as good as within one rack or zone.
+    """
 
     bandwidth_Bps: float | None = None
     latency_s: float | None = None
 
     def joined(self, other: "Crossing | None") -> "Crossing":
-        """Return the network for traffic that crosses both borders: the lower bandwidth and the higher latency."""
+        """Return the network for traffic that crosses both zones and racks: the lower bandwidth, the higher latency.
+
+        ``other``: the second network; None: return this one.
+        """
         if other is None:
             return self
         bandwidths = [b for b in (self.bandwidth_Bps, other.bandwidth_Bps) if b is not None]
@@ -45,7 +51,7 @@ class Topology:
     """The network between zones and between racks, as the administrator describes it.
 
     ``zones``: the network between zones; None: as good as within one zone. ``racks``: the network between racks; None:
-    as good as within one rack.
+    as good as within one rack. ``rack_label``: key of the node label whose value is the name of the rack.
     """
 
     zones: Crossing | None = None
@@ -65,7 +71,7 @@ class Spot:
 
     @property
     def differs(self) -> bool:
-        """Return True if spot nodes differ from other nodes in price or in interruptions."""
+        """Return True if spot nodes differ from others in price or in interruptions, so that plans depend on them."""
         return self.price_factor != 1.0 or self.interruptions_per_h > 0
 
     def includes(self, node: Node) -> bool:
@@ -74,7 +80,10 @@ class Spot:
 
 @dataclass(frozen=True)
 class Requirement:
-    """A requirement on a label of a node. ``operator``: In or NotIn. A node without the label meets any NotIn."""
+    """A requirement on a label of a node, as in a node affinity: its value is in (In) or not in (NotIn) ``values``.
+
+    A node without the label ``key`` meets every requirement with NotIn.
+    """
 
     key: str
     operator: Literal["In", "NotIn"]
@@ -86,10 +95,10 @@ class Requirement:
 
 @dataclass(frozen=True)
 class Domain:
-    """A part of the cluster.
+    """A part of the cluster, such as one zone, or the spot nodes of one rack.
 
-    A node belongs to the domain if it meets all requirements of at least one of ``terms``. Without terms, every node
-    belongs to the domain.
+    ``terms`` are alternatives: a node belongs to the domain if it meets all requirements of at least one of them.
+    Without terms, every node belongs to the domain.
     """
 
     text: str = ""
@@ -98,6 +107,7 @@ class Domain:
     crossing: Crossing | None = None
     """The network between the zones or racks that a plan in this domain may span; None: as within one zone or rack."""
     price_factor: float = 1.0
+    """Price of a node in this domain divided by the price of the same node on demand."""
     interruptions_per_h: float = 0.0
     """Interruptions per hour of one node."""
 
@@ -112,7 +122,10 @@ class Domain:
         return not self.terms or any(all(item.met(node.labels) for item in term) for term in self.terms)
 
     def narrowed(self, text: str, *requirements: Requirement) -> "Domain":
-        """Return the part of this domain whose nodes also meet all ``requirements``."""
+        """Return the part of this domain whose nodes also meet all ``requirements``.
+
+        ``text``: description of these requirements, such as 'in zone a'. It precedes the description of this domain.
+        """
         terms = tuple((*term, *requirements) for term in self.terms or ((),))
         return replace(self, text=_texts(text, self.text), terms=terms)
 
@@ -124,9 +137,10 @@ SAME_AS_OTHERS = Spot()
 
 
 def domains(nodes: Sequence[Node], topology: Topology, spot: Spot, *, avoid_spot: bool = False) -> list[Domain]:
-    """Return the domains for which a job on these nodes has to be planned. The first one is the widest.
+    """Return the domains for each of which the planner makes a plan of a job, to choose the best of these plans.
 
-    ``nodes``: the nodes that the job could use. ``avoid_spot``: leave out domains with spot nodes.
+    ``nodes``: the nodes that the job could use. ``avoid_spot``: True to leave out all domains with spot nodes. The
+    first domain is the widest. It is the only one if zones, racks and spot nodes do not matter.
     """
     found: list[Domain] = []
     for part in _by_interruption(nodes, spot, avoid_spot=avoid_spot):
@@ -140,11 +154,12 @@ def domains(nodes: Sequence[Node], topology: Topology, spot: Spot, *, avoid_spot
 
 
 def _by_interruption(nodes: Sequence[Node], spot: Spot, *, avoid_spot: bool) -> list[Domain]:
-    """Return three domains: all nodes, the nodes that are not spot nodes, and the spot nodes.
+    """Divide the cluster by spot nodes: return all nodes, the nodes that are not spot nodes, and the spot nodes.
 
     In the domain of all nodes, the scheduler decides whether a plan gets spot nodes. Therefore, this domain has the
-    price of on-demand nodes and the interruptions of spot nodes. Return fewer domains if spot nodes do not matter, if
-    all nodes are spot nodes, or with ``avoid_spot``.
+    price of on-demand nodes and the interruptions of spot nodes. Return only one domain in three cases: ``ANYWHERE`` if
+    spot nodes do not matter, the nodes that are not spot nodes with ``avoid_spot``, and the spot nodes if there are no
+    others.
     """
     labels = sorted({(k, v) for k, v in spot.labels if any(node.labels.get(k) == v for node in nodes)})
     if not labels or not (avoid_spot or spot.differs):
@@ -166,7 +181,11 @@ def _by_interruption(nodes: Sequence[Node], spot: Spot, *, avoid_spot: bool) -> 
 
 
 def _by_place(part: Domain, nodes: Sequence[Node], topology: Topology) -> list[Domain]:
-    """Return ``part``, its zones and its racks. Leave out zones if ``part`` has only one, and likewise racks."""
+    """Return ``part`` as a domain that may span zones and racks, then each of its zones and racks as an own domain.
+
+    ``nodes``: the nodes of ``part``. Zones are left out if ``part`` has only one or if the topology does not describe
+    the network between zones, and likewise racks.
+    """
     across = part.crossing
     texts = [part.text]
     inner: list[Domain] = []
@@ -198,7 +217,11 @@ def _places(nodes: Iterable[Node], labels: Sequence[str]) -> set[Place]:
 
 
 def _largest(nodes: Iterable[Node], labels: Sequence[str], places: Iterable[Place]) -> list[tuple[str, ...]]:
-    """Return the label values of the ``MAX_DOMAINS`` places with the most free devices, those with the most first."""
+    """Return those ``MAX_DOMAINS`` of ``places`` that have the most free devices, the one with the most first.
+
+    A place (such as a zone) is a tuple of the values of ``labels`` on its nodes. Places whose nodes lack a label are
+    left out.
+    """
     free: Counter[Place] = Counter()
     for node in nodes:
         free[tuple(node.labels.get(label) for label in labels)] += node.free_devices

@@ -16,14 +16,15 @@ Amount = TypeVar("Amount", float, NDArray[np.float64])
 @dataclass(frozen=True)
 class Prices:
     usd_per_device_h: Mapping[str, float] = field(default_factory=dict)
-    """Price of a device by device type. For CPU nodes, it is the price of one CPU."""
+    """Device type → price of one device in US dollars per hour. For CPU nodes, it is the price of one CPU."""
     usd_per_kwh: float | None = None
-    """Price of energy, which is added to the price of devices; None: the price of devices includes it."""
+    """Price of energy in US dollars per kWh, which is added to that of devices; None: prices of devices include it."""
 
     def device(self, device: Device, label: str, cores: float) -> Device:
-        """Return ``device``, of type ``label``, with the administrator's price, or unchanged without such a price.
+        """Return ``device`` with the administrator's price for its type ``label``, or unchanged without such a price.
 
-        ``cores``: CPUs of a CPU device. A MIG instance without a price of its own has its part of the GPU's price.
+        ``cores``: number of CPUs of a CPU device, by which the price of one CPU is multiplied. A MIG instance (a part
+        of a GPU) without a price of its own has its part of the whole GPU's price.
         """
         if (price := self.listed(label)) is not None:
             return replace(device, usd_per_h=price if device.kind == "gpu" else price * cores)
@@ -41,9 +42,9 @@ class Prices:
         return next((price for name, price in self.usd_per_device_h.items() if gpu(name) is known), None)
 
     def with_energy_usd(self, devices_usd: Amount, energy_J: Amount) -> Amount:
-        """Return ``devices_usd`` plus the price of the energy in US dollars. Both are numbers or arrays.
+        """Return the total price in US dollars: ``devices_usd`` plus the price of ``energy_J`` joules.
 
-        If ``usd_per_kwh`` is None, return ``devices_usd``.
+        Both arguments are numbers, or arrays of equal shape. If ``usd_per_kwh`` is None, return ``devices_usd``.
         """
         return devices_usd if self.usd_per_kwh is None else devices_usd + energy_J / J_PER_KWH * self.usd_per_kwh
 

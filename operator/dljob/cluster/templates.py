@@ -6,20 +6,27 @@ from dataclasses import dataclass
 from dljob.cluster.view import ClusterView, Node, cluster_view
 
 MAX_NEW_NODES = 2000
-"""Maximum number of nodes that all templates may add together, so that plans consider at most as many new nodes."""
+"""Maximum number of nodes that all templates may add together, so that plans consider at most this many new nodes."""
 START_TIMEOUT_S = 900.0
 
 
 @dataclass(frozen=True)
 class NodeTemplates:
-    """Nodes that an autoscaler can add. ``nodes``: every node of every template, up to the template's count."""
+    """Nodes that do not exist yet, but that an autoscaler can add.
+
+    ``nodes``: the nodes of all templates, where a template with the count n (its maximum number of nodes) has n nodes.
+    """
 
     nodes: tuple[Node, ...] = ()
     start_timeout_s: float = START_TIMEOUT_S
     """Start time-out in seconds of a job that needs new nodes, unless the job sets one itself."""
 
     def scaled_up(self, view: ClusterView) -> ClusterView:
-        """Return the view with all nodes that can still be added. Existing nodes count towards their template."""
+        """Return ``view`` plus all nodes that an autoscaler can still add.
+
+        A node in ``view`` with the device type, the number of devices and the labels of a template counts as one that
+        was already added from this template.
+        """
         kinds: dict[tuple[str, int, frozenset[tuple[str, str]]], list[Node]] = {}
         for node in self.nodes:
             kinds.setdefault((node.device, node.devices, frozenset(node.labels.items())), []).append(node)
@@ -44,7 +51,8 @@ NO_TEMPLATES = NodeTemplates()
 def parse_templates(text: str) -> tuple[Node, ...]:
     """Return every node that the templates can add. ``text``: JSON, the chart value ``autoscaling.nodeTemplates``.
 
-    Each template has the fields of an entry of ``cluster_view``. Raise ValueError with what is found and expected.
+    Each template has the fields of an entry of ``cluster_view``, with ``count``, its maximum number of nodes. Raise
+    ValueError if the text is invalid or has more than ``MAX_NEW_NODES`` nodes. The message says what is expected.
     """
     try:
         entries = json.loads(text)

@@ -35,9 +35,9 @@ class Node:
     is_gpu: bool = False
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[tuple[str, str, str], ...] = ()
-    """(key, value, effect) of taints that keep pods away."""
+    """(key, value, effect) of each taint that keeps pods without a matching toleration away from the node."""
     left_out: str | None = None
-    """Why new plans must not use the node; None if they may."""
+    """Reason why new plans must not use the node, such as repeated faults; None if they may use it."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,10 @@ class ClusterView:
     nodes: tuple[Node, ...] = ()
 
     def without(self, left_out: Mapping[str, object]) -> "ClusterView":
-        """Return a view in which plans must not use some nodes. ``left_out``: name → description of the faults."""
+        """Return a view in which some nodes are marked with the reason why plans must not use them.
+
+        ``left_out``: name of such a node → description of its faults.
+        """
         if not left_out:
             return self
         texts = {name: f"left out because of repeated faults: {left_out[name]}" for name in left_out}
@@ -171,7 +174,10 @@ def _whole(entry: Mapping[Any, Any], name: str, default: int, least: int, most: 
 
 
 def _amount(entry: Mapping[Any, Any], name: str, default: str | None) -> Decimal | None:
-    """Return a field as a quantity; None without a value and a default. Raise ValueError if it is not above 0."""
+    """Return the field ``name`` of an entry of the cluster's mapping as a number, such as 4Gi as 4294967296.
+
+    If the field is unset, return ``default``, which may be None. Raise ValueError if the value is not above 0.
+    """
     value = entry.get(name, default)
     if value is None:
         return None

@@ -11,7 +11,10 @@ from datetime import datetime, timedelta
 from dljob.faults.types import EVERY_NAMESPACE, Fault, FaultPolicy, Ledger, LeftOut, NodeRecord
 
 SAME_INCIDENT = timedelta(minutes=5)
-"""Faults of a node's connection within this time are one incident: agents notice after 5 s, Kubernetes after 50 s."""
+"""Time within which several faults of a node's connection are one incident.
+
+They are usually one event that is noticed twice: by agents after 5 s, and by Kubernetes after 50 s.
+"""
 MAX_NODES = 200
 MAX_FAULTS = 8
 """Maximum number of stored faults of one node, and of namespaces for which it is left out.
@@ -21,9 +24,11 @@ With ``MAX_NODES``, the record has at most 1 MiB, the limit of a ConfigMap (``te
 
 
 def recorded(ledger: Ledger, fault: Fault, policy: FaultPolicy, now: datetime) -> Ledger:
-    """Return the ledger with one more fault, and with its node left out if that was one fault too many.
+    """Return the record of all nodes (ledger) with one more fault.
 
-    Return the ledger itself if the fault is known or older than the window.
+    If the node's faults now reach ``policy.limit`` (faults of one incident count once), the result also has an entry
+    that says until when the node is left out of new plans. Return ``ledger`` itself if it contains the fault already,
+    or if the fault is older than the window in which faults count (``policy.window_s``).
     """
     if fault.at <= now - timedelta(seconds=policy.window_s) or _knows(ledger, fault):
         return ledger
@@ -37,7 +42,10 @@ def recorded(ledger: Ledger, fault: Fault, policy: FaultPolicy, now: datetime) -
 
 
 def _knows(ledger: Ledger, fault: Fault) -> bool:
-    """Return True if the fault is known on any node: a late report may name a pod that runs on another node now."""
+    """Return True if the ledger contains a fault with the same key and namespace, on this or on another node.
+
+    A late report may name a pod that runs on another node now. Its fault must not count again, for the new node.
+    """
     mine = (fault.key, fault.namespace)
     return any((known.key, known.namespace) == mine for record in ledger.values() for known in record.faults)
 
@@ -46,7 +54,11 @@ def _judged(
     node: str, faults: tuple[Fault, ...], left_out: tuple[LeftOut, ...], namespace: str, policy: FaultPolicy,
     now: datetime,
 ) -> tuple[LeftOut, ...]:  # fmt: skip
-    """Return ``left_out``, with a new entry if the faults that count for ``namespace`` reach the limit."""
+    """Decide whether a node is left out of the plans of ``namespace``, and return its entries ``left_out`` afterwards.
+
+    ``faults``: the node's faults. If those that count for the namespace make ``policy.limit`` incidents, the result has
+    a new entry that begins at ``now``. Otherwise, or if the node is left out already, return ``left_out`` unchanged.
+    """
     seen = [item for item in left_out if item.namespace in (namespace, EVERY_NAMESPACE)]
     if any(item.until > now for item in seen):
         return left_out
@@ -73,9 +85,11 @@ def _judged(
 
 
 def _evidence(faults: list[Fault], namespace: str) -> list[Fault]:
-    """Return the faults that count when a node is left out for ``namespace``, or for EVERY_NAMESPACE.
+    """Return those of a node's faults that count in the decision to leave it out of the plans of ``namespace``.
 
-    For the latter, faults that jobs reported count only if jobs of several namespaces reported some.
+    For one namespace, these are the faults that its jobs reported, and those that the node's own condition shows. For
+    ``EVERY_NAMESPACE``, faults that jobs reported count only if jobs of several namespaces reported some, so that the
+    jobs of one namespace cannot take a node from the others.
     """
     if namespace != EVERY_NAMESPACE:
         return [item for item in faults if item.namespace in (namespace, EVERY_NAMESPACE)]
@@ -84,7 +98,10 @@ def _evidence(faults: list[Fault], namespace: str) -> list[Fault]:
 
 
 def _incidents(faults: list[Fault]) -> Iterator[Fault]:
-    """Yield one fault of each incident, in the order of time. Each device fault is an incident of its own."""
+    """Yield one fault of each incident, in the order of time.
+
+    Each device fault is an incident of its own. Faults of the connection within ``SAME_INCIDENT`` are one incident.
+    """
     last: Fault | None = None
     for fault in sorted(faults, key=lambda item: item.at):
         if fault.kind.of_connection:
@@ -107,7 +124,7 @@ def _bounded(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
 
 
 def _without_least(ledger: Ledger, now: datetime) -> Ledger:
-    """Drop the records that matter least if there are too many.
+    """Return the ledger with at most ``MAX_NODES`` records. If there are more, drop those that matter least.
 
     Nodes that are left out for all namespaces matter most, then nodes that are left out for one namespace. Among equal
     nodes, those with the latest faults matter most.
@@ -125,10 +142,10 @@ def _without_least(ledger: Ledger, now: datetime) -> Ledger:
 
 
 def expired(ledger: Ledger, policy: FaultPolicy, now: datetime) -> Ledger:
-    """Return the ledger without faults before the window, and without old entries of nodes that were left out.
+    """Return the ledger without old faults, and without old entries of nodes that were left out.
 
-    An entry is old if it ended at least ``policy.longest_s`` seconds ago. If the node is then left out again, this
-    counts as the first time.
+    A fault is old if it happened more than ``policy.window_s`` seconds ago. An entry is old if it ended at least
+    ``policy.longest_s`` seconds ago. If the node is left out again after that, this counts as the first time.
     """
     oldest, forgotten = now - timedelta(seconds=policy.window_s), now - timedelta(seconds=policy.longest_s)
     kept: dict[str, NodeRecord] = {}
@@ -148,14 +165,15 @@ def forgiven(ledger: Ledger, nodes: Iterable[str]) -> Ledger:
 
 
 def active(ledger: Ledger, now: datetime) -> tuple[LeftOut, ...]:
-    """Return the entries of all nodes that are left out now, for any namespace."""
+    """Return the entries of all nodes that are left out now, whether for one namespace or for all."""
     return tuple(item for record in ledger.values() for item in record.left_out if item.until > now)
 
 
 def left_out_nodes(ledger: Ledger, namespace: str, now: datetime) -> dict[str, LeftOut]:
-    """Return node → entry for the nodes that are left out of the plans of ``namespace`` now.
+    """Return name of the node → entry for the nodes that are left out of the plans of ``namespace`` now.
 
-    If a node is left out for the namespace and for all, return the entry that ends later.
+    The entry says until when the node is left out, and why. If a node has an entry for the namespace and one for all
+    namespaces, return the entry that ends later.
     """
     found: dict[str, LeftOut] = {}
     for item in sorted(active(ledger, now), key=lambda item: item.until):

@@ -13,13 +13,16 @@ from pydantic import ValidationError
 from dljob.faults.types import Ledger, NodeRecord
 
 MAX_NBYTES = 64 * 2**10
-"""Maximum length of one node's entry. Longer ones, which the operator never writes, are ignored."""
+"""Maximum length of one node's entry in characters. Longer entries, which the operator never writes, are ignored."""
 _LISTS = ("faults", "left_out")
 _NAME: Any = {"__all__": {"node"}}
 
 
 def data(ledger: Ledger) -> dict[str, str]:
-    """Return the data of the ConfigMap. A node's name is only in the key of its entry."""
+    """Return the data of the ConfigMap that stores the ledger: name of a node → its record as JSON.
+
+    To save space, the JSON does not repeat the name of the node. ``parse`` is the inverse function.
+    """
     names = dict.fromkeys(_LISTS, _NAME)
     return {
         node: record.model_dump_json(exclude=names, exclude_defaults=True) for node, record in sorted(ledger.items())
@@ -27,7 +30,7 @@ def data(ledger: Ledger) -> dict[str, str]:
 
 
 def parse(stored: Mapping[str, str]) -> Ledger:
-    """Return the record that the data of the ConfigMap contains. Entries that do not parse are left out."""
+    """Return the ledger from ``stored``, the data of its ConfigMap. Entries that do not parse are left out."""
     found: dict[str, NodeRecord] = {}
     for node, text in stored.items():
         try:
@@ -38,7 +41,10 @@ def parse(stored: Mapping[str, str]) -> Ledger:
 
 
 def _named(node: str, text: str) -> Any:
-    """Return the decoded entry of a node, with the node's name in each part."""
+    """Decode ``text``, the stored entry of a node, and add the node's name to each of its faults and times left out.
+
+    Raise ValueError if the text is too long or is not JSON.
+    """
     if len(text) > MAX_NBYTES:
         raise ValueError(f"found {len(text)} characters; expected at most {MAX_NBYTES}")
     document = json.loads(text)

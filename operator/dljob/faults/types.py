@@ -10,7 +10,11 @@ from typing import Annotated
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 EVERY_NAMESPACE = ""
-"""Namespace of a fault that no job reported, and of a node that is left out of the plans of all namespaces."""
+"""Value of the field ``namespace`` that stands for all namespaces.
+
+A fault has it if the node's own condition shows the fault, so that no job had to report it. A ``LeftOut`` has it if the
+node is left out of the plans of all namespaces.
+"""
 
 
 class FaultKind(StrEnum):
@@ -20,7 +24,11 @@ class FaultKind(StrEnum):
 
     @property
     def of_connection(self) -> bool:
-        """Return True if one incident may be reported as several such kinds: a dead node first loses its network."""
+        """Return True for the kinds that show a lost connection to the node (NETWORK and NOT_READY).
+
+        One incident may cause faults of both kinds: agents report that they cannot reach a node, and Kubernetes shows
+        later that it is not ready.
+        """
         return self is not FaultKind.DEVICE
 
 
@@ -36,7 +44,10 @@ class _Stored(BaseModel):
 
 
 class Fault(_Stored):
-    """A fault of a node that a job noticed. In one namespace, faults with equal keys are the same fault."""
+    """A fault of a node, from a job's report, from the kubelet's message about a pod, or from the node's own condition.
+
+    ``key``: text that identifies the fault. In one namespace, faults with equal keys are the same fault.
+    """
 
     node: Annotated[str, Field(min_length=1, max_length=253)]
     kind: FaultKind
@@ -48,20 +59,20 @@ class Fault(_Stored):
 
 
 class LeftOut(_Stored):
-    """A time in which a node is left out of the plans of one namespace, or of all namespaces."""
+    """A period, from ``since`` to ``until``, in which a node is left out of the plans of one or of all namespaces."""
 
     node: Annotated[str, Field(min_length=1, max_length=253)]
     namespace: Annotated[str, Field(max_length=63)] = EVERY_NAMESPACE
     since: AwareDatetime
     until: AwareDatetime
     times: Annotated[int, Field(ge=1, le=1000)] = 1
-    """How often the node was left out in a row. Each repetition doubles the time."""
+    """How many times in a row the node was left out, including this period. Each repetition lasts twice as long."""
     kinds: Annotated[tuple[FaultKind, ...], Field(max_length=100)] = ()
-    """Kinds of the faults that led to it."""
+    """Kinds of the faults because of which the node is left out."""
 
     @property
     def reason(self) -> str:
-        """Describe the faults, such as '2 device faults'."""
+        """Describe the faults because of which the node is left out, such as '2 device faults'."""
         counts = Counter(self.kinds)
         words = (
             f"{n} {_WORDS[kind].replace('time', 'times') if n > 1 and kind is FaultKind.NOT_READY else _WORDS[kind]}"
@@ -76,23 +87,29 @@ class LeftOut(_Stored):
 
 
 class NodeRecord(_Stored):
-    """The faults of one node within the window, and the times in which it is or was left out."""
+    """The recent faults of one node, and the periods in which it is or was left out of plans.
+
+    Recent faults are those in the last ``FaultPolicy.window_s`` seconds.
+    """
 
     faults: Annotated[tuple[Fault, ...], Field(max_length=100)] = ()
     left_out: Annotated[tuple[LeftOut, ...], Field(max_length=100)] = ()
-    """At most one entry for each namespace. An entry stays for a while after its end, so that repetitions count."""
+    """At most one entry for each namespace.
+
+    An entry stays for ``FaultPolicy.longest_s`` seconds after its end, so that the next one counts as a repetition.
+    """
 
 
 Ledger = Mapping[str, NodeRecord]
-"""Name of a node → its record."""
+"""The record of the faults of all nodes: name of a node → its record. Nodes without faults have none."""
 
 
 @dataclass(frozen=True)
 class FaultPolicy:
-    """When a node is left out, and for how long.
+    """Settings that decide when a node is left out of new plans, and for how long.
 
-    ``limit`` faults within ``window_s`` seconds leave a node out for ``first_s`` seconds. Each repetition doubles the
-    time, up to ``longest_s``.
+    After ``limit`` faults within ``window_s`` seconds, a node is left out for ``first_s`` seconds. Each repetition
+    doubles the time, up to ``longest_s`` seconds.
     """
 
     limit: int = 2

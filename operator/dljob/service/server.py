@@ -17,14 +17,15 @@ from dljob.job.plan.recommendation import Constants, answer
 MAX_NBYTES = 8 * 2**20
 """Maximum size of a request body in bytes. A cluster of 10,000 nodes takes about 2 MB."""
 AT_ONCE = 8
-"""Number of connections that are served at the same time. Others wait in the kernel's queue."""
+"""Maximum number of connections that are served at the same time. Further ones wait in the kernel's queue."""
 READ_LIMIT_S = 10.0
 
 
 class Service(ThreadingHTTPServer):
-    """HTTP server of recommendations. ``view``: cluster for requests without one.
+    """HTTP server that answers requests for recommendations (the plan of a DLJob) until ``shutdown`` is called.
 
-    ``constants``: measured constants for requests without profiles.
+    ``address``: host and port to listen on. ``view``: cluster for requests that contain no cluster; None: such requests
+    are refused. ``constants``: (model, device type) → measured constants, for requests without profiles.
     """
 
     daemon_threads = True

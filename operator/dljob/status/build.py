@@ -27,12 +27,20 @@ from dljob.status.conditions import Verdict, is_true, merge, phase
 
 
 def previous(job: JobSeen) -> DLJobStatus:
-    """Return the stored status without invalid fields. Valid fields stay, so that no ended job starts again."""
+    """Return the status of a job as the API server has stored it, without invalid fields.
+
+    Valid fields stay even if others are invalid. If the whole status were dropped, a job that has ended would start
+    again.
+    """
     return readable_status(job.status)
 
 
 def readable_status(given: Mapping[str, Any]) -> DLJobStatus:
-    """Return a status without its unknown and invalid fields, which a later release or an edit by hand has written."""
+    """Return the status ``given`` as an object, without its unknown and invalid fields.
+
+    A later release or an edit by hand may have written such fields. If one field is invalid inside, the whole field at
+    the top of the status is left out. ``given``: the status of a DLJob as an API object.
+    """
     status = dict(given)
     while True:
         try:
@@ -59,8 +67,10 @@ def build(
 ) -> DLJobStatus:
     """Return the status of a job after this reconcile.
 
-    ``before``: the status before it. ``wanted``: number of pods that should run now. ``report``: last valid report of
-    this job, possibly for an older plan. If it is None, the values of earlier reports do not change. ``plan_only``: a
+    ``before``: the status before it. ``verdicts``: results of the checks in this reconcile, which become conditions.
+    ``accepted``: the plan in force; None: the job has none. ``report``: last valid report of this job, possibly for an
+    older plan. If it is None, the values of earlier reports do not change. ``wanted``: number of pods that should run
+    now. ``start_timeouts``, ``preemptions``: new values of these fields; None: they do not change. ``plan_only``: a
     plan to show that must not run (mode PlanOnly).
     """
     job = observed.job
@@ -104,7 +114,7 @@ def _milliseconds(time: datetime) -> datetime:
 
 
 def _time(unix_s: float) -> datetime:
-    """Convert Unix time to a time in UTC, rounded down to seconds and limited to the year 9999.
+    """Convert ``unix_s`` (seconds since 1970) to a time in UTC, rounded down to seconds and limited to the year 9999.
 
     The limit prevents errors, because the time may come from a report, and reports are untrusted.
     """
@@ -176,7 +186,11 @@ def _from_report(
 
 
 def _remaining(left_s: float, accepted: StoredPlan | None) -> str:
-    """Format the remaining time and its p90, such as 2h (<3h), in the ratio of the predicted step time and its p90."""
+    """Format the remaining time ``left_s`` (in seconds) and its 90th percentile, such as 2h (<3h).
+
+    The percentile (p90) is ``left_s`` times the ratio of the p90 and the median of the predicted step time. Without a
+    predicted step time, or if both times look the same, format the remaining time alone.
+    """
     median, p90 = human_duration(left_s), ""
     expected = accepted.plan.expected if accepted is not None else None
     if expected is not None and 0 < expected.step_s < expected.step_p90_s:
@@ -201,7 +215,10 @@ def _measured(report: Report, accepted: StoredPlan) -> Measured:
 
 
 def _target(report: Report, target: TargetProgress, metric: str, done: bool) -> TargetStatus:
-    """Return the progress to the target. A forecast beyond the last step is left out."""
+    """Return the progress to the target of ``spec.until``: values of the metric, and the forecast in seconds from now.
+
+    The forecast is left out if the job has ended (``done``), or if it lies beyond the last step of the training.
+    """
     found = TargetStatus(metric=metric, value=figures(target.value), best=figures(target.best))
     ahead = target.forecast
     last = report.steps or None
@@ -216,9 +233,10 @@ def _target(report: Report, target: TargetProgress, metric: str, done: bool) -> 
 
 
 def _startup(job: JobSeen, status: DLJobStatus, report: Report) -> Startup | None:
-    """Return the seconds of each part of the start-up; None if the job has no start time yet.
+    """Return the seconds of each part of the start-up; None if the job has no start time (no accepted plan) yet.
 
-    A negative value becomes 0. It can occur because clocks differ and Kubernetes rounds creation times to seconds.
+    A part that has not ended yet is None. A negative value becomes 0. It can occur because clocks differ and Kubernetes
+    rounds creation times to seconds.
     """
     marks, accepted_at = report.startup, status.start_time
     if accepted_at is None:
@@ -240,7 +258,7 @@ def _startup(job: JobSeen, status: DLJobStatus, report: Report) -> Startup | Non
 
 
 def human_duration(seconds: float) -> str:
-    """Format a duration with its two largest units, such as 2h5m or 40s. The maximum is 999999 days."""
+    """Format a duration with its two largest units (d, h, m, s), such as 2h5m or 40s. The maximum is 999999 days."""
     left = timedelta(seconds=round(min(seconds, 86400.0 * 999_999)))
     hours, rest = divmod(left.seconds, 3600)
     minutes, rest_s = divmod(rest, 60)

@@ -8,18 +8,18 @@ from dljob.api import Condition, ConditionStatus, Phase
 
 TRUE, FALSE, UNKNOWN = ConditionStatus.TRUE, ConditionStatus.FALSE, ConditionStatus.UNKNOWN
 MAX_MESSAGE = 2048
-"""Maximum length of a condition's message in characters. Longer messages are shortened.
+"""Maximum length of a condition's message in characters. ``merge`` shortens longer messages.
 
-People read the messages, and every change of the status stores them again.
+The limit exists because people read the messages, and because every change of the status stores them again.
 """
 
 RECOVERING = ("Restarting", "PodsLost")
-"""Reasons of Running=False for a job that ran before and recovers."""
+"""Reasons of the condition Running, if it is False, for a job that ran before and recovers from a fault."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of one check in a reconcile. It becomes the condition of the same type."""
+    """The result of one check in a reconcile. It becomes the job's condition of this type."""
 
     type: str
     status: ConditionStatus
@@ -30,8 +30,9 @@ class Verdict:
 def merge(
     previous: Iterable[Condition], verdicts: Iterable[Verdict], generation: int, now: datetime
 ) -> tuple[Condition, ...]:
-    """Return the previous conditions, updated and extended by the verdicts, in order of first appearance.
+    """Return the previous conditions, in their order, updated by the verdicts. Conditions of new types follow them.
 
+    A condition without a verdict stays as it is. ``generation``: generation of the spec to which the verdicts belong.
     The transition time changes only when the status of a condition changes, as metav1.Condition requires.
     """
     result = {condition.type: condition for condition in previous}
@@ -50,7 +51,10 @@ def merge(
 
 
 def _cut(message: str) -> str:
-    """Remove the middle of a message that is too long. The end often is the last log line, which helps most."""
+    """Return ``message``, without its middle if it has more than ``MAX_MESSAGE`` characters.
+
+    The end stays, because it often is the last line of a log, which helps most.
+    """
     if len(message) <= MAX_MESSAGE:
         return message
     half = MAX_MESSAGE // 2 - 3
@@ -67,7 +71,7 @@ def is_true(conditions: Iterable[Condition], kind: str) -> bool:
 
 
 def phase(conditions: tuple[Condition, ...]) -> Phase:
-    """Return the phase that summarizes the conditions."""
+    """Return the phase of a job (one word for people and printer columns) that summarizes its conditions."""
     for kind, word in (("Failed", Phase.FAILED), ("Complete", Phase.COMPLETE), ("Suspended", Phase.SUSPENDED)):
         if is_true(conditions, kind):
             return word

@@ -14,13 +14,22 @@ _QUIET = {
     "FetchingDataset", "NoPlan", "Suspended", "WorkloadAbsent", "NotWorthwhile", "Preempting",
     "NoForecast", "NoDeadline",
 }  # fmt: skip
-"""Reasons of conditions that cause no event. They only say that something has not started yet or is over."""
+"""Reasons of conditions that cause no event if the condition is not True.
+
+They only say that something has not started yet or is over.
+"""
 _QUIET_WHEN_TRUE = {"Accepted", "NotNeeded", "Starting", "Started", "PodEvicted", "InQueue", "PriorityClassFound"}
 _NORMAL_WHEN_FALSE = {"Queued", "AdmissionChecks", "MakingRoom"}
-"""Reasons of False conditions whose events are Normal, not Warning: the job waits as it should."""
+"""Reasons of conditions that are False although nothing is wrong, because the job waits as it should.
+
+Their events have the type Normal instead of Warning.
+"""
 _NEVER_BAD = {"Resizing", "Preempted"}
 _NEWS_BY_MESSAGE = {("Planned", TRUE), ("Accepted", FALSE)}
-"""Conditions that cause an event also if only their message changes: another plan, or another problem of the spec."""
+"""(Type, status) of conditions that cause an event also if only their message changes.
+
+The new message describes another plan, or another problem of the spec.
+"""
 MAX_MESSAGE = 1000
 """Maximum length of an event's message in characters. The API server rejects messages of more than 1024 characters."""
 
@@ -32,16 +41,21 @@ class Event:
     message: str
 
     def name(self, job: str, uid: str) -> str:
-        """Return the object name of this event. Equal events of a job have equal names.
+        """Return the name of the Kubernetes object for this event. Equal events of a job have equal names.
 
-        A repetition therefore raises the count of the existing event.
+        If an event repeats, the operator therefore finds the existing object and raises its count. ``job``, ``uid``:
+        name and UID of the job.
         """
         digest = hashlib.sha256(f"{uid}/{self.reason}/{self.message}".encode()).hexdigest()[:16]
         return f"{job}.{digest}"
 
 
 def events(before: Iterable[Condition], after: Iterable[Condition]) -> tuple[Event, ...]:
-    """Return an event for each condition whose status or reason changed in a way that matters to users."""
+    """Return an event for each condition that changed in a way that matters to users.
+
+    ``before``, ``after``: the conditions of the job before and after a reconcile. Usually, a change is another status
+    or reason. Another message counts only for the conditions in ``_NEWS_BY_MESSAGE``.
+    """
     before = tuple(before)
     return tuple(_event(new) for new in after if _is_news(find(before, new.type), new))
 

@@ -14,11 +14,14 @@ _CRASH = {"CrashLoopBackOff", "Error", "OOMKilled", "Completed"}
 WAITS_FOR_GANG = "pod group is unschedulable"
 """Start of the scheduler's message about a pod that fits a node but waits for other pods of its PodGroup."""
 NOT_YET = {"ContainerCreating", "PodInitializing"}
-"""Waiting reasons of a container that is starting normally."""
+"""Reasons that Kubernetes gives for the state Waiting of a container that is starting normally."""
 
 
 def pods_ready(observed: Observed, wanted: int) -> Verdict:
-    """Return the PodsReady condition of a job that needs ``wanted`` pods."""
+    """Return the PodsReady condition of a job that needs ``wanted`` pods; 0: its pods should stop.
+
+    The condition is True if enough pods are ready. Otherwise, its message describes the first problem and the remedy.
+    """
     pods = [pod for pod in observed.pods if not pod.deleting]
     ready = len(observed.ready_pods)
     if observed.rejected is not None:
@@ -69,9 +72,9 @@ def _stuck(pods: Sequence[PodSeen]) -> Verdict | None:
 
 
 def _fetching(pods: Sequence[PodSeen]) -> Verdict | None:
-    """Return the verdict about pods whose dataset fetch is running or is being retried; None without such pods.
+    """Return the verdict about pods that still download the dataset, also after failed attempts; None without any.
 
-    The module ``reconcile.run`` fails the job if no retry can succeed.
+    If no retry can succeed, the module ``reconcile.run`` fails the job instead.
     """
     fetching = [pod for pod in pods if pod.fetching is not None]
     failed = [pod for pod in fetching if pod.fetching and pod.fetching.exit_code is not None]
@@ -106,9 +109,9 @@ def _unschedulable(pods: Sequence[PodSeen]) -> Verdict | None:
 
 
 def _not_made(observed: Observed) -> Verdict | None:
-    """Return the verdict about the first StatefulSet that cannot create its pods; None if there is no such StatefulSet.
+    """Return the verdict about the first StatefulSet that cannot create its pods; None if all of them can.
 
-    A quota, a policy or an override may be the cause.
+    A quota, a policy or an override in the spec may be the cause.
     """
     for item in observed.sets:
         if item.problem and item.replicas:

@@ -14,7 +14,10 @@ AxisName = Literal["strategy", "collective", "framework", "synchronization"]
 
 @dataclass(frozen=True)
 class Axis:
-    """One of the four fields that must be compatible with each other: its path in the spec, and its default value."""
+    """One of the four fields of the spec whose values must be compatible with each other.
+
+    ``path``: names of the sections and of the field in the spec. ``default``: value of the field if it is unset.
+    """
 
     path: tuple[str, ...]
     default: str
@@ -51,7 +54,11 @@ COMPATIBLE: Mapping[str, Mapping[AxisName, tuple[str, ...]]] = {
 
 @dataclass(frozen=True)
 class Condition:
-    """A condition in two forms: CEL, where ``self`` is the object, and a Python predicate of the pydantic object."""
+    """A condition on an object of the API in two equivalent forms, of which a ``Rule`` is made.
+
+    ``cel``: CEL expression, where ``self`` is the object. ``holds``: function that takes the pydantic object, and
+    returns True if the condition is fulfilled.
+    """
 
     cel: str
     holds: Callable[[Any], bool]
@@ -67,7 +74,8 @@ class Condition:
 def chosen(axis: AxisName, *values: str, inside: str = "") -> Condition:
     """Return the condition that the field ``axis`` has one of ``values``. An unset field has its default.
 
-    ``inside``: the section of the spec that the condition is about; empty: the whole spec.
+    ``inside``: name of a section, such as parallelism, if the condition is for a rule of this section, so that ``self``
+    is the section; empty if it is for a rule of the whole spec.
     """
     path, default = AXES[axis].path, AXES[axis].default
     path = path[1:] if inside == path[0] else path
@@ -87,7 +95,11 @@ def chosen(axis: AxisName, *values: str, inside: str = "") -> Condition:
 
 
 def compatible(axis: AxisName, *values: str, other: AxisName, inside: str = "") -> Condition:
-    """Return the condition: if ``axis`` has one of ``values``, ``COMPATIBLE`` allows the value of ``other`` with it."""
+    """Return the condition that the values of the fields ``axis`` and ``other`` are compatible.
+
+    If the field ``axis`` has one of ``values``, ``COMPATIBLE`` must allow the value of the field ``other`` with it.
+    With other values of ``axis``, the condition holds. ``inside``: as in ``chosen``.
+    """
     found = [
         chosen(axis, value, inside=inside).implies(chosen(other, *COMPATIBLE[value][other], inside=inside))
         for value in values
@@ -98,7 +110,8 @@ def compatible(axis: AxisName, *values: str, other: AxisName, inside: str = "") 
 def compatible_with_field(name: str, attribute: str, *axes: AxisName) -> Condition:
     """Return the condition: if the field ``name`` is set, its entry in ``COMPATIBLE`` allows the values of ``axes``.
 
-    ``attribute``: the field's name in Python. Default of ``axes``: all axes in the entry.
+    ``name``: the field's name in JSON, such as gradientCompression. ``attribute``: its name in Python. ``axes``: the
+    fields to check; without any, all axes in the entry. If the field ``name`` is unset, the condition holds.
     """
     found = Condition(f"has(self.{name})", lambda s: getattr(s, attribute) is not None)
     allowed = [chosen(axis, *COMPATIBLE[name][axis]) for axis in axes or COMPATIBLE[name]]

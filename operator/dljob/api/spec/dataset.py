@@ -119,7 +119,7 @@ class Dataset(ApiModel):
 
     @property
     def given(self) -> bool:
-        """Return True if the job has a dataset. Jobs with framework Torchrun or MPI need none."""
+        """Return True if the job has a dataset (``name`` or ``uri``). Jobs with framework Torchrun or MPI need none."""
         return self.name is not None or self.uri is not None
 
     @property
@@ -129,7 +129,10 @@ class Dataset(ApiModel):
 
     @property
     def checked(self) -> bool:
-        """Return True if downloads can be verified: the spec has a checksum, or the URI is of a SHA256SUMS file."""
+        """Return True if the data at the URI can be verified after a download.
+
+        This is the case if the spec has a checksum, or if the URI names a SHA256SUMS file, which lists checksums.
+        """
         return self.sha256 is not None or self._source.endswith(f"/{DATASET_SUMS}")
 
     @property
@@ -141,14 +144,20 @@ class Dataset(ApiModel):
 
     @property
     def folder(self) -> str:
-        """Return the pod's folder for fetched data. A claim that caches data has one folder per URI and checksum."""
+        """Return the folder in the pod into which data at an http, https or s3 URI is downloaded.
+
+        If a claim caches the data, each combination of URI and checksum has its own folder.
+        """
         if self.cache_claim_name is None:
             return DATASET_DIR
         return f"{DATASET_DIR}/{hashlib.sha256(f'{self.uri} {self.sha256}'.encode()).hexdigest()[:16]}"
 
     @property
     def file(self) -> str | None:
-        """Return the file's path in the pod, or None for a built-in dataset."""
+        """Return the path in the pod of the file that the URI names, or None for a built-in dataset.
+
+        The file may be a SHA256SUMS file, which lists the files with the data; see ``path``.
+        """
         scheme, _, rest = self._source.partition("://")
         match scheme:
             case "":
@@ -162,12 +171,15 @@ class Dataset(ApiModel):
 
     @property
     def path(self) -> str | None:
-        """Return the path for training scripts: the file, the folder of SHA256SUMS, or None for a built-in dataset."""
+        """Return the path in the pod at which training scripts find the data; None for a built-in dataset.
+
+        It is the path of the file that the URI names. If this is a SHA256SUMS file, it is the folder that contains it.
+        """
         return self.file and self.file.removesuffix(f"/{DATASET_SUMS}")
 
     @property
     def _source(self) -> str:
-        """Return the URI without its query."""
+        """Return the URI without the query of an http or https URL; empty for a built-in dataset."""
         uri = self.uri or ""
         return uri.partition("?")[0] if uri.startswith("http") else uri
 

@@ -34,7 +34,7 @@ class ReferenceModel(StrEnum):
 BUILTIN_MODELS = tuple(member.value for member in BuiltinModel)
 
 PAIRED_MODELS = ("mlp", "lenet", "gpt-mini")
-"""Built-in models with pairs of linear layers, which tensor parallelism splits."""
+"""Built-in models that tensor parallelism supports, because they have pairs of linear layers, which it can split."""
 
 
 class ModelHints(ApiModel):
@@ -99,7 +99,7 @@ class ModelSpec(ApiModel):
 
     @property
     def given(self) -> bool:
-        """Return True if the job has a model. Jobs with framework Torchrun or MPI need none."""
+        """Return True if the job has a model (``name`` or ``hints``). Jobs with framework Torchrun or MPI need none."""
         return self.name is not None or self.hints is not None
 
 

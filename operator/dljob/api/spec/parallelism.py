@@ -34,7 +34,10 @@ class ParallelismStrategy(StrEnum):
 
     @property
     def splits_model(self) -> bool:
-        """Return True if each rank holds a part of the model and processes the whole batch."""
+        """Return True for model parallelism (Pipeline, Tensor): each rank holds a part of the model.
+
+        Each rank then processes the whole batch. Return False for Auto, with which the planner has not decided yet.
+        """
         return self in (ParallelismStrategy.PIPELINE, ParallelismStrategy.TENSOR)
 
 
@@ -117,5 +120,5 @@ class Parallelism(ApiModel):
 
     @property
     def asynchronous(self) -> bool:
-        """Return True if workers do not make each step together."""
+        """Return True if workers do not make each step together (Asynchronous or StaleSynchronous)."""
         return self.synchronization is not Synchronization.SYNCHRONOUS

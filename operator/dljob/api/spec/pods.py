@@ -10,7 +10,10 @@ from dljob.api.base import ApiModel, Bytes, ConditionType, DnsSubdomain, Duratio
 
 
 def map_list(key: str) -> dict[str, Any]:
-    """Return the schema of a list with unique items, identified by ``key``; server-side apply merges them."""
+    """Return the schema extensions that make a list a map for server-side apply: no two items have an equal ``key``.
+
+    ``key``: name of the field that identifies an item. Different clients can then each own some items of the list.
+    """
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
 
 
@@ -64,7 +67,10 @@ class ExitCodes(ApiModel):
 
 
 STARTUP_CONDITIONS = ("PodScheduled", "PodReadyToStartContainers", "Initialized", "ContainersReady", "Ready")
-"""Conditions that every pod has. They show that a pod starts, and change whenever ranks fail."""
+"""Conditions that every pod has, so that failure rules must not name them.
+
+They show how far the start of a pod is, and change whenever ranks fail.
+"""
 
 
 class WantedStatus(StrEnum):

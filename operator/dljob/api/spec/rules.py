@@ -25,7 +25,7 @@ _HAS_NO_BATCH = "!has(self.globalBatchSize)"
 
 
 def _unless(exempt: str, cel: str) -> str:
-    """Return the CEL rule ``cel``, limited to objects that do not fulfil the CEL condition ``exempt``.
+    """Return the CEL rule ``cel``, relaxed: objects that fulfil the CEL condition ``exempt`` need not fulfil it.
 
     The API policy (``hack/api_policy.py``) allows this change of a rule of an earlier release, because every object
     that was valid stays valid.

@@ -125,15 +125,20 @@ class DLJobSpec(ApiModel):
 
     @property
     def batch_size(self) -> int:
-        """Return the global batch size, which must be set. Rules require it unless the framework is Torchrun or MPI."""
+        """Return the global batch size as a number that is never None.
+
+        Call this only for jobs that set ``globalBatchSize``. Only jobs with framework Torchrun or MPI may leave it
+        unset. An AssertionError is raised for these.
+        """
         assert self.global_batch_size is not None, "only a job without a prediction has no global batch size"
         return self.global_batch_size
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Return the fields without which no run time can be predicted.
+        """Return the names of those unset fields without which no run time can be predicted; usually empty.
 
-        Only a job with framework Torchrun or MPI may lack any.
+        The names are model, dataset, globalBatchSize and epochs (which means: neither epochs nor steps is set). Only a
+        job with framework Torchrun or MPI may lack any of them.
         """
         found = {
             "model": self.model.given,
@@ -144,6 +149,9 @@ class DLJobSpec(ApiModel):
         return tuple(name for name, given in found.items() if not given)
 
     def manifest(self) -> dict[str, Any]:
-        """Return the spec as a camelCase dictionary, without null fields and an unset ``model`` or ``dataset``."""
+        """Return the spec as a camelCase dictionary for JSON.
+
+        Null fields are left out, and so are ``model`` and ``dataset`` if the job has none.
+        """
         missing = {"model": not self.model.given, "dataset": not self.dataset.given}
         return {name: value for name, value in super().manifest().items() if not missing.get(name)}

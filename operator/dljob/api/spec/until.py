@@ -41,7 +41,7 @@ class Until(ApiModel):
 
     @property
     def text(self) -> str:
-        """Return the target as text, such as 'accuracy at least 0.97'."""
+        """Return the target as text for users, such as 'accuracy at least 0.97, or 5 values without an improvement'."""
         limit = f"at most {self.at_most:g}" if self.at_least is None else f"at least {self.at_least:g}"
         patience = f", or {self.patience} values without an improvement" if self.patience is not None else ""
         return f"{self.metric} {limit}{patience}"

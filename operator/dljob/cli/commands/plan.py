@@ -87,9 +87,10 @@ Seen = tuple[ClusterView, Mapping[tuple[str, str], Learned], tuple[defaults.Oper
 
 
 async def _observe(api: Any, jobs: Sequence[Job]) -> tuple[*Seen, list[str]]:
-    """Return the result of ``remote.observe``, and the refused changes.
+    """Return what ``remote.observe`` returns (nodes, profiles and operators), and the refused changes of ``jobs``.
 
-    A refused change is a line about a job that exists and must not be changed to its manifest in ``jobs``.
+    ``jobs``: the jobs in the manifest. If a job of this name exists in the cluster and must not be changed to the
+    manifest, the list of refused changes has a line for the user with the reason.
     """
     seen = await remote.observe(api)
     refused = []
@@ -101,14 +102,20 @@ async def _observe(api: Any, jobs: Sequence[Job]) -> tuple[*Seen, list[str]]:
 
 
 def _defaults(job: Job, operators: tuple[defaults.OperatorPod, ...]) -> JobDefaults:
-    """Return the defaults of the operator that manages the job's namespace."""
+    """Return the administrator's defaults for jobs in the job's namespace, as the operator that manages it has them.
+
+    Return ``NO_DEFAULTS`` if no operator manages the namespace.
+    """
     if not operators:
         return NO_DEFAULTS
     return defaults.of_namespace(operators, job.namespace or remote.default_namespace())
 
 
 def _templates(job: Job, operators: tuple[defaults.OperatorPod, ...]) -> NodeTemplates:
-    """Return the nodes that an autoscaler can add, as the operator of the job's namespace knows them."""
+    """Return the nodes that an autoscaler can add, as the operator that manages the job's namespace has them.
+
+    Return ``NO_TEMPLATES`` if no operator manages the namespace.
+    """
     if not operators:
         return NO_TEMPLATES
     return defaults.templates_of_namespace(operators, job.namespace or remote.default_namespace())
@@ -120,7 +127,11 @@ def _lines(found: Recommendation, points: list[tuple[int, Choice]]) -> list[str]
 
 
 def curve(points: Sequence[tuple[int, Choice]]) -> list[dict[str, float]]:
-    """Return the scaling curve for the JSON output. ``points``: (number of nodes, best plan for this number)."""
+    """Return the scaling curve (predictions by number of nodes) as the list for the key ``scaling`` of the JSON output.
+
+    ``points``: (number of nodes, best plan for this number). The items have seconds, samples per second, and the
+    efficiency as a fraction of 1.
+    """
     return [
         {
             "nodes": nodes,
@@ -135,10 +146,11 @@ def curve(points: Sequence[tuple[int, Choice]]) -> list[dict[str, float]]:
 
 
 def draw(path: Path, index: int, found: Recommendation, points: Sequence[tuple[int, Choice]]) -> None:
-    """Plot step time (with its 90th percentile) and efficiency over the number of nodes.
+    """Write a plot of step time (with its 90th percentile) and efficiency over the number of nodes.
 
-    ``index``: position of the job in the manifest. The plot of the first job (0) is written to ``path``. The file names
-    of other plots also contain the name of the job. Raise BadInputError without matplotlib, or if writing fails.
+    ``points``: (number of nodes, best plan for this number). ``index``: position of the job in the
+    manifest. The plot of the first job (0) is written to ``path``. The file names of other plots also contain the name
+    of the job. Raise BadInputError without matplotlib, or if writing fails.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

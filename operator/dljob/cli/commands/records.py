@@ -84,7 +84,10 @@ def save_report(given: argparse.Namespace) -> int:
 
 
 async def logs_of(api: Any, namespace: str, name: str) -> Mapping[str, Any]:
-    """Return the ConfigMap ``name`` (``<job>-logs``) as an API object; empty if the ConfigMap does not exist."""
+    """Return the ConfigMap ``name`` (``<job>-logs``) as an API object; an empty mapping if it does not exist.
+
+    The ConfigMap has the last output of the job's ranks, and the run report. Raise ApiError for other errors.
+    """
     from dljob.kube import ApiError
     from dljob.kube.kinds import CONFIG_MAP
 
@@ -100,7 +103,8 @@ async def logs_of(api: Any, namespace: str, name: str) -> Mapping[str, Any]:
 def outputs_of(body: Mapping[str, Any]) -> dict[int, str]:
     """Return {rank: last output}, in the order of ranks, from ``body``, the ConfigMap ``<job>-logs``.
 
-    Ignore entries whose names do not have the form ``rank-<number>.log.gz``.
+    The entries are compressed and encoded in base64; the results are plain text. Ignore entries whose names
+    do not have the form ``rank-<number>.log.gz``.
     """
     found = {}
     for name, data in (body.get("binaryData") or {}).items():
@@ -112,7 +116,7 @@ def outputs_of(body: Mapping[str, Any]) -> dict[int, str]:
 def report_of(body: Mapping[str, Any], kind: str) -> str | None:
     """Return the run report from ``body``, the ConfigMap ``<job>-logs``; None if ``body`` has no such report.
 
-    ``kind``: ``html`` or ``json``.
+    ``kind``: ``html`` for the page with plots, or ``json`` for its data.
     """
     data = (body.get("binaryData") or {}).get(f"report.{kind}.gz")
     return None if data is None else gzip.decompress(base64.b64decode(data)).decode(errors="replace")

@@ -58,10 +58,11 @@ async def _jobs(api: Any, namespace: str | None) -> list[Mapping[str, Any]]:
 
 
 def lines(jobs: Sequence[Mapping[str, Any]], with_namespace: bool) -> list[str]:
-    """Return a table with one line per job, sorted by namespace and name.
+    """Return the lines of a table with a header and one line per job, sorted by namespace and name.
 
-    If a job waits for devices, two columns show its place in the queue and its predicted start. If a job was preempted,
-    a column shows how often. If a job is in a queue of Kueue, the last column names the queues.
+    ``jobs``: the jobs as the API server returns them. ``with_namespace``: show each job as namespace/name. If a job
+    waits for devices, two more columns show the place in the queue and the predicted start. If a job was preempted, one
+    more column shows how often. If a job is in a queue of Kueue, the last column names the queues.
     """
     queues, waits = any(_queue(body) for body in jobs), any(_waits(body) for body in jobs)
     preempted = any(_preemptions(body) for body in jobs)
