@@ -69,9 +69,10 @@ def connect() -> Connection:
 
 
 async def keep_token_fresh(*sessions: aiohttp.ClientSession) -> None:
-    """Read the token of the service account periodically, and set it in the sessions.
+    """Read the token of the service account every ``REREAD_S`` seconds, and set it in the sessions.
 
-    Kubernetes replaces the token long before the old one expires. Return immediately outside of a pod.
+    Kubernetes replaces the token long before the old one expires. In a pod, this runs until it is cancelled. Outside of
+    a pod, it returns immediately.
     """
     while TOKEN.exists():
         await asyncio.sleep(REREAD_S)

@@ -47,7 +47,7 @@ SLOW_S = 5.0
 NAME_RECHECK_S = 10.0
 """Seconds between attempts to apply a job's objects while an object with one of their names has another owner."""
 WHILE_PLANNING = -1.0
-"""Result of a reconcile that could do nothing yet: the key is queued again when the plan is made."""
+"""Result of a reconcile, in place of a delay, if it must wait for a plan: the key is queued when the plan is made."""
 MAX_UNSENT = 20
 EVENTS_RESTORED = timedelta(minutes=10)
 """A new leader posts missing events for changes of conditions that are younger than this."""
@@ -87,7 +87,7 @@ class Controller:
         self._restored: set[str] = set()
         """Uids of the jobs whose missing events were looked for since this operator became the leader."""
         self._learned_from: dict[JobKey, tuple[object, ...]] = {}
-        """For each job, the fields that identify the last report from which profiles were updated."""
+        """For each job, the fields that identify the last run report whose measurements were written to profiles."""
 
     async def work(self) -> None:
         """Run one worker: process keys from the queue forever."""
@@ -200,7 +200,7 @@ class Controller:
         return desired.requeue_after_s
 
     async def _parsed(self, observed: Observed) -> ParsedJob:
-        """Return the parsed job. It has no spec if the installation does not allow its overrides or Secrets."""
+        """Parse the job. The result has no spec if the installation does not allow its pod overrides or its Secrets."""
         job, policy = observed.job, self._config.overrides
         parsed = parse_observed(observed, policy, self._config.job_defaults)
         if policy.unlimited(annotated=job.may_override) or parsed.spec is None or parsed.finished:
@@ -212,7 +212,10 @@ class Controller:
         return with_secrets(parsed, await self._kube.usable_secrets(job.namespace, names))
 
     async def _with_left_out(self, parsed: ParsedJob) -> Observed:
-        """Record the node faults that the job shows. Return its observed state with the nodes to leave out of plans."""
+        """Record the node faults that the job's state shows, and report nodes that are left out of plans from now on.
+
+        Return the observed state of the job with all nodes that its plans must leave out.
+        """
         observed, job, now = parsed.observed, parsed.observed.job, self._now()
         if not self._node_faults.on or parsed.finished:
             return observed
@@ -230,7 +233,7 @@ class Controller:
         return replace(observed, left_out=await self._node_faults.left_out(job.namespace, now))
 
     def _with_priority_class(self, observed: Observed, parsed: ParsedJob) -> Observed:
-        """Return the observed state. If the job's PriorityClass does not exist, the state names it."""
+        """Return the observed state with ``lacks_priority_class`` set if the job's PriorityClass does not exist."""
         name = parsed.spec.scheduling.priority_class_name if parsed.spec is not None else None
         lacking = self._cache.lacks_priority_class(name)
         return replace(observed, lacks_priority_class=name) if name is not None and lacking else observed
@@ -268,7 +271,7 @@ class Controller:
             self._metrics.record_transition(before, desired.status)
 
     async def _apply(self, observed: Observed, desired: Desired) -> Exception | None:
-        """Create the job's Secret and apply its objects. Return the first error, or None.
+        """Create the job's Secret and apply its objects. Return the first error, without raising it, or None.
 
         If all pods are ready, the Secret exists already. It is then not sent again, because a quota might reject it.
         """

@@ -30,7 +30,7 @@ def _steps_repeated(status: DLJobStatus) -> int:
 
 
 def _diverged(status: DLJobStatus) -> int:
-    """Return how often a job stopped because its ranks had different model parameters (an error).
+    """Return how often a job stopped because its ranks had different model parameters, which is an error.
 
     This is the number of restarts with this cause, plus 1 if the job failed with this reason.
     """
@@ -40,13 +40,16 @@ def _diverged(status: DLJobStatus) -> int:
 
 
 def _refused(status: DLJobStatus) -> str | None:
-    """Return the message about a refused change of the spec, or None."""
+    """Return the message if the operator refuses a change of the job's spec; otherwise None."""
     accepted = find(status.conditions, "Accepted")
     return accepted.message if accepted is not None and accepted.reason in (CHANGE_REFUSED, JOB_ENDED) else None
 
 
 def _resized(before: DLJobStatus, after: DLJobStatus) -> str | None:
-    """Return why a job moved to another plan between two statuses; None if it did not move."""
+    """Return why a running job moved to another plan between two statuses, such as BetterPlan.
+
+    Return None if it did not finish such a move between them, or for a reason that has no metric.
+    """
     was, now = (find(status.conditions, "Resizing") for status in (before, after))
     moved = was is not None and is_true(before.conditions, "Resizing") and now is not None and now.reason == "Resized"
     return was.reason if moved and was is not None and was.reason in _RESIZES else None
@@ -243,12 +246,11 @@ class Metrics:
             self.resizes.labels(reason)
 
     def record_transition(self, before: DLJobStatus, after: DLJobStatus) -> None:
-        """Count what the status ``after`` has and ``before`` lacks.
+        """Count what has happened to a job between two of its statuses.
 
-        This is restarts, repeated steps, preemptions, ignored failures, divergences, moves, refused changes and
-        finished jobs.
-
-        Also observe the prediction error of a job that has just finished.
+        This is restarts, repeated steps, preemptions, ignored failures, divergences (ranks with different parameters),
+        moves to other plans, refused changes of the spec, and the end of the job. If the job has just finished, also
+        observe the error of its predicted step time.
         """
         self.recoveries.inc(max(0, after.restarts - before.restarts))
         self.steps_repeated.inc(max(0, _steps_repeated(after) - _steps_repeated(before)))
@@ -277,26 +279,38 @@ class Metrics:
         self.without_forecast.set(unknown)
 
     def count_deadlines(self, statuses: Iterable[str]) -> None:
-        """Set the gauge of jobs with a deadline. ``statuses``: for each, the status of DeadlineFeasible."""
+        """Set the gauge of jobs with a deadline.
+
+        ``statuses``: for each such job, the status (True, False or Unknown) of its condition DeadlineFeasible.
+        """
         counts = Counts(statuses)
         for status in ConditionStatus:
             self.deadlines.labels(status.value).set(counts[status.value])
 
     def count_left_out(self, entries: Iterable[LeftOut]) -> None:
-        """Set the gauge of nodes that are left out of plans. A node may be left out for several namespaces."""
+        """Set the gauge of nodes that new plans leave out because of faults.
+
+        ``entries``: one for each node and namespace. A node that is left out for several namespaces counts once.
+        """
         scopes = {(item.node, item.namespace == EVERY_NAMESPACE) for item in entries}
         every = {node for node, for_all in scopes if for_all}
         self.nodes_left_out.labels("all").set(len(every))
         self.nodes_left_out.labels("namespace").set(len({node for node, _ in scopes} - every))
 
     def planned(self, seconds: float, accepted: bool | None) -> None:
-        """Observe the time to make a plan, and count its result. ``accepted``: None if planning failed."""
+        """Observe the seconds that a plan took, and count its result.
+
+        ``accepted``: True: a plan was made. False: no plan is possible. None: planning failed, and is not counted.
+        """
         self.planning_s.observe(seconds)
         if accepted is not None:
             self.plans.labels("accepted" if accepted else "infeasible").inc()
 
     def requested(self, verb: str, resource: str, code: int, seconds: float) -> None:
-        """Count one request to the API server and observe its duration. ``resource``: plural of a Kubernetes kind."""
+        """Count one request to the API server and observe its duration in seconds.
+
+        ``resource``: plural of a Kubernetes kind. ``code``: HTTP status of the answer; 0: there was no answer.
+        """
         self.requests.labels(verb, resource, str(code)).inc()
         self.request_s.labels(verb).observe(seconds)
 

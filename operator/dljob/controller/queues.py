@@ -1,7 +1,8 @@
-"""Kueue on this cluster: find its API version, watch the Workloads of jobs, and read what they refer to.
+"""Kueue on this cluster: find its API version, watch the Workloads of jobs, and read what these refer to.
 
-Kueue may be installed, upgraded or removed while the operator runs, so its API is looked up again and again. While it
-is not served, jobs with the label of a queue wait.
+A Workload is Kueue's request for the admission of a job. It refers to ResourceFlavors (kinds of nodes) and priority
+classes. Kueue may be installed, upgraded or removed while the operator runs, so its API is looked up again and again.
+While it is not served, jobs with the label of a queue wait.
 """
 
 import asyncio
@@ -24,9 +25,9 @@ GROUP = "kueue.x-k8s.io"
 VERSIONS = ("v1beta2", "v1beta1")
 """Versions of the API that the operator knows. It uses the first one that the API server serves."""
 RECHECK_S = 10.0
-"""Seconds between two looks at the API groups that the API server serves."""
+"""Seconds between two checks whether the API server serves Kueue's API, and in which version."""
 FLAVOR_S = 30.0
-"""Seconds for which a ResourceFlavor or a priority class is not read again."""
+"""Seconds for which a ResourceFlavor or a priority class that was read is used without reading it again."""
 NOT_SERVED = (
     f"the label {GROUP}/queue-name: found no Kueue in this cluster; expected its API {GROUP}. Install Kueue, or remove "
     "the label to run the job without a queue"
@@ -54,7 +55,7 @@ class Queues:
     ) -> None:
         """``changed``: called with the keys of jobs whose Workload or whose access to Kueue has changed.
 
-        ``silence_s``: as of ``Reflector``.
+        ``silence_s``: seconds without an event after which a watch is opened again.
         """
         self._api, self._cache, self._namespaces, self._requeue = api, cache, namespaces, changed
         self._silence_s = silence_s
@@ -62,7 +63,7 @@ class Queues:
         self.reflectors: tuple[Reflector, ...] = ()
         """The watches of Workloads; empty while Kueue is not there."""
         self._known: dict[tuple[str, str], tuple[float, dict[str, object] | None]] = {}
-        """Cluster-wide objects by plural and name, and when they were read; None: there is no such object."""
+        """Cluster-wide objects by plural and name: when each was read, and its body (None: it does not exist)."""
         self.looked = asyncio.Event()
         """Set when it is known whether Kueue is there and, if so, all Workloads of jobs are in the cache."""
         cache.queue_problem = NOT_SERVED
@@ -134,9 +135,11 @@ class Queues:
         return changed
 
     async def added_to(self, observed: Observed) -> Observed:
-        """Return the job with the ResourceFlavors of its admission and the value of its priority class, if needed.
+        """Return the observed state of a job with what its Workload refers to, if the job is in a queue of Kueue.
 
-        They are needed only while no pods should run. Later, the stored plan has what the pods need of the flavors.
+        That is the ResourceFlavors (node labels and tolerations) with which Kueue admitted the job, and the value of
+        its priority class. They are needed only while no pods should run, and otherwise the state is returned as it
+        is: the stored plan then has what the pods need of the flavors.
         """
         seen, job = observed.queue, observed.job
         if not seen.api_version or not job.queue or any(item.replicas for item in observed.sets):
@@ -179,10 +182,10 @@ class Queues:
         return body
 
     async def change(self, job: JobSeen, change: WorkloadChange) -> None:
-        """Create, change or delete the Workload of a job.
+        """Create, change or delete the Workload of a job, as ``change`` says.
 
-        Do nothing if Kueue has changed the Workload meanwhile: the job is then reconciled again. Raise RejectedError if
-        the API server, or a webhook of Kueue, rejects the Workload.
+        Do nothing if Kueue is not served, or if the Workload has changed or gone meanwhile: the job is reconciled again
+        when the watch reports that. Raise RejectedError if the API server, or a webhook of Kueue, rejects the Workload.
         """
         if not self._cache.queue_api:
             return

@@ -49,7 +49,7 @@ The operator needs all pods, because each pod takes resources from its node.
 DEAD_SILENCES = 8 / 3
 """A watch that is silent for this many times ``silence_s`` counts as dead, and the operator must be restarted.
 
-With the default, these are 240 s. A silent watch is opened again earlier, after ``silence_s``.
+With the default of ``silence_s``, these are 240 s. A silent watch is opened again earlier, after ``silence_s`` seconds.
 """
 MAX_UNREADABLE = 10_000
 PAGE = 50
@@ -68,7 +68,7 @@ The pods of a job start and end together. Without the delay, the job's status wo
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
-    """Keeps kopf from copying each DLJob to find what has changed: none of its handlers here needs to know that."""
+    """Keeps kopf from copying each DLJob to find out what has changed. No handler of this operator needs to know it."""
 
     def build(self, *, body: kopf.Body, extra_fields: Iterable[Any] | None = None) -> kopf.BodyEssence:
         return kopf.BodyEssence()
@@ -81,7 +81,10 @@ class _NoDiffs(kopf.DiffBaseStorage):
 
 
 class Watches:
-    """kopf's handlers. They write watched objects to the cache and add the keys of affected jobs to the work queue."""
+    """All watches of the operator except those of Kueue: kopf's for DLJobs, and Reflectors for the other kinds.
+
+    They write watched objects to the cache and add the keys of affected jobs to the work queue.
+    """
 
     def __init__(
         self,
@@ -97,8 +100,8 @@ class Watches:
     ) -> None:
         """``namespaces``: those to watch; empty: all. ``session``: opens an HTTP session with the given response class.
 
-        ``capacity_changed``: called after changes of ``CAPACITY``. ``all_pods``: watch pods in all namespaces.
-        ``silence_s``: as of ``Reflector``.
+        ``capacity_changed``: called after changes of objects of the kinds ``CAPACITY``. ``all_pods``: True: watch pods
+        in all namespaces. ``silence_s``: seconds without an event after which a watch is opened again.
         """
         self.registry = kopf.OperatorRegistry()
         self._capacity_changed = capacity_changed
@@ -110,7 +113,7 @@ class Watches:
         self._unsettled: set[Kind] = set()
         """Kinds whose changes may affect other jobs, and have not been handled yet."""
         self._jobs_active_at = monotonic()
-        """As ``Reflector.active_at``, for the watch of DLJobs."""
+        """Time (``monotonic``) at which the watch of DLJobs last was active, or was found to have missed nothing."""
         self._unreadable: set[str] = set()
         """Uids of DLJobs that could not be put into the cache."""
         self._reflectors = [
@@ -146,7 +149,8 @@ class Watches:
     def dead(self, others: Iterable[Reflector] = ()) -> str | None:
         """Return a message about the watch that has been silent the longest, if it counts as dead; else None.
 
-        ``others``: further watches to check. Any thread may call this method.
+        The liveness probe calls this to restart the operator. ``others``: further watches to check. Any thread may call
+        this method.
         """
         now = monotonic()
         silent_s = {reflector.name: now - reflector.active_at for reflector in (*self._reflectors, *others)}
@@ -157,9 +161,10 @@ class Watches:
         return f"the watch of {name} has been silent for {silent_s[name]:.0f} s"
 
     async def _check_jobs(self) -> None:
-        """While the watch of DLJobs is silent, check again and again whether the silence has a reason.
+        """While the watch of DLJobs is silent, check again and again whether it has missed a change. Run forever.
 
-        As with a ``Reflector``, it has one if a list shows nothing new, or if the API server does not answer.
+        As with a ``Reflector``, a silent watch counts as active if a list of DLJobs shows nothing that is not in the
+        cache, or if the API server does not answer. Otherwise, it counts as dead after some time (``dead``).
         """
         while True:
             await asyncio.sleep(self._silence_s / 3)
@@ -173,7 +178,10 @@ class Watches:
                 self._jobs_active()
 
     async def _misses_jobs(self) -> bool:
-        """Return True if a DLJob on the API server is newer than in the cache. Raise ApiError if that is unknown."""
+        """Return True if the API server has a DLJob that is not in the cache, or is newer than there.
+
+        DLJobs that could not be put into the cache do not count. Raise ApiError if the API server does not answer.
+        """
         for namespace in self._namespaces or (None,):
             for meta in (await self._api.metadata(DLJOB, namespace, ""))[0]:
                 known = self._cache.found(DLJOB, meta["namespace"], meta["name"])
@@ -186,10 +194,10 @@ class Watches:
 
     @staticmethod
     def settings(silence_s: float = SILENCE_S) -> kopf.OperatorSettings:
-        """Return settings for kopf. ``silence_s``: as of ``Reflector``.
+        """Return settings for kopf. ``silence_s``: seconds without an event after which it opens the watch again.
 
-        kopf posts no events, ignores other kopf operators, does not look for new kinds, and limits the time of each
-        request.
+        With them, kopf posts no events, ignores other kopf operators, does not look for new kinds, and limits the time
+        of each request.
         """
         settings = kopf.OperatorSettings()
         settings.posting.enabled = False
@@ -279,7 +287,7 @@ class Watches:
                 self._settling = asyncio.get_running_loop().call_later(SETTLE_S, self._settle)
 
     def _settle(self) -> None:
-        """Report changes of capacity, and queue the jobs that the collected changes may affect.
+        """Handle the changes of the last ``SETTLE_S``: report those of capacity, and queue the jobs that are affected.
 
         Claims and storage classes affect jobs that wait for volumes. Nodes affect jobs with pods on lost nodes.
         """

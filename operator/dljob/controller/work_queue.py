@@ -20,7 +20,7 @@ URGENT_IN_A_ROW = 8
 
 class WorkQueue(Generic[K]):
     def __init__(self, urgent: Callable[[K], bool] = lambda key: False) -> None:
-        """``urgent``: returns True for keys that are handled before all others that are ready."""
+        """``urgent``: returns True for keys that come before others that are ready, but see ``URGENT_IN_A_ROW``."""
         self._urgent = urgent
         self._first: deque[K] = deque()
         """Urgent keys that are ready."""
@@ -39,7 +39,10 @@ class WorkQueue(Generic[K]):
         return len(self._first) + len(self._ready)
 
     def stuck(self, limit_s: float) -> str | None:
-        """Return a message if a worker has processed the same key for longer than ``limit_s`` seconds, or None."""
+        """Return a message if a worker has processed the same key for longer than ``limit_s`` seconds, or None.
+
+        The liveness probe calls this to restart an operator that hangs.
+        """
         busy = list(self._busy.items())  # A copy, because the thread of the probes asks while workers go on.
         if not busy:
             return None
@@ -61,7 +64,7 @@ class WorkQueue(Generic[K]):
         self._wakeup.set()
 
     def add_after(self, key: K, delay_s: float) -> None:
-        """Add the key after ``delay_s`` seconds, unless it is already due earlier."""
+        """Add the key after ``delay_s`` seconds, unless it is in the queue already or is due earlier."""
         loop = asyncio.get_running_loop()
         due = loop.time() + max(0.0, delay_s)
         timer = self._timers.get(key)
@@ -104,7 +107,7 @@ class WorkQueue(Generic[K]):
         self._failures.pop(key, None)
 
     def forget(self, key: K) -> None:
-        """Drop the failure count and the timer of a key whose job no longer exists."""
+        """Drop the failure count and the delayed addition of a key whose job no longer exists."""
         self._failures.pop(key, None)
         if timer := self._timers.pop(key, None):
             timer.cancel()

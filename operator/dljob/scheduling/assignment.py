@@ -7,7 +7,7 @@ first: for a job with T remaining seconds, a step is worth the seconds that it s
 sublinear speed-up, the average completion time is least if short jobs get more devices, but not all: Berg et al.,
 "heSRPT: Parallel scheduling to minimize mean slowdown", Performance Evaluation 2020.)
 
-Finally, two jobs exchange devices if that increases the sum of 1 / T of both jobs at least by ``MIN_EXCHANGE``.
+Finally, two jobs exchange devices if that multiplies the sum of 1 / T of both jobs by more than ``MIN_EXCHANGE``.
 
 Jobs of a higher priority are assigned first, as if the others did not exist.
 """
@@ -23,18 +23,19 @@ from dljob.scheduling.gain import MIN_GAIN, MIN_GAIN_S
 from dljob.scheduling.reservations import Reservation, without_reserved
 
 MIN_EXCHANGE = 1.2
-"""Smallest factor by which an exchange must increase the sum of 1 / T. Both jobs may have to restart, and predictions
-are uncertain."""
+"""Smallest factor by which an exchange of devices between two jobs must increase their sum of 1 / T (T: remaining
+seconds of a job). Both jobs may have to restart, and predictions are uncertain."""
 POWER = 2.0
-"""Exponent of the remaining seconds. In the clairvoyant policy of benchmarks/scheduling, 1.5 to 2.5 gave the same
-completion times, 1 gave 19 % longer ones, and 0, which favours long jobs, 48 % longer ones."""
+"""Exponent of a job's remaining seconds T in the worth of a step: the larger it is, the more short jobs are favoured.
+In the clairvoyant policy of benchmarks/scheduling, 1.5 to 2.5 gave the same completion times, 1 gave 19 % longer ones,
+and 0, which favours long jobs, 48 % longer ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
     """A plan of a job on ``per_node`` devices of each of ``nodes`` nodes with one type of device.
 
-    ``seconds``: predicted seconds until the job ends, above 0.
+    ``seconds``: predicted seconds from the start of this plan until the job ends, above 0.
     """
 
     device: str
@@ -49,7 +50,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A job that wants devices. ``options``: its possible plans, also those that need more devices than are free."""
+    """A job that waits or runs, and wants devices. ``options``: its plans, also those larger than what is free now."""
 
     priority: int
     options: tuple[Option, ...]
@@ -57,9 +58,9 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a job holds. ``devices``: device type → number of devices; empty for a job that waits.
+    """What a job holds now. ``devices``: device type → number of devices; empty for a job that waits.
 
-    ``left_s``: remaining seconds if the job stays. ``movable``: False if the job must not restart now.
+    ``left_s``: remaining seconds if the job stays on these devices. ``movable``: False if the job must not restart now.
     """
 
     devices: Mapping[str, int]
@@ -69,10 +70,11 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """The result of an assignment. Each field has one entry per job.
+    """The result of an assignment. Each field has one entry per job, in the order of the jobs.
 
-    ``parts``: the option that the job gets; None: no devices now. ``moves``: True if the job restarts on its part.
-    ``helped``: indices of the jobs that need the devices that the job gives up; empty if the job does not restart.
+    ``parts``: the part of the job, which is the option that it gets; None: no devices now. ``moves``: True if the job
+    runs and restarts on its part. ``helped``: indices of the jobs that need the devices that the job gives up; empty if
+    the job does not restart.
     """
 
     parts: "Choices"
@@ -85,7 +87,7 @@ Jobs = Sequence[tuple[Option, ...]]
 
 
 def assign(jobs: Sequence[Candidate], free: Mapping[str, int]) -> Choices:
-    """Return the option of each waiting job, or None for a job that gets no devices now.
+    """Choose an option for each waiting job; None for a job that gets no devices now.
 
     ``jobs``: in the order of the queue, jobs of the highest priority first. ``free``: number of free devices by type.
     For jobs of equal priority, the predicted sum of completion times is never larger than if each job in order took its
@@ -99,24 +101,27 @@ def assign(jobs: Sequence[Candidate], free: Mapping[str, int]) -> Choices:
 
 
 def share(jobs: Sequence[Candidate], free: Mapping[str, int]) -> Choices:
-    """Return the option of each waiting or running job if all devices were assigned anew; None: no devices.
+    """Choose an option for each waiting or running job as if no job held devices yet; None: it gets none.
 
-    ``free``: number of devices by type, including devices that running jobs in ``jobs`` hold. ``movers`` says which
-    running jobs move to their option.
+    ``free``: number of devices by type, including devices that running jobs in ``jobs`` hold. The result ignores what a
+    restart costs: ``movers`` decides which running jobs really move to their option.
     """
     return _by_priority(jobs, free, together)
 
 
 def movers(held: Sequence[Held], parts: Choices, free: Mapping[str, int], restart_s: float) -> tuple[bool, ...]:
-    """Return for each job True if it restarts on its part: the restart pays, or other jobs need what the job holds.
+    """Return for each job True if it runs and restarts on its part (the option that ``share`` chose for it).
 
-    ``held``: what each job holds. ``parts``, ``free``: result and argument of ``share``. ``restart_s``: seconds of a
-    restart. The parts of the jobs that restart fit beside what all other jobs hold. The parts of waiting jobs may not
-    fit yet.
+    It restarts if that pays for the job itself, or if other jobs need what the job holds. ``held``: what each job
+    holds. ``parts``, ``free``: result and argument of ``share``. ``restart_s``: seconds of a restart. The parts of the
+    jobs that restart fit beside what all other jobs hold. The parts of waiting jobs may not fit yet.
     """
 
     def short(moving: set[int], *, waiting: bool) -> dict[str, int]:
-        """Return how many devices of each type are missing if only ``moving`` move."""
+        """Return how many devices of each type are missing if only the jobs ``moving`` (indices) move.
+
+        ``waiting``: True: the waiting jobs start on their parts, too.
+        """
         used = Counter[str]()
         for i, (mine, part) in enumerate(zip(held, parts, strict=True)):
             if i not in moving:
@@ -150,7 +155,7 @@ def assign_all(
 ) -> Assignment:
     """Assign devices to waiting and running jobs together. Arguments as for ``share`` and ``movers``.
 
-    A job that does not gain itself restarts only for jobs of no lower priority that gain more than it loses.
+    A running job that does not gain restarts only for jobs of equal or higher priority that gain more than it loses.
     """
     parts = share(jobs, free)
     moving = movers(held, parts, free, restart_s)
@@ -166,9 +171,10 @@ def assign_all(
 
 
 def gains_by(mine: Held, seconds: float, restart_s: float) -> bool:
-    """Return True if a running job gains enough by a restart after which it takes ``seconds``.
+    """Return True if a running job gains enough by a restart, after which it needs ``seconds`` to its end.
 
-    The gain must reach ``MIN_GAIN_S`` and ``MIN_GAIN``, as for a job that grows (``gain``).
+    ``restart_s``: seconds of the restart itself. The gain must reach ``MIN_GAIN_S`` seconds and the fraction
+    ``MIN_GAIN`` of the job's remaining time, as for a job that grows (``gain``).
     """
     return mine.left_s - seconds - restart_s >= max(MIN_GAIN_S, MIN_GAIN * mine.left_s)
 
@@ -176,7 +182,7 @@ def gains_by(mine: Held, seconds: float, restart_s: float) -> bool:
 def _helped(
     i: int, jobs: Sequence[Candidate], held: Sequence[Held], parts: Choices, moving: Sequence[bool]
 ) -> tuple[int, ...]:
-    """Return the indices of the jobs of no lower priority that get devices of a type that job ``i`` gives up."""
+    """Return the indices of jobs of no lower priority that wait or move, and get devices of a type that ``i`` frees."""
     mine = parts[i]
     assert mine is not None
     freed = {
@@ -201,10 +207,11 @@ def _repays(
     helped: Sequence[int],
     restart_s: float,
 ) -> bool:
-    """Return True if the jobs in ``helped`` gain more than job ``i`` loses, by ``MIN_GAIN_S`` and ``MIN_GAIN``.
+    """Return True if the jobs in ``helped`` gain more than job ``i`` loses when it moves to its part.
 
-    Without the move, a waiting job starts when job ``i`` ends. With the move, the waiting job starts now. When one of
-    the two jobs ends, the other takes over its devices. For this, job ``i`` restarts a second time.
+    The difference must reach ``MIN_GAIN_S`` seconds and the fraction ``MIN_GAIN`` of the remaining time of job ``i``.
+    Assumed: without the move, a waiting job starts when job ``i`` ends. With the move, the waiting job starts now. When
+    one of the two jobs ends, the other takes over its devices. For this, job ``i`` restarts a second time.
     """
     mine, gained_s, slower_s = parts[i], 0.0, 0.0
     assert mine is not None
@@ -225,9 +232,10 @@ def _repays(
 
 
 def sizes(nodes: int, per_node: int) -> list[tuple[int, int]]:
-    """Return the sizes for options on nodes with the same devices, as (nodes, devices per node), the smallest first.
+    """Return the sizes to try for options, as (number of nodes, devices per node), the smallest first.
 
-    These are 1, 2, 4, … devices of one node, and then 1, 2, 4, … whole nodes, and all.
+    ``nodes``: number of nodes of one device type. ``per_node``: devices of each. The sizes are 1, 2, 4, … devices of
+    one node, then 1, 2, 4, … whole nodes, and all nodes; none if there are no devices.
     """
     powers = [2**n for n in range(max(nodes, per_node).bit_length())]
     found = [(1, n) for n in powers if n < per_node] + [(n, per_node) for n in powers if n < nodes]
@@ -235,10 +243,11 @@ def sizes(nodes: int, per_node: int) -> list[tuple[int, int]]:
 
 
 def part_of(view: ClusterView, part: Option) -> ClusterView:
-    """Return the nodes for a part, with only the assigned devices free.
+    """Return the nodes for a part (the option that a job gets), with only the assigned devices free.
 
-    If fewer devices of the type are free, return all of these. Nodes with the most free devices come first. A node has
-    more than ``per_node`` devices only if other nodes have too few.
+    They are taken from the free devices in ``view``. If fewer devices of the type are free, return all of these. Nodes
+    with the most free devices are taken first. Of a node, more than ``part.per_node`` devices are taken only if other
+    nodes have too few.
     """
     fitting = [node for node in view.nodes if node.device == part.device and node.free_devices and not node.left_out]
     fitting.sort(key=lambda node: (-node.free_devices, node.name))
@@ -255,7 +264,10 @@ def part_of(view: ClusterView, part: Option) -> ClusterView:
 def _by_priority(
     jobs: Sequence[Candidate], free: Mapping[str, int], choose: Callable[[Jobs, Mapping[str, int]], Choices]
 ) -> Choices:
-    """Return the choices of ``choose`` for each priority, the highest first. Lower priorities get what is left."""
+    """Call ``choose`` for the jobs of each priority in turn, with the devices that are left, and join the results.
+
+    ``jobs``: sorted, the highest priority first. The result has one entry per job, in this order.
+    """
     chosen: list[Option | None] = []
     left = dict(free)
     for _, group in groupby(jobs, key=lambda job: job.priority):
@@ -266,12 +278,12 @@ def _by_priority(
 
 
 def left_for(view: ClusterView, others: Sequence[Option | None]) -> ClusterView:
-    """Return what a job may use of the free devices in ``view``. ``others``: what is assigned to other jobs."""
+    """Return ``view`` without the devices that are assigned to other jobs. ``others``: their options; None: none."""
     return without_reserved(view, (Reservation(o.device, o.nodes, o.per_node, 0.0, 0) for o in others if o is not None))
 
 
 def free_devices(view: ClusterView) -> dict[str, int]:
-    """Return the number of free GPUs of each type."""
+    """Return the number of free GPUs of each type. Nodes that are left out of plans do not count."""
     free: dict[str, int] = {}
     for node in view.nodes:
         if node.is_gpu and node.left_out is None:
@@ -280,7 +292,7 @@ def free_devices(view: ClusterView) -> dict[str, int]:
 
 
 def in_order(jobs: Jobs, free: Mapping[str, int]) -> Choices:
-    """Return what each job gets if one after another takes its fastest option."""
+    """Return the option of each job if one after another takes its fastest option that fits; None: none fits."""
     left, found = dict(free), list[Option | None]()
     for options in jobs:
         best = _fastest(options, left)
@@ -290,7 +302,10 @@ def in_order(jobs: Jobs, free: Mapping[str, int]) -> Choices:
 
 
 def together(jobs: Jobs, free: Mapping[str, int]) -> Choices:
-    """Return what each job gets if all start small, the shortest first, and then grow where it helps most."""
+    """Return the option of each job if all start small, the shortest first, and then grow where it helps most.
+
+    None: nothing is left for the job. At the end, pairs of jobs may exchange devices.
+    """
     left = dict(free)
     chosen: list[Option | None] = [None] * len(jobs)
     while True:
@@ -310,10 +325,10 @@ def together(jobs: Jobs, free: Mapping[str, int]) -> Choices:
 
 
 def total_s(jobs: Jobs, choices: Choices, free: Mapping[str, int]) -> float:
-    """Return the predicted sum of the seconds until the end of each job. Jobs that wait start when others end.
+    """Return the predicted seconds from now until the end of each job, summed over all jobs.
 
-    A job that waits starts, in order, at the first end after which one of its options fits. A job that never fits
-    counts nothing: no choice changes its time.
+    A job without a choice waits. It starts, in order, at the first end of another job after which one of its options
+    fits. A job that never fits counts nothing: no choice changes its time.
     """
     left = _less(free, choices)
     ends = [(choice.seconds, i, choice) for i, choice in enumerate(choices) if choice is not None]
@@ -332,7 +347,10 @@ def total_s(jobs: Jobs, choices: Choices, free: Mapping[str, int]) -> float:
 
 
 def _exchanged(jobs: Jobs, chosen: list[Option | None]) -> Choices:
-    """Return the choices after exchanges between two jobs with devices of different types."""
+    """Let pairs of jobs with devices of different types exchange their devices, and return the resulting choices.
+
+    Two jobs do so if the sum of 1 / (remaining seconds) of both becomes more than ``MIN_EXCHANGE`` times as large.
+    """
     for _ in range(len(jobs)):
         changed = False
         for i, j in combinations(range(len(jobs)), 2):
@@ -355,7 +373,10 @@ STARTS_FIRST = 1e30
 
 
 def _worth(old: Option | None, new: Option, left: Mapping[str, int]) -> float:
-    """Return what the step from ``old`` (None: no devices) to ``new`` is worth per device; 0 if it is not possible."""
+    """Return what the step from ``old`` (None: no devices) to ``new`` is worth per added device; the best is largest.
+
+    ``left``: free devices by type. Return 0 if these are too few, and a negative number if the job would become slower.
+    """
     mine = old.devices if old is not None and old.device == new.device else 0
     if new.devices - mine > left.get(new.device, 0):
         return 0.0

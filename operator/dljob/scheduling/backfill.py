@@ -13,7 +13,7 @@ from dljob.cluster import ClusterView, Node
 from dljob.scheduling.reservations import Reservation, without_reserved
 
 START_UP_S = 60.0
-"""Seconds that a job that overtakes may need beyond its predicted run time, because its pods start and stop.
+"""Seconds to add to the predicted run time of a job that overtakes the first in line: its pods must start and stop.
 
 Pods with a cached image are up after about 10 s; the rest is a margin, because a late job delays the first in line.
 """
@@ -34,15 +34,19 @@ def in_order_of_ends(jobs: Iterable[RunningJob]) -> tuple[RunningJob, ...]:
 
 
 def start_in_s(ends: tuple[RunningJob, ...], needed: int) -> float:
-    """Return the seconds until the first ``needed`` jobs of ``ends`` have ended; infinity if that is unknown."""
+    """Return the seconds until the first ``needed`` jobs of ``ends`` have ended; infinity if that is unknown.
+
+    ``ends``: result of ``in_order_of_ends``. Return 0 if ``needed`` is 0.
+    """
     return max((_end_s(job) for job in ends[:needed]), default=0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class StartSearch:
-    """Binary search for the smallest number of running jobs that must end before a job can start.
+    """Binary search for the smallest number of running jobs that must end before a waiting job can start.
 
-    A plan is possible after ``possible`` jobs have ended, and no plan is possible after fewer than ``least`` of them.
+    The running jobs end in a fixed order. A plan of the waiting job is possible after the first ``possible`` of them
+    have ended, and not after fewer than ``least``. When both numbers are equal, the search is done.
     """
 
     least: int
@@ -54,11 +58,11 @@ class StartSearch:
 
     @property
     def probe(self) -> int:
-        """Return how many running jobs the next question to the planner assumes to have ended."""
+        """Return the number to try next: the caller asks for a plan as if so many running jobs had ended."""
         return (self.least + self.possible) // 2
 
     def after(self, *, feasible: bool) -> "StartSearch":
-        """Return the search with the planner's answer for ``probe``. ``feasible``: True if a plan was possible."""
+        """Return the narrowed search. ``feasible``: True if a plan was possible after ``probe`` jobs had ended."""
         return StartSearch(self.least, self.probe) if feasible else StartSearch(self.probe + 1, self.possible)
 
 
@@ -74,17 +78,27 @@ class Shadow:
     room: ClusterView
 
     def after(self, now_s: float, run_s: float | None) -> bool:
-        """Return True if a job that starts now and runs for ``run_s`` (p90; None: unknown) ends before ``start_s``."""
+        """Return True if a job that starts now ends before the first in line starts, and thus does not delay it.
+
+        ``run_s``: 90th percentile of its run time in seconds, to which ``START_UP_S`` is added; None: unknown. Return
+        False if ``run_s`` or ``start_s`` is unknown.
+        """
         return run_s is not None and now_s + run_s + START_UP_S <= self.start_s < inf
 
     def beside(self, free: ClusterView) -> ClusterView:
-        """Return what a job may use of ``free`` now without taking anything that the first in line needs later."""
+        """Return what another job may use now without taking anything that the first in line needs later.
+
+        That is, of each node, the smaller of its free resources in ``free`` (now) and in ``room`` (later).
+        """
         later = {node.name: node for node in self.room.nodes}
         return ClusterView(tuple(_less_of(node, later[node.name]) for node in free.nodes if node.name in later))
 
 
 def shadow(start_s: float, view: ClusterView, needs: Iterable[Reservation]) -> Shadow:
-    """Return the shadow reservation of a job. ``view``: free resources at its start. ``needs``: what its pods need."""
+    """Return the shadow reservation of the first in line.
+
+    ``start_s``: when it is predicted to start. ``view``: what is free at that time. ``needs``: what its pods need.
+    """
     return Shadow(start_s, without_reserved(view, needs))
 
 

@@ -1,7 +1,7 @@
 """The book of reservations: which job reserves what, and since when.
 
 A plan that the operator has just accepted counts at once, before the API server stores it. From then on, reservations
-are derived from stored objects, so that another operator derives the same ones.
+are derived from stored objects, so that another replica that becomes the leader derives the same ones.
 """
 
 from collections.abc import Collection, Hashable
@@ -28,7 +28,10 @@ class _Entry:
 
 
 class ReservationBook:
-    """Reservations by job. Times are seconds of a clock that the caller chooses."""
+    """All reservations, by job. It holds those of accepted plans that are not stored yet, and those of stored objects.
+
+    ``now_s`` and other times are seconds of one clock that the caller chooses. The book reads no clock.
+    """
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self._patience_s = patience_s
@@ -36,14 +39,24 @@ class ReservationBook:
         """Reservations of plans that are accepted but not stored yet."""
         self._stored: dict[Key, _Entry] = {}
         self.version = 0
-        """It increases with each change of the reservations that have not expired."""
+        """It increases whenever the reservations in force change, also when one expires.
+
+        Callers compare it with an earlier value to see if a result that depends on reservations is still valid.
+        """
 
     def accept(self, key: Key, reservations: tuple[Reservation, ...], now_s: float) -> None:
-        """Reserve the resources of a plan that is not stored yet. Replace the reservation of an earlier such plan."""
+        """Reserve the resources of a new plan that is not stored yet, and start the time limit of this reservation.
+
+        It replaces the reservation of an earlier plan of the job that was not stored either. If ``reservations`` is
+        empty, nothing is reserved for a plan that is not stored yet.
+        """
         self._put(self._accepted, key, _Entry(reservations, None, now_s) if reservations else None)
 
     def adjust(self, key: Key, reservations: tuple[Reservation, ...], now_s: float) -> None:
-        """Change the reservation of a plan that is not stored yet and restart its time limit, unless it has expired."""
+        """Update what a plan that is not stored yet reserves.
+
+        A new or different reservation restarts the time limit. An equal or expired one changes nothing.
+        """
         old = self._accepted.get(key)
         if old is None or (not old.expired and old.reservations != reservations):
             self.accept(key, reservations, now_s)
@@ -53,15 +66,16 @@ class ReservationBook:
         self._put(self._accepted, key, None)
 
     def accepted(self, key: Key) -> bool:
-        """Return True if a plan of the job that is not stored yet reserves something."""
+        """Return True if a plan of the job that is not stored yet reserves something, and this has not expired."""
         entry = self._accepted.get(key)
         return entry is not None and not entry.expired
 
     def derive(self, key: Key, state: Hashable, reservations: tuple[Reservation, ...], now_s: float) -> None:
-        """Set what the stored objects of a job reserve.
+        """Set what the stored objects of a job reserve. Empty ``reservations``: nothing any more.
 
         ``state``: a value that changes when the job makes progress, for example when a pod is placed. A new state
-        restarts the time limit of the reservations.
+        restarts the time limit of the reservations. With an equal state, the time limit goes on, and an expired
+        reservation stays expired.
         """
         old = self._stored.get(key)
         if not reservations:
@@ -81,28 +95,30 @@ class ReservationBook:
             self.drop(key)
 
     def expire(self, now_s: float) -> None:
-        """End the reservations that have reached their time limit."""
+        """End the reservations that have reached their time limit (``patience_s`` seconds)."""
         for entries in (self._accepted, self._stored):
             for key, entry in list(entries.items()):
                 if not entry.expired and now_s - entry.since_s >= self._patience_s:
                     self._put(entries, key, _Entry(entry.reservations, entry.state, entry.since_s, expired=True))
 
     def holds(self, key: Key) -> bool:
-        """Return True if the job reserves something."""
+        """Return True if the job has a reservation that has not expired."""
         return any(key in entries and not entries[key].expired for entries in (self._accepted, self._stored))
 
     def reserved(self, key: Key) -> tuple[Reservation, ...]:
-        """Return the reservations of one job."""
+        """Return the reservations of one job that have not expired; empty if there are none.
+
+        Return those of its plan that is not stored yet, or else those of its stored objects.
+        """
         return next((_counting(each[key]) for each in (self._accepted, self._stored) if _counting(each.get(key))), ())
 
     def current(
         self, without: Key | None = None, namespace: str | None = None, ended: Collection[Key] = ()
     ) -> tuple[Reservation, ...]:
-        """Return the reservations of all jobs except ``without`` and ``ended``.
+        """Return the reservations that have not expired, of all jobs except ``without`` and those in ``ended``.
 
-        ``namespace``: only of jobs in this namespace; None: in all.
-
-        If a job has a plan that is not stored yet, this plan counts instead of its stored plan.
+        ``namespace``: return only those of jobs in this namespace; None: in all namespaces. If a job has a plan that is
+        not stored yet, the reservations of this plan count instead of those of its stored plan.
         """
         entries = {**self._stored, **{key: entry for key, entry in self._accepted.items() if not entry.expired}}
         return tuple(

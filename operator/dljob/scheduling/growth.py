@@ -13,7 +13,11 @@ _others = attrgetter(*(field.name for field in fields(Node) if field.name not in
 
 
 class Growth:
-    """Counts, for each device type, in how many views a node offered more than in the view before."""
+    """Counts, for each device type, how often its capacity has grown.
+
+    Capacity grows if a node of that type is new, has more free resources than in the view before, or has changed in
+    another way (for example in its labels). Several such nodes in one view count once.
+    """
 
     def __init__(self) -> None:
         self._view: ClusterView | None = None
@@ -30,12 +34,18 @@ class Growth:
         self._view, self._nodes = view, nodes
 
     def count(self, matters: Callable[[str], bool]) -> int:
-        """Return a number that increases when any device type grows for which ``matters`` returns True."""
+        """Return how often capacity has grown for the device types for which ``matters`` returns True.
+
+        Callers compare it with an earlier value to see if a job that could use these types should be planned again.
+        """
         return sum(number for device, number in self._grown.items() if matters(device))
 
 
 def _offers_more(old: Node | None, new: Node) -> bool:
-    """Return True unless a node is the same as before with the same or fewer free resources."""
+    """Return True if a node is new (``old`` is None), has more of a free resource, or differs in another field.
+
+    Return False for the same node with the same or fewer free resources.
+    """
     if old is new:
         return False
     if old is None or (

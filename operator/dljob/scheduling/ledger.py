@@ -1,7 +1,7 @@
 """The ledger of the cluster's capacity: what each node has, and what the pods that are bound to it request.
 
-It is updated with each change of a node or pod, and recomputes only the nodes that a change concerns. To evaluate a
-list of 4,000 pods on 500 nodes anew for each plan took 0.18 s.
+It is updated with each change of a node or pod, and recomputes only the nodes that a change concerns. Evaluating a list
+of 4,000 pods on 500 nodes anew for each plan took 0.18 s.
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,10 @@ class NodeCapacity:
 
 @dataclass(frozen=True, slots=True)
 class BoundPod:
-    """What a pod takes from its node. It counts until the pod is gone or has ended, also while it terminates."""
+    """A pod that is bound to the node ``node``, and what it requests there.
+
+    The requests count until the pod is gone or has ended, also while it terminates.
+    """
 
     node: str
     requests: Requests
@@ -46,10 +49,16 @@ class Ledger:
         """Names of nodes whose entry in ``_shown`` is out of date."""
         self._view: ClusterView | None = None
         self.version = 0
-        """It increases with each change that may change the view."""
+        """It increases with each change of a node or pod that may change what ``view`` returns.
+
+        Callers compare it with an earlier value to see if a result is still valid.
+        """
 
     def put_node(self, name: str, capacity: NodeCapacity | None) -> bool:
-        """Add or update a node. Return True if it changed. ``capacity``: None if no pods can be scheduled on it."""
+        """Add, update or remove a node. Return True if this changed the ledger.
+
+        ``capacity``: None removes the node, because it is gone or no pods can be scheduled on it.
+        """
         if self._nodes.get(name) == capacity:
             return False
         if capacity is None:
@@ -63,7 +72,10 @@ class Ledger:
         return self.put_node(name, None)
 
     def put_pod(self, uid: str, pod: BoundPod | None) -> bool:
-        """Add or update a pod. Return True if it changed. ``pod``: None if it has no node yet, or has ended."""
+        """Add, update or remove a pod. Return True if this changed the ledger.
+
+        ``pod``: None removes the pod, because it is gone, has ended or has no node yet.
+        """
         old = self._pods.get(uid)
         if old == pod:
             return False
@@ -80,15 +92,15 @@ class Ledger:
         return self.put_pod(uid, None)
 
     def holds(self, uid: str) -> bool:
-        """Return True if the pod takes resources from a node."""
+        """Return True if the pod is in the ledger: it is bound to a node, and takes resources there."""
         return uid in self._pods
 
     def bound(self, uid: str) -> BoundPod | None:
-        """Return where a pod is bound and what it takes there; None if it takes nothing."""
+        """Return the node of a pod and what the pod takes there; None if the pod is not in the ledger."""
         return self._pods.get(uid)
 
     def requests(self, uid: str) -> Requests:
-        """Return what the pod takes from its node; nothing if it is not in the ledger."""
+        """Return what the pod takes from its node; ``NOTHING`` if the pod is not in the ledger."""
         pod = self._pods.get(uid)
         return NOTHING if pod is None else pod.requests
 
@@ -97,7 +109,7 @@ class Ledger:
         return sum((capacity.total for capacity in self._nodes.values()), NOTHING)
 
     def view(self, without: Iterable[str] = ()) -> ClusterView:
-        """Return the nodes with their free resources. Pods with uids in ``without`` do not count."""
+        """Return the nodes with their free resources. Pods with uids in ``without`` count as gone."""
         if self._dirty or self._view is None:
             self._refresh()
         assert self._view is not None
@@ -146,7 +158,10 @@ class Ledger:
 
 
 def _free(capacity: NodeCapacity, used: Requests) -> Node:
-    """Return the node with the resources that ``used`` leaves free; 0 if the node is overcommitted."""
+    """Return the node with the resources that ``used`` leaves free; 0 if the node is overcommitted.
+
+    A node without GPUs always has one free device.
+    """
     node, left = capacity.node, capacity.total - used
     return replace(
         node,

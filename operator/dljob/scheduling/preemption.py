@@ -23,7 +23,7 @@ A restart takes 20 s to 60 s. With one preemption in 15 minutes, a job loses les
 MAX_CHECKS = 50_000
 """Maximum number of nodes to examine in the search for the set of jobs that loses least. The search takes up to 0.2 s.
 
-This is enough for every set of 12 jobs on 12 nodes.
+Each set that is tried examines all nodes. The limit is enough to try all sets of 12 jobs on 12 nodes.
 """
 Key = tuple[str, str]
 
@@ -52,18 +52,22 @@ class Preemptible:
 
     @property
     def ends_soon(self) -> bool:
-        """Return True if the remaining run time is not longer than the time that a preemption loses."""
+        """Return True if the remaining run time is not longer than the time that a preemption loses.
+
+        Such a job is not preempted. Return False if the remaining time is unknown.
+        """
         return self.left_s is not None and self.left_s <= self.lost_s + self.restart_s
 
 
 def victims(
     priority: int, needs: Sequence[Reservation], view: ClusterView, running: Iterable[Preemptible]
 ) -> tuple[Preemptible, ...]:
-    """Return the jobs to preempt, which lose least in total; empty if no preemption is needed or none makes room.
+    """Choose the running jobs to preempt, so that a waiting job has room and the preempted jobs lose least in total.
 
-    ``priority``: priority of the job that waits. ``needs``: what its pods need. ``view``: free resources. The result is
-    exact unless the search exceeds ``MAX_CHECKS``. In that case, jobs are added, those that lose least first, until
-    there is room. Jobs that turn out not to be needed are then removed.
+    ``priority``: priority of the waiting job; only jobs of a lower priority are chosen. ``needs``: what its pods need.
+    ``view``: the nodes with what is free now. Return an empty tuple if there is room already, or if there is none even
+    after all these jobs have stopped. The result is exact unless the search exceeds ``MAX_CHECKS``. In that case, jobs
+    are added, those that lose least first, until there is room. Jobs that turn out not to be needed are then removed.
     """
     devices = {need.device for need in needs if need.nodes}
     view = ClusterView(tuple(node for node in view.nodes if node.device in devices and not node.left_out))
@@ -83,11 +87,11 @@ def victims(
 
 
 def _cheapest_first(jobs: Sequence[Preemptible]) -> Iterator[tuple[Preemptible, ...]]:
-    """Yield the sets of jobs in the order of their cost. ``jobs``: sorted by cost.
+    """Yield all non-empty sets of jobs in the order of their total cost, the cheapest first. ``jobs``: sorted by cost.
 
     The sets form a search tree, and a heap contains the next ones. From a set whose most expensive job is number i, one
-    branch adds job i + 1, and the other has job i + 1 in place of job i. Neither of the two sets costs less than the
-    first, and each set is reached once.
+    branch adds job i + 1, and the other has job i + 1 in place of job i. Neither of the two new sets costs less than
+    the set that they come from, and each set is reached once.
     """
     heap: list[tuple[float, tuple[int, ...]]] = [(jobs[0].cost, (0,))] if jobs else []
     while heap:

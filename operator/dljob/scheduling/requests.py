@@ -63,7 +63,7 @@ def amount(text: str) -> Decimal:
 
 
 def in_units(amounts: Mapping[str, Decimal]) -> Requests:
-    """Return amounts by resource name in whole units, rounded up as the scheduler rounds them."""
+    """Convert amounts by resource name (in cores, bytes and GPUs) to ``Requests``, rounded up as the scheduler does."""
     return Requests(
         _up(1000 * amounts.get("cpu", _ZERO)),
         _up(amounts.get("memory", _ZERO)),
@@ -72,18 +72,21 @@ def in_units(amounts: Mapping[str, Decimal]) -> Requests:
 
 
 def resources(mapping: Json | None) -> _Amounts:
-    """Return CPU, memory and GPUs of a mapping from resource names to quantities. Ignore other resources."""
+    """Parse the CPU (in cores), memory (in bytes) and GPUs of a mapping from resource names to Kubernetes quantities.
+
+    Ignore other resources. Resources that the mapping does not name are not in the result.
+    """
     return {name: amount(str(mapping[name])) for name in _COUNTED if name in mapping} if mapping else {}
 
 
 def pod_requests(spec: Json, status: Json | None = None) -> Requests:
     """Return what a pod requests of its node.
 
-    That is the sum over its containers and sidecars (init containers that are restarted always), or the most that is
-    needed while an init container runs, whichever is larger. An init container runs beside the sidecars before it. A
-    CPU or memory request of the whole pod replaces this value. The pod's overhead is added in both cases. While a
-    container is resized, the larger of its requests counts. (Kubernetes: ``k8s.io/component-helpers/resource``,
-    ``PodRequests``.)
+    ``spec``, ``status``: of the pod. The result is the sum over its containers and sidecars (init containers that are
+    restarted always), or the most that is needed while an init container runs, whichever is larger. An init container
+    runs beside the sidecars before it. A CPU or memory request of the whole pod replaces this value. The pod's overhead
+    is added in both cases. While a container is resized, the larger of its old and new requests counts. (Kubernetes:
+    ``k8s.io/component-helpers/resource``, ``PodRequests``.)
     """
     status = status or {}
     infeasible = any(

@@ -11,9 +11,10 @@ from dljob.scheduling.limits.charges import Charge
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """Resources on ``nodes`` nodes for one group of a plan whose pods the scheduler has not placed yet.
+    """Resources on ``nodes`` nodes for pods of a plan that the scheduler of Kubernetes has not placed yet.
 
-    ``devices``, ``cpu`` (in cores) and ``memory_nbytes`` are needed on each of these nodes.
+    All of these nodes have the device type ``device``: a reservation belongs to one group of a plan (the pods on nodes
+    of one device type). ``devices``, ``cpu`` (in cores) and ``memory_nbytes`` are needed on each of these nodes.
     """
 
     device: str
@@ -25,18 +26,18 @@ class Reservation:
     charge: Charge | None = None
     """What each of the ``uncreated`` objects will charge to quotas; None if the namespace had no quotas."""
     uncreated: int = 0
-    """Number of objects with this charge that do not exist yet. A pod that waits for a node exists, and is in the usage
-    of the quotas already."""
+    """Number of objects with this charge that do not exist yet. A pod that waits for a node exists and is not counted
+    here, because it is in the usage of the quotas already."""
     domain: Domain = ANYWHERE
     """The nodes on which the pods may run."""
 
 
 def without_reserved(view: ClusterView, reservations: Iterable[Reservation]) -> ClusterView:
-    """Return the view without the reserved resources.
+    """Return the view with the reserved resources subtracted from the free resources of its nodes.
 
-    They are subtracted where the pods will most likely run: on the nodes of the reservation's device type that have
-    enough of every resource, or else on others, those with the most free resources first. Of equal nodes, the first in
-    the view is taken.
+    They are subtracted where the pods will most likely run: on nodes of the reservation's device type and domain. Nodes
+    that have enough of every resource are taken first, and others only if those are too few. In both cases, the node
+    with the most free devices (then the most free CPU) comes first; of equal nodes, the first in the view.
     """
     by_device: dict[str, list[_Left]] = {}
     for i, node in enumerate(view.nodes):
@@ -65,13 +66,16 @@ _Left = tuple[int, float, int, int, bool]
 """What a node has left: its free devices and free CPU, both negative, its index, free memory, and whether it has GPUs.
 
 In this order, a heap of nodes begins with the one that has the most free devices, then the most free CPU. Hundreds of
-plans may be accepted within the seconds that the scheduler needs for their pods. To sort all nodes for each of them
-took seconds.
+plans may be accepted within the seconds that the scheduler needs for their pods. Sorting all nodes for each of these
+plans took seconds.
 """
 
 
 def _take(left: list[_Left], reservation: Reservation, view: ClusterView) -> list[_Left]:
-    """Remove the nodes of a reservation from the heap. Return these nodes with what the reservation leaves free."""
+    """Remove the nodes of a reservation from the heap ``left``. Return them with what the reservation leaves free.
+
+    The caller puts the returned nodes back. They are fewer than ``reservation.nodes`` if its domain has fewer nodes.
+    """
     fitting: list[_Left] = []
     others: list[_Left] = []
     outside: list[_Left] = []

@@ -1,4 +1,7 @@
-"""The result of planning a job, and the state of the cluster for which the result is valid."""
+"""The result of planning a job, and the state of the cluster for which the result is valid.
+
+In this package, a *question* is a job to plan, reduced to what its plan depends on. An *answer* is the result.
+"""
 
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -12,23 +15,30 @@ from dljob.scheduling import NamespaceLimits, QueuePolicy
 
 Decision = StoredPlan | Infeasible
 FRESH_S = 10.0
-"""Seconds for which a plan may still be used after something else in the cluster has changed."""
+"""Seconds for which a plan may still be used although nodes, pods or reservations have changed since it was made."""
 REFRESH_S = 1800.0
-"""Seconds after which a waiting job is planned again although no capacity grew, so that its message is up to date."""
+"""Seconds after which a waiting job is planned again although no capacity grew, to bring its message up to date."""
 QUEUED_S = 300.0
 """Seconds after which a job that waits behind the first in line is planned again: the forecasts change slowly."""
 RECONCILE_S = 60.0
-"""Seconds after which a waiting job is reconciled again. It is not planned again unless its question has changed."""
+"""Seconds after which a waiting job is reconciled again.
+
+It is not planned again unless its question (what its plan depends on) has changed."""
 DEFAULT_POLICY = QueuePolicy()
 
 
 class PlanningError(Exception):
-    """Planning a job failed, for a reason that lies in the operator."""
+    """Planning a job failed because of the operator, not the job: for example, the process that makes plans crashed."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """The result of planning a job. ``decision`` is None if planning failed; then ``error`` says why."""
+    """The result of planning a job, and the versions of what it depended on.
+
+    ``question``: the job, as it was planned. ``decision``: its plan, or why none is possible; None if planning failed,
+    and then ``error`` says why. ``reserved``: True if the plan reserves resources. ``at_s``: time of the answer.
+    ``growth``: how often capacity had grown that the job could use. ``limits``: what the quotas left for the job.
+    """
 
     question: ParsedJob
     decision: Decision | None
@@ -63,5 +73,5 @@ class Answer:
 
 
 def plan_only(question: ParsedJob) -> bool:
-    """Return True if the plan of the job is shown and never runs."""
+    """Return True if the plan of the job is only shown and never runs (``planning.mode: PlanOnly``)."""
     return question.spec is not None and question.spec.planning.mode is PlanningMode.PLAN_ONLY

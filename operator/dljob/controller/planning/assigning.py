@@ -49,13 +49,13 @@ Further jobs are planned by themselves.
 """
 MAX_DEVICE_TYPES = 4
 MAX_KNOWN = 512
-"""Maximum number of requests whose options are stored."""
+"""Maximum number of requests (jobs with equal specs, on an equal cluster) whose options are stored."""
 OPTIONS_S = 600.0
-"""Seconds after which options are made again: they also depend on labels and taints of nodes, which may change."""
+"""Seconds after which a job's options (plans on devices of one type) are made again: labels of nodes may change."""
 LOOK_S = 10.0
 """Seconds between two assignments of running jobs."""
 OBEY_S = 90.0
-"""Seconds after which an order to move is dropped if the job's reconcile has not carried it out."""
+"""Seconds after which an order that a running job moves is dropped if the job's reconcile has not carried it out."""
 AGAIN_S = 60.0
 """Seconds after which an assignment is repeated although the same jobs run and wait: running jobs progress."""
 MAX_OF_LEAST = 1.1
@@ -66,7 +66,7 @@ log = logging.getLogger("dljob")
 
 @dataclass(frozen=True)
 class Share:
-    """The devices on which a job is planned.
+    """The devices on which a job is planned, as a result of an assignment.
 
     ``part``: the devices that are assigned to the job. None: the job may use what the parts of ``others`` leave.
     """
@@ -83,7 +83,7 @@ class Share:
 
 @dataclass(frozen=True)
 class _Running:
-    """A running job that may move, as its last reconcile saw it."""
+    """A running job that may move to other devices. ``question``: the job, reduced to what its plan depends on."""
 
     uid: str
     question: ParsedJob
@@ -91,7 +91,7 @@ class _Running:
 
 @dataclass(frozen=True)
 class _Order:
-    """An order that a running job moves to its part.
+    """An order that a running job moves to its part (the devices assigned to it).
 
     ``room``: the jobs that need the devices that it gives up; None: no job does, so it moves only if it gains itself.
     ``since_s``: time of the order.
@@ -132,7 +132,10 @@ class Assigning:
         """How often capacity had grown when devices were assigned last."""
 
     def note(self, key: JobKey, parsed: ParsedJob) -> None:
-        """Note whether a running job may move now."""
+        """Note whether a running job may move now, so that the next assignment includes it or leaves it where it is.
+
+        A job that may not move (for example because of a deadline or a recent move) also loses its order to move.
+        """
         if not self._on:
             return
         self._running.pop(key, None)
@@ -146,16 +149,19 @@ class Assigning:
             self._running[key] = _Running(parsed.observed.job.uid, question)
 
     def of(self, key: JobKey) -> Share | None:
-        """Return the share of a job; None: it is planned by itself."""
+        """Return the share of a job from the last assignment; None: it is planned by itself, on all free devices."""
         return self._shares.get(key)
 
     def moves(self, key: JobKey) -> bool:
-        """Return True if a running job is to be planned on its part."""
+        """Return True if a running job is under an order to move, so that it is planned on its part."""
         job = self._cache.job(key)
         return key in self._orders and job is not None and job.uid == self._orders[key].uid
 
     def room_for(self, key: JobKey) -> RoomFor | None:
-        """Return the jobs for which a running job is to move; None if it moves for itself, or not at all."""
+        """Return the jobs that need the devices of a running job that is to move.
+
+        Return None if it moves only for its own gain, and if it is not to move.
+        """
         return self._orders[key].room if self.moves(key) else None
 
     def forget(self, key: JobKey) -> None:
@@ -170,9 +176,10 @@ class Assigning:
     async def share(
         self, key: JobKey, question: ParsedJob, waiting: Mapping[JobKey, ParsedJob], growth: int, ask: Ask
     ) -> Share | None:
-        """Return the share of a job that is planned now; None: it is planned by itself.
+        """Return the share (assigned devices) of a job that is planned now; None: it is planned by itself.
 
-        ``waiting``: questions of the other jobs that have no devices. ``growth``: how often capacity has grown.
+        If the job has none, or if capacity has grown, first assign devices to all waiting jobs. ``waiting``: questions
+        of the other jobs that have no devices. ``growth``: how often capacity has grown. ``ask``: makes plans.
         """
         if not self._on or not _takes_part(question):
             return None
@@ -190,7 +197,7 @@ class Assigning:
         return self._shares.get(key)
 
     def rest(self, key: JobKey, view: ClusterView) -> ClusterView | None:
-        """Return what the parts of other waiting jobs leave for a waiting job that cannot run on its own part.
+        """Return what the parts of other waiting jobs leave in ``view``, for a waiting job that cannot run on its part.
 
         Return None while running jobs move to make room, because the job then waits for its part. Also return None for
         a job without a part, and for one that already holds devices.
@@ -203,7 +210,10 @@ class Assigning:
         return left_for(view, tuple(part for part in others if part is not None))
 
     async def look(self, waiting: Mapping[JobKey, ParsedJob], ask: Ask) -> bool:
-        """Assign all devices again, if that is due. Return True if running jobs are to move for others."""
+        """Assign all devices again if that is due, and order running jobs to move. An error is only logged.
+
+        Return True while at least one running job is to move because others need its devices. No job is then preempted.
+        """
         if not self._on:
             return False
         self._forget_gone()
@@ -219,7 +229,7 @@ class Assigning:
         return any(order.room is not None for order in self._orders.values())
 
     def _forget_gone(self) -> None:
-        """Forget jobs that stop, and orders that were not carried out: the plan on the part is no better."""
+        """Forget jobs that stop, and orders not carried out in ``OBEY_S``: the plan on the job's part was no better."""
         for key, order in list(self._orders.items()):
             if self._clock() - order.since_s >= OBEY_S and not self._is_moving(key):
                 self._refused_s[key] = self._clock()
@@ -232,7 +242,10 @@ class Assigning:
                 self.forget(key)
 
     async def _assign(self, waiting: Mapping[JobKey, ParsedJob], ask: Ask, *, orders: bool) -> None:
-        """Assign devices to the waiting jobs and to the running jobs that may move. ``orders``: order these moves."""
+        """Assign devices to the waiting jobs and to the running jobs that may move, and store their shares.
+
+        ``orders``: True: also order the running jobs to move to their parts.
+        """
         line = sorted(
             (key for key in waiting if _takes_part(waiting[key])), key=lambda k: self._queue.job(waiting[k]).place
         )
@@ -278,16 +291,16 @@ class Assigning:
         return job is not None and is_true(previous(job).conditions, "Resizing")
 
     def _view_without(self, ended: set[JobKey]) -> ClusterView:
-        """Return what is free after the jobs ``ended`` have ended. Pods that belong to no job stay.
+        """Return the nodes with what is free after the jobs ``ended`` have ended. Pods that belong to no job stay.
 
-        Return an empty view if ``ended`` is empty.
+        Return a view without nodes if ``ended`` is empty.
         """
         if not ended:
             return ClusterView(())
         return self._queue.view_without(min(ended), ended - {min(ended)})
 
     def _priority(self, question: ParsedJob) -> int:
-        """Return the priority of a job in the assignment: by PriorityClass, then jobs with a deadline before others."""
+        """Return the priority of a job in the assignment: by PriorityClass, then by a deadline that it can meet."""
         job = self._queue.job(question)
         return 2 * job.priority + (job.latest_start is not None)
 
@@ -301,7 +314,10 @@ class Assigning:
         return Held(dict(devices), remaining(previous(job)).p50, movable=True)
 
     def _left(self, key: JobKey, options: tuple[Option, ...], *, running: bool) -> tuple[Option, ...]:
-        """Return the options with the remaining seconds of the training in place of those of the whole training."""
+        """Return the options of a job with the seconds of the rest of its training instead of the whole training.
+
+        A job that is slower than predicted is assumed to be so with each option. Return none if the job is gone.
+        """
         job = self._cache.job(key)
         if job is None:
             return ()
@@ -310,7 +326,10 @@ class Assigning:
         return tuple(replace(each, seconds=max(1e-3, each.seconds * factor)) for each in options)
 
     async def _options_of(self, key: JobKey, question: ParsedJob, shape: Hashable, ask: Ask) -> tuple[Option, ...]:
-        """Return the options of a job on the cluster without jobs, for its whole training."""
+        """Return the job's options (plans on different device types and numbers of devices) as if no other job ran.
+
+        ``Option.seconds`` covers the whole training, not only the rest. ``shape``: result of ``_shape``.
+        """
         request = (
             key[0], question.digest, tuple(sorted(question.observed.left_out)), self._cache.profiles_version, shape,
         )  # fmt: skip
@@ -330,7 +349,8 @@ class Assigning:
     async def _found(self, question: ParsedJob, whole: ClusterView, ask: Ask) -> tuple[Option, ...]:
         """Ask the planner for plans on 1, 2, 4, … devices of each GPU type, and return them as options.
 
-        Leave out an option that is not faster than a smaller one, or that exceeds ``MAX_OF_LEAST``.
+        Leave out an option that is not faster than a smaller one, or that takes more than ``MAX_OF_LEAST`` times the
+        least energy (or cost), if the job minimizes it.
         """
         asked = replace(question, accepted=None, report=None)
         found: list[tuple[Option, float]] = []
@@ -373,5 +393,7 @@ def _expense(question: ParsedJob, plan: StoredPlan) -> float:
 
 
 def _shape(view: ClusterView) -> Hashable:
-    """Return how many nodes there are of each device type and number of free devices. Options depend on this."""
+    """Return a key for the shape of the cluster: how many nodes have which device type and number of free devices.
+
+    Options are the same on clusters of the same shape."""
     return frozenset(Counter((node.device, node.free_devices, node.left_out is None) for node in view.nodes).items())

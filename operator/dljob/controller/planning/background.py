@@ -38,13 +38,13 @@ Planner = Callable[[ParsedJob, ClusterView, Profiles], Awaitable[Decision]]
 """Function that plans a job on a view of the cluster, with the measured profiles. Raises PlanningError if it fails."""
 
 TICK_S = 5.0
-"""Seconds between two checks whether reservations have expired."""
+"""Maximum seconds between two rounds of ``Planning.run``, for example to notice that reservations have expired."""
 
 log = logging.getLogger("dljob")
 
 
 class Planning:
-    """Plans all jobs: questions (jobs to plan), answers (plans), reservations. Use it in one event loop only."""
+    """Answers questions (jobs to plan) with plans, and reserves what they need. Use it in one event loop only."""
 
     def __init__(
         self,
@@ -59,10 +59,10 @@ class Planning:
         together: bool = False,
         policy: QueuePolicy = answers.DEFAULT_POLICY,
     ) -> None:
-        """``requeue``: called with a job's key when it must be reconciled.
+        """``planner``: makes one plan. ``requeue``: called with a job's key when it must be reconciled.
 
-        ``preempts``: waiting jobs may preempt running jobs of lower priority. ``together``: devices are assigned to all
-        jobs together, and not to one after another.
+        ``preempts``: True: waiting jobs may preempt running jobs of lower priority. ``together``: True: devices are
+        assigned to all jobs together; False: to one after another.
         """
         self._beat_s: float | None = None
         """Time when ``run`` began its last round, or got its last answer of the planner; None while it does not run."""
@@ -76,7 +76,7 @@ class Planning:
         self._cache, self._planner, self._requeue, self._metrics, self._clock = cache, planned, requeue, metrics, clock
         self._asked: dict[JobKey, ParsedJob] = {}
         self._current: tuple[JobKey, ParsedJob] | None = None
-        """The question that is being answered."""
+        """The question that is being answered, with the key of its job; None: no question is."""
         self._answers: dict[JobKey, Answer] = {}
         self._waiting: dict[JobKey, tuple[Observed, float, Decision | None]] = {}
         """For each job whose status says why it has no plan: state, time and decision when the status was written."""
@@ -93,9 +93,9 @@ class Planning:
         self._wakeup = asyncio.Event()
 
     def decision(self, key: JobKey, parsed: ParsedJob) -> Decision | None:
-        """Return the plan of a job, or why none is possible; None if it is being made.
+        """Return the plan of a job, or why none is possible; None if it is not made yet: ``requeue`` is called then.
 
-        Raise PlanningError if planning failed. The next call then asks again.
+        Raise PlanningError if planning failed. The next call then asks for the plan again.
         """
         question, answer = question_of(parsed), self._answers.get(key)
         if answer is not None and answer.question == question and self._stands(key, answer):
@@ -110,11 +110,11 @@ class Planning:
         return None
 
     def capacity_grew(self, key: JobKey, parsed: ParsedJob | None) -> bool:
-        """Return True if a running job must be planned again, because a better plan for it may be possible.
+        """Return True if a running job must be planned again now, because a better plan for it may be possible.
 
-        Only one job at a time is planned for this reason. Unless an assignment moves the job, no other job may wait for
-        devices that it could use. ``parsed``: None if the job is planned for another reason. Its turn then ends, so
-        that the resources of its new plan are reserved.
+        Only one job at a time has this turn. Unless an assignment moves the job, no other job may wait for devices that
+        it could use. ``parsed``: None if the job is planned for another reason. Its turn then ends, so that the
+        resources of its new plan are reserved.
         """
         if parsed is None:
             self._turns.end(key)
@@ -150,7 +150,7 @@ class Planning:
         )
 
     def wait(self, key: JobKey, observed: Observed | None) -> None:
-        """Note that a job without a plan waits: none is possible now, and the job's status says so."""
+        """Note that a job waits because no plan is possible now, and that its status says so (see ``still_waits``)."""
         if observed is not None and observed.plan is None and not observed.sets and not observed.pods:
             answer = self._answers.get(key)
             self._waiting[key] = (observed, self._clock(), answer.decision if answer is not None else None)
@@ -177,7 +177,7 @@ class Planning:
         return self._queue.place(key, self._waiting_for_devices())
 
     def outlook(self, key: JobKey) -> Outlook | None:
-        """Return the forecast of a job that waits for devices; None if there is none yet, or if it does not wait."""
+        """Return the forecast of start and end of a job that waits for devices; None if there is none, or not yet."""
         return self._outlooks.of(key)
 
     def refused(self, key: JobKey) -> None:
@@ -185,7 +185,7 @@ class Planning:
         self._reserving.refused(key)
 
     def settle(self, key: JobKey) -> None:
-        """Forget the question and the answer of a job that needs no plan now."""
+        """Forget the question and the answer of a job that needs no plan now, and what a plan not stored reserves."""
         self._asked.pop(key, None)
         self._answers.pop(key, None)
         self._waiting.pop(key, None)
@@ -200,7 +200,7 @@ class Planning:
         self._assigning.forget(key)
 
     def capacity_changed(self) -> None:
-        """Check soon whether a waiting job can be planned now, because nodes, pods or quotas have changed."""
+        """Let ``run`` check soon if waiting jobs can be planned. Call this when nodes, pods or quotas have changed."""
         self._wakeup.set()
 
     async def run(self) -> None:
@@ -236,15 +236,15 @@ class Planning:
             self._turns.clear()
 
     def stuck(self, limit_s: float) -> str | None:
-        """Return a message if ``run`` has made no progress for ``limit_s`` seconds, or None. Any thread may ask."""
+        """Return a message if ``run`` made no progress for ``limit_s`` seconds; else None. Any thread may call this."""
         beat_s = self._beat_s
         silent_s = 0.0 if beat_s is None else self._clock() - beat_s
         return f"planning has made no progress for {silent_s:.0f} s" if silent_s > limit_s else None
 
     def _turn(self, key: JobKey) -> tuple[object, ...]:
-        """Return the sort key of the order in which questions are answered.
+        """Return the sort key of a job that was asked about; the question with the smallest key is answered first.
 
-        It is the order of the queue, except that namespaces with equal shares take turns, so that many jobs of one
+        The order is that of the queue, except that namespaces with equal shares take turns, so that many jobs of one
         namespace do not delay the jobs of the other namespaces.
         """
         job = self._queue.job(self._asked[key])
@@ -293,7 +293,7 @@ class Planning:
     ) -> tuple[Decision, JobKey | None]:
         """Return (the plan of a job, or why it must wait; the first job in line, if the job waits behind it, or None).
 
-        ``whole``: what is free for the job. ``share``: the part of it that is assigned to the job; None: all.
+        ``whole``: the nodes with all that is free for the job. ``share``: what is assigned to the job; None: all of it.
         """
         view = share.of(whole, question) if share is not None else whole
         decision = await self._planner(question, view, profiles)
@@ -316,7 +316,7 @@ class Planning:
         return await self._planner(about, free, self._profiles.of(about.observed.job.namespace))
 
     def preemption(self, key: JobKey) -> Preemption | None:
-        """Return why a running job must stop now, if a job of a higher priority needs its devices."""
+        """Return why a running job must stop now for a waiting job of a higher priority; None if it need not."""
         return self._preempting.order(key)
 
     def room_for(self, key: JobKey) -> RoomFor | None:
@@ -324,14 +324,14 @@ class Planning:
         return self._assigning.room_for(key)
 
     async def _make_room(self) -> None:
-        """Stop running jobs for the first in line, if the chart value ``preemption`` allows it."""
+        """Order running jobs to stop for the first job in line, if the chart value ``preemption`` allows it."""
         key = await self._preempting.make_room(self._waiting_for_devices(), self._ask)
         if key in self._answers and isinstance(found := self._answers[key].decision, Infeasible):
             self._answers[key] = replace(self._answers[key], decision=self._preempting.explained(key, found))
             self._requeue(key)
 
     def _waiting_for_devices(self) -> dict[JobKey, ParsedJob]:
-        """Return the questions of the jobs that wait for devices which others use now."""
+        """Return the question of each job that has no plan because others use devices that it could use."""
         return {
             key: each.question
             for key, each in self._answers.items()
@@ -340,7 +340,10 @@ class Planning:
         }
 
     def _stands(self, key: JobKey, answer: Answer) -> bool:
-        """Return True if planning again would give the same answer, or if the answer may still be used."""
+        """Return True if the answer for a job may still be used; False if the job must be planned again.
+
+        It becomes outdated with its age, and when profiles, quotas or free resources change so that it may differ.
+        """
         age_s = self._clock() - answer.at_s
         if answer.decision is None:
             return True
@@ -378,7 +381,7 @@ class Planning:
         return self._cache.ledger.version, self._book.version
 
     def _look(self) -> None:
-        """Bring the reservations up to date, and notice if capacity has grown."""
+        """Update reservations and the view of what is free (``_free``), and count how often capacity has grown."""
         for key in self._cache.take_touched():
             self._reserving.derive(key)
         self._book.expire(self._clock())
@@ -389,7 +392,7 @@ class Planning:
             self._metrics.reserved_pods.set(sum(reservation.nodes for reservation in self._book.current()))
 
     def _view(self, key: JobKey) -> ClusterView:
-        """Return the free resources for a job: its own pods and its own reservation do not count."""
+        """Return the nodes with what is free for a job. What its own pods and reservations take counts as free."""
         assert self._free is not None
         mine = [pod.uid for pod in self._cache.pods_of(key) if self._cache.ledger.holds(pod.uid)]
         if not mine and not self._book.holds(key):

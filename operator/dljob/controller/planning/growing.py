@@ -20,39 +20,42 @@ LOOK_AGAIN_MISSING_S = 300.0
 This limit applies while no capacity grows.
 """
 LOOKS_PER_S = 3.0
-"""Maximum number of searches for better plans of running jobs per second.
+"""Maximum number of searches for better plans per second, over all running jobs.
 
 With more than 90 running jobs, the time between two searches for the same job therefore exceeds ``LOOK_AGAIN_S``.
 """
 WAITING_S = 1.0
-"""Seconds between two checks whether capacity has grown for running jobs, and which jobs wait for capacity."""
+"""Minimum seconds between two checks whether capacity has grown for running jobs, and which jobs wait for capacity."""
 
 
 class Turns:
-    """Turns of the running jobs: one job at a time is planned again, in search of a better plan for it.
+    """Turns of the running jobs. The job that has the turn is planned again, to see if a better plan is possible.
 
-    All times are seconds of the caller's clock.
+    Only one job has the turn at a time, and each job rests between two turns. All times are seconds of the caller's
+    clock.
     """
 
     def __init__(self, jobs: Callable[[], Iterable[JobSeen]]) -> None:
         """``jobs``: returns all jobs."""
         self._jobs = jobs
         self.current: JobKey | None = None
-        """The job that is planned now to see whether it can grow."""
+        """The job that has the turn: it is planned again now to see whether it can grow. None: no job has it."""
         self._planned_at: dict[JobKey, int] = {}
-        """What ``Growth.count`` returned for each job when it was last planned."""
+        """For each job, how often capacity that it could use had grown (``Growth.count``) when it was last planned."""
         self._looked_s: dict[JobKey, float] = {}
         self._waiting: tuple[float, list[Sequence[str]]] = (-inf, [])
-        """When the jobs that wait for capacity were listed, and ``spec.devices`` of each."""
+        """When the jobs that wait for capacity were listed, and ``spec.devices`` of each (empty: any device)."""
 
     def rested(self, key: JobKey, now_s: float) -> bool:
-        """Return True if the last turn of a job was long enough ago."""
+        """Return True if the last turn of a job was so long ago that it may have the next one, or if it had none."""
         return self._since_s(key, now_s) >= max(LOOK_AGAIN_S, len(self._looked_s) / LOOKS_PER_S)
 
     def due(self, key: JobKey, growth: int, now_s: float, *, missing: bool) -> bool:
         """Return True if a turn of a job could lead to a better plan.
 
-        ``growth``: how often capacity grew that the job could use. ``missing``: True if not all of the job's pods run.
+        This is the case if capacity that the job could use has grown since the job was last planned. ``growth``: how
+        often it has grown so far. ``missing``: True if not all of the job's pods run. Such a job is also due
+        ``LOOK_AGAIN_MISSING_S`` after its last turn.
         """
         grew = growth > self._planned_at.get(key, -1)
         return grew or (missing and self._since_s(key, now_s) >= LOOK_AGAIN_MISSING_S)
@@ -61,7 +64,10 @@ class Turns:
         return now_s - self._looked_s.get(key, -inf)
 
     def list_waiting(self, now_s: float) -> bool:
-        """List the jobs that wait for capacity, at most every ``WAITING_S``. Return True if they were listed now."""
+        """Update the list of jobs that wait for capacity, unless it is younger than ``WAITING_S``.
+
+        Return True if it was updated. ``others_wait_for`` uses this list.
+        """
         if now_s - self._waiting[0] < WAITING_S:
             return False
         found = [devices_waited_for(job) for job in self._jobs()]
@@ -69,17 +75,17 @@ class Turns:
         return True
 
     def others_wait_for(self, devices: Iterable[str]) -> bool:
-        """Return True if a job waits for one of these device types."""
+        """Return True if a job waits that could use one of these device types, according to the last list."""
         return any(not names or wanted(device, names) for device in devices for names in self._waiting[1])
 
     def planned(self, key: JobKey, growth: int, now_s: float) -> None:
-        """Note that a job was planned, for whatever reason."""
+        """Note that a job was planned now, in its turn or for another reason. ``growth``: as for ``due``."""
         self._planned_at[key] = growth
         if self.current == key:
             self._looked_s[key] = now_s
 
     def end(self, key: JobKey) -> None:
-        """End the turn of a job, if it has one."""
+        """End the turn of a job, so that another job may have it. Do nothing if the job does not have the turn."""
         if self.current == key:
             self.current = None
 
@@ -96,14 +102,20 @@ class Turns:
 
 
 def matters_to(question: ParsedJob) -> Callable[[str], bool]:
-    """Return a function that tells whether a job may use devices of a type."""
+    """Return a function that returns True for the names of device types that a job may use.
+
+    If the user has fixed the groups of the plan, it returns True for all types.
+    """
     names = question.spec.devices if question.spec is not None else ()
     fixed = question.spec.planning.groups if question.spec is not None else ()
     return lambda device: not names or bool(fixed) or wanted(device, names)
 
 
 def usable_nodes(question: ParsedJob, view: ClusterView) -> ClusterView:
-    """Return the nodes of ``view`` that a job may use. The question must have a spec."""
+    """Return the nodes of ``view`` that a job may use according to its spec, without those left out because of faults.
+
+    The question (the job to plan) must have a spec.
+    """
     assert question.spec is not None
     request = planner_request(question.observed.job.name, question.spec, None, prices_of(question.defaults))
     return ClusterView(tuple(usable(request, view.without(question.observed.left_out))))

@@ -46,19 +46,22 @@ MIN_S = 1.0
 REPEAT_S = 60.0
 """Seconds after which the queue is simulated again although nothing in the cluster changed: running jobs progress."""
 IDLE_FACTOR = 20.0
-"""Minimum time from one forecast to the next, as a multiple of the first one's duration without planning."""
+"""Minimum time from one forecast to the next, as a multiple of the seconds that the first one computed.
+
+The time in which it waited for plans does not count."""
 MAX_ASKED = 20
-"""Maximum number of plans that are made for one forecast, because jobs that could start wait meanwhile."""
+"""Maximum number of plans that are made for one forecast. While they are made, jobs that could start must wait."""
 MAX_LEFT = timedelta(days=3650)
 """Forecasts of times further away are shown as unknown."""
 
 
 @dataclass(frozen=True)
 class _Alone:
-    """The plans of a waiting job on the cluster after all jobs have ended.
+    """The plans of a waiting job on the cluster as if all jobs had ended.
 
-    ``versions``: those of the profiles and of this cluster for which they were made. An older entry is used until a new
-    one is there. ``plans``: the best at first; none if no plan is possible. ``complete``: False if some are missing.
+    ``question``: the job, as it was planned. ``versions``: versions of the profiles and of this cluster for which the
+    plans were made. An older entry is used until a new one is there. ``plans``: the best one first; empty if no plan is
+    possible. ``complete``: False if plans on some parts of the cluster have not been made yet.
     """
 
     question: ParsedJob
@@ -68,7 +71,7 @@ class _Alone:
 
 
 class Outlooks:
-    """Forecasts of all waiting jobs. Use it in one event loop only."""
+    """The outlooks (forecasts of start and end) of all waiting jobs. Use it in one event loop only."""
 
     def __init__(
         self,
@@ -85,7 +88,7 @@ class Outlooks:
         self._alone: dict[JobKey, _Alone] = {}
         self._plans = PossiblePlans(clock)
         self._whole: ClusterView | None = None
-        """The cluster as if all jobs had ended. ``_changes``: how often this view has changed."""
+        """The cluster as if all jobs had ended; None: not computed yet. ``_changes``: how often it has changed."""
         self._changes = 0
         self._looked_at: tuple[int, int] | None = None
         self._found: dict[JobKey, Outlook] = {}
@@ -95,16 +98,26 @@ class Outlooks:
         self._made_s = -inf
 
     def of(self, key: JobKey) -> Outlook | None:
-        """Return the forecast for the status of a waiting job; None if there is none. Reset ``is_news``."""
+        """Return the forecast of a waiting job, for its status; None if there is none yet.
+
+        The caller writes it to the status, so ``is_news`` returns False from now on.
+        """
         self._news.discard(key)
         return self._found.get(key)
 
     def is_news(self, key: JobKey) -> bool:
-        """Return True if the status of a waiting job must be written now to show news of the job's forecast."""
+        """Return True if the status of a waiting job must be written soon because of its forecast.
+
+        This is the case if the job has its first forecast, or is now predicted to meet or miss its deadline.
+        """
         return key in self._news
 
     async def note(self, key: JobKey, question: ParsedJob, decision: Decision, ask: Ask) -> None:
-        """Note the predicted run time of a job with a deadline, because the job's place in the queue depends on it."""
+        """Note the predicted run time of a job with a deadline, because the job's place in the queue depends on it.
+
+        ``decision``: result of planning the job. If it is no plan, the run time is learned from plans on the cluster as
+        if all jobs had ended. Do nothing for a job without a deadline, and for one in a queue of Kueue.
+        """
         if question.spec is None or question.spec.scheduling.finish_by is None or question.queued:
             return
         if isinstance(decision, Infeasible):
@@ -113,9 +126,10 @@ class Outlooks:
             self._queue.run_p90_s[key] = run_time(decision.status.predicted, previous(job)).p90
 
     async def learn(self, key: JobKey, question: ParsedJob, ask: Ask, stop: Callable[[], bool] = lambda: True) -> None:
-        """Plan a waiting job as if all jobs had ended, to learn its run time and needs, unless that is known.
+        """Plan a waiting job as if all jobs had ended, to learn its run time and the needs of its pods.
 
-        Then ask for its plans on parts of the cluster, until ``stop`` returns True.
+        First ask for its plan on the whole cluster, then for those on parts of it until ``stop`` returns True. By
+        default, ask for the former only. Plans that are known already are not made again.
         """
         self._look()
         if self._knows(key, question, complete=True):
@@ -129,7 +143,10 @@ class Outlooks:
         self._alone[key] = _Alone(question, versions, plans, complete)
 
     def _knows(self, key: JobKey, question: ParsedJob, *, complete: bool = False) -> bool:
-        """Return True if a plan of a job is known, or, with ``complete``, if all of its plans are."""
+        """Return True if the plans of a job were made for its current question, profiles and cluster.
+
+        ``complete``: True: all of them must be known. False: the one on the whole cluster is enough.
+        """
         known = self._alone.get(key)
         if known is None or known.question != question or known.versions != self._versions():
             return False
@@ -141,10 +158,10 @@ class Outlooks:
     async def refresh(
         self, waiting: Mapping[JobKey, ParsedJob], ask: Ask, busy: Callable[[], bool]
     ) -> tuple[JobKey, ...]:
-        """Update the forecasts if they are due. Return the jobs whose status must be written now to show news.
+        """Update the forecasts if they are due. Return the jobs whose status must be written soon (see ``is_news``).
 
-        ``waiting``: questions of the jobs in the queue. ``busy``: returns True while a job waits for its plan. An error
-        is logged, because planning must go on.
+        ``waiting``: questions of the jobs in the queue. ``ask``: makes plans. ``busy``: returns True while a job waits
+        for its plan; no more plans are then made for forecasts. An error is logged, because planning must go on.
         """
         try:
             return await self._refresh(waiting, ask, busy)
@@ -239,7 +256,7 @@ class Outlooks:
         return tuple(news)
 
     def _waiter(self, key: JobKey, question: ParsedJob) -> Waiter | None:
-        """Return a waiting job for the simulation; None if it is unknown yet, or if no plan of it is possible."""
+        """Return a waiting job for the simulation; None if its plans are not known yet, or if no plan is possible."""
         known, job = self._alone.get(key), self._cache.job(key)
         if known is None or not known.plans or job is None:
             return None
@@ -247,7 +264,11 @@ class Outlooks:
         return Waiter(key, tuple(plan.of(job.spec, status) for plan in known.plans), self._queue.job(question))
 
     def _recent(self, waiters: Mapping[JobKey, Waiter]) -> list[Recent]:
-        """Return the jobs that were created lately, as they began. For running jobs, only their own plan is known."""
+        """Return the jobs created within the last ``WINDOW_S``, which are expected to come again.
+
+        ``waiters``: the waiting jobs of the simulation, with all their plans. Of other jobs, only the stored plan is
+        known, and jobs without one and jobs in queues of Kueue are left out.
+        """
         now, recent = self._now(), []
         for job in self._cache.jobs():
             age_s = (now - job.created).total_seconds()

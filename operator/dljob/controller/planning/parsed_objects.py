@@ -12,14 +12,17 @@ Profiles = Mapping[tuple[str, str], Learned]
 
 
 class PlansByJob:
-    """The pods of the jobs' stored plans."""
+    """The pods of the jobs' stored plans, for reservations and forecasts. Each plan is parsed once per change."""
 
     def __init__(self) -> None:
         self._known: dict[JobKey, tuple[Mapping[str, str], PlannedPods | None]] = {}
         """The data of each job's plan, and the pods that were parsed from it; None if it does not parse."""
 
     def of(self, key: JobKey, data: Mapping[str, str] | None) -> PlannedPods | None:
-        """Return the pods of a job's stored plan; None without one (``data`` is None), or if it does not parse."""
+        """Return the pods of a job's stored plan; None without one, or if it does not parse.
+
+        ``data``: data of the plan's ConfigMap; None: the job has no stored plan.
+        """
         if data is None:
             self.forget(key)
             return None
@@ -33,7 +36,7 @@ class PlansByJob:
         return known[1]
 
     def known(self, key: JobKey) -> PlannedPods | None:
-        """Return what the last call of ``of`` for this job returned, without parsing again; None without a call."""
+        """Return what the last call of ``of`` for this job returned, without parsing again; None if there was none."""
         return self._known[key][1] if key in self._known else None
 
     def forget(self, key: JobKey) -> None:
@@ -44,7 +47,10 @@ class PlansByJob:
 
 
 class ProfilesByNamespace:
-    """The profiles that plans of jobs in each namespace may use."""
+    """The profiles (measurements of earlier runs) that plans of jobs in each namespace may use.
+
+    They are parsed once per change.
+    """
 
     def __init__(self, cache: Cache) -> None:
         self._cache = cache

@@ -22,30 +22,38 @@ from dljob.scheduling.assignment import sizes
 
 MAX_DEVICE_TYPES = 4
 MAX_KNOWN = 512
-"""Maximum number of questions of which the plans are stored. Jobs with equal specs share them."""
+"""Maximum number of questions (jobs to plan) whose plans are stored. Jobs with equal specs share them."""
 
 KEPT_S = 600.0
 """Seconds for which the plans on parts of the cluster are used although the cluster or the profiles have changed.
 
-Both may change every few seconds, and each waiting job has some twenty such plans.
+Both may change every few seconds, and each waiting job has some twenty such plans. Only the plan on the whole cluster
+is made again after each change.
 """
 
 
 @dataclass(frozen=True)
 class KnownPlan:
-    """What a forecast needs of a plan, for any job with the same spec."""
+    """What a forecast needs of a plan: the prediction and the pods. Jobs with the same spec share it."""
 
     predicted: Predicted
     pods: PlannedPods
 
     def of(self, spec: Mapping[str, Any], status: DLJobStatus) -> PossiblePlan:
-        """Return the plan of a job. ``spec``, ``status``: of the job, as the API server stores them."""
+        """Return this plan for one job: the remaining run time of the job, and what its pods need.
+
+        ``spec``: of the job, as the API server stores it. ``status``: of the job, with what is left of its training.
+        """
         return PossiblePlan(run_time(self.predicted, status), plan_reservation(self.pods, spec, {}))
 
 
 @dataclass(frozen=True)
 class _Answer:
-    """The plan for one part of the cluster; None: none is possible there. ``asked_s``: when the planner was asked."""
+    """The planner's answer for one part of the cluster.
+
+    ``plan``: None: no plan is possible there. ``version``: version of the cluster and the profiles (see ``learn``).
+    ``asked_s``: time when the planner was asked.
+    """
 
     plan: KnownPlan | None
     version: Hashable
@@ -63,10 +71,11 @@ class PossiblePlans:
     async def learn(
         self, question: ParsedJob, whole: ClusterView, version: Hashable, ask: Ask, *, stop: Callable[[], bool]
     ) -> bool:
-        """Ask for the plans of a job that are not known. Return False if ``stop`` returned True before the end.
+        """Ask the planner for those plans of a job that are not known yet. Return True if all are known then.
 
-        The plan on ``whole``, the cluster without jobs, is known only for the same ``version``, which changes with what
-        plans depend on beside the question. Plans on parts are known for ``KEPT_S``.
+        Return False if ``stop`` returned True before the end. ``whole``: the cluster as if all jobs had ended. The plan
+        on it is made whatever ``stop`` returns, unless it is known for the same ``version``: a value that changes with
+        what plans depend on beside the question (cluster, profiles). Plans on parts are used for ``KEPT_S``.
         """
         answers, now_s = self._of(question), self._clock()
         seen: set[Hashable] = {WHOLE}
@@ -90,7 +99,10 @@ class PossiblePlans:
         return True
 
     def get(self, question: ParsedJob) -> tuple[KnownPlan, ...]:
-        """Return the known plans of a job without repetition, the best first; none if no plan is possible."""
+        """Return the known plans of a job, the best first; empty if no plan is possible, or if none is known yet.
+
+        Of several plans with the same nodes and ranks, only one is returned.
+        """
         answers = self._of(question)
         if WHOLE not in answers or (best := answers[WHOLE].plan) is None:
             return ()
@@ -113,13 +125,14 @@ class PossiblePlans:
 
 
 WHOLE = "whole"
-"""The name of the cluster without jobs among its parts."""
+"""The name of the whole cluster, as if all jobs had ended, among the parts of the cluster."""
 
 
 def _parts(question: ParsedJob, whole: ClusterView) -> Iterator[tuple[Hashable, ClusterView]]:
-    """Yield the parts of the cluster on which a job is planned, with their names.
+    """Yield (name, nodes) of each part of the cluster on which a job is planned.
 
-    They are the whole cluster, and 1, 2, 4, … devices or nodes of each type.
+    They are the whole cluster, and 1, 2, 4, … devices or nodes of each type, if the spec allows that number of nodes. A
+    job whose groups the user has fixed is planned on the whole cluster only.
     """
     yield WHOLE, whole
     spec = question.spec
@@ -143,7 +156,10 @@ def _allowed(spec: DLJobSpec, nodes: int) -> bool:
 
 
 def _worth(question: ParsedJob, plan: KnownPlan) -> tuple[float, float]:
-    """Return the sort key of plans by what the job minimizes. Plans without a prediction come last."""
+    """Return the sort key of a plan by what the job minimizes (time, energy or cost); the best plan comes first.
+
+    Plans without a predicted time come last. Plans that are equal otherwise are sorted by time.
+    """
     assert question.spec is not None
     predicted = plan.predicted
     expense = {Minimize.ENERGY: predicted.energy_joules, Minimize.COST: predicted.cost}

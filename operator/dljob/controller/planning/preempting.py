@@ -30,13 +30,15 @@ from dljob.status import FALSE, TRUE, find, previous
 LOOK_S = 10.0
 """Seconds between two searches for jobs to preempt. Each asks the planner a few times."""
 SOON_S = 60.0
-"""If the first in line is predicted to start within these seconds, no job is preempted: stopping takes as long."""
+"""If the first in line is predicted to start within these seconds anyway, no job is preempted for it.
+
+To stop a job takes about as long."""
 AGAIN_S = 60.0
 """Seconds after which a search is repeated that found nothing, if the same jobs run and wait."""
 OBEY_S = 60.0
 """Seconds after which the order to stop a job is dropped if the job's reconcile has not carried it out."""
 MAX_DEVICE_TYPES = 4
-"""Maximum number of device types that are each tried alone for the first in line."""
+"""Maximum number of device types on each of which, alone, the first in line is planned to find room for it."""
 _BY_DLJOB = ((TRUE, "Starting"), (TRUE, "Started"))
 """Status and reason of the condition Admitted of a running job that Kueue did not admit."""
 
@@ -45,7 +47,11 @@ log = logging.getLogger("dljob")
 
 @dataclass(frozen=True)
 class _Order:
-    """The order that a job stops for the job ``by``. ``begun``: True as soon as its status says that it stops."""
+    """The order that a running job stops for the waiting job ``by``.
+
+    ``uid``: of the running job. ``at_s``: time of the order. ``begun``: True as soon as the status of the running job
+    says that it stops.
+    """
 
     uid: str
     by: JobKey
@@ -77,7 +83,10 @@ class Preempting:
         """The waiting and running jobs of the last search, if it found nothing, and the time of this search."""
 
     def order(self, key: JobKey) -> Preemption | None:
-        """Return why a job must stop now; None if it need not, or if its status says already that it stops."""
+        """Return why a running job must stop now; None if it need not, or if its status says already that it stops.
+
+        The job's reconcile asks for this, and then carries the order out.
+        """
         order, job = self._orders.get(key), self._cache.job(key)
         if order is None or order.begun or job is None or job.uid != order.uid:
             return None
@@ -87,7 +96,7 @@ class Preempting:
         return order.preemption
 
     def explained(self, key: JobKey, found: Infeasible) -> Infeasible:
-        """Return why a job waits: ``found``, unless other jobs stop for it."""
+        """Return why a job waits: the planner's reason ``found``, or MakingRoom if running jobs stop for this job."""
         stopping = [each for each, order in self._orders.items() if order.by == key and self._counts(each, order)]
         if not stopping:
             return found
@@ -99,9 +108,10 @@ class Preempting:
         return Infeasible("MakingRoom", "spec.scheduling", text, transient=True)
 
     async def make_room(self, waiting: Mapping[JobKey, ParsedJob], ask: Ask) -> JobKey | None:
-        """Let running jobs stop for the first in line. Return its key; None if no job stops, also after an error.
+        """Order running jobs to stop for the first job in line, if that is due and lets it start.
 
-        ``waiting``: questions of the jobs that wait for devices.
+        Return the key of the first in line; None if no job was ordered to stop, also after an error. ``waiting``:
+        questions of the jobs that wait for devices. ``ask``: makes plans.
         """
         try:
             return await self._look(waiting, ask) if self._on else None
@@ -137,7 +147,11 @@ class Preempting:
     async def _chosen(
         self, key: JobKey, question: ParsedJob, running: Mapping[JobKey, Preemptible], ask: Ask
     ) -> tuple[Preemptible, ...]:
-        """Return those of the ``running`` jobs that stop for the first in line."""
+        """Choose those of the ``running`` jobs that stop for the first in line, so that they lose least.
+
+        ``key``, ``question``: of the first in line. Return an empty tuple if it must not preempt, if no set of jobs
+        makes room for it, or if its quota would not allow a plan even then.
+        """
         own = self._queue.job(question).priority
         running = {other: each for other, each in running.items() if each.priority < own and not each.ends_soon}
         spec = question.spec
@@ -163,7 +177,8 @@ class Preempting:
     async def _needs(self, question: ParsedJob, view: ClusterView, ask: Ask) -> tuple[Reservation, ...]:
         """Return what the pods of a small plan of the job on ``view`` need; an empty tuple if no plan is possible.
 
-        The planner is asked for at most ``nodes.min`` nodes, then twice as many, and so on, until a plan is possible.
+        A small plan is enough to start the job, and fewer jobs must stop for it. The planner is asked for a plan with
+        at most ``nodes.min`` nodes, then twice as many, and so on, until a plan is possible.
         """
         spec = question.spec
         assert spec is not None
@@ -211,9 +226,10 @@ class Preempting:
         )
 
     def _counts(self, key: JobKey, order: _Order) -> bool:
-        """Return True if the order to stop a job is still in force.
+        """Return True if the order that the running job ``key`` stops is still in force.
 
-        The job holds devices and stops, or must begin to stop within ``OBEY_S``. The waiting job still exists.
+        That is so while both jobs exist and the running job holds devices. At the latest ``OBEY_S`` seconds after the
+        order, the status of the running job must say that it stops, and must then go on to say so.
         """
         job = self._cache.job(key)
         if job is None or self._cache.job(order.by) is None or not self._queue.holds_devices(key):
@@ -221,7 +237,7 @@ class Preempting:
         return stops(job) if order.begun else self._clock() - order.at_s < OBEY_S
 
     def _held(self, key: JobKey) -> dict[str, Requests]:
-        """Return what the pods of a job take from each node."""
+        """Return what the pods of a job take from each node, by the node's name; empty if no pod has a node."""
         holds: dict[str, Requests] = {}
         for pod in self._cache.pods_of(key):
             if pod.node is not None and self._cache.ledger.holds(pod.uid):
@@ -247,9 +263,10 @@ class Preempting:
 
 
 def _views(question: ParsedJob, whole: ClusterView) -> list[ClusterView]:
-    """Return the parts of the cluster on which the job is tried.
+    """Return the parts of the cluster ``whole`` on which the first in line is planned to find the cheapest room for it.
 
-    These are the nodes of each device type that it may use (at most ``MAX_DEVICE_TYPES``), and the whole cluster.
+    These are the nodes of each device type that the job may use, alone (at most ``MAX_DEVICE_TYPES``), and the whole
+    cluster. For a job with one such type or with fixed groups, it is only the whole cluster.
     """
     useful = [device for device in whole.device_types if matters_to(question)(device)]
     if len(useful) < 2 or (question.spec is not None and question.spec.planning.groups):

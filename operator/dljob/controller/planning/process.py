@@ -22,7 +22,7 @@ from dljob.render import RenderConfig
 log = logging.getLogger("dljob")
 
 LIMIT_S = 30.0
-"""Time limit for one plan, including the start of the process. 10,000 nodes of eight device types take 1 s."""
+"""Seconds that one plan may take, including the start of the process. 10,000 nodes of eight device types take 1 s."""
 COMMAND = (sys.executable, "-m", "dljob.controller.planning.worker")
 ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 """Environment of the process. More threads of numpy would take processor time and memory from the operator."""
@@ -31,7 +31,8 @@ ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 class PlannerProcess:
     """The planner in a process of its own, which plans one job at a time.
 
-    The process starts with the first question. After a crash or a hang, a new one starts.
+    The process starts with the first question (a job to plan). After a crash or a hang, a new process starts with the
+    next question.
     """
 
     def __init__(
@@ -44,20 +45,24 @@ class PlannerProcess:
     ) -> None:
         """``failed``: called when a process has crashed or was stopped because of the time limit.
 
-        ``about``: returns the fields of log lines about a job.
+        ``limit_s``: see ``LIMIT_S``. ``about``: returns the fields of log lines about a job.
         """
         self._about = about
         self._config, self._failed, self._limit_s, self._command = config, failed, limit_s, command
         self._process: asyncio.subprocess.Process | None = None
         self._nodes: dict[str, Node] = {}
-        """The nodes that the process knows."""
+        """The nodes that the process knows from earlier questions, by name. Only changes are sent to it."""
         self._profiles: Profiles | None = None
         self._configured = False
-        """True if the process has the configuration."""
+        """True if the configuration was sent to the process."""
         self._starting = asyncio.Lock()
 
     async def plan(self, question: ParsedJob, view: ClusterView, profiles: Profiles) -> Decision:
-        """Return a plan, or why none is possible. Raise PlanningError if the process fails, ends or takes too long."""
+        """Return a plan of the job, or why none is possible.
+
+        ``view``: the nodes with what the job may use of them. ``profiles``: measurements of earlier runs. Raise
+        PlanningError if the process fails, ends or takes too long.
+        """
         ended = False
         try:
             async with asyncio.timeout(self._limit_s):
@@ -82,7 +87,7 @@ class PlannerProcess:
             log.warning("the process that makes plans did not start: %s", error)
 
     async def close(self) -> None:
-        """End the process, if there is one."""
+        """Kill the process, if there is one, and wait until it has ended. The next question starts a new one."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -115,7 +120,10 @@ class PlannerProcess:
             return self._process
 
     def _task(self, question: ParsedJob, view: ClusterView, profiles: Profiles) -> Task:
-        """Return the question with what the process does not know yet."""
+        """Return the message for a question: it has only those nodes and profiles that the process does not know yet.
+
+        From now on, they count as known.
+        """
         nodes = {node.name: node for node in view.nodes}
         new = tuple(node for name, node in nodes.items() if self._nodes.get(name) is not node)
         gone = tuple(name for name in self._nodes if name not in nodes)

@@ -1,6 +1,7 @@
 """The queue of waiting jobs: their order, and the shadow reservation of the first in line.
 
-Both are derived from watched objects and from reservations, so that the next operator derives the same ones. The rules
+A shadow reservation is the time at which the first in line is predicted to start, and what it needs then. Order and
+shadow are derived from watched objects and from reservations, so that the next leader derives the same ones. The rules
 are in ``dljob.scheduling``; this module feeds them.
 """
 
@@ -46,7 +47,8 @@ SHADOW_S = 10.0
 PLACES_S = 5.0
 """Seconds after which the queue is sorted again to find its jobs' places. Sorting 1,000 jobs takes milliseconds."""
 Ask = Callable[[ParsedJob, ClusterView], Awaitable[StoredPlan | Infeasible]]
-"""Function that plans a job on a view of the cluster."""
+"""Function that plans a job on a view of the cluster (the nodes with what is free). It returns the plan, or why none is
+possible."""
 
 log = logging.getLogger("dljob")
 
@@ -61,7 +63,11 @@ class First:
 
 @dataclass(frozen=True)
 class _Known:
-    """A shadow reservation, and for what it is valid. ``found``: None if the whole cluster cannot run the job."""
+    """The shadow reservation of one job, and the state of the cluster for which it was computed.
+
+    ``question``: the job, as it was planned. ``versions``: of the ledger and of the reservations. ``at_s``: time of the
+    computation. ``found``: None if no plan of the job is possible even when all jobs have ended.
+    """
 
     question: ParsedJob
     versions: tuple[int, int]
@@ -91,7 +97,7 @@ class Queue:
         self._known: dict[JobKey, _Known] = {}
         self._shares: tuple[tuple[int, int], dict[str, float]] | None = None
         self._places: tuple[float, dict[JobKey, int]] = (-inf, {})
-        """When the queue was sorted, and the places of its jobs."""
+        """When the queue was sorted, and the place of each of its jobs, from 1."""
 
     def job(self, question: ParsedJob) -> QueuedJob:
         """Return the properties of a job that determine its place in the queue."""
@@ -103,26 +109,29 @@ class Queue:
         return QueuedJob(job.key, job.uid, priority, share, job.created, latest)
 
     def recent(self, job: JobSeen) -> QueuedJob:
-        """Return what the place of a job depended on when it was created, apart from deadlines and shares."""
+        """Return what the place of a job in the queue depended on when it was created, for forecasts.
+
+        The deadline of the job and the share of its namespace at that time are not known, and are left out.
+        """
         named = (job.spec.get("scheduling") or {}).get("priorityClassName")
         return QueuedJob(job.key, job.uid, self._cache.priority(named), 0.0, job.created)
 
     @property
     def shares(self) -> Shares:
-        """What the dominant shares of namespaces depend on."""
+        """The cluster's resources and the weights of namespaces, from which forecasts compute dominant shares."""
         return Shares(self._cache.ledger.total(), self._policy)
 
     def holds_devices(self, key: JobKey) -> bool:
-        """Return True if pods of the job run, or if a plan of it reserves devices."""
+        """Return True if pods of the job are bound to nodes, or if a plan of it reserves resources."""
         return self._book.holds(key) or any(self._cache.ledger.holds(pod.uid) for pod in self._cache.pods_of(key))
 
     async def first_before(
         self, key: JobKey, question: ParsedJob, waiting: Mapping[JobKey, ParsedJob], ask: Ask
     ) -> First | None:
-        """Return the first job in line if it is before ``key``, with its shadow reservation; otherwise None.
+        """Return the first job in line if it is before the job ``key``, with its shadow reservation; otherwise None.
 
-        ``waiting``: questions of the jobs for which no plan was possible. A job that could not run on the whole cluster
-        waits for something else, and is never first.
+        The job ``key`` must not delay this first job. ``waiting``: questions of the jobs for which no plan was
+        possible. A job that could not run on the whole cluster waits for something else, and is never first.
         """
         for gone in self._known.keys() - waiting.keys():
             del self._known[gone]
@@ -131,16 +140,20 @@ class Queue:
         return await self.first(before, ask)
 
     async def first(self, waiting: Mapping[JobKey, ParsedJob], ask: Ask) -> First | None:
-        """Return the first in line of the jobs ``waiting``, with its shadow reservation; None if none can be first."""
+        """Return the first in line of the jobs ``waiting``, with its shadow reservation; None if there is none.
+
+        Jobs that hold devices, and jobs that could not run on the whole cluster, are never first.
+        """
         for _, other in sorted((self.job(each).place, other) for other, each in waiting.items()):
             if not self.holds_devices(other) and (found := await self._shadow(other, waiting[other], ask)) is not None:
                 return First(other, found)
         return None
 
     def place(self, key: JobKey, waiting: Mapping[JobKey, ParsedJob]) -> tuple[int, int] | None:
-        """Return the place of a job in the queue, from 1, and the number of jobs; None if it is not in the queue.
+        """Return (place of a job in the queue, from 1; number of jobs in it); None if the job is not in the queue.
 
-        ``waiting``: questions of the jobs in the queue. They are sorted again after ``PLACES_S``, or for a new job.
+        ``waiting``: questions of the jobs in the queue. They are sorted again after ``PLACES_S``, or for a new job, so
+        that a place may be out of date for some seconds.
         """
         if self._clock() - self._places[0] >= PLACES_S or (key in waiting and key not in self._places[1]):
             line = sorted(waiting, key=lambda each: self.job(waiting[each]).place)
@@ -155,7 +168,11 @@ class Queue:
         self._shares = None
 
     async def _shadow(self, key: JobKey, question: ParsedJob, ask: Ask) -> Shadow | None:
-        """Return the shadow reservation of a job; None if no plan is possible even when all jobs have ended."""
+        """Return the shadow reservation of a job; None if no plan is possible even when all jobs have ended.
+
+        To find the start, ask for plans as if the first n running jobs had ended, for several n. The result is used
+        again for ``SHADOW_S`` if nothing in the cluster changes.
+        """
         known, versions, now_s = self._known.get(key), self._versions(), self._clock()
         if known is not None and known.question != question:
             known = None
@@ -192,7 +209,10 @@ class Queue:
         return self.view_without(key, {each.key for each in ended})
 
     def view_without(self, key: JobKey, ended: Collection[JobKey]) -> ClusterView:
-        """Return what is free for the job ``key`` after the jobs ``ended`` have ended. Pods of no job stay."""
+        """Return the nodes with what is free for the job ``key`` after the jobs ``ended`` have ended.
+
+        The job's own pods and reservations count as free. Pods that belong to no job stay.
+        """
         uids = [pod.uid for each in sorted({key, *ended}) for pod in self._cache.pods_of(each)]
         return without_reserved(self._cache.ledger.view(uids), self._book.current(without=key, ended=ended))
 
@@ -202,7 +222,10 @@ class Queue:
         return limits_for(key, self._cache, reserved, ended)
 
     def _share_by_namespace(self) -> dict[str, float]:
-        """Return the dominant share of the cluster that the jobs of each namespace hold."""
+        """Return the dominant share of each namespace: the largest fraction that its jobs hold of one resource.
+
+        Resources are devices, CPU and memory of all nodes. Bound pods and reservations count.
+        """
         if self._shares is None or self._shares[0] != self._versions():
             held: dict[str, Requests] = {}
             for job in self._cache.jobs():
@@ -222,7 +245,10 @@ class Queue:
 
 
 def queued(first: First, now_s: float) -> Infeasible:
-    """Return why a job waits although enough devices are free. ``first``: the job that must not be delayed."""
+    """Return why a job waits although enough devices are free: it would delay the first in line.
+
+    ``first``: the first in line, with its predicted start. ``now_s``: time on the same clock.
+    """
     left_s = first.shadow.start_s - now_s
     when = "at an unknown time" if left_s == inf else f"within {human_duration(max(0.0, left_s))} (p90)"
     text = (
@@ -237,13 +263,13 @@ def queued(first: First, now_s: float) -> Infeasible:
 def limits_for(
     key: JobKey, cache: Cache, reserved: Iterable[Reservation], ended: Iterable[JobKey] = ()
 ) -> NamespaceLimits:
-    """Return what quotas and limit ranges leave for a new plan of a job.
+    """Return the quotas and limit ranges of a job's namespace, with the usage that a new plan of the job finds.
 
-    The job's own pods do not count, because they leave with its old plan. Objects that the plans of other jobs have not
-    created yet count. ``reserved``: what the other jobs of the namespace reserve. ``ended``: jobs whose pods do not
-    count. The watches of quotas and pods are not ordered: for a moment, a new pod may be in neither the quota's usage
-    nor a reservation. If a plan uses that pod's quota meanwhile, the API server rejects a pod, and the job is planned
-    again after ``scheduling.startTimeout``.
+    The job's own pods do not count as usage, because they leave with its old plan. Objects that the plans of other jobs
+    have not created yet count. ``reserved``: what the other jobs of the namespace reserve. ``ended``: jobs whose pods
+    do not count. The watches of quotas and pods are not ordered: for a moment, a new pod may be in neither the quota's
+    usage nor a reservation. If a plan uses that pod's quota meanwhile, the API server rejects a pod, and the job is
+    planned again after ``scheduling.startTimeout``.
     """
     found = cache.limits(key[0])
     if not found.quotas:

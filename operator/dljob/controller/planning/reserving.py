@@ -20,7 +20,7 @@ log = logging.getLogger("dljob")
 
 
 class Reserving:
-    """Maintains the reservations of all jobs. Use it in one event loop only."""
+    """Keeps the reservations of all jobs in the book up to date. Use it in one event loop only."""
 
     def __init__(self, cache: Cache, book: ReservationBook, clock: Callable[[], float]) -> None:
         self._cache, self._book, self._clock, self.plans = cache, book, clock, PlansByJob()
@@ -28,7 +28,11 @@ class Reserving:
         """Accepted plans that are not stored yet, with their data."""
 
     def reserve(self, key: JobKey, question: ParsedJob, decision: Decision | None) -> bool:
-        """Reserve what a new plan needs beyond what the job's pods have. Return False if nothing is reserved for it."""
+        """Reserve what a new plan needs beyond what the job's pods have. Return True if something is reserved for it.
+
+        Nothing is reserved if ``decision`` is no plan, if the plan is only shown, if the job is in a queue of Kueue, or
+        if the job's pods have all that the plan needs.
+        """
         observed = self._cache.observe(key)
         if not isinstance(decision, StoredPlan) or plan_only(question) or question.queued or observed is None:
             self.refused(key)
@@ -39,7 +43,10 @@ class Reserving:
         return self._book.accepted(key)
 
     def refused(self, key: JobKey) -> None:
-        """End the reservation of a plan that the API server did not store."""
+        """End the reservation of a job's plan that is not stored, because the API server refused it or it was dropped.
+
+        What the job's stored objects reserve remains.
+        """
         self._unstored.pop(key, None)
         self._book.release(key)
 
@@ -55,7 +62,7 @@ class Reserving:
         self.plans.clear()
 
     async def derive_all(self) -> None:
-        """Derive the reservations of all jobs, after this operator has become the leader."""
+        """Derive the reservations of all jobs from stored objects, after this operator has become the leader."""
         self._cache.take_touched()
         for i, job in enumerate(list(self._cache.jobs())):
             self.derive(job.key)
@@ -63,7 +70,7 @@ class Reserving:
                 await asyncio.sleep(0)
 
     def derive(self, key: JobKey) -> None:
-        """Derive what the stored objects of a job reserve. If that fails, the job reserves nothing."""
+        """Update what a job reserves, from its stored objects. If that fails, log it; the job then reserves nothing."""
         try:
             self._derive_from(self._cache.observe(key), key)
         except Exception:
@@ -89,6 +96,6 @@ class Reserving:
             self._book.adjust(key, self._missing(observed, pods), self._clock())
 
     def _missing(self, observed: Observed, pods: PlannedPods) -> tuple[Reservation, ...]:
-        """Return what the pods of a plan need beyond what the job's pods have."""
+        """Return what the pods of a plan need beyond what the job's pods have already; empty if they have all."""
         placed, created = placed_by_group(observed, self._cache.ledger.holds), created_by_group(observed)
         return plan_reservation(pods, observed.job.spec, placed, created=created)

@@ -1,7 +1,8 @@
 """The process that makes plans: ``python -m dljob.controller.planning.worker``, started by ``PlannerProcess``.
 
-It reads questions from its standard input and writes answers to its standard output, one after another, until the input
-ends. A frame is its length in 8 bytes and a pickled message. The process imports only the pure core.
+It reads questions (jobs to plan) from its standard input and writes answers (plans) to its standard output, one after
+another, until the input ends. Each message is a frame: its length in 8 bytes, and the pickled message. The process
+imports only the pure core, which does no I/O.
 """
 
 import os
@@ -21,20 +22,21 @@ from dljob.render import RenderConfig
 
 LENGTH_NBYTES = 8
 NICENESS = 5
-"""Planning yields the processor to the operator's main process, which starts and fences pods."""
+"""Value that is added to the process's niceness, so that planning yields the processor to the operator's main process,
+which starts and fences pods."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """A question, with what has changed since the previous question."""
+    """A question (a job to plan), with what has changed in the cluster since the previous question."""
 
     question: ParsedJob
     nodes: tuple[Node, ...] = ()
     """New and changed nodes."""
     gone: tuple[str, ...] = ()
-    """Names of nodes that are no longer in the view."""
+    """Names of nodes that the process knows and that the job may not use, for example because they were deleted."""
     profiles: Mapping[tuple[str, str], Learned] | None = None
-    """The measured profiles; None: those of the previous question."""
+    """The profiles (measurements of earlier runs); None: those of the previous question are still valid."""
     config: RenderConfig | None = None
     """The configuration; None except for the first question of a process."""
 

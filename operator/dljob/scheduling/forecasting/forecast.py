@@ -1,9 +1,9 @@
 """Forecast when waiting jobs start and end: simulate the queue several times with predicted run times.
 
-The start that is shown is the median of simulations in which all runs take their median time, and in which the jobs
-that were created lately come again (``expected_arrivals``), at other moments in each simulation. Without them, half of
-the jobs that others pass later would start much later than forecast. The earliest start assumes short runs (10th
-percentile) and no new job, the latest one assumes long runs (90th percentile) and the same new jobs.
+The start that is shown is the median of simulations in which all runs take their median time. In these simulations, the
+jobs that were created lately come again (``expected_arrivals``), at other moments in each simulation. Without such new
+jobs, half of the waiting jobs that new jobs overtake would start much later than forecast. The earliest start assumes
+short runs (10th percentile) and no new job, the latest one assumes long runs (90th percentile) and the same new jobs.
 """
 
 from collections.abc import Sequence
@@ -21,9 +21,9 @@ MAX_FORECAST = 100
 MEDIANS = 3
 """Number of simulations with median run times. They differ in the moments at which new jobs come."""
 WINDOW_S = 3600.0
-"""The jobs of this number of last seconds are expected to come again in each window of the same length."""
+"""Length of a window in seconds. The jobs created in the last window are expected to come again in each next window."""
 WINDOWS = 4
-"""Number of windows with new jobs. Later ones matter only to jobs that start hours later."""
+"""Number of windows from now on with new jobs. Jobs that come later matter only to jobs that start hours later."""
 MAX_ARRIVALS = 200
 """Maximum number of new jobs in a simulation."""
 
@@ -38,7 +38,7 @@ class Forecast:
 
 @dataclass(frozen=True, slots=True)
 class Recent:
-    """A job that was created ``age_s`` seconds ago, as it was when it began to wait."""
+    """A job that was created ``age_s`` seconds ago. ``job``: the job as it was when it began to wait."""
 
     age_s: float
     job: Waiter
@@ -51,11 +51,11 @@ def forecast(
     shares: Shares | None = None,
     recent: Sequence[Recent] = (),
 ) -> dict[Key, Forecast]:
-    """Return forecasts for the first ``MAX_FORECAST`` jobs of a queue.
+    """Return forecasts for the first ``MAX_FORECAST`` jobs of a queue, by job.
 
-    ``free``: what no pod uses now. ``holders``: jobs that hold devices. ``line``: the waiting jobs that the cluster
-    could run, in the order of the queue. ``shares``: None if the order of the queue never changes. ``recent``: jobs
-    that were created within the last ``WINDOW_S``, whether they wait or not.
+    ``free``: the nodes with what no pod uses now. ``holders``: jobs that hold devices. ``line``: the waiting jobs that
+    the cluster could run, in the order of the queue. ``shares``: None if the order of the queue never changes.
+    ``recent``: jobs that were created within the last ``WINDOW_S``, whether they wait or not.
     """
     line = line[:MAX_FORECAST]
     if not line:
@@ -75,7 +75,8 @@ def forecast(
 def expected_arrivals(recent: Sequence[Recent], shift: float) -> tuple[Arrival, ...]:
     """Return the jobs that are expected to come in the next ``WINDOWS`` windows, sorted by time.
 
-    They are those of the last window. ``shift``: part of a window, in [0, 1), by which their moments are moved.
+    In each of these windows, copies of the ``recent`` jobs come at the same moments as those in the last window, moved
+    by ``shift``: a fraction of a window, in [0, 1). A moment that leaves the window at its end wraps to its beginning.
     """
     arrivals = []
     for window in range(WINDOWS):
@@ -91,9 +92,10 @@ def expected_arrivals(recent: Sequence[Recent], shift: float) -> tuple[Arrival, 
 
 
 def _percentiles(low_s: float, middle_s: Sequence[float], high_s: float) -> Interval:
-    """Return the interval of a time from the results of the simulations.
+    """Combine the results of all simulations for one time (in seconds) into an interval.
 
-    With other run times, another job may be back-filled, and a job may start sooner although all runs are longer.
+    The bounds are the smallest and the largest result, whichever simulation they come from: with longer runs, another
+    job may be back-filled, and a job may start sooner.
     """
     p50 = median(middle_s)
     known = [low_s, *middle_s, high_s]

@@ -9,7 +9,7 @@ from dljob.scheduling.reservations import Reservation
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """Resources of one node. ``cpu``: in cores."""
+    """Resources that a pod takes from one node. ``cpu``: in cores."""
 
     node: str
     devices: int
@@ -24,7 +24,8 @@ _State = tuple[int, int, int]
 class FreeNodes:
     """The free resources of nodes, indexed by the number of free devices, or of free cores for nodes without GPUs.
 
-    Most nodes of a busy cluster are full, so that most questions are answered without looking at a node.
+    Most nodes of a busy cluster are full, so that the index usually shows without a look at a node that pods do not
+    fit.
     """
 
     def __init__(self, view: ClusterView) -> None:
@@ -45,7 +46,7 @@ class FreeNodes:
         return other
 
     def fits(self, needs: Sequence[Reservation]) -> bool:
-        """Return True if pods fit on the nodes. Nothing changes."""
+        """Return True if all pods of ``needs`` fit on the nodes together. Nothing is taken."""
         if len(needs) == 1:
             return self._room_for(needs[0]) is not None
         taken = self.take(needs)
@@ -53,7 +54,10 @@ class FreeNodes:
         return taken is not None
 
     def take(self, needs: Iterable[Reservation]) -> tuple[Use, ...] | None:
-        """Take what pods need, on the nodes with the most free devices first. If the pods do not fit, return None."""
+        """Take what pods need, from the nodes with the most free devices first. Return what was taken, node by node.
+
+        If not all pods fit, take nothing and return None.
+        """
         taken: list[Use] = []
         for need in needs:
             names = self._room_for(need)
@@ -67,7 +71,7 @@ class FreeNodes:
         return tuple(taken)
 
     def give(self, uses: Iterable[Use]) -> None:
-        """Return resources to their nodes. Nodes that no longer exist are left out."""
+        """Make resources free again that ``take`` returned. Uses of nodes that do not exist are ignored."""
         for use in uses:
             self._change(use, 1)
 

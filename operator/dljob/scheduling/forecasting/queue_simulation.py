@@ -22,7 +22,8 @@ Key = tuple[str, str]
 class Holder:
     """A job that holds devices.
 
-    ``left``: its remaining time. ``uses``: what its pods take from nodes. ``needs``: what its pods without nodes need.
+    ``left``: its remaining time. ``uses``: what its pods take from nodes. ``needs``: what those of its pods need that
+    have no node yet.
     """
 
     key: Key
@@ -41,7 +42,7 @@ class PossiblePlan:
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """A job in the queue. It starts with the first of ``plans``, the best at first, for which there is room.
+    """A job in the queue. It starts with the first of ``plans`` for which there is room. ``plans``: the best one first.
 
     ``queued``: what its place in the queue depends on. None: it keeps its place relative to all other jobs.
     """
@@ -53,8 +54,9 @@ class Waiter:
 
 @dataclass(frozen=True)
 class Shares:
-    """What the dominant shares of namespaces depend on, by which the queue is ordered.
+    """What is needed to compute the dominant shares of namespaces, by which the queue is ordered.
 
+    A dominant share is the largest of the fractions of devices, CPU and memory that the jobs of a namespace hold.
     ``total``: the resources of all nodes. ``policy``: the weights of namespaces.
     """
 
@@ -78,11 +80,11 @@ def simulate(
     shares: Shares | None = None,
     arrivals: Sequence[Arrival] = (),
 ) -> Mapping[Key, tuple[float, float]]:
-    """Return for each job of ``line`` the seconds until its start and until its end; infinity: unknown.
+    """Simulate the queue. Return for each job of ``line`` the seconds until its start and its end; infinity: unknown.
 
-    ``free``: what no pod uses now. ``holders``: jobs that hold devices. ``line``: waiting jobs in the order of the
-    queue. ``seconds``: chooses the time to assume from an interval. ``shares``: None if the order of the queue never
-    changes. ``arrivals``: jobs to come, sorted by time.
+    ``free``: the nodes with what no pod uses now. ``holders``: jobs that hold devices. ``line``: waiting jobs in the
+    order of the queue. ``seconds``: chooses the time to assume from an interval, such as its median. ``shares``: None
+    if the order of the queue never changes. ``arrivals``: jobs to come, sorted by time.
     """
     nodes, queue, numbers = FreeNodes(free), _Line(line, shares), count()
     ends: _Ends = []
@@ -100,7 +102,10 @@ def simulate(
             queue.add(coming.popleft().job)
         shadow = shadow if shadow is not None and shadow.key == queue.first else None
         full: set[object] = set()
-        """Shapes of plans without room now. Starts free nothing, so plans of equal shape are not tried."""
+        """Shapes (what the pods need) of the plans for which there is no room at this moment.
+
+        A start frees nothing, so other plans of these shapes need not be tried at this moment.
+        """
         for job in queue.in_order():
             before = shadow if shadow is not None and shadow.key != job.key else None
             started = _start(nodes, job, before, now_s, seconds, full)
@@ -131,7 +136,7 @@ class _Line:
         self._held: dict[str, Requests] = {}
         self._numbers = count()
         self._jobs: dict[str, list[tuple[tuple[object, ...], int, Waiter]]] = {}
-        """The waiting jobs of each namespace, in the order of the queue. Their share is the same."""
+        """The waiting jobs of each namespace, in the order of the queue. Within a namespace, the share is the same."""
         for job in line:
             self.add(job)
 
@@ -145,7 +150,7 @@ class _Line:
         insort(self._jobs.setdefault(namespace, []), (self._rank(job), next(self._numbers), job), key=lambda e: e[:2])
 
     def start(self, job: Waiter, taken: Iterable[Use]) -> None:
-        """Remove a job from the queue, and let its namespace hold ``taken``."""
+        """Remove a job from the queue, and count ``taken`` as held by its namespace."""
         line = self._jobs[job.key[0] if self._shares is not None else ""]
         del line[next(i for i, entry in enumerate(line) if entry[2] is job)]
         self.hold(job.key[0], taken)
@@ -160,7 +165,10 @@ class _Line:
         self.hold(namespace, taken, -1)
 
     def in_order(self) -> Iterable[Waiter]:
-        """Yield each waiting job once, the first in line at first. A start in between changes the order of the rest."""
+        """Yield each waiting job once, the first in line first.
+
+        The caller may start the yielded job: this changes the share of its namespace, and thus the order of the rest.
+        """
         next_of = dict.fromkeys(self._jobs, 0)
         while True:
             heads = [
@@ -178,7 +186,7 @@ class _Line:
                 next_of[name] += 1
 
     def _rank(self, job: Waiter) -> tuple[object, ...]:
-        """Return the sort key of a job within its namespace."""
+        """Return the sort key of a job within its namespace; empty if jobs keep the order in which they were added."""
         if self._shares is None or job.queued is None:
             return ()
         return (*job.queued.urgency[:3], job.queued.created, job.queued.uid)
@@ -200,10 +208,11 @@ def _start(
     seconds: Callable[[Interval], float],
     full: set[object],
 ) -> tuple[float, tuple[Use, ...]] | None:
-    """Start a job with the best plan for which there is room. Return its run time and what it takes; None: no room.
+    """Start a job with the best plan for which there is room. Return its run time in seconds and what it takes.
 
-    ``before``: the shadow reservation of a job before this one. ``full``: shapes of plans without room. Those that are
-    found are added.
+    Return None if no plan has room. ``before``: the shadow reservation of a job before this one, which this one must
+    not delay; None: there is none. ``now_s``: simulated time. ``seconds``: chooses the run time to assume. ``full``:
+    shapes (see ``_shape``) of plans without room. The function adds those that it finds.
     """
     for plan in job.plans:
         run_s, shape = seconds(plan.run), _shape(plan)
@@ -233,7 +242,10 @@ _Ends = list[tuple[float, int, str, tuple[Use, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class _Shadow:
-    """The shadow reservation of the first in line: when it starts, and what is free then beside its pods."""
+    """The shadow reservation of the first in line: when it can start, and what is free then beside its pods.
+
+    ``start_s``: in seconds of simulated time. Another job that starts earlier must end before it, or fit into ``room``.
+    """
 
     key: Key
     start_s: float
@@ -241,9 +253,10 @@ class _Shadow:
 
 
 def _shadow(nodes: FreeNodes, ends: _Ends, job: Waiter) -> _Shadow | None:
-    """Return the shadow reservation of a job that cannot start now; None if it cannot start even after all ends.
+    """Return the shadow reservation of a job that cannot start now: the earliest of ``ends`` after which it fits.
 
-    A job without a shadow waits for something other than these ends, and blocks no other job.
+    ``ends``: when the jobs that hold devices end. Return None if the job does not fit even after all of them. It then
+    waits for something else, and blocks no other job.
     """
     room = nodes.copy()
     for end_s, together in groupby(sorted(ends), key=lambda end: end[0]):

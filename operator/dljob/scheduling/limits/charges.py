@@ -17,7 +17,7 @@ _SHORT_NAMES = ("configmaps", "secrets", "services", "persistentvolumeclaims")
 _WITHOUT_PREFIX = ("cpu", "memory", "ephemeral-storage")
 """Resources whose requests a quota may also limit without the prefix ``requests.``."""
 _LIMITED = _WITHOUT_PREFIX
-"""Resources whose limits a quota may limit."""
+"""Resources for which a quota may restrict the sum of the pods' limits, as ``limits.cpu`` and so on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +52,10 @@ def container_amounts(container: Json) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def pod_amounts(spec: Json) -> tuple[dict[str, int], dict[str, int]]:
-    """Return requests and limits of a pod, in thousandths. Add up those of its containers as the scheduler does."""
+    """Return requests and limits of a pod by resource, in thousandths of a unit.
+
+    They are the sums over its containers, formed as the scheduler forms them (see ``pod_requests``), with the overhead.
+    """
     totals = []
     for which in (0, 1):
         sidecars: dict[str, int] = {}
@@ -76,7 +79,7 @@ def pod_amounts(spec: Json) -> tuple[dict[str, int], dict[str, int]]:
 
 
 def pod_charge(spec: Json) -> Charge:
-    """Return what a pod that has not ended charges (Kubernetes: ``pkg/quota/v1/evaluator/core/pods.go``)."""
+    """Return what a pod charges to quotas until it ends (Kubernetes: ``pkg/quota/v1/evaluator/core/pods.go``)."""
     requests, limits = pod_amounts(spec)
     found = {"pods": 1000, "count/pods": 1000}
     for name, value in requests.items():
@@ -96,7 +99,10 @@ def pod_charge(spec: Json) -> Charge:
 
 
 def object_charge(manifests: Iterable[Json]) -> Charge:
-    """Return what objects other than pods charge together. A StatefulSet creates one ControllerRevision."""
+    """Return what objects other than pods charge to quotas together.
+
+    A StatefulSet also charges the one ControllerRevision that Kubernetes creates for it.
+    """
     found: dict[str, int] = {}
     for manifest in manifests:
         kind, group = manifest["kind"], manifest["apiVersion"].rpartition("/")[0]

@@ -14,7 +14,12 @@ Json = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class LimitItem:
-    """One entry of a LimitRange. Amounts are in thousandths. ``ratio``: largest limit divided by the request."""
+    """One entry of a LimitRange. Amounts are in thousandths of a unit.
+
+    ``type``: Container, Pod or PersistentVolumeClaim. ``min``, ``max``: smallest and largest request and limit.
+    ``default_request``: requests of containers that state none, as quantities. ``ratio``: largest allowed quotient of
+    limit and request.
+    """
 
     type: str
     min: Amounts = field(default_factory=dict)
@@ -32,7 +37,7 @@ class LimitRange:
 
     @classmethod
     def parse(cls, body: Json) -> "LimitRange":
-        """Return the LimitRange of a manifest. The API server has completed its defaults from ``max`` and ``min``."""
+        """Parse the manifest of a LimitRange, as the API server returns it: missing defaults are already filled in."""
         items = (body.get("spec") or {}).get("limits") or ()
         return cls(
             body["metadata"]["name"],
@@ -52,14 +57,14 @@ class LimitRange:
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """A value that a LimitRange forbids."""
+    """A request or limit that a LimitRange forbids. ``range``: name of the LimitRange."""
 
     range: str
     where: str
     """Text such as 'container trainer', 'pod' or 'claim'."""
     resource: str
     text: str
-    """Found value and expected value."""
+    """The second part of the message: the value that was found, and the expected value."""
 
     def __str__(self) -> str:
         return f"LimitRange {self.range}: {self.resource} of each {self.where}: {self.text}"
@@ -67,7 +72,7 @@ class Violation:
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What the LimitRanges allow for a container of a pod, by resource and in thousandths.
+    """What the LimitRanges allow for the trainer container of a pod, by resource and in thousandths of a unit.
 
     ``least`` and ``most``: smallest and largest request and limit. ``limit``: limit that a container without one gets.
     ``ratio``: largest quotient of limit and request.
@@ -80,7 +85,10 @@ class Bounds:
 
 
 def bounds(ranges: Iterable[LimitRange]) -> Bounds:
-    """Return the strictest values for the trainer, which is the only container that runs to the end of a pod."""
+    """Combine all LimitRanges of a namespace into the strictest values for the trainer container.
+
+    Items of type Pod count as those of type Container: the trainer is the only container that runs to the pod's end.
+    """
     least: dict[str, int] = {}
     most: dict[str, int] = {}
     limit: dict[str, int] = {}
@@ -97,7 +105,7 @@ def bounds(ranges: Iterable[LimitRange]) -> Bounds:
 
 
 def with_defaults(spec: Json, ranges: Iterable[LimitRange]) -> dict[str, Any]:
-    """Return a pod's spec with the requests and limits that the admission plugin adds to its containers."""
+    """Return a pod's spec with the default requests and limits that LimitRanger adds to its containers."""
     items = [item for each in ranges for item in each.items if item.type == "Container"]
     result = dict(spec)
     for key in ("initContainers", "containers"):
@@ -117,9 +125,9 @@ def _defaulted(container: Json, items: Iterable[LimitItem]) -> dict[str, Any]:
 
 
 def violation(spec: Json, ranges: Iterable[LimitRange]) -> Violation | None:
-    """Return the first reason why the API server would reject a pod; None if it would not.
+    """Return the first reason why the API server would reject a pod because of a LimitRange; None if it would not.
 
-    ``spec``: the pod's spec, with the defaults of the ranges.
+    ``spec``: the pod's spec, to which ``with_defaults`` has added the defaults of the ranges.
     """
     ranges = tuple(ranges)
     containers = (*(spec.get("initContainers") or ()), *(spec.get("containers") or ()))
@@ -145,7 +153,7 @@ def violation(spec: Json, ranges: Iterable[LimitRange]) -> Violation | None:
 
 
 def claim_violation(size: str, ranges: Iterable[LimitRange]) -> Violation | None:
-    """Return the first reason why the API server would reject a volume claim of this size; None if it would not."""
+    """Return the first reason why a LimitRange forbids a volume claim of this size (a quantity); None if none does."""
     stated = {"storage": thousandths(size)}
     for each in ranges:
         for item in each.items:
@@ -181,7 +189,7 @@ def _found(kind: str, value: int | None) -> str:
 
 
 def _text(value: int) -> str:
-    """Return an amount in thousandths as a quantity. Amounts of a million units or more are always bytes."""
+    """Return an amount in thousandths as a Kubernetes quantity, in Mi from a million units on: these must be bytes."""
     if value >= 10**9:
         return f"{value / 1000 / 2**20:.6g}Mi"
     return str(value // 1000) if value % 1000 == 0 else f"{value}m"

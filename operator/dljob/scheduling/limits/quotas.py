@@ -18,14 +18,17 @@ EXPLICIT = ("cpu", "memory", "requests.cpu", "requests.memory", "limits.cpu", "l
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """A requirement on the objects that a quota counts. Only priority classes have an operator and values."""
+    """A requirement on the objects that a quota counts. Only the scope PriorityClass has an operator and values."""
 
     name: str
     operator: str = "Exists"
     values: tuple[str, ...] = ()
 
     def holds(self, charge: Charge) -> bool:
-        """Return True if the scope selects the object. An unknown scope selects no object."""
+        """Return True if the scope selects the object with this charge. An unknown scope selects no object.
+
+        Scopes select only pods.
+        """
         if not charge.is_pod:
             return False
         if self.name != "PriorityClass":
@@ -55,7 +58,7 @@ class Quota:
 
     @classmethod
     def parse(cls, body: Mapping[str, Any]) -> "Quota":
-        """Return the quota of a manifest. Its limits are those in the status, which the API server enforces.
+        """Parse the manifest of a ResourceQuota. Its limits are those in the status, which the API server enforces.
 
         A limit that the status does not show yet is taken from the spec.
         """
@@ -76,17 +79,26 @@ class Quota:
         )
 
     def charged(self, charge: Charge) -> dict[str, int]:
-        """Return what an object charges to this quota."""
+        """Return what an object charges to this quota, by resource in thousandths.
+
+        Return an empty dictionary if a scope of the quota does not select the object.
+        """
         if not all(scope.holds(charge) for scope in self.scopes):
             return {}
         return {name: value for name, value in charge.amounts if name in self.hard}
 
     def left(self, resource: str) -> int:
-        """Return how much may still be used, in thousandths; negative if the quota was lowered below its usage."""
+        """Return how much of a resource may still be used, in thousandths.
+
+        The result is negative if the quota was lowered below its usage. The quota must limit the resource.
+        """
         return self.hard[resource] - self.used.get(resource, 0)
 
     def with_usage(self, more: Iterable[tuple[Charge, int]]) -> "Quota":
-        """Return the quota with changed usage. ``more``: (charge, number of such objects; negative: removed)."""
+        """Return the quota as if objects had been added or removed.
+
+        ``more``: pairs of the charge of an object and the number of such objects; negative: they are removed.
+        """
         used = dict(self.used)
         for charge, count in more:
             for name, value in self.charged(charge).items():
@@ -106,7 +118,7 @@ class NamespaceLimits:
         return not (self.quotas or self.ranges)
 
     def grown(self, before: "NamespaceLimits") -> bool:
-        """Return True if a plan may be possible that was not possible ``before``."""
+        """Return True if these limits may allow a plan that the earlier limits ``before`` did not allow."""
         if self.ranges != before.ranges:
             return True
         now = {quota.name: quota for quota in self.quotas}
@@ -124,7 +136,7 @@ NO_LIMITS = NamespaceLimits()
 
 @dataclass(frozen=True, slots=True)
 class Shortage:
-    """A resource of a quota that has less left than objects need. Amounts are in thousandths."""
+    """A resource of which a quota has less left than the objects of a plan need. Amounts are in thousandths."""
 
     quota: str
     resource: str
@@ -147,9 +159,10 @@ class Shortage:
 
 
 def shortages(quotas: Iterable[Quota], needs: Iterable[tuple[Charge, int]]) -> tuple[Shortage, ...]:
-    """Return what the quotas lack for objects. ``needs``: (charge, number of such objects).
+    """Return the resources of which the quotas have too little left for new objects; empty if all fit.
 
-    A resource of which the objects use nothing is never short, even if the quota was lowered below its usage.
+    ``needs``: pairs of the charge of an object and the number of such objects. A resource of which the objects use
+    nothing is never short, even if the quota was lowered below its usage.
     """
     needs, found = tuple(needs), []
     for quota in quotas:
@@ -175,7 +188,10 @@ class Unstated:
 
 
 def unstated(quotas: Iterable[Quota], spec: Mapping[str, Any], charge: Charge) -> Unstated | None:
-    """Return the first request or limit that a quota demands and a container lacks; None if none is missing."""
+    """Return the first request or limit that a quota demands and a container lacks; None if none is missing.
+
+    ``spec``, ``charge``: of the pod. Only quotas whose scopes select the pod count.
+    """
     for quota in quotas:
         if not all(scope.holds(charge) for scope in quota.scopes):
             continue
