@@ -110,7 +110,10 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: P
 
 
 def failed(observed: Observed, error: str, now: datetime) -> Desired:
-    """Return the desired state of a job on which the operator itself failed: only a condition that says so."""
+    """Return the desired state of a job if the operator itself failed while handling it: only a condition about that.
+
+    Pods and other objects do not change. ``error``: text of the error.
+    """
     before = previous(observed.job)
     text = (
         f"the operator failed on this job and retries: {error:.1000}. Pods that run are left as they are. Please "
@@ -125,7 +128,10 @@ def failed(observed: Observed, error: str, now: datetime) -> Desired:
 def _plan(
     parsed: ParsedJob, draft: Draft, config: RenderConfig, now: datetime
 ) -> tuple[StoredPlan | None, PlanStatus | None]:
-    """Return the plan that should run, and the plan that the status only shows (mode PlanOnly). Either may be None."""
+    """Return the plan that should run, and the plan that the status only shows (mode PlanOnly). Either may be None.
+
+    The first is the current plan, or a new one if the job needs one or gains from one. Add the condition Planned.
+    """
     assert parsed.spec is not None
     plan_only = parsed.spec.planning.mode is PlanningMode.PLAN_ONLY
     if plan_only:
@@ -159,9 +165,9 @@ def _plan(
 
 
 def _while_planning(parsed: ParsedJob, draft: Draft, spec: DLJobSpec, config: RenderConfig, now: datetime) -> Desired:
-    """Leave the pods as they are until the plan is made. Pods on lost nodes are replaced meanwhile.
+    """Return the desired state of a job while another task makes its new plan: its pods remain as they are.
 
-    Pods that stop for another plan are not started again.
+    Only pods on lost nodes are replaced meanwhile. Pods that stop for another plan are not started again.
     """
     observed, accepted = parsed.observed, parsed.accepted
     runs = accepted is not None and any(item.replicas for item in observed.sets) and in_force(observed, accepted)
@@ -175,9 +181,10 @@ def _while_planning(parsed: ParsedJob, draft: Draft, spec: DLJobSpec, config: Re
 
 
 def _in_queue(parsed: ParsedJob, draft: Draft, spec: DLJobSpec, config: RenderConfig, now: datetime) -> Desired:
-    """Run a job in a queue of Kueue while Kueue admits it, unless the spec suspends it.
+    """Return the desired state of a job in a queue of Kueue: its pods run while Kueue admits the job.
 
-    dljob's start time-out and replanning do not apply to jobs that Kueue admits.
+    If the spec suspends the job, its pods stop, and the job leaves the queue. dljob's start time-out and replanning do
+    not apply to jobs that Kueue admits.
     """
     if spec.suspend:
         _suspend(parsed, draft, now)
@@ -242,7 +249,10 @@ def _roll(
 
 
 def _end(parsed: ParsedJob, draft: Draft, verdict: Verdict, now: datetime) -> Desired:
-    """End the job: set its outcome in the status and remove its pods."""
+    """Return the desired state of a job that has just ended: without pods, with its outcome in the status.
+
+    ``verdict``: the outcome, the condition Complete or Failed. A complete job also updates the profiles.
+    """
     draft.verdicts.append(verdict)
     if parsed.spec is not None and parsed.report is not None and verdict.type == "Complete":
         draft.measurements = run.measurements(parsed.spec, parsed.report, parsed.accepted)
@@ -264,7 +274,10 @@ def _finished(parsed: ParsedJob, draft: Draft, now: datetime, *, just_now: bool 
 
 
 def _without_spec(parsed: ParsedJob, draft: Draft, now: datetime) -> Desired:
-    """Handle a job whose spec is invalid: if it has a plan, its pods continue to run. Create nothing."""
+    """Return the desired state of a job whose spec is invalid: pods that run continue, and nothing is created.
+
+    If the run of an existing plan has ended, the job ends too.
+    """
     if parsed.accepted is None:
         return _finish(parsed, draft, None, now)
     if end := run.ending(parsed, now):

@@ -14,7 +14,7 @@ from dljob.status import Event, Verdict
 
 @dataclass(frozen=True)
 class Scale:
-    """A new replica count for a StatefulSet, whose pod template does not change."""
+    """A new replica count for the StatefulSet ``name``, whose pod template does not change. ``uid``: its uid."""
 
     name: str
     replicas: int
@@ -23,7 +23,10 @@ class Scale:
 
 @dataclass(frozen=True)
 class Target:
-    """An object to delete. ``force``: delete a pod without waiting for its kubelet, because the pod's node is lost."""
+    """An object to delete. ``uid``: delete only the object with this uid; None: any with this name.
+
+    ``force``: delete a pod without waiting for its kubelet, because the pod's node is lost.
+    """
 
     kind: str
     name: str
@@ -33,7 +36,10 @@ class Target:
 
 @dataclass(frozen=True)
 class RunMeasurements:
-    """Measurements of one run of a job, with which the operator updates the profiles of the job's model and devices."""
+    """Measurements of one run of a job, with which the operator updates the profiles of the job's model and devices.
+
+    ``model``: key of the model, which is part of the key of each profile.
+    """
 
     model: str
     report: Report
@@ -47,10 +53,11 @@ class RunMeasurements:
 
 @dataclass(frozen=True)
 class WorkloadChange:
-    """A change of the job's Workload. Only one of ``apply``, ``delete``, ``spec`` and ``status`` is set.
+    """A change of the job's Workload, the object that asks Kueue for quota.
 
+    Only one of ``apply``, ``delete``, ``spec`` and ``status`` is set. ``spec`` and ``status`` are JSON merge patches.
     ``uid``: uid of the Workload; empty if the Workload does not exist yet. ``version``: resourceVersion that the change
-    is based on; empty: any. ``spec``, ``status``: JSON merge patches.
+    is based on; empty: any.
     """
 
     name: str
@@ -71,7 +78,7 @@ class Desired:
 
     objects: tuple[Manifest, ...] = ()
     secret: str | None = None
-    """Name of the Secret to create if it does not exist."""
+    """Name of the Secret with the TLS keys of the job's pods, to create if it does not exist."""
     scales: tuple[Scale, ...] = ()
     deletes: tuple[Target, ...] = ()
     delete_job: bool = False
@@ -87,7 +94,12 @@ class Desired:
 
 @dataclass
 class Draft:
-    """Mutable collection of the fields of a ``Desired``, within one call of ``reconcile``."""
+    """The desired state of a job while it is built: functions add to it during one call of ``reconcile``.
+
+    At the end, ``reconcile`` makes the ``Desired`` from it. ``verdicts`` become conditions of the job. Functions that
+    wait for something add to ``requeues_s`` the seconds after which the job must be reconciled again; the smallest
+    number counts.
+    """
 
     verdicts: list[Verdict] = field(default_factory=list)
     objects: list[Manifest] = field(default_factory=list)
@@ -108,9 +120,13 @@ class Draft:
     """New value of ``status.preemptions``; None: it does not change."""
 
     def clear(self) -> None:
-        """Remove the plan and the objects to apply, scale and delete. No pods should run then."""
+        """Remove the plan and all objects to apply, scale and delete from the draft, so that it starts no pods.
+
+        Verdicts, events and requeue times remain.
+        """
         self.objects, self.secret, self.scales, self.deletes = [], None, [], []
         self.plan, self.wanted = None, 0
 
     def requeue_in(self, seconds: float) -> None:
+        """Reconcile the job again after at most ``seconds``; at once if the number is not positive."""
         self.requeues_s.append(max(0.0, seconds))

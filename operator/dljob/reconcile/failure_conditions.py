@@ -1,9 +1,10 @@
-"""Rules about conditions of nodes and pods. They decide on failures that the coordinator has counted already.
+"""Apply the rules of ``spec.runPolicy.failureRules`` that are about conditions of nodes and pods.
 
-The coordinator applies rules about exit codes and reasons in the second in which ranks fail. It cannot read nodes, and
-Kubernetes learns of a broken node up to a minute later. Therefore, the operator looks at the failed rank's node and pod
-for ``WINDOW_S`` after a failure. If a rule then says Ignore, the operator tells the coordinator that one failure more
-does not count. Meanwhile, the ranks train again. If the failure would end the job, the coordinator waits instead.
+These rules decide later about failures that the coordinator has counted already. The coordinator itself applies rules
+about exit codes and reasons, in the second in which ranks fail. It cannot read nodes, and Kubernetes learns of a broken
+node up to a minute later. Therefore, the operator looks at the failed rank's node and pod for ``WINDOW_S`` after a
+failure. If a rule then says Ignore, the operator tells the coordinator that one failure more does not count. Meanwhile,
+the ranks train again. If the failure would end the job, the coordinator waits instead.
 """
 
 from collections.abc import Iterator
@@ -36,7 +37,10 @@ RECHECK_S = 5.0
 
 
 def carried(parsed: ParsedJob, target: StoredPlan) -> StoredPlan:
-    """Return the plan ``target`` with the record of the job's failures, if the job needs one."""
+    """Return the plan ``target`` with the record of the job's failures, so that a new plan does not lose it.
+
+    The plan gets no record if the job's current plan has none, and no rule is about conditions of nodes or pods.
+    """
     if target.failures is not None:
         return target
     found = parsed.accepted.failures if parsed.accepted is not None else None
@@ -46,7 +50,11 @@ def carried(parsed: ParsedJob, target: StoredPlan) -> StoredPlan:
 
 
 def recorded(parsed: ParsedJob, draft: Draft, now: datetime) -> ParsedJob:
-    """Return the job with an updated record of failures in its plan: new failures, and decisions on earlier ones."""
+    """Return the job with an updated record of failures in its stored plan.
+
+    Failures that the report shows for the first time are added, and earlier ones that a rule says to ignore become
+    ignored failures. Add events about these to the draft. If the record does not change, return ``parsed`` itself.
+    """
     accepted, report = parsed.accepted, parsed.report
     if accepted is None:
         return parsed
@@ -65,7 +73,7 @@ def recorded(parsed: ParsedJob, draft: Draft, now: datetime) -> ParsedJob:
 
 
 def ignored(accepted: StoredPlan) -> int:
-    """Return the number of failures that the coordinator has counted and a rule has then ignored."""
+    """Return the number of failures that the coordinator has counted, but that do not count because of a rule."""
     return accepted.failures.ignored if accepted.failures is not None else 0
 
 
@@ -75,7 +83,10 @@ def undecided(parsed: ParsedJob) -> bool:
 
 
 def ending(parsed: ParsedJob, now: datetime) -> Verdict | None:
-    """Return the verdict Failed if a rule about conditions says FailJob; otherwise None."""
+    """Return the verdict Failed if a rule about conditions of nodes or pods says FailJob for a recent failure.
+
+    Otherwise return None. A failure is recent for ``WINDOW_S`` seconds.
+    """
     record = parsed.accepted.failures if parsed.accepted is not None else None
     for failure in record.open if record is not None else ():
         found = _matching(parsed, failure, now)
@@ -93,14 +104,21 @@ def _rules(parsed: ParsedJob) -> Iterator[tuple[int, FailureRule]]:
 
 
 def _wait_s(parsed: ParsedJob) -> float:
-    """Return the seconds that the coordinator waits before it fails the job; 0 if no rule can ignore a failure."""
+    """Return the seconds that the coordinator waits before it fails a job with too many failures.
+
+    Return 0 if the job has no rule that can ignore a failure because of a condition.
+    """
     return WAIT_S if any(rule.action is FailureAction.IGNORE for _, rule in _rules(parsed)) else 0.0
 
 
 def _noted(
     parsed: ParsedJob, accepted: StoredPlan, report: Report, record: FailureRecord, now: datetime
 ) -> FailureRecord:
-    """Return the record. Add the failure in the report if it is new and a rule about conditions may apply to it."""
+    """Return the record of failures, with the failure in the report added if rules about conditions may decide on it.
+
+    The failure is not added if the record has it already, if it does not count anyway, if a rule that the coordinator
+    applies itself (about exit codes and reasons) decides on it, or if the pod of the failed rank is unknown.
+    """
     if report.failures < record.seen:  # The coordinator counts from 0 again.
         record = record.model_copy(update={"ignored": 0, "seen": 0, "open": ()})
     if report.failures == record.seen:
@@ -127,7 +145,11 @@ def _noted(
 
 
 def _decided(parsed: ParsedJob, draft: Draft, record: FailureRecord, now: datetime) -> FailureRecord:
-    """Return the record without the failures that a rule ignores, and without failures older than ``END_S``."""
+    """Return the record without the failures on which a decision is final.
+
+    These are the failures that a rule ignores, which are counted in ``ignored`` and get an event, and failures older
+    than ``END_S``, which count. While other failures remain, requeue the job to look at the conditions again.
+    """
     ignored, waiting = record.ignored, []
     for failure in record.open:
         found = _matching(parsed, failure, now)
@@ -144,7 +166,10 @@ def _decided(parsed: ParsedJob, draft: Draft, record: FailureRecord, now: dateti
 
 
 def _matching(parsed: ParsedJob, failure: OpenFailure, now: datetime) -> tuple[str, FailureAction] | None:
-    """Return (why the rule applies, its action) for the first rule that applies to a failure; None: no rule."""
+    """Return (why the rule applies, its action) for the first rule that applies to a failure.
+
+    Return None if no rule applies, or if the failure is older than ``WINDOW_S``.
+    """
     if now > failure.at + timedelta(seconds=WINDOW_S):
         return None
     pods = (pod.conditions for pod in parsed.observed.pods if pod.uid == failure.uid)
@@ -163,7 +188,7 @@ def _matching(parsed: ParsedJob, failure: OpenFailure, now: datetime) -> tuple[s
 
 
 def _held(patterns: tuple[ConditionPattern, ...], conditions: Conditions) -> str | None:
-    """Return the first pattern that one of ``conditions`` matches, such as Ready=Unknown; None: no match."""
+    """Return the first pattern that one of ``conditions`` matches, as text such as "Ready=Unknown"; None: no match."""
     wanted = ((item.type, item.status.value if item.status is not None else "True") for item in patterns)
     return next(("=".join(pair) for pair in wanted if pair in conditions), None)
 

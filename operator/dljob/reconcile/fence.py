@@ -18,9 +18,11 @@ from dljob.render import plan_config_map
 
 
 def stop(parsed: ParsedJob, draft: Draft, now: datetime, *, over: bool = False) -> None:
-    """Add to the draft: all pods stop, and overdue pods (see ``fence``) are deleted.
+    """Add to the draft that all pods of the job stop, and that overdue pods are deleted.
 
-    If pods are overdue, store the plan with a higher term, unless the job is over. The next plan takes over this term.
+    A pod is overdue if its node has been lost for ``nodeLostSeconds``. If there is such a pod, also store the job's
+    plan with a higher term, the number by which agents reject an agent that returns from a lost node. The next plan of
+    the job starts from this term. ``over``: True if the job has ended. It then needs no higher term.
     """
     bring_down(draft, parsed.observed)
     if parsed.spec is None or parsed.accepted is None:
@@ -34,7 +36,8 @@ def fence(parsed: ParsedJob, draft: Draft, spec: DLJobSpec, accepted: StoredPlan
     """Add the deletion of overdue pods to the draft. Return the plan, with its term increased if any pod is overdue.
 
     A pod is overdue if its node has been lost for ``nodeLostSeconds``. Agents reject other agents with a lower term, so
-    the agent of a deleted pod cannot take part again if its node returns.
+    the agent of a deleted pod cannot take part again if its node returns. If pods on lost nodes are not overdue yet,
+    requeue the job for the time when they will be.
     """
     lost_s, nodes = spec.run_policy.node_lost_seconds, parsed.observed.lost_nodes
     overdue = []

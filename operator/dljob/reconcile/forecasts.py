@@ -28,7 +28,9 @@ STEADY_S, STEADY_SHARE = 60.0, 0.1
 ``STEADY_SHARE`` of the time from now to the new prediction.
 """
 MIN_SLACK_SHARE = 0.05
-"""DeadlineFeasible becomes True again only if the predicted slack is this share of the time until the deadline."""
+"""Minimum slack with which DeadlineFeasible becomes True again, as a fraction of the time from now to the deadline.
+
+The slack is the time from the predicted end (90th percentile) to the deadline."""
 MAX_SIZES = 8
 _NO_FORECAST = (
     "the end of the job cannot be predicted yet, because the job has no plan, or because the remaining time of a "
@@ -37,7 +39,11 @@ _NO_FORECAST = (
 
 
 def with_forecasts(parsed: ParsedJob, status: DLJobStatus, now: datetime) -> DLJobStatus:
-    """Return the new status of a job with its forecasts."""
+    """Return ``status``, the new status of a job, with predicted times and the condition DeadlineFeasible added.
+
+    The times are those of the start and end of a waiting job, and the remaining time of a job that holds devices. If a
+    time has hardly changed, the result contains the one of the previous status, to avoid a write of the status.
+    """
     before = parsed.before
     queue = _queue(before.queue, parsed.observed.place, parsed.observed.outlook, now)
     admitted = find(status.conditions, "Admitted")
@@ -56,15 +62,20 @@ def with_forecasts(parsed: ParsedJob, status: DLJobStatus, now: datetime) -> DLJ
 
 
 def deadline_in_s(parsed: ParsedJob, now: datetime) -> float | None:
-    """Return the seconds until DeadlineFeasible must be updated, because the deadline passes; None: never."""
+    """Return the seconds until DeadlineFeasible must be updated, because the deadline passes.
+
+    Return None if the job has ended, has no deadline, or if the deadline has passed already.
+    """
     finish_by = parsed.spec.scheduling.finish_by if parsed.spec is not None and not parsed.finished else None
     return (finish_by - now).total_seconds() + 1.0 if finish_by is not None and finish_by >= now else None
 
 
 def steady(shown: datetime | None, found: datetime | None, now: datetime) -> datetime | None:
-    """Return the time for the status: ``shown`` while it is close to the new value ``found``; otherwise ``found``.
+    """Return the predicted time to show in the status, so that it does not change with each small new prediction.
 
-    ``STEADY_S`` and ``STEADY_SHARE`` say what is close. If ``shown`` is in the past, only ``STEADY_S`` counts.
+    This is ``shown``, the time in the present status, while it is close to the new prediction ``found``; otherwise
+    ``found`` in whole seconds. ``STEADY_S`` and ``STEADY_SHARE`` say what is close. If ``shown`` is in the past, only
+    ``STEADY_S`` counts. Return None if ``found`` is None.
     """
     if shown is None or found is None:
         return _whole_s(found)
@@ -82,7 +93,10 @@ def queue_text(queue: QueueStatus | None) -> str:
 
 
 def place_of(parsed: ParsedJob, now: datetime) -> QueueStatus | None:
-    """Return the place of a waiting job and its forecast, as its status shows them; None if the job has no place."""
+    """Return the queue position and the predicted start of a waiting job, as its status shows them.
+
+    Return None if the job has no position in the queue.
+    """
     return _queue(parsed.before.queue, parsed.observed.place, parsed.observed.outlook, now)
 
 
@@ -106,7 +120,10 @@ def _queue(
 
 
 def _run_forecast(status: DLJobStatus, now: datetime) -> RunForecast | None:
-    """Return the forecast of a job that holds devices; None for any other job, or if its remaining time is unknown."""
+    """Return the forecast of a job that holds devices: its remaining time, and what stopping it now would cost.
+
+    Return None for any other job, or if the remaining time is unknown.
+    """
     left, plan = remaining(status), status.plan
     if left is UNKNOWN or plan is None or _over(status) or not is_true(status.conditions, "Admitted"):
         return None
@@ -127,7 +144,11 @@ def _run_forecast(status: DLJobStatus, now: datetime) -> RunForecast | None:
 
 
 def _sizes(plan: PlanStatus) -> tuple[ForecastSize, ...]:
-    """Return the predicted seconds of the fastest considered plan for each number of nodes, the fastest first."""
+    """Return the predicted seconds of a whole training with each number of nodes, the fastest first.
+
+    For each number, these are the seconds of the fastest plan that the planner considered. The result has at most
+    ``MAX_SIZES`` entries.
+    """
     best: dict[int, float] = {plan.nodes: plan.predicted.total_seconds}
     for candidate in (*plan.candidates, *plan.trade_offs):
         if candidate.nodes is not None and not candidate.chosen:
@@ -187,7 +208,7 @@ def _after_end(status: DLJobStatus, finish_by: datetime, due: str) -> Verdict:
 def _finish_p90(
     status: DLJobStatus, outlook: Outlook | None, queue: QueueStatus | None, now: datetime
 ) -> datetime | None:
-    """Return the 90th percentile of the end of a job that runs or waits; None if it is unknown."""
+    """Return the time before which a job that runs or waits ends with a probability of 90 %; None if it is unknown."""
     if outlook is not None:
         return outlook.finish_p90
     if queue is not None:
@@ -199,7 +220,7 @@ def _finish_p90(
 
 
 def _in_text(condition: Condition) -> datetime | None:
-    """Return the predicted end that the message of the condition shows; None if it shows no end."""
+    """Return the predicted end that the message of the condition DeadlineFeasible shows; None if it shows no end."""
     found = condition.message.partition("at the latest at ")[2].partition(" ")[0]
     try:
         return datetime.fromisoformat(found)

@@ -64,8 +64,9 @@ def node_faults(parsed: ParsedJob, at: datetime) -> tuple[Fault, ...]:
 def _faulty_pod(parsed: ParsedJob, report: Report) -> PodSeen | None:
     """Return the pod whose node probably caused the job's last failure, or None.
 
-    Return None also if the ranks have trained since the failure, or if the pod's node is lost or removed. The condition
-    of such a node decides (see ``node_faults``).
+    Only failures of a device and pods that could not be reached are attributed to a node. Return None also if the ranks
+    have trained since the failure, or if the pod's node is lost or removed: then ``node_faults`` looks at the condition
+    of the node itself.
     """
     failure, accepted = report.failure, parsed.accepted
     if failure is None or accepted is None or report.plan_number != accepted.plan.number:
@@ -92,7 +93,11 @@ def _to_leave(parsed: ParsedJob) -> list[str]:
 
 
 def _returned(parsed: ParsedJob) -> list[str]:
-    """If a pod waits for a node, return the nodes that the job's plan avoids although plans may use them again."""
+    """Return the nodes that the job's pods avoid although plans may use them again; empty if no pod waits for a node.
+
+    A plan names the nodes with repeated faults that its pods must avoid. If such a node is healthy again, a waiting pod
+    may find its place there.
+    """
     accepted = parsed.accepted
     if accepted is None or not any(pod.unschedulable and not pod.deleting for pod in parsed.observed.pods):
         return []
@@ -105,7 +110,10 @@ def _moves(parsed: ParsedJob) -> bool:
 
 
 def undecided(parsed: ParsedJob) -> bool:
-    """Return True if the operator must look for a plan without a faulty node, which needs ``Observed.view``."""
+    """Return True if the job must be planned again because of a faulty node, or of one that plans may use again.
+
+    To make the plan, the operator needs the cluster's free resources (``Observed.view``).
+    """
     spec, accepted = parsed.spec, parsed.accepted
     if spec is None or accepted is None or spec.suspend or accepted.spec_digest != parsed.digest:
         return False
@@ -143,7 +151,10 @@ def move(parsed: ParsedJob, draft: Draft, config: RenderConfig) -> StoredPlan | 
 
 
 def _why(parsed: ParsedJob) -> str:
-    """Return why the job moves. While the pods stop and no longer show the reason, return that in the status."""
+    """Return the text that says why the job moves, for the condition NodeFaulty.
+
+    If the pods are stopping, they no longer show the reason. The text is then the message of the present condition.
+    """
     if nodes := _to_leave(parsed):
         listed = ", ".join(str(parsed.observed.left_out[node]) for node in nodes)
         return f"plans leave out nodes with repeated faults: {listed}; the job moves to other nodes"
@@ -154,7 +165,10 @@ def _why(parsed: ParsedJob) -> str:
 
 
 def _stay(parsed: ParsedJob, draft: Draft, problem: str) -> None:
-    """Add the condition of a job that would move, but cannot. ``problem``: why there is no plan."""
+    """Add the condition NodeFaulty of a job that should leave a faulty node, but cannot. ``problem``: why it cannot.
+
+    Do nothing if the job need not leave a node.
+    """
     listed = ", ".join(str(parsed.observed.left_out[node]) for node in _to_leave(parsed))
     if listed or _moves(parsed):
         text = (
@@ -165,7 +179,10 @@ def _stay(parsed: ParsedJob, draft: Draft, problem: str) -> None:
 
 
 def reset_for_spec(parsed: ParsedJob, draft: Draft, new: StoredPlan) -> None:
-    """Reset the condition NodeFaulty after a change of the spec. The new plan avoids the nodes that are left out."""
+    """Set the condition NodeFaulty from True to False if the job gets the plan ``new`` for another reason.
+
+    The usual reason is a change of the spec. The new plan avoids nodes with repeated faults anyhow.
+    """
     found = find(parsed.before.conditions, CONDITION)
     if found is not None and found.status is TRUE:
         text = f"plan {new.plan.number} is for the changed spec"
@@ -173,7 +190,10 @@ def reset_for_spec(parsed: ParsedJob, draft: Draft, new: StoredPlan) -> None:
 
 
 def _reset(parsed: ParsedJob, draft: Draft) -> None:
-    """Reset the condition if the job uses no left-out node, for example because plans may use the node again."""
+    """Set the condition NodeFaulty from True to False if no pod of the job runs on a node that plans must not use.
+
+    For example, plans may use the node again after some time without faults.
+    """
     found = find(parsed.before.conditions, CONDITION)
     if found is None or found.status is not TRUE:
         return

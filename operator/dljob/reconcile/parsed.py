@@ -24,6 +24,8 @@ from dljob.status import FALSE, Verdict, is_true, previous
 
 @dataclass(frozen=True)
 class ParsedJob:
+    """An observed job, with its spec, stored plan and report parsed. ``before``: its status before this reconcile."""
+
     observed: Observed
     before: DLJobStatus
     spec: DLJobSpec | None
@@ -66,8 +68,8 @@ def parse_observed(
 ) -> ParsedJob:
     """Parse spec, status, plan and report of a job.
 
-    ``policy``: overrides that the installation allows. ``defaults``: the installation's defaults. If a plan is stored
-    for the spec, the defaults in this plan apply instead.
+    ``policy``: pod template overrides that the installation allows. ``defaults``: the installation's defaults. If a
+    plan is stored for the spec, the defaults in this plan apply instead.
     """
     spec, problem = _spec(observed)
     before = previous(observed.job)
@@ -113,7 +115,10 @@ def _queued(observed: Observed, spec: DLJobSpec, accepted: StoredPlan | None) ->
 
 
 def _not_allowed(spec: DLJobSpec, may_override: bool, policy: OverridePolicy) -> Verdict | None:
-    """Return the condition of a job with overrides that the installation does not allow, or None."""
+    """Return Accepted=False if the spec has pod template overrides that the installation does not allow; else None.
+
+    ``may_override``: True if the job has the annotation ``dljob.dev/overrides: all``.
+    """
     if policy is OverridePolicy.NONE and spec.pod_template_overrides:
         text = (
             f"spec.podTemplateOverrides: found {len(spec.pod_template_overrides)} entries; expected no entries, "
@@ -128,10 +133,10 @@ def _not_allowed(spec: DLJobSpec, may_override: bool, policy: OverridePolicy) ->
 
 
 def with_secrets(parsed: ParsedJob, usable: Mapping[str, bool]) -> ParsedJob:
-    """Return the job without its spec if it uses a Secret that it may not use. ``usable``: name → label is set.
+    """Return the job, without its spec if it names a Secret that jobs may not use. ``refusal`` then names the Secret.
 
-    A Secret that does not exist is not in ``usable``, and may not be used either: it could be created without the
-    label.
+    ``usable``: for each existing Secret, by name, True if it has the label that lets jobs use it. A Secret that does
+    not exist may not be used either, because it could be created without the label.
     """
     for use in secrets(parsed.spec) if parsed.spec is not None else ():
         if not usable.get(use.name, False):
@@ -178,10 +183,11 @@ def _accepted(observed: Observed) -> tuple[StoredPlan | None, str | None]:
 
 
 def _report(observed: Observed, accepted: StoredPlan | None) -> tuple[Report | None, str | None]:
-    """Return the report and a description of its problem. Either may be None.
+    """Return the coordinator's report, or None if it is missing or ignored, and its problem, or None if it has none.
 
-    A report is ignored if it is of another job, or if its term is lower than the plan's: its coordinator ran on a lost
-    node. If only the noise scale of a report is invalid, the report is returned without the noise scale.
+    A report is ignored without a problem if it is of another job, or if its term is lower than the plan's: the operator
+    has replaced the coordinator that wrote it, because this one ran on a lost node. If only the noise scale of a report
+    is invalid, the report is returned without the noise scale.
     """
     if observed.report_problem is not None:
         return None, _ignored(observed, observed.report_problem)

@@ -12,9 +12,10 @@ from dljob.render import Names, RenderConfig, checkpoint_claim, stateful_sets, s
 
 
 def bring_up(draft: Draft, observed: Observed, spec: DLJobSpec, accepted: StoredPlan, config: RenderConfig) -> None:
-    """Add to the draft all objects that the job needs to run with all replicas of its plan.
+    """Add to the draft what is necessary so that all pods of the plan ``accepted`` run.
 
-    Also add the deletion of StatefulSets whose groups are not in the plan.
+    These are the objects to apply, the StatefulSets that only need another number of replicas, and the deletion of
+    StatefulSets whose groups are not in the plan. Also set ``draft.plan``, and the number of pods in ``draft.wanted``.
     """
     job = observed.job
     draft.objects.extend(support(job, spec, accepted, config))
@@ -35,18 +36,21 @@ def bring_up(draft: Draft, observed: Observed, spec: DLJobSpec, accepted: Stored
 
 
 def bring_down(draft: Draft, observed: Observed) -> None:
-    """Add to the draft that all StatefulSets are scaled to 0. Other objects of the job do not change."""
+    """Add to the draft that all StatefulSets are scaled to 0, so that all pods stop. Other objects do not change."""
     draft.scales.extend(Scale(item.name, 0, item.uid) for item in observed.sets if item.replicas > 0)
     draft.wanted = 0
 
 
 def in_force(observed: Observed, accepted: StoredPlan) -> bool:
-    """Return True if every StatefulSet with at least one replica has the pod template of the plan ``accepted``."""
+    """Return True if every StatefulSet with at least one replica has the pod template of the plan ``accepted``.
+
+    Return True also if no StatefulSet has replicas. If the result is False, the pods of another plan must stop first.
+    """
     return all(item.spec_digest == accepted.revision for item in observed.sets if item.replicas > 0)
 
 
 def quiet(observed: Observed) -> bool:
-    """Return True if no pod runs or can start.
+    """Return True if the job has no pod, not even one that is stopping, and no pod can be created.
 
     The StatefulSet controller must have processed the scaling to 0. Otherwise it may still create a pod.
     """

@@ -37,7 +37,11 @@ def ending(parsed: ParsedJob, now: datetime) -> Verdict | None:
 
 
 def _complete(report: Report) -> Verdict:
-    """Return the verdict Complete. Its reason says whether the training made all steps or was good enough before."""
+    """Return the verdict Complete of a job whose training has succeeded.
+
+    Its reason says whether the training made all its steps, reached its target earlier, or stopped because the model no
+    longer improved.
+    """
     stopped = report.outcome.stopped if report.outcome is not None else None
     text = _success(report)
     if stopped is None or stopped.reason not in reasons.OF_COMPLETION:
@@ -94,9 +98,9 @@ def _count_of_failures(failures: int, limit: int) -> str:
 
 
 def _describe(failure: Failure, more: str = "") -> str:
-    """Describe a failure by rank, host, message, exit code, the text ``more`` and the log.
+    """Return a text about a failure: its rank, host, message and exit code, then ``more``, then the end of its log.
 
-    Parts that the message already contains are not repeated.
+    Parts that the failure's message already contains are not repeated.
     """
     message, log = failure.message, failure.log_tail.strip()
     where = f"rank {failure.rank}" if failure.rank is not None and f"rank {failure.rank} " not in message else ""
@@ -130,9 +134,10 @@ def active_since(status: DLJobStatus) -> datetime | None:
 
 
 def deadline(parsed: ParsedJob, now: datetime) -> datetime | None:
-    """Return the time when ``activeDeadlineSeconds`` ends; None without a limit and for a suspended job.
+    """Return the time at which the job will have been active for ``activeDeadlineSeconds`` and must fail.
 
-    For a job that has not started yet, the limit counts from ``now``.
+    Return None without this limit and for a suspended job. For a job that has not started yet, or that is preempted,
+    the limit counts from ``now``.
     """
     if parsed.spec is None or parsed.spec.suspend:
         return None
@@ -162,7 +167,10 @@ def _overdue(parsed: ParsedJob, now: datetime) -> Verdict | None:
 
 
 def running(parsed: ParsedJob, accepted: StoredPlan) -> Verdict:
-    """Return the Running condition of a job whose pods should run."""
+    """Return the Running condition of a job whose pods should run: True while its ranks train.
+
+    Otherwise it is False, and its reason says whether pods start, ranks restart, or lost pods are being replaced.
+    """
     report = parsed.report
     pods = [pod for pod in parsed.observed.pods if not pod.deleting]
     ready = sum(pod.ready for pod in pods)
@@ -202,7 +210,10 @@ def _unready(was: Condition | None, accepted: StoredPlan) -> Verdict:
 
 
 def problem_conditions(parsed: ParsedJob) -> Iterator[Verdict]:
-    """Yield the conditions ReportValid and DeviceMismatch. A job has these only after the first such problem."""
+    """Yield the conditions about an invalid report (ReportValid) and about ranks on other devices (DeviceMismatch).
+
+    A job gets each of these conditions when it has the problem for the first time, and keeps it from then on.
+    """
     report, before = parsed.report, parsed.before.conditions
     if parsed.report_problem is not None:
         yield Verdict(REPORTING, FALSE, "InvalidNoiseScale" if report else "InvalidReport", parsed.report_problem)

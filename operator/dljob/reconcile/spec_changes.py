@@ -15,7 +15,11 @@ from dljob.status import FALSE, TRUE, Verdict, find
 
 @dataclass(frozen=True)
 class Followed:
-    """The spec that the operator follows. ``refusal``: the condition Accepted if this is not the job's spec."""
+    """The spec that the operator follows: the job's spec, or the spec of its plan if a change was refused.
+
+    ``digest``: hash of the spec's fields on which plans and pods depend. ``refusal``: the condition Accepted with the
+    status False, which says why a change was refused; None if no change was.
+    """
 
     spec: DLJobSpec
     digest: str
@@ -26,7 +30,8 @@ def followed(spec: DLJobSpec, before: DLJobStatus, accepted: StoredPlan | None, 
     """Return the spec that the operator follows for a job that has not ended.
 
     If the change from the plan's spec to ``spec`` is refused, the operator follows the plan's spec, with the fields of
-    ``spec`` that take effect at once, so that a user can always suspend the job.
+    ``spec`` that take effect at once, so that a user can always suspend the job. ``before`` (the job's status) and
+    ``report`` (of its coordinator) show whether training has begun, after which more changes are refused.
     """
     digest = spec_digest(spec)
     if accepted is None or accepted.spec_digest == digest or (planned := accepted.accepted_spec()) is None:
@@ -42,10 +47,11 @@ def followed(spec: DLJobSpec, before: DLJobStatus, accepted: StoredPlan | None, 
 
 
 def after_end(spec: DLJobSpec, generation: int, before: DLJobStatus, accepted: StoredPlan | None) -> Verdict | None:
-    """Return the condition Accepted of a job that has ended if its spec was changed after that; otherwise None.
+    """Return the condition Accepted that reports a change of the spec after the job's end; None if there is no news.
 
-    ``generation``: generation of ``spec``. If the status has the same generation, an earlier reconcile has checked the
-    spec, and the result is None.
+    The status of the condition is False if the changed spec contradicts the training, and True if the user has then
+    changed the spec back. ``generation``: generation of ``spec``. If the status has the same generation, an earlier
+    reconcile has checked the spec, and the result is None.
     """
     if accepted is None or generation == before.observed_generation:
         return None

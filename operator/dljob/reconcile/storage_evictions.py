@@ -31,14 +31,21 @@ _USED = re.compile(r"Container (\S+) was using (\S+), request is (\S+), has larg
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a pod was evicted because of storage. ``counts``: False if other pods may have caused the eviction."""
+    """Why a pod was evicted because of storage. ``text``: part of a message, with the field to change and a remedy.
+
+    ``counts``: True if the eviction counts against ``spec.runPolicy.backoffLimit`` like a failure of the training
+    script; False if other pods may have caused the eviction.
+    """
 
     counts: bool
     text: str
 
 
 def cause_of(eviction: Eviction, spec: DLJobSpec) -> Cause | None:
-    """Return the field, the value and the remedy for an eviction because of storage; None for any other eviction."""
+    """Return the cause of an eviction because of storage; None for an eviction for any other reason.
+
+    The cause is read from the kubelet's message. Its text names the field of ``spec``, the value found and a remedy.
+    """
     message = eviction.message
     if found := _VOLUME.search(message):
         return Cause(True, _volume_exceeded(found[1], found[2], spec))
@@ -58,9 +65,10 @@ def cause_of(eviction: Eviction, spec: DLJobSpec) -> Cause | None:
 
 
 def counted(parsed: ParsedJob, draft: Draft) -> ParsedJob:
-    """Return the job with new evictions in the record of its failures, and add events and the condition to the draft.
+    """Return the job with new evictions because of storage added to the record of failures in its stored plan.
 
-    After a change of the spec, the count starts at 0 again, because the new spec may allow more storage.
+    Also add an event for each new eviction, and the condition StorageExceeded, to the draft. After a change of the
+    spec, the count of evictions starts at 0 again, because the new spec may allow more storage.
     """
     accepted, spec = parsed.accepted, parsed.spec
     if accepted is None or spec is None:
@@ -101,7 +109,11 @@ def counted(parsed: ParsedJob, draft: Draft) -> ParsedJob:
 
 
 def ending(parsed: ParsedJob) -> Verdict | None:
-    """Return the verdict Failed if evictions and failures together exceed the limit; None otherwise."""
+    """Return the verdict Failed if evictions because of storage have made the job fail; None otherwise.
+
+    It has failed if these evictions and the failures of the training script together exceed the backoff limit. Without
+    such an eviction, the result is None, whatever the number of failures.
+    """
     accepted, report = parsed.accepted, parsed.report
     record = accepted.failures if accepted is not None else None
     if accepted is None or record is None or not record.evictions:

@@ -20,7 +20,10 @@ _HOPELESS = {
 
 
 def volume_ready(observed: Observed, spec: DLJobSpec, accepted: StoredPlan) -> Verdict:
-    """Return the VolumeReady condition. Problems of the dataset's claim take precedence over the checkpoint claim."""
+    """Return the VolumeReady condition of a job: whether its PersistentVolumeClaims are usable for the plan.
+
+    It is about the claim for checkpoints, or about the claim of the dataset if that one has a problem.
+    """
     return _dataset(observed, spec, accepted) or _checkpoints(observed, spec, accepted)
 
 
@@ -82,7 +85,10 @@ def _checkpoints(observed: Observed, spec: DLJobSpec, accepted: StoredPlan) -> V
 
 
 def _limit(spec: DLJobSpec, modes: Iterable[str]) -> str:
-    """Return a text for a job that may use several nodes but whose claim's access modes prevent it; otherwise ''."""
+    """Return a warning if the job may move to several nodes, but its checkpoint claim does not allow it; else ''.
+
+    ``modes``: access modes of the claim. The warning is appended to the message of VolumeReady.
+    """
     several = spec.nodes.max is not None and spec.nodes.max > 1 and spec.planning.resize is not Resize.NEVER
     if not several or _any(modes, _SHARED):
         return ""
@@ -106,7 +112,10 @@ def _existing(claim: ClaimSeen, limit: str) -> Verdict:
 
 
 def _class(observed: Observed, spec: DLJobSpec, accepted: StoredPlan) -> Verdict | None:
-    """Return the problem of a claim that dljob would create if the cluster has no storage class for it; else None."""
+    """Return VolumeReady=False if the cluster has no storage class for the checkpoint claim that dljob would create.
+
+    Return None if there is a storage class, or if the operator may not read storage classes.
+    """
     wanted = spec.checkpoint.volume.storage_class_name
     if observed.classes is None:
         return None

@@ -69,7 +69,10 @@ class GPT(nn.Module):
         return [first, *(Layer(block, tuple(block.parameters())) for block in self.blocks), last]
 
     def pairs(self) -> list[Pair]:
-        """Return the pairs of linear layers, for tensor parallelism: attention splits by heads, the MLP by features."""
+        """Return the pairs of linear layers that tensor parallelism splits over ranks: two pairs in each block.
+
+        The pair of the attention is split by heads, and that of the MLP by hidden features.
+        """
         names = [f"blocks.{index}" for index in range(len(self.blocks))]
         attention = [Pair(f"{name}.qkv", f"{name}.out", units=HEADS, blocks=3) for name in names]
         return attention + [Pair(f"{name}.up", f"{name}.down", units=4 * WIDTH) for name in names]

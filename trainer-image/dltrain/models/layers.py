@@ -12,7 +12,10 @@ from torch import Tensor, nn
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer of a sequence. Its input is the previous layer's output. Layers may share parameters (tied weights)."""
+    """One layer of a sequence. Its input is the previous layer's output. Layers may share parameters (tied weights).
+
+    ``run``: the layer's forward pass. ``parameters``: the model's parameters that it uses.
+    """
 
     run: Callable[[Tensor], Tensor]
     parameters: tuple[Tensor, ...]

@@ -29,15 +29,19 @@ Found = dict[torch.device, Tensor]
 
 
 class Steps(Protocol):
-    """The part of ``train.step.Step``, the current training step, that the replaced GradScaler methods use."""
+    """The part of ``train.step.Step``, the current training step, that the replaced GradScaler methods use.
+
+    ``open``: True while the step is in progress. ``left_out``: True if ranks skip the update of this step, because a
+    gradient is not finite.
+    """
 
     open: bool
     left_out: bool
 
     def unscale(self, divide: Callable[[], Found], nothing: Found, scale: float, inverse: float) -> Found:
-        """Unscale the gradients of the global batch. Return flags that are not 0 if any gradient is not finite.
+        """Divide the gradients of the global batch by the loss scale. Return flags (see ``Found``) for all ranks.
 
-        ``Step.unscale`` describes the arguments.
+        A flag is not 0 if any gradient is not finite. ``Step.unscale`` describes the arguments.
         """
         ...
 
@@ -58,9 +62,10 @@ class LossScale:
         return self._scaler.get_scale() if self._scaler is not None else None
 
     def watch(self, optimizer: Optimizer, steps: Steps, skipped: Callable[[], None]) -> None:
-        """Let ``steps`` decide when GradScalers skip updates of ``optimizer``, so that all ranks skip the same updates.
+        """Let all ranks skip the same updates of ``optimizer`` if the script uses a GradScaler.
 
-        ``skipped``: called when a GradScaler skips an update of the optimizer.
+        From then on, ``steps`` (the current training step) decides for the GradScaler whether an update is skipped.
+        ``skipped``: called each time when one is.
         """
         global _newest
         _replace_methods()
@@ -78,7 +83,10 @@ class LossScale:
         self._before = scaler.state_dict()  # ``restore`` needs it if the current step is already abandoned
 
     def freeze(self) -> None:
-        """Save the scaler's state when a step is abandoned. ``restore`` undoes changes that the script makes later."""
+        """Remember the scaler's state when a step is abandoned, such as after the loss of a rank.
+
+        The script does not know this, and may still change the scaler. ``restore`` undoes these changes.
+        """
         self._before = self._scaler.state_dict() if self._scaler is not None else None
 
     def restore(self) -> None:
@@ -104,7 +112,7 @@ _replaced = False
 
 
 def _run_of(optimizer: Optimizer) -> LossScale | None:
-    """Return the loss scale of the trainer of ``optimizer``; None without a trainer or if no step is in progress."""
+    """Return the ``LossScale`` of the trainer of ``optimizer``; None without a trainer or if no step is in progress."""
     found = _runs.get(optimizer)
     run = found() if found is not None else None
     return run if run is not None and run.steps.open else None

@@ -15,7 +15,8 @@ from dltrain.optim.noise_scale import estimates
 class Scaling:
     """The factor by which the learning rate is multiplied for a batch that is larger than the base batch.
 
-    For the rule AdaScale, ``observe`` must get the gradient norms of each step.
+    ``batch``: the global batch size. The base batch size, for which the user chose the learning rate, and the rule are
+    in ``optimizer``. For the rule AdaScale, ``observe`` must get the gradient norms of each step.
     """
 
     def __init__(self, optimizer: OptimizerRef, batch: int) -> None:
@@ -23,12 +24,13 @@ class Scaling:
         self._base = optimizer.base_batch or batch
         self._batch = batch
         self._keep = max(0.0, 1 - batch / self._base / 1000)
-        """Weight of the previous running sums at each step, as in the AdaScale paper (section 4)."""
+        """Factor on the running sums of earlier steps when a step is added, as in the AdaScale paper (section 4)."""
         self._seen = 0.0
         self._noise = self._signal = 0.0
 
     @property
     def measures(self) -> bool:
+        """Return True if the factor depends on gradient norms, which ``observe`` must then get."""
         return self._rule == "AdaScale"
 
     @property
@@ -50,7 +52,12 @@ class Scaling:
         return min(max(gain, min(1.0, scale)), max(1.0, scale))
 
     def observe(self, within: float, together: float, ranks: int) -> None:
-        """Add the squared gradient norms of a step. ``noise_scale.estimates`` defines the arguments."""
+        """Add the squared gradient norms of a step, from which AdaScale estimates how noisy gradients are.
+
+        ``within``: weighted mean of the squared norms of the local gradients of the ``ranks`` ranks. ``together``:
+        squared norm of the global gradient. ``noise_scale.estimates`` has the formulas. Do nothing with one rank, and
+        if a norm is not finite.
+        """
         if ranks < 2 or not (isfinite(within) and isfinite(together)):
             return  # a single gradient does not show how noisy gradients are
         noise, signal = estimates(within, together, ranks, self._batch)
@@ -59,6 +66,7 @@ class Scaling:
         self._seen = self._keep * self._seen + 1
 
     def state(self) -> list[float]:
+        """Return the running sums for a checkpoint. ``load`` restores them."""
         return [self._seen, self._noise, self._signal]
 
     def load(self, state: list[float]) -> None:

@@ -44,7 +44,11 @@ class Schedules:
         self._registered.append((scheduler, each_epoch))
 
     def step(self, *, end_of_epoch: bool) -> None:
-        """Step the schedulers after a completed training step."""
+        """Call the ``step`` methods of the schedulers after a completed training step.
+
+        ``end_of_epoch``: True if the step is the last one of an epoch. Only then, schedulers that were added with
+        ``each_epoch`` are called as well.
+        """
         for scheduler, each_epoch in self._registered:
             if end_of_epoch or not each_epoch:
                 scheduler.step()
@@ -69,7 +73,10 @@ def _plain(value: Any) -> Any:
 
 
 def _merged(own: Any, saved: Any) -> Any:
-    """Return a scheduler's ``own`` state with its values replaced by the ``saved`` values, if these exist."""
+    """Return a scheduler's ``own`` state, in which ``saved`` values from a checkpoint replace the values of same name.
+
+    Values without a saved one, such as functions, which a checkpoint cannot contain, remain.
+    """
     if isinstance(own, dict) and isinstance(saved, dict):
         return {key: _merged(part, saved[key]) if key in saved else part for key, part in own.items()} if saved else own
     if isinstance(own, list) and isinstance(saved, list) and any(isinstance(part, dict) for part in saved):

@@ -93,7 +93,11 @@ class NoiseScale:
         return found if found <= MAX_NOISE else None  # a larger value would be invalid in the job's report
 
     def observe(self, within: float, together: float, ranks: int) -> None:
-        """Add the squared gradient norms of a step, unless they are not finite. ``estimates`` defines the arguments."""
+        """Add the squared gradient norms of a step. Do nothing with one rank, and if a norm is not finite.
+
+        ``within``: weighted mean of the squared norms of the local gradients of the ``ranks`` ranks. ``together``:
+        squared norm of the global gradient. ``estimates`` has the formulas.
+        """
         if ranks < 2 or not (isfinite(within) and isfinite(together)):
             return
         noise, _ = estimates(within, together, ranks, self._batch)

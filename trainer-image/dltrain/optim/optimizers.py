@@ -31,7 +31,10 @@ def make_optimizer(ref: OptimizerRef, model: nn.Module) -> Optimizer:
 
 
 def _plain(kind: type[Optimizer]) -> type[Any]:
-    """Return a subclass of ``kind`` whose methods do not import torch's compiler, because the import is slow."""
+    """Return a subclass of the optimizer class ``kind`` whose methods do not import torch's compiler.
+
+    The import takes 1.5 s of CPU time. The subclass computes the same.
+    """
     for member in vars(Optimizer).values():
         inner = getattr(member, "__wrapped__", None)
         if inspect.isfunction(member) and "_disable_dynamo" in member.__code__.co_qualname:

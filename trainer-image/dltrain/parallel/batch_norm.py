@@ -60,7 +60,10 @@ class SyncBatchNorm(_BatchNorm):
 
     @torch.no_grad()
     def _remember(self, mean: Tensor, variance: Tensor) -> None:
-        """Update the running statistics, which are used in evaluation and are equal on all ranks."""
+        """Update the layer's running mean and variance, which are used in evaluation, with those of a global batch.
+
+        They are equal on all ranks, because each batch has the samples of all ranks.
+        """
         assert self.num_batches_tracked is not None and self.running_mean is not None and self.running_var is not None
         self.num_batches_tracked.add_(1)
         factor = 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum

@@ -16,7 +16,7 @@ _DRIVE_S, _DRIVEN = 0.5e-3, 3
 
 
 class BucketReductions:
-    """The reductions of one step. They start in the same order on every rank."""
+    """The reductions of the buckets of gradients in the current step. They start in the same order on every rank."""
 
     def __init__(self, buffer: GradientBuffer, collective: Collective, *, marked: bool) -> None:
         """Prepare the reductions of the buckets of ``buffer``.
@@ -38,10 +38,14 @@ class BucketReductions:
         self.weight = 1.0
         """Factor by which this rank's gradients are multiplied before their reduction."""
         self.began = 0.0
-        """Time of the start of the first reduction."""
+        """Time of the start of the step's first reduction: the value of ``time.perf_counter`` in seconds."""
 
     def begin(self, weight: float, square_at: int | None) -> None:
-        """Begin a step. ``weight``: factor of this rank's gradients. ``square_at``: see ``DataParallel.square_at``."""
+        """Begin a step. ``weight``: factor by which this rank's gradients are multiplied before their reduction.
+
+        ``square_at``: index in the tail (the last values of the buffer) at which this rank shares its weight times the
+        squared norm of its local gradient; None: do not share it.
+        """
         self._missing = [len(bucket.parameters) for bucket in self._buffer.buckets]
         self.waiting = set(range(len(self._buffer.parameters)))
         self.reached.clear()
@@ -50,7 +54,7 @@ class BucketReductions:
         self.weight, self._own_square, self._square_at = weight, 0.0, square_at
 
     def started(self, index: int) -> bool:
-        """Return True if the reduction of a parameter's bucket has started."""
+        """Return True if the reduction of the bucket of parameter ``index`` has started in this step."""
         return self._bucket_of[index] < len(self._works)
 
     @property
@@ -62,7 +66,10 @@ class BucketReductions:
         return len(self._works) == len(self._buffer.buckets)
 
     def came(self, index: int) -> bool:
-        """Record that a parameter's gradient is complete. Return False if no reduction waited for this gradient."""
+        """Record that the gradient of parameter ``index`` is complete, or that no reduction must wait for it.
+
+        Return False if no reduction was waiting for this gradient, as at a second call in a step.
+        """
         if index not in self.waiting:
             return False
         self.waiting.discard(index)
@@ -70,18 +77,21 @@ class BucketReductions:
         return True
 
     def skip(self, indices: Iterable[int]) -> None:
-        """Wait no longer for the gradients of these parameters."""
+        """Wait no longer for the gradients of these parameters. The values in the buffer, usually 0, are reduced."""
         for index in indices:
             self._adopt(index)
             self.came(index)
 
     def start_complete(self) -> None:
-        """Start the reductions of the next buckets, as far as they are complete. Raise PeerLostError."""
+        """Start the reductions of the next buckets in order, up to the first that lacks a gradient.
+
+        Raise PeerLostError.
+        """
         while len(self._works) < len(self._missing) and not self._missing[len(self._works)]:
             self._start(len(self._works))
 
     def start_rest(self) -> None:
-        """Start the reductions of all remaining buckets. Raise PeerLostError."""
+        """Start the reductions of all remaining buckets, even if gradients are missing. Raise PeerLostError."""
         if not self.reached:  # no backward pass, but the script may have written gradients into the buffer
             self.reached.update(index for index, view in enumerate(self._buffer.views) if bool(view.any()))
         for bucket in range(len(self._works), len(self._buffer.buckets)):

@@ -10,14 +10,14 @@ from typing import NamedTuple
 class Shared(NamedTuple):
     """Values that a rank appends to its gradient buffer (the tail), so that ranks sum them together with the gradients.
 
-    ``stop``, ``save``, ``keep``: 1 if this rank requests to stop, to save a checkpoint, or to save the state to memory.
-    In the tail, the times of each rank follow these values.
+    ``stop``, ``save``, ``keep``: 1 if this rank requests to stop, to save a checkpoint, or to save the training state
+    to its pod's memory; else 0. In the tail, the times of each rank follow these values.
     """
 
     loss: float = 0.0
     """This rank's mean loss times its weight."""
     logged: float = 0.0
-    """Weight of the samples whose loss was logged."""
+    """This rank's weight if it logged a loss, else 0. The sum of ``loss`` over that of ``logged`` is the mean loss."""
     stop: float = 0.0
     save: float = 0.0
     keep: float = 0.0
@@ -58,8 +58,8 @@ def pack(
     """Return this rank's values for the tail (the end of the gradient buffer): ``shared``, then the times of all ranks.
 
     The times of other ranks are 0. The times of this rank are those of its previous step, in seconds. ``compute_s``:
-    computing. ``exposed_s``: communication that did not overlap with computing. ``demanded_s``: the time that the
-    rank would need for the step's CPU time if it never waited (see ``stopwatch.Budget``), or 0 if unknown.
+    computing. ``exposed_s``: communication that did not overlap with computing. ``demanded_s``: the estimated duration
+    of the step if the rank computed without waiting (see ``stopwatch.Budget``), or 0 if unknown.
     """
     by_rank = [0.0] * (3 * ranks)
     by_rank[rank::ranks] = compute_s, exposed_s, demanded_s
@@ -78,3 +78,4 @@ def unpack(total: Sequence[float], ranks: int) -> Agreed:
 WEIGHED = Shared._fields.index("weighed")
 WEIGHT = Shared._fields.index("weight")
 WITHIN = Shared._fields.index("within")
+"""Indices in the tail of the fields of ``Shared`` with these names."""

@@ -30,14 +30,11 @@ from dltrain.timing.backward_passes import Passes
 from dltrain.timing.stopwatch import Lap, reading
 
 _EXACT_MARKS = 256
-"""Largest number that 16-bit gradients (bfloat16) count to without rounding."""
+"""Largest number of ranks up to which a sum of ones, one per rank, is exact in 16 bits (bfloat16)."""
 
 
 def square_of(tensors: Iterable[torch.Tensor]) -> float:
-    """Return the squared norm of all tensors together.
-
-    All norms are copied to main memory at once, because each copy waits for the GPU.
-    """
+    """Return the squared norm of all tensors together. From a GPU, all norms are copied at once, with a single wait."""
     norms = [torch.linalg.vector_norm(tensor) for tensor in tensors]
     return sum(norm**2 for norm in torch.stack(norms).tolist()) if norms else 0.0
 
@@ -62,9 +59,9 @@ class DataParallel(Placement):
 
         ``collective``: returns the collective that reduces the buckets. ``bucket_nbytes``: maximum size of a bucket.
         ``tail``: number of values that ranks share at every step. ``zeros``: allocates the buffer for (number of
-        elements, dtype, device); by default torch allocates it. ``agreement``: returns the collective with which ranks
-        agree on late gradients (see ``unused_parameters``). If it is None and there are several ranks, the bucket of a
-        parameter that a backward pass does not reach is reduced only in the optimizer's step.
+        elements, dtype, device); by default torch does. ``agreement``: returns the collective with which ranks agree on
+        late gradients (see ``unused_parameters``). If it is None and there are several ranks, the bucket of a parameter
+        that a backward pass does not reach is reduced only in the optimizer's step.
         """
         parameters = list(parameters)
         self._frozen = [parameter for parameter in parameters if not parameter.requires_grad]
@@ -82,17 +79,13 @@ class DataParallel(Placement):
         self.square = 0.0
         """Squared norm of this rank's part of the last gradient. 0 if every rank has the whole gradient."""
         self.square_at: int | None = None
-        """Index in the tail at which this rank shares its weight times the squared norm of its local gradient.
-
-        The tail consists of the last values of the buffer. None: do not share this value.
-        """
+        """Index in the tail (the last values of the buffer) at which this rank shares its weight times the squared norm
+        of its local gradient. None: do not share this value."""
         self.measured_norm = 0.0
         """Norm of the global batch's gradient before the script changes it. Set only if ``square_at`` is set."""
         self.weight_at: int | None = None
-        """Index of the value in the tail (the last values of the buffer) that contains the weight of each rank's loss.
-
-        If its sum over ranks is not 0, the reduced gradient is divided by this sum. None: do not divide.
-        """
+        """Index in the tail (the last values of the buffer) of each rank's weight. The reduced gradient is divided by
+        the sum of these weights over ranks, unless the sum is 0. None: do not divide."""
         self._reductions = BucketReductions(self.buffer, self.collective, marked=not self.sharded)
         self._summed: list[float] = []
         """Marks and tail of the buffer (see ``gradient_buffer``), summed over ranks."""
@@ -118,9 +111,8 @@ class DataParallel(Placement):
         """Zero the gradients and begin a step.
 
         ``weight``: this rank's fraction of the global batch. ``shared``: this rank's values for the tail (the end of
-        the gradient buffer), which ranks sum together with the gradients.
-
-        Raise MisuseError if the script has made frozen parameters trainable.
+        the gradient buffer), which ranks sum together with the gradients. Raise MisuseError if the script has made
+        frozen parameters trainable.
         """
         if any(parameter.requires_grad for parameter in self._frozen):
             thawed = [tuple(p.shape) for p in self._frozen if p.requires_grad]
@@ -169,11 +161,11 @@ class DataParallel(Placement):
         self._seen()
 
     def rescale_residuals(self, factor: float) -> None:
-        """Multiply the residuals of gradient compression (rounding errors of earlier steps) by ``factor``."""
+        """Multiply the residuals (rounding errors) of gradient compression by ``factor``, as for a new loss scale."""
         self.collective.rescale_residuals(factor)
 
     def gradient_norm(self) -> float:
-        """Return the Euclidean norm of the gradient on this rank, before clipping."""
+        """Return the norm of the last step's gradient of the global batch, before clipping and without loss scale."""
         norm = float(torch.linalg.vector_norm(self.buffer.gradient)) if self._norm is None else self._norm
         return norm / self._left
 
@@ -270,7 +262,10 @@ class DataParallel(Placement):
         self._seen()
 
     def _settle(self, *, final: bool) -> None:
-        """Add the late gradients of all ranks. ``final``: True if none can follow on this rank. Raise PeerLostError."""
+        """Add the gradients that are late (came after the reduction of their bucket) on any rank. Raise PeerLostError.
+
+        ``final``: True if no more late gradients can follow on this rank in this step.
+        """
         if self._unused is None or self._settled:
             return
         ended = self._complete

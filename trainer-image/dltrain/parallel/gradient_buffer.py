@@ -111,7 +111,10 @@ class GradientBuffer:
                 self.views.append(_like(parameter, part) if marked else part.view(parameter.shape))
                 offset += parameter.numel()
         self.slices = [self.flat[b.start : b.stop] for b in self.buckets]
-        """The parts that are reduced: the buckets (the last one with marks and tail), then the tail if it is wide."""
+        """The parts that are reduced: the buckets, the last one with marks and tail.
+
+        If ``wide_tail`` is true, the tail is a part of its own after them.
+        """
         self.slices[-1] = self.flat[self.buckets[-1].start : end if self.wide_tail else None]
         if self.wide_tail:
             self.slices.append(self.tail)
@@ -126,7 +129,8 @@ class GradientBuffer:
     def detach(self, marks: Sequence[float]) -> None:
         """Remove the gradients of parameters that no rank's backward pass reached, so that optimizers skip them.
 
-        ``marks``: the summed marks, perhaps with other values behind them.
+        ``marks``: for each parameter, its mark after the sum over ranks; 0 means that no rank reached it. Further
+        values after these are ignored.
         """
         for parameter, mark in zip(self.parameters, marks[: len(self.marks)], strict=False):
             if not mark:
@@ -160,7 +164,8 @@ class GradientBuffer:
     def adopt(self, index: int) -> bool:
         """If another tensor replaced ``p.grad`` of parameter ``index``, copy it into the buffer and restore the view.
 
-        Return True if a tensor was copied. Raise MisuseError if the other tensor is part of an autograd graph.
+        Return True if a tensor was copied; False if ``p.grad`` was the view already, or None, which the view replaces.
+        Raise MisuseError if the other tensor is part of an autograd graph.
         """
         parameter, view = self.parameters[index], self.views[index]
         gradient = parameter.grad

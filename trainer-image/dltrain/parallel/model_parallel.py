@@ -39,7 +39,9 @@ class Cut:
 
 
 Held = Mapping[str, Cut | None]
-"""Name of a parameter → the part of this parameter that a rank has. None: the rank has the whole parameter."""
+"""Name of a parameter → the part of this parameter that a rank has. None: the rank has the whole parameter.
+
+Parameters of which the rank has nothing are absent."""
 
 
 class ModelParallel(DataParallel):
@@ -106,9 +108,9 @@ class ModelParallel(DataParallel):
         return []
 
     def finish(self) -> list[float]:
-        """Complete the gradients of this rank's parameters. Raise PeerLostError.
+        """Complete the gradients of this rank's parameters after the step's backward passes. Raise PeerLostError.
 
-        Return the tail, summed over ranks: the values that ranks share at every step.
+        Return the tail, the values that ranks share at every step, summed over ranks.
         """
         assert self._open, "begin comes before finish"
         began = time.perf_counter()
@@ -123,7 +125,10 @@ class ModelParallel(DataParallel):
         return shared
 
     def complete_gradients(self) -> None:
-        """Add the contributions of other ranks to this rank's gradients. Raise PeerLostError."""
+        """Add the contributions of other ranks to gradients of parameters that several ranks have. Raise PeerLostError.
+
+        Do nothing by default. A pipeline overrides this for tied weights, which several stages use.
+        """
 
     def _wait(self, seconds: float) -> None:
         """Add ``seconds`` to the time that this step spent waiting for other ranks."""
@@ -183,9 +188,10 @@ class ModelParallel(DataParallel):
         return part.of(whole).to(self._own[name].device)
 
     def load_optimizer(self, optimizer: Optimizer, parts: dict[str, Any]) -> None:
-        """Load the state of this rank's parameters.
+        """Load the optimizer's state for this rank's parameters from a checkpoint.
 
-        ``parts``: a ``state_dict()`` with the parameter indices of an optimizer of the whole model.
+        ``parts``: a ``state_dict()`` with the groups and parameter indices of an optimizer for the whole model. Its
+        tensors are already this rank's parts (see ``optimizer_part``).
         """
         local = {name: i for i, name in enumerate(name for name in self._members if name in self._own)}
         states = {

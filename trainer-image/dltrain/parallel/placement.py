@@ -32,7 +32,10 @@ class Placement:
         return outputs
 
     def stands_in(self, parameter: nn.Parameter) -> bool:
-        """Return True if ``parameter`` is an optimizer shard that stands in for a model parameter."""
+        """Return True if ``parameter`` is an optimizer shard that stands in for a model parameter.
+
+        A shard is the part of a model parameter that this rank updates. The base class has no shards.
+        """
         return False
 
     def replicated(self, model: nn.Module) -> list[torch.Tensor]:
@@ -40,7 +43,10 @@ class Placement:
         return list(model.parameters())
 
     def shape_of(self, model: nn.Module) -> Mapping[str, torch.Tensor]:
-        """Return tensors with the same names, shapes and dtypes as the whole model's tensors."""
+        """Return tensors with the same names, shapes and dtypes as the whole model's tensors.
+
+        Only these properties count; the tensors may have no values. Checkpoints are compared with them before loading.
+        """
         return model.state_dict()
 
     def weights(self, model: nn.Module) -> dict[str, torch.Tensor]:
@@ -50,7 +56,8 @@ class Placement:
     def load_weight(self, name: str, whole: torch.Tensor) -> bool:
         """Load this rank's part of ``whole``, the tensor ``name`` of the whole model.
 
-        Return False if ranks have the whole model; the caller then loads the tensor.
+        Return False, without loading anything, if ranks have the whole model; the caller then loads the tensor. Return
+        True otherwise, also if this rank has no part of the tensor.
         """
         return False
 
@@ -62,7 +69,10 @@ class Placement:
         return optimizer.state_dict()
 
     def optimizer_part(self, optimizer: Optimizer, index: int, key: str, whole: torch.Tensor) -> torch.Tensor | None:
-        """Return this rank's part of the state ``key`` of the whole model's parameter ``index``; None without a part.
+        """Return this rank's part of a tensor of the optimizer's state; None if this rank has no part of it.
+
+        ``whole``: the tensor from a checkpoint, for the whole parameter. ``index``: index of the parameter in an
+        optimizer for the whole model. ``key``: name of the state, such as ``exp_avg`` of Adam.
 
         The part does not share memory with ``whole``. It has the parameter's device and memory format (such as
         channels_last), which checkpoint files do not contain.
@@ -73,7 +83,11 @@ class Placement:
         return torch.empty_like(parameters[index], dtype=whole.dtype, requires_grad=False).copy_(whole)
 
     def load_optimizer(self, optimizer: Optimizer, parts: dict[str, Any]) -> None:
-        """Load ``parts``, the ``state_dict()`` of an optimizer for the whole model, with this rank's parts only."""
+        """Load the optimizer's state from a checkpoint into this rank's optimizer.
+
+        ``parts``: a ``state_dict()`` with the groups and parameter indices of an optimizer for the whole model. Its
+        tensors are the parts that ``optimizer_part`` has returned; parameters without a part on this rank are absent.
+        """
         optimizer.load_state_dict(parts)
 
     def any_rank(self, found: bool) -> bool:

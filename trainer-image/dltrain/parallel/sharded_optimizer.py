@@ -34,7 +34,7 @@ _STATE = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "square_
 
 @dataclass(frozen=True)
 class Shard:
-    """The part of one parameter that this rank owns."""
+    """The part of one parameter that this rank owns, that is, updates. ``gradient``: the part's reduced gradient."""
 
     parameter: nn.Parameter
     """The part's values: a one-dimensional view of the buffer with all parameters."""
@@ -109,7 +109,7 @@ class OptimizerParallel(DataParallel):
             group["params"] = [self._shards[p].parameter for p in members if p in self._shards]
 
     def finish(self) -> list[float]:
-        """Wait for the reduction. Only this rank's shards get reduced gradients.
+        """Wait for the reduction of the step's gradients. Only this rank's shards get reduced gradients.
 
         Return the tail (the values after the gradients in the buffer), summed over ranks.
 
@@ -137,13 +137,19 @@ class OptimizerParallel(DataParallel):
         return self._process_group.sum([float(found)])[0] > 0
 
     def spread(self) -> None:
-        """Send the updated shards to all ranks. Raise PeerLostError."""
+        """Send this rank's updated parameters to all ranks and receive theirs, after the optimizer's step.
+
+        Raise PeerLostError.
+        """
         began = time.perf_counter()
         _run(self._spread)
         self.exposed_s += time.perf_counter() - began
 
     def gradient_norm(self) -> float:
-        """Return the gradient norm of this rank's shards. The norm is not finite if a gradient is not finite."""
+        """Return the norm of the reduced gradient on this rank's shards only, not of the whole gradient.
+
+        The norm is not finite if a gradient is not finite.
+        """
         return sqrt(self.square) if self.square < inf else self.square
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
@@ -191,9 +197,10 @@ class OptimizerParallel(DataParallel):
         return whole.reshape(-1)[shard.start : shard.stop].to(shard.parameter.device, copy=True)
 
     def load_optimizer(self, optimizer: Optimizer, parts: dict[str, Any]) -> None:
-        """Load the state of this rank's shards.
+        """Load the optimizer's state for this rank's shards (parts of parameters) from a checkpoint.
 
-        ``parts``: a ``state_dict()`` with the parameter indices of a replicated optimizer.
+        ``parts``: a ``state_dict()`` with the groups and parameter indices of a replicated optimizer. Its tensors are
+        already this rank's parts (see ``optimizer_part``).
         """
         members = [p for ps in self._groups for p in ps]
         mine = [p for ps in self._groups for p in ps if p in self._shards]

@@ -26,7 +26,10 @@ from dltrain.protocol.errors import BadInputError
 
 
 class ActivationAllReduce:
-    """All-reduce of activations with the plan's collective. There is one buffer for each size and dtype."""
+    """All-reduce of activations over all ranks with the plan's collective. There is one buffer for each size and dtype.
+
+    The backward pass uses it for the gradients of activations, too.
+    """
 
     def __init__(self, plan: Plan, process_group: ProcessGroup, on_time: Callable[[float], None]) -> None:
         """Prepare the all-reduce. ``on_time``: called with the duration of each all-reduce in seconds."""
@@ -65,7 +68,10 @@ class ActivationAllReduce:
 
 
 class _Enter(torch.autograd.Function):
-    """Function before the first layer of a pair: identity in the forward pass, all-reduce in the backward pass."""
+    """Function before the first linear layer of a pair: identity in the forward pass, all-reduce in the backward pass.
+
+    Each rank has the gradient of the pair's input from its own units only, so these gradients must be added.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, summing: ActivationAllReduce) -> Tensor:
@@ -78,7 +84,10 @@ class _Enter(torch.autograd.Function):
 
 
 class _Leave(torch.autograd.Function):
-    """Function after the second layer of a pair: all-reduce in the forward pass, identity in the backward pass."""
+    """Function after the second linear layer of a pair: all-reduce in the forward pass, identity in the backward pass.
+
+    Each rank has the contribution of its own units to the pair's output, so these contributions must be added.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, summing: ActivationAllReduce) -> Tensor:
@@ -96,9 +105,10 @@ def units_of(pair: Pair, rank: int, ranks: int) -> range:
 
 
 def cuts_of(model: nn.Module, pairs: Sequence[Pair], rank: int, ranks: int) -> Held:
-    """Return the parts of parameters that ``rank`` has, by name.
+    """Return the part of each parameter that ``rank`` has, by the parameter's name; None stands for the whole one.
 
-    These are its units (attention heads or hidden features) of each pair of linear layers, and all other parameters.
+    Parameters of a pair of linear layers are cut, so that a rank has those of its units (attention heads or hidden
+    features). The bias of a pair's second layer and all other parameters are whole on every rank.
     """
     held: dict[str, Cut | None] = {name: None for name, _ in model.named_parameters()}
     for pair in pairs:

@@ -27,6 +27,11 @@ _REMEMBERED_STEPS = 16
 
 
 class UnusedParameters:
+    """The parameters that backward passes of the current step did not reach (skipped), and their late gradients.
+
+    A gradient is late if a later backward pass of the step computes it after the reduction of its bucket has started.
+    """
+
     def __init__(
         self,
         buffer: GradientBuffer,
@@ -46,7 +51,7 @@ class UnusedParameters:
         self._passes = 0
         self._skipped: set[int] = set()
         self.late: set[int] = set()
-        """Indices of the parameters whose late gradients are not reduced yet, in ``GradientBuffer.parameters``."""
+        """Parameters whose late gradients are not reduced yet, as indices in ``GradientBuffer.parameters``."""
 
     def begin(self) -> None:
         """Begin a step."""
@@ -95,9 +100,10 @@ class UnusedParameters:
                 self._hooks[index] = parameter.register_hook(self._keeps_apart(index))  # type: ignore[no-untyped-call]
 
     def came(self, index: int, *, again: bool) -> bool:
-        """Record that a skipped parameter got a gradient. Return True if the gradient is late.
+        """Record that the skipped parameter ``index`` got a gradient. Return True if the gradient is late.
 
-        ``again``: True if a later backward pass of this step may add to the gradient.
+        It is late if the reduction of the parameter's bucket has started already. ``again``: True if a later backward
+        pass of this step may add to the gradient.
         """
         if self._reductions.started(index):
             self.late.add(index)
@@ -106,13 +112,14 @@ class UnusedParameters:
         return index in self.late
 
     def was_skipped(self, index: int) -> bool:
+        """Return True if parameter ``index`` was skipped in this step and may still get a gradient."""
         return index in self._skipped
 
     def agree(self, *, final: bool) -> tuple[list[float], bool]:
-        """Exchange which gradients are late. All ranks must call this together. Raise PeerLostError.
+        """Return (for each parameter, the number of ranks with a late gradient; True if no rank can have more).
 
-        ``final``: True if no more late gradients can follow on this rank in this step. Return (for each parameter, the
-        number of ranks with a late gradient; True if no rank can have more).
+        All ranks must call this method together, because they exchange this. ``final``: True if no more late gradients
+        can follow on this rank in this step. Raise PeerLostError.
         """
         self._votes.zero_()
         self._votes[list(self.late)] = 1.0
@@ -122,7 +129,10 @@ class UnusedParameters:
         return late, not others
 
     def take(self, index: int) -> Tensor | None:
-        """Return this rank's late gradient of a parameter and remove it from ``late``; None without a late gradient."""
+        """Return this rank's late gradient of parameter ``index``, and None if it has none.
+
+        The gradient then counts as reduced: ``index`` is removed from ``late``.
+        """
         if index not in self.late:
             return None
         self.late.discard(index)
@@ -133,7 +143,7 @@ class UnusedParameters:
         self._agreement.abandon()
 
     def retire(self) -> None:
-        """Remove the hooks."""
+        """Remove the hooks that keep late gradients apart, when this object is no longer used."""
         for handle in self._hooks.values():
             handle.remove()
         self._hooks.clear()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 Moment = Any
-"""A point in time: seconds of a clock on a CPU, or an event in a GPU's stream."""
+"""A point in time: on a CPU, the value of ``time.perf_counter`` in seconds; on a GPU, an event in its stream."""
 
 
 class Passes:
@@ -43,7 +43,10 @@ class Passes:
 
     @property
     def seconds(self) -> float:
-        """Total duration of the step's backward passes. On a GPU, wait for the stream before you read this property."""
+        """Total duration of the step's backward passes in seconds; 0 without one.
+
+        On a GPU, the caller must first wait for the stream. Passes that the GPU has not finished yet are not included.
+        """
         if self._gpu:
             return sum(float(began.elapsed_time(ended)) for began, ended in self._done if ended.query()) / 1e3
         return float(sum(ended - began for began, ended in self._done))

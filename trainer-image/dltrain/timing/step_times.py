@@ -42,7 +42,7 @@ class Times(NamedTuple):
 
 
 class Window:
-    """The times of the last steps, with ``exposed_s`` divided into waiting and communication.
+    """The times of the last ``WINDOW`` steps, with ``exposed_s`` divided into waiting and communication.
 
     The slowest rank waits for no other rank. Its exposed time, the minimum over all ranks, is communication. Any excess
     over this minimum on another rank is waiting.
@@ -59,20 +59,25 @@ class Window:
         self._samples.append(samples)
 
     def add_exposed(self, of_all_ranks: Sequence[float]) -> None:
-        """Add the seconds of each worker's communication that did not overlap with computing in the previous step."""
+        """Add ``exposed_s`` of all workers in the previous step, in seconds; the minimum counts as communication."""
         self._comm_s.append(min(of_all_ranks))
 
     @property
     def step_s(self) -> float:
+        """Mean step time in seconds; 0 before the first step."""
         return self._spent_s / len(self._times) if self._times else 0.0
 
     @property
     def typical_s(self) -> float:
-        """Median step time. Hang detection uses it, because a single long step must not extend the deadline."""
+        """Median step time in seconds; 0 before the first step.
+
+        Hang detection derives its deadline from the median, because a single long step must not extend the deadline.
+        """
         return median(t.data_s + t.compute_s + t.exposed_s for t in self._times) if self._times else 0.0
 
     @property
     def samples_per_s(self) -> float:
+        """Samples of the global batches that all ranks together process per second; 0 before the first step."""
         spent_s = self._spent_s
         return sum(self._samples) / spent_s if spent_s else 0.0
 
@@ -81,6 +86,10 @@ class Window:
         return sum(t.data_s + t.compute_s + t.exposed_s for t in self._times)
 
     def measure(self, rank: int, device: str, share: int) -> RankMeasure:
+        """Return the mean times of this rank for the run's report. ``share``: local batch size of the rank.
+
+        Before the first step, the result contains no times.
+        """
         if not self._times:
             return RankMeasure(rank=rank, device=device, share=share)
         mean = Times(*(sum(column) / len(self._times) for column in zip(*self._times, strict=True)))

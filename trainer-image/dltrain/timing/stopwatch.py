@@ -14,7 +14,7 @@ ended."""
 
 @dataclass(frozen=True)
 class Lap:
-    """A duration: wall-clock time, CPU time of this thread, and CPU time of all threads of the process."""
+    """A duration in seconds: wall-clock time, CPU time of this thread, and CPU time of all threads of the process."""
 
     wall_s: float = 0.0
     thread_s: float = 0.0
@@ -49,9 +49,10 @@ class Budget:
         self._computed = self._whole = Lap()
 
     def add(self, computed: Lap, whole: Lap) -> float:
-        """Add a step. Return the seconds that this rank would need for the step's CPU time if it never waited.
+        """Add a step. Return the estimated wall-clock seconds of the step if this rank computed without waiting.
 
-        ``computed``: wall-clock and CPU time of the step's computing. ``whole``: the same for the whole step.
+        That is the step's CPU time, divided by ``rate``, the fraction of a CPU that the rank gets. ``computed``: time
+        of the parts of the step in which the rank computed. ``whole``: time of the whole step, with all waiting.
         """
         self._computed += computed
         self._whole += whole
@@ -68,7 +69,10 @@ class Stopwatch:
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self.demanded_s = 0.0
-        """Seconds that this rank would need for the CPU time of the last step if it never waited; 0 if unknown."""
+        """Estimated wall-clock seconds of the last step if this rank computed without waiting; 0 if unknown.
+
+        That is its CPU time, divided by the fraction of a CPU that the rank gets (see ``Budget``).
+        """
         self._forward_s = self._backward_s = 0.0
         self._now = reading()
         self._data = self._computed = self._waited = Lap()
@@ -91,10 +95,14 @@ class Stopwatch:
         self._waited += waited
 
     def waited(self) -> None:
+        """Count the time since the previous call of a method as waiting for other ranks."""
         self._waited += self._lap()
 
     def differentiated(self, backward_s: float) -> None:
-        """Divide this step's computing time so far: ``backward_s`` seconds are backward pass, the rest is forward."""
+        """Divide this step's computing time so far: ``backward_s`` seconds are backward passes, the rest is forward.
+
+        0 means that the duration of the backward passes is unknown, and then that of the forward passes is unknown too.
+        """
         self._backward_s = backward_s
         self._forward_s = max(0.0, self._computed.wall_s - backward_s) if backward_s else 0.0
 
@@ -116,11 +124,11 @@ class Stopwatch:
         )
 
     def demand(self) -> None:
-        """Update the estimate of this rank's CPU rate (``Budget``) from the last step, then ``demanded_s``."""
+        """Update the estimate of the fraction of a CPU that this rank gets from the last step, then ``demanded_s``."""
         self.demanded_s = self._budget.add(self._computed, self._data + self._computed + self._waited)
 
     def _lap(self) -> Lap:
-        """Return the duration since the previous call."""
+        """Return the duration since the previous call of this method, and since the creation at the first call."""
         now = reading()
         lap = now - self._now
         self._now = now

@@ -38,7 +38,11 @@ _IN_PROGRESS = {"Starting", "FetchingDataset", "DatasetNotFetched"}
 
 
 def waits(parsed: ParsedJob) -> bool:
-    """Return True if the job has a plan but released its pods, so that it must be planned again before it starts."""
+    """Return True if the job has a plan but no pods, because it is not admitted.
+
+    Its pods were stopped, for example after a start time-out, or never started. It must be planned again before pods
+    start, because other jobs may use the devices of its plan now. Suspended jobs and PlanOnly jobs do not wait.
+    """
     spec, found = parsed.spec, find(parsed.before.conditions, CONDITION)
     if (
         spec is None
@@ -63,7 +67,10 @@ def stops(parsed: ParsedJob) -> bool:
 
 
 def back_off_left_s(parsed: ParsedJob, now: datetime) -> float:
-    """Return the seconds until a job whose pods were released may be planned again; 0 or less: now."""
+    """Return the seconds until a job that was stopped after a start time-out may be planned again; 0 or less: now.
+
+    Return 0 for a job that was not stopped for this reason.
+    """
     found = find(parsed.before.conditions, CONDITION)
     if found is None or found.reason != "StartTimedOut" or parsed.spec is None:
         return 0.0
@@ -73,18 +80,23 @@ def back_off_left_s(parsed: ParsedJob, now: datetime) -> float:
 
 
 def start_timeout_s(spec: DLJobSpec, plan: StoredPlan | None) -> float:
-    """Return the start time-out of a job in seconds. A ``plan`` that needs new nodes has a longer default."""
+    """Return the start time-out of a job in seconds: the time after which all its pods stop if some cannot start.
+
+    This is the value of the spec. If the spec has none, it is ``START_TIMEOUT_S``, or the longer time-out of a ``plan``
+    that needs nodes that do not exist yet.
+    """
     if (text := spec.scheduling.start_timeout) is not None:
         return duration_s(text)
     return plan.start_timeout_s if plan is not None and plan.start_timeout_s is not None else START_TIMEOUT_S
 
 
 def back_off_s(timeouts: int, timeout_s: float, uid: str) -> float:
-    """Return the seconds between the release of a job's pods and the next plan.
+    """Return the seconds from a start time-out, after which all pods of a job stop, until the job is planned again.
 
     ``timeouts``: how often the job has timed out in a row, this time included. The first back-off is
-    ``FIRST_BACK_OFF_S`` or the time-out, whichever is shorter. ``uid``: uid of the job. It changes the back-off by up
-    to 25 %, so that two jobs that release their pods at the same time do not block each other again.
+    ``FIRST_BACK_OFF_S`` or the time-out ``timeout_s``, whichever is shorter. Each further one is twice as long, up to
+    ``MOST_BACK_OFF_S``. ``uid``: uid of the job. It changes the back-off by up to 25 %, so that two jobs whose pods
+    stop at the same time do not block each other again.
     """
     first_s = min(FIRST_BACK_OFF_S, timeout_s)
     spread = int(hashlib.sha256(uid.encode()).hexdigest()[:4], 16) / 0xFFFF  # 0 to 1, the same at every reconcile
@@ -92,9 +104,10 @@ def back_off_s(timeouts: int, timeout_s: float, uid: str) -> float:
 
 
 def admit(parsed: ParsedJob, draft: Draft, now: datetime) -> bool:
-    """Add the verdict Admitted of a job whose pods the draft starts or keeps. Return False if it must release its pods.
+    """Return True if a job whose pods the draft starts or keeps may keep them, and add the verdict Admitted.
 
-    If a pod is blocked, also requeue the job for the time when it must release its pods.
+    Return False, without a verdict, if all pods must stop, because some could not start within the start time-out. If
+    a pod is blocked, but not for so long yet, requeue the job for the end of the time-out.
     """
     observed, before, target = parsed.observed, find(parsed.before.conditions, CONDITION), draft.plan
     assert parsed.spec is not None and target is not None
@@ -115,9 +128,10 @@ def admit(parsed: ParsedJob, draft: Draft, now: datetime) -> bool:
 
 
 def _blocked_left_s(parsed: ParsedJob, target: StoredPlan, ready: Verdict, now: datetime) -> float | None:
-    """Return the seconds until the job must release its pods.
+    """Return the seconds until all pods of the job must stop, because some are blocked; 0 or less: now.
 
-    None: no pod is blocked, the job trains without the blocked pods, or pods are on a lost node.
+    ``ready``: the present condition PodsReady. Return None if no pod is blocked, if the job trains without the blocked
+    pods, or if pods are on a lost node.
     """
     assert parsed.spec is not None
     admitted, was_ready = (find(parsed.before.conditions, kind) for kind in (CONDITION, "PodsReady"))
@@ -132,7 +146,10 @@ def _blocked_left_s(parsed: ParsedJob, target: StoredPlan, ready: Verdict, now: 
 
 
 def release(parsed: ParsedJob, draft: Draft, now: datetime) -> None:
-    """Change the draft so that all pods stop and none start. Requeue the job for the time when it is planned again."""
+    """Change the draft so that all pods stop and none start, because the start time-out is over.
+
+    Other jobs can then use the devices. Requeue the job for the time when it is planned again, after the back-off.
+    """
     assert parsed.spec is not None
     observed, timeout_s = parsed.observed, start_timeout_s(parsed.spec, draft.plan)
     ready = pods_ready(observed, draft.wanted)
@@ -153,7 +170,10 @@ def release(parsed: ParsedJob, draft: Draft, now: datetime) -> None:
 
 
 def plan_only(parsed: ParsedJob, draft: Draft) -> None:
-    """If the job has the condition Admitted from an earlier mode, add the verdict that its plan is only shown now."""
+    """Set Admitted to False for a job in mode PlanOnly, whose plan is only shown, if it has this condition.
+
+    The job has the condition if it had pods or waited for devices before its mode was changed.
+    """
     if find(parsed.before.conditions, CONDITION) is not None:
         text = "spec.planning.mode is PlanOnly: the plan is shown, and no pods are created"
         draft.verdicts.append(Verdict(CONDITION, FALSE, "PlanOnly", text))
@@ -162,7 +182,8 @@ def plan_only(parsed: ParsedJob, draft: Draft) -> None:
 def no_plan(observed: Observed, draft: Draft, forecast: str) -> None:
     """Add the verdict of a job that has no pods and for which no plan is possible now, with its place in the queue.
 
-    ``forecast``: text about the predicted start, which the message shows after the place; it may be empty.
+    ``forecast``: text about the predicted start, which the message shows after the place; it may be empty. Do nothing
+    while the job still has pods.
     """
     if quiet(observed):
         text = "no plan is possible now; see the condition Planned"

@@ -27,7 +27,11 @@ RECHECK_S = 15.0
 
 
 def wants_plan(parsed: ParsedJob) -> bool:
-    """Return True if a job in a queue must be planned: for a new spec, a new Workload or an admission of fewer pods."""
+    """Return True if a job in a queue of Kueue must be planned.
+
+    That is so if it has no plan for its spec, if it needs a new Workload (the object that asks Kueue for quota), or if
+    Kueue admitted fewer pods than the plan has.
+    """
     spec, observed, accepted = parsed.spec, parsed.observed, parsed.accepted
     stopped = quiet(observed)
     if spec is None or parsed.finished or spec.suspend or not observed.queue.api_version:
@@ -42,7 +46,11 @@ def wants_plan(parsed: ParsedJob) -> bool:
 
 
 def follow(parsed: ParsedJob, draft: Draft, config: RenderConfig, now: datetime) -> StoredPlan | None:
-    """Add to the draft what the job and its Workload need now. Return the plan whose pods should run; None: no pods."""
+    """Make the next step of a job in a queue of Kueue. Return the plan whose pods should run; None: no pods.
+
+    The steps are: make the plan, ask for quota with a Workload, wait, start the admitted pods, and stop evicted ones.
+    Add the changes of objects and the conditions to the draft.
+    """
     spec, observed, accepted = parsed.spec, parsed.observed, parsed.accepted
     assert spec is not None
     turn, stopped = kueue.turn(observed.queue), quiet(observed)
@@ -79,7 +87,10 @@ def follow(parsed: ParsedJob, draft: Draft, config: RenderConfig, now: datetime)
 
 
 def _without_kueue(parsed: ParsedJob, draft: Draft, turn: Turn, now: datetime) -> StoredPlan | None:
-    """Handle a job while Kueue is not available. Pods that Kueue admitted earlier continue to run. No pods start."""
+    """Return the plan of a job with pods while Kueue is not available: pods that it admitted earlier continue to run.
+
+    A job without pods waits. The result is then None, and the draft says why the job waits.
+    """
     if parsed.accepted is not None and not quiet(parsed.observed):
         return parsed.accepted
     draft.requeue_in(RECHECK_S)
@@ -88,7 +99,11 @@ def _without_kueue(parsed: ParsedJob, draft: Draft, turn: Turn, now: datetime) -
 
 
 def _infeasible(parsed: ParsedJob, draft: Draft, found: Infeasible, turn: Turn, now: datetime) -> StoredPlan | None:
-    """Handle a job without a valid plan. Pods of its last plan continue to run while Kueue admits them."""
+    """Handle a job for which no plan is possible. Return the plan whose pods should run; None: no pods.
+
+    Pods of the job's last plan continue to run while Kueue admits them. If the job has no pods, delete its Workload, or
+    deactivate it if Kueue admitted too few pods for a plan, so that the job holds no quota.
+    """
     observed, workload = parsed.observed, parsed.observed.queue.workload
     draft.verdicts.append(make_plan.infeasible(found, parsed))
     draft.requeue_in(make_plan.RETRY_S if found.transient else 4 * make_plan.RETRY_S)
@@ -127,7 +142,11 @@ def _ask(
     turn: Turn,
     now: datetime,
 ) -> None:
-    """Create or update the Workload for the plan. Delete it first if Kueue no longer lets anybody change it."""
+    """Ask Kueue for quota: create or update the Workload for the plan ``planned``. The job then waits without pods.
+
+    If the Workload has reserved quota or is finished, nobody can change it. It is then deleted now and created in a
+    later reconcile. Do not ask as long as a volume is not usable or the priority class does not exist.
+    """
     observed, workload = parsed.observed, parsed.observed.queue.workload
     volume = volume_ready(observed, spec, planned)
     draft.verdicts.append(volume)
@@ -213,7 +232,10 @@ def _needs_more(parsed: ParsedJob, planned: StoredPlan) -> str | None:
 
 
 def _hold(parsed: ParsedJob, draft: Draft, turn: Turn, now: datetime) -> None:
-    """Let the job wait without pods. If it has pods, they write a checkpoint and stop, as if the job were suspended."""
+    """Let the job wait without pods. If it has pods, they write a checkpoint and stop, as if the job were suspended.
+
+    ``turn``: the state of the job in Kueue and a message about it, which become the condition Admitted.
+    """
     draft.verdicts.append(Verdict(gang.CONDITION, FALSE, turn.stage.value, turn.message))
     _suspended(parsed, draft, now)
 

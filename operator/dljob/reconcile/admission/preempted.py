@@ -35,7 +35,10 @@ def _begun(parsed: ParsedJob) -> bool:
 
 
 def stop_pods(parsed: ParsedJob, draft: Draft, now: datetime) -> None:
-    """Add to the draft the stop of all pods, and the conditions that say why."""
+    """Add to the draft that all pods stop for a job of a higher priority, and the conditions that say so.
+
+    When the stop begins, also count the preemption.
+    """
     stop(parsed, draft, now)
     if not _begun(parsed):
         assert parsed.observed.preemption is not None

@@ -1,4 +1,4 @@
-"""Make plans that fit the quotas and limit ranges of the job's namespace, or say which of them is in the way.
+"""Make plans that fit the ResourceQuotas and LimitRanges of the job's namespace, or say which one prevents a plan.
 
 The manifests of a plan are rendered and checked as the API server would check them. If a quota leaves too little, the
 planner is asked again with fewer nodes and smaller pods.
@@ -25,7 +25,7 @@ Attempt = Callable[[Request, ClusterView], StoredPlan | Infeasible]
 MAX_ATTEMPTS = 6
 """Maximum number of plans that are tried before the plan with the fewest nodes that the spec allows."""
 MAX_NAMED = 3
-"""Maximum number of shortages that a message names."""
+"""Maximum number of shortages (resources of which a quota leaves too little) that a message names."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,8 @@ def within_limits(
 ) -> StoredPlan | Infeasible:
     """Return the best plan that fits the limits of the namespace, or the reason why there is none.
 
-    A plan that fits has the charges of its pods and other objects (``StoredPlan.charges``).
+    The limits are its ResourceQuotas and LimitRanges. ``attempt`` makes a plan for a request and a view of the nodes.
+    If there are quotas, the plan contains what its pods and other objects use of them (``StoredPlan.charges``).
     """
     limits = parsed.observed.limits
     if limits.empty:
@@ -81,9 +82,10 @@ def _smaller(
     first: _Unfit,
     tried: Callable[[Request, ClusterView], StoredPlan | _Unfit],
 ) -> StoredPlan | _Unfit:
-    """Return the first plan that fits, with smaller pods or on fewer nodes each time; else why the last plan fails.
+    """Return the first plan that fits the limits of the namespace; if there is none, why the last one does not fit.
 
-    ``first``: the best plan without limits, which does not fit.
+    Plans with ever fewer nodes are tried, down to the minimum of the spec, first with pods that are small enough for
+    the limits. ``first``: the best plan without limits, which does not fit. ``tried``: makes a plan and checks it.
     """
     fewest, gpus = max(1, request.nodes_min), _gpus_left(limits)
     capped, asked, last = _capped(view, limits, least), replace(request, gpus_max=gpus), first
@@ -110,9 +112,10 @@ def _with_default_limit(request: Request, least: Bounds) -> Request:
 
 
 def _with_room(view: ClusterView, request: Request, least: Bounds) -> ClusterView:
-    """Mark nodes as left out that are too full for the smallest pod that the LimitRanges allow. Return the view.
+    """Return the view with nodes marked as unusable that are too full for the smallest pod that LimitRanges allow.
 
-    If the spec sets a request, the minimum of that resource does not count here, and is checked later.
+    If the spec sets the CPU or memory request, the minimum of a LimitRange for this resource is not applied here,
+    because ``_checked`` compares it with the request later.
     """
     cpu_m = 0 if request.cpu_per_pod else least.least.get("cpu", 0)
     memory = 0 if request.memory_per_pod_nbytes else least.least.get("memory", 0)
@@ -162,7 +165,10 @@ def _gpus_left(limits: NamespaceLimits) -> dict[str, int]:
 
 
 def _fewer(found: _Unfit, fewest: int) -> int:
-    """Return the number of nodes to try next: as many as the quota allows if all pods are alike."""
+    """Return the number of nodes to try next: as many as the quotas allow if all pods need the same resources.
+
+    The number is below that of the plan that did not fit, but at least ``fewest``.
+    """
     part = min(item.left / item.needed for item in found.shortages)
     return max(fewest, min(found.nodes - 1, int(found.nodes * part)))
 
@@ -170,7 +176,11 @@ def _fewer(found: _Unfit, fewest: int) -> int:
 def _checked(
     parsed: ParsedJob, found: StoredPlan, limits: NamespaceLimits, least: Bounds, config: RenderConfig
 ) -> StoredPlan | _Unfit:
-    """Return the plan with its charges if the API server would accept its objects; otherwise say why it would not."""
+    """Return the plan if the API server would accept its objects; otherwise the reason why it would not.
+
+    CPU and memory requests are first raised or lowered to what LimitRanges allow, unless the spec sets them. If there
+    are quotas, the returned plan contains what its objects use of them.
+    """
     spec, job = parsed.spec, parsed.observed.job
     assert spec is not None
     found = _adjusted(found, spec, least)
@@ -226,7 +236,10 @@ def _new_objects(
     claim: Manifest | None,
     sets: Sequence[Manifest],
 ) -> list[Manifest]:
-    """Return the objects other than pods that the plan adds. A job that has a plan needs only its new StatefulSets."""
+    """Return the objects other than pods that the operator would create for the plan, because quotas may count them.
+
+    If the job has a plan already, these are only the StatefulSets of groups that this plan does not have.
+    """
     before = parsed.accepted
     if before is not None:
         names = {group.name for group in before.groups}

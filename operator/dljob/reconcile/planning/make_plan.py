@@ -67,15 +67,15 @@ def wants_plan(parsed: ParsedJob) -> bool:
 
 
 def ready(parsed: ParsedJob) -> bool:
-    """Return True if ``decide`` can return a result: it was computed earlier, or there is a view to compute it with."""
+    """Return True if ``decide`` can return a result: it was computed earlier, or the view of the cluster is known."""
     return parsed.decision is not None or parsed.observed.view is not None
 
 
 def question(parsed: ParsedJob) -> ParsedJob:
-    """Return the job with only the fields that ``decide`` reads, without the cluster's view and the profiles.
+    """Return the question that ``decide`` answers: the job with only the fields on which its plan depends.
 
-    Two equal questions have the same answer on the same cluster. What changes while a job runs or waits is left out, so
-    that the question of a waiting job stays the same.
+    Questions are compared to reuse an earlier answer: equal questions have the same answer with the same cluster and
+    profiles, which a question does not contain. Nor does it contain what changes while the job only runs or waits.
     """
     observed, before = parsed.observed, parsed.before
     kept = tuple(item for item in before.conditions if item.type not in _IN_EACH_RECONCILE)
@@ -106,7 +106,8 @@ def _shown(parsed: ParsedJob) -> bool:
 def decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
     """Return a plan for the spec on the current cluster, or the reason why no plan is possible.
 
-    If the new plan differs from the current plan of the job only in its number, the result contains the current plan.
+    If the new plan differs from the current plan of the job only in its number, the result contains the current plan,
+    so that no pod must restart.
     """
     if parsed.decision is not None:
         return parsed.decision
@@ -117,10 +118,10 @@ def decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
 
 
 def _with_partial_admission(parsed: ParsedJob, config: RenderConfig, found: StoredPlan) -> StoredPlan:
-    """Let Kueue admit fewer pods, if a plan with the fewest allowed pods is possible.
+    """Return the plan ``found``, changed so that Kueue may admit fewer pods, if the job can also run with fewer.
 
-    Every pod then requests enough for either plan: the fewer pods, the larger the local batch size, and with it the
-    memory of a pod.
+    That is so if a plan with the fewest allowed pods is possible. Every pod then requests enough for either plan:
+    the fewer pods, the larger the local batch size, and with it the memory of a pod. Otherwise return ``found``.
     """
     assert parsed.spec is not None
     least = kueue.partial_minimum(parsed.spec, found)
@@ -162,7 +163,10 @@ def _narrowed(parsed: ParsedJob) -> DLJobSpec:
 def _attempt(
     parsed: ParsedJob, config: RenderConfig, request: Request, whole: ClusterView, *, splitting_disabled: bool
 ) -> StoredPlan | Infeasible:
-    """Return a plan for the request, or the reason why none is possible. Quotas do not count."""
+    """Return a plan for the request without regard to quotas, or the reason why none is possible.
+
+    ``whole``: the cluster with the nodes that plans must not use; they are named if only they make a plan possible.
+    """
     job, spec = parsed.observed.job, _narrowed(parsed)
     assert parsed.digest is not None and parsed.own_spec is not None
     view = whole.without(parsed.observed.left_out)
@@ -331,8 +335,8 @@ def _by_checkpoint(parsed: ParsedJob, current: Plan, proposed: Plan) -> Infeasib
 def _cpu_m(group: Group, nodes: Iterable[Node]) -> int:
     """Return the CPU request of a group's pods in thousandths of a core. ``nodes``: those that the job can use.
 
-    The request is what the plan needs, but at most half of the free CPU of a planned node, so that the pods fit. The
-    limit is never below the smallest useful CPU of the node.
+    The request is what the plan needs, but at most half of the free CPU of a planned node, so that the pods fit. This
+    upper bound is never below ``useful_cpu`` of the node, because with less CPU ranks would be too slow.
     """
     free = sorted((node for node in nodes if node.device == group.device), key=lambda node: -node.free_cpu)
     room = min((max(useful_cpu(node.cpu), node.free_cpu / 2) for node in free[: group.nodes]), default=0.0)
@@ -357,6 +361,7 @@ def _fitting(job: str, decision: Decision) -> Decision:
 
 
 def planned(accepted: StoredPlan, *, plan_only: bool = False) -> Verdict:
+    """Return the condition Planned=True with a description of the plan. ``plan_only``: no pods will be created."""
     status = accepted.status
     times = (
         f"predicted step {status.predicted.step_seconds:.3g} s, training {status.predicted.total_seconds:.3g} s"
@@ -378,6 +383,7 @@ def planned(accepted: StoredPlan, *, plan_only: bool = False) -> Verdict:
 
 
 def infeasible(found: Infeasible, parsed: ParsedJob) -> Verdict:
+    """Return the condition Planned=False with the reason ``found`` why no plan is possible."""
     running, text = parsed.accepted, f"{found.field}: {found.message}"
     if limits := [line for line in parsed.defaulted if line.startswith(PLACEMENT)]:
         text = f"{text}; the administrator's defaults apply: {'; '.join(limits)}"

@@ -43,7 +43,10 @@ MAX_REPLANS = 3
 
 
 def undecided(parsed: ParsedJob) -> bool:
-    """Return True if the operator must search for a better plan for a running job."""
+    """Return True if the operator must search for a better plan for a running job, or is replacing its plan by one.
+
+    That is so if measurements have contradicted the plan (PlanContradicted is True), and the job may be replanned.
+    """
     found = find(parsed.before.conditions, CONDITION)
     return (
         found is not None
@@ -54,9 +57,10 @@ def undecided(parsed: ParsedJob) -> bool:
 
 
 def replan(parsed: ParsedJob, draft: Draft, config: RenderConfig, now: datetime) -> StoredPlan | None:
-    """Return the plan with which the job should continue: its current plan or a better one.
+    """Return the plan with which the job should continue: its current plan or a better one. None: it has no plan.
 
-    Add the verdict about the condition PlanContradicted and, if the plan is contradicted, measurements to the draft.
+    Add the condition PlanContradicted to the draft if it changes. When the plan is first contradicted, also add the
+    measurements with which the operator updates the profiles.
     """
     accepted, report = parsed.accepted, parsed.report
     if accepted is None or report is None or not _may(parsed):
@@ -91,7 +95,10 @@ def replan(parsed: ParsedJob, draft: Draft, config: RenderConfig, now: datetime)
 
 
 def reset_contradiction(parsed: ParsedJob, draft: Draft, new: StoredPlan) -> None:
-    """Reset PlanContradicted after a change of the spec, because the condition was about the previous plan."""
+    """Set PlanContradicted from True to False if the job gets the plan ``new`` for another reason.
+
+    The usual reason is a change of the spec. The condition was about the previous plan.
+    """
     found = find(parsed.before.conditions, CONDITION)
     if found is not None and found.status is TRUE:
         text = f"plan {new.plan.number} replaces the plan that the measurements contradicted"
@@ -117,7 +124,7 @@ def _may(parsed: ParsedJob) -> bool:
 
 
 def _contradiction(parsed: ParsedJob, accepted: StoredPlan, report: Report, now: datetime) -> str | None:
-    """Describe how measurements contradict the plan. Return None if they do not, or if there are too few.
+    """Return a text that says how measurements contradict the plan; None if they do not, or if there are too few.
 
     A measured step time contradicts the plan if it exceeds the predicted 90th percentile (p90).
     """

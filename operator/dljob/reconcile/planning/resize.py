@@ -39,9 +39,11 @@ MIN_BETWEEN_S = 600.0
 
 
 def undecided(parsed: ParsedJob, now: datetime | None = None) -> bool:
-    """Return True if the operator must look for another plan. ``now``: present time; None: all waiting times are over.
+    """Return True if the operator must look for another plan, because the nodes that the job can use have changed.
 
-    The module ``controller.planning`` limits how often this happens for a job that trains (``Observed.capacity_grew``).
+    That is so if a move has begun, if pods find no node, or if a job that trains may move and a better plan may be
+    possible. The module ``controller.planning`` limits how often the last case happens (``Observed.capacity_grew``).
+    ``now``: present time; None: assume that all waiting times are over.
     """
     if not _may(parsed):
         return False
@@ -119,7 +121,10 @@ def _grow(parsed: ParsedJob, draft: Draft, other: StoredPlan, change: str) -> St
 
 
 def reset_for_spec(parsed: ParsedJob, draft: Draft, new: StoredPlan) -> None:
-    """Reset the condition Resizing of a job that gets another plan anyhow, such as after a change of its spec."""
+    """Set the condition Resizing from True to False if the job gets the plan ``new`` for another reason.
+
+    The usual reason is a change of the spec.
+    """
     if _is_moving(parsed):
         draft.verdicts.append(
             Verdict(CONDITION, FALSE, "Resized", f"plan {new.plan.number} replaces the former plan for another reason")
@@ -127,7 +132,10 @@ def reset_for_spec(parsed: ParsedJob, draft: Draft, new: StoredPlan) -> None:
 
 
 def _cancel(parsed: ParsedJob, draft: Draft) -> None:
-    """Reset the condition Resizing of a job that must not move any more, such as after ``planning.resize: Never``."""
+    """Set the condition Resizing from True to False if the job must not move any more.
+
+    For example, a user has set ``planning.resize: Never``, or the missing nodes are back.
+    """
     if _is_moving(parsed):
         draft.verdicts.append(
             Verdict(
@@ -144,7 +152,10 @@ def _is_moving(parsed: ParsedJob) -> bool:
 
 
 def _moves(parsed: ParsedJob) -> bool:
-    """Return True if the job has decided to move and has pods. A job that released its pods is planned anyhow."""
+    """Return True if the operator has decided to move the job (Resizing is True), and the job is admitted.
+
+    A job that is not admitted has no pods, and is planned again before it starts anyhow.
+    """
     return _is_moving(parsed) and is_true(parsed.before.conditions, gang.CONDITION)
 
 
@@ -174,7 +185,10 @@ def _stranded(parsed: ParsedJob, now: datetime | None) -> bool:
 
 
 def _missing_for(parsed: ParsedJob, now: datetime | None) -> bool:
-    """Return True if some pods have not been ready for as long as ``spec.scheduling.startTimeout``."""
+    """Return True if at least one pod has been missing or not ready for ``spec.scheduling.startTimeout`` or longer.
+
+    ``now``: present time; None: assume that this time is over.
+    """
     ready = find(parsed.before.conditions, "PodsReady")
     if ready is None or ready.status is not FALSE or parsed.spec is None:
         return False
@@ -183,7 +197,7 @@ def _missing_for(parsed: ParsedJob, now: datetime | None) -> bool:
 
 
 def _without_node(parsed: ParsedJob) -> str | None:
-    """Describe the pods that find no node; None if there is no such pod."""
+    """Return a text about the pods that find no node, for a message; None if there is no such pod."""
     pods = [pod for pod in parsed.observed.pods if pod.unschedulable and not pod.deleting]
     if not pods or parsed.spec is None:
         return None
@@ -196,7 +210,12 @@ def _without_node(parsed: ParsedJob) -> str | None:
 
 
 def _can_grow(parsed: ParsedJob, now: datetime | None, *, moving: bool = False) -> bool:
-    """Return True if a job that trains may move for a better plan now. ``moving``: the move is decided."""
+    """Return True if a job that trains may restart now with a better plan, to use more or other devices.
+
+    It may not if the spec forbids it, if it has made too few steps or is about to end, if a fault or another reason for
+    a new plan is handled, or if its last move was less than ``MIN_BETWEEN_S`` ago. ``moving``: True if the move has
+    been decided already, so that the last condition does not apply. ``now``: present time; None: ignore that one, too.
+    """
     spec, accepted, report = parsed.spec, parsed.accepted, parsed.report
     if spec is None or accepted is None or report is None or not _lets_grow(spec, accepted):
         return False
@@ -242,7 +261,7 @@ def _lets_grow(spec: DLJobSpec, accepted: StoredPlan) -> bool:
 
 
 def _other(parsed: ParsedJob, accepted: StoredPlan, config: RenderConfig) -> StoredPlan | str:
-    """Return the best plan for the cluster as it is now, or why it does not replace ``accepted``."""
+    """Return the best plan for the cluster as it is now, or a text that says why no plan replaces ``accepted``."""
     found = make_plan.decide(parsed, config)
     if isinstance(found, Infeasible):
         return f"no other plan is possible: {found.field}: {found.message}"
@@ -258,7 +277,11 @@ def _other(parsed: ParsedJob, accepted: StoredPlan, config: RenderConfig) -> Sto
 
 
 def _gain(parsed: ParsedJob, other: StoredPlan) -> tuple[Gain, int]:
-    """Return what a job that trains gains with the plan ``other``, and the number of its remaining steps."""
+    """Return what a job that trains gains by a move to the plan ``other``, and the number of its remaining steps.
+
+    The gain consists of the seconds until the end of the training with the current plan and with ``other``. The latter
+    include the restart.
+    """
     accepted, report = parsed.accepted, parsed.report
     assert accepted is not None and report is not None and report.step_s is not None
     left = max(0, report.steps - report.step)
@@ -278,9 +301,10 @@ def _gain(parsed: ParsedJob, other: StoredPlan) -> tuple[Gain, int]:
 
 
 def _restart_s(parsed: ParsedJob) -> float:
-    """Estimate the seconds of a restart.
+    """Estimate the seconds that a restart with another plan takes, until the ranks train again.
 
-    The estimate is the measured start-up of the job, without its wait for admission, and at least ``START_UP_S``.
+    The estimate is the duration of the job's start, as the status shows it, without the wait for admission, and at
+    least ``START_UP_S``. If the start was not measured, it is ``START_UP_S``.
     """
     startup = parsed.before.startup
     if startup is None or startup.total_seconds is None:
@@ -289,13 +313,19 @@ def _restart_s(parsed: ParsedJob) -> float:
 
 
 def _lost_steps(parsed: ParsedJob, report: Report) -> int:
-    """Return the steps since the last checkpoint. Pods write one as they stop, but this can fail."""
+    """Return the number of steps since the last checkpoint, which a restart may have to repeat.
+
+    Pods also write a checkpoint as they stop, but this can fail.
+    """
     saved = report.last_checkpoint or parsed.before.last_checkpoint
     return max(0, report.step - (saved.step if saved is not None else 0))
 
 
 def _why(parsed: ParsedJob) -> str:
-    """Return the reason of the move, from the condition that was written when the job decided to move."""
+    """Return "; " and the reason of the move, to append to a message; '' if no reason is known.
+
+    The reason comes from the message of Resizing, which was written when the operator decided to move the job.
+    """
     before = find(parsed.before.conditions, CONDITION)
     _, found, why = before.message.partition("; ") if before is not None else ("", "", "")
     return f"; {why}" if found else ""
