@@ -87,9 +87,10 @@ def _built_in(given: argparse.Namespace) -> NoReturn:
 
 
 def torchrun_variables(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables of torchrun, derived from those of mpirun. Values in ``env`` take precedence.
+    """Return the environment variables that torchrun sets for a rank, derived from those of mpirun in ``env``.
 
-    Raise BadInputError if mpirun spans several machines and ``MASTER_ADDR``, the address of rank 0, is not set.
+    Variables of torchrun that are already in ``env`` keep their values. Raise BadInputError if mpirun spans several
+    machines and ``MASTER_ADDR``, the address of rank 0, is not set.
     """
     size, here = env.get("OMPI_COMM_WORLD_SIZE", "1"), env.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1")
     if size != here and "MASTER_ADDR" not in env:

@@ -53,7 +53,10 @@ class Input:
 
 @dataclass(frozen=True)
 class Profile:
-    """Operations and memory that a model needs per sample, and its number of trainable ``parameters``."""
+    """Operations and memory that a model needs for one sample, and its number of trainable ``parameters``.
+
+    A multiply-add counts as two operations (FLOPs). ``sample_nbytes``: size of one sample in bytes.
+    """
 
     parameters: int
     forward_FLOPs: float
@@ -75,7 +78,7 @@ class Profile:
 
 
 class _Fused(TorchFunctionMode):
-    """Compute attention with the fused kernel that GPUs use, which does not save the attention scores.
+    """A mode in which attention runs with the fused kernel that GPUs use, which does not save the attention scores.
 
     On the meta device, PyTorch would otherwise use the unfused formula, which saves the scores. Attention with a mask
     still uses the unfused formula, so for such a model the result counts more activation bytes than a GPU would save.
@@ -111,7 +114,11 @@ def _differentiable(output: Any) -> list[Tensor]:
 
 
 def _pass(model: nn.Module, inputs: Sequence[Input], batch: int) -> tuple[float, float, float]:
-    """Run one forward and backward pass. Return (forward FLOPs, backward FLOPs, bytes saved for backward)."""
+    """Run one forward and backward pass with ``batch`` samples.
+
+    Return (FLOPs of the forward pass, FLOPs of the backward pass, bytes that the forward pass saves for the backward
+    pass). The FLOPs and bytes are those of the whole batch.
+    """
     samples = [torch.empty((batch, *i.shape), dtype=i.dtype, device="meta") for i in inputs]
     own = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
     saved: dict[int, Any] = {}
@@ -170,7 +177,11 @@ def _line(error: BaseException) -> str:
 
 
 def load(name: str) -> nn.Module:
-    """Return the model that the factory ``MODULE:FUNCTION`` creates. Raise ValueError if it does not create one."""
+    """Return the model that ``name`` refers to: a function without arguments that returns it, or the model itself.
+
+    ``name``: ``MODULE:FUNCTION`` or ``MODULE:MODEL``. Raise ValueError if there is no such object or it creates no
+    model.
+    """
     module, colon, function = name.partition(":")
     if not (module and colon and function):
         raise ValueError(f"found {name!r}; expected MODULE:FACTORY, such as train:make_model")

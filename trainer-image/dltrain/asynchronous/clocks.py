@@ -34,12 +34,13 @@ class Clocks:
         return self.done[worker] - min(self.done)
 
     def read(self, worker: int) -> None:
-        """Record that the worker reads the current parameters."""
+        """Record that the worker reads the current parameters. The staleness of its next update counts from now on."""
         self._read[worker] = self._updates
 
     def step(self, worker: int, *, updates: bool = True) -> int:
         """Record that the worker has done a step. Return the staleness of its update.
 
+        The staleness is the number of updates by other workers since this worker last read the parameters (``read``).
         ``updates``: False if the worker had no samples in this step and sent no update.
         """
         staleness = self._updates - self._read[worker]

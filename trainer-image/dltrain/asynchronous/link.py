@@ -19,7 +19,7 @@ from dltrain.comm.process_group import ProcessGroup
 
 _LONGEST_NBYTES = 2**24
 _HEADER, _BODY = 1, 2
-"""MPI tags."""
+"""MPI tags of the two kinds of messages: the numbers of a request or reply, and the tensor that follows them."""
 
 
 class RequestKind(IntEnum):

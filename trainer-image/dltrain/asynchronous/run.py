@@ -27,7 +27,10 @@ from dltrain.train.trainer import Trainer
 
 
 class Flat:
-    """A model's parameters and gradients, each in one contiguous tensor, with a copy in main memory for messages."""
+    """A model's parameters and gradients, each in one contiguous tensor, with a copy in main memory for messages.
+
+    The constructor moves the model's parameters into the tensor, so that a change of the tensor changes the model.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.buffer = GradientBuffer(model.parameters(), 2**62, 0)
@@ -53,7 +56,10 @@ class Flat:
 
 
 class Run:
-    """The state of one rank, and the collective operations between steps: pauses and checkpoints."""
+    """The state of one rank in asynchronous training, with the collective operations at a pause between steps.
+
+    The rank is a worker or the parameter server. The operations are checkpoints and stops.
+    """
 
     def __init__(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer, total: int, alive_s: float) -> None:
         plan = self.plan = trainer.plan
@@ -84,7 +90,11 @@ class Run:
         return list(clocks) if clocks and same else [snapshot.step] * len(self.ranks)
 
     def pause(self) -> None:
-        """Save a checkpoint together with all ranks. Raise SystemExit if any rank was asked to stop."""
+        """Save a checkpoint together with all ranks. Raise SystemExit if any rank was asked to stop.
+
+        If the ranks stop and the checkpoint cannot be complete on the volume before the first rank is killed, save it
+        to the pods' memory only.
+        """
         trainer, process_group = self.trainer, self.trainer.process_group
         left_s = trainer.reporter.grace_left_s
         (stop,) = process_group.sum([float(trainer.reporter.stop.is_set())])
@@ -100,7 +110,8 @@ class Run:
     def save(self, *, durable: bool = True) -> None:
         """Send the server's state to every rank and start a checkpoint of it on rank 0.
 
-        ``durable``: False to copy the state to the pods' memory only. Raises PeerLostError, OSError.
+        If checkpoints are disabled, do nothing. ``durable``: False to copy the state to the pods' memory only. Raises
+        PeerLostError, OSError.
         """
         trainer, process_group = self.trainer, self.trainer.process_group
         if not self.plan.checkpoint.enabled:

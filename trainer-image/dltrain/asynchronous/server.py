@@ -21,7 +21,7 @@ class Server:
         """Number of samples in all updates so far."""
 
     def serve(self) -> None:
-        """Serve until all workers are done.
+        """Answer the workers' requests until all workers have done all of their steps. Pause for checkpoints.
 
         Raise PeerLostError, DivergedError, or SystemExit after a request to stop.
         """
@@ -29,7 +29,7 @@ class Server:
             self._run.pause()
 
     def _serve(self) -> bool:
-        """Serve until all workers pause or all are done. Return True if all are done."""
+        """Answer requests until all workers pause or all are done. Return True if all are done, False if they pause."""
         trainer, clocks, run = self._trainer, self._clocks, self._run
         waiting: dict[int, float] = {}
         """Workers that wait for a reply, each with the staleness of its last update."""
@@ -86,7 +86,10 @@ class Server:
         self._link.send(reply, self._run.ranks[worker], self._flat.outgoing(self._flat.values))
 
     def _tell(self) -> None:
-        """If the slowest worker has made another step, record this step, and send a progress update if one is due."""
+        """If the slowest worker has made another step, record this step, and send a progress update if one is due.
+
+        The progress of the job is that of the slowest worker. The update goes to the agent.
+        """
         slowest, trainer = min(self._clocks.done), self._trainer
         if slowest == self._rounds:
             return

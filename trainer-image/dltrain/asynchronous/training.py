@@ -30,8 +30,9 @@ def train(
     end_of_epoch: Callable[[], None],
     alive_s: float = 1.0,
 ) -> None:
-    """Run all steps. Afterwards every rank holds the same parameters, and a checkpoint is durable.
+    """Train ``model`` asynchronously until all steps are done. All ranks, the workers and the server, must call it.
 
+    Afterwards every rank holds the same parameters and, if checkpoints are enabled, a durable checkpoint contains them.
     ``end_of_epoch``: called on a worker after each of its own epochs, which differ between workers. ``alive_s``:
     seconds between repeated progress updates of a waiting rank. Raise PeerLostError, DivergedError, or SystemExit after
     a request to stop.

@@ -19,7 +19,7 @@ from dltrain.protocol.errors import DivergedError
 from dltrain.timing.step_times import Times
 
 LossOf = Callable[[nn.Module, Any], Tensor]
-"""A function that returns the mean loss of (model, batch)."""
+"""Type of a function (model, batch) → mean loss over the samples of the batch."""
 
 
 class Worker:
@@ -36,7 +36,11 @@ class Worker:
         batch."""
 
     def train(self, loader: Loader, loss_of: LossOf, end_of_epoch: Callable[[], None]) -> None:
-        """Train until all workers are done. Raise PeerLostError, DivergedError, or SystemExit after a stop request."""
+        """Train until all workers have done all of their steps.
+
+        ``loss_of``: computes the loss of a batch. ``end_of_epoch``: called after each epoch of this worker. Raise
+        PeerLostError, DivergedError, or SystemExit after a request to stop.
+        """
         trainer, plan = self._trainer, self._trainer.plan
         sampler = Sampler.planned(plan, loader.samples)
 
@@ -77,7 +81,11 @@ class Worker:
                     end_of_epoch()
 
     def _ask(self, request: Request) -> Reply:
-        """Send a request and return the reply. Load the parameters in the reply into the model."""
+        """Send a request to the parameter server and return its reply. Load the parameters in the reply into the model.
+
+        A reply with ``ReplyKind.PAUSE`` contains no parameters. The request asks for a pause if a checkpoint is due or
+        if this rank was asked to stop.
+        """
         trainer = self._trainer
         # No checkpoint is due before the first step after a pause, because there would be nothing new to save.
         pause = trainer.reporter.stop.is_set() or (

@@ -32,9 +32,12 @@ class Part:
 
     epoch: int
     indices: NDArray[np.int64]
-    """Indices of the samples in the dataset. A worker, a rank that computes gradients, has at least one sample."""
+    """Indices of the samples in the dataset.
+
+    A worker, a rank that computes gradients, has at least one sample, which has ``weight`` 0 if the batch is too short.
+    """
     weight: float
-    """Weight of the mean gradient over ``indices`` in the all-reduce: this rank's samples divided by the batch size."""
+    """Weight of the mean gradient over ``indices`` in the all-reduce: this rank's samples divided by ``batch``."""
     batch: int
     """Global batch size of the step."""
     last: bool
@@ -56,7 +59,10 @@ class Sampler:
 
     @classmethod
     def planned(cls, plan: Plan, samples: int, *, drop_last: bool = False) -> "Sampler":
-        """Create the sampler for a dataset of ``samples`` samples. A batch is at most the whole dataset."""
+        """Create the sampler for a dataset of ``samples`` samples, with the plan's global batch size and seed.
+
+        If the plan's batch is larger than the dataset, a batch is the whole dataset.
+        """
         return cls(samples, min(plan.global_batch, samples), plan.seed, drop_last)
 
     @property
@@ -64,14 +70,19 @@ class Sampler:
         return self.samples // self.batch if self.drop_last else -(-self.samples // self.batch)
 
     def steps(self, plan: Plan) -> int:
-        """Return the number of steps of the whole training."""
+        """Return the number of steps of the whole training.
+
+        This is the plan's number of steps or, if the plan contains epochs instead, their number times the steps per
+        epoch.
+        """
         return plan.steps or (plan.epochs or 0) * self.steps_per_epoch
 
     def part(self, step: int, shares: Sequence[int], rank: int) -> Part:
-        """Return the part of ``rank`` in ``step``, counted from 0 across epochs. ``shares``: the local batch sizes.
+        """Return the samples that ``rank`` computes in ``step``, counted from 0 across epochs.
 
-        If a short batch leaves no sample for a worker, the worker gets the first sample with weight 0, so that every
-        worker runs the same code in every step. A rank with share 0 gets no sample.
+        ``shares``: the local batch sizes of all ranks. If a short batch leaves no sample for a worker, the worker gets
+        the first sample with weight 0, so that every worker runs the same code in every step. A rank with share 0 gets
+        no sample.
         """
         epoch, index = divmod(step, self.steps_per_epoch)
         batch = permutation(self.seed, epoch, self.samples)[index * self.batch : (index + 1) * self.batch]
@@ -84,9 +95,10 @@ class Sampler:
 
 
 def once(samples: int, shares: Sequence[int], rank: int) -> list[Part]:
-    """Return the batches of ``rank`` for one pass over all samples, in order.
+    """Return the batches of ``rank`` when all ranks together go through all samples once, as for an evaluation.
 
-    A batch has at most ``shares[rank]`` samples.
+    The ranks divide the samples, in their order in the dataset, in proportion to ``shares``, the local batch sizes. A
+    batch has at most ``shares[rank]`` samples. The list is empty if the rank gets no samples.
     """
     parts, size = apportion(samples, shares), max(1, shares[rank])
     mine = np.arange(sum(parts[:rank]), sum(parts[: rank + 1]))

@@ -14,7 +14,10 @@ reduction may be noise of a short probe."""
 
 
 def apportion(total: int, weights: Sequence[int]) -> tuple[int, ...]:
-    """Split ``total`` into integers in proportion to ``weights``: largest remainder method, ties to the lower index."""
+    """Split ``total`` into integers in proportion to ``weights``, such as a batch into the samples of each rank.
+
+    The integers sum to ``total``. They follow from the largest remainder method. In a tie, the lower index gets more.
+    """
     whole = sum(weights)
     assert whole > 0, "at least one weight must be positive"
     parts = [total * weight // whole for weight in weights]
@@ -34,9 +37,10 @@ class Speed:
 
 
 def fit(points: Sequence[tuple[int, float]]) -> Speed:
-    """Fit a line to points (local batch size, seconds) by least squares, with non-negative coefficients.
+    """Fit a line to points (local batch size, seconds of a step) by least squares, with non-negative coefficients.
 
-    From a single point, ``fixed_s`` is 0.
+    If there is a single point, or if a coefficient of the line would be negative, ``fixed_s`` is 0, and the line goes
+    through the mean of the points.
     """
     n = len(points)
     mean_x, mean_y = sum(x for x, _ in points) / n, sum(y for _, y in points) / n

@@ -26,9 +26,12 @@ from dltrain.train.trainer import Trainer
 
 BUDGET_S = 0.3
 QUOTA_BUDGET_S = 0.6
-"""Time limit in seconds for a rank under a CPU quota. It covers at least two whole periods of the quota."""
+"""Time limit of the probe in seconds if a CPU quota has stalled the rank, or if its steps are slow.
+
+It covers at least two whole periods of the quota.
+"""
 STALL_S = 2e-3
-"""Seconds. If a step spends more time than this without the CPU, a CPU quota has throttled it."""
+"""Minimum seconds that a step spends without the CPU to count as a stall, a pause that a CPU quota causes."""
 _LINK_NBYTES = 2**20
 _LINK_ROUNDS = 5
 
@@ -80,16 +83,17 @@ def probe_and_rebalance(trainer: Trainer, make_optimizer: Callable[[nn.Module], 
 def compute_points(
     model: nn.Module, optimizer: Optimizer, step: TrainStep, share: int, batch: int
 ) -> tuple[list[tuple[int, float]], float]:
-    """Return a list of (samples, seconds) of training steps, and the fraction of a CPU that this rank got.
+    """Measure training steps. Return (list of (samples, seconds per step), fraction of a CPU that this rank got).
 
     ``share``: this rank's local batch size. ``batch``: global batch size. The measured sizes are half the share, the
-    share and twice the share, or only the share if its step is slow. The first of all steps counts only if it exceeds
-    the time limit of the probe.
+    share and twice the share, or only the share if its step is slow. A size above the share is omitted if it does not
+    fit into the GPU's memory. The very first step counts only if it exceeds the time limit of the probe.
 
     Under a CPU quota, a process runs at full speed for a while and then stalls for the rest of a 100 ms period. A short
-    measurement contains either no stall or a complete stall. The result is therefore the median CPU time of each size,
-    divided by the fraction of a CPU that the rank got. With at least three stalls, the fraction is measured from the
-    end of the first to the end of the last stall, and otherwise over the entire probe.
+    measurement contains either no stall or a complete stall. On a CPU, the result is therefore the median CPU time of
+    each size, divided by the fraction of a CPU that the rank got. With at least three stalls, the fraction is measured
+    from the end of the first to the end of the last stall, and otherwise over the entire probe. On a GPU, the result is
+    the median wall-clock time, and the fraction is 1.
     """
     device = next(model.parameters()).device
     clock = time.process_time if device.type == "cpu" else time.perf_counter
@@ -140,7 +144,10 @@ def compute_points(
 
 
 def link_speed(process_group: ProcessGroup) -> tuple[float, float]:
-    """Return the latency in s and the bandwidth in B/s of the slowest link while each rank sends to the next rank."""
+    """Return the latency in s and the bandwidth in B/s of the slowest link while each rank sends to the next rank.
+
+    All ranks must call this function together, and get the same result.
+    """
     small, large = (_exchange_s(process_group, nbytes) for nbytes in (8, _LINK_NBYTES))
     latency_s, large_s = (max(row[i] for row in process_group.gather([small, large])) for i in (0, 1))
     # If a rank lost its CPU during the small message, the large one may seem no slower.

@@ -25,9 +25,12 @@ from dltrain.train.trainer import Trainer
 
 LOW, HIGH, STEPS = 1e-6, 10.0, 100
 DIVERGED_RATIO = 4.0
-"""The test ends when the loss exceeds the first loss by this factor."""
+"""Ratio of the loss to the first loss above which the test ends, because the training diverges."""
 MIN_RELATIVE_DECREASE = 0.02
-"""Minimum relative decrease of the loss. With a smaller decrease, the test has no result."""
+"""Minimum decrease of the loss during the test, as a fraction of its initial value.
+
+With a smaller decrease, the test finds no learning rate.
+"""
 LIMIT_S = 1800.0
 JSON, PLOT = "learning-rate.json", "learning-rate.svg"
 DEGREE = 7
@@ -88,7 +91,9 @@ def ramp(
 ) -> tuple[list[float], list[float]]:
     """Train with growing learning rates. Return the rates, and the mean loss of the global batch at each rate.
 
-    The result is equal on all ranks. The states of model and optimizer are restored afterwards. Raise PeerLostError.
+    The rates grow exponentially from ``LOW`` to ``HIGH`` in ``STEPS`` steps. The test ends earlier if the loss
+    diverges. The result is equal on all ranks. The states of model and optimizer are restored afterwards. Raise
+    PeerLostError.
     """
     model, optimizer, parallel = trainer.model, trainer.optimizer, trainer.parallel
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -123,8 +128,9 @@ def ramp(
 def find_rate(trainer: Trainer, loader: Loader, loss_of: Callable[[nn.Module, Any], Tensor]) -> float:
     """Return the learning rate that an earlier attempt of this job found, or else find it with a range test.
 
-    If the test has no result, return the learning rate of the plan. Rank 0 writes the curve as JSON and as a plot to
-    the job's checkpoint directory.
+    An attempt is a launch of the job's ranks. All ranks must call this function together, and get the same rate. If the
+    test has no result, return the learning rate of the plan. Rank 0 writes the curve as JSON and as a plot to the job's
+    checkpoint directory.
     """
     plan, folder = trainer.plan, job_directory(trainer.plan)
     saved = saved_rate(folder / JSON) if trainer.rank == 0 and plan.checkpoint.enabled else None
@@ -144,7 +150,10 @@ def find_rate(trainer: Trainer, loader: Loader, loss_of: Callable[[nn.Module, An
 
 
 def saved_rate(path: Path) -> float | None:
-    """Return the rate that an earlier attempt found, or None if its file is missing or damaged. Raise OSError."""
+    """Return the learning rate in the file ``path`` of an earlier test, or None if the file is missing or damaged.
+
+    Raise OSError if the file exists but cannot be read.
+    """
     try:
         rate = float(json.loads(path.read_bytes())["rate"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):

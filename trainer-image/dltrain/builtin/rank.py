@@ -61,7 +61,10 @@ def train(trainer: Trainer) -> None:
 
 
 def _differentiate(trainer: Trainer, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
-    """Run the forward and the backward pass. Log the loss on each rank that has it."""
+    """Run the forward and the backward pass of one batch. Log the loss on each rank that computes it.
+
+    In a pipeline, only the ranks of the last stage compute the loss. Otherwise, every rank does.
+    """
     if isinstance(trainer.parallel, Pipeline):
         if (mean := trainer.parallel.run(x, y, mean_loss)) is not None:
             trainer.log(loss=mean)
@@ -101,14 +104,20 @@ def evaluate(trainer: Trainer, model: nn.Module, data: Dataset) -> float:
 
 
 def _mine(trainer: Trainer, data: Dataset) -> NDArray[np.int64]:
-    """Return the numbers of the held-out samples that this rank evaluates, in proportion to its local batch size."""
+    """Return the numbers of the held-out samples that this rank evaluates.
+
+    The ranks divide the samples in proportion to their local batch sizes.
+    """
     parts = apportion(data.test_samples, trainer.shares)
     begin = sum(parts[: trainer.rank])
     return np.arange(begin, begin + parts[trainer.rank])
 
 
 def _train_asynchronously(trainer: Trainer, network: nn.Module, optimizer: Optimizer, data: Dataset) -> None:
-    """Train asynchronously. Rank 0 evaluates the model after each of its epochs, and all workers do at the end."""
+    """Train the built-in model asynchronously, with a parameter server, and log its accuracy.
+
+    Rank 0 evaluates the model after each of its epochs. At the end, all workers evaluate it together.
+    """
     trainer.model = network.to(trainer.device)
     _settle(trainer, data)
 

@@ -14,13 +14,15 @@ PRIOR_S = 3.6e6
 """Assumed seconds between faults of one pod before any were observed: a thousand hours, the order of magnitude
 that large clusters report."""
 PRIOR_FAULTS = 0.1
-"""Weight of the assumed time between faults (``PRIOR_S``), in faults. The first observed fault of a run outweighs
-it."""
+"""Weight of the assumption ``PRIOR_S`` in the estimate, in faults: it counts as a tenth of an observed fault.
+
+The first observed fault of a run therefore outweighs the assumption.
+"""
 SHORTEST_S, LONGEST_S = 5.0, 1800.0
 MAX_COST_FRACTION = 0.02
 """Maximum fraction of the training time for checkpoints, however frequent faults are."""
 _RECENT = 5
-"""Number of recent checkpoints whose median cost is used."""
+"""Number of recent checkpoints whose median cost determines the interval."""
 
 
 def between_faults_s(pods: int, faults: int, trained_s: float, interrupted_s: float | None = None) -> float:
@@ -57,9 +59,10 @@ class Interval:
         self._costs = [*self._costs, cost_s][-_RECENT:]
 
     def seconds(self, trained_s: float) -> float:
-        """Return the interval in seconds, after ``trained_s`` seconds of training since the last launch of the ranks.
+        """Return the seconds from one checkpoint to the next.
 
-        Until the cost of a checkpoint is known, return the plan's interval.
+        ``trained_s``: seconds of training since the last launch of the ranks, from which the mean time between faults
+        is estimated. Return the plan's interval if the plan fixes it, or until the cost of a checkpoint is known.
         """
         plan = self._plan
         if not plan.checkpoint.choose_interval or not self._costs:

@@ -54,5 +54,5 @@ class Pace:
         return time.monotonic() - self._at >= self._interval_s
 
     def copied(self, stall_s: float) -> None:
-        """Record a copy that has just paused training for ``stall_s``."""
+        """Record that a copy has just been made, for which training paused for ``stall_s`` seconds."""
         self._at, self._interval_s = time.monotonic(), max(INTERVAL_S, stall_s / STALL_PART)

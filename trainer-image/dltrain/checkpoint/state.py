@@ -28,7 +28,7 @@ class Staging:
         self._sources: set[torch.device] = set()
 
     def copy(self, name: str, tensor: Tensor) -> Tensor:
-        """Return a contiguous copy.
+        """Return a contiguous copy of ``tensor`` in main memory.
 
         Reuse the memory of the previous copy with this ``name`` if shape and dtype are equal.
 
@@ -43,7 +43,7 @@ class Staging:
         return held.copy_(tensor.detach(), non_blocking=True)
 
     def wait(self) -> None:
-        """Wait until all copies are complete."""
+        """Wait until all copies that ``copy`` has started are complete."""
         for device in self._sources:
             finish(device)
 
@@ -58,8 +58,9 @@ def capture(
 ) -> Snapshot:
     """Return a copy of the training state in main memory, which later steps do not modify.
 
-    ``model``, ``optimizer``: the ``state_dict()`` of each. ``state``: additional data for JSON. ``kept``: additional
-    tensors. ``staging``: memory for the copy. The snapshot is valid until the next capture with the same ``staging``.
+    ``step``: number of completed steps. ``model``, ``optimizer``: the ``state_dict()`` of each. ``state``: additional
+    data for JSON. ``kept``: additional tensors. ``staging``: memory for the copy; None: new memory. The snapshot is
+    valid until the next capture with the same ``staging``.
     """
     staging = staging or Staging()
     tensors: dict[str, Tensor] = {}
@@ -88,6 +89,7 @@ def restore(
 ) -> None:
     """Load a snapshot into a model and an optimizer of equal structure.
 
+    ``load_model``, ``load_optimizer``: functions that take a state dictionary, such as the methods ``load_state_dict``.
     If the structure differs, raise torch's error.
     """
     load_model(snapshot.model)
@@ -168,10 +170,13 @@ class Target(Protocol):
     """
 
     def check(self, groups: list[dict[str, Any]]) -> None:
-        """Raise BadInputError if the parameter groups of the checkpoint's optimizer do not fit the target's."""
+        """Raise BadInputError if ``groups`` do not fit the parameter groups of the target's optimizer.
+
+        ``groups``: the parameter groups of the optimizer in the checkpoint.
+        """
 
     def load_weight(self, name: str, whole: Tensor) -> None:
-        """Load this rank's part of a tensor of the model."""
+        """Load this rank's part of the model's tensor ``name`` from ``whole``, the complete tensor."""
 
     def optimizer_part(self, index: int, key: str, whole: Tensor) -> Tensor | None:
         """Return this rank's part of the optimizer's state ``key`` of parameter ``index``; None if it has no part.

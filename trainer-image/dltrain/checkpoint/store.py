@@ -39,7 +39,10 @@ _FIELD = "spec.checkpoint.volume"
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The training state after ``step`` steps. ``state``: all parts that are not tensors, as JSON."""
+    """The training state after ``step`` steps, in main memory.
+
+    ``model``, ``optimizer``: tensors by name. ``state``: all parts that are not tensors, as JSON.
+    """
 
     step: int
     model: dict[str, Tensor]
@@ -66,7 +69,7 @@ class Stored:
         self.files = {name: tensor_file.TensorFile(folder / name) for name in names if name != STATE}
 
     def snapshot(self) -> Snapshot:
-        """Return the whole state in memory. Raise OSError."""
+        """Read all tensors, and return the whole training state in memory. Raise OSError."""
         parts = []
         for name in (MODEL, OPTIMIZER, USER_OBJECTS):
             file = self.files.get(name)
@@ -119,7 +122,11 @@ class Checkpoints:
                 stale.rename(final)
 
     def _claim(self) -> None:
-        """Store the term. Raise FencedError if a higher term is stored already, and OSError if storing fails."""
+        """Store this run's term in the directory if it is higher than the stored one.
+
+        The term is a number that rises whenever another coordinator takes over the job. Raise FencedError if the stored
+        term is higher, unless this run's term is 0, and OSError if storing fails.
+        """
         path, found = self.directory / TERM, term_in(self.directory)
         if found > self.term > 0:
             why = f"{self.directory}: found term {found}; expected {self.term}: another coordinator has taken over"
@@ -269,7 +276,7 @@ class Checkpoints:
 
 
 _STALE = ".stale"
-"""Ending of the name of a checkpoint that a new one of the same step replaces."""
+"""Ending of the temporary name of an old checkpoint while a new checkpoint of the same step replaces it."""
 _REMEDY = "check the PersistentVolumeClaim, its access mode and its owner"
 
 
@@ -282,7 +289,7 @@ def _tell(text: str) -> None:
 
 
 def _digest(manifest: Mapping[str, Any]) -> str:
-    """Return the hash of a checkpoint's manifest, which is stored in the manifest itself.
+    """Return the hash of a checkpoint's manifest. The manifest itself stores it, as an additional field.
 
     Without this hash, a flipped bit in the manifest could look like another model's checkpoint.
     """

@@ -22,9 +22,10 @@ _TENSOR, _TUPLE, _DICT = "tensor", "tuple", "dict"
 
 
 def encode(value: Any, path: tuple[Any, ...], tensors: dict[str, Tensor]) -> Any:
-    """Return ``value`` as JSON, and add its tensors to ``tensors``. Raise MisuseError for a type that is not supported.
+    """Return ``value`` as an object of JSON types that refers to tensors by name, and add these to ``tensors``.
 
-    ``path``: the object's name and the keys that lead to ``value``. The names of the tensors consist of these.
+    ``path``: the name of the kept object and the keys that lead to ``value``. The names of the tensors consist of
+    these. Raise MisuseError for a type that is not supported.
     """
     if isinstance(value, Tensor):
         if value.dtype not in tensor_file.NAMES or value.layout is not torch.strided:
@@ -49,7 +50,7 @@ def encode(value: Any, path: tuple[Any, ...], tensors: dict[str, Tensor]) -> Any
 
 
 def decode(value: Any, tensor: Callable[[str], Tensor]) -> Any:
-    """Return the value that ``encode`` has encoded as JSON.
+    """Return the original value for ``value``, a result of ``encode``.
 
     ``tensor``: a function that returns the tensor with a given name.
     """
@@ -125,7 +126,10 @@ class UserObjects:
                 ) from error
 
     def close(self) -> None:
-        """Accept no more objects. Raise MisuseError if the checkpoint holds objects that were not added."""
+        """Accept no more objects from now on, because training begins.
+
+        Raise MisuseError if the checkpoint from which the run resumed contains objects that were not added.
+        """
         if rest := set(self._stored) - set(self._objects):
             raise MisuseError(
                 f"t.steps: found a checkpoint of step {self._resumed} that holds {self._names(rest)}; expected only "
@@ -135,7 +139,11 @@ class UserObjects:
         self._complete, self._stored_tensors = True, {}
 
     def begin(self, *, undoable: bool) -> None:
-        """Begin a step. ``undoable``: True if the step may have to be repeated."""
+        """Begin a step. ``undoable``: True if a loss of ranks could force the ranks to repeat the step.
+
+        In that case, copy the lists and dictionaries among the objects, so that ``freeze`` can save their present
+        content.
+        """
         self._frozen = None
         plain = self._objects.items() if undoable else ()
         self._began = {name: copy.copy(given) for name, given in plain if isinstance(given, list | dict)}
@@ -164,7 +172,10 @@ class UserObjects:
         return {name: encode(_state(given), (name,), tensors) for name, given in self._objects.items()}, tensors
 
     def _set(self, name: str, state: Any, tensors: Mapping[str, Tensor]) -> None:
-        """Set the state of an object. Move the tensors to the devices of the object's current tensors."""
+        """Set the state of the object ``name`` to ``state``, a result of ``encode`` that refers to ``tensors``.
+
+        Move the tensors to the devices of the object's current tensors.
+        """
         given, own = self._objects[name], dict[str, Tensor]()
         encode(_state(given), (name,), own)
         value = decode(state, lambda key: tensors[key].to(own[key].device) if key in own else tensors[key])

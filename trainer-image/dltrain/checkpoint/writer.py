@@ -30,7 +30,7 @@ from dltrain.protocol.volume_layout import job_directory
 SLOWEST_S, SLOWEST_BPS = 60.0, 10e6
 """The slowest supported volume: latency in seconds, and bytes per second."""
 RECENT = 3
-"""Number of recent checkpoints of which the slowest one counts as the time that a checkpoint needs."""
+"""Number of recent checkpoints from which the time that a checkpoint needs is estimated: as long as the slowest one."""
 
 
 def patience_s(nbytes: int) -> float:
@@ -67,18 +67,20 @@ class Writer:
 
     @property
     def needed_s(self) -> float:
-        """Return the seconds until a checkpoint that begins now is durable; 0 if no checkpoint was written yet.
+        """Return the estimated seconds until a checkpoint that begins now is durable; 0 before the first checkpoint.
 
-        They include the rest of a checkpoint that is being written.
+        The estimate is the longest of the last ``RECENT`` checkpoints, plus the rest of a checkpoint that is being
+        written.
         """
         longest_s = max(self._durations_s, default=0.0)
         rest_s = max(0.0, longest_s - (time.perf_counter() - self._began_s)) if self.busy else 0.0
         return longest_s + rest_s
 
     def begin(self, snapshot: Snapshot, stall_s: float = 0.0) -> None:
-        """Start to write ``snapshot``, whose tensors must not change. ``stall_s``: seconds that training paused for it.
+        """Start to write ``snapshot`` in the background, after waiting for the previous checkpoint.
 
-        Raise the error of the previous checkpoint if that failed; see ``wait``.
+        The tensors of ``snapshot`` must not change until ``wait`` returns. ``stall_s``: seconds that training paused
+        for it. Raise the error of the previous checkpoint if that failed; see ``wait``.
         """
         self.wait()
         self._began_s = time.perf_counter()
@@ -144,7 +146,7 @@ class CheckpointManager:
         self._launched = time.monotonic()
         self._staging = Staging()
         self._short_of = (0.0, inf)
-        """What ``fits`` has compared: seconds that a checkpoint needs, and seconds until the first rank is killed."""
+        """Seconds that ``fits`` has compared last: what a checkpoint needs, and what is left until a rank is killed."""
 
     @property
     def last(self) -> CheckpointMark | None:
@@ -152,7 +154,7 @@ class CheckpointManager:
 
     @property
     def due(self) -> bool:
-        """True if a checkpoint is due after this step. False on all ranks but rank 0."""
+        """True if a checkpoint on the volume is due after this step. False on all ranks but rank 0."""
         if self._writer is None or self._writer.busy:
             return False
         return time.monotonic() - self._saved_at >= self.interval_s
@@ -165,15 +167,19 @@ class CheckpointManager:
     def fits(self, left_s: float) -> bool:
         """Return True if a checkpoint that begins now is durable before the first rank is killed.
 
-        ``left_s``: seconds until this rank is killed. All ranks must call this method, and get the same answer: that of
-        rank 0, which has measured checkpoints, for the rank with the least time. Raise PeerLostError.
+        ``left_s``: seconds until this rank is killed. All ranks must call this method, and get the same answer. It
+        compares the time that a checkpoint needs, which rank 0 has measured, with the least ``left_s`` of all ranks.
+        Raise PeerLostError.
         """
         rows = self.process_group.gather([left_s, self._writer.needed_s if self._writer is not None else 0.0])
         self._short_of = max(needed_s for _, needed_s in rows), min(left_s for left_s, _ in rows)
         return self._short_of[0] <= self._short_of[1]
 
     def report_skipped(self, step: int) -> None:
-        """Report that the ranks stop after ``step`` steps without a checkpoint, as ``fits`` has found last."""
+        """Report that the ranks stop after ``step`` steps without a checkpoint, because ``fits`` has returned False.
+
+        On ranks other than 0, do nothing.
+        """
         if self.process_group.rank != 0:
             return
         needed_s, left_s = self._short_of
@@ -269,7 +275,10 @@ class CheckpointManager:
         return checkpoints
 
     def take_over(self) -> None:
-        """Make this rank the writer if it has become rank 0 after a loss of ranks. A checkpoint is then due at once."""
+        """Make this rank the writer of checkpoints if it has become rank 0 after a loss of ranks.
+
+        A checkpoint is then due at once. Otherwise, do nothing.
+        """
         if self.plan.checkpoint.enabled and self.process_group.rank == 0 and self._writer is None:
             self._open()
             self._saved_at = -inf
@@ -295,12 +304,12 @@ class CheckpointManager:
         durable: bool = True,
         gathered_s: float = 0.0,
     ) -> None:
-        """Start a checkpoint of the state after ``step`` steps, unless there is one already.
+        """Start a checkpoint of the state after ``step`` steps, unless a checkpoint of this step was started before.
 
-        All ranks must call this method.
+        All ranks must call this method. The state is written in the background.
 
-        The state is also copied to the pods' memory. ``durable``: False to make only this copy. ``gathered_s``:
-        seconds spent on comparing and gathering the state of all ranks. Raise OSError if the last checkpoint failed.
+        The state is also copied to the pods' memory. ``durable``: False to make only this copy. ``gathered_s``: seconds
+        spent on comparing and gathering the state of all ranks. Raise OSError if the last checkpoint failed.
         """
         writers = []
         if durable:

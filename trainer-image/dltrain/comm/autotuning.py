@@ -18,7 +18,10 @@ from dltrain.comm.core.polling import Run
 from dltrain.comm.core.waiting import wait_until
 
 BUDGET_S = 0.4
-"""Time limit in seconds for comparing the candidates on one buffer. A single slow all-reduce can exceed the limit."""
+"""Time limit in seconds for comparing the candidates on one buffer. A single slow all-reduce can exceed the limit.
+
+A candidate is an all-reduce algorithm with a segment size.
+"""
 _ROUNDS = (3, 40)
 """Minimum and maximum number of measurements per remaining candidate. The time limit applies after the minimum."""
 _FIRST_NBYTES = 256 * 2**10
@@ -35,7 +38,7 @@ because a rank that loses its CPU for a moment doubles a measurement."""
 
 @dataclass(frozen=True)
 class Pick:
-    """An all-reduce algorithm and its segment size, as a candidate or as the choice for buffers of one size class.
+    """An all-reduce algorithm with its segment size: a candidate, or the choice for all buffers of one size class.
 
     A buffer's size class is log4 of its bytes, rounded down. ``strategy``: the name of the algorithm, such as "Ring".
     """
@@ -198,7 +201,7 @@ class Auto(Collective):
         return self._max((time.perf_counter() - began) / repeats)
 
     def _agreed(self, mine: bool) -> bool:
-        """Return True if ``mine`` is true on any rank."""
+        """Return True on all ranks if ``mine`` is true on any rank, so that all ranks make the same decision."""
         return self._max(float(mine)) > 0
 
     def _max(self, mine: float) -> float:
@@ -214,8 +217,9 @@ class Auto(Collective):
 
 
 def _typical(times: list[float]) -> float:
-    """Return the lower quartile of ``times``, because disturbances only add time.
+    """Return the lower quartile of ``times``, in seconds, as the typical time of an all-reduce.
 
-    If there are few measurements, disturbances may affect most of them, so the median would be too high.
+    Disturbances only add time. If there are few measurements, disturbances may affect most of them, so that the median
+    would be too high.
     """
     return sorted(times)[len(times) // 4]

@@ -23,9 +23,11 @@ _FAULT_TOLERANT = "OMPI_MCA_mpi_ft_enable"
 """Name of an environment variable of ranks, which mpirun sets to 1 if it runs with fault tolerance."""
 _TRANSPORTS = "OMPI_MCA_btl"
 SLICE_NBYTES = 2**18
-"""Size of messages outside of all-reduces. Open MPI moves only a fragment or two of a message per call, and a waiting
-rank calls MPI at increasing intervals. In shared memory, 90 MB moved at 90 MB/s in slices of 16 MiB, but at 870 MB/s in
-slices of this size."""
+"""Size in bytes of the slices in which large data is broadcast.
+
+Open MPI moves only a fragment or two of a message per call, and a waiting rank calls MPI at increasing intervals. In
+shared memory, 90 MB moved at 90 MB/s in slices of 16 MiB, but at 870 MB/s in slices of this size.
+"""
 
 
 class ProcessGroup:
@@ -65,7 +67,7 @@ class ProcessGroup:
         return process_group
 
     def expect(self, ranks: int) -> None:
-        """Raise BadInputError unless the process group has ``ranks`` ranks."""
+        """Raise BadInputError if the process group does not have ``ranks`` ranks, the number in the plan."""
         if self.size != ranks:
             started = os.environ.get("OMPI_COMM_WORLD_SIZE")
             how = f"mpirun started {started} processes" if started else "mpirun did not start this process"
@@ -99,18 +101,24 @@ class ProcessGroup:
         return agree(self.comm, mine)
 
     def shrink(self) -> None:
-        """Shrink to the live ranks, renumbered in the same order. All live ranks must call it. Raises PeerLostError."""
+        """Remove the lost ranks from the group, and renumber the live ranks in the same order.
+
+        All live ranks must call it. Raises PeerLostError.
+        """
         revoke(self.comm)
         self.comm = shrink(self.comm)
         self._whole = False
         self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Return the element-wise sum over ranks, in double precision. Raises PeerLostError."""
+        """Return the element-wise sum of ``values`` over ranks, in double precision. Raises PeerLostError.
+
+        All ranks must pass the same number of values.
+        """
         return [float(value) for value in self.add(np.array(values, dtype=np.float64))]
 
     def add(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the element-wise sum over ranks. Raises PeerLostError."""
+        """Return the element-wise sum of the array ``values`` over ranks, in a new array. Raises PeerLostError."""
         total = values.copy()
         if self.comm is not None and self.size > 1:
             from mpi4py import MPI
@@ -154,7 +162,10 @@ class ProcessGroup:
         return content.tobytes()
 
     def broadcast_into(self, content: NDArray[np.uint8], root: int = 0) -> None:
-        """Overwrite ``content`` with that of rank ``root``, which has the same length. Raises PeerLostError."""
+        """Overwrite the bytes in ``content`` with those that rank ``root`` passes, on every rank. Raises PeerLostError.
+
+        All ranks must pass arrays of the same length.
+        """
         if self.comm is None or self.size == 1:
             return
         for begin in range(0, len(content), SLICE_NBYTES):
@@ -170,7 +181,10 @@ class ProcessGroup:
             raise translate(error) from error
 
     def close(self) -> None:
-        """Wait until all ranks have called this method. Then end MPI, unless ranks were lost. Raises PeerLostError."""
+        """Wait until all ranks have called this method. Then end MPI, unless ranks were lost. Raises PeerLostError.
+
+        After a loss of ranks, ending MPI could hang, so the agents end the processes instead.
+        """
         if self.comm is not None:
             from mpi4py import MPI
 
@@ -181,13 +195,16 @@ class ProcessGroup:
                     MPI.Finalize()
 
     def abandon(self) -> None:
-        """Wake the ranks that wait for this one, without waiting for them. The process must exit next."""
+        """Make the operations in which other ranks wait for this rank fail, without waiting for these ranks.
+
+        The process must exit next.
+        """
         if self.comm is not None:
             revoke(self.comm)
 
     @property
     def local_size(self) -> int:
-        """Return the number of ranks in this pod, or on this machine."""
+        """Return the number of ranks in this rank's pod or, without Kubernetes, on this machine."""
         return int(os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE", "1"))
 
     @property

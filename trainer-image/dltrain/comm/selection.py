@@ -19,12 +19,14 @@ from dltrain.comm.schedules.ring import Ring
 from dltrain.comm.schedules.tree import Tree
 
 SCHEDULED: dict[str, type[Scheduled]] = {kind.name: kind for kind in (Ring, Tree, Butterfly, HalvingDoubling)}
-"""Name → collective, for the collectives that a schedule defines. A schedule lists the messages of one rank."""
+"""The collectives that are defined by a schedule (a list of one rank's messages), by name."""
 AUTO = "Auto"
 KIB = 2**10
 EAGER_NBYTES = 56 * KIB
-"""A segment size below the eager limit of Open MPI over TCP (64 KiB). Longer segments need a handshake, which is
-delayed by the data that is already queued for sending."""
+"""A segment size in bytes below the eager limit of Open MPI over TCP (64 KiB).
+
+Longer segments need a handshake, which is delayed by the data that is already queued for sending.
+"""
 
 
 def choose(

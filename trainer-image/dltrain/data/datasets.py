@@ -49,9 +49,10 @@ class Dataset(Protocol):
 
 
 class ArrayDataset:
-    """A dataset of arrays in memory, with the keys x, y, x_test and y_test.
+    """A dataset of arrays in memory: training samples x with targets y, held-out samples x_test with targets y_test.
 
-    One-dimensional integer samples with targets of the same shape are tokens. uint8 images are multiplied by ``scale``.
+    If x has two dimensions and contains integers, and y has the same shape, the samples are sequences of tokens.
+    Otherwise, a uint8 x contains images, whose values are multiplied by ``scale``.
     """
 
     def __init__(self, arrays: dict[str, NDArray[np.generic]], scale: float = 1 / 255) -> None:
@@ -86,7 +87,7 @@ def load_by_name(dataset: str, seed: int = 0) -> Dataset:
 
 
 def reference(dataset: str) -> DatasetRef:
-    """Return a reference to a dataset as in a plan. ``dataset``: the name of a built-in dataset, or a path."""
+    """Return the reference to a dataset for a plan. ``dataset``: the name of a built-in dataset, or a path."""
     return DatasetRef(name=dataset) if dataset in NAMES else DatasetRef(path=dataset)
 
 

@@ -20,9 +20,12 @@ from dltrain.data.remote_sources import NoRangesError, Remote, Source, Transient
 from dltrain.protocol.errors import BadInputError
 
 WAITS_S = (0.5, 1.0, 2.0, 4.0)
-"""Delays in seconds before the first, second, … retry. After an attempt that received data, the first delay is next."""
+"""Delays in seconds before the first, second, … retry of a download.
+
+After a try that received data, the first delay is next. When all delays are used up, the download fails.
+"""
 PATIENCE_S = 15.0
-"""Seconds without received data after which no further retry starts.
+"""Seconds without received data after which no further retry starts, so that the download fails.
 
 The container then fails, so that the job's status shows the fault within 30 s. The kubelet restarts the container after
 10 s, then 20 s and so on up to 5 minutes, and the download continues where it ended.
@@ -127,10 +130,10 @@ class Download:
         return hashlib.sha256(str(self.target.relative_to(self.notes.parent)).encode()).hexdigest()[:16]
 
     def _complete(self) -> int | None:
-        """Return the size of the target file if an earlier download completed it and it is still valid; otherwise None.
+        """Return the size of the target file in bytes if an earlier download completed it and it is still valid.
 
-        The file is valid if neither the file nor its source has changed. If the source cannot be reached, an unchanged
-        file counts as valid.
+        Return None if the file must be downloaded. The file is valid if neither the file nor its source has changed. If
+        the source cannot be reached, an unchanged file counts as valid.
         """
         note = _read(self._note)
         try:
@@ -190,7 +193,7 @@ class Download:
         return nbytes
 
     def _resumable(self, remote: Remote) -> int:
-        """Return the size of a partial download that can be resumed, or 0.
+        """Return the size in bytes of the partial file if the download can be resumed from it, otherwise 0.
 
         The partial file must belong to the version of the file that the server has now.
         """
@@ -248,7 +251,7 @@ class _DamagedError(Exception):
 
 @contextmanager
 def _disk(target: Path) -> Iterator[None]:
-    """Translate the OSError of a full disk into a TransientError inside the context."""
+    """Raise TransientError instead of OSError if the disk is full inside the context. ``target``: the written file."""
     try:
         yield
     except OSError as error:
@@ -290,7 +293,7 @@ def sha256_of(path: Path) -> str:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """Return the content of a note. Return an empty dictionary if the file is missing or damaged."""
+    """Return the content of a note, a JSON file about a download; empty if the file is missing or damaged."""
     try:
         found = json.loads(path.read_text())
     except (FileNotFoundError, ValueError):

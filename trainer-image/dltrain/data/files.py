@@ -12,7 +12,7 @@ from dltrain.protocol.errors import BadInputError, VolumeError
 KEYS = ("x", "y", "x_test", "y_test")
 FIELD = "spec.dataset.uri"
 MAX_CLASSES = 2**20
-"""Limit for class numbers and tokens.
+"""Upper limit of class numbers and tokens, which must be below it.
 
 Larger numbers are considered mistakes, because a model has one output per class and would not fit into memory.
 """

@@ -14,7 +14,10 @@ from aiohttp import ClientConnectorCertificateError, ClientError, ClientResponse
 from dltrain.protocol.errors import BadInputError
 
 CHUNK_NBYTES = 8 * 2**20
-"""Initial size of a ranged request in bytes. If a connection breaks, at most this much data is lost."""
+"""Initial and largest size of a ranged request in bytes.
+
+If its connection breaks, at most this much must be downloaded again.
+"""
 _SHRINK_FACTOR, _MAX_SHRINK, _REGROW_AFTER = 4, 128, 16
 """Adaptation of the request size, because some networks break all long requests.
 
@@ -46,7 +49,7 @@ class TransientError(OSError):
 
 
 class NoRangesError(Exception):
-    """The server does not support requests for a part of a file."""
+    """The server does not support ranged requests, which ask for a part of a file. Use ``Source.stream`` instead."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class Source:
         self._fs, self._path = fsspec.core.url_to_fs(uri, use_listings_cache=False, **options)
 
     def beside(self, name: str) -> "Source":
-        """Return the source of the file ``name``, relative to this file's folder."""
+        """Return the source of another file. ``name``: its path relative to the folder of this file."""
         address, mark, query = self.uri.partition("?") if self.uri.startswith("http") else (self.uri, "", "")
         name = quote(name) if mark or self.uri.startswith("http") else name
         return Source(f"{address.rpartition('/')[0]}/{name}{mark}{query}")
@@ -113,7 +116,7 @@ class Source:
                 pool.shutdown(cancel_futures=True)
 
     def shrink_requests(self) -> None:
-        """Reduce the size of the next ranged requests, after a connection broke."""
+        """Reduce the size of the next ranged requests after a connection broke. Some networks break long requests."""
         self._chunk_nbytes = max(self._chunk_nbytes // _SHRINK_FACTOR, CHUNK_NBYTES // _MAX_SHRINK)
 
     def stream(self) -> Iterator[bytes]:

@@ -23,7 +23,8 @@ SOURCE_TEST_SEQUENCES = 1_000
 class TokenText:
     """A dataset of the sequences of one text. The last ``test_samples`` sequences are held out.
 
-    The inputs of sequence i are the tokens 128 i to 128 i + 127. The targets are the tokens 128 i + 1 to 128 i + 128.
+    A sequence has 128 positions. The inputs of sequence i are the tokens 128 i to 128 i + 127 of the text. The targets
+    are the tokens 128 i + 1 to 128 i + 128, so that the target of a position is the next token.
     """
 
     def __init__(self, tokens: NDArray[np.unsignedinteger], vocabulary: int, test_samples: int) -> None:
@@ -76,7 +77,7 @@ def read_tokens(path: Path) -> TokenText:
 
 
 def python_source() -> TokenText:
-    """Return the source code of Python's standard library as a text whose tokens are bytes.
+    """Return the source code of Python's standard library as a dataset of tokens, in which each byte is a token.
 
     Every Python installation contains this text under its own licence, so dltrain need not include it. The text differs
     slightly between versions of Python. Raise BadInputError if the text is too short.

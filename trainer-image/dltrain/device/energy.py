@@ -23,7 +23,7 @@ class Meter:
     """A meter of the energy that a device has used since the meter was created."""
 
     def __init__(self, source: Literal["NVML", "RAPL"], read_J: Callable[[], float]) -> None:
-        """Store the counter's present value, from which ``used`` counts.
+        """Store the counter's present value, from which ``used`` counts. ``source``: the kind of the counter.
 
         ``read_J``: a function that returns the counter's value in J, which never falls. Raise OSError if the counter is
         unreadable.
@@ -32,7 +32,7 @@ class Meter:
         self._first_J = read_J()
 
     def used(self) -> Energy | None:
-        """Return the energy used since the meter was created, or None if the counter can no longer be read."""
+        """Return the energy (in joules) used since the meter was created; None if the counter can no longer be read."""
         try:
             return Energy(joules=max(0.0, self._read_J() - self._first_J), source=self._source)
         except (OSError, ValueError):
@@ -56,10 +56,16 @@ def meter(device: torch.device, local_rank: int) -> Meter | None:
 
 
 class Packages:
-    """The total energy of a node's CPU packages. Each package's counter wraps around at the end of its range."""
+    """The total energy of a node's CPU packages, in joules. Call the object to read it.
+
+    Each package's counter starts again at 0 when it reaches the end of its range. The total includes such restarts.
+    """
 
     def __init__(self, powercap: Path) -> None:
-        """Find the packages. Raises OSError if there are none."""
+        """Find the CPU packages and read their counters. Raises OSError if there are none, or if they are unreadable.
+
+        ``powercap``: the folder of the kernel's energy counters.
+        """
         self._folders = sorted(
             folder
             for folder in powercap.glob("intel-rapl:*")  # AMD CPUs use this name, too.
@@ -75,7 +81,10 @@ class Packages:
         self._total_uJ = 0
 
     def __call__(self) -> float:
-        """Return the joules since the first reading. A counter may wrap around at most once between two readings."""
+        """Return the joules since the object was created.
+
+        A counter may wrap around at most once between two calls, so call the object often enough.
+        """
         now = self._read()
         for new, old, span in zip(now, self._last, self._ranges, strict=True):
             self._total_uJ += new - old if new >= old else new - old + span

@@ -34,7 +34,10 @@ def seed(number: int, device: torch.device = CPU, *, everywhere: bool = False) -
 
 
 def of_step(seed: int, step: int, rank: int) -> int:
-    """Return the seed for one step of one rank. ``seed``: the seed of the whole run, from the plan."""
+    """Return the seed of the random generators for one step of one rank, which is the same after a restart.
+
+    ``seed``: the seed of the whole run, from the plan.
+    """
     return int.from_bytes(hashlib.blake2b(f"{seed} {step} {rank}".encode(), digest_size=7).digest(), "big")
 
 

@@ -20,11 +20,12 @@ fragmentation."""
 
 
 def find_device(rank: Rank) -> tuple[torch.device, str]:
-    """Return (torch device of a rank, name of this device).
+    """Select the device of a rank. Return (torch device, name of this device for reports).
 
     If the device is the one that the plan expects, the name is spelled as in the plan. For a rank that is planned on a
-    CPU, the name is always that of the plan, because the rank cannot check the kind of CPU. A GPU becomes the current
-    device, so that code without a device index (a script's ``"cuda"``, pinned memory, a library) uses this rank's GPU.
+    CPU, the name is always that of the plan, because the rank cannot check the kind of CPU. If the rank is planned on a
+    GPU but finds none, the result is the CPU with the name ``MISMATCH``. A GPU becomes the current device, so that code
+    without a device index (a script's ``"cuda"``, pinned memory, a library) uses this rank's GPU.
     """
     if not rank.gpu:
         return torch.device("cpu"), rank.device
@@ -53,9 +54,9 @@ def same_product(found: str, label: str) -> bool:
 def check(process_group: ProcessGroup, plan: Plan, device: torch.device) -> None:
     """Check that every rank has a GPU if the plan puts ranks on GPUs. All ranks must call it together.
 
-    If no rank has a GPU, all ranks train slowly on CPUs, and the log gives the reason, such as a simulated GPU or an
-    image for CPUs. Raise DeviceMissingError on all ranks if only some ranks have a GPU, because GPUs and CPUs cannot
-    reduce gradients together.
+    ``device``: the device that this rank has found. If no rank has a GPU, all ranks train slowly on CPUs, and the log
+    gives the reason, such as a simulated GPU or an image for CPUs. Raise DeviceMissingError on all ranks if only some
+    ranks have a GPU, because GPUs and CPUs cannot reduce gradients together.
     """
     if not any(rank.gpu for rank in plan.ranks):
         return
@@ -79,7 +80,7 @@ def check(process_group: ProcessGroup, plan: Plan, device: torch.device) -> None
 
 
 def gpu_missing_reason() -> str:
-    """Return torch's own message about the reason why it finds no GPU."""
+    """Return a text with the reason why torch finds no GPU: torch's own message, its version and where to read more."""
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except (RuntimeError, AssertionError) as error:
@@ -101,16 +102,16 @@ def finish(device: torch.device) -> None:
 
 
 def peak_nbytes(device: torch.device) -> int | None:
-    """Return the peak memory of tensors on a GPU in bytes, None on a CPU."""
+    """Return the largest memory in bytes that tensors have taken on a GPU so far, or None on a CPU."""
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
 
 
 def max_samples(device: torch.device, share: int, batch: int) -> int:
-    """Return how many samples per step fit into the device's memory, at most ``batch``.
+    """Return how many samples per step this rank could compute within its device's memory, at most ``batch``.
 
     The result follows from the peak memory of the steps so far. ``share``: this rank's local batch size in these steps.
-    ``batch``: the global batch size. Call this function between two steps, when only persistent memory is allocated.
-    On a CPU, return ``batch``.
+    ``batch``: the global batch size. Call this function between two steps, when only persistent memory is allocated. On
+    a CPU, return ``batch``.
     """
     if device.type != "cuda":
         return batch
@@ -120,11 +121,11 @@ def max_samples(device: torch.device, share: int, batch: int) -> int:
 
 
 def samples_within(usable_nbytes: int, persistent_nbytes: int, peak_nbytes: int, share: int, batch: int) -> int:
-    """Return how many samples per step fit into ``usable_nbytes`` of memory, from ``share`` to ``batch``.
+    """Return how many samples per step fit into ``usable_nbytes`` bytes of memory, from ``share`` to ``batch``.
 
     ``share``: the present local batch size. ``batch``: the global batch size. ``peak_nbytes``: the peak memory of a
     step with ``share`` samples. It consists of ``persistent_nbytes``, which stays allocated between steps, and of an
-    amount in proportion to the number of samples.
+    amount in proportion to the number of samples. A tenth of the memory stays free (``MEMORY_FRACTION``).
     """
     each = max(1, peak_nbytes - persistent_nbytes) / max(1, share)
     return max(share, min(batch, int((MEMORY_FRACTION * usable_nbytes - persistent_nbytes) / each)))

@@ -19,23 +19,29 @@ WINDOW_S = 2.0
 2 s are twenty periods of a CPU quota. In each period, a process that has used up its quota is stopped for the rest of
 the period."""
 SETTLING_STEPS = 2
-"""Number of steps after a change of local batch sizes that are not measured, because they allocate new buffers."""
+"""Number of steps that are not measured after a change of local batch sizes, because they allocate new buffers."""
 MIN_PREDICTED_GAIN = 0.05
-"""Minimum fraction by which new local batch sizes must shorten the slowest rank's predicted computing to be tried."""
+"""Minimum fraction by which new local batch sizes must reduce the predicted computing time of the slowest rank.
+
+Otherwise they are not tried.
+"""
 MIN_MEASURED_GAIN = 0.02
 """Minimum fraction by which new local batch sizes must shorten the measured steps. Otherwise they are reverted."""
 MEMORY = 4
-"""Number of windows (sequences of measured steps) from which a rank's speed is estimated.
+"""Number of last windows (sequences of measured steps) from which a rank's speed is estimated.
 
-A line is fitted to the points (local batch size, seconds per step) of the rank's last windows."""
+A line is fitted to the points (local batch size, seconds per step) of these windows.
+"""
 LONGEST_REST = 64
-"""Maximum number of windows (sequences of measured steps) to wait after new local batch sizes did not shorten steps.
+"""Maximum number of windows (sequences of measured steps) without a trial of new local batch sizes.
 
-Each such failure in a row doubles the wait before the next trial, up to this number."""
+If a trial does not make steps shorter, the next one must wait. Each such failure in a row doubles the wait, up to this
+number.
+"""
 
 
 class Balance:
-    """Measure steps and propose local batch sizes (shares). All ranks have the same state."""
+    """Measure steps and propose local batch sizes (shares) that make steps shorter. All ranks have the same state."""
 
     def __init__(self, shares: Sequence[int], limits: Sequence[int]) -> None:
         """Begin with ``shares``, the local batch size of each rank; 0 for parameter servers.
@@ -57,11 +63,11 @@ class Balance:
         self._step_s: list[float] = []
 
     def add(self, computed_s: Sequence[float], demanded_s: Sequence[float], step_s: float) -> tuple[int, ...] | None:
-        """Add the times of a step. Return new local batch sizes, or None to keep the current ones.
+        """Add the times of a step. Return new local batch sizes for the next step, or None to keep the current ones.
 
         All times are in seconds. ``computed_s``: each rank's computing time. ``demanded_s``: for each rank, the
-        time that it would need for the step's CPU time if it never waited (see ``stopwatch.Budget``), or 0 if unknown.
-        ``step_s``: the time of the whole step.
+        estimated time of the step if the rank computed without waiting, which is its CPU time divided by the fraction
+        of a CPU that it gets (see ``stopwatch.Budget``); 0 if unknown. ``step_s``: the time of the whole step.
         """
         if self._skip:
             self._skip -= 1

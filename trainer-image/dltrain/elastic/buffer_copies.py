@@ -8,7 +8,10 @@ from torch import Tensor, nn
 
 
 class BufferCopies:
-    """The buffers of all modules of a model at the beginning of a step."""
+    """Copies of the buffers of all modules of ``model``, made when the object is created.
+
+    Create it at the beginning of a step. If the step is abandoned, ``restore`` undoes its changes of the buffers.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = [(module, dict(module._buffers)) for module in model.modules()]

@@ -27,9 +27,10 @@ _INTEGER = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @cache
 def _odd(device: torch.device) -> Tensor:
-    """Return the fixed odd factors of the hash, as a tensor on ``device``.
+    """Return the fixed odd factors of the hash, as a tensor of 64-bit integers on ``device``.
 
-    The i-th element of every hashed block is multiplied by the i-th factor.
+    Their number is that of the elements per block. The i-th element of every hashed block is multiplied by the i-th
+    factor.
     """
     count, generator = _WORDS if device.type == "cpu" else _GPU_WORDS, torch.Generator().manual_seed(0)
     return torch.randint(-(2**63), 2**63 - 1, (count,), generator=generator).bitwise_or_(1).to(device)
@@ -54,17 +55,17 @@ def fingerprint(parameters: Iterable[Tensor]) -> int:
 
 
 def dissenters(values: Sequence[object], kinds: Sequence[str]) -> list[int]:
-    """Return the indices of the ranks whose value differs from that of most ranks of the same kind.
+    """Return the ranks whose parameters differ from those of most ranks on the same kind of device.
 
-    ``values[i]`` and ``kinds[i]``: the hash of rank i, and the name of its device. In a tie, the value of the lowest
-    rank counts as right.
+    ``values[i]`` and ``kinds[i]``: the hash of rank i's parameters, and the name of its device. The result contains
+    indices into these lists. In a tie, the value of the lowest rank counts as right.
     """
     right = {kind: Counter(v for v, k in zip(values, kinds, strict=True) if k == kind).most_common(1) for kind in kinds}
     return [rank for rank, kind in enumerate(kinds) if values[rank] != right[kind][0][0]]
 
 
 def compare(process_group: ProcessGroup, parameters: Iterable[Tensor], kinds: Mapping[int, str], step: int) -> None:
-    """Compare parameters over the ranks of a process group after ``step`` steps.
+    """Check, after ``step`` steps, that the ranks of a process group on the same kind of device have equal parameters.
 
     ``kinds``: the name of each rank's device, by the rank's number in the plan. Raise ParametersDivergedError on every
     rank if parameters differ, and PeerLostError if a rank is lost.

@@ -7,7 +7,7 @@ from dltrain.parallel.data_parallel import DataParallel
 
 
 class Ranks:
-    """The ranks of a training: their numbers, their local batch sizes, and their parallelism strategy."""
+    """The properties of ``Trainer`` for the ranks: their numbers, local batch sizes and parallelism strategy."""
 
     _team: Team
     step: int
@@ -20,27 +20,34 @@ class Ranks:
 
     @property
     def parallel(self) -> DataParallel:
-        """Return the object that implements the plan's parallelism strategy. Raise MisuseError before ``wrap``."""
+        """Return the object that reduces gradients and splits model or optimizer as the plan's parallelism requires.
+
+        Raise MisuseError before ``wrap``.
+        """
         return self._team.parallel
 
     @property
     def worker(self) -> int:
-        """Return this rank's number among the workers, or among the servers if it is a parameter server."""
+        """Return this rank's number among the workers (ranks that compute gradients).
+
+        On a parameter server, return its number among the servers.
+        """
         return self._team.worker
 
     @property
     def workers(self) -> int:
-        """Return the number of ranks that compute gradients."""
+        """Return the number of workers, the ranks that compute gradients, without ranks that were lost."""
         return self._team.workers
 
     @property
     def alive(self) -> int:
-        """Return the number of ranks that train: the planned ranks without those that are currently lost."""
+        """Return the number of ranks that train now: the planned ranks without those that were lost."""
         return len(self._team.elastic.alive)
 
     def reshard(self, shares: Sequence[int], reason: str) -> None:
         """Set the local batch sizes of all ranks from the next step on. Every rank must pass the same values.
 
-        ``shares``: the local batch sizes, in the plan's order. ``reason``: text for the report of the change.
+        ``shares``: the local batch sizes, in the plan's order. ``reason``: text for the message that reports the change
+        to the agent.
         """
         self._team.reshard(self.step, shares, reason)

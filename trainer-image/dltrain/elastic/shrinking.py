@@ -18,9 +18,10 @@ T = TypeVar("T")
 
 
 def inherit(shares: Sequence[int], alive: Sequence[int]) -> tuple[int, ...]:
-    """Divide the global batch among the live ranks in proportion to ``shares``, their local batch sizes.
+    """Divide the global batch among the live ranks after a loss, in proportion to ``shares``.
 
-    ``alive``: numbers of the live ranks. Return the local batch size of every rank; lost ranks get 0.
+    ``shares``: the local batch sizes of all ranks before the loss. ``alive``: numbers of the live ranks. Return the new
+    local batch size of every rank; lost ranks get 0.
     """
     return apportion(sum(shares), [share if rank in alive else 0 for rank, share in enumerate(shares)])
 
@@ -34,7 +35,7 @@ class Elastic:
     def __init__(self, plan: Plan, process_group: ProcessGroup, *, on_cpu: bool) -> None:
         self.alive: tuple[int, ...] = tuple(range(process_group.size))
         self.agree_s = 0.0
-        """Seconds that all ranks needed to agree whether the last collective operation succeeded on every rank.
+        """Seconds that the last check, whether a collective operation succeeded on every rank, took.
 
         Most of this time is spent waiting for the slowest rank.
         """
@@ -46,14 +47,18 @@ class Elastic:
             and on_cpu
             and process_group.survives
         )
-        """True if the process group may shrink. Otherwise a loss raises PeerLostError, which leads to a restart."""
+        """True if the process group can shrink after a loss.
+
+        Otherwise a loss of a rank raises PeerLostError, which leads to a restart of all ranks.
+        """
 
     def run_or_abort(self, operation: Callable[[], T], wake: Callable[[], None]) -> T | None:
-        """Run the collective ``operation`` and return its result, if it succeeded on all ranks.
+        """Run the collective ``operation``. Return its result if it succeeded on all ranks, otherwise None.
 
-        Return None on all remaining ranks if a rank is lost before every rank has completed the operation. ``wake``: a
-        function that aborts the operation on other ranks, which may otherwise wait for the lost rank forever. If the
-        process group cannot shrink (``active`` is False), raise PeerLostError after a loss.
+        The result is None on all remaining ranks if a rank is lost before every rank has completed the operation. Call
+        ``regroup`` then. ``wake``: a function that aborts the operation on other ranks, which may otherwise wait for
+        the lost rank forever. If the process group cannot shrink (``active`` is False), raise PeerLostError after a
+        loss.
         """
         if not self.active:
             return operation()
@@ -69,9 +74,10 @@ class Elastic:
         return result if agreed else None
 
     def regroup(self, step: int) -> None:
-        """Shrink the process group to the live ranks. All of them must be at ``step``, the number of completed steps.
+        """Shrink the process group to the live ranks after a loss, and update ``alive``. All live ranks must call it.
 
-        Raise PeerLostError if fewer ranks are left than the plan needs.
+        ``step``: number of completed steps. Raise PeerLostError if this number is not equal on all live ranks, or if
+        fewer ranks are left than the plan needs.
         """
         rows: list[list[float]] | None = None
         while rows is None:  # Repeat if another rank is lost in the meantime.

@@ -31,7 +31,7 @@ T = TypeVar("T")
 class Team:
     """The ranks that train together, as this rank sees them. All ranks have the same view.
 
-    ``shares``: the local batch sizes by rank. They change with measurements and after losses of ranks.
+    ``shares``: the local batch sizes by rank. They change with measured speeds and after losses of ranks.
     """
 
     def __init__(
@@ -72,15 +72,16 @@ class Team:
 
     @property
     def parallel(self) -> DataParallel:
-        """Return the parallelism strategy. Raise MisuseError before ``take``."""
+        """Return the object that implements the plan's parallelism strategy. Raise MisuseError before ``take``."""
         if self._parallel is None:
             raise MisuseError("t.wrap: found no call yet; expected t.wrap(model, optimizer) first")
         return self._parallel
 
     def take(self, model: nn.Module, optimizer: Optimizer, sample: Tensor | None) -> None:
-        """Set the model and the optimizer to train. ``sample``: an input with batch size 1, for model parallelism.
+        """Set the model and the optimizer to train, and create the gradient buffers and the parallelism strategy.
 
-        Raise ValueError if the optimizer has parameters outside the model.
+        ``sample``: an input with batch size 1, which only a pipeline needs. Raise ValueError if the optimizer has
+        parameters outside the model.
         """
         check_trained(model, optimizer)
         optimizer.register_step_pre_hook(without_closure)
@@ -88,11 +89,12 @@ class Team:
         self._rebuild()
 
     def measure(self, step: int, steps: int, *, always: bool) -> bool:
-        """Decide whether ranks exchange the norms of their local gradients in step ``step`` of ``steps`` steps.
+        """Decide if ranks exchange the norms of their local gradients in a step, and return the decision.
 
-        Configure the parallelism strategy accordingly, and return the decision. The gradient noise scale is computed
-        from these norms. ``always``: True to exchange the norms at every step instead of only at some steps. They are
-        never exchanged with a single worker or with a parallelism strategy other than "Data".
+        ``step``: number of the step. ``steps``: number of all steps. Configure the parallelism strategy accordingly.
+        The gradient noise scale is computed from these norms. ``always``: True to exchange the norms at every step
+        instead of only at some steps. They are never exchanged with a single worker or with a parallelism strategy
+        other than "Data".
         """
         measures_square = self.plan.parallelism == "Data" and self.workers > 1
         measures_square = measures_square and (always or step % stride(steps) == 0)
@@ -100,8 +102,9 @@ class Team:
         return measures_square
 
     def continue_after_loss(self, step: int) -> None:
-        """Shrink the process group after the loss of ranks, and let the remaining ranks continue from ``step``.
+        """Shrink the process group after a loss of ranks, so that the remaining ranks can compute ``step`` again.
 
+        Divide the local batch sizes of the lost ranks among the remaining ranks, and report the change to the agent.
         Raise PeerLostError if the remaining ranks cannot continue.
         """
         began = time.perf_counter()
@@ -121,9 +124,10 @@ class Team:
         self._lost()
 
     def together(self, step: int, operation: Callable[[], T]) -> T:
-        """Run a collective operation of the workers. If ranks are lost during it, repeat it without the lost ranks.
+        """Run a collective operation of the workers and return its result.
 
-        Raise PeerLostError if the run cannot continue without the lost ranks.
+        ``step``: number of completed steps. If ranks are lost during the operation, repeat it without them.
+        ``operation`` must not return None. Raise PeerLostError if the run cannot continue without the lost ranks.
         """
         result = None
         while result is None:
@@ -143,12 +147,12 @@ class Team:
     def balance(
         self, step: int, computed_s: Sequence[float], exposed_s: Sequence[float], demanded_s: Sequence[float]
     ) -> None:
-        """Adapt the local batch sizes to the measured times of the previous step.
+        """Adapt the local batch sizes to the measured times of the previous step, if the plan allows it.
 
         Ranks have exchanged these times together with this step's gradients. All times are in seconds. ``computed_s``:
         computing time of each rank. ``exposed_s``: communication of each worker that did not overlap with computing.
-        ``demanded_s``: for each rank, the time that it would need for the step's CPU time if it never waited (see
-        ``stopwatch.Budget``); 0 if unknown.
+        ``demanded_s``: for each rank, the estimated time of the step if the rank computed without waiting, which is its
+        CPU time divided by the fraction of a CPU that it gets (see ``stopwatch.Budget``); 0 if unknown.
         """
         if not self.plan.rebalance or self.workers == 1 or not exposed_s:
             return
@@ -177,8 +181,8 @@ class Team:
     def check_weights(self, agreed: Shared, step: int) -> None:
         """Check the weights that ranks passed to ``t.weigh`` in this step. The gradient is divided by their sum.
 
-        ``agreed``: the values that ranks exchanged in this step, summed over ranks. Raise MisuseError if only some
-        ranks called ``t.weigh``, and RuntimeError if the sum of the weights is 0.
+        ``agreed``: the values that ranks exchanged in this step, summed over ranks. Raise MisuseError if only some of
+        the ranks that compute gradients called ``t.weigh``, and RuntimeError if the sum of the weights is 0.
         """
         if agreed.weighed != self.workers:
             raise MisuseError(
@@ -217,7 +221,10 @@ class Team:
             self._parallel = None
 
     def abandon(self) -> None:
-        """Wake the ranks that wait for this rank, but do not wait for them. The process must exit next."""
+        """Abort the operations in which other ranks wait for this rank, which is about to end. Do not wait for them.
+
+        The process must exit next.
+        """
         if self._parallel is not None:
             self._parallel.abandon()
         self.worker_group.abandon()

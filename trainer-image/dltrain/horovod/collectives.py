@@ -12,11 +12,11 @@ import torch
 from dltrain.horovod.world import world
 
 _NO_NUMPY = (torch.float16, torch.bfloat16)
-"""Types that MPI cannot add. They are added in float32."""
+"""Types of tensors that MPI cannot add or that numpy lacks. Their values are added in float32."""
 
 
 class ReduceOp(enum.Enum):
-    """How the values of the ranks become one value."""
+    """Operation that combines the values of all ranks into one value."""
 
     AVERAGE = "Average"
     SUM = "Sum"
@@ -24,18 +24,18 @@ class ReduceOp(enum.Enum):
     MAX = "Max"
     PRODUCT = "Product"
     ADASUM = "Adasum"
-    """Refused: this layer does not have it. Scripts name it even if they do not use it."""
+    """A name only: functions reject it, because this layer has no Adasum. Scripts refer to it without using it."""
 
 
 class Compression:
-    """The values of ``compression``. They have no effect, because this layer sends gradients uncompressed."""
+    """The values of the argument ``compression``. They have no effect: this layer sends gradients uncompressed."""
 
     none = "none"
     fp16 = "fp16"
 
 
 def check_options(compression: Any = Compression.none, process_set: Any = None) -> None:
-    """Warn about compression, which has no effect. Raise ValueError for a process set."""
+    """Warn if ``compression`` is given, which has no effect here. Raise ValueError if ``process_set`` is given."""
     if compression is not None and compression != Compression.none:
         warnings.warn(
             "horovod.torch: compression has no effect in dljob's layer: gradients are sent uncompressed", stacklevel=3
@@ -74,7 +74,11 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: Any = None,
 ) -> torch.Tensor:
-    """Return a tensor with the average (or ``op``) of ``tensor`` over ranks. No gradient flows through it."""
+    """Return a new tensor with the average of ``tensor`` over ranks, or with the result of another operation ``op``.
+
+    The arguments are those of Horovod. ``average``: the older form of ``op``. ``prescale_factor``,
+    ``postscale_factor``: factors before and after the reduction. No gradient flows through the result.
+    """
     check_options(compression, process_set)
     result = tensor.detach().clone()
     _reduce(result, chosen_op(op, average), prescale_factor, postscale_factor)
@@ -90,7 +94,10 @@ def allreduce_(
     postscale_factor: float = 1.0,
     process_set: Any = None,
 ) -> torch.Tensor:
-    """Replace ``tensor`` by its average (or ``op``) over ranks, and return it."""
+    """Replace the values of ``tensor`` by their average over ranks, and return the same tensor.
+
+    ``op``: another operation than the average. The other arguments are those of ``allreduce``.
+    """
     check_options(process_set=process_set)
     _reduce(tensor.detach(), chosen_op(op, average), prescale_factor, postscale_factor)
     return tensor
@@ -113,9 +120,10 @@ def _reduce(tensor: torch.Tensor, op: ReduceOp, prescale: float, postscale: floa
 
 
 def reduce_on_host(tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> None:
-    """Replace a contiguous ``tensor`` in main memory by its sum (or minimum, maximum, product) over ranks.
+    """Replace the values of a contiguous ``tensor`` in main memory by their sum over ranks.
 
-    The average is not divided by the number of ranks.
+    ``op``: the minimum, maximum or product instead. With ``ReduceOp.AVERAGE``, the result is the sum: the caller must
+    divide it by the number of ranks.
     """
     from mpi4py import MPI
 
@@ -125,7 +133,10 @@ def reduce_on_host(tensor: torch.Tensor, op: ReduceOp = ReduceOp.SUM) -> None:
 
 
 def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Any = None) -> torch.Tensor:
-    """Return the tensors of all ranks, joined along the first dimension. The other dimensions must be equal."""
+    """Return the tensors of all ranks in one tensor, joined along the first dimension in the order of the ranks.
+
+    The other dimensions must be equal. A scalar counts as a tensor with one element.
+    """
     check_options(process_set=process_set)
     here = world()
     rows = tensor.detach().reshape(1) if tensor.dim() == 0 else tensor.detach()
@@ -136,12 +147,12 @@ def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Any = 
 
 
 def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Any = None) -> torch.Tensor:
-    """Return a tensor with the values of ``tensor`` on rank ``root_rank``. All ranks must pass the same shape."""
+    """Return a new tensor with the values that rank ``root_rank`` passes. All ranks must pass the same shape."""
     return broadcast_(tensor.detach().clone(), root_rank, name, process_set)
 
 
 def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: Any = None) -> torch.Tensor:
-    """Replace the values of ``tensor`` by those of rank ``root_rank``, and return it."""
+    """Replace the values of ``tensor`` by those that rank ``root_rank`` passes, and return the same tensor."""
     check_options(process_set=process_set)
     here = world()
     if here.comm is not None and tensor.numel():
@@ -153,14 +164,14 @@ def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None, pr
 
 
 def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, process_set: Any = None) -> Any:
-    """Return the object of rank ``root_rank``. It must be picklable."""
+    """Return the object that rank ``root_rank`` passes, on every rank. It must be picklable."""
     check_options(process_set=process_set)
     here = world()
     return obj if here.comm is None else here.comm.bcast(obj, root_rank)
 
 
 def allgather_object(obj: Any, name: str | None = None, process_set: Any = None) -> list[Any]:
-    """Return the objects of all ranks, by rank. They must be picklable."""
+    """Return the objects that all ranks pass, in the order of the ranks. They must be picklable."""
     check_options(process_set=process_set)
     here = world()
     return [obj] if here.comm is None else list(here.comm.allgather(obj))

@@ -20,7 +20,7 @@ largest gradient."""
 
 
 class _Distributed(torch.optim.Optimizer):
-    """The methods that ``DistributedOptimizer`` adds to an optimizer's class."""
+    """The methods with which ``DistributedOptimizer`` extends the class of the optimizer that it gets."""
 
     _hvd_op: ReduceOp
     _hvd_sparse_as_dense: bool
@@ -28,7 +28,10 @@ class _Distributed(torch.optim.Optimizer):
     _hvd_synchronized: bool
 
     def synchronize(self) -> None:
-        """Reduce all gradients over ranks now. ``step`` under ``skip_synchronize`` then uses them as they are."""
+        """Reduce the gradients of all parameters over ranks now, for example to clip the result before the update.
+
+        Then call ``step`` under ``skip_synchronize``. Otherwise ``step`` reduces the gradients again.
+        """
         parameters = [p for group in self.param_groups for p in group["params"] if p.requires_grad]
         if world().comm is not None:
             _reduce_gradients(parameters, self._hvd_op, self._hvd_sparse_as_dense)
@@ -36,7 +39,7 @@ class _Distributed(torch.optim.Optimizer):
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Let ``step`` use the gradients as they are, for example after clipping them."""
+        """Return a context in which ``step`` does not reduce gradients, because ``synchronize`` has reduced them."""
         self._hvd_synchronize_in_step = False
         try:
             yield
@@ -44,7 +47,10 @@ class _Distributed(torch.optim.Optimizer):
             self._hvd_synchronize_in_step = True
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Reduce the gradients over ranks, unless ``skip_synchronize`` says otherwise, and update the parameters."""
+        """Reduce the gradients over ranks and update the parameters. Under ``skip_synchronize``, only update them.
+
+        ``closure``: computes loss and gradients, as in torch. Return what the optimizer's own ``step`` returns.
+        """
         if not self._hvd_synchronize_in_step:
             self._hvd_synchronized = False
             return super().step(closure)
@@ -144,7 +150,10 @@ def _dense(parameter: torch.Tensor, sparse_as_dense: bool) -> torch.Tensor:
 
 
 def _buckets(parameters: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Yield the parameters in groups of one type, up to ``BUCKET_NBYTES`` each."""
+    """Split the parameters into lists whose gradients are reduced together, each of one data type.
+
+    A list takes at most ``BUCKET_NBYTES`` bytes, unless it has a single larger parameter.
+    """
     bucket: list[torch.Tensor] = []
     nbytes = 0
     for parameter in parameters:
@@ -160,5 +169,8 @@ def _buckets(parameters: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
 
 
 def _reduced_in(dtype: torch.dtype) -> torch.dtype:
-    """Return the type in which gradients are added. Complex gradients are not supported."""
+    """Return the data type in which gradients of the type ``dtype`` are added.
+
+    It is float64 for float64, and float32 for all other types. Complex gradients are not supported.
+    """
     return torch.float64 if dtype is torch.float64 else torch.float32

@@ -12,7 +12,7 @@ from dltrain.horovod.world import world
 def broadcast_parameters(
     params: Mapping[str, Any] | Iterable[tuple[str, Any] | torch.Tensor], root_rank: int = 0, process_set: Any = None
 ) -> None:
-    """Replace parameters by those of rank ``root_rank``.
+    """Replace the values of parameters by those of rank ``root_rank``, in place.
 
     ``params``: ``model.state_dict()``, ``model.named_parameters()`` or ``model.parameters()``, in the same order on all
     ranks. Entries that are not tensors stay as they are.

@@ -19,7 +19,7 @@ class World:
 
 
 _worlds: list[World] = []
-"""The world between ``init`` and ``shutdown``; otherwise empty."""
+"""A list with the ``World`` between ``init`` and ``shutdown``; otherwise an empty list."""
 
 
 def init(comm: Any = None, process_sets: Any = None) -> None:
@@ -63,17 +63,17 @@ def _finalize() -> None:
 
 
 def shutdown() -> None:
-    """Leave the ranks. ``init`` may be called again."""
+    """Forget the ranks that ``init`` has joined, so that ``init`` may be called again. MPI keeps running."""
     _worlds.clear()
 
 
 def is_initialized() -> bool:
-    """Return True between ``init`` and ``shutdown``."""
+    """Return True after ``init`` and before ``shutdown``."""
     return bool(_worlds)
 
 
 def world() -> World:
-    """Return the world. Raise ValueError before ``init``, as Horovod does."""
+    """Return the ``World`` (all ranks of the script) that ``init`` has joined. Raise ValueError before ``init``."""
     if not _worlds:
         raise ValueError(
             "horovod.torch: found a call before init; expected hvd.init() first. Call it once at the start"
@@ -100,12 +100,12 @@ def local_size() -> int:
 
 
 def cross_rank() -> int:
-    """Return the number of this rank's pod among the pods of the job."""
+    """Return the number of this rank's pod among the pods of the job; 0 for a single rank."""
     return int(os.environ.get("GROUP_RANK", "0")) if world().size > 1 else 0
 
 
 def cross_size() -> int:
-    """Return the number of pods of the job."""
+    """Return the number of pods of the job; 1 for a single rank."""
     return int(os.environ.get("GROUP_WORLD_SIZE", "1")) if world().size > 1 else 1
 
 

@@ -9,9 +9,10 @@ from dltrain.reporting.script_reports import report
 
 
 class ReportTracker(GeneralTracker):  # type: ignore[misc]  # The type checker does not see the library.
-    """Report the values of ``accelerator.log(values, step=…)`` after ``accelerator.init_trackers(name)``.
+    """Report the values of ``accelerator.log(values, step=…)`` to the job, after ``accelerator.init_trackers(name)``.
 
-    ``steps``: number of steps of the whole training; None: unknown. ``samples``: samples in a step, over all ranks.
+    ``steps``: number of steps of the whole training; None: unknown. ``samples``: samples in a step, over all ranks;
+    None: as in the job's spec.
     """
 
     name = "dltrain"
@@ -24,14 +25,14 @@ class ReportTracker(GeneralTracker):  # type: ignore[misc]  # The type checker d
 
     @property
     def tracker(self) -> "ReportTracker":
-        """The tracker itself, which has no run of another library."""
+        """The tracker itself. Accelerate expects the run object of a tracking library here, but there is none."""
         return self
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Ignore the hyperparameters, which are in the manifest of a job."""
+        """Ignore the hyperparameters that Accelerate passes, because the manifest of a job contains them."""
 
     def log(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Report ``values`` after ``step`` steps. Without a step, they belong to the last one."""
+        """Report ``values`` to the job as those after ``step`` completed steps; None: the step of the last call."""
         self._step = self._step if step is None else step
         found = report_arguments(values)
         report(step=self._step, steps=self._steps, epoch=values.get("epoch"), samples=self._samples, **found)

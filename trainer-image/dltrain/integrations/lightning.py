@@ -73,7 +73,10 @@ class ReportCallback(Callback):  # type: ignore[misc]  # The type checker does n
             self._evaluation.announce()
 
     def _log(self, trainer: Any, without: frozenset[str] = frozenset()) -> frozenset[str]:
-        """Report the metrics of the module, except those in ``without``. Return the names of what was reported."""
+        """Report the metrics that the module has logged, except the loss of a step and the names in ``without``.
+
+        Return the names of the metrics that were reported.
+        """
         values = report_arguments(trainer.callback_metrics)
         # The loss of the last step has been reported.
         values = {name: value for name, value in values.items() if name != "loss" and name not in without}

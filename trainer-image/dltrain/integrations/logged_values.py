@@ -1,4 +1,4 @@
-"""Sort the values that a training library logs into the arguments of ``dltrain.report``. Without the library."""
+"""Convert the values that a training library logs to arguments of ``dltrain.report``. No import of the library."""
 
 import re
 import time
@@ -8,21 +8,21 @@ from typing import Any
 from dltrain.reporting.script_reports import busy
 
 CHECKPOINT_S = 1800.0
-"""Seconds that a library may take to save a checkpoint, during which it makes no report."""
+"""Seconds without a report that are announced while a library saves a checkpoint."""
 EVALUATION_BATCH_S = 600.0
-"""Seconds that one batch of an evaluation may take, and the work after the last one."""
+"""Seconds without a report that are announced for each batch of an evaluation and for the work after the last batch."""
 BUSY_INTERVAL_S = 1.0
 _LOSSES = ("loss", "train_loss", "train/loss")
 _ACCURACIES = ("eval_accuracy", "val_accuracy", "val_acc", "eval_acc", "val/accuracy", "eval/accuracy", "accuracy")
 _SUMMARIES = re.compile(r"(total_flos|epoch|step|lr-.*/momentum|.*_(runtime|(samples|steps)_per_second))")
-"""Names that do not change over a run, or that the job shows already."""
+"""Names of logged values that are not reported, because they are constant or the job shows them already."""
 _INVALID = re.compile(r"[^A-Za-z0-9_./-]")
 
 
 def report_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments loss, accuracy and metrics of ``dltrain.report`` for the ``values`` that a library logged.
+    """Convert the ``values`` that a library logged to the arguments loss, accuracy and metrics of ``dltrain.report``.
 
-    Values that are not numbers are left out, as are those that the library computes from the progress.
+    Values that are not numbers are left out, as are those that the library computes from the progress, such as rates.
     """
     found: dict[str, Any] = {}
     for name, value in values.items():
@@ -38,14 +38,21 @@ def report_arguments(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _metric(name: str) -> str:
-    """Return a valid name for a metric of ``dltrain.report`` that is none of its other arguments."""
+    """Turn a logged name into a valid metric name for ``dltrain.report``.
+
+    Replace invalid characters by underscores. Prefix an underscore if the result begins with another character than a
+    letter or underscore, or is also a named parameter of ``report``, such as loss.
+    """
     name = _INVALID.sub("_", name)
     reserved = name in ("loss", "accuracy", "steps", "samples") or not re.match(r"[A-Za-z_]", name)
     return f"_{name}" if reserved else name
 
 
 def _is_number(value: Any) -> bool:
-    """Return True if ``value`` is a number, or a tensor with one element, whose value a GPU may still compute."""
+    """Return True if ``value`` is a number or a tensor with one element. Do not read the tensor's value.
+
+    Reading it would wait for the GPU that may still compute it. A bool is not a number.
+    """
     if isinstance(value, bool | str):
         return False
     if hasattr(value, "detach"):
@@ -58,7 +65,10 @@ def _is_number(value: Any) -> bool:
 
 
 class EvaluationBatches:
-    """Announce that an evaluation goes on, at most once per second."""
+    """Tell the job that the script evaluates, so that the missing reports do not count as a hang.
+
+    Call ``announce`` for every batch of an evaluation. It tells the job at most once per second.
+    """
 
     def __init__(self) -> None:
         self._announced_s = float("-inf")

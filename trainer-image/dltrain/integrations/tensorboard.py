@@ -17,7 +17,7 @@ class Writer(Protocol):
 
 
 def export(document: Document, writer: Writer) -> None:
-    """Write the curves of a run report, by step and with the times at which the values were reported.
+    """Write the curves of the run report ``document`` to ``writer``, by step and with the times of the values.
 
     Tags: ``run/`` for values of steps, ``evaluation/accuracy``, and ``logged/`` for metrics of the script.
     """
@@ -33,7 +33,11 @@ def export(document: Document, writer: Writer) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Export the report to event files in a folder. Return 0, or 2 for wrong arguments or an invalid report."""
+    """Export a run report to event files of TensorBoard. Return the exit code of the process.
+
+    ``arguments``: the path of report.json, and the folder to write to. The exit code is 0, or 2 for wrong arguments or
+    an invalid report.
+    """
     if len(arguments) != 2:
         print("usage: python -m dltrain.integrations.tensorboard report.json FOLDER", file=sys.stderr)  # noqa: T201
         return 2

@@ -3,8 +3,8 @@
 A rank that trains sends several messages per second. The limit of its silence follows from what was seen: ten median
 steps, and three times the silence that only one message in a hundred exceeded. A rank that says what it works on, such
 as compilation, gets the limit of this work instead, and so do the ranks that wait for it. A rank that only calls
-``dltrain.report`` counts from its first report on. Each restart after a hang
-raises the limit, because the hang may have been healthy work that the next attempt meets again.
+``dltrain.report`` counts from its first report on. Each restart after a hang raises the limit, because the hang may
+have been healthy work that the next attempt (launch of the ranks) repeats.
 """
 
 from collections import deque
@@ -15,55 +15,72 @@ from math import ceil, inf
 from dltrain.protocol.rank_messages import Activity, Busy, Hello, RankMessage, Step, Working
 
 HANG_MIN_S = 30.0
-"""Minimum limit of the silence in seconds. A pinned copy or a stall of storage in the script's own code takes up to
-this time."""
+"""Minimum time limit in seconds of a rank's silence, the time since its last message.
+
+A pinned copy or a stall of storage in the script's own code takes up to this time.
+"""
 HANG_STEPS = 10.0
 HANG_P99 = 3.0
 RAISE = 3.0
-"""Each restart after a hang multiplies the limit by this."""
+"""Factor by which each restart after a hang multiplies the time limits."""
 REPORTED = 10.0
-"""Factor of the minimum limit for ranks that only call ``dltrain.report``. The agent does not learn of the evaluations
-and other work between their steps."""
+"""Factor by which the minimum time limit is larger for ranks that only call ``dltrain.report``.
+
+The agent does not learn of the evaluations and other work between their steps.
+"""
 HANG_MAX_S = 900.0
-"""Maximum limit in seconds. Only ten median steps, announced work and time without processors may exceed it."""
+"""Upper bound of the time limit of a rank's silence in seconds.
+
+Only ten median steps, announced work and time in which ranks or agents could not run may exceed it.
+"""
 START_DEADLINE_S = 900.0
 """Maximum time in seconds that a rank may be silent before its first step. The rank may read a large dataset in this
 time."""
 ACTIVITY_LIMITS_S: Mapping[Activity, float] = {"compilation": 900.0, "data": 600.0, "checkpoint": 600.0}
-"""Maximum seconds from a rank's last update to the next one while it does this work between two steps."""
+"""Maximum seconds between two progress updates of a rank while it does this work, by the kind of the work."""
 MOST_EXCUSED = 10.0
 SILENCES, REFRESH = 1024, 32
-"""Number of last silences for the 99th percentile, and number of new silences after which it is computed again."""
+"""Number of last silences from which the 99th percentile is computed, and number of new silences until the next time.
+
+A silence is the time in seconds between two messages of a rank.
+"""
 
 
 @dataclass
 class _Rank:
-    """The state of one rank.
+    """The state of one rank in hang detection.
 
-    ``heard_s``: time of its last message. ``base_s``: limit of its silence in seconds that follows from its step time.
+    ``heard_s``: time of its last message. ``base_s``: time limit in seconds of its silence that follows from its step
+    time. ``stepped``: True after its first step.
     """
 
     heard_s: float
     base_s: float
     excused_s: float
-    """Value of ``HangDetector._excused_s`` at the last message."""
+    """Value of ``HangDetector._excused_s``, in seconds, when the rank's last message arrived."""
     announced_s: float | None = None
-    """Limit of the work that the rank has announced, in seconds from its last message, or None."""
+    """Time limit of the work that the rank has announced, in seconds from its last message; None: no announced work."""
     active_s: float | None = None
-    """Limit of the work that a thread of the rank reported (``Working``), in seconds from its last message, or None."""
+    """Time limit of the work that a thread of the rank has reported (``Working``), in seconds from its last message.
+
+    None: the thread has reported no work since then.
+    """
     stepped: bool = False
     reports: bool = False
     """True if the rank's updates are from ``dltrain.report``."""
 
 
 class HangDetector:
-    """Decide which rank hangs. ``minimum_s``: least limit of a silence. All times are of one monotonic clock."""
+    """Decide which rank hangs. A rank hangs if it is silent for longer than its time limit.
+
+    ``minimum_s``: minimum of the time limits in seconds. All times are of one monotonic clock.
+    """
 
     def __init__(self, minimum_s: float = HANG_MIN_S) -> None:
         self._minimum_s = minimum_s
         self._ranks: dict[int, _Rank] = {}
         self._excused_s = 0.0
-        """Seconds so far in which ranks or agents could not run."""
+        """Total seconds so far in which ranks or agents could not run, which do not count as silence."""
         self._silences: deque[float] = deque(maxlen=SILENCES)
         self._fresh = 0
         self._p99_s = 0.0
@@ -72,7 +89,10 @@ class HangDetector:
         """Time at which a rank last ended announced work. The ranks that waited for this rank continue then."""
 
     def begin_attempt(self, hangs: int) -> None:
-        """Forget the ranks of the previous attempt. ``hangs``: number of restarts so far because of a hang."""
+        """Begin an attempt (a launch of all ranks): forget the previous ranks, and set the factor of the time limits.
+
+        ``hangs``: number of restarts of the job so far because of a hang. Each of them raises the time limits.
+        """
         self._ranks.clear()
         self._resumed_s = -inf
         self._factor = RAISE ** min(hangs, 10)
@@ -81,7 +101,7 @@ class HangDetector:
         self._ranks.pop(rank, None)
 
     def excuse(self, seconds: float) -> None:
-        """Do not count ``seconds`` of the ranks' silence, because ranks or agents could not run in this time."""
+        """Do not count ``seconds`` of the ranks' silence as a hang: ranks or agents could not run in this time."""
         self._excused_s += seconds
 
     def record(self, message: RankMessage, now_s: float) -> None:
@@ -135,7 +155,7 @@ class HangDetector:
         return now_s - heard_s - limit_s - min(self._excused_s - rank.excused_s, MOST_EXCUSED * limit_s)
 
     def _pausing(self, now_s: float) -> bool:
-        """Return True if a rank does announced work, within its limit."""
+        """Return True if a rank does announced work (such as an evaluation) that has not exceeded its time limit."""
         return any(
             (rank.announced_s is not None or rank.active_s is not None) and self._late_s(rank, now_s) <= 0
             for rank in self._ranks.values()
@@ -146,7 +166,7 @@ class HangDetector:
         return min(HANG_MAX_S, max(minimum_s, HANG_P99 * self._p99_s) * self._factor)
 
     def _limit_s(self, rank: _Rank) -> float:
-        """Return the longest silence, in seconds, with which a rank without announced work does not count as hung."""
+        """Return the time limit in seconds of a rank's silence, without work that the rank has announced."""
         if not rank.stepped:
             return rank.base_s
         return max(rank.base_s, min(HANG_MAX_S, rank.base_s * self._factor), self._floor_s(rank))
@@ -160,7 +180,7 @@ class HangDetector:
 
 
 def _base_s(step: Step) -> float:
-    """Return the limit of a rank's silence in seconds that follows from the times in its progress update."""
+    """Return the time limit of a rank's silence in seconds that follows from the step times in its progress update."""
     if step.reported:  # A script may report after many steps only, such as once in each epoch.
         return START_DEADLINE_S if step.interval_s is None else HANG_STEPS * step.interval_s
     return HANG_STEPS * (step.step_s if step.typical_s is None else step.typical_s)

@@ -36,12 +36,17 @@ MAX_MEASURES = 1024
 """Maximum number of ranks whose measurements are in the report. A rank takes up to 370 bytes, and the operator reads at
 most 512 KiB."""
 MAX_MISMATCHES = 256
-"""Maximum number of ranks with an unplanned device in the report. One such rank suffices to set the job's condition and
-to leave profiles unchanged."""
+"""Maximum number of ranks in the report whose device is not the planned one.
+
+One such rank suffices to set the job's condition and to leave the profiles (stored measurements) unchanged.
+"""
 
 
 def _sampled(measures: list[RankMeasure]) -> tuple[RankMeasure, ...]:
-    """Return at most MAX_MEASURES of the measures, in order: the first of each device type, and equally spaced ones."""
+    """Return at most ``MAX_MEASURES`` of the ranks' measurements, in their order.
+
+    Among them are the first measurement of each device type, and measurements at equal distances.
+    """
     if len(measures) <= MAX_MEASURES:
         return tuple(measures)
     chosen = {measure.device: n for n, measure in reversed(list(enumerate(measures)))}
@@ -54,7 +59,8 @@ def _sampled(measures: list[RankMeasure]) -> tuple[RankMeasure, ...]:
 class Ledger:
     """Accumulate the messages that ranks send, from which ``report`` makes the job's report to the operator.
 
-    Counters (of restarts, for example) continue after restarts and if another pod becomes coordinator.
+    The coordinator, the agent that directs the job, has it. Counters (of restarts, for example) continue after restarts
+    and if another pod becomes coordinator.
     """
 
     def __init__(self, plan: Plan, previous: Report | None, hang_min_s: float = HANG_MIN_S) -> None:
@@ -70,7 +76,10 @@ class Ledger:
         self.failure: Failure | None = None
         self.outcome: Outcome | None = None
         self.steps_repeated = 0
-        """Steps done twice so far, as the run report counts them."""
+        """Number of steps that were computed twice so far, because a restart resumed before them.
+
+        The owner of the ledger copies it from the run report.
+        """
         self.checkpoints_skipped = 0
         self.startup = StartupMarks()
         self._before: Report | None = None
@@ -84,7 +93,7 @@ class Ledger:
         self._link: tuple[float | None, float | None] = (None, None)
         self._world_size = 0
         self._reporting: set[int] = set()
-        """Ranks of this attempt that call ``dltrain.report``."""
+        """Ranks of this attempt (launch of all ranks) that call ``dltrain.report``."""
         self.leader = 0
         """The rank whose progress represents the job: the lowest remaining rank, or the lowest rank that reports if
         the script does not call ``dltrain.init``."""
@@ -108,7 +117,11 @@ class Ledger:
 
     @property
     def step(self) -> int:
-        """Return the number of completed steps, also if an earlier coordinator reported it last."""
+        """Return the number of completed steps; 0 before the first step.
+
+        Before the first update of this coordinator's ranks, this is the number that an earlier coordinator reported
+        last.
+        """
         last = self._step or self._before
         return last.step if last is not None else 0
 
@@ -123,15 +136,15 @@ class Ledger:
         self.leader = 0
 
     def mark_start(self, **marks: float) -> None:
-        """Set times at which milestones of the job's start were reached. Do nothing after the first step.
+        """Set the times at which milestones of the job's start were reached. After the first step, do nothing.
 
-        ``marks``: field name of ``StartupMarks`` = Unix time in seconds.
+        ``marks``: keyword arguments, each with the name of a field of ``StartupMarks`` and the Unix time in seconds.
         """
         if self.startup.first_step_unix_s is None:
             self.startup = self.startup.model_copy(update=marks)
 
     def record(self, message: RankMessage, now_s: float) -> bool:
-        """Record one message of a rank. Return True if it is so important that a report should be sent at once.
+        """Record one message of a rank. Return True if the job's report should be sent at once because of it.
 
         ``now_s``: time of arrival on a monotonic clock.
         """
@@ -177,11 +190,14 @@ class Ledger:
         return transition
 
     def count(self, cause: str) -> None:
-        """Count a restart by its cause. The loss of a rank also counts as a restart if the other ranks continue."""
+        """Count a restart by its ``cause``, a reason such as ``reasons.HUNG``.
+
+        The loss of a rank also counts as a restart if the other ranks continue.
+        """
         self.restarts = dict(Counter(self.restarts) + Counter([cause]))
 
     def forget_rank(self, number: int) -> None:
-        """Remove a rank that has ended from hang detection, so that its silence is not reported."""
+        """Exclude a rank that has ended from hang detection, because it sends no more messages."""
         self._hangs.forget(number)
 
     def silent_rank(self, now_s: float) -> tuple[int, float] | None:
@@ -192,14 +208,18 @@ class Ledger:
         return self._hangs.hung(now_s)
 
     def excuse(self, seconds: float) -> None:
-        """Do not count ``seconds`` of the ranks' silence, because ranks or agents could not run in this time.
+        """Do not count ``seconds`` of the ranks' silence as a hang, because ranks or agents could not run in this time.
 
-        All ranks wait for the one that cannot run. At most ten times a rank's limit is excused.
+        All ranks wait for the one that cannot run. At most ten times the time limit of a rank's silence is excused.
         """
         self._hangs.excuse(seconds)
 
     def gain_s(self, missing: int, ranks: int) -> float:
-        """Return the seconds that the job would save if its ``missing`` lost ranks (of ``ranks``) returned now."""
+        """Return the seconds that the job would save if its ``missing`` lost ranks returned now.
+
+        ``ranks``: number of planned ranks. The estimate is this fraction of the time for the remaining steps; 0 before
+        the first step.
+        """
         step = self._step
         return (step.steps - step.step) * step.step_s * missing / ranks if step is not None else 0.0
 

@@ -18,9 +18,10 @@ BAR = 24
 
 
 class LocalRun:
-    """Take the messages of rank 0, write the run report to ``folder``, and draw a progress bar on ``stream``.
+    """The record of a local run: write the run report to ``folder``, and draw a progress bar on ``stream``.
 
-    If ``folder`` is None, write no report. If ``stream`` (by default standard error) is not a terminal, draw no bar.
+    Pass the messages of rank 0 to ``take``. If ``folder`` is None, write no report. If ``stream`` (by default standard
+    error) is not a terminal, draw no bar.
     """
 
     def __init__(self, plan: Plan, folder: Path | None, stream: TextIO | None = None) -> None:
@@ -32,7 +33,10 @@ class LocalRun:
         self._drawn = False
 
     def take(self, message: RankMessage, line: str) -> bool:
-        """Record a message. ``line``: its text for the log. Return False if the line is still to be printed."""
+        """Record a message. Return True if the progress bar shows it, so that the caller must not print its ``line``.
+
+        ``line``: the text of the message for the log, which may be empty.
+        """
         self._history.record(message, 0, time.time())
         match message:
             case Finished():
@@ -69,7 +73,7 @@ class LocalRun:
 
 
 def bar(message: Step) -> str:
-    """Return the progress bar after a step, with the loss, the step time and the time that is left."""
+    """Return the progress bar as text, with the number of steps, the loss, the step time and the remaining time."""
     part = min(1.0, message.step / message.steps)
     full = int(BAR * part)
     left_s = (message.steps - message.step) * message.step_s

@@ -8,15 +8,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 LIMIT_NBYTES = 256 * 2**10
-"""Maximum size in bytes of all files together, after compression and base64 encoding. A ConfigMap may have 1 MiB."""
+"""Maximum size in bytes of all files in the ConfigMap together, after compression and base64 encoding.
+
+A ConfigMap may have 1 MiB.
+"""
 
 
 REPORT_LIMIT_NBYTES = LIMIT_NBYTES // 2
-"""Part of ``LIMIT_NBYTES``: maximum size in bytes of the run report's files."""
+"""Maximum size in bytes of the run report's files in the ConfigMap, a part of ``LIMIT_NBYTES``."""
 
 
 def stored_nbytes(data: bytes) -> int:
-    """Return the size of a file in a ConfigMap, in base64."""
+    """Return the size in bytes that the file content ``data`` takes in a ConfigMap, which stores it in base64."""
     return 4 * -(-len(data) // 3)
 
 

@@ -8,7 +8,7 @@ from dltrain.protocol.rank_messages import Evaluated, Logged, RankMessage, Step
 from dltrain.record.target_forecast import forecast
 
 CAPACITY = 4096
-"""Number of values that are stored, which is more than the largest patience."""
+"""Maximum number of stored values of the metric, which is more than the largest patience (``spec.until.patience``)."""
 
 
 def value_of(message: RankMessage, metric: str) -> tuple[int, float] | None:
@@ -27,23 +27,29 @@ def value_of(message: RankMessage, metric: str) -> tuple[int, float] | None:
 
 
 class StoppingRule:
-    """The values of the target's metric so far, and the decision that follows from them."""
+    """The values of the metric in ``spec.until`` so far, and the decision if the training stops because of them."""
 
     def __init__(self, until: Until, values: Iterable[tuple[int, float]] = ()) -> None:
-        """Create the rule. ``values``: (step, value) of earlier attempts, from the run report."""
+        """Create the rule that ``until`` describes. ``values``: (step, value) of earlier attempts, from the run report.
+
+        An attempt is a launch of all ranks.
+        """
         self.until = until
         self._values: deque[tuple[int, float]] = deque(values, maxlen=CAPACITY)
         self._progress: tuple[int, TargetProgress] | None = None
-        """The last result of ``progress``, and the number of values recorded by then."""
+        """The last result of ``progress``, and the number of values that had been recorded when it was computed."""
         self._recorded = 0
 
     @property
     def values(self) -> tuple[tuple[int, float], ...]:
-        """(step, value) of the metric, in the order of the steps."""
+        """The recorded values of the metric, as (step, value) in the order of the steps."""
         return tuple(self._values)
 
     def progress(self) -> TargetProgress | None:
-        """Return the last and the best value, and the predicted step of the target; None before the first value."""
+        """Return the last value and the best value of the metric, and the forecast of the step that reaches the target.
+
+        Return None before the first value. The forecast is None if it is not possible.
+        """
         if not self._values:
             return None
         if self._progress is None or self._progress[0] != self._recorded:
@@ -53,7 +59,7 @@ class StoppingRule:
         return self._progress[1]
 
     def _best(self) -> int:
-        """Return the index of the first of the best values."""
+        """Return the index of the best value in ``_values``; of several equal ones, the first."""
         best = 0
         for index, (_, value) in enumerate(self._values):
             if self.until.better(value, self._values[best][1]):
@@ -61,10 +67,11 @@ class StoppingRule:
         return best
 
     def record(self, message: RankMessage) -> tuple[int, StoppedEarly] | None:
-        """Record a message of the rank that represents the job.
+        """Record a message of the rank that represents the job. Return a result if the training should stop.
 
-        Return (step, why the training stops) if it is good enough after that step, or does not improve any more. A
-        value at an earlier step than the last one replaces the later values, because a restart repeats these steps.
+        The result is (step, why the training stops after this step): the metric has reached its target, or has not
+        improved for as many values as ``until.patience``. Otherwise return None. A value at an earlier step than the
+        last one replaces the later values, because a restart repeats these steps.
         """
         if (found := value_of(message, self.until.metric)) is None:
             return None

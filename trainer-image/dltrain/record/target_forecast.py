@@ -14,16 +14,19 @@ from dlcontract import TargetForecast, Until
 
 MIN_VALUES = 12
 MAX_VALUES = 64
-"""Number of values that are fitted, at equal distances."""
+"""Maximum number of values to which curves are fitted. From more values, some are chosen at equal distances."""
 MIN_EXPLAINED = 0.8
-"""Least fraction of the variance that a curve must explain."""
+"""Minimum fraction of the variance of the values that a curve must explain. Other curves are ignored."""
 SIMILAR = 1.4
-"""A curve fits as well as the best one if its residuals are at most larger by this factor."""
+"""Maximum ratio of a curve's residuals (root mean square) to those of the best curve.
+
+The interval of a forecast covers only the curves within this ratio.
+"""
 FARTHEST = 10.0
-"""A forecast of more than this number of times the steps so far is left out."""
+"""Maximum ratio of the predicted step to the last step. If the interval exceeds it, there is no forecast."""
 FOLDS = 5
 MARGIN = 0.1
-"""Part of the distance to the target by which the interval is wider on each side, because no curve is exact."""
+"""Fraction of the steps to the target by which the interval is wider on each side, because no curve is exact."""
 
 Values = Sequence[tuple[float, float]]
 Function = Callable[[float], float]
@@ -31,7 +34,10 @@ Function = Callable[[float], float]
 
 @dataclass(frozen=True)
 class Shape:
-    """A function f and its inverse. The inverse returns infinity if f does not have the value."""
+    """A function f of the step in a curve a + b·f(s), and its inverse.
+
+    The inverse returns infinity for a value that f does not have.
+    """
 
     f: Function
     inverse: Function
@@ -39,7 +45,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Fit:
-    """The curve a + b·f(s), with the root mean square of its residuals."""
+    """The curve a + b·f(s) that fits values at the steps s. ``rms``: root mean square of its residuals."""
 
     shape: Shape
     a: float
@@ -80,7 +86,7 @@ def _inverse_of_log(x: float) -> float:
 
 
 def _shapes(last: float) -> list[Shape]:
-    """Return the functions to try for values up to the step ``last``."""
+    """Return the functions f of curves a + b·f(s) that are fitted to values. ``last``: the step of the last value."""
     powers = [_power(c) for c in (0.1, 0.2, 0.3, 0.4, 0.5, 0.65, 0.8, 1.0, 1.3)]
     parts = (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.55, 0.75, 1.0, 1.5, 2.5)
     return [
@@ -92,7 +98,10 @@ def _shapes(last: float) -> list[Shape]:
 
 
 def _fitted(values: Values, shape: Shape) -> Fit | None:
-    """Return the least-squares fit of a + b·f(s), or None if it is constant or explains too little of the values."""
+    """Fit the curve a + b·f(s) to (step, value) pairs by least squares. ``shape``: the function f.
+
+    Return None if the curve is constant or explains too little of the values' variance (``MIN_EXPLAINED``).
+    """
     xs, ys = [shape.f(s) for s, _ in values], [y for _, y in values]
     n = len(values)
     x_mean, y_mean = sum(xs) / n, sum(ys) / n
@@ -108,9 +117,10 @@ def _fitted(values: Values, shape: Shape) -> Fit | None:
 
 
 def forecast(values: Values, until: Until) -> TargetForecast | None:
-    """Return the predicted step at which the target is reached, with an interval, or None if no curve allows that.
+    """Return the predicted step at which the metric reaches its target, with an interval of steps, or None.
 
-    ``values``: (step, value) of the metric in the order of the steps.
+    ``values``: (step, value) of the metric in the order of the steps. The result is None if there are too few values,
+    if no curve fits them and improves, or if a curve that fits reaches the target too late or never.
     """
     target = until.at_least if until.at_least is not None else until.at_most
     values = [(s, y) for s, y in values if s > 0]

@@ -15,24 +15,29 @@ from dltrain.protocol.metric_values import MAX_METRICS, MetricChecks
 Update = dict[str, Any]
 
 WINDOW = 50
-"""Number of last reports from which step times are computed."""
+"""Number of last times between two reports from which step times are computed."""
 PAUSE = 10.0
-"""A time between two reports that exceeds the median by this factor contains a pause, such as an evaluation. The mean
-step time leaves it out."""
+"""Minimum ratio of the step time between two reports to the median at which the time contains a pause.
+
+A pause is, for example, an evaluation. The mean step time leaves such times out.
+"""
 MAX_COUNT, MAX_RATE = 2**53, 1e15
-"""Bounds of numbers in a job's report."""
+"""Largest count and largest number of samples per second in a job's report. Larger values are reduced to these."""
 MAX_EVALUATIONS = 64
-"""Number of accuracies that wait for an update at most. The oldest is dropped."""
+"""Maximum number of accuracies that wait for the next progress update. If there are more, the oldest are dropped."""
 
 
 class StepTimes:
-    """Times of steps, from the times and step numbers of a script's last reports."""
+    """Step times in seconds, computed from the times and step numbers of a script's last ``WINDOW`` reports."""
 
     def __init__(self) -> None:
         self._seen: deque[tuple[float, int]] = deque(maxlen=WINDOW + 1)
 
     def add(self, step: int, now_s: float) -> None:
-        """Record a report after ``step`` steps at the time ``now_s``. Forget earlier steps if the count goes back."""
+        """Record a report after ``step`` completed steps at the time ``now_s``, in seconds on a monotonic clock.
+
+        Ignore a second report after the same step. If ``step`` is lower than before, forget all earlier reports.
+        """
         if self._seen and step <= self._seen[-1][1]:
             if step < self._seen[-1][1]:
                 self._seen.clear()
@@ -41,31 +46,34 @@ class StepTimes:
         self._seen.append((now_s, step))
 
     def typical_s(self) -> float | None:
-        """Return the median time of a step in seconds; None before the second step."""
+        """Return the median time of a step in seconds; None before reports of two different steps."""
         return median(seconds / steps for seconds, steps in parts) if (parts := self._parts()) else None
 
     def mean_s(self) -> float:
-        """Return the mean time of a step in seconds, without pauses; 0 before the second step."""
+        """Return the mean time of a step in seconds, without pauses such as evaluations.
+
+        Return 0 before reports of two different steps.
+        """
         if not (typical_s := self.typical_s()):
             return 0.0
         parts = [(seconds, steps) for seconds, steps in self._parts() if seconds / steps <= PAUSE * typical_s]
         return sum(seconds for seconds, _ in parts) / sum(steps for _, steps in parts)
 
     def interval_s(self) -> float | None:
-        """Return the median time between two reports in seconds; None before the second step."""
+        """Return the median seconds between two reports, which can be several steps apart; None before two reports."""
         return median(seconds for seconds, _ in parts) if (parts := self._parts()) else None
 
     def _parts(self) -> list[tuple[float, int]]:
-        """Return (seconds, steps) between each report and the next one."""
+        """Return (seconds between a report and the next one, number of steps between them) for all recorded reports."""
         seen = list(self._seen)
         return [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(seen)]
 
 
 class ReportedProgress:
-    """Collect what a script reports, and make updates of it.
+    """Collect what a script reports, and make progress updates (messages to the agent) of it.
 
-    Adding a report costs microseconds: tensors are converted to numbers only for an update, because that makes a GPU
-    finish its work.
+    Adding a report costs microseconds: tensors are converted to numbers only for an update, because the conversion
+    waits for a GPU to finish its work.
     """
 
     def __init__(self, rank: int, world_size: int, samples: int | None, warn: Callable[[str], None]) -> None:
@@ -86,7 +94,7 @@ class ReportedProgress:
         self._metrics: dict[str, Any] = {}
         self._changed = False
         self._heeds_stop = False
-        """True if the script asks whether it should stop."""
+        """True if the script calls ``dltrain.stop_requested``, so that it stops by itself when the agent asks it."""
 
     @property
     def step(self) -> int:
@@ -99,7 +107,10 @@ class ReportedProgress:
         return self._changed
 
     def heed_stop(self) -> None:
-        """Record that the script asks whether it should stop. The next update says so."""
+        """Record that the script calls ``dltrain.stop_requested``. The next update tells the agent.
+
+        The agent then need not end the script by a signal.
+        """
         if not self._heeds_stop:
             self._heeds_stop = self._changed = True
 
@@ -114,7 +125,10 @@ class ReportedProgress:
         samples: int | None,
         metrics: Mapping[str, Any],
     ) -> None:
-        """Add a report at the time ``now_s`` of a monotonic clock."""
+        """Add a report of the script. ``now_s``: its time on a monotonic clock.
+
+        The other arguments are those of ``dltrain.report``. A value that is None does not replace an earlier one.
+        """
         step = _count(step)
         if step < self._highest:
             self._warn_about_step(step)
@@ -137,10 +151,11 @@ class ReportedProgress:
                 self._metrics[name] = detached(value)
 
     def updates(self, *, tensors: bool) -> list[Update]:
-        """Return the updates about all reports since the last call, in the order in which they are to be sent.
+        """Return the progress updates about all reports since the last call, in the order in which they are to be sent.
 
-        ``tensors``: False to leave values out that are tensors, for a thread other than the script's. It must not make
-        a GPU finish its work, because that would end a capture of a CUDA graph. A later call returns them.
+        Return an empty list if there was no report. ``tensors``: False to leave out values that are tensors; a later
+        call returns them. A thread other than the script's must pass False: it must not make a GPU finish its work,
+        because that would end a capture of a CUDA graph.
         """
         if not self._changed:
             return []
@@ -208,7 +223,7 @@ class ReportedProgress:
 
 
 def _count(value: float) -> int:
-    """Return ``value`` as an integer within the bounds of a job's report. Raise TypeError if it is no number."""
+    """Return ``value`` as an integer from 0 to ``MAX_COUNT``. Raise TypeError or ValueError if it is not a number."""
     return max(0, min(int(value), MAX_COUNT))
 
 
@@ -218,7 +233,7 @@ def detached(value: Any) -> Any:
 
 
 def line(updates: list[Update]) -> str:
-    """Return a line for the log that shows ``updates``, which are not empty and begin with a step."""
+    """Return a line for the log that shows ``updates``, a result of ``ReportedProgress.updates`` that is not empty."""
     step, *others = updates
     parts = [f"dltrain: step {step['step']}" + (f"/{step['steps']}" if step["steps"] else "")]
     if step["epoch"] is not None:

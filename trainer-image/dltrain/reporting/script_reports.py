@@ -23,18 +23,23 @@ from dltrain.protocol.rank_variables import SOCKET_ENV, WHERE
 from dltrain.reporting.reported_progress import ReportedProgress, Update, line
 
 INTERVAL_S = 0.25
-"""Minimum time in seconds between two updates."""
+"""Minimum seconds between two progress updates (messages to the agent). Reports in between wait for the next update."""
 IDLE_S = 1.0
-"""Time in seconds after which the thread sends a report that came too early for an update, or says what a silent script
-does."""
+"""Interval in seconds at which the sending thread wakes up without a new update.
+
+It then sends a report that came too early for an update or, if there is none, the work that the script does.
+"""
 END_S = 2.0
 """Maximum time in seconds that the end of the script waits for its last update."""
 MAX_QUEUED = 1000
-"""Number of updates that wait for a stalled agent at most. The oldest are dropped."""
+"""Maximum number of progress updates that wait while the agent does not read them. The oldest are dropped."""
 
 
 class Trainer(Protocol):
-    """The trainer of a script that calls ``dltrain.init``, which counts and reports steps by itself."""
+    """The methods of a trainer to which ``report`` and ``busy`` pass their values if the script uses ``dltrain.init``.
+
+    Such a trainer counts and reports steps by itself.
+    """
 
     def log(self, *, loss: Any = None, accuracy: Any = None, **metrics: Any) -> None: ...
 
@@ -42,7 +47,10 @@ class Trainer(Protocol):
 
 
 class ScriptReports:
-    """The reports of this process. Create it at the script's first report."""
+    """The reports of this process. Create the object at the script's first report, which starts the sending thread.
+
+    ``environ``: the environment variables with the rank, the number of ranks and the agent's socket.
+    """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
         self._rank = _number(environ, "RANK", "OMPI_COMM_WORLD_RANK", default=0)
@@ -57,7 +65,7 @@ class ScriptReports:
         self._ending = self._lost = False
         self._pid = os.getpid()
         self._stop_at: int | None = None
-        """The step after which the agent asks the script to stop; None: it does not."""
+        """The step after which the agent asks the script to stop; None: the agent has not asked it to stop."""
         self._thread: threading.Thread | None = None
         if self._path:
             self._thread = threading.Thread(
@@ -76,7 +84,11 @@ class ScriptReports:
         samples: int | None,
         metrics: Mapping[str, Any],
     ) -> None:
-        """Add a report. Make an update of it at once if the last one is at least ``INTERVAL_S`` seconds ago."""
+        """Add a report of the script. The arguments are those of ``dltrain.report``.
+
+        Make a progress update of all collected reports at once if the last update is at least ``INTERVAL_S`` seconds
+        ago.
+        """
         if self._lost or os.getpid() != self._pid:  # A fork, such as a worker that loads data, is not the rank.
             return
         now_s = time.monotonic()
@@ -88,13 +100,13 @@ class ScriptReports:
             self._put(self._progress.updates(tensors=True))
 
     def busy(self, what: str, limit_s: float) -> None:
-        """Announce to the agent that no report may come for up to ``limit_s`` seconds."""
+        """Announce to the agent that no report may come for up to ``limit_s`` seconds. ``what``: name of the work."""
         if os.getpid() == self._pid:
             limit_s = min(max(float(limit_s), 1e-3), 86_400.0)
             self._put([{"type": "busy", "rank": self._rank, "what": str(what), "limit_s": limit_s}])
 
     def stop_requested(self) -> bool:
-        """Return True if the agent has asked this script to stop, and the step of the request is reached."""
+        """Return True if the agent has asked this script to stop and the script has reached the requested step."""
         self._progress.heed_stop()
         return self._stop_at is not None and self._progress.step >= self._stop_at
 
@@ -164,7 +176,7 @@ class ScriptReports:
 
 
 def _number(environ: Mapping[str, str], *names: str, default: int) -> int:
-    """Return the first of the variables ``names`` that is a number."""
+    """Return the value of the first of the environment variables ``names`` that is a number; ``default`` if none is."""
     return next((int(environ[name]) for name in names if environ.get(name, "").isdecimal()), default)
 
 
@@ -173,7 +185,7 @@ _trainer: Trainer | None = None
 
 
 def set_trainer(trainer: Trainer) -> None:
-    """Pass later reports of this process to ``trainer``, because the script has called ``dltrain.init``."""
+    """Pass later calls of ``report`` and ``busy`` to ``trainer``, because the script has called ``dltrain.init``."""
     global _trainer
     _trainer = trainer
 

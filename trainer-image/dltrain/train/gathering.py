@@ -24,26 +24,26 @@ from dltrain.train.step import Step
 
 @dataclass(frozen=True)
 class Participants:
-    """Functions to communicate with the workers (the ranks that compute gradients), and the weight of this rank."""
+    """Functions with which this rank communicates with the workers (ranks that compute gradients), and its weight."""
 
     together: Callable[[Callable[[ProcessGroup], Any]], Any]
     """Function that runs a collective operation on the process group of the workers and returns its result."""
     weight: Callable[[], float]
-    """Function that returns the weight of this rank's loss when losses are summed over ranks. Only ratios matter."""
+    """Function that returns the weight of this rank's loss in a sum over ranks. Only the ratios of weights matter."""
     counts: bool
     """False if this rank has no samples. It then computes samples of another rank, and the result is discarded."""
     lost: Callable[[], int | None]
-    """Function that returns the global batch size if ranks were lost and the step was abandoned, otherwise None.
+    """Function that returns the global batch size if ranks were lost in this step and it was abandoned, otherwise None.
 
     In an abandoned step, callers continue with this number of arbitrary rows, because results are discarded.
     """
 
 
 def participants(team: Team, step: Step, number: int) -> Participants:
-    """Return functions to communicate with the workers (the ranks that compute gradients).
+    """Return the functions with which this rank communicates with the workers in the present state of ``step``.
 
-    ``number``: number of completed steps. During a step, the weight of a rank is that of its loss in this step. Between
-    steps, all ranks have equal weights.
+    The workers are the ranks that compute gradients. ``number``: number of completed steps. During a step, the weight
+    of a rank is that of its loss in this step. Between steps, all ranks have equal weights.
     """
 
     def together(operation: Callable[[ProcessGroup], Any]) -> Any:
@@ -58,9 +58,10 @@ def participants(team: Team, step: Step, number: int) -> Participants:
 
 
 def gathered(rows: Tensor, participants: Participants) -> Tensor:
-    """Gather rows of shape (n, …) on each rank into (N, …), in the order of the ranks.
+    """Gather ``rows`` of shape (n, …) from each rank into (N, …), in the order of the ranks. All ranks get the result.
 
-    Raise MisuseError for a scalar, and PeerLostError.
+    A row belongs to one sample. The result has a gradient. If ranks are lost during the call, the step is abandoned,
+    and the content of the result is arbitrary. Raise MisuseError for a scalar, and PeerLostError.
     """
     if not rows.dim():
         raise MisuseError("t.gather: found one number; expected a row per sample. Use t.sum or t.mean for numbers")
@@ -72,7 +73,10 @@ def gathered(rows: Tensor, participants: Participants) -> Tensor:
 
 
 def averaged(value: Tensor, participants: Participants) -> Tensor:
-    """Return the weighted mean of ``value`` over ranks, in its dtype (float32 for integers). Raise PeerLostError."""
+    """Return the mean of ``value`` over ranks, weighted by the ranks' weights in ``participants``, without gradient.
+
+    The result has the dtype of ``value``, or float32 for integers. Raise PeerLostError.
+    """
     weight = participants.weight() if participants.counts else 0.0
     content = value.detach().to("cpu", torch.float64)
     weighed = content * weight if weight else torch.zeros_like(content)  # the mean over no samples may be NaN
@@ -122,7 +126,7 @@ class _Gather(torch.autograd.Function):
 
 
 def differing_buffers(model: nn.Module, participants: Participants) -> list[str]:
-    """Return the names of the model's buffers that differ between ranks.
+    """Return the names of the model's buffers whose values differ between ranks. All workers must call it together.
 
     Buffers of BatchNorm layers are not checked, because ``Trainer.wrap`` warns about these layers.
     """

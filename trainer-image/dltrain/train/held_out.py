@@ -9,9 +9,10 @@ from dltrain.data.feeding.loader import Loader, check_loader
 
 
 def held_out_batches(loader: Loader, shares: Sequence[int], rank: int, seed: int) -> Iterator[Any]:
-    """Yield batches that cover this rank's part of the held-out data once.
+    """Yield batches that cover this rank's part of the held-out data once, on its device.
 
-    ``shares``: local batch size of each rank. A batch has at most ``shares[rank]`` samples. ``seed``: the run's seed.
+    ``loader``: the held-out data. ``shares``: local batch size of each rank; the ranks' parts are in proportion to
+    them. A batch has at most ``shares[rank]`` samples. ``seed``: the run's seed.
     """
     check_loader("t.held_out", loader)
     parts = once(loader.samples, shares, rank)

@@ -13,9 +13,10 @@ Model = TypeVar("Model", bound=nn.Module)
 
 
 def with_batch_norm(model: Model, team: Team, step: Step, *, synchronize: bool) -> Model:
-    """Return the model with BatchNorm layers that compute their statistics over all ranks.
+    """Return the model with BatchNorm layers that compute their statistics over all ranks, if ``synchronize`` is true.
 
-    If ``synchronize`` is false, return the model unchanged and warn about its BatchNorm layers.
+    Otherwise, return the model unchanged and warn about its BatchNorm layers. A model without such layers, or with a
+    single worker, is always returned unchanged.
     """
     if team.workers == 1 or not (layers := local_layers(model)):
         return model

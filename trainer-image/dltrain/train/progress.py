@@ -17,16 +17,22 @@ from dltrain.timing.step_times import Times, Window
 
 UPDATE_INTERVAL_S = 0.25
 EVALUATION_BATCH_S = 300.0
-"""Seconds that a script may take for one batch of held-out data, and for its work after the last one."""
-END_OF_EPOCH_S = 60.0
-"""Seconds that a script may pause between epochs, for example for an evaluation.
+"""Seconds without a progress update that are announced for one batch of held-out data.
 
-The limit is the duration of the epoch if this is longer.
+They also cover the work of the script after the last batch.
+"""
+END_OF_EPOCH_S = 60.0
+"""Seconds without a progress update that are announced at the end of an epoch, for example for an evaluation.
+
+If the epoch took longer, its duration is announced instead.
 """
 
 
 class Progress:
-    """Collect times and losses of one rank and send them to its agent. The agent treats a long silence as a hang."""
+    """Collect times and losses of one rank, and send them to its agent as progress updates.
+
+    The agent treats a long silence as a hang.
+    """
 
     def __init__(
         self,
@@ -68,7 +74,7 @@ class Progress:
         return self._paused or last or time.monotonic() - self._sent_at >= UPDATE_INTERVAL_S
 
     def add_loss(self, loss: float) -> None:
-        """Add the mean loss of a step's batch."""
+        """Add the mean loss of a step's batch, over all ranks. The next update reports the mean of the added losses."""
         self._losses.append(loss)
 
     def warm_up(self, times: Times, samples: int) -> None:
@@ -95,7 +101,7 @@ class Progress:
             self._window.add_exposed(exposed_before)
 
     def asynchronous(self, staleness: float, ahead: float) -> None:
-        """Record how stale the parameters of an update were in asynchronous training.
+        """Record, for the next progress update, how stale the parameters of this worker's last update were.
 
         ``staleness``: number of updates by other workers since this worker got the parameters. ``ahead``: number of
         steps by which this worker is ahead of the slowest worker.
@@ -104,16 +110,16 @@ class Progress:
         self._ahead = ahead
 
     def alive(self) -> None:
-        """Repeat the last progress update, so that the agent does not treat a waiting rank as hung."""
+        """Repeat the last progress update while this rank waits, so that the agent does not treat it as hung."""
         if self._last is not None:
             self.reporter.send(self._last)
 
     def report_step(
         self, step: int, steps: int, epoch: int, rate: float, norm: float | None, share: int, world_size: int
     ) -> None:
-        """Send a progress update after ``step`` of ``steps``.
+        """Send a progress update after ``step`` of ``steps`` steps to the agent.
 
-        ``rate``: learning rate. ``norm``: gradient norm, if known. ``share``: this rank's local batch size.
+        ``rate``: learning rate. ``norm``: gradient norm; None: unknown. ``share``: this rank's local batch size.
         ``world_size``: number of ranks that train.
         """
         if self._losses:
@@ -149,9 +155,10 @@ class Progress:
         self._metrics.send()
 
     def log(self, step: int, accuracy: Any, metrics: Mapping[str, Any]) -> None:
-        """Report an accuracy, if given, and further metrics after ``step`` steps.
+        """Report an accuracy and further metrics of the script to the agent, as those after ``step`` completed steps.
 
-        An accuracy outside of 0 to 1, such as a percentage, is reported as a metric with the name ``accuracy``.
+        ``accuracy`` None: report only the metrics. An accuracy outside of 0 to 1, such as a percentage, is reported as
+        a metric with the name ``accuracy``.
         """
         if accuracy is not None:
             try:
@@ -170,7 +177,11 @@ class Progress:
         self._metrics.add(step, metrics)
 
     def outcome(self, steps: int, seconds: float, checkpoint: str | None) -> Outcome:
-        """Return the result of a run. ``seconds``: its duration. ``checkpoint``: path of the last checkpoint."""
+        """Return the result of a run that has ended, with its last loss and accuracy.
+
+        ``steps``: number of completed steps. ``seconds``: duration of the run. ``checkpoint``: path of the last
+        checkpoint; None: there is none.
+        """
         self._metrics.send()
         return Outcome(steps=steps, seconds=seconds, loss=self.loss, accuracy=self.accuracy, checkpoint=checkpoint)
 
@@ -182,11 +193,14 @@ class Progress:
         self._paused = True
 
     def busy(self, what: str, limit_s: float) -> None:
-        """Announce that no progress update may come for up to ``limit_s`` seconds. ``what``: the reason."""
+        """Announce to the agent that no progress update may come for up to ``limit_s`` seconds, because of ``what``."""
         self.reporter.send(Busy(rank=self.rank, what=what, limit_s=min(limit_s, 86_400)))
 
     def evaluating(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Yield ``batches`` of held-out data. Announce the evaluation, at most every ``UPDATE_INTERVAL_S`` seconds."""
+        """Yield ``batches`` of held-out data, and announce to the agent that the script evaluates.
+
+        Otherwise, the agent could treat the silence as a hang. Announce it at most every ``UPDATE_INTERVAL_S`` seconds.
+        """
         told_at = -inf
         for batch in batches:
             if time.monotonic() - told_at >= UPDATE_INTERVAL_S:

@@ -31,7 +31,7 @@ class Replay:
     sums: tuple[Summing, ...] = ()
 
     def shares(self, step: int) -> tuple[int, ...] | None:
-        """Return the recorded local batch sizes of all ranks at ``step`` (counted from 0).
+        """Return the recorded local batch sizes of all ranks at ``step``, the number of completed steps before it.
 
         Return None for a step before the first record; the plan's local batch sizes apply to such a step.
         """
@@ -68,10 +68,10 @@ def timeline(document: Document) -> tuple[tuple[int, tuple[int, ...]], ...]:
 
 
 def asked(plan: Plan) -> Replay | None:
-    """Return the recorded run that the environment variable ``DLTRAIN_REPLAY`` names, or None if it is not set.
+    """Return the choices of the recorded run that this run must replay, or None if it replays no run.
 
-    Raise BadInputError if the report cannot be read, or if its run had another batch size, seed or number of ranks than
-    ``plan``.
+    The environment variable ``DLTRAIN_REPLAY`` names the report of the recorded run. Raise BadInputError if the report
+    cannot be read, or if its run had another batch size, seed or number of ranks than ``plan``.
     """
     if not (path := os.environ.get(REPLAY_ENV)):
         return None

@@ -84,9 +84,10 @@ class Saving:
         self._user_objects, self._parts = user_objects, parts
 
     def resume(self, model: nn.Module, optimizer: Optimizer) -> Snapshot | None:
-        """Resume from the newest checkpoint and return it, or None if there is no checkpoint. All ranks must call it.
+        """Load the newest checkpoint into ``model`` and ``optimizer`` and restore all other state.
 
-        Raise BadInputError if the checkpoint belongs to another job.
+        All ranks must call it. Return the checkpoint without the tensors of model and optimizer, or None if there is no
+        checkpoint. Raise BadInputError if the checkpoint belongs to another job.
         """
         self._model, self._optimizer = model, optimizer
         team, parallel = self._team, self._team.parallel
@@ -107,7 +108,8 @@ class Saving:
     def same_ranks(self, snapshot: Snapshot) -> bool:
         """Return True if this plan has the same local batch sizes as the plan of the run that wrote the checkpoint.
 
-        ``snapshot``: the checkpoint. A resumed run then continues with the checkpoint's local batch sizes.
+        ``snapshot``: the checkpoint. If True, a resumed run continues with the local batch sizes that the checkpoint
+        contains, which may have been rebalanced.
         """
         return tuple(snapshot.state["planned_shares"]) == self._team.planned_shares
 
@@ -138,10 +140,11 @@ class Saving:
         self._checkpoint_manager.save(step, weights, optimizer, state, tensors, durable=durable, gathered_s=gathered_s)
 
     def fits(self, step: int, left_s: float) -> bool:
-        """Return True if a checkpoint is durable before the first rank is killed. If not, report that it is skipped.
+        """Return True if a checkpoint that begins now is durable before the first rank is killed.
 
-        ``step``: number of completed steps. ``left_s``: seconds until this rank is killed. All ranks must call it, and
-        get the same answer. Raise PeerLostError.
+        If not, report that the checkpoint is skipped. If checkpoints are disabled, return True. ``step``: number of
+        completed steps. ``left_s``: seconds until this rank is killed. All ranks must call it, and get the same answer.
+        Raise PeerLostError.
         """
         manager = self._checkpoint_manager
         if not self._team.plan.checkpoint.enabled or self._team.together(step, lambda: manager.fits(left_s)):

@@ -19,7 +19,10 @@ _INTERRUPTED = 128 + signal.SIGINT
 
 
 class _Script:
-    """Report to the agent how this process ends: by a normal exit of the user's script or an uncaught exception."""
+    """Handle the end of a user's script: report an uncaught exception, and end the run when the interpreter exits.
+
+    ``trainer``: the script's trainer, once it exists.
+    """
 
     made = False
 

@@ -65,7 +65,8 @@ def local_plan(
 ) -> Plan:
     """Return a plan for a run of ``world_size`` ranks on this machine, without an operator.
 
-    ``batch``: global batch size, which is divided equally. ``checkpoints``: directory, or None for no checkpoints.
+    ``batch``: global batch size, which is divided equally. ``epochs``: number of passes over the dataset.
+    ``collective``: name of the all-reduce algorithm, or Auto. ``checkpoints``: directory; None: no checkpoints.
     ``model``: by default, the running script. Raise BadInputError for an invalid ``batch`` or ``collective``.
     """
     if not isinstance(batch, int) or batch < world_size:
@@ -104,7 +105,10 @@ def local_plan(
 
 
 def _report_folder(plan: Plan) -> Path | None:
-    """Return where a local run writes its report: $DLTRAIN_REPORT, or beside the checkpoints, or nowhere."""
+    """Return the folder for the report of a local run, or None to write no report.
+
+    The folder is $DLTRAIN_REPORT or, if this is not set, the folder of the checkpoints, if they are enabled.
+    """
     if given := os.environ.get(REPORT_VARIABLE):
         return Path(given)
     return job_directory(plan) if plan.checkpoint.enabled else None
@@ -159,14 +163,17 @@ def finish(trainer: Trainer) -> None:
 
 
 def end(trainer: Trainer) -> None:
-    """Leave the process group together with all other ranks. Send no report."""
+    """Leave the process group together with all other ranks, without reporting a result to the agent."""
     trainer.close()
     trainer.process_group.close()
     trainer.reporter.close()
 
 
 def fail(error: BaseException, reporter: RankReporter) -> int:
-    """Report ``error``, which ends this rank, to the agent and in the log. Return the exit code for this process."""
+    """Report ``error``, which ends this rank, to the agent and in the log. Return the exit code for this process.
+
+    The caller must exit with this code. This function itself does not end the process.
+    """
     news = failure(error, reporter.rank, socket.gethostname())
     reporter.send(Failed(rank=reporter.rank, failure=news))
     if news.log_tail:
@@ -204,7 +211,7 @@ def run(body: Callable[[Trainer], None], make_plan: Callable[[int], Plan] | None
 
 
 def leave(code: int) -> NoReturn:
-    """Exit the process immediately, because a destructor could wait for a lost rank."""
+    """Exit the process with ``code`` immediately, without destructors, because one could wait for a lost rank."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -26,17 +26,17 @@ from dltrain.train.progress import Progress
 
 
 class StepRequests(NamedTuple):
-    """Actions that this rank requests for the time after the step: stop training, or save its state.
+    """Actions that this rank requests for the time after the step: to stop training, or to save the training's state.
 
-    All ranks perform an action if at least one rank requests it.
+    All ranks perform an action if at least one rank requests it. ``save``: write a checkpoint to the volume.
     """
 
     stop: bool
     save: bool
     keep: bool
-    """Save the state to the pods' memory."""
+    """Copy the state to the pods' memory, from which a restart in the same pods resumes."""
     copies: bool = False
-    """True if this rank can save the state to its pod's memory. This is information, not a request."""
+    """True if this rank is able to copy the state to its pod's memory. This is information, not a request."""
 
 
 class Step:
@@ -65,22 +65,22 @@ class Step:
         self.samples = 0
         """The global batch size of the step."""
         self.agreed_step = Agreed(Shared(), [], [], [])
-        """The values that ranks shared in this step, summed over ranks, and each rank's times in the previous step."""
+        """Values that ranks exchanged in this step: sums over ranks, and each rank's times in the previous step."""
         self.exposed_s: list[float] = []
         """Seconds of communication of each worker in the previous step that did not overlap with computing."""
         self.update_due = False
-        """True if a progress update follows this step."""
+        """True if this rank sends a progress update to its agent after this step."""
         self.gradient_norm: float | None = None
         """Last finite gradient norm. It is measured if a progress update is due or if ranks agreed to save or stop."""
         self.left_out = False
-        """True if the GradScalers of all ranks skip the update of this step."""
+        """True if the GradScalers of all ranks skip the update of this step, because a gradient is not finite."""
         self._received = False
         self._scale: float | None = None
         """Loss scale, once a GradScaler has checked this step's gradients."""
         self._carried_scale = 1.0
         """Loss scale that the residuals of gradient compression contain."""
         self._measuring = False
-        """True if ranks share the norms of their local gradients."""
+        """True if ranks exchange the norms of their local gradients in this step, for the gradient noise scale."""
         self._late = (0.0, 0.0)
         """(Loss times weight, weight) of a loss that was logged after the reduction. The next step reports it."""
         self._buffers_before: BufferCopies | None = None
@@ -108,7 +108,10 @@ class Step:
         self._scale = None
 
     def log(self, loss: Tensor | float) -> None:
-        """Log the mean loss of this rank's batch. Ranks share the loss together with the gradients."""
+        """Log the mean loss of this rank's batch. Ranks exchange the loss together with the gradients.
+
+        A loss that is logged after the gradients were reduced is exchanged in the next step.
+        """
         if self.open and isinstance(loss, Tensor) and loss.requires_grad and loss.grad_fn is not None:
             loss.register_hook(lambda _: self._team.parallel.passes.start())  # type: ignore[no-untyped-call]
         weighed = usage_checks.number(loss) * self.weight if self.weight else 0.0
@@ -125,10 +128,10 @@ class Step:
         self._team.parallel.share(WEIGHED, (1.0, self.weight))
 
     def sum(self) -> None:
-        """Wait for the reduced gradients, before an update. If ranks were lost meanwhile, set ``given_up`` and return.
+        """Wait for the reduced gradients before an update of the optimizer. Outside of a step, do nothing.
 
-        Raise DivergedError if a loss or gradient is not finite, and PeerLostError if the run cannot continue without
-        the lost ranks.
+        If ranks were lost meanwhile, abandon the step (``given_up``) and return. Raise DivergedError if a loss or
+        gradient is not finite, and PeerLostError if the run cannot continue without the lost ranks.
         """
         if not self.open:
             return  # an update outside of the loop over steps: dltrain does nothing
@@ -149,11 +152,13 @@ class Step:
             self.gradient_norm = sqrt(agreed.square) if 0 < agreed.square < inf else norm
 
     def unscale(self, divide: Callable[[], Found], nothing: Found, scale: float, inverse: float) -> Found:
-        """Unscale the reduced gradients for a GradScaler. Return the same flags for non-finite gradients on all ranks.
+        """Divide the reduced gradients by the loss scale for a GradScaler. Return flags for non-finite gradients.
 
-        ``divide`` multiplies the reduced gradients by ``inverse``, checks them and returns the flags of this rank.
-        ``nothing``: flags to return if there are no gradients. ``scale``: the loss scale. Raise the errors of ``sum``,
-        and DivergedError if a gradient is not finite even at the minimum loss scale.
+        A GradScaler is torch's loss scaling for 16-bit training. The flags, one per device, are the same on all ranks:
+        1 if a gradient of any rank is not finite. ``divide``: multiplies the gradients by ``inverse``, checks them and
+        returns the flags of this rank. ``nothing``: flags to return if there are no gradients or if ranks were lost.
+        ``scale``: the loss scale. Raise the errors of ``sum``, and DivergedError if a gradient is not finite even at
+        the minimum loss scale.
         """
         if not self._receive():
             return nothing
@@ -184,7 +189,8 @@ class Step:
     def _receive(self) -> bool:
         """Wait for the reduction of gradients, and read the values (loss, requests, times) that ranks exchange with it.
 
-        Return False if the step was abandoned, because ranks were lost. Later calls in the same step do nothing.
+        Return True if the reduced gradients are there, False if the step was abandoned because ranks were lost. After a
+        call has returned True, later calls in the same step do nothing and also return True.
         """
         if self._received:
             return True
@@ -219,7 +225,11 @@ class Step:
         return value
 
     def updated(self) -> bool:
-        """Close the step after an optimizer update. Return False if the step was already closed or abandoned."""
+        """Close the step after an update of the optimizer, and measure the time of the update.
+
+        Return True if the step is complete, False if it was already closed or was abandoned after a loss of ranks. With
+        a sharded optimizer, also exchange the updated parameters.
+        """
         if not self.open:
             return False
         self.open = False
@@ -241,7 +251,10 @@ class Step:
         return True
 
     def give_up(self) -> None:
-        """Abandon the step without changing model or optimizer, so that it can be computed again."""
+        """Abandon the step after a loss of ranks, so that the remaining ranks can compute it again.
+
+        Discard its gradients, so that an update changes no parameter, and undo its changes of the model's buffers.
+        """
         self.given_up = True
         for parameter in self._team.model.parameters():
             parameter.grad = None  # optimizers skip such parameters

@@ -74,14 +74,14 @@ class Trainer(Ranks):
         self.end_of_epoch = False
         """True if the current batch is the last one of its epoch."""
         self.settled = not plan.rebalance
-        """True if local batch sizes must not be rebalanced: the plan fixes them, or the resumed run determined them."""
+        """True if the probe must not rebalance local batch sizes: the plan fixes them, or a resumed run set them."""
         self.stopped = False
         """True if the ranks have stopped the training after a request to stop."""
         self.checkpoint_manager = CheckpointManager(plan, process_group, reporter)
         self.noise = NoiseScale(plan.global_batch)
-        """Estimate of the run's gradient noise scale."""
+        """Estimate of the run's gradient noise scale in samples, a measure of the useful batch size."""
         self.budget = Budget()
-        """Estimate of the CPU seconds that this rank gets per second."""
+        """Estimate of the fraction of a CPU that this rank gets, which is below 1 under a CPU quota."""
         self._scaling = Scaling(plan.optimizer, plan.global_batch)
         self._schedules, self._loss_scale, self._user_objects = Schedules(), LossScale(), UserObjects()
         energy = meter(device, process_group.local_rank)
@@ -95,7 +95,7 @@ class Trainer(Ranks):
         self._began = time.monotonic()
         self._first = 0
         self._passed = False
-        """True if ``steps`` has run to its end."""
+        """True if the script has taken all batches of ``steps``, so that another call is a mistake."""
 
     def wrap(
         self, model: Model, optimizer: Opt, *, sync_batch_norm: bool | None = None, sample: Tensor | None = None
@@ -231,7 +231,7 @@ class Trainer(Ranks):
 
     @property
     def learning_rate_factor(self) -> float:
-        """Return the factor that optimizer.learningRateScaling applies to the learning rate in this step."""
+        """Return the factor for the learning rate in this step that ``spec.optimizer.learningRateScaling`` requires."""
         return self._scaling.factor
 
     def busy(self, what: str, limit_s: float) -> None:
@@ -325,21 +325,21 @@ class Trainer(Ranks):
 
     @property
     def complete(self) -> bool:
-        """Return True if all steps are done."""
+        """Return True if all steps are done; False before ``steps`` if the number of steps is unknown."""
         return 0 < self.total_steps <= self.step
 
     def outcome(self) -> Outcome:
-        """Return the result of the run for the job's report."""
+        """Return the result of the run so far for the job's report, with the loss, accuracy and last checkpoint."""
         last = self.checkpoint_manager.last
         return self.progress.outcome(self.step, time.monotonic() - self._began, last.path if last else None)
 
     def close(self) -> None:
-        """Wait for a pending checkpoint and free the collective. Raise OSError if the checkpoint cannot be written."""
+        """Wait for a pending checkpoint, then free the collective. Raise OSError if writing the checkpoint fails."""
         self.checkpoint_manager.wait()
         self._team.close()
 
     def abandon(self) -> None:
-        """Leave the process group without waiting for other ranks, and notify them. The process must exit next."""
+        """Abort the operations in which other ranks wait for this rank, without waiting. The process must exit next."""
         self._team.abandon()
 
     def _participants(self) -> Participants:
@@ -353,7 +353,7 @@ class Trainer(Ranks):
                 self.progress.end_epoch()
 
     def _lost(self) -> None:
-        """Prepare to compute the current step again after the process group has shrunk."""
+        """Abandon the current step after the process group has shrunk, so that the remaining ranks compute it again."""
         self.checkpoint_manager.take_over()
         if self._step.open:
             if not self._step.given_up:

@@ -15,7 +15,10 @@ from dltrain.parallel.optimizer_checks import check_late
 
 
 class UpdateHooks:
-    """Call ``before`` and ``after`` around each update of ``optimizer``, and check the optimizer's parameters."""
+    """Call ``before`` and ``after`` around each update of ``optimizer``.
+
+    Before an update, also check parameters that were added to the optimizer after the hooks were registered.
+    """
 
     def __init__(
         self,

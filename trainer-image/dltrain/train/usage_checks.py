@@ -53,7 +53,10 @@ def check_wrapped(model: Any, optimizer: Any, *, again: bool) -> None:
 
 
 def number(loss: Any) -> Tensor:
-    """Return the loss as a detached tensor of shape (). Raise MisuseError if the loss is not a single number."""
+    """Return the ``loss`` that a script logs as a tensor of shape () without gradient.
+
+    Raise MisuseError if the loss is not a single number.
+    """
     try:
         found = torch.as_tensor(loss).detach()
     except (TypeError, ValueError, RuntimeError):
@@ -64,7 +67,7 @@ def number(loss: Any) -> Tensor:
 
 
 def numbers(values: Any) -> Sequence[float]:
-    """Return ``values`` if they are a sequence. Raise MisuseError for a single number."""
+    """Return ``values``, the argument of ``t.sum``, unchanged. Raise MisuseError if it is a single number."""
     if not hasattr(values, "__len__") or (isinstance(values, Tensor) and not values.dim()):
         raise MisuseError(
             f"t.sum: found a single {type(values).__name__}; expected a list, such as t.sum([right, seen])"
@@ -74,7 +77,10 @@ def numbers(values: Any) -> Sequence[float]:
 
 
 def check_samples(counts: Sequence[int]) -> None:
-    """Raise MisuseError if ``counts``, the dataset's number of samples on each rank, are not equal."""
+    """Raise MisuseError if the dataset does not have the same number of samples on all ranks.
+
+    ``counts``: the number of samples of each rank's dataset.
+    """
     if len(set(counts)) > 1:
         raise MisuseError(
             f"t.steps: found {', '.join(map(str, counts))} samples in the dataset on ranks 0, 1, …; expected the whole "
@@ -83,7 +89,10 @@ def check_samples(counts: Sequence[int]) -> None:
 
 
 def warn_of_differing_buffers(names: Sequence[str], rank: int) -> None:
-    """Warn, on rank 0, of model buffers that differ between ranks after a step."""
+    """Warn that model buffers differ between ranks after a step, if ``names`` (of these buffers) is not empty.
+
+    ``rank``: this rank's number. Only rank 0 warns.
+    """
     if names and rank == 0:
         some = ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
         warnings.warn(

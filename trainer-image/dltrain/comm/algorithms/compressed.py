@@ -31,7 +31,7 @@ class Compressed(Polled):
     def __init__(self, comm: Any, buffers: list[torch.Tensor], kind: str, tail: int = 0) -> None:
         """Create the all-reduce of ``buffers`` over the ranks of ``comm``. ``kind``: 16-bit format, one of ``KINDS``.
 
-        ``tail``: number of elements at the end of the last buffer that are not compressed.
+        ``tail``: number of elements at the end of the last buffer that are sent uncompressed, such as losses and times.
 
         Raises ValueError unless the buffers are float32 or float64 on a CPU.
         """
@@ -142,7 +142,10 @@ class _Run(Run):
         return self._phase == 2
 
     def _total(self) -> None:
-        """Sum this rank's part of the buffer over all ranks, and round the total to 16 bits."""
+        """Sum this rank's part of the buffer over all ranks, add its residual, and round the total to 16 bits.
+
+        The residual is the rounding error of this part's last total.
+        """
         mine, total = self._mine, self._buffer[self._mine]
         for peer in self._others:
             total.add_(self._received[peer])

@@ -17,9 +17,10 @@ NAMES = ("Ring", "Torch")
 
 
 def owned(rank: int, size: int, count: int) -> tuple[int, int]:
-    """Return (start, stop) of the part of ``count`` elements that ``rank`` owns: it receives the totals of this part.
+    """Return (start, stop) of the part that ``rank`` owns in a buffer of ``count`` elements. ``size``: number of ranks.
 
-    With fewer elements than ranks, some parts are empty.
+    In a reduce-scatter, a rank receives the totals of the part that it owns. With fewer elements than ranks, some parts
+    are empty.
     """
     return chunks(count, size)[(rank + 1) % size]
 
@@ -68,14 +69,18 @@ def _parts(collective: Collective, index: int) -> list[tuple[int, torch.Tensor]]
 
 
 class Scattered(Collective):
-    """Reduce each part of a buffer to the rank that owns it; reduce the tail of the last buffer to all ranks."""
+    """Reduce each part of a buffer to the rank that owns it, and the tail of the last buffer to all ranks.
+
+    The tail consists of elements at the end that all ranks need, such as losses and times.
+    """
 
     name = "Scattered"
 
     def __init__(self, comm: Any, buffers: list[torch.Tensor], tail: int, name: str, segment_nbytes: int, host: str):
         """Create the collective. ``tail``: number of elements at the end of the last buffer that all ranks receive.
 
-        ``name``: one of ``NAMES``. ``host``: the address of rank 0, which only ``Torch`` uses.
+        ``name``: the algorithm, one of ``NAMES``. ``segment_nbytes``: maximum size of a message of ``Ring``. ``host``:
+        the address of rank 0, which only ``Torch`` uses.
         """
         super().__init__(comm, buffers)
         *first, last = buffers
@@ -107,7 +112,8 @@ class Scattered(Collective):
 def make_all_gather(comm: Any, buffers: list[torch.Tensor], name: str, segment_nbytes: int, host: str) -> Collective:
     """Return the all-gather for ``buffers``. ``comm``: a communicator that nothing else uses from now on.
 
-    ``name``: one of ``NAMES``. ``host``: the address of rank 0, for ``Torch``.
+    ``name``: the algorithm, one of ``NAMES``. ``segment_nbytes``: maximum size of a message of ``Ring``. ``host``: the
+    address of rank 0, which only ``Torch`` uses.
     """
     if name == "Torch":
         return TorchAllGather(comm, buffers, host)

@@ -27,7 +27,10 @@ class TorchDistributed(Collective):
     name = "Torch"
 
     def __init__(self, comm: Any, buffers: list[torch.Tensor], host: str = "127.0.0.1") -> None:
-        """Join the process group. ``host``: an address of rank 0 that all ranks can reach. Any free port is used."""
+        """Join torch's process group, or use the existing one. All ranks must call this together.
+
+        ``host``: an address of rank 0 that all ranks can reach. Rank 0 listens there on any free port.
+        """
         import torch.distributed as distributed
 
         super().__init__(comm, buffers)
@@ -89,7 +92,7 @@ class _Pending:
         return bool(self._work.is_completed())
 
     def wait(self) -> None:
-        """Wait for the operation. On a GPU, the stream waits and the rank continues."""
+        """Wait for the operation. On a GPU, only the current stream waits, and this method returns at once."""
         try:
             self._work.wait()
         except RuntimeError as error:

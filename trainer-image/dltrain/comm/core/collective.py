@@ -61,7 +61,7 @@ class Collective(ABC):
     """Reduce buffers over ranks, in place.
 
     Every rank must construct the collective with equal buffers (same number, sizes and dtypes, in the same order) and
-    start reductions in the same order. A rank with a local batch size of 0 takes part with zeros.
+    start reductions in the same order. A rank with a local batch size of 0 also takes part, with zeros.
     """
 
     name: ClassVar[str]
@@ -77,7 +77,11 @@ class Collective(ABC):
 
     @abstractmethod
     def start(self, index: int) -> Work:
-        """Start the all-reduce of ``buffers[index]``. Do not use the buffer until the all-reduce is done."""
+        """Start the all-reduce of ``buffers[index]`` and return it. Do not use the buffer until the all-reduce is done.
+
+        All ranks must start the same all-reduces in the same order. The method ``wait`` of the result waits for the
+        end.
+        """
 
     def allreduce(self, index: int) -> None:
         """Sum ``buffers[index]`` over all ranks, in place. Raises PeerLostError."""
@@ -91,7 +95,10 @@ class Collective(ABC):
         """
 
     def abandon(self) -> None:
-        """Make operations of this collective fail on all ranks, so that no rank waits for this one. Do not block."""
+        """Make all operations of this collective fail on all ranks from now on, so that no rank waits for this one.
+
+        Do not block.
+        """
         if self.size > 1:
             revoke(self.comm)
 

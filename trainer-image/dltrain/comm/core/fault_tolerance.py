@@ -11,7 +11,10 @@ _OWN_MISTAKES = ("TRUNCATE", "ARG", "BUFFER", "COUNT", "TYPE", "TAG", "RANK", "C
 
 
 def revoke(comm: Any) -> None:
-    """Wake every rank that waits in ``comm``. All operations in it fail from now on."""
+    """Make all operations in the communicator ``comm`` fail from now on, so that no rank waits in it for a lost rank.
+
+    Without MPI's fault tolerance, do nothing, because mpirun then ends the other ranks.
+    """
     from mpi4py import MPI
 
     try:
@@ -21,7 +24,7 @@ def revoke(comm: Any) -> None:
 
 
 def translate(error: Any) -> Exception:
-    """Return the exception to raise for the ``MPI.Exception`` ``error``.
+    """Return the exception that a caller must raise for the ``MPI.Exception`` ``error``.
 
     This is RuntimeError if this program called MPI wrongly, which a restart cannot fix, and PeerLostError otherwise.
     """

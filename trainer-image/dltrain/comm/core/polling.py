@@ -1,4 +1,4 @@
-"""Reductions that make progress only when they are polled."""
+"""Reductions that make progress only while a rank calls their methods ``test`` or ``wait``. They have no thread."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -7,11 +7,11 @@ from dltrain.comm.core.collective import Collective, Work
 from dltrain.comm.core.waiting import LONGEST_LISTEN_S, Backoff
 
 _AMONG_OTHERS_S = 1e-3
-"""Maximum time in seconds that a waiting reduction pauses between polls while another reduction is pending."""
+"""Maximum seconds between two polls of a reduction that is waited for while another reduction is pending."""
 
 
 class Run(ABC):
-    """The reduction of one buffer, restarted for every step."""
+    """The reduction of one buffer over ranks. The same object is started again in every step."""
 
     siblings: Sequence["Run"] = ()
     """The reductions of all buffers of the same collective, including this one."""
@@ -19,7 +19,7 @@ class Run(ABC):
     @property
     @abstractmethod
     def finished(self) -> bool:
-        """Return True if the last started reduction is done."""
+        """Return True if the reduction that was started last is done, or if none was started yet."""
 
     @property
     @abstractmethod
@@ -32,7 +32,7 @@ class Run(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Free requests and memory."""
+        """Free the MPI requests and the memory of this reduction. It cannot be started again."""
 
     @abstractmethod
     def test(self) -> bool:
@@ -63,7 +63,10 @@ class Polled(Collective):
     runs: Sequence[Run] = ()
 
     def use_runs(self, runs: Sequence[Run]) -> None:
-        """Set ``runs``, one for each buffer. While one run waits, it also makes progress on the others."""
+        """Set the reductions of this collective, one for each buffer, in the order of the buffers.
+
+        While a rank waits for one of these ``runs``, it also makes progress on the others.
+        """
         self.runs = runs
         for run in runs:
             run.siblings = runs

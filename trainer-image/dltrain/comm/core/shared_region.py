@@ -79,10 +79,11 @@ class Region:
         return torch.from_numpy(self._own).view(dtype)[:count]
 
     def everywhere(self, buffer: torch.Tensor) -> list[NDArray[Any]] | None:
-        """Return one array per rank: the elements of the rank's part at the offset of ``buffer`` in this rank's part.
+        """Return one array per rank: the part of the rank's memory that corresponds to ``buffer`` here.
 
-        The arrays share the region's memory, and have the shape and dtype of ``buffer``. Return None if
-        ``buffer`` is not in this rank's part.
+        An array begins at the same offset in the rank's part as ``buffer`` in this rank's part. The arrays share the
+        region's memory, and have the shape and dtype of ``buffer``. Return None if ``buffer`` is not in this rank's
+        part.
         """
         start = buffer.data_ptr() - self._own.ctypes.data
         if not 0 <= start <= start + buffer.nbytes <= self._own.nbytes:
@@ -110,10 +111,10 @@ def _file(nbytes: int) -> int:
 
 
 def _map(files: list[tuple[int, int]], nbytes: int) -> list[Bytes] | None:
-    """Map the files of all ranks into memory. Return the bytes of each file, by rank.
+    """Map the files of all ranks into memory. Return the bytes of each file, by rank, or None on failure.
 
-    ``files``: (process id, descriptor) of each rank's file. ``nbytes``: size of a file. Return None if a file cannot be
-    opened, as when a rank is in another PID namespace or belongs to another user.
+    ``files``: (process id, descriptor) of each rank's file. ``nbytes``: size of a file. A file cannot be opened if, for
+    example, its rank is in another PID namespace or belongs to another user.
     """
     parts = []
     for process, file in files:

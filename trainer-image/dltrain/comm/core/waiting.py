@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import Any
 
 _SPIN_S = 50e-6
-"""Seconds of continuous polling: longer than a message within a machine takes, shorter than the scheduler's time
-slice."""
+"""Seconds of continuous polling at the beginning of a wait.
+
+They are longer than a message within a machine takes, and shorter than the scheduler's time slice.
+"""
 _LONGEST_SLEEP_S = 1e-3
 LONGEST_LISTEN_S = 10e-3
 """Maximum seconds to listen on sockets. The limit bounds the delay of events that no socket shows, such as a lost
@@ -58,7 +60,7 @@ def listen(descriptors: Iterable[int], *, all_wake: bool) -> None:
 
 
 class Backoff:
-    """Poll continuously at first, then at increasing intervals.
+    """Determine the pauses between the polls of one wait: none at first, then increasing pauses.
 
     If every message arrives over a socket, ``pause`` listens for three times the time waited so far, at most 10 ms. If
     messages can arrive in shared memory, ``pause`` sleeps for a tenth of the time waited so far, at most 1 ms. A
@@ -73,24 +75,28 @@ class Backoff:
         self.progressed()
 
     def progressed(self) -> None:
-        """Poll continuously again, because a message has arrived."""
+        """Restart with continuous polling, because a message has arrived and the next one may follow soon."""
         self._began = time.perf_counter()
         self._wakeups = 0
 
     @property
     def waited_s(self) -> float:
-        """Return the time since the last message arrived, in seconds."""
+        """Return the seconds since ``progressed`` was called last or the wait began."""
         return time.perf_counter() - self._began
 
     @property
     def listens(self) -> bool:
-        """Return True if ``pause`` would wait for a socket to wake this rank."""
+        """Return True if the next ``pause`` would end as soon as a message arrives, because all messages use sockets.
+
+        Return False if messages can arrive in shared memory, or while ``pause`` would return at once.
+        """
         return _all_wake and self.waited_s >= _SPIN_S
 
     def pause(self, longest_s: float = LONGEST_LISTEN_S) -> None:
-        """Pause before the next poll, until another rank wakes this one or at most ``longest_s`` seconds have passed.
+        """Pause before the next poll, for at most ``longest_s`` seconds. A message on a socket ends the pause early.
 
-        A caller that may miss a wake-up passes a small ``longest_s``.
+        ``longest_s`` applies only if all messages arrive over sockets. A caller that may miss a wake-up passes a small
+        value.
         """
         waited = self.waited_s
         if waited < _SPIN_S:
@@ -113,7 +119,7 @@ def complete(requests: Sequence[Any]) -> bool:
 
 
 def wait_until(done: Callable[[], bool]) -> None:
-    """Poll ``done`` until it returns True."""
+    """Call ``done`` repeatedly until it returns True, with increasing pauses in which the CPU is free."""
     backoff = Backoff()
     while not (done() or (backoff.listens and done())):
         backoff.pause()

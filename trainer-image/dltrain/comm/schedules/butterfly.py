@@ -17,7 +17,10 @@ class Butterfly(Scheduled):
 
 
 def butterfly(rank: int, size: int, count: int, longest: int) -> Schedule:
-    """Return the messages of ``rank`` for ``count`` elements in segments of at most ``longest`` elements."""
+    """Return the messages of ``rank`` in a butterfly all-reduce of ``count`` elements over ``size`` ranks.
+
+    ``longest``: maximum number of elements of a message.
+    """
     core = 1 << (size.bit_length() - 1)
     segments = pieces(0, count, longest)
     schedule = Schedule()

@@ -19,8 +19,10 @@ from dltrain.comm.core.polling import Polled, Run
 from dltrain.comm.schedules.schedule import Schedule
 
 _WINDOW = 4
-"""Number of receives that are posted ahead. They keep a link busy during an addition, and their segments fit into the
-cache."""
+"""Number of receives of a schedule (the messages of one rank) that are posted to MPI ahead of their turn.
+
+They keep a link busy during an addition, and their segments fit into the cache.
+"""
 
 
 class Scheduled(Polled):
@@ -45,7 +47,10 @@ class Scheduled(Polled):
 
     @abstractmethod
     def schedule(self, count: int, longest: int) -> Schedule:
-        """Return this rank's messages for ``count`` elements in segments of at most ``longest`` elements."""
+        """Return this rank's messages in the algorithm for a buffer of ``count`` elements.
+
+        ``longest``: maximum number of elements of a message.
+        """
 
 
 class _Run(Run):
@@ -101,7 +106,7 @@ class _Run(Run):
     def _advance(self) -> bool:
         """Start all sends that may start, and handle the next receive if its message has arrived.
 
-        Return True if a receive was handled.
+        Return True if a receive was handled, so that another call may make more progress.
         """
         while self._begun < len(self._sends) and self._after[self._begun] <= self._handled:
             self._sends[self._begun].Start()

@@ -30,7 +30,10 @@ class HalvingDoubling(Scheduled):
 
 
 def halving_doubling(rank: int, size: int, count: int, longest: int) -> Schedule:
-    """Return the messages of ``rank`` for ``count`` elements in segments of at most ``longest`` elements."""
+    """Return the messages of ``rank`` in a halving-doubling all-reduce of ``count`` elements over ``size`` ranks.
+
+    ``longest``: maximum number of elements of a message.
+    """
     core = 1 << (size.bit_length() - 1)
     halves = _Halves(rank % core, core, count, longest)
     schedule = Schedule()
@@ -91,17 +94,20 @@ class _Halves:
         self.whole = self._cut((0, core), 0, kept_first=True)
         leaves = [piece for leaf in range(core) for piece in self._cut((leaf, leaf + 1), core)]
         self.cuts = [0, *(stop for _, stop in leaves)]
-        """Bounds of the smallest pieces. All other pieces start and end at one of them."""
+        """Positions at which the smallest pieces start and end. All other pieces also start and end at one of them."""
 
     def _children(self, node: tuple[int, int], level: int) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Return the halves of a node: (the half that this rank sums in exchange ``level``, the half that it sends)."""
+        """Return the halves of a node: (the half that this rank sums in exchange ``level``, the half that it sends).
+
+        A node is a range (start, stop) of leaves, the smallest parts of the buffer.
+        """
         start, stop = node
         middle = (start + stop) // 2
         halves = (start, middle), (middle, stop)
         return halves[::-1] if self._rank >> level & 1 else halves
 
     def _cut(self, node: tuple[int, int], level: int, *, kept_first: bool = False) -> list[Piece]:
-        """Split a node into pieces, in the order in which the exchanges from ``level`` on send them.
+        """Split a node (range of leaves) into pieces, in the order in which exchanges from ``level`` on send them.
 
         ``kept_first``: True for the reverse order. Both partners of the previous exchange get the same pieces, because
         the bits of their ranks are equal from ``level`` on.

@@ -27,10 +27,11 @@ class ParameterServer(Scheduled):
 
 
 def parameter_server(rank: int, size: int, count: int, longest: int, servers: tuple[int, ...]) -> Schedule:
-    """Return the messages of ``rank`` for ``count`` elements in segments of at most ``longest`` elements.
+    """Return the messages of ``rank`` in an all-reduce of ``count`` elements by parameter servers.
 
-    Each server sums one slice of the elements. Segments of different slices alternate, so that all servers work from
-    the start.
+    ``size``: number of ranks. ``longest``: maximum number of elements of a message. ``servers``: the ranks that are
+    servers. Each server sums one slice of the elements. Segments of different slices alternate, so that all servers
+    work from the start.
     """
     slices = [pieces(*chunk, longest) for chunk in chunks(count, len(servers))]
     schedule = Schedule()

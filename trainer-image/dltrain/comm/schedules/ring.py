@@ -16,11 +16,12 @@ class Ring(Scheduled):
 
 
 def ring(rank: int, size: int, count: int, longest: int, hops: range | None = None) -> Schedule:
-    """Return the messages of ``rank`` for ``count`` elements in segments of at most ``longest`` elements.
+    """Return the messages of ``rank`` in a ring all-reduce of ``count`` elements over ``size`` ranks.
 
-    With n ranks, the buffer has n chunks. Chunk c starts at rank c and is complete at rank c - 1 after n - 1 additions.
-    Then the chunk travels around the ring again. ``hops``: a range of consecutive hops out of the 2 (n - 1) hops,
-    counted from 0; None: all hops.
+    ``longest``: maximum number of elements of a message. With n ranks, the buffer has n chunks. Chunk c starts at rank
+    c and is complete at rank c - 1 after n - 1 additions. Then the chunk travels around the ring again. ``hops``: a
+    range of consecutive hops out of the 2 (n - 1) hops, counted from 0; None: all hops. The first n - 1 hops are a
+    reduce-scatter, the others an all-gather.
     """
     right, left = (rank + 1) % size, (rank - 1) % size
     grid = [pieces(*chunk, longest) for chunk in chunks(count, size)]

@@ -15,7 +15,7 @@ Piece = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Receive:
-    """Receive elements ``start:stop`` from ``peer``.
+    """Receive the elements ``start:stop`` of the buffer from the rank ``peer``.
 
     ``add``: True to add the received elements to the buffer, False to replace the elements of the buffer.
     """
@@ -38,7 +38,7 @@ class Send:
 
 @dataclass(slots=True)
 class Schedule:
-    """One rank's messages in order. Sends are sorted by ``Send.after``."""
+    """The messages that one rank sends and receives in a collective, in order. Sends are sorted by ``Send.after``."""
 
     receives: list[Receive] = field(default_factory=list)
     sends: list[Send] = field(default_factory=list)
@@ -56,7 +56,10 @@ class Schedule:
         self.sends.append(Send(peer, *piece, after))
 
     def ordered(self) -> "Schedule":
-        """Sort sends by ``after`` (stable), the order in which they start. Return the schedule."""
+        """Sort the sends by ``after``, the order in which they start, and return this schedule.
+
+        The sort is stable: sends with equal ``after`` keep their order.
+        """
         self.sends.sort(key=lambda send: send.after)
         return self
 

@@ -16,10 +16,10 @@ class Tree(Scheduled):
 
 
 def tree(rank: int, size: int, count: int, longest: int) -> Schedule:
-    """Return the messages of ``rank`` for ``count`` elements in segments of at most ``longest`` elements.
+    """Return the messages of ``rank`` in an all-reduce of ``count`` elements over a tree of ``size`` ranks.
 
-    A rank's parent has the rank's number without its lowest set bit. Each child has the rank's number with one more bit
-    set, below that lowest bit.
+    ``longest``: maximum number of elements of a message. A rank's parent has the rank's number without its lowest set
+    bit. Each child has the rank's number with one more bit set, below that lowest bit.
     """
     lowest = rank & -rank if rank else 1 << max(size - 1, 1).bit_length()
     children = [rank + bit for bit in (1 << i for i in range(lowest.bit_length() - 1)) if rank + bit < size]

@@ -1,4 +1,4 @@
-"""Explain that dljob's layer has PyTorch alone."""
+"""Raise ImportError at the import of ``horovod.mxnet``, because dljob's layer has only ``horovod.torch``."""
 
 raise ImportError(
     "horovod.mxnet: found dljob's layer, which has only horovod.torch; expected the Horovod library. "

@@ -1,4 +1,7 @@
-"""``import horovod.torch as hvd`` where Horovod itself is not installed."""
+"""The module ``horovod.torch`` of dljob's layer, for scripts with ``import horovod.torch as hvd``.
+
+Python finds it only if Horovod itself is not installed.
+"""
 
 from typing import NoReturn
 

@@ -64,7 +64,7 @@ class _Arriving:
 def _mapped(batch: Any, function: Callable[[Any], Any]) -> Any:
     """Return a batch in which ``function`` was applied to every item of nested dicts, lists and tuples.
 
-    Tuples become lists, except named tuples.
+    An object with a method ``to``, such as a tensor, counts as an item. Tuples become lists, except named tuples.
     """
     if callable(getattr(batch, "to", None)):  # for example a PackedSequence, which is a tuple
         return function(batch)

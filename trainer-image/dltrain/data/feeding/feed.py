@@ -29,9 +29,12 @@ MIN_FETCH_FRACTION, MIN_FETCH_S = 0.05, 1e-3
 Prefetching has a cost: a thread shares the interpreter with the rank, and a process takes memory.
 """
 MEASURED = 5
-"""Number of steps whose loading time is measured. The first two steps are left out: they open files and allocate."""
+"""Number of steps whose loading time is measured before prefetching may start.
+
+The two steps before them are not measured, because they open files and allocate memory.
+"""
 SPARE = 1.25
-"""Throughput that all workers together should have, divided by the throughput of the steps.
+"""Ratio of the throughput that all workers together should have to the throughput at which the training uses batches.
 
 The ratio is above 1, because some samples take longer to load than others.
 """
@@ -39,10 +42,11 @@ _THREAD_AHEAD = 2
 
 
 class Lane(Protocol):
-    """A method of prefetching.
+    """A method of prefetching: a thread or worker processes that load batches before the steps need them.
 
-    ``ask`` requests a batch and returns a ticket for it. ``get`` returns the batch and the seconds spent on loading it.
-    Callers must get batches in the order in which they asked, but may skip some. ``drop`` cancels all requests.
+    ``ask`` requests a batch and returns a ticket for it. ``get`` waits for the batch of a ticket, and returns the batch
+    and the seconds spent on loading it. Callers must get batches in the order in which they asked, but may skip some.
+    ``drop`` cancels all requests.
     """
 
     def ask(self, request: Request) -> int: ...
@@ -55,7 +59,10 @@ class Lane(Protocol):
 
 
 class Thread:
-    """A lane that runs ``make`` in a thread of this process, for one request after another."""
+    """A lane (method of prefetching) that runs ``make`` in a thread of this process, for one request after another.
+
+    ``make``: maps a request to (result, seconds spent).
+    """
 
     def __init__(self, make: Callable[[Any], tuple[Any, float]]) -> None:
         self._make = make
@@ -100,7 +107,10 @@ class Thread:
 
 
 class DeviceLane:
-    """A lane in which worker processes load batches and a thread of the rank copies these batches to its GPU."""
+    """A lane (method of prefetching) in which worker processes load batches and a thread copies them to the rank's GPU.
+
+    ``move``: starts the copy of a batch to the GPU and returns a handle for it.
+    """
 
     def __init__(self, workers: Workers, move: Callable[[Any], Any]) -> None:
         self._workers = workers
@@ -143,8 +153,9 @@ class Feed:
     def __init__(self, loader: Loader, part_of: Callable[[int], Part], seed: int, steps: int) -> None:
         """Choose how to load batches: in this thread, in another thread, or in worker processes.
 
-        ``part_of``: function that returns this rank's samples in a future step, if local batch sizes do not change.
-        ``seed``: the plan's seed. ``steps``: the number of steps in the training.
+        If the user has not chosen, the feed begins in this thread and decides after a few measured steps. ``part_of``:
+        function that returns this rank's samples in a future step, if local batch sizes do not change. ``seed``: the
+        plan's seed. ``steps``: the number of steps in the training.
         """
         self.spent_s = 0.0
         self._loader, self._part_of, self._seed, self._steps = loader, part_of, seed, steps
@@ -175,9 +186,11 @@ class Feed:
                 lane.close()
 
     def take(self, step: int, part: Part) -> Any:
-        """Return this rank's batch of ``step`` on the device, or None if ``part``, the batch's samples, is empty.
+        """Return this rank's batch of ``step`` on the device, or None if ``part`` is empty.
 
-        Raise SampleError if the user's dataset fails, and MemoryError or WorkerLostError if a worker fails.
+        ``part``: the samples of the batch. If a prefetched batch contains exactly these samples, use it. Otherwise drop
+        all prefetched batches. Raise SampleError if the user's dataset fails, and MemoryError or WorkerLostError if a
+        worker fails.
         """
         if (request := Request.of(part, self._seed)) is None:
             return None
@@ -201,7 +214,10 @@ class Feed:
         return self._loader.mover.arrived(batch)
 
     def _ask(self, lane: Lane, step: int) -> None:
-        """Request the batches of ``step`` and the following steps from ``lane``, up to the limit for prefetching."""
+        """Request the batches of ``step`` and the following steps from ``lane``, up to the limit for prefetching.
+
+        Batches that were requested before are not requested again.
+        """
         ahead = self._asked[-1].step + 1 if self._asked else step
         while len(self._asked) < self._room and ahead < self._steps:
             if (request := Request.of(self._part_of(ahead), self._seed)) is None:
@@ -225,9 +241,10 @@ class Feed:
         return batch
 
     def _decide(self, fetched_s: float, between_s: float) -> None:
-        """Start prefetching if loading takes long enough. Otherwise do nothing: a later call decides again.
+        """Start prefetching if loading takes long enough compared with a step. Otherwise, a later call decides again.
 
-        ``fetched_s``: seconds to load a batch. ``between_s``: seconds between two loads.
+        ``fetched_s``: seconds to load a batch. ``between_s``: seconds from the end of a load to the next one, in which
+        the step computes.
         """
         loader = self._loader
         if fetched_s < max(MIN_FETCH_S, MIN_FETCH_FRACTION * (fetched_s + between_s)):
@@ -243,7 +260,10 @@ class Feed:
             self._stay(str(error))
 
     def _take_over(self, workers: Workers) -> None:
-        """Use the workers if all of them have started. If they fail to start, continue without workers."""
+        """Use the starting ``workers`` from now on if all of them have started; otherwise do nothing yet.
+
+        If they fail to start, continue without workers.
+        """
         try:
             if workers.ready():
                 self._take_workers(workers)
@@ -253,10 +273,10 @@ class Feed:
             self._stay(str(error))
 
     def _go_back(self, request: Request, error: Exception) -> Any:
-        """Continue without workers after one of them failed, and return the batch of ``request``.
+        """Continue without workers after one of them failed. Load and return the batch of ``request`` in this thread.
 
         This is possible because the user did not request workers. Loading in the rank may succeed if it fails in a
-        worker, because only the rank has run the training script.
+        worker, because only the rank has run the training script. ``error``: the failure, which is printed.
         """
         assert self._lane is not None
         self._lane.close()

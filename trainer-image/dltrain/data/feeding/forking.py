@@ -30,7 +30,7 @@ class Child:
     """
 
     def __init__(self, zygote: socket.socket, argv: Sequence[str], fd: int) -> None:
-        """Request the fork.
+        """Request the fork of this process from the zygote. Do not wait until it has started.
 
         ``zygote``: a connection to the zygote, for this child only. ``argv``: arguments of the Python interpreter.
         ``fd``: descriptor of a socket that the child gets. Raise OSError.
@@ -45,7 +45,7 @@ class Child:
         self._received = b""
 
     def fileno(self) -> int:
-        """Return a descriptor that is readable when the process has started or ended."""
+        """Return a descriptor that is readable when the process has started or ended, for ``poll`` or ``select``."""
         return self._zygote.fileno()
 
     def ended(self, within_s: float) -> Exit | None:
@@ -65,7 +65,7 @@ class Child:
         return Exit.of(json.loads(lines[1])["status"]) if len(lines) > 2 else None
 
     def close(self) -> None:
-        """Kill the process if it runs."""
+        """Close the connection to the zygote, which then kills the process if it still runs."""
         self._zygote.close()
 
 

@@ -16,8 +16,8 @@ from dltrain.protocol.errors import MisuseError
 MAX_BATCHES_AHEAD = 128
 """Maximum number of prefetched batches.
 
-The limit ensures that no sender blocks: a socket must have room for twice as many messages, because requests before
-and after a cancellation can be pending together.
+The limit ensures that no sender blocks on a full socket. A socket must have room for twice as many messages as this
+limit, because requests before and after a cancellation can be pending together.
 """
 
 
@@ -89,7 +89,7 @@ class Loader:
         return Sampler.planned(plan, self.samples, drop_last=self._drop_last)
 
     def __iter__(self) -> Iterator[Any]:
-        """Raise MisuseError, because a script must iterate over ``t.steps`` or ``t.held_out``."""
+        """Raise MisuseError, because a script must loop over ``t.steps(loader)`` or ``t.held_out(loader)`` instead."""
         raise MisuseError(
             "loader: found a loop over the loader itself; expected one over t.steps(loader), which trains for all "
             "epochs, or over t.held_out(loader), which gives every sample to one rank once"
@@ -121,7 +121,7 @@ class Loader:
 
 
 def check_loader(where: str, loader: Any) -> None:
-    """Raise MisuseError unless ``loader`` was made by ``t.loader``."""
+    """Raise MisuseError unless ``loader`` is a result of ``t.loader``. ``where``: name of the called method."""
     if not isinstance(loader, Loader):
         found = type(loader).__name__
         raise MisuseError(

@@ -22,7 +22,7 @@ from dltrain.device import randomness
 from dltrain.protocol.errors import BadInputError, MisuseError, SampleError
 
 Collate = Callable[[list[Any]], Any]
-"""Makes one batch from a list of samples."""
+"""Type of a function that makes one batch from a list of samples."""
 _ODD, _MIX, _STIR = (np.array(v, np.uint64) for v in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
@@ -39,7 +39,7 @@ class Request:
 
     @classmethod
     def of(cls, part: Part, seed: int) -> "Request | None":
-        """Return the request for a part of the batch, or None if the part is empty."""
+        """Return the request for a part of the batch, or None if the part is empty. ``seed``: the plan's seed."""
         return cls(part.indices, part.epoch, seed) if len(part.indices) else None
 
     def same(self, other: "Request") -> bool:
@@ -50,7 +50,10 @@ class Request:
 
     @property
     def sample_seeds(self) -> list[int]:
-        """Return a seed for each sample: SplitMix64 (Steele, Lea and Flood 2014) of its number, keyed per epoch."""
+        """Return a seed for each sample, which depends only on the plan's seed, the epoch and the sample's index.
+
+        The seeds are SplitMix64 (Steele, Lea and Flood 2014) of the index, with a key per seed and epoch.
+        """
         key = hashlib.blake2b(f"{self.seed} {self.epoch} samples".encode(), digest_size=8).digest()
         z = np.frombuffer(key, np.uint64) + (self.indices.astype(np.uint64) + np.array([1], np.uint64)) * _ODD
         z = (z ^ (z >> np.uint64(30))) * _MIX

@@ -31,7 +31,7 @@ class MessageKind(IntEnum):
     MAKE = 1
     """Load a batch. The message contains its Request."""
     FORGET = 2
-    """Cancel all requests whose ticket is below the ticket of this message."""
+    """Cancel all requests whose ticket (the number of a request) is below the ticket of this message."""
     READY = 3
     MADE = 4
     """A batch and its loading time in seconds. The batch is None if the request was cancelled."""
@@ -62,7 +62,7 @@ class RemoteError(NamedTuple):
     text: str
     trace: str
     memory: bool
-    """True for a MemoryError."""
+    """True if the exception was a MemoryError."""
 
 
 def main() -> None:

@@ -25,7 +25,10 @@ _EXIT_STATUS_S = 2.0
 
 
 class Workers:
-    """``count`` worker processes, which get requests in turn. Different threads may call ``ask`` and ``get``."""
+    """``count`` worker processes of this rank, each of which loads every ``count``-th requested batch.
+
+    Different threads may call ``ask`` and ``get``.
+    """
 
     def __init__(self, source: Source, count: int, room_nbytes: int | None = None) -> None:
         """Start the processes without waiting for them.
@@ -52,14 +55,17 @@ class Workers:
         return len(self._workers)
 
     def ready(self) -> bool:
-        """Return True if all workers have started. Raise an error of a worker, as ``get`` does."""
+        """Return True if all workers have started, so that they can load batches. Do not wait.
+
+        Raise MemoryError or WorkerLostError if a worker failed to start.
+        """
         for worker in self._workers:
             while not worker.ready and (serialization.wait_for(worker.connection, within_s=0) or worker.child.ended(0)):
                 self._take(worker)
         return all(worker.ready for worker in self._workers)
 
     def ask(self, request: Request) -> int:
-        """Request a batch from the next worker. Return the ticket with which ``get`` returns this batch."""
+        """Request a batch from the next worker. Return the ticket, a number that ``get`` takes to return this batch."""
         ticket = next(self._tickets)
         with contextlib.suppress(ConnectionError):  # ``get`` reports how the worker ended
             serialization.send(self._of(ticket).connection, Head(MessageKind.MAKE, ticket).packed(), request)
@@ -80,21 +86,24 @@ class Workers:
                 return content, head.spent_s
 
     def drop(self) -> None:
-        """Cancel all requests."""
+        """Cancel all requests whose loading has not begun. ``get`` returns None for the batch of such a request."""
         ticket = next(self._tickets)
         for worker in self._workers:
             with contextlib.suppress(ConnectionError):
                 serialization.send(worker.connection, Head(MessageKind.FORGET, ticket).packed(), None)
 
     def wake(self) -> None:
-        """Close the connections, so that a thread that waits in ``get`` gets an error. Call this before ``close``."""
+        """Close the connections, so that a thread that waits in ``get`` gets an error. Call this before ``close``.
+
+        Otherwise, the thread could not end, and the caller could not wait for it.
+        """
         self._closing = True
         for worker in self._workers:
             with contextlib.suppress(OSError):
                 worker.connection.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Kill the workers."""
+        """Kill the workers, whether or not they are loading batches, and close the connections to them."""
         for worker in self._workers:
             worker.close()
         self._forker.close()
@@ -103,7 +112,11 @@ class Workers:
         return self._workers[ticket % len(self._workers)]
 
     def _take(self, worker: "_Worker") -> tuple[Head, Any]:
-        """Return the next message of a worker."""
+        """Wait for the next message of a worker, and return its head and content.
+
+        Raise the error that the worker reports if it could not receive the dataset, and MemoryError or WorkerLostError
+        if the worker has ended.
+        """
         # Also wait for the end of the process. The connection alone does not show it if another process, forked at the
         # same moment, has inherited the worker's socket.
         while True:
@@ -168,7 +181,7 @@ def _packed(source: Source, room_nbytes: int | None, count: int) -> int:
 
 
 class _InWorkerError(Exception):
-    """The traceback of a worker process."""
+    """The traceback of a worker process as text. It becomes the cause of the error that the rank raises."""
 
 
 def _error(head: Head, remote: RemoteError) -> Exception:

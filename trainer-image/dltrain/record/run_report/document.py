@@ -61,7 +61,10 @@ class LoggedValues(Record):
 
 
 class PlanEntry(Record):
-    """A plan, and the Unix time and step at which ranks were first launched with it."""
+    """A plan of the job, and the Unix time and step at which ranks were first launched with it.
+
+    ``digest``: a hash of the plan. ``ranks``: number of its ranks. Times are in seconds.
+    """
 
     number: int
     digest: str
@@ -86,9 +89,9 @@ class Split(Record):
 
 
 class AttemptRecord(Record):
-    """A change of the number of ranks that train. ``size``: the number from the Unix time ``unix_s`` and ``step`` on.
+    """A change of the number of ranks that train. ``size``: the new number, from ``unix_s`` and ``step`` on.
 
-    The number is 0 while the job is stopped or restarts.
+    ``unix_s``: Unix time of the change. The number is 0 while the job is stopped or restarts.
     """
 
     step: int
@@ -113,9 +116,10 @@ class Checkpoint(Record):
 
 
 class RankTotal(Record):
-    """The total times of the rank at one place (``<pod name>/<local rank>``), over all launches of the ranks.
+    """The total times of one rank in seconds, over all launches of the ranks.
 
-    Each progress update of the rank adds the number of new steps, multiplied by the mean times of its last 50 steps.
+    ``place`` identifies the rank: ``<pod name>/<local rank>``. Each progress update of the rank adds the number of new
+    steps, multiplied by the mean times of its last 50 steps.
     """
 
     place: str
@@ -199,14 +203,14 @@ class Document(Record):
 
     @classmethod
     def parse(cls, text: str | bytes) -> Self:
-        """Parse a report. Raise ValueError with the name of an invalid field."""
+        """Parse the content of ``report.json``. Raise ValueError with the name of an invalid field."""
         return cls.model_validate_json(text)
 
     @property
     def prediction_error(self) -> float | None:
         """The relative error (predicted - measured) / measured of the step time, over all steps with a prediction.
 
-        None: no step has a prediction.
+        A positive value means that steps were faster than predicted. None: no step has a prediction.
         """
         points = [(p.predicted_s, p.step_s, p.steps) for p in self.points if p.predicted_s]
         measured = sum(step_s * steps for _, step_s, steps in points)

@@ -28,7 +28,10 @@ LIMIT_S = 10.0
 
 
 def read(plan: Plan) -> Document | None:
-    """Return the existing report of this job, or None if there is no readable report."""
+    """Return the existing run report of this job; None if there is none, if it cannot be read, or without checkpoints.
+
+    A report of an earlier job with the same name (another ``uid``) is not returned.
+    """
     if not plan.checkpoint.enabled:
         return None
     path = job_directory(plan) / JSON
@@ -60,9 +63,10 @@ def write(folder: Path, texts: Mapping[str, str]) -> None:
 
 
 def packed(texts: Mapping[str, str], limit_nbytes: int = REPORT_LIMIT_NBYTES) -> dict[str, bytes]:
-    """Return the files of a report for a ConfigMap: ``report.json.gz`` and ``report.html.gz``, compressed with gzip.
+    """Return the files of a report as compressed content for a ConfigMap: file name → content.
 
-    If the files would take more than ``limit_nbytes`` bytes together, in base64, omit the files that do not fit.
+    ``texts``: result of ``rendered``. The names are ``report.json.gz`` and ``report.html.gz``, for gzip. If the files
+    would take more than ``limit_nbytes`` bytes together, in base64, omit the files that do not fit.
     """
     files: dict[str, bytes] = {}
     left = limit_nbytes
@@ -75,7 +79,7 @@ def packed(texts: Mapping[str, str], limit_nbytes: int = REPORT_LIMIT_NBYTES) ->
 
 
 class RunReportWriter:
-    """Write the run report of one job in a background thread, on the coordinator."""
+    """Write the run report of one job in a background thread, on the coordinator (the agent that directs the job)."""
 
     def __init__(self, ledger: Ledger, unix_s: float) -> None:
         """Read the job's earlier report, if there is one, to continue it. Write nothing yet.
@@ -91,7 +95,7 @@ class RunReportWriter:
         self._written_faults = self.history.faults
         self._failed = False
         self._last: dict[str, str] | None = None
-        """The files of the report that ``write`` has rendered last, for ``packed``."""
+        """The files of the report that ``write`` has rendered last, which ``packed`` uses; None: not rendered."""
 
     def tick(self, unix_s: float) -> None:
         """Start to write the report in the background, if ``INTERVAL_S`` has passed or a fault was recorded.
@@ -130,9 +134,9 @@ class RunReportWriter:
         return None if self._failed else str(job_directory(plan) / HTML)
 
     async def packed(self, phase: RunPhase, unix_s: float, outcome: Outcome | None = None) -> dict[str, bytes]:
-        """Return the report of a run that has ended as compressed files. If ``write`` has rendered it, use these texts.
+        """Return the report of a run that has ended as compressed files: file name → content.
 
-        The arguments are those of ``write``.
+        The arguments are those of ``write``. If ``write`` has rendered the report, use the texts that it has rendered.
         """
         if self._last is not None:
             return await asyncio.to_thread(packed, self._last)

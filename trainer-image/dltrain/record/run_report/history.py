@@ -34,7 +34,7 @@ from dltrain.record.run_report.document import (
 )
 
 CAPACITY = 512
-"""Maximum number of points in a series, and of entries in a list."""
+"""Maximum number of points in the report's curve of steps, and of entries in each of its lists."""
 SHARES = 20_000
 """Maximum number of local batch sizes that one report stores, summed over all changes of the split and all ranks."""
 E = TypeVar("E")
@@ -107,7 +107,10 @@ class History:
 
     @property
     def lost(self) -> int:
-        """Number of faults so sudden that no checkpoint could be saved: all except pods that received SIGTERM."""
+        """Number of faults so sudden that no checkpoint could be saved before them.
+
+        These are all faults except stops of pods by SIGTERM.
+        """
         return self.faults - self._totals.faults.get(reasons.POD_STOPPED, 0)
 
     @property
@@ -116,23 +119,30 @@ class History:
         return self._totals.steps_repeated
 
     def continue_from(self, step: int, steps_repeated: int) -> None:
-        """Continue from the numbers that an earlier coordinator reported last. Its run report may be older."""
+        """Continue from the numbers that an earlier coordinator has reported to the operator last.
+
+        ``step``: number of completed steps. ``steps_repeated``: number of steps that were computed twice. The run
+        report that this history continues may be older than these numbers.
+        """
         self.step = max(self.step, step)
         repeated = max(self._totals.steps_repeated, steps_repeated)
         self._totals = self._totals.model_copy(update={"steps_repeated": repeated})
 
     @property
     def trained_s(self) -> float:
-        """Seconds spent in steps so far."""
+        """Seconds that the training has spent in steps so far, including steps that were repeated later."""
         return self._totals.training_s
 
     @property
     def farthest_step(self) -> int:
-        """The largest step that a rank of this attempt has reported; 0 before the first one."""
+        """The largest step that a rank has reported in this attempt (launch of all ranks); 0 before the first."""
         return max(self._last_steps.values(), default=0)
 
     def values(self, metric: str) -> list[tuple[int, float]]:
-        """Return (step, value) of a metric so far: accuracy, loss, or one that the script logs."""
+        """Return the values of a metric so far, as (step, value) in the order of the steps.
+
+        ``metric``: accuracy, loss, or the name of a metric that the script logs.
+        """
         if metric == "accuracy" and self._evaluations:
             return [(entry.step, entry.accuracy) for entry in self._evaluations]
         if metric == "loss":
@@ -142,7 +152,7 @@ class History:
     def begin_attempt(self, whole: Plan, placed: Plan, unix_s: float) -> None:
         """Record that an attempt (a launch of all ranks) of the plan ``whole`` begins at the Unix time ``unix_s``.
 
-        ``placed``: the same plan, with the ranks of the present pods only.
+        ``placed``: the same plan with only the ranks of the present pods, whose numbers the following messages use.
         """
         self._plan, self._placed = whole, placed
         self._measures, self._last_steps, self._used_J, self._split_known = {}, {}, {}, False
@@ -197,7 +207,7 @@ class History:
             self._down_since = unix_s
 
     def halted(self, unix_s: float) -> None:
-        """Record that no rank trains from the Unix time ``unix_s`` until the next reported step."""
+        """Record that no rank trains from the Unix time ``unix_s`` on, until a rank reports the next step."""
         self._sized(0, unix_s)
 
     def document(self, phase: RunPhase, term: int, unix_s: float, outcome: Outcome | None = None) -> Document:
@@ -324,10 +334,10 @@ class History:
         self._points = merged_points
 
     def _go_back(self, step: int, *, repeated: bool) -> None:
-        """Discard points, evaluations and metrics after ``step``, so that each step is in a series once.
+        """Discard points, evaluations and metrics after ``step``, so that each series contains each step once.
 
-        ``repeated``: the discarded steps are computed again, because a restart resumed before them, and are added to
-        the total of repeated steps. False: another rank reports them.
+        ``repeated``: True if the discarded steps are computed again, because a restart resumed before them; add them to
+        the total of repeated steps. False if another rank reports them.
         """
         if repeated and step < self.step:
             count = self._totals.steps_repeated + self.step - step

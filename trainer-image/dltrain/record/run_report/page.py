@@ -159,7 +159,7 @@ def _plots(document: Document) -> Iterable[str]:
 
 
 def _split_plot(document: Document) -> str:
-    """Return a plot of the local batch sizes over steps.
+    """Return a plot of the ranks' local batch sizes over steps, as an HTML element.
 
     If there are more than ``LINES`` ranks, only those with the largest changes are shown.
     """

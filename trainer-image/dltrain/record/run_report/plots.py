@@ -28,7 +28,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Mark:
-    """A vertical line in a plot that shows an event. ``x``: its position on the x axis. ``text``: its tooltip."""
+    """An event that a plot shows as a vertical line. ``x``: position on the x axis. ``text``: the line's tooltip."""
 
     x: float
     text: str
@@ -40,7 +40,7 @@ def clean(text: str) -> str:
 
 
 def number(value: float) -> str:
-    """Format a number with 4 digits, or an integer with thin spaces between thousands."""
+    """Format a number for people: an integer with thin spaces between thousands, another number with 4 digits."""
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
     return f"{value:.4g}"
@@ -120,9 +120,10 @@ def lines(
 
 
 def bars(title: str, x_label: str, parts: Sequence[str], rows: Sequence[tuple[str, Sequence[float]]]) -> str:
-    """Return a plot with one stacked bar per row, or an empty string if there are no rows or all values are 0.
+    """Return a plot with one stacked bar per row as an HTML element.
 
-    ``rows``: pairs of a label and the lengths of the bar's parts. ``parts``: the names of these parts, for the legend.
+    Return an empty string if there are no rows or all values are 0. ``rows``: pairs of a label and the lengths of the
+    bar's parts. ``parts``: the names of these parts, for the legend.
     """
     longest = max((sum(values) for _, values in rows), default=0.0)
     if not longest:
