@@ -104,7 +104,11 @@ class CheckpointRef(Record):
     keep: Annotated[int, Field(ge=1)] = 3
     interrupted_s: Annotated[
         float | None,
-        Field(gt=0, description="Mean seconds between interruptions of a pod's node, with choose_interval."),
+        Field(
+            gt=0,
+            description="Mean seconds between interruptions of one pod's node, such as of a spot node. Ranks use it if "
+            "choose_interval is true. None: no interruptions are expected.",
+        ),
     ] = None
 
 

@@ -1,4 +1,8 @@
-"""Calibration from runs on several devices, with bounded updates of the profile's multi-device constants."""
+"""Calibration from runs on several devices: fit the profile's constants of communication and scaling.
+
+Measured step times are averaged for each placement and batch size, and implausible ones are ignored. ``next_place``
+chooses the run that should be measured next.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -23,7 +23,7 @@ SIMILAR = 1.4
 The interval of a forecast covers only the curves within this ratio.
 """
 FARTHEST = 10.0
-"""Maximum ratio of the predicted step to the last step. If the interval exceeds it, there is no forecast."""
+"""If a curve may reach the target only after more than this multiple of the steps so far, there is no forecast."""
 FOLDS = 5
 MARGIN = 0.1
 """Fraction of the steps to the target by which the interval is wider on each side, because no curve is exact."""

@@ -58,10 +58,12 @@ def participants(team: Team, step: Step, number: int) -> Participants:
 
 
 def gathered(rows: Tensor, participants: Participants) -> Tensor:
-    """Gather ``rows`` of shape (n, …) from each rank into (N, …), in the order of the ranks. All ranks get the result.
+    """Return the rows of all ranks on each rank, with shape (N, …), in the order of the ranks.
 
-    A row belongs to one sample. The result has a gradient. If ranks are lost during the call, the step is abandoned,
-    and the content of the result is arbitrary. Raise MisuseError for a scalar, and PeerLostError.
+    ``rows``: of this rank, with shape (n, …), one per sample. N is the sum of all n. ``participants``: the functions to
+    communicate with the other ranks. Gradients flow through the result. If ranks are lost and the others can continue,
+    the step is abandoned, and the rows of the result are arbitrary. Raise PeerLostError if they cannot continue, and
+    MisuseError if ``rows`` is a single number.
     """
     if not rows.dim():
         raise MisuseError("t.gather: found one number; expected a row per sample. Use t.sum or t.mean for numbers")

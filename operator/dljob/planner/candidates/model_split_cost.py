@@ -224,9 +224,10 @@ def _host_nbytes(part: Part, batch: int, workload: Workload, held: int) -> int:
 
 
 def _host_room_nbytes(part: Part, request: Request) -> int:
-    """Return the main memory in bytes that every pod of ``part`` can have: the job's memory request, if it has one.
+    """Return the main memory in bytes that each pod of ``part`` can use.
 
-    Otherwise, it is the free memory of a node: of the ``part.nodes`` nodes with the most, the one with the least.
+    If the job has a memory request, that is the result. Otherwise the pods are assumed to run on the ``part.nodes``
+    nodes with the most free memory, and the result is the smallest free memory of these nodes.
     """
     if request.memory_per_pod_nbytes is not None:
         return request.memory_per_pod_nbytes
