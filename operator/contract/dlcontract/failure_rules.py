@@ -1,4 +1,7 @@
-"""Rules that decide what a failure of the ranks leads to, in the words of a Job's ``podFailurePolicy``."""
+"""Rules that decide whether a failure of the ranks fails the job, and whether it counts towards the back-off limit.
+
+They have the form of the rules in a Kubernetes Job's ``podFailurePolicy``.
+"""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal, Self
@@ -36,8 +39,9 @@ class FailureRule(Record):
     def matches(self, failure: Failure) -> bool:
         """Return True if the rule applies to ``failure``.
 
-        A rule with ``exit_codes`` applies only if a rank had started and ended with a code other than 0. A rule with
-        ``reasons`` applies if it lists the reason of the failure. A rule with neither never applies.
+        A rule with ``exit_codes`` applies if a rank had started and ended with a code other than 0, and if this code is
+        (In) or is not (NotIn) one of ``exit_codes.values``. A rule with ``reasons`` applies if it lists the reason of
+        the failure. A rule with neither never applies.
         """
         if self.exit_codes is None:
             return failure.reason in self.reasons
@@ -47,10 +51,12 @@ class FailureRule(Record):
 
 
 class FailureAllowance(UntrustedRecord):
-    """The operator's message to the coordinator about failures that do not count because of a node or pod condition.
+    """A message from the operator to the coordinator: how many failures do not count because of node or pod conditions.
 
-    Only the operator can read these conditions. The message is in the plan's ConfigMap, under ``FAILURES_KEY``. It
-    exists only for jobs with rules about conditions of nodes and pods. Agents of earlier releases do not read it.
+    Only the operator can read these conditions, but the coordinator (the agent that directs the job's other agents)
+    counts the failures. The message is a part of the operator's record of failures, in the plan's ConfigMap under
+    ``FAILURES_KEY``. The record exists only for jobs with rules about conditions of nodes and pods, or with pods that
+    were evicted because of their storage. Agents of earlier releases do not read it.
     """
 
     ignored: Annotated[

@@ -128,8 +128,8 @@ class Plan(Record):
     """The complete plan of a job. The trainer needs only the plan and the job's volumes.
 
     Invariants: The n ranks are numbered 0..n-1 in order. The shares (local batch sizes) of all ranks add up to
-    ``global_batch``; with model parallelism, each share equals ``global_batch``. Every worker has a share of at least
-    1. Exactly one of ``epochs`` and ``steps`` is set.
+    ``global_batch``; with model parallelism, each share equals ``global_batch``. Ranks with the role worker have a
+    share of at least 1, and parameter servers have the share 0. Exactly one of ``epochs`` and ``steps`` is set.
     """
 
     schema_: Annotated[Literal[1], Field(alias="schema")] = 1

@@ -19,9 +19,10 @@ def grouped(ranks: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
     """Return the short form of a plan's ranks as JSON fields; None if the short form cannot express these ranks.
 
     ``ranks``: the ranks in rank order, each with all fields of a Rank as JSON. The result has the keys ``DOMAIN`` and
-    ``RANK_GROUPS``. ``RANK_GROUPS`` has one entry for consecutive ranks of one group. An entry has the names of their
-    pods, and a list of (local batch size, number of consecutive ranks with this size). All pods of an entry have
-    equally many ranks.
+    ``RANK_GROUPS``. ``RANK_GROUPS`` has one entry for each series of consecutive ranks of the same group (the nodes of
+    the plan that have one device type). An entry has what these ranks have in common, the names of their pods, and a
+    list of (local batch size, number of consecutive ranks with this size). All pods of an entry have equally many
+    ranks.
     """
     entries = []
     for common, members in groupby(ranks, lambda rank: tuple(rank[key] for key in _COMMON)):

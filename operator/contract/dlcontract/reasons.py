@@ -1,4 +1,7 @@
-"""Reasons that the trainer reports: of failures, which failure rules name, and of the completion of a training."""
+"""Reasons that the trainer reports for a failure, or for the completion of a training before its last step.
+
+Failure rules (``failure_rules``) name reasons of failures.
+"""
 
 BAD_INPUT = "BadInput"
 CHECKPOINT_FAILED = "CheckpointFailed"

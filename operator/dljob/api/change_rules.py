@@ -46,10 +46,10 @@ def change_rules(spec: Schema) -> list[dict[str, str]]:
 
     ``spec``: the structural schema of the spec, which shows which fields are required and have defaults.
 
-    A ``messageExpression`` (Kubernetes 1.29 and later) shows the new and the former value. Numbers are formatted
-    instead of concatenated: the API server does not bound the length of a number as text, so it estimates that a
-    concatenation might cost too much, and rejects the CRD. The result of ``format`` adds no such cost, because no other
-    function reads it.
+    A ``messageExpression`` (Kubernetes 1.29 and later) shows the new and the former value. If it contains numbers, it
+    uses ``format`` instead of concatenation. The API server estimates the cost of an expression from the length of its
+    texts, and assumes no upper limit for a number as text. It would therefore reject a CRD that concatenates numbers.
+    The length of a result of ``format`` does not matter, because no other function reads it.
     """
     sections = ended_paths(tuple(spec["properties"]))
     return [*(_fixed(change, spec) for change in FIXED), _BATCH_RANGE, *(_ended(path, spec) for path in sections)]

@@ -32,7 +32,7 @@ class Effect(StrEnum):
 
 
 class Compared(StrEnum):
-    """The kind of difference for which a change of a field with Effect.FIXED is refused."""
+    """The kind of difference in a field with Effect.FIXED for which a change is refused after training has begun."""
 
     VALUE = "value"
     """Every change of the value is refused. An unset field has its default value."""
@@ -222,9 +222,10 @@ def has_begun(spec: DLJobSpec, status: DLJobStatus) -> bool:
 def refused_update(old: DLJobSpec, new: DLJobSpec, status: DLJobStatus) -> RefusedChange | None:
     """Return why the CRD's rules refuse a change of a spec from ``old`` to ``new``; None if they allow the change.
 
-    ``dljob plan`` and ``dljob run`` call this, because the cluster may have an older CRD without these rules.
-    If ``old`` already contains a change that the operator has refused, the rules leave the next change to the operator,
-    except changes after the job's end and changes of ``batchSizeRange``.
+    ``dljob plan`` and ``dljob run`` call this, because the cluster may have an older CRD without these rules. If the
+    operator has refused an earlier change that ``old`` still contains, these rules allow nearly every change, because
+    users must be able to reverse the refused one. The operator then decides. The rules still refuse changes after the
+    job's end, and a ``batchSizeRange`` that lacks the job's global batch size.
     """
     found = refused_change(old, new, status)
     if found is not None and (found.reason == JOB_ENDED or not _is_refused(status)):

@@ -19,9 +19,10 @@ _CONTROL = re.compile("[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 class TextFormatter(logging.Formatter):
-    """Writes each message as one line, and each line of a traceback after ``CONTINUED``.
+    """A formatter that writes each message as one line, and each line of a traceback with ``CONTINUED`` before it.
 
-    Users write parts of messages and of exceptions, and must not be able to forge lines of the log.
+    Messages and exceptions may contain text from users, who must not be able to forge lines of the log. Therefore,
+    control characters such as line ends are escaped.
     """
 
     CONTINUED = "  | "

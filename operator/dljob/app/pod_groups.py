@@ -1,4 +1,8 @@
-"""Find out which PodGroups the API server serves. The answer is part of the settings with which jobs are planned."""
+"""Find out which API of PodGroups the API server serves. Jobs need it for gang scheduling.
+
+With gang scheduling, the scheduler places all pods of a job together, or none of them. The API is part of the settings
+with which jobs are planned.
+"""
 
 import asyncio
 import logging

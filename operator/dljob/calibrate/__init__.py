@@ -1,9 +1,14 @@
-"""Calibration of the performance model from measurements, with bounded changes and protection from outliers.
+"""Calibration: update the measured constants of the performance model with the measurements of each run.
 
-``compute``: compute times on one device. ``scaling``: fit of the constants of multi-device steps, with the prior in
-``prior``. ``probes``: choice of the next measurement. ``multi_device``: update of a profile after a run on several
-devices. ``noise``: the gradient noise scale. ``learned``: all measured constants of a model on a device, as DLProfile
-objects store them.
+Outliers are ignored, and the weight of earlier measurements has an upper bound, so that later ones always count. The
+modules are:
+
+- ``compute``: compute times on one device;
+- ``scaling``: fit of the constants of multi-device steps, with the prior distribution in ``prior``;
+- ``multi_device``: update of a profile after a run on several devices;
+- ``probes``: choice of the next run to measure;
+- ``noise``: the gradient noise scale;
+- ``learned``: all measured constants of one model on one type of device, as DLProfile objects store them.
 """
 
 from dljob.calibrate.compute import MAX_POINTS, Measured, in_session, learn, without_outliers

@@ -76,14 +76,18 @@ def learn(
     expected_s: Callable[[int], float] | None = None,
     fetch_s: float | None = None,
 ) -> Learned:
-    """Return ``before``, updated with the measurements of one more run, but only these fields of it.
+    """Return the one-device and link constants in ``before``, updated with the measurements of one more run.
 
-    The fields are the compute times on one device, the seconds to prepare a sample, and the latency and bandwidth of
-    links. All other fields of the result have their defaults, so the caller must copy them. ``steady``: steps of the
-    run itself. ``probes``: short timings before the run. ``expected_s``: function from a batch to the seconds that the
-    device catalogue predicts, to reject absurd measurements. ``fetch_s``: seconds to prepare a sample; None: not
-    measured. Times of equal batches are averaged in the logarithm, weighted by the number of observed steps. Impossible
-    values are ignored.
+    These are the compute times on one device, the seconds to prepare a sample, and the latency and bandwidth of links.
+    All other fields of the result have their defaults, so the caller must copy them from ``before``.
+
+    ``steady``: measured steps of the training itself. ``probes``: short timings before the training. ``expected_s``:
+    function from a batch to the seconds that the device catalogue predicts, to reject absurd measurements. ``fetch_s``:
+    measured seconds to prepare a sample. ``link_latency_s``, ``link_bandwidth_Bps``: measured latency and bandwidth of
+    links. None for these three: not measured.
+
+    If the run has several times for one batch, their median counts. Its logarithm is averaged with that of the time in
+    ``before``, weighted by the numbers of observed steps. Impossible values are ignored.
     """
     session = in_session([m for m in steady if believable(m)], [m for m in probes if believable(m)])
     points = {p.batch: p for p in before.points}
@@ -116,7 +120,8 @@ def _merged(old: LearnedPoint | None, new: LearnedPoint) -> LearnedPoint:
 def _moved(old: float | None, new: float | None, least: float, most: float) -> float | None:
     """Return the geometric mean of the stored value ``old`` and the measured value ``new``.
 
-    If ``new`` is None or not in [least, most], return ``old``, which may be None. If only ``old`` is, return ``new``.
+    A value is valid if it is from ``least`` to ``most``. If ``new`` is None or not valid, return ``old``, which may be
+    None. Otherwise, if ``old`` is None or not valid, return ``new``.
     """
     if new is None or not isfinite(new) or not least <= new <= most:
         return old

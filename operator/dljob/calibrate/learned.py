@@ -36,10 +36,11 @@ class Place:
 
 @dataclass(frozen=True)
 class StepPoint:
-    """Measured step time of runs on several devices: ``step_s``, the mean in seconds over ``observations`` runs.
+    """Measured step time of runs on several devices that have equal placements and batches.
 
-    The time in which a step waits for input data is subtracted. ``batch``: number of samples on the device that has the
-    most.
+    ``step_s``: geometric mean of the runs' step times in seconds, without the time in which a step waits for input
+    data. ``observations``: number of runs that count in this mean. ``batch``: number of samples on the device with the
+    most samples.
     """
 
     place: Place

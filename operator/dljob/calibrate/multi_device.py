@@ -31,7 +31,7 @@ Multiplied by this factor, the computing time makes communication negligible. Di
 class Scaling:
     """Constants of the performance model, fitted to measured steps on several devices.
 
-    ``reference_s``: the typical step time on one device, in seconds, by which times in ``constants`` are divided.
+    ``reference_s``: the typical step time on one device, in seconds. It is the unit of the times in ``constants``.
     """
 
     constants: Constants
@@ -74,7 +74,7 @@ def learn_scaling(points: Sequence[StepPoint], one_s: Callable[[int], float], re
     """Return the constants fitted to the measured steps ``points``, or None without points.
 
     ``one_s``: function from a batch to its step seconds on one device. ``reference_s``: a typical value of ``one_s``,
-    in seconds, by which the constants divide times.
+    in seconds. It is the unit of the times in the constants, so that they suit short and long steps.
     """
     if not points:
         return None
@@ -93,10 +93,13 @@ def next_place(
 ) -> tuple[Place, int] | None:
     """Return the (placement, batch per device) of the run whose measurement would improve predictions most.
 
-    Return None without points, with ``MAX_PROBES`` points, or if all candidates were measured. In a candidate, the
-    number of nodes is a power of two, up to twice the largest measured number. The number of devices per node is a
-    power of two, up to the largest measured number. The batch is the smallest, the middle or the largest measured one.
-    ``one_s``: function from a batch to its step seconds on one device. ``reference_s``: a typical value of ``one_s``.
+    Return None without points, with at least ``MAX_PROBES`` points, or if all candidates were measured. A candidate is
+    a run on at least two devices. Its number of nodes is a power of two, up to twice the largest measured number. Its
+    number of devices per node is a power of two, up to the largest measured number. Its batch is the smallest, the
+    middle or the largest measured one.
+
+    ``points``: the steps measured so far. ``one_s``: function from a batch to its step seconds on one device.
+    ``reference_s``: a typical value of ``one_s``.
     """
     if not points or len(points) >= MAX_PROBES:
         return None

@@ -1,7 +1,8 @@
 """Calibration of the gradient noise scale φ of a model on its data.
 
-φ depends on the model, its data and its training, but not on the device. After a run, the DLProfiles of all devices
-that took part store φ.
+φ is the batch size at which the noise of the gradient is as large as the gradient, so that larger batches save few
+steps. φ depends on the model, its data and its training, but not on the device. After a run, the DLProfiles of all
+devices that took part store φ.
 """
 
 from collections.abc import Mapping
@@ -49,9 +50,10 @@ def after(before: NoiseOf | None, run: NoiseOf) -> NoiseOf | None:
 
 
 def known(profiles: Mapping[str, NoiseOf | None], data: str) -> NoiseOf | None:
-    """Return the gradient noise scale that was measured in the most runs on the dataset ``data``; None without one.
+    """Return the gradient noise scale that was measured in the most runs on the dataset ``data``.
 
-    ``profiles``: device type → noise scale of the model in this device's profile; None if it was not measured.
+    Return None if no profile has one for this dataset. ``profiles``: device type → noise scale of the model in this
+    device's profile; None if it was not measured.
     """
     found = [noise for _, noise in sorted(profiles.items()) if noise is not None and noise.data == data]
     return max(found, key=lambda noise: (noise.runs, noise.steps), default=None)

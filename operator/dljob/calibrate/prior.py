@@ -1,6 +1,7 @@
 """Prior distribution of the multi-device constants, and the covariance of the step times of runs.
 
-All variances and covariances are those of log(seconds).
+The multi-device constants describe communication, and the slowdown of devices that share a node (``Constants``). All
+variances and covariances are those of log(seconds).
 """
 
 from dataclasses import dataclass

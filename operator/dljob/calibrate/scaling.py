@@ -180,9 +180,10 @@ def _damped(
 
 
 def _plausible(given: Runs, step_s: Floats, expected: Steps) -> tuple[Runs, Floats]:
-    """Return (runs with plausible times, log(step seconds) of these runs), at most ``MAX_MEASUREMENTS`` runs.
+    """Return (runs with plausible times, log(step seconds) of these runs).
 
-    A time is plausible if it is finite, positive and within a factor ``ABSURD`` of the time in ``expected``.
+    A time is plausible if it is finite, positive and within a factor ``ABSURD`` of the time in ``expected``. If more
+    than ``MAX_MEASUREMENTS`` runs have plausible times, return this number of them, at equal distances in their order.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         log_s = np.log(np.asarray(step_s, dtype=float))

@@ -51,7 +51,8 @@ def _version() -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command in ``arguments`` (default: the process's arguments) and return the exit code of the process.
 
-    0: success. 1: no plan is possible, or the job failed. 2: invalid input, which is printed in one line. 130: Ctrl-C.
+    0: success. 1: no plan is possible, the job failed, or ``dljob run --timeout`` expired. 2: invalid input or an error
+    of the API server, which is printed in one line (``BadInputError``). 130: Ctrl-C.
     """
     given = parser().parse_args(arguments)
     try:

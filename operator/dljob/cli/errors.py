@@ -2,7 +2,8 @@
 
 
 class BadInputError(Exception):
-    """Invalid input of the user. ``main`` prints the message and ends with exit code 2.
+    """A problem that the user can solve: invalid input, or a failed request to the API server.
 
-    The message says what was found, what was expected and what to do.
+    ``main`` prints the message and ends with exit code 2. The message says what was found, what was expected and what
+    to do.
     """

@@ -65,9 +65,10 @@ def jobs(path: str) -> list[Job]:
 
 
 def profiles(path: str) -> dict[tuple[str, str], Learned]:
-    """Return (model, device) → measured constants from the DLProfiles in a file. Raise BadInputError on failure.
+    """Return (model, device) → measured constants from the DLProfiles in a file.
 
-    ``kubectl get dlprofiles -o yaml`` writes such a file.
+    ``kubectl get dlprofiles -o yaml`` writes such a file. Raise BadInputError if the file has no DLProfile, or if one
+    is invalid.
     """
     found = [m for m in manifests(path) if isinstance(m, dict) and m.get("kind") == "DLProfile"]
     if not found:

@@ -23,8 +23,8 @@ def reach(work: Callable[[Any], Awaitable[T]]) -> T:
     """Connect to the API server of the kubeconfig, run ``work(api)``, and return its result.
 
     ``api``: a client of type ``dljob.kube.Api``. Raise BadInputError if the server cannot be reached or answers with an
-    error. The functions of this module import the operator's dependencies only when they need them, so that planning
-    from files works without these dependencies.
+    error, if ``work`` raises a ValueError, or if the operator's dependencies are not installed. The functions of this
+    module import these dependencies only when they need them, so that planning from files works without them.
     """
     try:
         from dljob.kube import ApiError

@@ -1,4 +1,4 @@
-"""Ask whether a manifest may change the job that exists, before it is applied."""
+"""Check, before a manifest is applied, whether it may change the existing job with its name."""
 
 from collections.abc import Mapping
 from typing import Any

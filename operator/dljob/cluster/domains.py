@@ -26,9 +26,10 @@ MAX_DOMAINS = 6
 
 @dataclass(frozen=True)
 class Crossing:
-    """The network between racks, or between zones, in bytes per second of one node, and seconds.
+    """The network between two zones or two racks.
 
-    A value of None means: as good as within one rack or zone.
+    ``bandwidth_Bps``: bandwidth of one node in bytes per second. ``latency_s``: latency in seconds. A value of None
+    means: as good as within one rack or zone.
     """
 
     bandwidth_Bps: float | None = None
@@ -140,7 +141,8 @@ def domains(nodes: Sequence[Node], topology: Topology, spot: Spot, *, avoid_spot
     """Return the domains for each of which the planner makes a plan of a job, to choose the best of these plans.
 
     ``nodes``: the nodes that the job could use. ``avoid_spot``: True to leave out all domains with spot nodes. The
-    first domain is the widest. It is the only one if zones, racks and spot nodes do not matter.
+    first domain is the widest. It is the only one if ``topology`` describes no network between zones or racks, and spot
+    nodes have the same price and interruptions as other nodes (``Spot.differs``).
     """
     found: list[Domain] = []
     for part in _by_interruption(nodes, spot, avoid_spot=avoid_spot):
@@ -157,9 +159,11 @@ def _by_interruption(nodes: Sequence[Node], spot: Spot, *, avoid_spot: bool) -> 
     """Divide the cluster by spot nodes: return all nodes, the nodes that are not spot nodes, and the spot nodes.
 
     In the domain of all nodes, the scheduler decides whether a plan gets spot nodes. Therefore, this domain has the
-    price of on-demand nodes and the interruptions of spot nodes. Return only one domain in three cases: ``ANYWHERE`` if
-    spot nodes do not matter, the nodes that are not spot nodes with ``avoid_spot``, and the spot nodes if there are no
-    others.
+    price of on-demand nodes and the interruptions of spot nodes. In three cases, return only one domain:
+
+    - ``ANYWHERE``, if there are no spot nodes, or if neither ``avoid_spot`` nor ``Spot.differs`` is True;
+    - the nodes that are not spot nodes, if there are spot nodes and ``avoid_spot`` is True;
+    - the spot nodes, if all nodes are spot nodes.
     """
     labels = sorted({(k, v) for k, v in spot.labels if any(node.labels.get(k) == v for node in nodes)})
     if not labels or not (avoid_spot or spot.differs):
@@ -181,10 +185,11 @@ def _by_interruption(nodes: Sequence[Node], spot: Spot, *, avoid_spot: bool) -> 
 
 
 def _by_place(part: Domain, nodes: Sequence[Node], topology: Topology) -> list[Domain]:
-    """Return ``part`` as a domain that may span zones and racks, then each of its zones and racks as an own domain.
+    """Return ``part`` as a domain that may span zones and racks, then a domain for each zone and for each rack in it.
 
-    ``nodes``: the nodes of ``part``. Zones are left out if ``part`` has only one or if the topology does not describe
-    the network between zones, and likewise racks.
+    ``nodes``: the nodes of ``part``. Zones get no domains if ``part`` has only one zone, or if ``topology`` does not
+    describe the network between zones. The same holds for racks. At most ``MAX_DOMAINS`` zones, and as many racks of a
+    zone, get domains: those with the most free devices.
     """
     across = part.crossing
     texts = [part.text]
@@ -217,7 +222,7 @@ def _places(nodes: Iterable[Node], labels: Sequence[str]) -> set[Place]:
 
 
 def _largest(nodes: Iterable[Node], labels: Sequence[str], places: Iterable[Place]) -> list[tuple[str, ...]]:
-    """Return those ``MAX_DOMAINS`` of ``places`` that have the most free devices, the one with the most first.
+    """Return at most ``MAX_DOMAINS`` of ``places``: those with the most free devices, in falling order of this number.
 
     A place (such as a zone) is a tuple of the values of ``labels`` on its nodes. Places whose nodes lack a label are
     left out.

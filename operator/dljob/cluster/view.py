@@ -176,7 +176,8 @@ def _whole(entry: Mapping[Any, Any], name: str, default: int, least: int, most: 
 def _amount(entry: Mapping[Any, Any], name: str, default: str | None) -> Decimal | None:
     """Return the field ``name`` of an entry of the cluster's mapping as a number, such as 4Gi as 4294967296.
 
-    If the field is unset, return ``default``, which may be None. Raise ValueError if the value is not above 0.
+    ``default``: value of an unset field, such as 8Gi; None: return None if the field is unset. Raise ValueError if the
+    value is not a quantity or is not above 0.
     """
     value = entry.get(name, default)
     if value is None:

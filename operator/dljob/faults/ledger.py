@@ -1,7 +1,8 @@
-"""Rules of the record of node faults: a node with several faults within a time is left out of new plans for a while.
+"""Rules of the record of node faults (ledger): which nodes are left out of new plans, and for which namespaces.
 
-A job can report any fault. What the jobs of one namespace report therefore leaves a node out for this namespace alone.
-A node is left out for all namespaces if its own condition shows the faults, or if jobs of two namespaces report them.
+Reports of jobs are untrusted: a job can report any fault of any node. Faults that only jobs of one namespace report
+therefore leave a node out of the plans of this namespace alone. A node is left out of the plans of all namespaces if
+its own condition shows the faults, or if jobs of at least two namespaces report them.
 """
 
 from collections import Counter
@@ -54,10 +55,13 @@ def _judged(
     node: str, faults: tuple[Fault, ...], left_out: tuple[LeftOut, ...], namespace: str, policy: FaultPolicy,
     now: datetime,
 ) -> tuple[LeftOut, ...]:  # fmt: skip
-    """Decide whether a node is left out of the plans of ``namespace``, and return its entries ``left_out`` afterwards.
+    """Decide whether faults leave a node out of the plans of ``namespace``, and return the node's updated entries.
 
-    ``faults``: the node's faults. If those that count for the namespace make ``policy.limit`` incidents, the result has
-    a new entry that begins at ``now``. Otherwise, or if the node is left out already, return ``left_out`` unchanged.
+    ``faults``: the node's faults. ``left_out``: its entries, the periods in which it is or was left out of plans.
+    ``namespace``: a namespace or ``EVERY_NAMESPACE``. Faults count if they occurred in the last ``policy.window_s``
+    seconds, and after the last period in which the node was left out of the namespace's plans. If these make at least
+    ``policy.limit`` incidents, the result has a new entry that begins at ``now``. Otherwise, or if the node is left out
+    already, return ``left_out`` unchanged.
     """
     seen = [item for item in left_out if item.namespace in (namespace, EVERY_NAMESPACE)]
     if any(item.until > now for item in seen):
@@ -112,9 +116,10 @@ def _incidents(faults: list[Fault]) -> Iterator[Fault]:
 
 
 def _bounded(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
-    """Drop faults until ``MAX_FAULTS`` are left: each time, the oldest of the namespace that has the most faults.
+    """Return at most ``MAX_FAULTS`` of a node's ``faults``.
 
-    A namespace with few faults therefore keeps all of them.
+    If there are more, drop the oldest fault of the namespace with the most faults, and repeat this. A namespace with
+    few faults therefore keeps all of them.
     """
     kept = list(faults)
     while len(kept) > MAX_FAULTS:
@@ -126,8 +131,9 @@ def _bounded(faults: tuple[Fault, ...]) -> tuple[Fault, ...]:
 def _without_least(ledger: Ledger, now: datetime) -> Ledger:
     """Return the ledger with at most ``MAX_NODES`` records. If there are more, drop those that matter least.
 
-    Nodes that are left out for all namespaces matter most, then nodes that are left out for one namespace. Among equal
-    nodes, those with the latest faults matter most.
+    Nodes that are left out for all namespaces now matter most. Nodes that are left out for one namespace come second,
+    and all other nodes last. Among nodes of the same kind, a node matters more if its last fault, or the start of its
+    last period, is later.
     """
     if len(ledger) <= MAX_NODES:
         return ledger

@@ -41,9 +41,10 @@ def parse(stored: Mapping[str, str]) -> Ledger:
 
 
 def _named(node: str, text: str) -> Any:
-    """Decode ``text``, the stored entry of a node, and add the node's name to each of its faults and times left out.
+    """Decode ``text``, the stored entry of a node, and add the node's name, which the stored form omits.
 
-    Raise ValueError if the text is too long or is not JSON.
+    Each of the node's faults, and each period in which it was left out, gets the name. Raise ValueError if the text is
+    too long or is not JSON, and TypeError if the JSON has another form.
     """
     if len(text) > MAX_NBYTES:
         raise ValueError(f"found {len(text)} characters; expected at most {MAX_NBYTES}")

@@ -67,11 +67,12 @@ def build(
 ) -> DLJobStatus:
     """Return the status of a job after this reconcile.
 
-    ``before``: the status before it. ``verdicts``: results of the checks in this reconcile, which become conditions.
-    ``accepted``: the plan in force; None: the job has none. ``report``: last valid report of this job, possibly for an
-    older plan. If it is None, the values of earlier reports do not change. ``wanted``: number of pods that should run
-    now. ``start_timeouts``, ``preemptions``: new values of these fields; None: they do not change. ``plan_only``: a
-    plan to show that must not run (mode PlanOnly).
+    ``observed``: the job and its objects, as the operator sees them now. ``before``: the status before this reconcile.
+    ``verdicts``: results of the checks in this reconcile, which become conditions. ``accepted``: the plan in force;
+    None: the job has none. ``report``: last valid report of this job, possibly for an older plan. If it is None, the
+    values of earlier reports do not change. ``wanted``: number of pods that should run now. ``start_timeouts``,
+    ``preemptions``: new values of the status fields with these names; None: the fields do not change. ``plan_only``: a
+    plan to show that must not run (``spec.planning.mode`` is PlanOnly); None in other modes.
     """
     job = observed.job
     conditions = merge(before.conditions, verdicts, job.generation, now)
@@ -215,9 +216,10 @@ def _measured(report: Report, accepted: StoredPlan) -> Measured:
 
 
 def _target(report: Report, target: TargetProgress, metric: str, done: bool) -> TargetStatus:
-    """Return the progress to the target of ``spec.until``: values of the metric, and the forecast in seconds from now.
+    """Return the progress to the target of ``spec.until``: values of the metric, and the forecast in seconds.
 
-    The forecast is left out if the job has ended (``done``), or if it lies beyond the last step of the training.
+    The forecast counts from the time of the report. It is left out if the report has no forecast or no step time, if
+    the job has ended (``done``), or if the forecast's ``latest_step`` is beyond the last step of the training.
     """
     found = TargetStatus(metric=metric, value=figures(target.value), best=figures(target.best))
     ahead = target.forecast

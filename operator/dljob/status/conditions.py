@@ -19,7 +19,10 @@ RECOVERING = ("Restarting", "PodsLost")
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of one check in a reconcile. It becomes the job's condition of this type."""
+    """The result of one check in a reconcile. It becomes the job's condition of the type ``type``.
+
+    The other fields are also those of a metav1.Condition.
+    """
 
     type: str
     status: ConditionStatus

@@ -53,8 +53,9 @@ class Event:
 def events(before: Iterable[Condition], after: Iterable[Condition]) -> tuple[Event, ...]:
     """Return an event for each condition that changed in a way that matters to users.
 
-    ``before``, ``after``: the conditions of the job before and after a reconcile. Usually, a change is another status
-    or reason. Another message counts only for the conditions in ``_NEWS_BY_MESSAGE``.
+    ``before``, ``after``: the conditions of the job before and after a reconcile. A condition has changed if its status
+    or reason differs. For the conditions in ``_NEWS_BY_MESSAGE``, a different message is a change, too. Changes of no
+    interest to users, such as those with the reasons in ``_QUIET``, cause no event.
     """
     before = tuple(before)
     return tuple(_event(new) for new in after if _is_news(find(before, new.type), new))

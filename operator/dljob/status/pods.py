@@ -20,7 +20,9 @@ NOT_YET = {"ContainerCreating", "PodInitializing"}
 def pods_ready(observed: Observed, wanted: int) -> Verdict:
     """Return the PodsReady condition of a job that needs ``wanted`` pods; 0: its pods should stop.
 
-    The condition is True if enough pods are ready. Otherwise, its message describes the first problem and the remedy.
+    The condition is True if at least ``wanted`` pods are ready, ``wanted`` is not 0, and the API server has not
+    rejected an object of the job. Otherwise, it is False. Its message then describes the first problem and the remedy
+    or, if there is no problem, how many pods are ready or are left to stop.
     """
     pods = [pod for pod in observed.pods if not pod.deleting]
     ready = len(observed.ready_pods)
@@ -72,9 +74,10 @@ def _stuck(pods: Sequence[PodSeen]) -> Verdict | None:
 
 
 def _fetching(pods: Sequence[PodSeen]) -> Verdict | None:
-    """Return the verdict about pods that still download the dataset, also after failed attempts; None without any.
+    """Return the verdict about pods that still download the dataset; None if no pod does.
 
-    If no retry can succeed, the module ``reconcile.run`` fails the job instead.
+    If downloads have failed and are tried again, the verdict is about these. If no retry can succeed, the module
+    ``reconcile.run`` fails the job instead.
     """
     fetching = [pod for pod in pods if pod.fetching is not None]
     failed = [pod for pod in fetching if pod.fetching and pod.fetching.exit_code is not None]

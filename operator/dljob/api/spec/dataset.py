@@ -154,7 +154,7 @@ class Dataset(ApiModel):
 
     @property
     def file(self) -> str | None:
-        """Return the path in the pod of the file that the URI names, or None for a built-in dataset.
+        """Return the path in the pod of the file that the URI names; None without a URI.
 
         The file may be a SHA256SUMS file, which lists the files with the data; see ``path``.
         """
@@ -171,7 +171,7 @@ class Dataset(ApiModel):
 
     @property
     def path(self) -> str | None:
-        """Return the path in the pod at which training scripts find the data; None for a built-in dataset.
+        """Return the path in the pod at which training scripts find the data; None without a URI.
 
         It is the path of the file that the URI names. If this is a SHA256SUMS file, it is the folder that contains it.
         """

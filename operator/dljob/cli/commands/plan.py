@@ -87,10 +87,10 @@ Seen = tuple[ClusterView, Mapping[tuple[str, str], Learned], tuple[defaults.Oper
 
 
 async def _observe(api: Any, jobs: Sequence[Job]) -> tuple[*Seen, list[str]]:
-    """Return what ``remote.observe`` returns (nodes, profiles and operators), and the refused changes of ``jobs``.
+    """Return the nodes, profiles and operators of the current cluster (``remote.observe``), and the refused changes.
 
-    ``jobs``: the jobs in the manifest. If a job of this name exists in the cluster and must not be changed to the
-    manifest, the list of refused changes has a line for the user with the reason.
+    ``jobs``: the jobs in the manifest. If the cluster has a job with the same namespace and name that must not be
+    changed to the job in the manifest, the list of refused changes has a line for the user with the reason.
     """
     seen = await remote.observe(api)
     refused = []
@@ -102,7 +102,7 @@ async def _observe(api: Any, jobs: Sequence[Job]) -> tuple[*Seen, list[str]]:
 
 
 def _defaults(job: Job, operators: tuple[defaults.OperatorPod, ...]) -> JobDefaults:
-    """Return the administrator's defaults for jobs in the job's namespace, as the operator that manages it has them.
+    """Return the administrator's defaults for jobs, from the settings of the operators that manage the job's namespace.
 
     Return ``NO_DEFAULTS`` if no operator manages the namespace.
     """
@@ -112,7 +112,7 @@ def _defaults(job: Job, operators: tuple[defaults.OperatorPod, ...]) -> JobDefau
 
 
 def _templates(job: Job, operators: tuple[defaults.OperatorPod, ...]) -> NodeTemplates:
-    """Return the nodes that an autoscaler can add, as the operator that manages the job's namespace has them.
+    """Return the nodes that an autoscaler can add, from the settings of the operators that manage the job's namespace.
 
     Return ``NO_TEMPLATES`` if no operator manages the namespace.
     """
@@ -129,8 +129,9 @@ def _lines(found: Recommendation, points: list[tuple[int, Choice]]) -> list[str]
 def curve(points: Sequence[tuple[int, Choice]]) -> list[dict[str, float]]:
     """Return the scaling curve (predictions by number of nodes) as the list for the key ``scaling`` of the JSON output.
 
-    ``points``: (number of nodes, best plan for this number). The items have seconds, samples per second, and the
-    efficiency as a fraction of 1.
+    ``points``: (number of nodes, best plan for this number). Each item has the number of nodes and of ranks, the
+    predicted step time and its 90th percentile in seconds, the samples per second, and the efficiency as a fraction of
+    1.
     """
     return [
         {

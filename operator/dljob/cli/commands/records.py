@@ -1,4 +1,7 @@
-"""``dljob logs`` and ``dljob report``: read what the ConfigMap JOB-logs stores of a job whose pods are gone."""
+"""``dljob logs`` and ``dljob report``: print the last output, or save the run report, of a job that has ended.
+
+The ConfigMap ``<job>-logs`` stores both, because the job's pods no longer exist.
+"""
 
 import argparse
 import base64

@@ -1,4 +1,4 @@
-"""``dljob serve``: the recommendation service."""
+"""``dljob serve``: run the recommendation service, an HTTP server that returns the plan of a DLJob on a cluster."""
 
 import argparse
 import signal
