@@ -341,7 +341,10 @@ class Controller:
             await self._kube.write_status(job, desired.status.manifest())
 
     def begin(self) -> None:
-        """Look for the missing events of all jobs again. Call this whenever the operator becomes the leader."""
+        """Let the next reconcile of each job look for its missing events again.
+
+        Call this whenever the operator becomes the leader.
+        """
         self._restored.clear()
 
     async def _restore_events(self, job: JobSeen) -> None:

@@ -248,9 +248,9 @@ class Metrics:
     def record_transition(self, before: DLJobStatus, after: DLJobStatus) -> None:
         """Count what has happened to a job between two of its statuses.
 
-        This is restarts, repeated steps, preemptions, ignored failures, divergences (ranks with different parameters),
-        moves to other plans, refused changes of the spec, and the end of the job. If the job has just finished, also
-        observe the error of its predicted step time.
+        Count its restarts, repeated steps, preemptions, ignored failures, divergences (ranks with different
+        parameters), moves to other plans and refused changes of the spec, and its end. If the job has just finished,
+        also observe the error of its predicted step time.
         """
         self.recoveries.inc(max(0, after.restarts - before.restarts))
         self.steps_repeated.inc(max(0, _steps_repeated(after) - _steps_repeated(before)))

@@ -138,8 +138,8 @@ class Queues:
         """Return the observed state of a job with what its Workload refers to, if the job is in a queue of Kueue.
 
         That is the ResourceFlavors (node labels and tolerations) with which Kueue admitted the job, and the value of
-        its priority class. They are needed only while no pods should run, and otherwise the state is returned as it
-        is: the stored plan then has what the pods need of the flavors.
+        its priority class. Return the state unchanged while pods of the job should run: the stored plan then has what
+        the pods need of the flavors.
         """
         seen, job = observed.queue, observed.job
         if not seen.api_version or not job.queue or any(item.replicas for item in observed.sets):

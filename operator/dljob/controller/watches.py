@@ -149,6 +149,7 @@ class Watches:
     def dead(self, others: Iterable[Reflector] = ()) -> str | None:
         """Return a message about the watch that has been silent the longest, if it counts as dead; else None.
 
+        A watch counts as dead if it has been inactive for longer than ``DEAD_SILENCES`` times ``silence_s`` seconds.
         The liveness probe calls this to restart the operator. ``others``: further watches to check. Any thread may call
         this method.
         """
@@ -178,7 +179,7 @@ class Watches:
                 self._jobs_active()
 
     async def _misses_jobs(self) -> bool:
-        """Return True if the API server has a DLJob that is not in the cache, or is newer than there.
+        """Return True if the API server has a DLJob that the cache lacks, or a newer version than the cache has.
 
         DLJobs that could not be put into the cache do not count. Raise ApiError if the API server does not answer.
         """
@@ -245,7 +246,8 @@ class Watches:
     def _jobs_listed(self, namespace: str | None, uids: Iterable[str], version: int | None) -> None:
         """Remove from the cache, and queue, the jobs that are not in a complete list of DLJobs.
 
-        They were deleted while no watch ran. ``version``: resourceVersion of the list.
+        They were deleted while no watch ran. ``namespace``: namespace of the list; None: all. ``uids``: uids of the
+        listed jobs. ``version``: resourceVersion of the list. Cached jobs with a newer version stay; None: all stay.
         """
         for key in self._cache.prune(DLJOB, uids, version, namespace):
             self._queue.add(key)

@@ -50,7 +50,7 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A job that waits or runs, and wants devices. ``options``: its plans, also those larger than what is free now."""
+    """A job that waits or runs, and wants devices. ``options``: its plans, including those that do not fit now."""
 
     priority: int
     options: tuple[Option, ...]
@@ -72,9 +72,9 @@ class Held:
 class Assignment:
     """The result of an assignment. Each field has one entry per job, in the order of the jobs.
 
-    ``parts``: the part of the job, which is the option that it gets; None: no devices now. ``moves``: True if the job
-    runs and restarts on its part. ``helped``: indices of the jobs that need the devices that the job gives up; empty if
-    the job does not restart.
+    ``parts``: the option that each job gets, called its *part*; None: it gets no devices now. ``moves``: True if the
+    job runs now and restarts on its part. ``helped``: indices of the jobs that need the devices that the job gives up;
+    empty if the job does not restart.
     """
 
     parts: "Choices"
@@ -182,7 +182,7 @@ def gains_by(mine: Held, seconds: float, restart_s: float) -> bool:
 def _helped(
     i: int, jobs: Sequence[Candidate], held: Sequence[Held], parts: Choices, moving: Sequence[bool]
 ) -> tuple[int, ...]:
-    """Return the indices of jobs of no lower priority that wait or move, and get devices of a type that ``i`` frees."""
+    """Return indices of jobs that wait or move, get a device type that ``i`` frees, and have at least its priority."""
     mine = parts[i]
     assert mine is not None
     freed = {
@@ -245,9 +245,9 @@ def sizes(nodes: int, per_node: int) -> list[tuple[int, int]]:
 def part_of(view: ClusterView, part: Option) -> ClusterView:
     """Return the nodes for a part (the option that a job gets), with only the assigned devices free.
 
-    They are taken from the free devices in ``view``. If fewer devices of the type are free, return all of these. Nodes
-    with the most free devices are taken first. Of a node, more than ``part.per_node`` devices are taken only if other
-    nodes have too few.
+    Free devices of ``view`` are assigned, first from the nodes with the most of them, at most ``part.per_node`` from
+    each. If that yields too few, more are assigned from the same nodes. If the whole view has too few free devices of
+    the part's type, all of these are assigned.
     """
     fitting = [node for node in view.nodes if node.device == part.device and node.free_devices and not node.left_out]
     fitting.sort(key=lambda node: (-node.free_devices, node.name))
@@ -278,7 +278,7 @@ def _by_priority(
 
 
 def left_for(view: ClusterView, others: Sequence[Option | None]) -> ClusterView:
-    """Return ``view`` without the devices that are assigned to other jobs. ``others``: their options; None: none."""
+    """Return ``view`` without the devices of the options ``others`` of other jobs. None in ``others`` is ignored."""
     return without_reserved(view, (Reservation(o.device, o.nodes, o.per_node, 0.0, 0) for o in others if o is not None))
 
 
@@ -373,7 +373,7 @@ STARTS_FIRST = 1e30
 
 
 def _worth(old: Option | None, new: Option, left: Mapping[str, int]) -> float:
-    """Return what the step from ``old`` (None: no devices) to ``new`` is worth per added device; the best is largest.
+    """Return the value, per added device, of the step from ``old`` (None: no devices) to ``new``; higher is better.
 
     ``left``: free devices by type. Return 0 if these are too few, and a negative number if the job would become slower.
     """

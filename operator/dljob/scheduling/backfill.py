@@ -88,7 +88,8 @@ class Shadow:
     def beside(self, free: ClusterView) -> ClusterView:
         """Return what another job may use now without taking anything that the first in line needs later.
 
-        That is, of each node, the smaller of its free resources in ``free`` (now) and in ``room`` (later).
+        For each resource of a node, this is the smaller of two amounts: what is free now (in ``free``), and what is
+        free when the first in line has started (in ``room``).
         """
         later = {node.name: node for node in self.room.nodes}
         return ClusterView(tuple(_less_of(node, later[node.name]) for node in free.nodes if node.name in later))

@@ -28,8 +28,9 @@ class _Entry:
 
 
 class ReservationBook:
-    """All reservations, by job. It holds those of accepted plans that are not stored yet, and those of stored objects.
+    """All reservations, by job: those of accepted plans that are not stored yet, and those of stored objects.
 
+    A reservation expires ``patience_s`` seconds after it was made, or after the last progress of its job (``derive``).
     ``now_s`` and other times are seconds of one clock that the caller chooses. The book reads no clock.
     """
 
@@ -48,14 +49,15 @@ class ReservationBook:
         """Reserve the resources of a new plan that is not stored yet, and start the time limit of this reservation.
 
         It replaces the reservation of an earlier plan of the job that was not stored either. If ``reservations`` is
-        empty, nothing is reserved for a plan that is not stored yet.
+        empty, only remove that earlier reservation.
         """
         self._put(self._accepted, key, _Entry(reservations, None, now_s) if reservations else None)
 
     def adjust(self, key: Key, reservations: tuple[Reservation, ...], now_s: float) -> None:
         """Update what a plan that is not stored yet reserves.
 
-        A new or different reservation restarts the time limit. An equal or expired one changes nothing.
+        If the plan reserves nothing yet, or something else, store ``reservations`` and restart the time limit. Do
+        nothing if it reserves the same already, or if its reservation has expired.
         """
         old = self._accepted.get(key)
         if old is None or (not old.expired and old.reservations != reservations):

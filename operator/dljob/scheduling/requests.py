@@ -82,11 +82,12 @@ def resources(mapping: Json | None) -> _Amounts:
 def pod_requests(spec: Json, status: Json | None = None) -> Requests:
     """Return what a pod requests of its node.
 
-    ``spec``, ``status``: of the pod. The result is the sum over its containers and sidecars (init containers that are
-    restarted always), or the most that is needed while an init container runs, whichever is larger. An init container
-    runs beside the sidecars before it. A CPU or memory request of the whole pod replaces this value. The pod's overhead
-    is added in both cases. While a container is resized, the larger of its old and new requests counts. (Kubernetes:
-    ``k8s.io/component-helpers/resource``, ``PodRequests``.)
+    ``spec``, ``status``: of the pod. For each resource, the result is the larger of two values. One is the sum over its
+    containers and sidecars (init containers with ``restartPolicy: Always``). The other is the maximum over its init
+    containers, each together with the sidecars before it. If the pod states a CPU or memory request for all its
+    containers together, this request replaces the larger value. In any case, the pod's overhead is then added. While a
+    container is resized, the larger of its old and new requests counts, but not the new one if the resize is
+    infeasible. (Kubernetes: ``k8s.io/component-helpers/resource``, ``PodRequests``.)
     """
     status = status or {}
     infeasible = any(

@@ -1,1 +1,1 @@
-"""Plan jobs in the background: whose turn it is, what it may use, and the process that makes the plans."""
+"""Plan jobs in the background: choose the next job and the devices that it may use, and run the planner process."""

@@ -212,7 +212,8 @@ class Assigning:
     async def look(self, waiting: Mapping[JobKey, ParsedJob], ask: Ask) -> bool:
         """Assign all devices again if that is due, and order running jobs to move. An error is only logged.
 
-        Return True while at least one running job is to move because others need its devices. No job is then preempted.
+        It is due after a change of jobs, nodes or pods, at most every ``LOOK_S`` and at least every ``AGAIN_S``
+        seconds. Return True while a running job is to move because others need its devices. No job is then preempted.
         """
         if not self._on:
             return False
@@ -229,7 +230,7 @@ class Assigning:
         return any(order.room is not None for order in self._orders.values())
 
     def _forget_gone(self) -> None:
-        """Forget jobs that stop, and orders not carried out in ``OBEY_S``: the plan on the job's part was no better."""
+        """Forget jobs that stop or are gone, and orders not carried out in ``OBEY_S`` (the new plan was no better)."""
         for key, order in list(self._orders.items()):
             if self._clock() - order.since_s >= OBEY_S and not self._is_moving(key):
                 self._refused_s[key] = self._clock()
@@ -300,7 +301,7 @@ class Assigning:
         return self._queue.view_without(min(ended), ended - {min(ended)})
 
     def _priority(self, question: ParsedJob) -> int:
-        """Return the priority of a job in the assignment: by PriorityClass, then by a deadline that it can meet."""
+        """Return a job's priority in the assignment: twice its PriorityClass, plus 1 if it can meet its deadline."""
         job = self._queue.job(question)
         return 2 * job.priority + (job.latest_start is not None)
 
@@ -314,9 +315,9 @@ class Assigning:
         return Held(dict(devices), remaining(previous(job)).p50, movable=True)
 
     def _left(self, key: JobKey, options: tuple[Option, ...], *, running: bool) -> tuple[Option, ...]:
-        """Return the options of a job with the seconds of the rest of its training instead of the whole training.
+        """Return the options of a job with the seconds of its remaining training instead of the whole training.
 
-        A job that is slower than predicted is assumed to be so with each option. Return none if the job is gone.
+        A job slower than predicted is assumed to be as slow with each option. Return an empty tuple if the job is gone.
         """
         job = self._cache.job(key)
         if job is None:

@@ -93,7 +93,7 @@ class Planning:
         self._wakeup = asyncio.Event()
 
     def decision(self, key: JobKey, parsed: ParsedJob) -> Decision | None:
-        """Return the plan of a job, or why none is possible; None if it is not made yet: ``requeue`` is called then.
+        """Return the plan of a job, or why none is possible; None until planning ends, which calls ``requeue``.
 
         Raise PlanningError if planning failed. The next call then asks for the plan again.
         """
@@ -112,9 +112,9 @@ class Planning:
     def capacity_grew(self, key: JobKey, parsed: ParsedJob | None) -> bool:
         """Return True if a running job must be planned again now, because a better plan for it may be possible.
 
-        Only one job at a time has this turn. Unless an assignment moves the job, no other job may wait for devices that
-        it could use. ``parsed``: None if the job is planned for another reason. Its turn then ends, so that the
-        resources of its new plan are reserved.
+        The job then has the turn (``Turns``), which one job has at a time. It gets no turn while another job waits for
+        devices that it could use, unless an assignment moves it. ``parsed``: None if the job is planned for another
+        reason. Its turn then ends, so that its new plan reserves resources.
         """
         if parsed is None:
             self._turns.end(key)
@@ -150,7 +150,7 @@ class Planning:
         )
 
     def wait(self, key: JobKey, observed: Observed | None) -> None:
-        """Note that a job waits because no plan is possible now, and that its status says so (see ``still_waits``)."""
+        """Note that a job's status says why it waits (``still_waits``), unless it has a plan or pods, or is gone."""
         if observed is not None and observed.plan is None and not observed.sets and not observed.pods:
             answer = self._answers.get(key)
             self._waiting[key] = (observed, self._clock(), answer.decision if answer is not None else None)
@@ -185,7 +185,7 @@ class Planning:
         self._reserving.refused(key)
 
     def settle(self, key: JobKey) -> None:
-        """Forget the question and the answer of a job that needs no plan now, and what a plan not stored reserves."""
+        """Forget the question and answer of a job that needs no plan now, and what its unstored plan reserves."""
         self._asked.pop(key, None)
         self._answers.pop(key, None)
         self._waiting.pop(key, None)
@@ -293,7 +293,7 @@ class Planning:
     ) -> tuple[Decision, JobKey | None]:
         """Return (the plan of a job, or why it must wait; the first job in line, if the job waits behind it, or None).
 
-        ``whole``: the nodes with all that is free for the job. ``share``: what is assigned to the job; None: all of it.
+        ``whole``: nodes with all that is free for the job. ``share``: devices assigned to it; None: all of ``whole``.
         """
         view = share.of(whole, question) if share is not None else whole
         decision = await self._planner(question, view, profiles)
@@ -320,7 +320,7 @@ class Planning:
         return self._preempting.order(key)
 
     def room_for(self, key: JobKey) -> RoomFor | None:
-        """Return the jobs for which a running job must move, because they gain more from its devices; None: no move."""
+        """Return the jobs that gain more from a running job's devices, so that it must move; None: there are none."""
         return self._assigning.room_for(key)
 
     async def _make_room(self) -> None:
@@ -342,7 +342,7 @@ class Planning:
     def _stands(self, key: JobKey, answer: Answer) -> bool:
         """Return True if the answer for a job may still be used; False if the job must be planned again.
 
-        It becomes outdated with its age, and when profiles, quotas or free resources change so that it may differ.
+        An answer expires after some time, or if profiles, quotas or free resources change in a way that may change it.
         """
         age_s = self._clock() - answer.at_s
         if answer.decision is None:
@@ -364,7 +364,7 @@ class Planning:
         return (held and age_s < answers.FRESH_S) or (same_limits and answer.versions == self._versions())
 
     def _waits_still(self, first: JobKey | None) -> bool:
-        """Return True if ``first``, the job behind which another job waits, has no plan yet, or if it is None."""
+        """Return True if ``first``, behind which another job waits, has no plan yet, or if it is None (no such job)."""
         answer = self._answers.get(first) if first is not None else None
         return first is None or (answer is not None and isinstance(answer.decision, Infeasible))
 

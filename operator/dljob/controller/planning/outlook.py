@@ -60,8 +60,9 @@ class _Alone:
     """The plans of a waiting job on the cluster as if all jobs had ended.
 
     ``question``: the job, as it was planned. ``versions``: versions of the profiles and of this cluster for which the
-    plans were made. An older entry is used until a new one is there. ``plans``: the best one first; empty if no plan is
-    possible. ``complete``: False if plans on some parts of the cluster have not been made yet.
+    plans were made. After these have changed, the old plans are used until the job is planned again. ``plans``: the
+    best one first; empty if no plan is possible. ``complete``: False if plans on some parts of the cluster have not
+    been made yet.
     """
 
     question: ParsedJob
@@ -108,7 +109,8 @@ class Outlooks:
     def is_news(self, key: JobKey) -> bool:
         """Return True if the status of a waiting job must be written soon because of its forecast.
 
-        This is the case if the job has its first forecast, or is now predicted to meet or miss its deadline.
+        This is the case if the status does not show yet that the job has a forecast, or that the job is now predicted
+        to meet (or miss) its deadline and was not before.
         """
         return key in self._news
 
@@ -128,8 +130,8 @@ class Outlooks:
     async def learn(self, key: JobKey, question: ParsedJob, ask: Ask, stop: Callable[[], bool] = lambda: True) -> None:
         """Plan a waiting job as if all jobs had ended, to learn its run time and the needs of its pods.
 
-        First ask for its plan on the whole cluster, then for those on parts of it until ``stop`` returns True. By
-        default, ask for the former only. Plans that are known already are not made again.
+        First ask for its plan on the whole cluster. Then ask for plans on parts of the cluster until ``stop`` returns
+        True. With the default ``stop``, ask for none on parts. Plans that are known already are not made again.
         """
         self._look()
         if self._knows(key, question, complete=True):
@@ -266,8 +268,8 @@ class Outlooks:
     def _recent(self, waiters: Mapping[JobKey, Waiter]) -> list[Recent]:
         """Return the jobs created within the last ``WINDOW_S``, which are expected to come again.
 
-        ``waiters``: the waiting jobs of the simulation, with all their plans. Of other jobs, only the stored plan is
-        known, and jobs without one and jobs in queues of Kueue are left out.
+        ``waiters``: the waiting jobs of the simulation, with all their plans. Any other job is returned with only its
+        stored plan, and is left out if it has none. Jobs in queues of Kueue are left out, too.
         """
         now, recent = self._now(), []
         for job in self._cache.jobs():

@@ -73,9 +73,10 @@ class PossiblePlans:
     ) -> bool:
         """Ask the planner for those plans of a job that are not known yet. Return True if all are known then.
 
-        Return False if ``stop`` returned True before the end. ``whole``: the cluster as if all jobs had ended. The plan
-        on it is made whatever ``stop`` returns, unless it is known for the same ``version``: a value that changes with
-        what plans depend on beside the question (cluster, profiles). Plans on parts are used for ``KEPT_S``.
+        ``whole``: the cluster as if all jobs had ended. ``version``: a value that changes with what plans depend on
+        besides the question (cluster, profiles). When it has changed, the plan on the whole cluster is made again, and
+        each plan on a part of the cluster that is older than ``KEPT_S`` seconds. ``stop``: called before each plan on a
+        part. If it returns True, make no more plans and return False.
         """
         answers, now_s = self._of(question), self._clock()
         seen: set[Hashable] = {WHOLE}

@@ -1,7 +1,7 @@
 """Make room for the first job in line: choose the running jobs that stop for it, and queue them.
 
-The rules are in ``dljob.scheduling.preemption``. The status of a stopping job says so, and the freed devices belong
-to the shadow reservation of the first in line, so that the next leader continues from there.
+The rules are in ``dljob.scheduling.preemption``. The status of a stopping job says that it stops, and the freed devices
+belong to the shadow reservation of the first in line. The next leader can therefore continue from there.
 """
 
 import logging
@@ -108,9 +108,10 @@ class Preempting:
         return Infeasible("MakingRoom", "spec.scheduling", text, transient=True)
 
     async def make_room(self, waiting: Mapping[JobKey, ParsedJob], ask: Ask) -> JobKey | None:
-        """Order running jobs to stop for the first job in line, if that is due and lets it start.
+        """Order running jobs to stop if the first job in line can then start.
 
-        Return the key of the first in line; None if no job was ordered to stop, also after an error. ``waiting``:
+        Do this at most every ``LOOK_S`` seconds, and not before all jobs with earlier orders have begun to stop. Return
+        the key of the first in line. Return None if no job was ordered to stop. An error is only logged. ``waiting``:
         questions of the jobs that wait for devices. ``ask``: makes plans.
         """
         try:
@@ -228,8 +229,9 @@ class Preempting:
     def _counts(self, key: JobKey, order: _Order) -> bool:
         """Return True if the order that the running job ``key`` stops is still in force.
 
-        That is so while both jobs exist and the running job holds devices. At the latest ``OBEY_S`` seconds after the
-        order, the status of the running job must say that it stops, and must then go on to say so.
+        The order ends when the running or the waiting job is gone, or when the running job holds no devices any more.
+        It also ends if the status of the running job does not say within ``OBEY_S`` seconds that it stops, or later no
+        longer says so.
         """
         job = self._cache.job(key)
         if job is None or self._cache.job(order.by) is None or not self._queue.holds_devices(key):

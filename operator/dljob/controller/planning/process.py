@@ -45,7 +45,8 @@ class PlannerProcess:
     ) -> None:
         """``failed``: called when a process has crashed or was stopped because of the time limit.
 
-        ``limit_s``: see ``LIMIT_S``. ``about``: returns the fields of log lines about a job.
+        ``limit_s``: seconds that one plan may take, including the start of the process. ``command``: command line of
+        the process. ``about``: returns the fields of log lines about a job.
         """
         self._about = about
         self._config, self._failed, self._limit_s, self._command = config, failed, limit_s, command

@@ -170,8 +170,8 @@ class Queue:
     async def _shadow(self, key: JobKey, question: ParsedJob, ask: Ask) -> Shadow | None:
         """Return the shadow reservation of a job; None if no plan is possible even when all jobs have ended.
 
-        To find the start, ask for plans as if the first n running jobs had ended, for several n. The result is used
-        again for ``SHADOW_S`` if nothing in the cluster changes.
+        To find the start, search for the smallest n for which a plan is possible after n running jobs have ended, in
+        the order of their predicted ends. The result is used again for ``SHADOW_S`` if nothing in the cluster changes.
         """
         known, versions, now_s = self._known.get(key), self._versions(), self._clock()
         if known is not None and known.question != question:
@@ -267,9 +267,11 @@ def limits_for(
 
     The job's own pods do not count as usage, because they leave with its old plan. Objects that the plans of other jobs
     have not created yet count. ``reserved``: what the other jobs of the namespace reserve. ``ended``: jobs whose pods
-    do not count. The watches of quotas and pods are not ordered: for a moment, a new pod may be in neither the quota's
-    usage nor a reservation. If a plan uses that pod's quota meanwhile, the API server rejects a pod, and the job is
-    planned again after ``scheduling.startTimeout``.
+    do not count.
+
+    Changes of quotas and of pods arrive through separate watches. For a moment, a new pod may therefore count neither
+    in the quota's usage nor as a reservation. If a plan uses that pod's quota in this moment, the API server rejects a
+    pod, and the job is planned again after ``scheduling.startTimeout``.
     """
     found = cache.limits(key[0])
     if not found.quotas:

@@ -1,9 +1,10 @@
 """Forecast when waiting jobs start and end: simulate the queue several times with predicted run times.
 
-The start that is shown is the median of simulations in which all runs take their median time. In these simulations, the
-jobs that were created lately come again (``expected_arrivals``), at other moments in each simulation. Without such new
-jobs, half of the waiting jobs that new jobs overtake would start much later than forecast. The earliest start assumes
-short runs (10th percentile) and no new job, the latest one assumes long runs (90th percentile) and the same new jobs.
+The forecast start is the median of ``MEDIANS`` simulations in which each run takes its median time. These simulations
+also have new jobs: copies of the jobs that were created within the last hour (``expected_arrivals``), at different
+times in each simulation. Without new jobs, the forecast would be much too early for half of the waiting jobs that new
+jobs overtake. Two more simulations usually give the bounds. The earliest start assumes short runs (10th percentile) and
+no new jobs. The latest start assumes long runs (90th percentile) and new jobs.
 """
 
 from collections.abc import Sequence
@@ -75,8 +76,9 @@ def forecast(
 def expected_arrivals(recent: Sequence[Recent], shift: float) -> tuple[Arrival, ...]:
     """Return the jobs that are expected to come in the next ``WINDOWS`` windows, sorted by time.
 
-    In each of these windows, copies of the ``recent`` jobs come at the same moments as those in the last window, moved
-    by ``shift``: a fraction of a window, in [0, 1). A moment that leaves the window at its end wraps to its beginning.
+    A window lasts ``WINDOW_S`` seconds. In each of these windows, copies of the ``recent`` jobs, which were created in
+    the last window, come at the same times within the window, but later by ``shift`` windows (at least 0, below 1). A
+    time after the end of the window wraps around to its beginning.
     """
     arrivals = []
     for window in range(WINDOWS):
@@ -92,10 +94,11 @@ def expected_arrivals(recent: Sequence[Recent], shift: float) -> tuple[Arrival, 
 
 
 def _percentiles(low_s: float, middle_s: Sequence[float], high_s: float) -> Interval:
-    """Combine the results of all simulations for one time (in seconds) into an interval.
+    """Combine the predictions of all simulations for one start or end (in seconds from now) into an interval.
 
-    The bounds are the smallest and the largest result, whichever simulation they come from: with longer runs, another
-    job may be back-filled, and a job may start sooner.
+    ``low_s``, ``middle_s``, ``high_s``: results with short, median and long runs. The bounds are the smallest and the
+    largest of all results, because long runs do not always give the latest start: while others run longer, a job may be
+    back-filled and start sooner. The upper bound is infinity if the median is.
     """
     p50 = median(middle_s)
     known = [low_s, *middle_s, high_s]

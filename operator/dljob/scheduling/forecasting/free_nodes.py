@@ -24,8 +24,7 @@ _State = tuple[int, int, int]
 class FreeNodes:
     """The free resources of nodes, indexed by the number of free devices, or of free cores for nodes without GPUs.
 
-    Most nodes of a busy cluster are full, so that the index usually shows without a look at a node that pods do not
-    fit.
+    Most nodes of a busy cluster are full. With the index, a search usually skips them without checking each of them.
     """
 
     def __init__(self, view: ClusterView) -> None:

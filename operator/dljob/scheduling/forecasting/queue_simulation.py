@@ -211,8 +211,9 @@ def _start(
     """Start a job with the best plan for which there is room. Return its run time in seconds and what it takes.
 
     Return None if no plan has room. ``before``: the shadow reservation of a job before this one, which this one must
-    not delay; None: there is none. ``now_s``: simulated time. ``seconds``: chooses the run time to assume. ``full``:
-    shapes (see ``_shape``) of plans without room. The function adds those that it finds.
+    not delay; None: there is none. A job that ends after the start of this reservation also takes its resources from
+    ``before.room``. ``now_s``: simulated time. ``seconds``: chooses the run time to assume. ``full``: keys (see
+    ``_shape``) of plans that have no room now. These are skipped, and the function adds those that it finds.
     """
     for plan in job.plans:
         run_s, shape = seconds(plan.run), _shape(plan)
@@ -253,10 +254,10 @@ class _Shadow:
 
 
 def _shadow(nodes: FreeNodes, ends: _Ends, job: Waiter) -> _Shadow | None:
-    """Return the shadow reservation of a job that cannot start now: the earliest of ``ends`` after which it fits.
+    """Return the shadow reservation of a job that cannot start now; None if it never fits.
 
-    ``ends``: when the jobs that hold devices end. Return None if the job does not fit even after all of them. It then
-    waits for something else, and blocks no other job.
+    ``ends``: when the jobs that hold devices end. The reservation starts at the first of these ends after which the job
+    fits. A job that does not fit even after the last end waits for something else, and blocks no other job.
     """
     room = nodes.copy()
     for end_s, together in groupby(sorted(ends), key=lambda end: end[0]):

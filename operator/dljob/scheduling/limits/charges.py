@@ -54,7 +54,8 @@ def container_amounts(container: Json) -> tuple[dict[str, int], dict[str, int]]:
 def pod_amounts(spec: Json) -> tuple[dict[str, int], dict[str, int]]:
     """Return requests and limits of a pod by resource, in thousandths of a unit.
 
-    They are the sums over its containers, formed as the scheduler forms them (see ``pod_requests``), with the overhead.
+    Both are totals of its containers and init containers, combined as the scheduler does it (see ``pod_requests``),
+    plus the pod's overhead.
     """
     totals = []
     for which in (0, 1):

@@ -189,7 +189,10 @@ def _found(kind: str, value: int | None) -> str:
 
 
 def _text(value: int) -> str:
-    """Return an amount in thousandths as a Kubernetes quantity, in Mi from a million units on: these must be bytes."""
+    """Return an amount in thousandths of a unit as a Kubernetes quantity.
+
+    An amount of a million units or more is given in Mi, because it must be bytes: no other resource has such amounts.
+    """
     if value >= 10**9:
         return f"{value / 1000 / 2**20:.6g}Mi"
     return str(value // 1000) if value % 1000 == 0 else f"{value}m"

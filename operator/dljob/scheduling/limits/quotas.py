@@ -49,7 +49,10 @@ class Scope:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """A ResourceQuota. ``used``: what its status shows, changed by ``with_usage``. All amounts are in thousandths."""
+    """A ResourceQuota. ``hard``: its limits. ``used``: its usage, from its status or changed by ``with_usage``.
+
+    Amounts are by resource, in thousandths of a unit. The quota counts only the objects that all its ``scopes`` select.
+    """
 
     name: str
     hard: Amounts = field(default_factory=dict)
