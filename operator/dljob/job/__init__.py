@@ -1,1 +1,5 @@
-"""Translate a DLJob into a planner request, and the planner's decision into the status and the trainer's plan."""
+"""Describe one DLJob: its observed state, plan, reservations, measured profiles and remaining time.
+
+The package ``plan`` translates the job's spec into a request to the planner. It also translates the planner's decision
+into ``status.plan`` and into the plan that the trainer reads.
+"""

@@ -166,9 +166,10 @@ def prices_of(defaults: JobDefaults) -> Prices:
 
 
 def spot_of(defaults: JobDefaults) -> Spot:
-    """Return the labels of spot nodes, their price as a fraction of the usual one, and their interruptions per hour.
+    """Return the administrator's description of spot nodes: labels, price factor and interruptions per hour.
 
-    Unset values stand for the labels of the large clouds, for the usual price, and for no interruptions.
+    The price factor is the price of a spot node divided by that of another node. Without labels from the administrator,
+    use those of the large clouds. Without a price factor, use 1. Without an interruption rate, use 0.
     """
     found = defaults.spot or SpotDefaults()
     labels = SPOT_LABELS if found.labels is None else tuple((item.key, item.value) for item in found.labels)
@@ -177,10 +178,10 @@ def spot_of(defaults: JobDefaults) -> Spot:
 
 
 def topology_of(defaults: JobDefaults) -> Topology:
-    """Return bandwidth and latency of the network between zones and between racks, and the label of racks.
+    """Return bandwidth and latency of the network between zones and between racks, and the label that names a rack.
 
-    If the administrator gives neither bandwidth nor latency, traffic between zones or racks is predicted to be as fast
-    as within one.
+    If the administrator gives neither bandwidth nor latency, the planner assumes that traffic between zones (or racks)
+    is as fast as traffic within one zone (or rack). The label is a node label. If it is unset, use ``RACK_LABEL``.
     """
     found = defaults.topology or TopologyDefaults()
     return Topology(_crossing(found.between_zones), _crossing(found.between_racks), found.rack_label or RACK_LABEL)

@@ -15,9 +15,9 @@ def profile_key(spec: DLJobSpec) -> str:
     Jobs with equal keys have the same compute time per sample on the same device, and so share measurements.
 
     For a built-in model, the key is the model's name. The dataset is added if it is not the model's default, because
-    the shape of samples determines the cost. The image is added if it is not the operator's, because another image may
-    run other code under the same name. For a training script, the key is a digest of the image, the command, its
-    arguments and the model's hints, if it has any.
+    the compute time depends on the dimensions of a sample. The image is added if it is not the operator's, because
+    another image may run other code under the same name. For a training script, the key is a digest of the image, the
+    command, its arguments and ``spec.model``, which describes the script's model to the planner.
     """
     if spec.trainer.command:
         program = [spec.trainer.image, spec.trainer.command, spec.trainer.args, spec.model.manifest()]

@@ -73,7 +73,7 @@ class Stuck:
 
 @dataclass(frozen=True)
 class Fetching:
-    """State of the init container that fetches a job's dataset, as long as the container has not succeeded."""
+    """State of the init container that fetches a job's dataset, while it runs or after its last run failed."""
 
     exit_code: int | None = None
     """Exit code of the last run that ended, if it failed; None if no run has ended yet."""

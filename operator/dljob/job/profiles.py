@@ -58,9 +58,11 @@ def profile_name(model: str, device: str, namespace: str | None = None) -> str:
 
 
 def expired(profiles: Iterable[Mapping[str, Any]], now: datetime) -> Iterator[str]:
-    """Yield the names of profiles to delete: those not updated for ``LIFE``, and the oldest beyond ``MAX_PROFILES``.
+    """Yield the names of the DLProfiles to delete, because they are too old or too many.
 
-    Only profiles that the operator wrote expire. The others belong to an administrator.
+    A profile is too old if it was not updated for ``LIFE``. Of the profiles for one namespace, and of those that all
+    namespaces share, only the ``MAX_PROFILES`` newest remain. Profiles that the operator did not create never expire,
+    because they belong to an administrator.
     """
     found: dict[str, list[tuple[datetime, str]]] = {}
     for profile in profiles:
@@ -207,9 +209,10 @@ def _scaled(
 ) -> tuple[tuple[ScalingPoint, ...], ScalingConstants | None, NextMeasurement | None]:
     """Return the profile's measured multi-device steps, the constants fitted to them, and the next measurement.
 
-    The next measurement is the number of nodes, devices per node and local batch size whose step time would improve the
-    constants; None if there is none. The run of ``report`` is included if it ran as planned, on devices of one type and
-    equally many on each node. Otherwise, return the values in ``before``. ``points``: one-device compute times.
+    The next measurement (a number of nodes, devices per node and local batch size) is the one whose step time would
+    improve the constants most; None if no more are needed. Include the run of ``report`` if all planned ranks ran, on
+    devices of one type and with equally many on each node. Otherwise, return the values in ``before``. ``place``: the
+    planned placement of this run; None if it has no such form. ``points``: compute times on one device.
     """
     ranks = [r for r in report.ranks if r.share > 0]
     if not points or place is None or not ranks or not report.step_s or {r.device for r in ranks} != {device}:

@@ -1,7 +1,7 @@
 """Types of a job in a queue of Kueue: its Workload as the API server shows it, and what Kueue has admitted.
 
-Kueue decides when a job may run; it never sees the DLJob itself. The operator asks with a Workload object, and follows
-the status that Kueue writes there.
+Kueue decides when a job may run, but does not know DLJobs. The operator therefore creates a Workload object for the
+job, which asks Kueue for quota. Kueue writes its decision to the status of this object.
 """
 
 from collections.abc import Mapping

@@ -80,8 +80,8 @@ def remaining_p90_s(status: DLJobStatus) -> float | None:
 def lost_s(status: DLJobStatus, now: datetime) -> float:
     """Return the seconds of training since the last checkpoint, which a job loses if it stops without a checkpoint.
 
-    Return 0 for a job without a plan. A job that reports no steps, such as a script for torchrun, may lose all time
-    since its ranks started.
+    Return 0 for a job without a plan. If a job reports no steps, such as a script for torchrun, it may lose everything
+    since it began to run. Return the seconds since then, or 0 if it does not run.
     """
     if status.plan is None:
         return 0.0

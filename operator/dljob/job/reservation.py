@@ -18,10 +18,10 @@ changes something, such as a quota or a name. Such a job reserves nothing."""
 
 @dataclass(frozen=True)
 class PlannedPods:
-    """The pods of a stored plan: the part of the plan that reservations need, which stays in memory.
+    """The part of a stored plan that reservations need: its number, its revision, and the resources of its pods.
 
-    The plan itself may have thousands of ranks, and does not stay there. ``memory_nbytes``: main memory of the largest
-    pod in bytes.
+    The operator holds this part in memory for all jobs. It does not hold whole plans, which may have thousands of
+    ranks. ``memory_nbytes``: main memory of the largest pod in bytes. ``domain``: nodes on which the pods may run.
     """
 
     number: int
@@ -46,9 +46,10 @@ class PlannedPods:
 
 @dataclass(frozen=True)
 class Reserved:
-    """What a job reserves. ``state``: a value to compare with an earlier one, to notice that the reservations changed.
+    """The reservations of a job, and a value (``state``) that differs if they may have changed.
 
-    It changes with the job's plan, its placed pods and its wanted numbers of pods.
+    ``state`` changes with the job's plan, with the pods that the scheduler has placed, and with the replicas of the
+    job's StatefulSets. None: the job reserves nothing.
     """
 
     reservations: tuple[Reservation, ...] = ()
@@ -59,9 +60,10 @@ def stored_reservation(observed: Observed, plan: PlannedPods | None, placed: Cal
     """Return what a job reserves, derived from its objects on the API server.
 
     ``plan``: pods of its stored plan; None: the job has none, and reserves nothing. ``placed``: function that returns
-    True for the uid of a pod that takes resources of a node; these pods need no reservation. A job that is suspended,
-    has ended or is deleted reserves nothing, and neither does one whose pods are refused, or that waits in a queue of
-    Kueue.
+    True for the uid of a pod that takes resources of a node; these pods need no reservation.
+
+    A job that is suspended, has ended or is being deleted reserves nothing. The same holds for a job that waits in a
+    queue of Kueue, and for one whose pods cannot be created until somebody changes something (``REFUSED``).
     """
     job = observed.job
     if plan is None or job.deleting or job.spec.get("suspend") or job.status.get("phase") in ("Complete", "Failed"):
@@ -91,7 +93,10 @@ def placed_by_group(observed: Observed, placed: Callable[[str], bool]) -> Counte
 
 
 def created_by_group(observed: Observed) -> Counter[str]:
-    """Return the number of the job's pods that quotas count, by the name of their group."""
+    """Return the number of the job's pods that exist and have not ended, by the name of their group.
+
+    Quotas count these pods already.
+    """
     return Counter(pod.group for pod in observed.pods if pod.charge is not None)
 
 
@@ -104,11 +109,13 @@ def plan_reservation(
 ) -> tuple[Reservation, ...]:
     """Return one reservation for each group of a plan with pods that the scheduler has not placed on a node yet.
 
-    ``spec``: spec of the job as the API server stores it. Its ``resources`` take precedence over the plan's, as in the
-    pods. ``placed``: number of placed pods by group. ``wanted``: number of pods by group that the StatefulSets of the
-    plan ask for; without a number, it is the plan's. ``created``: number of existing pods by group, whose charges the
-    quotas count already; None: no pod exists. If ``wanted`` is empty or None, no StatefulSet of the plan exists yet.
-    The result then includes the other objects of the plan, which need no node but are charged to quotas.
+    ``spec``: spec of the job as the API server stores it. Its ``resources`` take precedence over those of the plan, as
+    they do in the pods. ``placed``: number of placed pods by group. ``wanted``: replicas of the plan's StatefulSets by
+    group. For a group that it lacks, the plan's number of pods is used. Empty or None: no StatefulSet of the plan
+    exists. ``created``: number of existing pods by group, which quotas count already; None: no pod exists.
+
+    If no StatefulSet of the plan exists and the namespace has quotas, the result also contains a reservation for the
+    plan's objects other than pods. They need no node, but quotas count them.
     """
     own = spec.get("resources") or {}
     cpu, memory = own.get("cpu"), own.get("memory")

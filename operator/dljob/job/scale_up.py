@@ -11,10 +11,11 @@ from dljob.planner.plan import plan
 def plan_on_new_nodes(
     request: Request, existing: ClusterView, learned: Mapping[tuple[str, str], Learned], templates: NodeTemplates
 ) -> tuple[Decision, ClusterView] | None:
-    """Plan a job on the existing nodes and on all nodes that ``templates`` can add. Return the plan and these nodes.
+    """Plan a job on the existing nodes together with all nodes that an autoscaler can add (``templates``).
 
-    Call it for a job that the existing nodes cannot run. Return None if the additional nodes do not help, or if the
-    templates can add no node.
+    Call it for a job that the existing nodes cannot run. Return the plan, and a view of all these nodes. Return None if
+    the job cannot run on them either, or if the autoscaler can add no node. ``learned``: measured constants by (model
+    key, device type).
     """
     view = templates.scaled_up(existing)
     if view is existing:

@@ -32,7 +32,11 @@ class Kube:
     def __init__(
         self, api: Api, cache: Cache, resync_s: float, namespaces: Sequence[str] = (), *, all_pods: bool = False
     ) -> None:
-        """``namespaces``: those whose jobs the operator manages; empty: all. ``all_pods``: watch pods everywhere."""
+        """``namespaces``: those whose jobs the operator manages; empty: all.
+
+        ``all_pods``: True if the operator watches pods in all namespaces nevertheless. ``resync_s``: seconds after
+        which an object that no watch shows is applied again, in case somebody has changed it.
+        """
         self.api = api
         self._cache = cache
         self._resync_s = resync_s
@@ -55,9 +59,10 @@ class Kube:
     ) -> None:
         """Create the Secret with the job's TLS keys if it does not exist. The operator reads only its metadata.
 
-        ``started``: True if the job has StatefulSets, which are applied only after the Secret. If the operator may
-        neither read nor create the Secret, it then trusts that the Secret exists. Raise RejectedError if the Secret
-        does not exist and the API server rejects it, and ApiError if a request fails otherwise.
+        ``started``: True if the job has StatefulSets. They are applied only after the Secret, which therefore exists
+        unless somebody deleted it. If ``started`` is True and the operator may neither read nor create the Secret,
+        raise no error. Otherwise, raise RejectedError if the API server rejects the Secret. Raise ApiError if a request
+        fails for another reason.
         """
         if monotonic() - self._secrets.get(job.key, -inf) < self._resync_s:
             return
@@ -190,11 +195,12 @@ class Kube:
             await self.api.merge(kinds.EVENT, namespace, name, again)
 
     async def identify_sets(self, key: JobKey) -> None:
-        """Ask the API server who owns the unknown StatefulSets that control pods with the job's label.
+        """Ask the API server for the owners of StatefulSets that control pods with the job's label.
 
-        A pod may have the label of a job that does not own it. Whose it is depends on its StatefulSet. Unknown are the
-        StatefulSets that no watch has shown: the watch selects them by the label of a job, which those of other owners
-        usually lack. The answers are stored in the cache. Without an answer, the pods still count as the job's.
+        Anybody can give a pod the label of a job. The pod belongs to the job only if a DLJob owns the pod's
+        StatefulSet. Ask only about StatefulSets that no watch has shown. The watch selects StatefulSets by the label of
+        a job, which those of other owners usually lack. Store the answers in the cache. If a request fails, the pods of
+        this StatefulSet still count as the job's.
         """
         for uid, name in self._cache.unidentified_sets(key).items():
             body = None

@@ -283,8 +283,11 @@ class Api:
     ) -> Body:
         """Send a request, repeat it after temporary errors, and return the decoded answer.
 
-        There are at most ``ATTEMPTS`` attempts. Raise ApiError after the last one, for an error that is not temporary,
-        such as a conflict (code 409), and for a write that ``may_write`` forbids.
+        ``method``: HTTP method. ``verb`` and ``resource``: those of the request in the metrics. ``content`` and
+        ``accept``: HTTP headers Content-Type and Accept.
+
+        Raise ApiError if the last of ``ATTEMPTS`` attempts fails. Raise it without further attempts if the error is not
+        temporary, such as a conflict (code 409), or if ``may_write`` forbids the write.
         """
         attempt = 1
         while True:

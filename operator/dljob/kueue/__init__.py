@@ -1,7 +1,8 @@
-"""Let Kueue decide when a job runs: create the job's Workload, read Kueue's decision there, and answer it.
+"""Let Kueue decide when a job runs: render the job's Workload, read Kueue's decision in it, and render the answers.
 
-dljob is an external framework of Kueue: Kueue does not know DLJobs. The operator creates the ``Workload`` of a job
-itself and follows its status, as Kueue's own controllers do for the kinds that they know. The package does no I/O.
+dljob is an external framework of Kueue, so Kueue does not know DLJobs. The operator therefore creates the ``Workload``
+of a job itself and follows its status, as Kueue's own controllers do for the kinds that they know. This package does no
+I/O: other packages read and write the Workload.
 """
 
 from dljob.kueue.answers import finished, pods_ready, released

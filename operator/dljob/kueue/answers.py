@@ -1,7 +1,8 @@
-"""What the operator writes to the status of a job's Workload, with which the job asks Kueue for quota.
+"""Patches of the status of a job's Workload, with which the operator tells Kueue how far the job is.
 
-Kueue's own controllers write the same for the kinds that they know. Each function returns a JSON merge patch of the
-status. It contains all conditions, so it must be sent with the resourceVersion with which they were read.
+For other kinds of jobs, Kueue's own controllers write the same conditions. Each function returns a JSON merge patch of
+the status. The patch replaces the whole list of conditions, so it must be sent with the resourceVersion with which they
+were read. Otherwise, it might overwrite a newer condition.
 """
 
 from collections.abc import Mapping

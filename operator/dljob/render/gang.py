@@ -103,9 +103,10 @@ def with_pod_group(template: Manifest, job: JobSeen, spec: DLJobSpec, accepted: 
 
 
 def pod_group(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, config: RenderConfig) -> tuple[Manifest, ...]:
-    """Return the manifest of the plan's PodGroup in a tuple, which is empty if none is to be created.
+    """Return a tuple with the manifest of the plan's PodGroup, or an empty tuple.
 
-    None is to be created if the plan has none, or if it has one of an API version that the installation no longer uses.
+    The tuple is empty if the plan's pods name no PodGroup, or if they name one of an API version that the installation
+    no longer uses.
 
     The PodGroup requires all pods of the plan, so the scheduler places the first pods only together. Later, pods that
     still run count too, so the scheduler places a replacement pod alone.

@@ -15,12 +15,12 @@ from dljob.render.names import Names, metadata
 def network_policy(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, config: RenderConfig) -> Manifest:
     """Return the NetworkPolicy of a job's pods.
 
-    The job's own pods may connect to the agent and MPI ports, and the configured sources to the metrics port. Nothing
-    else is allowed.
+    The job's own pods may connect to the agent and MPI ports. The sources in ``config.metrics_peers`` may connect to
+    the metrics port; if it is empty, any source may. All other incoming traffic is forbidden.
 
-    ``torch.distributed`` listens on ports that the kernel chooses. If a job uses it, the job's pods may reach each
-    other on every TCP port. Jobs on GPUs always use it, whatever the plan's collective. Torchrun scripts and MPI
-    programs may open ports of their own, too.
+    If a job uses ``torch.distributed``, the job's pods may also connect to each other on every TCP port, because
+    ``torch.distributed`` listens on ports that the kernel chooses. Jobs on GPUs always use it, whatever the plan's
+    collective. The same holds for Torchrun scripts and MPI programs, which may open ports of their own.
     """
     torch = accepted.plan.collective == "Torch" or spec.trainer.framework is not Framework.DLTRAIN
     torch = torch or any(group.is_gpu for group in accepted.groups)

@@ -30,7 +30,11 @@ _CACHES = {"HF_HOME": "huggingface", "TORCH_HOME": "torch", "XDG_CACHE_HOME": ""
 
 
 def size(spec: DLJobSpec) -> str:
-    """Return the size limit of the scratch space as a Kubernetes quantity, such as '2Gi'. Compute the size ``Auto``."""
+    """Return the size limit of the scratch space as a Kubernetes quantity, such as '2Gi'.
+
+    If the spec has the size ``Auto``, compute it from the model and the dataset. Without ``spec.trainer.scratch``,
+    return ``DEFAULT_SIZE``.
+    """
     scratch = spec.trainer.scratch
     if scratch is None:
         return DEFAULT_SIZE
@@ -56,9 +60,9 @@ def volume(spec: DLJobSpec) -> Manifest:
 def variables(spec: DLJobSpec) -> dict[str, Manifest]:
     """Return the environment variables (name → fields) that make libraries put their caches into the scratch space.
 
-    Without ``spec.trainer.scratch``, return none. The variables are needed because the image may set them to a
-    directory in which the trainer cannot write. If the user sets one of them too, the caller uses the user's value,
-    which may name a volume that several jobs share.
+    Without ``spec.trainer.scratch``, return an empty dict. The image may set these variables to a directory in which
+    the trainer cannot write, so the result overrides the image. If the user sets one of the variables in the spec, the
+    caller uses the user's value, because it may name a volume that several jobs share.
     """
     if spec.trainer.scratch is None:
         return {}
@@ -79,9 +83,10 @@ def storage(spec: DLJobSpec) -> tuple[dict[str, str], dict[str, str]]:
 
 
 def _auto_nbytes(spec: DLJobSpec) -> int:
-    """Return the size ``Auto`` in bytes: the default size, ``COPIES`` times the model's parameters, and the dataset.
+    """Return the size ``Auto`` in bytes, computed from the model and the dataset.
 
-    What the spec does not say about model and dataset counts as 0 bytes.
+    It is the sum of the default size, ``COPIES`` copies of the model's parameters, and the dataset, and at most
+    ``_MOST_NBYTES``. If the spec does not give the size of the model or of the dataset, this part counts as 0 bytes.
     """
     data = (spec.dataset.samples or 0) * (spec.dataset.sample_bytes or 0)
     return min(int(quantity(DEFAULT_SIZE)) + COPIES * REAL_NBYTES * _parameters(spec) + data, _MOST_NBYTES)

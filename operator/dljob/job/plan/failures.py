@@ -1,7 +1,9 @@
-"""The operator's record of failures that the coordinator counted, for failure rules about conditions of nodes and pods.
+"""The operator's record of a job's failures and evictions, stored in the plan's ConfigMap under a key of its own.
 
-The operator stores it in the plan's ConfigMap under a key of its own. The agents in the pods read only those of its
-fields that ``dlcontract.FailureAllowance`` defines.
+A failure rule of the spec may name conditions of nodes or pods, such as ``DisruptionTarget``. The coordinator (the
+agent that directs the job's other agents) counts failures, but only the operator can read these conditions. The
+operator therefore records the counted failures, and applies such rules itself. The agents in the pods read only those
+fields of the record that ``dlcontract.FailureAllowance`` defines.
 """
 
 from typing import Annotated
@@ -23,7 +25,11 @@ It exceeds the number of evictions that the operator's cache holds for one job (
 
 
 class OpenFailure(BaseModel):
-    """A counted failure to which the action of a rule about conditions may still apply."""
+    """A recent failure that the coordinator counted, and to which a rule about conditions may still apply.
+
+    The condition that the rule names may appear some time after the failure. ``rank``: the failed rank; None if the
+    job's report names none. ``pod``, ``uid`` and ``node``: the pod of this rank, the pod's uid, and its node.
+    """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -39,9 +45,10 @@ class OpenFailure(BaseModel):
 
 
 class FailureRecord(FailureAllowance):
-    """Record of a job's counted failures and counted evictions, which continues when the job gets another plan.
+    """Record of a job's counted failures and counted evictions. A new plan of the job takes over the record.
 
-    Failures are recorded only for jobs with failure rules about conditions, evictions for all jobs.
+    Failures are recorded only for jobs with failure rules about conditions. Evictions of pods that used too much
+    storage are recorded for all jobs.
     """
 
     seen: Annotated[

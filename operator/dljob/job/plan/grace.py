@@ -18,9 +18,10 @@ ROUNDED_S = 30.0
 
 
 def given_s(spec: DLJobSpec) -> float:
-    """Return the grace period in seconds that the user sets: the last pod template override that sets it, or the spec.
+    """Return the termination grace period in seconds that the spec asks for.
 
-    If the user sets none, it is the default of ``spec.runPolicy.terminationGracePeriodSeconds``.
+    If pod template overrides set the grace period, the last of them determines it. Otherwise, it is
+    ``spec.runPolicy.terminationGracePeriodSeconds`` or the default of this field.
     """
     return float([spec.run_policy.termination_grace_period_seconds, *_overrides(spec)][-1])
 
@@ -28,10 +29,12 @@ def given_s(spec: DLJobSpec) -> float:
 def grace_s(spec: DLJobSpec, checkpoint_s: float, step_s: float, former_s: float | None = None) -> float:
     """Return the termination grace period for the pods of a plan in seconds.
 
-    It is the one that the user sets, or the default. If that is the default, and the default is too short for a
-    checkpoint, return a longer one, at most ``MAX_RAISED_S``. ``checkpoint_s``: seconds to write a checkpoint.
-    ``step_s``: seconds of a step. ``former_s``: grace period in seconds of the former plan for the same spec, which is
-    returned again if it is long enough, so that the pods need not change; None without such a plan.
+    It is the grace period that the user sets, or the default. If the user sets none, and the default is too short for a
+    step and a checkpoint, return a longer grace period, at most ``MAX_RAISED_S``. Jobs without checkpoints need none.
+
+    All times are in seconds. ``checkpoint_s``: time to write a checkpoint. ``step_s``: time of a step. ``former_s``:
+    grace period of the former plan for the same spec; None without such a plan. If ``former_s`` is still long enough,
+    it is returned in place of a new value, so that the pods need not change.
     """
     given = given_s(spec)
     if not spec.checkpoint.enabled or _overrides(spec) or given != _default_s():

@@ -86,7 +86,7 @@ def planner_request(
 
     ``running``: the batch size of a job that has started, which the planner must not change; None for a new job.
     ``prices``: prices of devices and of energy. ``topology``: the network between zones and between racks. ``spot``:
-    labels, prices and interruptions of spot nodes. All three are the administrator's.
+    labels, prices and interruptions of spot nodes. The administrator sets the last three for all jobs.
     """
     hints, resources, framework = spec.model.hints, spec.resources, spec.trainer.framework
     collective, strategy = _collective(spec.collective), spec.parallelism.strategy
@@ -161,7 +161,8 @@ def _collective(asked: Collective) -> CollectiveName | None:
 def micro_batches(spec: DLJobSpec) -> int:
     """Return the number of micro-batches into which pipeline parallelism divides a batch; 1 if the spec asks for none.
 
-    It is the spec's number or a default per stage, and at most the global batch size: each has at least one sample.
+    If the spec has pipeline stages but no number, use ``MICRO_BATCHES_PER_STAGE`` for each stage. The result is at most
+    the global batch size, because each micro-batch needs at least one sample.
     """
     default = MICRO_BATCHES_PER_STAGE * (spec.parallelism.stages or 0)
     return min(spec.parallelism.micro_batches or max(1, default), spec.global_batch_size or 1)

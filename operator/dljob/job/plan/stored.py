@@ -1,7 +1,8 @@
 """The accepted plan of a job, as stored in the ConfigMap ``<job>-plan``.
 
 The key ``plan.json`` is for the agents. The key ``operator.json`` contains what the operator needs in addition, so that
-it does not plan again after a restart. The groups of a plan are stored only once, in the ranks of ``plan.json``.
+it does not plan again after a restart. The groups of a plan (its pods on one type of device) are not stored as a list,
+because each rank in ``plan.json`` names its group.
 """
 
 import hashlib
@@ -218,9 +219,10 @@ class StoredPlan(BaseModel):
 
     @property
     def node_domain(self) -> Domain:
-        """Return the part of the cluster on whose nodes the pods may run: ``domain`` as an object, with its terms only.
+        """Return the part of the cluster on whose nodes the pods may run, as a Domain made from the field ``domain``.
 
-        If ``domain`` is None, the result includes all nodes.
+        If ``domain`` is None, the result includes all nodes. Only ``terms`` of the result are set. Its description,
+        network and prices have their defaults, because the stored plan does not contain them.
         """
         return Domain(
             terms=tuple(tuple(Requirement(r.key, r.operator, r.values) for r in term) for term in self.domain or ())
@@ -241,8 +243,8 @@ class StoredPlan(BaseModel):
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """Return a copy with the fields in ``update`` changed.
 
-        If ``update`` is not empty, ``data`` of the copy serializes its fields. Otherwise, it returns the texts from
-        which the original was parsed, if it was parsed.
+        If ``update`` is not empty, ``data`` serializes the fields of the copy. Otherwise, if the original was parsed,
+        ``data`` of the copy returns the texts that were parsed.
         """
         copy = super().model_copy(update=update, deep=deep)
         if update:

@@ -46,8 +46,8 @@ def _dataset(spec: DLJobSpec) -> dlcontract.DatasetRef:
 def _measures(spec: DLJobSpec, chosen: Choice, strategy: str) -> bool:
     """Return True if the ranks measure the collectives (algorithms of the all-reduce) and then use the fastest one.
 
-    The collective in the plan is then only the one that the planner expects to be the fastest. Return False if the
-    ranks must use it.
+    The collective in the plan is then only the planner's prediction of the fastest one. Return False if the ranks must
+    use the collective in the plan. ``strategy``: parallelism strategy of the plan, as ``parallelism`` returns it.
     """
     several = sum(len(group.shares) for group in chosen.groups) > 1
     theirs = spec.collective is Collective.AUTO and spec.gradient_compression is None and strategy == "Data"
@@ -55,9 +55,9 @@ def _measures(spec: DLJobSpec, chosen: Choice, strategy: str) -> bool:
 
 
 def parallelism(spec: DLJobSpec, chosen: Choice) -> str:
-    """Return the parallelism strategy in the spec, also if the plan has only one rank.
+    """Return the parallelism strategy of the plan: the spec's, or if that is Auto, the planner's choice.
 
-    If the spec's strategy is Auto, return the planner's choice.
+    A plan with only one rank has the spec's strategy too, although there is nothing to parallelize.
     """
     asked = spec.parallelism.strategy
     return chosen.strategy if asked is ParallelismStrategy.AUTO else asked.value
@@ -66,8 +66,9 @@ def parallelism(spec: DLJobSpec, chosen: Choice) -> str:
 def _min_ranks(spec: DLJobSpec, choice: Choice) -> int:
     """Return the smallest number of ranks with which the trainer may continue after other ranks have failed.
 
-    With model parallelism, the trainer needs all ranks. Otherwise it needs the parameter servers and as many ranks as
-    the ``nodes.min`` nodes with the fewest ranks have.
+    With model parallelism, the trainer needs all ranks. Otherwise, sort the nodes by their numbers of ranks, the fewest
+    ranks first, and add up the ranks of the first ``spec.nodes.min`` nodes. The number of parameter servers (ranks
+    without samples) is added to this sum. The result is at most the number of all ranks.
     """
     if choice.splits_model:
         return sum(len(g.shares) for g in choice.groups)

@@ -2,7 +2,8 @@
 
 Anybody who may create a DLJob can store 1.5 MB of JSON with thousands of levels. The decoder raises RecursionError at
 about a thousand levels, and dense JSON needs twenty times its size as Python objects. An object beyond the bounds is
-replaced by its metadata and status, and by the problem, which becomes the job's condition Accepted.
+replaced by a substitute without the spec. The substitute contains a message about the problem, and the job's condition
+Accepted shows this message.
 """
 
 import json
@@ -82,9 +83,9 @@ def bounded_event(line: bytes, max_nbytes: float = MAX_OBJECT_NBYTES) -> bytes:
 def bounded_list(text: bytes, max_nbytes: float = MAX_OBJECT_NBYTES) -> Json:
     """Decode a list of DLJobs from the API server.
 
-    A list of at most 4 MiB is decoded as a whole, if the decoder can read it. Otherwise, its items are decoded one by
-    one. An item that is too large (more than ``max_nbytes``) or too deeply nested is then replaced by a substitute
-    without its spec, see ``_replaced``.
+    If the list has at most 4 MiB and the decoder can read it, decode it as a whole and replace nothing. Otherwise,
+    decode its items one by one. In this case, replace each item that is too large (more than ``max_nbytes``) or too
+    deeply nested by a substitute without its spec, see ``_replaced``.
     """
     if len(text) <= _SAFE_LIST_NBYTES:
         try:
@@ -115,7 +116,8 @@ def bounded_answer(text: bytes) -> Any:
 def decoded_answer(text: bytes) -> Any:
     """Decode an answer of the API server about another kind than DLJob. Raise ValueError if the text is not JSON.
 
-    Such objects may have any size, but users can nest the ``managedFields`` of any object too deeply for the decoder.
+    The size of such an object is not limited. Users can nest the ``managedFields`` of any object too deeply for the
+    decoder. Such an object is replaced by a substitute without its spec, see ``_replaced``.
     """
     try:
         return json.loads(text)
@@ -170,9 +172,10 @@ def _text_depth(text: bytes) -> int:
 
 
 def _replaced(text: bytes, problem: str) -> Json:
-    """Return a substitute for an object that is too large or too deeply nested, with ``problem`` under ``PROBLEM``.
+    """Return a substitute for an object that is too large or too deeply nested.
 
-    It has the identity of the object, an empty spec, and the object's status unless that has the same problem.
+    It contains the metadata that identifies the object, an empty spec, and ``problem`` (a message) under the key
+    ``PROBLEM``. It also contains the object's status, unless the status is itself too large or too deeply nested.
     """
     parts = {key: (begin, end) for key, begin, end in _members(text)}
     found: Json = {PROBLEM: problem, "spec": {}}

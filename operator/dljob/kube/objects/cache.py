@@ -60,8 +60,8 @@ class CachedObject:
     """A watched object, with only the fields that the operator needs (``seen``).
 
     ``owner`` is the uid of the controlling owner, and ``version`` the resourceVersion. For a pod without the label of a
-    job, ``seen`` and ``owner`` are None, because a cluster may have tens of thousands of such pods. Only the ledger
-    stores what such a pod takes from its node.
+    job, ``seen`` and ``owner`` are None, because a cluster may have tens of thousands of such pods. The resources that
+    such a pod takes from its node are stored in ``Cache.ledger``.
     """
 
     uid: str
@@ -141,7 +141,8 @@ class Cache:
     def _note(self, kind: Kind, key: tuple[str, str], *jobs: JobKey | None) -> None:
         """Note that an object changed: raise the version of its kind, and mark the jobs to which it belongs.
 
-        ``jobs``: the jobs that the object's label named before and names now. A DLJob marks itself.
+        ``jobs``: the job that the object's label named before the change, and the one that it names now; None without a
+        label. A change of a DLJob marks this job, whatever ``jobs`` contains.
         """
         self.profiles_version += kind is PROFILE
         self.limits_version += kind in (QUOTA, LIMIT_RANGE)
@@ -268,7 +269,7 @@ class Cache:
         return [entry.seen for entry in self._stores[PROFILE.plural].entries.values()]
 
     def limits(self, namespace: str) -> NamespaceLimits:
-        """Return the quotas and limit ranges of a namespace, without regard to any job."""
+        """Return all quotas and limit ranges of a namespace, also those that do not apply to the pods of jobs."""
         quotas, ranges = (
             tuple(store.entries[namespace, name].seen for name in sorted(store.by_namespace.get(namespace, ())))
             for store in (self._stores[QUOTA.plural], self._stores[LIMIT_RANGE.plural])

@@ -1,4 +1,4 @@
-"""Find lost nodes: those on which pods run, and that are deleted, NotReady or unknown."""
+"""Find lost nodes: nodes on which pods run, but which are deleted, are NotReady or have never been seen."""
 
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime

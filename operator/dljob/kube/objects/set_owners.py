@@ -1,7 +1,8 @@
 """Remember which StatefulSets belong to jobs, by uid, because two StatefulSets may have had the same name.
 
-A pod counts as a job's until its StatefulSet is found to have another owner. The reverse would be unsafe: pods outlive
-their StatefulSet, and an operator that restarted in between never saw it.
+A pod with the label of a job counts as the job's until its StatefulSet is found to have another owner. If the operator
+instead ignored pods with an unknown StatefulSet, it would overlook some of the job's own pods. Pods can outlive their
+StatefulSet, and an operator that restarts after the deletion has never seen the StatefulSet.
 """
 
 MAX_SETS = 10_000

@@ -19,7 +19,7 @@ def bounded_responses(active: Callable[[], None], listed: Listed) -> type[aiohtt
 
     ``active`` is called for each event, bookmark and page of a list, to show that the watch works. It is not called
     when a watch begins, because a broken watch may begin, and then send nothing. ``listed`` is called after the last
-    page of each list.
+    page of each list, with the list's namespace, uids and resourceVersion.
     """
     uids: dict[str | None, list[str]] = {}
 

@@ -61,7 +61,12 @@ class Reflector:
         gone: Callable[[JobKey], None],
         silence_s: float = SILENCE_S,
     ) -> None:
-        """``silence_s``: seconds without an event or a bookmark after which the watch is opened again."""
+        """``selector``: label selector of the objects; empty: all objects.
+
+        ``changed``: called with the kind and the object after a deletion, or a change on which decisions depend.
+        ``gone``: called with the key of a job if one of its cached objects is missing in a list. ``silence_s``: seconds
+        without an event or a bookmark after which the watch is opened again.
+        """
         self._api, self._cache, self._changed, self._gone = api, cache, changed, gone
         self.kind, self._namespace, self._selector, self._silence_s = kind, namespace, selector, silence_s
         self.synced = asyncio.Event()
@@ -85,7 +90,8 @@ class Reflector:
     async def run(self) -> None:
         """List and watch the objects forever. Errors of the API server are logged and retried with back-off.
 
-        After a silence, list the objects again. If the list has changes, the watch is broken and only looks alive.
+        If the watch has sent nothing for ``silence_s`` seconds, list the objects again. If the list contains changes
+        that the watch should have sent, the watch is broken. Such a list does not update ``active_at``.
         """
         failures, version, opened = 0, "", True
         while True:
