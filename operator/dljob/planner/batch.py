@@ -37,9 +37,10 @@ def ladder(base: int, low: int, high: int) -> list[int]:
 
     ``base``: the batch size in the spec (``spec.globalBatchSize``).
 
-    The result contains ``low``, ``high``, and the whole numbers among ``base`` times …, 1/2, 3/4, 1, 3/2, 2, 3, 4, 6, …
-    If these are too many, use only powers of two times ``base``, and first those nearest to ``base``. Multiples of
-    ``base`` divide evenly among ranks if ``base`` does.
+    The result contains ``low``, ``base``, ``high``, and products of ``base`` with the factors …, 1/2, 3/4, 1, 3/2, 2,
+    3, 4, 6, … that are whole numbers. If these are more than ``MAX_RUNGS``, only powers of two remain as factors. If
+    they are still too many, the products nearest to ``base`` remain. Multiples of ``base`` divide evenly among ranks if
+    ``base`` does.
     """
     halves = {base} | {base * 2**k for k in range(1, 32)} | {base // 2**k for k in range(1, 32) if base % 2**k == 0}
     between = {3 * batch // 2 for batch in halves if batch % 2 == 0}
@@ -96,11 +97,12 @@ def choose(
 
 
 def _looked_at(base: int, asked: Mapping[int, Request], plan: Plan) -> dict[int, Decision | Infeasible]:
-    """Plan some of the batch sizes to consider. Return the plan of each, or the reason why it has none.
+    """Plan the batch sizes to consider, or only some of them. Return the plan of each, or the reason why it has none.
 
-    ``base``: the batch size in the spec. ``asked``: the request for each batch size to consider. If there are many,
-    plan only every other one, and then the neighbours of the best one: neighbours differ little in the time for the
-    same progress, and a plan on a large cluster takes a tenth of a second.
+    ``base``: the batch size in the spec. ``asked``: the request for each batch size to consider. If these are more than
+    ``MAX_RUNGS_PLANNED_AT_ONCE``, plan every other batch size first, and then the neighbours of the best one. If none
+    has a plan, plan the rest. This saves time, because a plan on a large cluster takes a tenth of a second. It loses
+    little, because neighbouring batch sizes need similar times for the same progress.
     """
     rungs = sorted(asked)
     first = rungs if len(rungs) <= MAX_RUNGS_PLANNED_AT_ONCE else sorted({base, rungs[-1], *rungs[::2]})
@@ -143,10 +145,10 @@ def _kept(request: Request, batches: Batches, plan: Plan) -> Decision | Infeasib
 
 
 def _at(request: Request, batches: Batches, batch: int, noise: float) -> Request:
-    """Return the request with ``batch`` as its only batch size, and with the number of steps for the same progress.
+    """Return a copy of the request with ``batch`` as its only global batch size, and with a new number of steps.
 
-    The progress is that of the steps in ``request`` with the batch size in ``request``. ``noise``: the gradient noise
-    scale in samples.
+    These steps make as much training progress as ``request.total_steps`` steps with the batch size
+    ``request.global_batch``. ``noise``: the gradient noise scale in samples.
     """
     steps = statistical.steps(request.total_steps, request.global_batch, batch, noise, batches.epoch_samples)
     return replace(request, global_batch=batch, total_steps=steps, batches=None)

@@ -17,8 +17,8 @@ def in_best_domain(request: Request, view: ClusterView, plan_in: PlanIn) -> Deci
     """Plan in each domain (rack, zone or other part of the cluster) on its own, and return the best of these plans.
 
     The best plans of other domains become candidates of the result. ``plan_in``: function that plans a request on the
-    nodes of a view. If the cluster is not divided into domains, return its plan unchanged. If no domain has a plan,
-    return the ``Infeasible`` of the widest domain.
+    nodes of a view. If the cluster is not divided into domains, return the only plan unchanged. If no domain has a
+    plan, return the ``Infeasible`` of the widest domain, which contains all others.
     """
     parts = domains(usable(request, view), request.topology, request.spot, avoid_spot=request.avoid_spot)
     answers = [(part, plan_in(replace(request, domain=part), part.within(view))) for part in parts]

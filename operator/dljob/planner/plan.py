@@ -144,9 +144,10 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
 
 
 def strategies(request: Request) -> tuple[Strategy, ...]:
-    """Return the data-parallel strategies to consider, without (Data) and with a sharded optimizer (Optimizer).
+    """Return the data-parallel strategies to consider: Data, or Optimizer (with a sharded optimizer), or both.
 
-    Return the user's choice. With strategy Auto, return both if the collective allows both, else only Data.
+    If the user requests Optimizer, return only Optimizer. If the user requests Auto, return both, unless the user fixes
+    a collective that cannot be used with a sharded optimizer. Otherwise, return only Data.
     """
     if request.strategy == "Auto":
         return ("Data", "Optimizer") if request.collective in (None, *HALVES) else ("Data",)

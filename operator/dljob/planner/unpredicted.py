@@ -27,10 +27,11 @@ MAX_NODE_SHARE = 0.5
 def plan_unpredicted(request: Request, view: ClusterView) -> Decision | Infeasible:
     """Return a plan with the nodes that the request asks for, or the reason why no plan is possible.
 
-    The plan has the groups of ``request.fixed``, or else ``request.nodes_min`` nodes of one device type: GPUs before
-    CPUs, and of several types the one with the most computing power. If the user fixes no groups, a CPU node runs one
-    rank, and every GPU node runs the same number of ranks: as many as the node with the fewest free GPUs has room for,
-    the quota allows, and the global batch has samples for. The plan's predicted times are 0, which means unknown.
+    If the user fixes groups of nodes (``request.fixed``), the plan consists of these groups. Otherwise, it has
+    ``request.nodes_min`` nodes of one device type. GPUs take precedence over CPUs, and then the type with the most
+    computing power is used. A CPU node runs one rank. Each GPU node runs the same number of ranks. This number is
+    limited by the fewest free GPUs on one of these nodes, by the quota, and by one sample per rank. The plan's
+    predicted times are 0, which means unknown.
     """
     found: Decision | Infeasible | None = None
     for domain in domains(usable(request, view), request.topology, request.spot, avoid_spot=request.avoid_spot):

@@ -81,9 +81,9 @@ def positive_fit(
     coefficient times its term is a part of the predicted time. Coordinate descent minimizes the mean squared relative
     error, with Huber weights where log(predicted / measured) is beyond ±``tolerance`` (Huber 1964). Each squared
     relative error is divided by predicted / measured, so that it nearly equals the squared error of the logarithm.
-    ``ridge`` penalizes the squares of the coefficients of terms that are scaled to a root mean square of 1. Terms that
-    no row distinguishes therefore share their effect. ``rounds``: number of reweightings. ``sweeps``: passes over all
-    coefficients in each round.
+    ``ridge``: weight of a penalty on the squared coefficients, after each term is scaled to a root mean square of 1. If
+    the rows cannot tell two terms apart, the penalty divides the effect between them. ``rounds``: how often the weights
+    are computed anew. ``sweeps``: passes over all coefficients in each round.
     """
     scaled = terms / seconds[:, None]
     size = np.sqrt((scaled**2).mean(axis=0))

@@ -53,7 +53,8 @@ class Runs:
 class Contention:
     """Slowdown of computing that the other devices on a node cause. The default is no slowdown.
 
-    ``sharing`` and ``crowding`` are the constants with these names in ``Constants``.
+    With k busy devices on a node, ``sharing`` causes a slowdown that soon stops growing with k. ``crowding`` causes the
+    slowdown k^``crowding``. The values come from the fields of ``Constants`` with the same names.
     """
 
     sharing: float = 0.0
@@ -71,8 +72,9 @@ class Contention:
 class Constants:
     """Fitted constants of a workload on a type of cluster. They are logarithms and exponents, so any value is valid.
 
-    ``steps`` has the formulas. The first four constants describe communication between nodes, the last two
-    communication within a node.
+    The function ``steps`` has the formulas. The first four constants describe communication between nodes, and the last
+    two communication within a node. ``log_gamma`` describes the overlap of computing and communication. ``spread``,
+    ``sharing`` and ``crowding`` describe how much other nodes and other devices slow down computing.
     """
 
     log_inter: float
@@ -124,9 +126,10 @@ class Steps:
 def steps(c: Constants, runs: Runs, reference_s: float) -> Steps:
     """Predict the step times of ``runs`` (as logarithms) with the constants ``c``, and their derivatives by ``c``.
 
-    A run has n devices on N nodes, with k devices on the node that has the most. ``inter``, ``latency`` and ``intra``
-    are the exponentials of the constants ``log_inter``, ``log_latency`` and ``log_intra``. gamma is 1 plus the
-    exponential of ``log_gamma``. [N > 1] is 1 if N > 1, else 0. ``reference_s``: a typical value of ``one_s``.
+    A run has n devices on N nodes, and k devices on the node with the most devices. The lines below give times in
+    seconds. Most names in them are fields of ``runs`` or ``c``, but ``inter``, ``latency`` and ``intra`` are the
+    exponentials of the constants ``log_inter``, ``log_latency`` and ``log_intra``. gamma is 1 plus the exponential of
+    ``log_gamma``. [N > 1] is 1 if N > 1, else 0. ``reference_s``: a typical value of ``one_s``.
 
     computing = one_s exp(spread [N > 1] + sharing 2 (1 - 1/k) + crowding ln k)
     between nodes = reference_s inter (2 (N-1)/N k^busiest_power (n/N)^mean_power + latency (n - 1)): a ring's volume

@@ -36,5 +36,8 @@ def rank_watts(device: Device, busy: float) -> float:
 
 
 def cost_usd(device: Device, seconds: float, ranks: int) -> float:
-    """Return the price in US dollars of ``ranks`` devices for ``seconds`` seconds, without a price of energy."""
+    """Return the price in US dollars of using ``ranks`` devices for ``seconds`` seconds.
+
+    The price of energy is not included: ``Prices.with_energy_usd`` adds it.
+    """
     return device.usd_per_h / 3600 * seconds * ranks

@@ -56,7 +56,11 @@ def sharded(workload: Workload, ranks: int) -> Workload:
 
 
 def sample_nbytes(workload: Workload) -> float:
-    """Return the memory in bytes for each sample of a batch: kept and transient activations, and prefetched samples."""
+    """Return the memory in bytes that each sample adds to the memory of a rank.
+
+    It is the sum of three parts: the activations that are kept for the backward pass, the largest activation with its
+    gradient, which exist only briefly, and a sample in each of the ``PREFETCHED_BATCHES`` batches loaded in advance.
+    """
     return workload.activation_nbytes + workload.transient_nbytes + PREFETCHED_BATCHES * workload.sample_nbytes
 
 

@@ -119,7 +119,8 @@ def advised(device: Device, slowdown: float) -> Advice | None:
     """Return the limit with the least energy for a typical job, together with its effect on computing.
 
     Under this limit, the job computes for at most ``slowdown`` times as long as under the highest limit. Return None if
-    no limit saves energy or if the device's range of limits is narrow (``WIDE_FROM_W``).
+    no such limit saves energy, or if the device's peak power is below ``WIDE_FROM_W`` watts. The limits of so small a
+    device differ too little.
     """
     if device.peak_power_W < WIDE_FROM_W:
         return None

@@ -151,10 +151,11 @@ def double_tree_s(nbytes: float, n: Number, link: Link, nodes: Number | None = N
     The algorithm is that of Sanders et al. 2009. V = ``nbytes``, alpha is the latency, beta = 1 / bandwidth, and gamma
     the seconds to reduce a byte. Each rank is an inner node of one tree and a leaf of the other. If k chunks travel up
     and down h = ceil(log2 n) levels, that takes 2 (h + k - 1) (alpha + V beta / k). With the optimal number of chunks,
-    the time is 2 (sqrt((h - 1) alpha) + sqrt(V beta))^2; 2 alpha are added, because k is at least 1. Reductions take V
-    gamma each and overlap, except for the last. If nodes hold several ranks, the trees span ``nodes`` nodes and a
-    node's ranks form a chain (NCCL 2.4; Jeaugey 2019). Then h is ceil(log2 nodes), and each direction has n / nodes - 1
-    more hops with the lower latency within a node.
+    the time is 2 (sqrt((h - 1) alpha) + sqrt(V beta))^2. This optimum can be at a k below 1. At least one chunk must
+    travel, so 2 alpha are added. Each reduction takes V gamma. All reductions but one overlap with sending, so V gamma
+    is added once. If nodes hold several ranks, the trees span ``nodes`` nodes and a node's ranks form a chain (NCCL
+    2.4; Jeaugey 2019). Then h is ceil(log2 nodes), and each direction has n / nodes - 1 more hops with the lower
+    latency within a node.
     """
     over = n if nodes is None else nodes
     levels_s = np.maximum(_rounds(over) - 1, 0) * link.latency_s + (np.ceil(n / over) - 1) * link.inside_s

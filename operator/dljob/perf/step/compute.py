@@ -149,10 +149,13 @@ def calibrated(curve: Curve, points: Sequence[tuple[int, float]]) -> Curve:
     """Return ``curve``, which the device catalogue predicts, corrected by measured (batch, seconds) points.
 
     Times of equal batches are averaged, and the points are made nondecreasing. The result passes through the points,
-    and ``few_points`` interpolates between them. Below the smallest batch, it is the catalogue's curve, scaled to meet
-    the first point. Above the largest batch, it is a line with the catalogue's final slope, scaled in the same way. If
-    the largest batch is at least twice the smallest and takes longer, the mean slope between the two replaces the
-    scaled slope, clipped to 0.25 to 1 times the scaled slope. Batches and times must be finite and positive.
+    and the module ``few_points`` interpolates between them. Below the smallest measured batch, the result is ``curve``,
+    multiplied by a factor so that it meets the first point. Above the largest measured batch, the result is a line.
+
+    Let s be the final slope of ``curve``, multiplied by measured / predicted time at the largest measured batch. The
+    slope of the line is s. However, if the largest measured batch is at least twice the smallest and takes longer, the
+    slope is the mean slope between these two points, limited to between 0.25 s and s. Batches and times must be finite
+    and positive.
     """
     if not points:
         return curve

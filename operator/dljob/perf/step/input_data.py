@@ -85,12 +85,14 @@ class Fetching:
     def over(self, computing: Curve) -> Curve:
         """Return a rank's step time including input, as a curve over its local batch size b.
 
-        ``computing``: the rank's computing time over b. Without workers, the step takes computing(b) + b ``total_s``.
-        With workers, it takes
+        ``computing``: the rank's computing time over b. Without workers, the rank loads its batch between steps. A step
+        then takes computing(b) + b total_s, where total_s is the sum of all stages in seconds per sample. With workers,
+        it takes
 
             max(computing(b) + b busy_s, b pace_s)
 
-        so the exposed input time is the larger of b busy_s and b pace_s - computing(b).
+        where busy_s is the delay per sample because the workers use the rank's cores, and pace_s is the time per sample
+        of the slowest stage. The exposed input time is the larger of b busy_s and b pace_s - computing(b).
         """
         if not self.workers:
             return computing.plus(self.total_s)
@@ -114,9 +116,10 @@ class Fetching:
 
 
 def workers_of(cores: float) -> int:
-    """Return the default number of data-loading processes of a training script: one per core, minus the rank's core.
+    """Return the default number of data-loading processes of a training script, for a rank with ``cores`` CPUs.
 
-    Built-in models use a thread instead.
+    The rank itself uses one CPU, and each other whole CPU gets a process. Built-in models load data in a thread
+    instead.
     """
     return max(0, int(cores) - 1)
 

@@ -47,8 +47,8 @@ class Stages:
     def activations(self, micro_batches: int) -> float:
         """Return the largest activation memory of a stage, divided by that of one micro-batch in the whole model.
 
-        A stage keeps the activations of several micro-batches at the same time: of as many as there are stages from
-        this stage to the last one, but at most of all ``micro_batches`` of a step.
+        A stage keeps the activations of several micro-batches at the same time. Their number is the number of stages
+        from this stage to the last stage, but at most ``micro_batches``, the number of micro-batches in a step.
         """
         stages = len(self.outputs)
         return max(min(micro_batches, stages - i) * part for i, part in enumerate(self.outputs))
@@ -88,7 +88,8 @@ def cuts(operations: Sequence[float], able: Sequence[bool], most: int) -> list[l
 def _stages_of(workload: Workload) -> tuple[Stages, ...]:
     """Return the most balanced splits into 1, 2, ... stages that the trainer supports; at most ``MAX_STAGES`` of them.
 
-    Layers marked ``follows`` start no stage.
+    A layer with ``follows`` belongs to the same module (such as a residual block) as the layer before it. Therefore, it
+    cannot be the first layer of a stage.
     """
     blocks: list[list[Layer]] = []
     for layer in workload.layers:

@@ -86,6 +86,9 @@ def step(
     This rank computes for ``compute_s`` seconds and waits for input for ``data_s`` seconds. The time of the all-reduce
     and of waiting for other ranks follows from the other parameters.
 
+    ``link``: slowest link between the ranks. ``servers``: number of ranks that are parameter servers, used only by the
+    collective ParameterServer. ``nodes``: number of nodes that hold the ranks; None: one rank per node.
+
     ``overlap``: fraction of the backward pass that can hide communication. ``sharded``: True if ranks shard the
     optimizer. Then the reduce-scatter of gradients overlaps with the backward pass, but the all-gather of new
     parameters after the update does not.

@@ -28,9 +28,9 @@ def straggler_factor(ranks: int, variation: float = STEP_VARIATION) -> float:
 
 
 def agreement_s(ranks: int, latency_s: float) -> float:
-    """Return the seconds in which ranks agree at the end of a step that all of them have the sum of the gradients.
+    """Return the seconds that ranks need at the end of a step to confirm that all have the sum of the gradients.
 
-    Empty messages travel up and down a binary tree of ranks.
+    For this agreement, empty messages travel up and down a binary tree of ranks.
     """
     return 2 * (ranks - 1).bit_length() * latency_s
 
@@ -40,8 +40,8 @@ def stale_factor(ranks: int, bound: int, variation: float = STEP_VARIATION) -> f
 
     ``bound``: the staleness bound in steps; 0 means synchronous training. The distance between two ranks is modelled as
     a random walk with standard deviation ``variation`` per step, reflected at ``bound`` steps. The reflections push
-    ranks back by variation^2 / bound per step. Therefore, the excess of ``straggler_factor`` over 1 is multiplied by
-    variation / bound, or by 1 if that is larger than 1.
+    ranks back by variation^2 / bound per step. The result is therefore 1 + (straggler_factor - 1) variation / bound. If
+    variation / bound is larger than 1, or if ``bound`` is 0, the result is ``straggler_factor``.
     """
     alone = straggler_factor(ranks, variation) - 1
     return 1 + (alone if bound == 0 else alone * min(1.0, variation / bound))

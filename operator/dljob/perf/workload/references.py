@@ -47,8 +47,10 @@ def _unit(net: Net, filters: int, k: int, stride: int = 1) -> Net:
 def _inception(net: Net, one: int, three: tuple[int, int], five: tuple[int, int], pooled: int) -> None:
     """Add an Inception module: four branches of convolutions, and the concatenation of their outputs.
 
-    The branches are: 1 x 1; 1 x 1, then 3 x 3; 1 x 1, then 3 x 3 (5 x 5 in the paper); a max pool, then 1 x 1. The
-    parameters are the numbers of filters in each branch: of both convolutions in ``three`` and ``five``.
+    ``one``: number of filters of the first branch, a 1 x 1 convolution. ``three``: numbers of filters of the second
+    branch, a 1 x 1 and then a 3 x 3 convolution. ``five``: the same for the third branch, whose last convolution is
+    3 x 3 here but 5 x 5 in the paper. ``pooled``: number of filters of the fourth branch, a max pool and then a 1 x 1
+    convolution.
     """
     start = net.at
     ends = [_unit(net, one, 1).at]

@@ -77,5 +77,9 @@ def growth_terms(workload: Workload, batch: float) -> dict[str, float]:
 
 
 def total(terms: Mapping[str, float], coefficients: Mapping[str, float]) -> float:
-    """Return the sum of all terms, each multiplied by its coefficient: seconds or bytes, as the coefficients."""
+    """Return the sum of all terms, each multiplied by its coefficient.
+
+    ``terms``: the amount of each term, by name. ``coefficients``: the seconds or bytes for a unit of each term, by
+    name. The result is in seconds or bytes accordingly.
+    """
     return sum(coefficients[name] * amount for name, amount in terms.items())

@@ -94,7 +94,10 @@ def held_by(parts: Sequence[Part], workload: Workload) -> Workload:
 
 
 def too_large(held: Workload, share: int, option: Option, what: str) -> str:
-    """Return the reason why ``share`` samples (named ``what``) exceed a rank's memory.
+    """Return a text with the reason why a rank has too little memory for a local batch of ``share`` samples.
+
+    ``held``: the workload with the optimizer state that one rank holds (see ``held_by``). ``option``: the type of
+    device, and the memory of a rank on it. ``what``: the text for the samples, such as '64 samples'.
 
     Example: 'does not fit: 64 samples need 23.4 GiB (of which 21 GiB are activations), but a rank has 16 GiB'.
     """
@@ -204,11 +207,13 @@ def _as_measured(formulas: Step, known: Sequence[Posterior], run: Runs) -> Step:
 def _cpus(option: Option, share: int, timing: Step, link: Link) -> float:
     """Return the number of CPUs that a pod should request for one of its ranks.
 
-    A GPU rank gets one CPU, so that kernel launches never wait. A CPU rank gets ``option.cores`` CPUs times the
-    fraction of the step in which the rank uses them, but at least times ``LEAST_BUSY``. It uses them while it computes
-    and fetches its samples (90th percentile of this time). Of the communication time, the fraction (bandwidth of
-    ``link``) / (bandwidth between processes of a node) counts, because the rank copies data. MPI's busy waiting is not
-    counted. ``share``: the rank's local batch size; 0 for a parameter server. ``timing``: the predicted step.
+    A GPU rank gets one CPU, so that kernel launches never wait. A CPU rank gets ``option.cores`` CPUs, multiplied by
+    the fraction of the step in which it uses them, or by ``LEAST_BUSY`` if the fraction is lower than that.
+
+    The rank uses its CPUs while it computes and fetches samples; the 90th percentile of this time counts. It also uses
+    them to copy data during communication. Therefore, the fraction (bandwidth of ``link``) / (bandwidth between
+    processes of a node) of the communication time counts. MPI's busy waiting does not count. ``share``: the rank's
+    local batch size in samples; 0 for a parameter server. ``timing``: the predicted step.
     """
     if option.pool.is_gpu:
         return 1.0

@@ -190,8 +190,8 @@ def _tensor(candidate: SplitCandidate, batch: int, model: split.Model) -> _Step:
 def _memory_nbytes(candidate: SplitCandidate, batch: int, model: split.Model) -> int:
     """Return the memory in bytes that a rank needs on its device.
 
-    On CPUs this includes the whole model, because each rank first creates it in main memory, and the whole state,
-    because a checkpoint passes through main memory (``split.state_nbytes``).
+    On CPUs, this includes the parameters and optimizer state of the whole model (``split.state_nbytes``). Each rank
+    first creates the whole model in main memory, and the whole state passes through main memory for a checkpoint.
     """
     workload, ranks, is_gpu = model.workload, candidate.part.ranks, candidate.part.option.pool.is_gpu
     if candidate.strategy == "Pipeline":
@@ -214,7 +214,8 @@ def _memory_nbytes(candidate: SplitCandidate, batch: int, model: split.Model) ->
 def _host_nbytes(part: Part, batch: int, workload: Workload, held: int) -> int:
     """Return the main memory in bytes that a pod with all its ranks needs.
 
-    ``held``: memory in bytes that a rank needs on its device. On CPUs, this is main memory.
+    ``held``: memory in bytes that a rank needs on its device. It counts only on CPUs, where it is main memory.
+    ``batch``: global batch size in samples; it counts only on GPUs, whose ranks prepare samples in main memory.
     """
     if not part.option.pool.is_gpu:
         ranks = part.option.ranks_per_node
@@ -237,9 +238,9 @@ def _host_room_nbytes(part: Part, request: Request) -> int:
 def micro_batch_counts(batch: int, stages: int) -> Iterator[int]:
     """Yield the numbers of micro-batches to consider, in rising order: about 1, 2, 4, ... times the number of stages.
 
-    The last number is the largest possible one: one sample per micro-batch, unless that is more than
-    ``MAX_MICRO_BATCHES``. If several numbers give micro-batches of the same size m, yield only ceil(batch / m), the
-    smallest of them.
+    A number is at most ``batch`` (one sample per micro-batch) and at most ``MAX_MICRO_BATCHES``. The last number is the
+    largest one within both limits. If several numbers give micro-batches of the same size m, yield only ceil(batch /
+    m), the smallest of them.
     """
     last, wanted = 0, stages
     while last < min(batch, MAX_MICRO_BATCHES):

@@ -129,10 +129,10 @@ def stored_of(request: Request) -> input_data.Stored | None:
 def _tiers(pool: Pool, ranks_per_node: int) -> list[tuple[int, int]]:
     """Return (number of nodes, smallest free memory in bytes) for two sets of nodes that a plan may use.
 
-    Pods may land on any node of a set, so its node with the least memory limits the batch. A smaller set can therefore
-    be better. All nodes have at least ``ranks_per_node`` free devices. One set consists of all such nodes. The other
-    one consists of those with at least half as much free memory as the node with the most. If both sets are equal,
-    return only one pair. If no node has enough free devices, return an empty list.
+    Kubernetes may place a pod on any node of a set, so the smallest free memory of its nodes limits the batch. A set of
+    fewer nodes can therefore be better. One set has all nodes with at least ``ranks_per_node`` free devices. Let M be
+    the largest free memory of these nodes. The other set has only the nodes with at least M / 2 of free memory. If both
+    sets are equal, return only one pair. If no node has enough free devices, return an empty list.
     """
     sizes = sorted(
         (m for m, free in zip(pool.memory_nbytes, pool.free, strict=True) if not pool.is_gpu or free >= ranks_per_node),
@@ -166,8 +166,8 @@ def options(
 ) -> list[Option]:
     """Return the ways to use the nodes of ``pool`` with ``ranks_per_node`` ranks per node, with their predictions.
 
-    One option has all nodes with enough free devices. Another one has only those with at least half as much memory as
-    the node with the most, if not all nodes have that. The list is empty if no node has enough free devices.
+    One option has all nodes with enough free devices. Let M be the largest free memory of these nodes. If some of them
+    have less than M / 2, a second option excludes these. The list is empty if no node has enough free devices.
     ``learned``: measured constants by (``request.profile``, device). ``min_ranks``: number of ranks that shard the
     optimizer state, if ``strategy`` is Optimizer; it determines how large a batch a rank can hold.
     """

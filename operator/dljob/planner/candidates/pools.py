@@ -41,7 +41,7 @@ class Pool:
 
     @property
     def assumed(self) -> bool:
-        """Return True for a GPU that is not in the catalogue."""
+        """Return True if the device is a GPU that the device catalogue lacks, so that its figures are assumed."""
         return self.is_gpu and gpu(self.device) is None
 
     @property
@@ -68,20 +68,21 @@ def _tolerates(tolerations: Iterable[Mapping[str, object]], taint: tuple[str, st
 
 
 def useful_cpu(node_cpu: float) -> float:
-    """Return the number of CPUs that must be free on a node with ``node_cpu`` CPUs before it can run a pod of the job.
+    """Return how many CPUs must be free on a node with ``node_cpu`` CPUs so that the planner uses the node.
 
-    This number is the condition if the job does not request CPUs. It is 1, or half of the CPUs of a node with fewer
-    than two. With less, ranks would train too slowly for the devices that they occupy, and more slowly than plans
-    predict.
+    This minimum applies if the job does not request CPUs. It is one CPU, or half of the node's CPUs if the node has
+    fewer than two. With fewer free CPUs, ranks would train too slowly for the devices that they occupy, and more slowly
+    than plans predict.
     """
     return min(1.0, node_cpu / 2)
 
 
 def usable(request: Request, view: ClusterView) -> list[Node]:
-    """Return the nodes that can run a pod of the job, including those with a type of device that it does not request.
+    """Return the nodes that can run a pod of the job, regardless of the types of device that the job allows.
 
-    Such a node accepts new plans. It has the labels in the job's node selector, no taint that the job does not
-    tolerate, and enough free devices, CPUs and memory.
+    Each returned node meets four conditions. The cluster view does not exclude it from plans (``Node.left_out``). It
+    has the labels in the job's node selector. The job tolerates its taints. It has enough free devices, CPUs and
+    memory.
     """
     return [node for node in view.nodes if _why_not(node, request) is None]
 
@@ -110,10 +111,11 @@ def _why_not(node: Node, request: Request) -> str | None:
 
 
 def cores_of_rank(cpu: float, ranks: int, request: Request) -> float:
-    """Return the CPUs that each of ``ranks`` ranks computes with on a node that has ``cpu`` CPUs.
+    """Return the number of CPUs that each of ``ranks`` ranks computes with on a node that has ``cpu`` CPUs.
 
-    A rank runs one thread for each whole CPU that its pod requests per rank, because only these CPUs are guaranteed.
-    The default is one thread. The node's CPUs and the pod's limit bound the result, which may be below one CPU.
+    The result is the CPU request of the pod divided by ``ranks``, rounded down, because only requested CPUs are
+    guaranteed. It is at least 1, and 1 without a request. However, it never exceeds the CPUs of the node or the CPU
+    limit of the pod, each divided by ``ranks``, and can therefore be below 1.
     """
     threads = max(1.0, float(int((request.cpu_per_pod or ranks) / ranks)))
     return min(threads, cpu / ranks, (request.cpu_limit_per_pod or cpu) / ranks)

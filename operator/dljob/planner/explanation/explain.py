@@ -22,10 +22,11 @@ Similar candidates also have the same strategy and types of devices. ``shown`` p
 
 
 def memory_refusals(ways: list[Option], request: Request, workload: Workload) -> list[Refusal]:
-    """Return a ``Refusal`` for each type of device of which ``nodes.min`` ranks cannot hold the global batch in memory.
+    """Return a ``Refusal`` for each type of device that needs more than ``nodes.min`` ranks to hold the global batch.
 
-    The summary has the largest number of ranks that cannot hold the batch, such as 'up to 3 x t4'. ``ways``: the
-    options (ways to use the nodes of one type of device) that candidates consist of.
+    The batch must fit into the memory of these ranks together. The summary of the ``Refusal`` is the largest number of
+    ranks whose memory is too small, such as 'up to 3 x t4'. ``ways``: the options (ways to use the nodes of one type of
+    device) that candidates consist of.
     """
     lines = []
     for label in dict.fromkeys(option.label for option in ways):
@@ -119,13 +120,12 @@ def _worse(request: Request, choice: Choice, chosen: Choice) -> str:
 def model_parallel_refusals(
     request: Request, chosen: Choice, choices: list[Choice], shown: tuple[Choice, ...]
 ) -> list[Refusal]:
-    """Return the best pipeline and tensor-parallel candidates, each with the reason why it was not chosen.
+    """Return the best pipeline and the best tensor-parallel candidate, each with the reason why it was not chosen.
 
-    The plan that was chosen instead is data-parallel.
-
-    Return an empty list if the chosen plan is model-parallel. Skip a candidate that is already shown, unless its
-    predicted score beats the chosen plan's. Example of a summary and a reason:
-    '3 x cpu, Pipeline of 3 stages, 12 micro-batches' and '18 % slower: 9.4ms per step instead of 8ms; ...'.
+    Return an empty list if the chosen plan is itself model-parallel. Skip a candidate that ``shown`` contains and whose
+    score is not better than that of the chosen plan. A candidate with a better score was not chosen because its
+    prediction is too uncertain (``objective.surely_better``). Example of a summary and a reason: '3 x cpu, Pipeline of
+    3 stages, 12 micro-batches' and '18 % slower: 9.4ms per step instead of 8ms; ...'.
     """
     if chosen.splits_model:
         return []

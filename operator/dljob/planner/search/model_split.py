@@ -84,8 +84,9 @@ def candidates(
 def like(part: Part, request: Request, workload: Workload) -> Choice | Refusal | str:
     """Return the fastest candidate that splits the model over the ranks of ``part`` with the requested strategy.
 
-    ``part``: the only group of nodes of the plan with which the result is compared. Return a ``Refusal`` (candidate and
-    reason) if none fits into memory, or a text with the reason if the model cannot be split.
+    ``part``: the nodes and ranks of another plan, which has only this group of nodes. The caller compares the result
+    with that plan. Return a ``Refusal`` (candidate and reason) if no candidate fits into memory. Return a text with the
+    reason if the model cannot be split in this way.
     """
     model = split.cut_up(workload)
     if request.strategy == "Tensor" and model.pairs is None:
@@ -286,10 +287,10 @@ def _placed(kind: Kind, places: Sequence[tuple[Option, range]], model: split.Mod
 def _by_merit(batch: int) -> Callable[[Part], tuple[str, int, bool, float, int]]:
     """Return a function that returns the sort key of a group of nodes, so that the search tries better groups first.
 
-    The key is: device, ranks, one node before several nodes, computing time, nodes. ``batch``: number of samples that
-    the computing time is for. On several nodes, messages cross the same link, whatever the number of ranks per node. Of
-    the placements of equally many ranks on several nodes, the search therefore needs only the first one that fits into
-    memory.
+    The key is (device, number of ranks, False for one node or True for several, computing time, number of nodes).
+    ``batch``: number of samples that the computing time is for. If a group has several nodes, its messages cross the
+    same network, whatever the number of ranks per node. Groups with equally many ranks on several nodes therefore
+    differ only in computing time. The search needs only the first of them that fits into memory.
     """
 
     def key(part: Part) -> tuple[str, int, bool, float, int]:

@@ -77,9 +77,10 @@ def surely_better(request: Request, parts: Choice, whole: Choice) -> bool:
 def best(request: Request, choices: list[Choice]) -> Choice:
     """Return the best plan by the request's objective.
 
-    Break ties within ``INDISTINCT`` by fewer devices (Time) or less time (Energy, Cost). Return a model-parallel plan
-    only if it is better than the best data-parallel plan despite the uncertainty of its prediction (``surely_better``),
-    or if there is no data-parallel plan.
+    Plans tie if their scores exceed the lowest score by at most the fraction ``INDISTINCT``. Of these, return the plan
+    with the fewest ranks if the objective is Time, and the fastest plan if it is Energy or Cost. Return a
+    model-parallel plan only if it is better than the best data-parallel plan despite the uncertainty of its prediction
+    (``surely_better``), or if there is no data-parallel plan.
     """
     parts, whole = ([c for c in choices if c.splits_model is split] for split in (True, False))
     if not whole:

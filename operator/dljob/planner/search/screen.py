@@ -190,8 +190,9 @@ class Screen:
     ) -> tuple[Floats, Floats, NDArray[np.int64]]:
         """Return (step times, spreads, indices of the best collectives), predicted from measured multi-device steps.
 
-        Candidates with one rank, or with a device that lacks such measurements, keep ``step_s`` and ``spread``. Their
-        index is -1.
+        ``step_s``, ``spread``: the predictions without these measurements (seconds, and the standard deviation of the
+        logarithm). They remain for candidates with one rank, or with a device that lacks such measurements. The index
+        of these candidates is -1.
         """
         choice = np.full(len(counts), -1)
         rows_measured = np.flatnonzero((ranks > 1) & np.isfinite(compute_s) & ~(used & ~self._has_steps).any(axis=1))
@@ -218,8 +219,10 @@ class Screen:
         """Return (step time including input, standard deviation of log(step time)) for each candidate.
 
         The measured steps of each device type in a candidate predict a step time. The longest of these times counts.
-        Every parameter has one element (``used``: one row) per candidate. ``n``: number of ranks. ``ratio``: see
-        ``communication_ratio``.
+        ``used`` has a row for each candidate, with True for each option (way to use one device type) that the candidate
+        contains. All other parameters have one element for each candidate. ``n``: number of ranks. ``nodes``: number of
+        nodes. ``compute_s``: seconds in which the slowest rank processes its batch, including exposed input time.
+        ``ratio``: the result of ``communication_ratio``.
         """
         busiest = np.where(used, self._per_node, 0).max(axis=1).astype(float)
         slowest_s, spread = np.zeros(len(n)), np.zeros(len(n))

@@ -20,8 +20,8 @@ class Prediction:
     """Predicted time, memory, energy and cost of a plan. Times are in seconds, and medians unless the name has p90.
 
     ``step_s`` is the time of a step. ``compute_s``, ``communication_s`` and ``data_s`` are parts of it. ``total_s``,
-    ``energy_J`` and ``cost_usd`` are those of the whole training. ``memory_nbytes``: memory of the rank that needs the
-    most; GPU memory or, on CPUs, main memory.
+    ``energy_J`` and ``cost_usd`` are those of the whole training. ``memory_nbytes``: largest memory that a rank needs.
+    It is GPU memory or, on CPUs, main memory.
     """
 
     step_s: float

@@ -51,7 +51,8 @@ class Batches:
 class Request:
     """The job to plan, as the planner needs it: values of the spec, and limits and prices of the cluster.
 
-    Either ``model``, or ``like``, or three hints describe the workload. The hints are ``parameters``,
+    The workload is given in one of three ways: by ``model`` (a built-in model), by ``like`` (a well-known model that
+    costs as much as the job's own model), or by three figures of the job's own model. The figures are ``parameters``,
     ``flops_per_sample`` and ``activation_nbytes_per_sample``.
     """
 
