@@ -32,8 +32,8 @@ def needs_view(observed: Observed, parsed: ParsedJob | None = None, now: datetim
     """Return True if ``reconcile`` would plan this job.
 
     Then ``reconcile`` needs ``observed.view``, the cluster's free resources, or ``ParsedJob.decision``, the result of
-    planning. Without both, ``reconcile`` leaves the job as it is. ``now``: present time; None: ignore waiting times,
-    such as a back-off. During a back-off (``admission``), a job must not be planned, because its plan would reserve
+    planning. If it has neither, it leaves the job as it is. ``now``: present time; None: ignore waiting times, such as
+    a back-off. During a back-off (``admission.gang``), a job must not be planned, because its plan would reserve
     capacity.
     """
     if observed.job.deleting:
@@ -288,7 +288,10 @@ def _without_spec(parsed: ParsedJob, draft: Draft, now: datetime) -> Desired:
 
 
 def _with_unreadable_plan(parsed: ParsedJob, draft: Draft, problem: str, now: datetime) -> Desired:
-    """Leave the pods of a plan that this release cannot read as they are: they train, and a restart would lose time."""
+    """Return the desired state of a job whose plan this release of the operator cannot read: its pods do not change.
+
+    The pods train, and a restart would lose time. ``problem``: why the plan cannot be read.
+    """
     text = (
         f"ConfigMap {Names.of(parsed.observed.job).plan}: found a plan that this release of the operator cannot read "
         f"({problem:.500}); the pods run on. Upgrade the operator, or delete the ConfigMap to plan the job again"

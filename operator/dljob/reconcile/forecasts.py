@@ -2,10 +2,11 @@
 
 The condition DeadlineFeasible says whether a job with ``spec.scheduling.finishBy`` ends in time, according to the 90th
 percentile of the prediction. True: InTime, or DeadlineMet after the end. False: TooLate, DeadlinePassed, or
-DeadlineMissed after the end. Unknown: NoForecast, or NoDeadline if the spec has none any more.
+DeadlineMissed after the end. Unknown: NoForecast, or NoDeadline if the user has removed ``finishBy``.
 
-Predictions move all the time, and each write of a status costs the API server something. The status therefore keeps a
-forecast until it has changed notably, and the forecast of a running job alone never causes a write.
+Predictions change all the time, and each write of a status is a request to the API server. The status therefore keeps
+a predicted time while new predictions are close to it. A new forecast of a running job is written only together with
+another change of the status.
 """
 
 from datetime import datetime, timedelta
@@ -41,8 +42,9 @@ _NO_FORECAST = (
 def with_forecasts(parsed: ParsedJob, status: DLJobStatus, now: datetime) -> DLJobStatus:
     """Return ``status``, the new status of a job, with predicted times and the condition DeadlineFeasible added.
 
-    The times are those of the start and end of a waiting job, and the remaining time of a job that holds devices. If a
-    time has hardly changed, the result contains the one of the previous status, to avoid a write of the status.
+    A waiting job gets its predicted start and end, and a job that holds devices gets its predicted remaining time. To
+    avoid writes of the status, the result keeps a previous start or end that is close to the new one. It keeps the
+    previous remaining time if no other field of the status except ``conditions`` changes.
     """
     before = parsed.before
     queue = _queue(before.queue, parsed.observed.place, parsed.observed.outlook, now)
@@ -73,9 +75,9 @@ def deadline_in_s(parsed: ParsedJob, now: datetime) -> float | None:
 def steady(shown: datetime | None, found: datetime | None, now: datetime) -> datetime | None:
     """Return the predicted time to show in the status, so that it does not change with each small new prediction.
 
-    This is ``shown``, the time in the present status, while it is close to the new prediction ``found``; otherwise
-    ``found`` in whole seconds. ``STEADY_S`` and ``STEADY_SHARE`` say what is close. If ``shown`` is in the past, only
-    ``STEADY_S`` counts. Return None if ``found`` is None.
+    ``shown``: time that the status shows now. ``found``: new prediction. Return ``shown`` if the two differ by at most
+    ``STEADY_S`` seconds, or by at most ``STEADY_SHARE`` of the time from ``now`` to ``found``. If ``shown`` is in the
+    past, the second limit does not apply. Otherwise return ``found`` in whole seconds, or None if it is None.
     """
     if shown is None or found is None:
         return _whole_s(found)
@@ -208,7 +210,11 @@ def _after_end(status: DLJobStatus, finish_by: datetime, due: str) -> Verdict:
 def _finish_p90(
     status: DLJobStatus, outlook: Outlook | None, queue: QueueStatus | None, now: datetime
 ) -> datetime | None:
-    """Return the time before which a job that runs or waits ends with a probability of 90 %; None if it is unknown."""
+    """Return the time before which a job that runs or waits ends with a probability of 90 %; None if it is unknown.
+
+    ``outlook``: new forecast of the start and end of a waiting job. ``queue``: queue position and forecast for the
+    status. If both are None, the time is computed from the remaining time of a job that holds devices.
+    """
     if outlook is not None:
         return outlook.finish_p90
     if queue is not None:

@@ -110,7 +110,7 @@ def _moves(parsed: ParsedJob) -> bool:
 
 
 def undecided(parsed: ParsedJob) -> bool:
-    """Return True if the job must be planned again because of a faulty node, or of one that plans may use again.
+    """Return True if the job must be planned again, because a node is faulty or because plans may use a node again.
 
     To make the plan, the operator needs the cluster's free resources (``Observed.view``).
     """

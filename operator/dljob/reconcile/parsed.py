@@ -183,11 +183,13 @@ def _accepted(observed: Observed) -> tuple[StoredPlan | None, str | None]:
 
 
 def _report(observed: Observed, accepted: StoredPlan | None) -> tuple[Report | None, str | None]:
-    """Return the coordinator's report, or None if it is missing or ignored, and its problem, or None if it has none.
+    """Return the coordinator's report, and a text about a problem of the report. Either may be None.
 
-    A report is ignored without a problem if it is of another job, or if its term is lower than the plan's: the operator
-    has replaced the coordinator that wrote it, because this one ran on a lost node. If only the noise scale of a report
-    is invalid, the report is returned without the noise scale.
+    The report is None if it is missing, invalid or ignored. An invalid report has a problem; a missing or ignored one
+    has none. If only the noise scale is invalid, return the report without the noise scale, and the problem.
+
+    A report is ignored if it is of another job, or if its term is lower than the term of the plan. The operator raises
+    the term in the plan when it replaces a coordinator on a lost node. The replaced coordinator wrote such a report.
     """
     if observed.report_problem is not None:
         return None, _ignored(observed, observed.report_problem)

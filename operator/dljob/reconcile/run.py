@@ -146,7 +146,7 @@ def deadline(parsed: ParsedJob, now: datetime) -> datetime | None:
 
 
 def later(time: datetime, seconds: float) -> datetime:
-    """Return ``time`` plus ``seconds``, which a user has set, but at most the last time that a datetime can express."""
+    """Return ``time`` plus ``seconds``, which a user has set, but at most the latest time that datetime supports."""
     try:
         return time + timedelta(seconds=seconds)
     except OverflowError:
@@ -210,7 +210,7 @@ def _unready(was: Condition | None, accepted: StoredPlan) -> Verdict:
 
 
 def problem_conditions(parsed: ParsedJob) -> Iterator[Verdict]:
-    """Yield the conditions about an invalid report (ReportValid) and about ranks on other devices (DeviceMismatch).
+    """Yield the conditions about invalid reports (ReportValid) and ranks on unplanned devices (DeviceMismatch).
 
     A job gets each of these conditions when it has the problem for the first time, and keeps it from then on.
     """
@@ -236,8 +236,8 @@ def measurements(spec: DLJobSpec, report: Report, accepted: StoredPlan | None) -
     """Return the measurements of a run with which the operator updates profiles, or None.
 
     Return None without a plan, because only devices that the plan names count. Return None also for a plan with model
-    parallelism, and for a job whose spec lacks fields that describe its training (``spec.missing``). The placement is
-    set only for a plan with one group of pods and without a parameter server.
+    parallelism, and for a job whose spec lacks fields that describe its training (``spec.missing``). The field
+    ``place`` of the result is set only for a plan with one group of pods and without a parameter server.
     """
     if accepted is None or accepted.plan.splits_model or spec.missing:
         return None

@@ -47,7 +47,7 @@ def followed(spec: DLJobSpec, before: DLJobStatus, accepted: StoredPlan | None, 
 
 
 def after_end(spec: DLJobSpec, generation: int, before: DLJobStatus, accepted: StoredPlan | None) -> Verdict | None:
-    """Return the condition Accepted that reports a change of the spec after the job's end; None if there is no news.
+    """Return the condition Accepted that reports a change of the spec after the job's end; None if it need not change.
 
     The status of the condition is False if the changed spec contradicts the training, and True if the user has then
     changed the spec back. ``generation``: generation of ``spec``. If the status has the same generation, an earlier

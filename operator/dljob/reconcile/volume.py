@@ -20,9 +20,10 @@ _HOPELESS = {
 
 
 def volume_ready(observed: Observed, spec: DLJobSpec, accepted: StoredPlan) -> Verdict:
-    """Return the VolumeReady condition of a job: whether its PersistentVolumeClaims are usable for the plan.
+    """Return the VolumeReady condition, which says if the job's PersistentVolumeClaims are usable for the plan.
 
-    It is about the claim for checkpoints, or about the claim of the dataset if that one has a problem.
+    If the claim of the dataset has a problem, the condition reports this problem. Otherwise, it reports the state of
+    the claim for checkpoints.
     """
     return _dataset(observed, spec, accepted) or _checkpoints(observed, spec, accepted)
 

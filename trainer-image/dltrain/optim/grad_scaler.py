@@ -65,7 +65,7 @@ class LossScale:
         """Let all ranks skip the same updates of ``optimizer`` if the script uses a GradScaler.
 
         From then on, ``steps`` (the current training step) decides for the GradScaler whether an update is skipped.
-        ``skipped``: called each time when one is.
+        ``skipped``: called at each update that is skipped.
         """
         global _newest
         _replace_methods()

@@ -75,8 +75,9 @@ class _Normalize(torch.autograd.Function):
     """Compute y = (x - mean) / sqrt(variance + eps) * weight + bias with statistics over the samples of all ranks.
 
     Backward pass: let g_r be the gradient of rank r's mean loss with respect to y, w_r the weight of this loss, dx_r
-    its gradient with respect to x, x̂ the normalized x, and n the number of values per channel on all ranks. The
-    gradient of the global loss with respect to y is w_r g_r on rank r, and
+    its gradient with respect to x, x̂ the normalized x, and n the number of values per channel on all ranks. Σ_s adds
+    over ranks, and Σ without an index adds over the values of a channel on one rank. The gradient of the global loss
+    with respect to y is w_r g_r on rank r, and
     w_r dx_r = weight / std * (w_r g_r - Σ_s w_s Σ g_s / n - x̂ Σ_s w_s Σ g_s x̂_s / n).
     """
 

@@ -85,13 +85,16 @@ class BucketReductions:
     def start_complete(self) -> None:
         """Start the reductions of the next buckets in order, up to the first that lacks a gradient.
 
-        Raise PeerLostError.
+        Raise PeerLostError if a rank is lost.
         """
         while len(self._works) < len(self._missing) and not self._missing[len(self._works)]:
             self._start(len(self._works))
 
     def start_rest(self) -> None:
-        """Start the reductions of all remaining buckets, even if gradients are missing. Raise PeerLostError."""
+        """Start the reductions of all remaining buckets, even if gradients are missing.
+
+        Raise PeerLostError if a rank is lost.
+        """
         if not self.reached:  # no backward pass, but the script may have written gradients into the buffer
             self.reached.update(index for index, view in enumerate(self._buffer.views) if bool(view.any()))
         for bucket in range(len(self._works), len(self._buffer.buckets)):
@@ -100,7 +103,7 @@ class BucketReductions:
             self._start(bucket)
 
     def wait(self) -> None:
-        """Wait for all reductions that have started. Raise PeerLostError."""
+        """Wait for all reductions that have started. Raise PeerLostError if a rank is lost."""
         for work in self._works:
             work.wait()
 
@@ -120,11 +123,11 @@ class BucketReductions:
             work.test()
 
     def add_late(self, ranks: Sequence[float], take: Callable[[int], Tensor | None], divisor: float) -> None:
-        """Add gradients whose buckets were reduced without them. All ranks must call this together.
+        """Reduce late gradients, whose buckets were reduced without them. All ranks must call this together.
 
-        ``ranks``: for each parameter, the number of ranks that have such a gradient. ``take``: returns this rank's such
-        gradient of the parameter with a given index, or None. ``divisor``: the number by which the sum over ranks is
-        divided; 0: do not divide. Raise PeerLostError.
+        ``ranks``: for each parameter, the number of ranks with a late gradient. ``take``: returns this rank's late
+        gradient of the parameter with a given index, or None if it has none. ``divisor``: the number by which the sum
+        over ranks is divided; 0: do not divide. Raise PeerLostError if a rank is lost.
         """
         for bucket in sorted({self._bucket_of[index] for index, count in enumerate(ranks) if count}):
             part = self._buffer.slices[bucket]

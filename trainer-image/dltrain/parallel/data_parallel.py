@@ -210,7 +210,7 @@ class DataParallel(Placement):
         """Wait for the reduction of all gradients. Return the tail (the values after the gradients), summed over ranks.
 
         Afterwards, parameters that no rank's backward pass reached have no gradient, so optimizers skip them as in one
-        process. Raise PeerLostError, and MisuseError if the script changed gradients before their reduction.
+        process. Raise PeerLostError if a rank is lost, and MisuseError if the script changed unreduced gradients.
         """
         assert self._open, "begin comes before finish"
         self._open = False
@@ -224,7 +224,7 @@ class DataParallel(Placement):
     def whole(self) -> None:
         """Wait until ``p.grad`` contains the gradients of the global batch.
 
-        Raise PeerLostError, and MisuseError if the script changed gradients before their reduction.
+        Raise PeerLostError if a rank is lost, and MisuseError if the script changed gradients before their reduction.
         """
         if self._version not in (None, self.buffer.flat._version) and (self.sharded or not self._whole):
             unused = f"{len(self.buffer.parameters) - len(self._reductions.reached)} parameters had no part in the loss"
@@ -262,9 +262,9 @@ class DataParallel(Placement):
         self._seen()
 
     def _settle(self, *, final: bool) -> None:
-        """Add the gradients that are late (came after the reduction of their bucket) on any rank. Raise PeerLostError.
+        """Reduce gradients that are late on any rank, that is, came after the reduction of their bucket.
 
-        ``final``: True if no more late gradients can follow on this rank in this step.
+        ``final``: True if no late gradient can follow on this rank in this step. Raise PeerLostError if a rank is lost.
         """
         if self._unused is None or self._settled:
             return
@@ -295,7 +295,7 @@ class DataParallel(Placement):
         self._measure()
 
     def _divisor(self) -> float:
-        """Return the number by which gradients are divided after their reduction; 0: do not divide."""
+        """Return the sum of all ranks' weights (tokens), by which to divide reduced gradients; 0: do not divide."""
         return 0.0 if self.weight_at is None else self._summed[len(self.buffer.marks) + self.weight_at]
 
     def _catch_up(self) -> None:

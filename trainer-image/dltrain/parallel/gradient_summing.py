@@ -42,8 +42,8 @@ def data_parallel(
     """Create the data-parallel strategy of a plan: the gradient buffer and the collective that reduces it.
 
     ``tail``: number of values that ranks share at every step. ``before``: the strategy of the process group before it
-    shrank, whose measurements of algorithms are reused. All ranks must call this together. Raise PeerLostError,
-    and BadInputError for gradient compression on a GPU.
+    shrank, whose measurements of algorithms are reused. All ranks must call this together. Raise
+    PeerLostError if a rank is lost, and BadInputError for gradient compression on a GPU.
     """
     if plan.compression and any(parameter.is_cuda for parameter in parameters):
         raise BadInputError("spec.gradientCompression", "gradients on a GPU", "ranks on CPUs", "remove this field")
@@ -101,7 +101,7 @@ def choices_from_record(sums: Sequence[Summing]) -> Choices:
 def reuse(parallel: DataParallel, picks: Choices) -> None:
     """Use the algorithms ``picks`` of an earlier run, if ``parallel`` would otherwise choose them by measurement.
 
-    All ranks must call this function together. Raise PeerLostError.
+    All ranks must call this function together. Raise PeerLostError if a rank is lost.
     """
     if (auto := measured_by(parallel)) is not None:
         auto.reuse({number: Pick(name, segment) for number, name, segment in picks})

@@ -108,9 +108,10 @@ class ModelParallel(DataParallel):
         return []
 
     def finish(self) -> list[float]:
-        """Complete the gradients of this rank's parameters after the step's backward passes. Raise PeerLostError.
+        """Complete the gradients of this rank's parameters after the step's backward passes.
 
-        Return the tail, the values that ranks share at every step, summed over ranks.
+        Return the tail, the values that ranks share at every step, summed over ranks. Raise PeerLostError if a rank is
+        lost.
         """
         assert self._open, "begin comes before finish"
         began = time.perf_counter()
@@ -125,9 +126,10 @@ class ModelParallel(DataParallel):
         return shared
 
     def complete_gradients(self) -> None:
-        """Add the contributions of other ranks to gradients of parameters that several ranks have. Raise PeerLostError.
+        """Add the contributions of other ranks to gradients of parameters that several ranks have.
 
-        Do nothing by default. A pipeline overrides this for tied weights, which several stages use.
+        Do nothing by default. A pipeline overrides this for tied weights, which several stages use. Raise PeerLostError
+        if a rank is lost.
         """
 
     def _wait(self, seconds: float) -> None:
@@ -147,7 +149,10 @@ class ModelParallel(DataParallel):
         return self.shapes
 
     def weights(self, model: nn.Module) -> dict[str, Tensor]:
-        """Return the whole model's tensors on rank 0, and an empty dictionary elsewhere. Raise PeerLostError."""
+        """Return the whole model's tensors on rank 0, and an empty dictionary elsewhere.
+
+        Raise PeerLostError if a rank is lost.
+        """
         whole = self._gathered({name: self._own[name].data for name in self._reported}, lambda name: name)
         return {name: whole[name] for name in self.shapes if name in whole}
 
@@ -160,7 +165,8 @@ class ModelParallel(DataParallel):
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
         """Return the ``state_dict()`` of an optimizer for the whole model on rank 0, gathered from all ranks.
 
-        On other ranks, the ``state_dict()`` has parameter groups, but an empty state. Raise PeerLostError.
+        On other ranks, the ``state_dict()`` has parameter groups, but an empty state. Raise PeerLostError if a rank
+        is lost.
         """
         mine = {
             f"{self._members.index(name)}.{key}": value
@@ -228,7 +234,10 @@ class ModelParallel(DataParallel):
 
 
 def collect(process_group: ProcessGroup, content: bytes) -> list[bytes]:
-    """Return ``content`` of all ranks, in rank order, on rank 0. Other ranks get an empty list. Raise PeerLostError."""
+    """Return ``content`` of all ranks, in rank order, on rank 0. Other ranks get an empty list.
+
+    Raise PeerLostError if a rank is lost.
+    """
     counts = [int(row[0]) for row in process_group.gather([len(content)])]
     if process_group.rank:
         _transfer(np.frombuffer(content, np.uint8), lambda part: process_group.comm.Isend(part, 0))

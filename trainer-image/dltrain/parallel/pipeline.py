@@ -41,7 +41,7 @@ class Neighbours:
         self._sending: list[tuple[Any, Tensor]] = []
 
     def send(self, tensor: Tensor, peer: int) -> None:
-        """Start to send ``tensor`` to the rank ``peer``. The tensor must not change afterwards."""
+        """Start to send ``tensor`` to the rank ``peer``. Do not change it until ``settle`` has returned."""
         from mpi4py import MPI
 
         host = tensor.detach().cpu().contiguous()
@@ -143,7 +143,8 @@ class Pipeline(ModelParallel):
         """Run the forward and backward passes of a batch in micro-batches, together with all other stages.
 
         Return the batch's mean loss on the last stage, and None on other stages. Only the first stage uses the content
-        of the inputs ``x``, and only the last stage uses the content of the targets ``y``. Raise PeerLostError.
+        of the inputs ``x``, and only the last stage uses the content of the targets ``y``. Raise PeerLostError if
+        a rank is lost.
         """
         parts = sizes(len(y), self.micro_batches)
         xs, ys = torch.split(x, list(parts)), torch.split(y, list(parts))
@@ -174,7 +175,7 @@ class Pipeline(ModelParallel):
         return total
 
     def predict(self, model: nn.Module, x: Tensor) -> Tensor | None:
-        """Return the model's outputs on the last stage, and None on others. Raise PeerLostError."""
+        """Return the model's outputs on the last stage, and None on others. Raise PeerLostError if a rank is lost."""
         out = self._forward(self._input(x).detach())
         if self.stage == self.stages - 1:
             return out

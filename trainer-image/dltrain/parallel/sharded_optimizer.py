@@ -139,7 +139,7 @@ class OptimizerParallel(DataParallel):
     def spread(self) -> None:
         """Send this rank's updated parameters to all ranks and receive theirs, after the optimizer's step.
 
-        Raise PeerLostError.
+        Raise PeerLostError if a rank is lost.
         """
         began = time.perf_counter()
         _run(self._spread)
@@ -156,7 +156,8 @@ class OptimizerParallel(DataParallel):
         """Return the ``state_dict()`` of an equivalent replicated optimizer. Any number of ranks can resume from it.
 
         For one kind of state (such as Adam's ``exp_avg``) after another, ranks exchange the state of their shards. They
-        use the gradient buffer for this purpose, which is free between steps. Raise PeerLostError.
+        use the gradient buffer for this purpose, which is free between steps. Raise PeerLostError if a rank is
+        lost.
         """
         own = {p: optimizer.state.get(s.parameter, {}) for p, s in self._shards.items()}
         present = [key for state in own.values() for key, value in state.items() if value is not None]

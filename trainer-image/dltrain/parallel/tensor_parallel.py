@@ -37,7 +37,10 @@ class ActivationAllReduce:
         self._by_size: dict[tuple[int, torch.dtype], Collective] = {}
 
     def __call__(self, part: Tensor) -> Tensor:
-        """Return the sum of ``part`` over ranks in a new tensor, bit-identical on all ranks. Raise PeerLostError."""
+        """Return the sum of ``part`` over ranks in a new tensor, bit-identical on all ranks.
+
+        Raise PeerLostError if a rank is lost.
+        """
         began = time.perf_counter()
         key = (part.numel(), part.dtype)
         if key not in self._by_size:
@@ -105,7 +108,7 @@ def units_of(pair: Pair, rank: int, ranks: int) -> range:
 
 
 def cuts_of(model: nn.Module, pairs: Sequence[Pair], rank: int, ranks: int) -> Held:
-    """Return the part of each parameter that ``rank`` has, by the parameter's name; None stands for the whole one.
+    """Return the part of each parameter that ``rank`` has, by the parameter's name; None: the whole parameter.
 
     Parameters of a pair of linear layers are cut, so that a rank has those of its units (attention heads or hidden
     features). The bias of a pair's second layer and all other parameters are whole on every rank.

@@ -80,7 +80,7 @@ class UnusedParameters:
         """End a backward pass. If no other pass is expected in this step, start all remaining reductions.
 
         If autograd could not tell which parameters the pass would reach, skip those that it has not reached. Raise
-        PeerLostError.
+        PeerLostError if a rank is lost.
         """
         if self._is_last_pass:
             self._skip([*self._reductions.waiting])
@@ -88,7 +88,7 @@ class UnusedParameters:
 
     @property
     def _is_last_pass(self) -> bool:
-        """True if no backward pass is expected after the present one in this step."""
+        """True if no backward pass is expected in this step after the current backward pass."""
         return self._passes >= min(self._counts, default=1)
 
     def _skip(self, indices: Collection[int]) -> None:
@@ -116,10 +116,11 @@ class UnusedParameters:
         return index in self._skipped
 
     def agree(self, *, final: bool) -> tuple[list[float], bool]:
-        """Return (for each parameter, the number of ranks with a late gradient; True if no rank can have more).
+        """Exchange with all ranks which parameters have late gradients, and whether more of them can follow.
 
-        All ranks must call this method together, because they exchange this. ``final``: True if no more late gradients
-        can follow on this rank in this step. Raise PeerLostError.
+        Return a pair: for each parameter, the number of ranks with a late gradient; and True if no rank can get more
+        late gradients in this step. All ranks must call this method together. ``final``: True if no more late gradients
+        can follow on this rank in this step. Raise PeerLostError if a rank is lost.
         """
         self._votes.zero_()
         self._votes[list(self.late)] = 1.0

@@ -38,10 +38,11 @@ def reading() -> Lap:
 class Budget:
     """Estimate ``rate``, the fraction of a CPU that this rank gets if it computes all the time.
 
-    ``rate`` is below 1 under a CPU quota or on a shared CPU. A quota throttles a process only after it has used its
-    part of a period, and a rank that waits uses no CPU time. The duration of computing therefore does not show how much
-    more work the rank could do, but its CPU time divided by ``rate`` does. ``rate`` is at most the fraction of a CPU
-    that the rank got while it computed, and at least the fraction that it got overall.
+    ``rate`` is below 1 under a CPU quota or on a shared CPU. A quota throttles a process only after the process has
+    used its CPU time of a quota period. A rank that often waits for other ranks may never reach this limit, and then
+    computes at full speed. The duration of its computing is therefore shorter than if it computed without waiting; its
+    CPU time divided by ``rate`` estimates the latter. ``rate`` is at most the fraction of a CPU that the rank got while
+    it computed, and at least the fraction that it got overall.
     """
 
     def __init__(self) -> None:
@@ -124,7 +125,7 @@ class Stopwatch:
         )
 
     def demand(self) -> None:
-        """Update the estimate of the fraction of a CPU that this rank gets from the last step, then ``demanded_s``."""
+        """Compute ``demanded_s`` for the last step, after adding the step to the estimate in ``Budget``."""
         self.demanded_s = self._budget.add(self._computed, self._data + self._computed + self._waited)
 
     def _lap(self) -> Lap:

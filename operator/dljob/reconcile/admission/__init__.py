@@ -1,1 +1,1 @@
-"""Decide when a job may hold devices: for all its pods or none, and in a queue of Kueue only after the admission."""
+"""Decide when a job may hold devices: if all its pods can run and, in a queue of Kueue, once Kueue has admitted it."""

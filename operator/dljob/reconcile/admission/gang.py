@@ -10,8 +10,8 @@ False: the job has no pods, or its pods are stopping.
 - NoPlan: no plan is possible now; the condition Planned says why.
 - StartTimedOut: pods were missing or could not start for longer than ``spec.scheduling.startTimeout``, and nothing was
   trained. All pods are stopped, so that other jobs can use their nodes. After a back-off, which doubles each time, the
-  job is planned again on what is free then.
-- Suspended: the spec says so. When the job resumes, it is planned again on what is free then.
+  job is planned again for the devices that are free then.
+- Suspended: the spec suspends the job. When the job resumes, it is planned again for the devices that are free then.
 - PlanOnly: the job had pods or waited for devices, and its mode is now PlanOnly.
 """
 
@@ -59,7 +59,7 @@ def waits(parsed: ParsedJob) -> bool:
 
 
 def stops(parsed: ParsedJob) -> bool:
-    """Return True while pods still stop after a start time-out. No pod may start again before all have stopped."""
+    """Return True while pods are stopping after a start time-out. No pod may start again before all have stopped."""
     found = find(parsed.before.conditions, CONDITION)
     timed_out = found is not None and found.status is FALSE and found.reason == "StartTimedOut"
     current = parsed.accepted is not None and parsed.accepted.spec_digest == parsed.digest
@@ -104,10 +104,11 @@ def back_off_s(timeouts: int, timeout_s: float, uid: str) -> float:
 
 
 def admit(parsed: ParsedJob, draft: Draft, now: datetime) -> bool:
-    """Return True if a job whose pods the draft starts or keeps may keep them, and add the verdict Admitted.
+    """Return True if the job may keep its pods; False if all must stop, because some could not start in time.
 
-    Return False, without a verdict, if all pods must stop, because some could not start within the start time-out. If
-    a pod is blocked, but not for so long yet, requeue the job for the end of the time-out.
+    The draft already starts or keeps the pods. They must stop if some of them have been blocked for the start time-out.
+    If they may stay, add the condition Admitted to the draft. If a pod is blocked, but the time-out is not over yet,
+    also requeue the job for the end of the time-out.
     """
     observed, before, target = parsed.observed, find(parsed.before.conditions, CONDITION), draft.plan
     assert parsed.spec is not None and target is not None

@@ -89,7 +89,8 @@ def follow(parsed: ParsedJob, draft: Draft, config: RenderConfig, now: datetime)
 def _without_kueue(parsed: ParsedJob, draft: Draft, turn: Turn, now: datetime) -> StoredPlan | None:
     """Return the plan of a job with pods while Kueue is not available: pods that it admitted earlier continue to run.
 
-    A job without pods waits. The result is then None, and the draft says why the job waits.
+    A job without pods waits. The result is then None, and the draft says why the job waits. ``turn``: state of the job
+    in Kueue, and a message about it.
     """
     if parsed.accepted is not None and not quiet(parsed.observed):
         return parsed.accepted
@@ -102,7 +103,8 @@ def _infeasible(parsed: ParsedJob, draft: Draft, found: Infeasible, turn: Turn, 
     """Handle a job for which no plan is possible. Return the plan whose pods should run; None: no pods.
 
     Pods of the job's last plan continue to run while Kueue admits them. If the job has no pods, delete its Workload, or
-    deactivate it if Kueue admitted too few pods for a plan, so that the job holds no quota.
+    deactivate it if Kueue admitted too few pods for a plan, so that the job holds no quota. ``found``: reason why no
+    plan is possible. ``turn``: state of the job in Kueue, and a message about it.
     """
     observed, workload = parsed.observed, parsed.observed.queue.workload
     draft.verdicts.append(make_plan.infeasible(found, parsed))
@@ -145,7 +147,8 @@ def _ask(
     """Ask Kueue for quota: create or update the Workload for the plan ``planned``. The job then waits without pods.
 
     If the Workload has reserved quota or is finished, nobody can change it. It is then deleted now and created in a
-    later reconcile. Do not ask as long as a volume is not usable or the priority class does not exist.
+    later reconcile. Do not ask as long as a volume is not usable or the priority class does not exist. ``turn``: state
+    of the job in Kueue, and a message about it.
     """
     observed, workload = parsed.observed, parsed.observed.queue.workload
     volume = volume_ready(observed, spec, planned)
@@ -220,7 +223,12 @@ def _start(parsed: ParsedJob, draft: Draft, planned: StoredPlan, now: datetime) 
 
 
 def _needs_more(parsed: ParsedJob, planned: StoredPlan) -> str | None:
-    """Return why the pods of a plan for fewer nodes do not fit into the admitted quota; None if they fit."""
+    """Return a text that says that the pods of ``planned`` need more memory than Kueue admitted; None if they do not.
+
+    ``planned``: the plan for the pods that Kueue admitted, which are fewer than the job asked for. With fewer pods,
+    each may need more memory than the pods of the stored plan, for which the job asked for quota. If the spec sets the
+    memory request of the pods, all plans have the same request, and the result is None.
+    """
     asked = parsed.accepted
     assert asked is not None and parsed.spec is not None
     if parsed.spec.resources.memory or planned.memory_nbytes <= asked.memory_nbytes:

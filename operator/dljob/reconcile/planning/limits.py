@@ -82,10 +82,11 @@ def _smaller(
     first: _Unfit,
     tried: Callable[[Request, ClusterView], StoredPlan | _Unfit],
 ) -> StoredPlan | _Unfit:
-    """Return the first plan that fits the limits of the namespace; if there is none, why the last one does not fit.
+    """Return the first smaller plan that fits the limits of the namespace. If none fits, return why the last does not.
 
-    Plans with ever fewer nodes are tried, down to the minimum of the spec, first with pods that are small enough for
-    the limits. ``first``: the best plan without limits, which does not fit. ``tried``: makes a plan and checks it.
+    The first attempt asks for pods that are small enough for the limits. Further attempts also ask for fewer nodes. The
+    last attempt asks for the minimum of nodes in the spec, with pods of any size. ``least``: values that LimitRanges
+    allow for a pod. ``first``: the best plan without limits, which does not fit. ``tried``: makes a plan and checks it.
     """
     fewest, gpus = max(1, request.nodes_min), _gpus_left(limits)
     capped, asked, last = _capped(view, limits, least), replace(request, gpus_max=gpus), first
@@ -104,7 +105,10 @@ def _smaller(
 
 
 def _with_default_limit(request: Request, least: Bounds) -> Request:
-    """Return the request with the CPU limit that a LimitRange gives to pods without one."""
+    """Return the request with the default CPU limit of the LimitRanges, which pods without a CPU limit get.
+
+    Return the request unchanged if it has a CPU limit, or if there is no default. ``least``: values of the LimitRanges.
+    """
     limit = least.limit.get("cpu")
     if limit is None or request.cpu_limit_per_pod is not None:
         return request
@@ -112,7 +116,9 @@ def _with_default_limit(request: Request, least: Bounds) -> Request:
 
 
 def _with_room(view: ClusterView, request: Request, least: Bounds) -> ClusterView:
-    """Return the view with nodes marked as unusable that are too full for the smallest pod that LimitRanges allow.
+    """Return the view with a mark on each node that is too full for the smallest pod that the LimitRanges allow.
+
+    Plans do not use marked nodes (``Node.left_out``). ``least``: values that the LimitRanges allow for a pod.
 
     If the spec sets the CPU or memory request, the minimum of a LimitRange for this resource is not applied here,
     because ``_checked`` compares it with the request later.
@@ -154,7 +160,7 @@ def _capped(view: ClusterView, limits: NamespaceLimits, least: Bounds) -> Cluste
 
 
 def _gpus_left(limits: NamespaceLimits) -> dict[str, int]:
-    """Return how many GPUs of each vendor the quotas leave; without vendors that no quota limits."""
+    """Return how many more GPUs the quotas allow, for each vendor whose GPUs a quota limits."""
     found: dict[str, int] = {}
     for name, resource in GPU_RESOURCES.items():
         for quota in limits.quotas:
@@ -238,7 +244,8 @@ def _new_objects(
 ) -> list[Manifest]:
     """Return the objects other than pods that the operator would create for the plan, because quotas may count them.
 
-    If the job has a plan already, these are only the StatefulSets of groups that this plan does not have.
+    If the job has a plan already, these are only the StatefulSets of groups that the existing plan does not have.
+    ``claim``: the checkpoint claim to create, if any. ``sets``: the StatefulSets of the new plan, one for each group.
     """
     before = parsed.accepted
     if before is not None:

@@ -106,8 +106,8 @@ def _shown(parsed: ParsedJob) -> bool:
 def decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
     """Return a plan for the spec on the current cluster, or the reason why no plan is possible.
 
-    If the new plan differs from the current plan of the job only in its number, the result contains the current plan,
-    so that no pod must restart.
+    If ranks would train in the same way with the new plan as with the job's current plan (equal ``Plan.digest``), the
+    result contains the current plan with its number, so that no pod must restart.
     """
     if parsed.decision is not None:
         return parsed.decision
@@ -165,7 +165,8 @@ def _attempt(
 ) -> StoredPlan | Infeasible:
     """Return a plan for the request without regard to quotas, or the reason why none is possible.
 
-    ``whole``: the cluster with the nodes that plans must not use; they are named if only they make a plan possible.
+    ``whole``: the cluster, including nodes that plans must not use. If a plan is possible only with such nodes, the
+    reason names them. ``splitting_disabled``: True if model parallelism was slow; the plan stores this.
     """
     job, spec = parsed.observed.job, _narrowed(parsed)
     assert parsed.digest is not None and parsed.own_spec is not None
@@ -237,7 +238,9 @@ def _too_large(found: StoredPlan) -> Infeasible | None:
 def _but_for_left_out(parsed: ParsedJob, request: Request, view: ClusterView, found: Infeasible) -> Infeasible:
     """Return an error that names the left-out nodes, if a plan would be possible with these nodes; otherwise ``found``.
 
-    The job waits rather than use these nodes as a last resort: its next failure there could be its last.
+    Left-out nodes are nodes with repeated faults, which plans must not use. The job does not use them even if it must
+    wait, because another failure there could end the job. ``view``: the cluster, including these nodes. ``found``:
+    the error without them.
     """
     devices = {node.name: node.device for node in view.nodes}
     left_out = [item for name, item in sorted(parsed.observed.left_out.items()) if name in devices]
@@ -256,7 +259,10 @@ def _but_for_left_out(parsed: ParsedJob, request: Request, view: ClusterView, fo
 
 
 def _avoided(parsed: ParsedJob, decision: Decision) -> tuple[str, ...] | None:
-    """Return the nodes that the pods must avoid: left-out nodes with a device type of the plan; None: no such node."""
+    """Return the names of the nodes that the pods must avoid; None if there is no such node.
+
+    These are the nodes with repeated faults (``Observed.left_out``) that have a device type of the plan.
+    """
     assert parsed.observed.view is not None
     devices = {group.device for group in decision.chosen.groups}
     left_out = parsed.observed.left_out

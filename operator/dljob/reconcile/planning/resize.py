@@ -51,7 +51,7 @@ def undecided(parsed: ParsedJob, now: datetime | None = None) -> bool:
 
 
 def may_move(parsed: ParsedJob, now: datetime) -> bool:
-    """Return True if a job that trains may restart now on other devices, to gain itself or to help other jobs."""
+    """Return True if a job that trains may restart on other devices now, to finish sooner or to help other jobs."""
     return _may(parsed) and not parsed.queued and _can_grow(parsed, now)
 
 
@@ -213,8 +213,9 @@ def _can_grow(parsed: ParsedJob, now: datetime | None, *, moving: bool = False) 
     """Return True if a job that trains may restart now with a better plan, to use more or other devices.
 
     It may not if the spec forbids it, if it has made too few steps or is about to end, if a fault or another reason for
-    a new plan is handled, or if its last move was less than ``MIN_BETWEEN_S`` ago. ``moving``: True if the move has
-    been decided already, so that the last condition does not apply. ``now``: present time; None: ignore that one, too.
+    a new plan is handled, or if its last move was less than ``MIN_BETWEEN_S`` seconds ago. ``moving``: True if the
+    move has been decided already; then the time since the last move does not matter. ``now``: present time; None:
+    assume that all waiting times are over.
     """
     spec, accepted, report = parsed.spec, parsed.accepted, parsed.report
     if spec is None or accepted is None or report is None or not _lets_grow(spec, accepted):
