@@ -54,7 +54,8 @@ def _escaped(text: str) -> str:
 def set_up() -> LogLines:
     """Make the module ``logging`` write to stderr in the format of this module. Return the formatter.
 
-    The caller sets the formatter's attributes ``uid`` and ``running`` as soon as the agent has read its settings.
+    As soon as the agent has read its settings, the caller sets two attributes of the formatter: ``uid``, the job's uid,
+    and ``running``, a function that returns the number of the plan and the name of the attempt.
     """
     lines, handler = LogLines(), logging.StreamHandler(sys.stderr)
     handler.setFormatter(lines)

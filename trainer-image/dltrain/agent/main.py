@@ -243,10 +243,11 @@ class Agent:
 def succession(plan: Plan | None, phase: RunPhase | None, pod: str) -> int:
     """Return the position (1 is the first) of ``pod`` in the order in which pods replace a lost coordinator.
 
-    Return 0 if ``pod`` must not replace the coordinator. This is so for the plan's first pod and for pods outside the
-    plan. It is also so if the job (in phase ``phase``) has not started or is over, or if it cannot continue without the
-    plan's first pod. A job with two pods waits, too, because one of two pods cannot distinguish a lost pod from a
-    network partition. ``plan``, ``phase``: None if this pod has not received them yet.
+    ``phase``: the job's phase. ``plan`` and ``phase`` are None if this pod has not received them yet.
+
+    Return 0 if ``pod`` must not replace the coordinator: if it is the plan's first pod or not in the plan, or if the
+    job has not started, is over, or cannot continue without the first pod. Also return 0 for a plan with fewer than
+    three pods, because one of two pods cannot distinguish a lost pod from a network partition.
     """
     if (
         plan is None

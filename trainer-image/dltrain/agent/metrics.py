@@ -1,7 +1,7 @@
 """The Prometheus metrics of a trainer pod, read from the agent's state at each scrape.
 
-Labels have few values: ``rank`` (the ranks of this pod), enumerations, and sizes in powers of four. Values of ended
-ranks remain until the next launch of the ranks, so that the last scrape of a job shows its final values.
+Each label has few different values, such as the ranks of this pod, which limits the number of time series. Values of
+ended ranks remain until the next launch of the ranks, so that the last scrape of a job shows its final values.
 """
 
 from collections.abc import Callable, Iterator, Mapping

@@ -12,10 +12,11 @@ _DRAIN_S = 1.0
 
 
 class Output:
-    """Copy a process's output to standard output with a prefix on each line, and keep the last output.
+    """Copy a process's output to standard output, with ``prefix`` before each line, and keep the end of the output.
 
-    ``end`` and ``tail`` return the last output. ``fd``: the descriptor of a pipe from which the output is read, and
-    which is closed at the end of the output. ``copy``: also called with all output, in parts, without the prefix.
+    The properties ``end`` and ``tail`` return what is kept. ``fd``: the descriptor of the pipe with the output; it is
+    closed when the output ends. ``copy``: a function that is also called with each piece of the output, without the
+    prefix.
     """
 
     def __init__(self, prefix: str, fd: int, copy: Callable[[bytes], None] = lambda _: None) -> None:

@@ -102,9 +102,11 @@ class StarvedProcesses:
         self._before: dict[Process, tuple[float, float]] = {}
 
     def poll(self, processes: Iterable[Process], now_s: float) -> dict[Process, float]:
-        """Return {process: seconds waited for a processor since the last poll} for the processes that starve.
+        """Return {process: seconds} for the processes that waited too long for a processor since the last poll.
 
-        Only the main thread of a process counts. ``now_s``: time of a monotonic clock.
+        A process waited too long if it was ready to run, but got no processor, for more than ``SHARE`` of the time
+        between the polls. Only its main thread counts. The first poll of a process never returns it. ``now_s``: time of
+        a monotonic clock.
         """
         before = self._before
         self._before = {each: (now_s, waited_s) for each in processes if (waited_s := _waited_s(each.pid)) is not None}
@@ -117,9 +119,10 @@ class StarvedProcesses:
 
 
 def _waited_s(pid: int) -> float | None:
-    """Return how many seconds, since it started, the main thread of a process was ready to run without a processor.
+    """Return the total time, in seconds, for which the main thread of a process has waited for a processor.
 
-    Return None if the process has ended or the kernel does not record this time.
+    The thread was ready to run during this time. Return None if the process has ended or the kernel does not record the
+    time.
     """
     try:
         fields = Path(f"/proc/{pid}/schedstat").read_text().split()

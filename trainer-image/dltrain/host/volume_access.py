@@ -38,9 +38,9 @@ def is_transient(error: OSError) -> bool:
 def retry(operation: Callable[[], T], what: str, pauses_s: Iterable[float] | None = None) -> T:
     """Return the result of ``operation``. Repeat it with pauses while it fails with a transient OSError.
 
-    ``what``: the path, for the message of each repetition. ``pauses_s``: seconds to wait before each repetition, an
-    iterator if several operations share one budget; by default ``PAUSES_S``. Raise the OSError of ``operation`` if it
-    is not transient, or if no repetition is left.
+    ``what``: the path, for the message of each repetition. ``pauses_s``: seconds to wait before each repetition; None:
+    ``PAUSES_S``. Several operations can share one iterator, so that their repetitions together do not exceed its
+    pauses. Raise the OSError of ``operation`` if it is not transient, or if no pause is left.
     """
     pauses = iter(PAUSES_S if pauses_s is None else pauses_s)
     while True:

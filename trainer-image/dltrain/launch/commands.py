@@ -46,10 +46,10 @@ def mpirun_command(plan: Plan, own_pod: str, own_hostname: str, *, as_root: bool
     """Return mpirun's command line for a plan. Raise ValueError if the ranks of a pod are not consecutive.
 
     ``own_pod``, ``own_hostname``: name and host name of the pod in which mpirun runs. ``as_root``: True if mpirun runs
-    as root, for which it needs an option. Hosts are pod names and are never resolved. mpirun identifies its own host as
-    ``own_hostname`` and reaches the others only through the shim (``launch.shim``), a stand-in for ssh that asks the
-    agent of a pod to start a process. The shim is called through ``env``, because mpirun looks up commands with
-    access(2), which ignores capabilities.
+    as root, which it refuses without an option. The command names its own pod by ``own_hostname``, which mpirun
+    recognizes, and other pods by their names, which are never resolved. mpirun reaches them only through the shim
+    (``launch.shim``), a stand-in for ssh that asks the agent of a pod to start a process. The shim is called through
+    ``env``, because mpirun looks up commands with access(2), which ignores capabilities.
     """
     shim = ("env", sys.executable, "-I", "-S", str(SHIM))
     slots = Counter(rank.pod for rank in plan.ranks)
@@ -106,10 +106,12 @@ def loopback_of(pod_ip: str) -> str:
 
 
 def with_launcher_port(arguments: Sequence[str], pod_ip: str, port: int) -> tuple[str, ...]:
-    """Return the MPI daemon's ``arguments`` with this pod's address and ``port`` in place of mpirun's address.
+    """Return an MPI daemon's command-line ``arguments`` with a local address in place of mpirun's address.
 
-    ``port``: the port on which this pod's agent forwards the daemon's connections to mpirun. The daemon's sockets
-    connect to the loopback interface, whatever their address (``loopback.c``).
+    The daemon then connects to the agent of its own pod, which forwards the connection to mpirun. ``pod_ip``: address
+    of the daemon's pod. ``port``: the agent's port for these connections. The address is ``pod_ip``, but the daemon's
+    sockets connect to the loopback interface in any case (``loopback.c``). Raise ValueError if ``arguments`` contain no
+    address of mpirun.
     """
     i = _uri_index(arguments)
     local = f"tcp6://[{pod_ip}]:{port}:64" if ":" in pod_ip else f"tcp://{pod_ip}:{port}:24"
@@ -125,12 +127,12 @@ def _uri_index(arguments: Sequence[str]) -> int:
 
 
 def without_others_settings(arguments: Sequence[str], env: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the MPI daemon's ``arguments`` without the settings that its pod's environment ``env`` contains, too.
+    """Return an MPI daemon's ``arguments`` without those settings of mpirun that the daemon's pod sets itself.
 
-    The pod's own settings then apply. mpirun passes its own settings, such as its network interface and its session
-    directory, to the daemons as arguments, which override the environment. Two pods that share a directory could then
-    write the same file, because processes of different pods can have the same process id. Daemons crashed for this
-    reason.
+    ``env``: the environment of the daemon's pod, with its settings. mpirun passes its own settings, such as its network
+    interface and its session directory, to the daemons as arguments, which override the environment. Two pods that
+    share a directory could then write the same file, because processes of different pods can have the same process id.
+    Daemons crashed for this reason.
     """
     kept: list[str] = []
     rest = iter(arguments)

@@ -45,8 +45,8 @@ _ACCELERATE_MODULE = "accelerate.commands.launch"
 class ScriptCommand:
     """The command that each rank runs in place of the user's command, which may begin with a launcher like torchrun.
 
-    ``env``: environment variables that replace options of the launcher. ``overridden``: options of the
-    launcher that have no effect, because the plan says otherwise.
+    ``env``: environment variables that replace options of the launcher. ``overridden``: names of the launcher's options
+    that have no effect, because the plan determines the same settings, such as the number of ranks.
     """
 
     command: Command
@@ -55,11 +55,11 @@ class ScriptCommand:
 
 
 def script_command(command: Command, which: Callable[[str], str | None] = lambda _: None) -> ScriptCommand:
-    """Return the command that each rank runs for a command of the spec, which may begin with a launcher.
+    """Return the command that each rank runs for the user's ``command``, which may begin with a launcher.
 
-    ``which``: returns the path of a program on the PATH, or None. It finds the launcher, whose environment has the
-    Python interpreter for the script. Raise ValueError for a launcher, or for an option of a launcher, that the agent
-    cannot replace.
+    If it begins with torchrun or accelerate launch, the result starts the script, by default with the Python
+    interpreter in the launcher's folder. ``which``: returns the path of a program on the PATH, or None; it is called to
+    find this folder. Raise ValueError for deepspeed, and for an option of a launcher that the agent does not support.
     """
     name = PurePath(command[0]).name if command else ""
     if name == "deepspeed":

@@ -55,8 +55,8 @@ _IN_SHELL = re.compile(r"(?:^|[\s;&|(/])(mpirun|mpiexec|horovodrun)\s")
 def mpi_script_command(command: Command) -> ScriptCommand | None:
     """Return the program that each rank runs for a command that begins with an MPI launcher; None for other commands.
 
-    Raise ValueError for an option that the plan cannot replace, for several programs in one launch, and for a shell
-    command that contains a launcher.
+    Raise ValueError for an unknown option of the launcher, for a launcher without a program or with several programs,
+    and for a shell command that contains a launcher.
     """
     name = PurePath(command[0]).name if command else ""
     if name in _SHELLS and (inside := next(filter(None, map(_IN_SHELL.search, command[1:])), None)) is not None:

@@ -267,10 +267,11 @@ def run(order: Order) -> None:
 def end_gloo_threads() -> None:
     """Destroy the process groups of torch.distributed before the interpreter exits, while their threads can still end.
 
-    gloo's threads release the Python objects of finished collectives slightly late. If the interpreter is already
-    finalizing (CPython up to 3.13), such a thread is unwound out of a destructor, and the process aborts. An unmodified
-    DistributedDataParallel script on CPUs aborted in about one of five exits. Clearing the main module here releases
-    the last reference to the model while the threads are joined.
+    A thread of gloo releases the Python objects of a finished collective slightly late. If the interpreter is already
+    exiting (CPython up to 3.13), it terminates this thread inside a C++ destructor, and the process aborts. An
+    unmodified DistributedDataParallel script on CPUs aborted in about one of five exits.
+
+    This function also clears the main module, so that the last reference to the model disappears before the exit.
     """
     distributed = sys.modules.get("torch.distributed")
     if distributed is None:

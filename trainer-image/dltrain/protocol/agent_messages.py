@@ -264,7 +264,10 @@ class Channel:
         writer: asyncio.StreamWriter,
         late: Callable[[float], None] = lambda _: None,
     ) -> None:
-        """Start the heartbeats. ``late``: called with the seconds since the previous message if above ``LATE_S``."""
+        """Start the heartbeats on a connection.
+
+        ``late``: called when a message arrives more than ``LATE_S`` seconds after the previous one, with these seconds.
+        """
         self._reader = reader
         self._writer = writer
         self._late = late

@@ -154,9 +154,9 @@ def log_names_device_fault(text: str) -> bool:
 
 
 def failure(error: BaseException, rank: int, host: str) -> Failure:
-    """Return the failure to report for an exception that ends this rank, which must exit with ``Failure.exit_code``.
+    """Return the failure that a rank reports for the exception ``error``, which ends the rank.
 
-    ``rank``, ``host``: this rank's number and host name.
+    The rank must then exit with the result's ``exit_code``. ``rank``, ``host``: its number and host name.
     """
     reason, code = next((reason, code) for kind, reason, code in _REASONS if isinstance(error, kind))
     if reason == reasons.TRAINING_ERROR and isinstance(error, RuntimeError):

@@ -1,4 +1,4 @@
-"""The metrics that a training script logs: any names and numbers, within bounds."""
+"""Send the metrics that a training script logs, such as a validation loss, to the agent at a limited rate."""
 
 import time
 import warnings

@@ -1,4 +1,7 @@
-"""Check the metrics of a training script: any names and numbers, within bounds. It needs the standard library only."""
+"""Check the names, the number and the values of the metrics that a training script logs.
+
+This module needs the standard library only.
+"""
 
 import re
 from collections.abc import Callable
@@ -13,7 +16,10 @@ _NAME = re.compile(rf"[A-Za-z_][A-Za-z0-9_./-]{{0,{MAX_METRIC_NAME - 1}}}")
 
 
 class MetricChecks:
-    """Check names and values of a script's metrics. Call ``warn`` with a text, once for each invalid metric."""
+    """Check names and values of a script's metrics.
+
+    ``warn``: called with a text for each invalid metric, but only once for each name.
+    """
 
     def __init__(self, warn: Callable[[str], None]) -> None:
         self._warn_about = warn

@@ -1,8 +1,8 @@
 """Messages between the ranks and the agent of one pod: JSON lines over a Unix socket.
 
 The agent listens at ``$DLTRAIN_SOCKET`` and writes the plan to ``$DLTRAIN_PLAN``. A rank connects when its interpreter
-starts, sends ``Hello``, and then sends progress updates. If a rank sends nothing until its deadline, the agent treats
-it as hung.
+starts, sends ``Hello``, and then sends progress updates. ``record.hang_detection`` limits the time for which a rank may
+send nothing before it counts as hung.
 """
 
 from typing import Annotated, Literal, Self
@@ -123,10 +123,11 @@ class Step(Record):
 
     ``step``: number of completed steps. ``steps``: number of steps of the whole training; 0 if unknown.
 
-    The updates of rank 0 represent the job; if rank 0 is lost, those of the lowest remaining rank. If ``reported`` is
-    True, the update is from ``dltrain.report``, and the lowest rank that reports represents the job. The first update
-    of such a rank takes the place of ``Hello``, so that an older agent, which does not know the field, refuses the
-    connection before it expects further messages.
+    The progress of the job is that of rank 0 or, if rank 0 is lost, of the lowest remaining rank.
+
+    If ``reported`` is True, the rank runs a script that calls ``dltrain.report``, and the progress of the job is that
+    of the lowest rank that reports. Such a rank sends no ``Hello``; its first update opens the connection. An agent of
+    an older release does not know the field ``reported``, so it closes the connection at this first message.
     """
 
     type: Literal["step"] = "step"
@@ -306,7 +307,8 @@ class Finished(Record):
 class Stop(Record):
     """The agent asks a rank to checkpoint at the next step boundary and to exit with EXIT_STOPPED.
 
-    ``grace_s``: seconds after which the agent kills the rank if it still runs.
+    ``grace_s``: seconds after which the agent kills the rank if it still runs. ``at_step``: number of steps after which
+    a script that only calls ``dltrain.report`` must stop, instead of at the next boundary; None for other scripts.
     """
 
     type: Literal["stop"] = "stop"

@@ -96,14 +96,18 @@ class RankReporter:
         return max(0.0, self._killed_at_s - time.monotonic())
 
     def ask_to_stop(self, grace_s: float) -> None:
-        """Set ``stop``. ``grace_s``: seconds until the agent kills this rank. Of several calls, the first end holds."""
+        """Set ``stop``. ``grace_s``: seconds from now until the agent kills this rank.
+
+        After several calls, the earliest of the resulting times applies.
+        """
         self._killed_at_s = min(self._killed_at_s, time.monotonic() + grace_s)
         self.stop.set()
 
     def send(self, message: RankMessage) -> None:
-        """Send an update to the agent. Ignore a lost connection, because training can continue without an agent.
+        """Send an update to the agent. If the connection is lost, continue without an agent and raise no error.
 
-        If no agent is connected, rank 0 prints the update to standard error, unless ``observe`` has shown it.
+        Without an agent, call the function ``observe``, if it is set, with the update and its text for the log. Rank 0
+        then prints the text to standard error, unless ``observe`` returned True because it has shown the text.
         """
         if self._socket is None:
             line = describe(message)
@@ -131,7 +135,11 @@ class RankReporter:
         self.stop.set()
 
     def _report_activity(self) -> None:
-        """While this rank is silent, repeatedly report work that may take long, and report its end once."""
+        """Report, about every ``ACTIVITY_INTERVAL_S`` seconds, what a rank works on while it sends nothing else.
+
+        Only long work (``protocol.activity``) is reported. When it ends, report that once. Return when the connection
+        is closed.
+        """
         before = None
         while self._socket is not None:
             time.sleep(ACTIVITY_INTERVAL_S)

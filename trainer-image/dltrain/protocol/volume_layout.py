@@ -30,10 +30,10 @@ def step_name(step: int) -> str:
 
 
 def claimed_term(plan: Plan) -> int:
-    """Return the highest term of any run of this job that writes checkpoints, from the term file beside them.
+    """Return the term in the job's term file, a file beside the checkpoints.
 
-    A term is a number that rises whenever another coordinator (the agent that directs the job) takes over. Return 0 if
-    there is no readable term file.
+    A term is a number that rises whenever another coordinator (the agent that directs the job) takes over. The file
+    contains the highest term of all runs of this job that write checkpoints. Return 0 if it is missing or unreadable.
     """
     try:
         return term_in(job_directory(plan))

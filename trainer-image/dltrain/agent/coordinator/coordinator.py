@@ -165,9 +165,10 @@ class Coordinator:
             await self._after(failure, attempt)
 
     async def _watch(self, attempt: Attempt) -> bool:
-        """Watch an attempt until it ends, until its failure can be diagnosed, or until a restart can re-add lost ranks.
+        """Watch an attempt, which is one launch of all ranks. Return True if the training succeeded.
 
-        An attempt is one launch of all ranks. Return True if it succeeded, also by stopping early (``spec.until``).
+        An early stop (``spec.until``) is a success. Return False if the attempt failed or, with ``attempt.troubled``
+        False, if all ranks should restart in order to add lost ranks again.
         """
         while True:
             await self._until(
@@ -195,11 +196,11 @@ class Coordinator:
         return True
 
     async def _stop_early(self, attempt: Attempt, step: int, why: StoppedEarly) -> bool:
-        """Stop all ranks with a checkpoint, as the training was good enough after ``step``. Return True on success.
+        """Stop all ranks because the training met ``spec.until`` after ``step`` steps. Return True on success.
 
-        ``why``: how the training met ``spec.until``. Return False if checkpoints are enabled and the last one is older
-        than ``step``: the ranks failed while they stopped. They then restart and reach the target again. A script
-        without ``dltrain.init`` writes its own checkpoint: it calls ``dltrain.stop_requested``, or gets SIGTERM.
+        ``why``: how it met ``spec.until``. Return False if dltrain should write a checkpoint, but the last one is older
+        than ``step``. The ranks must then restart and meet ``spec.until`` again. A script without ``dltrain.init``
+        writes its own checkpoint: it calls ``dltrain.stop_requested``, or gets SIGTERM.
         """
         log.info("%s; the training stops", why.message)
         plan = attempt.plan
@@ -216,8 +217,8 @@ class Coordinator:
     def _may_return(self, attempt: Attempt) -> bool:
         """Return True if all ranks should restart in order to add the ranks that this attempt has lost.
 
-        This requires that all pods of the plan are ready, that checkpoints are enabled, that the last loss was more
-        than ``return_after_s`` seconds ago, and that the restart saves more than ``RESTART_COST_S`` seconds.
+        All pods of the plan must be ready, with checkpoints enabled, and the last loss of a rank must be more than
+        ``return_after_s`` seconds ago. The training must end more than ``RESTART_COST_S`` seconds earlier with them.
         """
         gain_s = self.job.ledger.gain_s(attempt.missing(self.job.plan), len(self.job.plan.ranks))
         waited = time.monotonic() - attempt.shrunk_s > self.job.settings.return_after_s
@@ -237,10 +238,10 @@ class Coordinator:
         self.job.reporter.urge()
 
     async def _gather(self) -> None:
-        """Wait until every pod of the plan is connected, has the plan, and has not received SIGTERM.
+        """Wait until enough pods for a launch are connected, have the plan, and have not received SIGTERM.
 
-        If the job has trained before, wait at most ``GATHER_S`` for every pod, and then until enough pods for a smaller
-        process group are present.
+        Before the first step of the plan, every pod is necessary. After it, wait at most ``GATHER_S`` seconds for every
+        pod, and then without a limit for enough pods for a smaller process group (``shrink_plan``).
         """
         if self.job.ledger.phase is not RunPhase.RESTARTING:
             self.job.set_phase(RunPhase.WAITING)
@@ -323,11 +324,11 @@ class Coordinator:
         return self.job.ledger.failures <= self.job.plan.backoff_limit + self._allowance().ignored
 
     async def _wait_for_allowance(self, failure: Failure) -> None:
-        """Wait before the job fails at the back-off limit, because the operator may still ignore the last failure.
+        """Wait before the job fails at the back-off limit, because the operator may still ignore ``failure``.
 
-        The operator applies the failure rules about conditions of nodes and pods. Kubernetes learns of a broken node
-        later than the ranks do. Do not wait if a rule of the plan itself decides about the failure. End the wait as
-        soon as the operator ignores the failure.
+        The operator applies the failure rules about conditions of nodes and pods, and Kubernetes learns of a broken
+        node later than the ranks do. Wait for the time that the operator allows, but only until it ignores the failure.
+        Do not wait if the failure permits no restart, or if a failure rule in the plan applies to it.
         """
         wait_s = self._allowance().wait_s
         decided_here = not failure.retry or matching(self.job.plan.failure_rules, failure)

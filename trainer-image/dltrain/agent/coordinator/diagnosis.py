@@ -80,14 +80,17 @@ class Attempt:
 
     @property
     def deaths(self) -> list[RankEnded]:
-        """The exit records of all failed ranks, except killed ranks without which the other ranks continue to train."""
+        """The exit records of the ranks that failed.
+
+        A killed rank is excluded if the other ranks have reported that they continue to train without it.
+        """
         return [end for n, end in self.ended.items() if end.exit_code != EXIT_OK and not self._survived(n)]
 
     @property
     def failed_to_stop(self) -> bool:
-        """True if a rank of a script with ``dltrain.init`` failed, so that the others cannot stop with a checkpoint.
+        """True if a failed rank or a lost pod prevents the ranks from stopping together with a checkpoint.
 
-        Always False for a script without ``dltrain.init``: its ranks do not stop together.
+        Only the ranks of a script with ``dltrain.init`` stop together. For other scripts, the value is always False.
         """
         if self.plan.model.framework != "DLTrain" or self.only_reports:
             return False
@@ -103,9 +106,10 @@ class Attempt:
 
     @property
     def survivable(self) -> bool:
-        """True if the remaining ranks may continue, because a signal killed all ended ranks and nothing else failed.
+        """True if the other ranks may be able to continue to train without the ranks that have ended.
 
-        In addition, a step must have been completed, and at least ``plan.min_ranks`` ranks must remain.
+        A signal must have killed every ended rank, nothing else may have failed, and a step must have been completed.
+        The script must use ``dltrain.init``, and at least ``plan.min_ranks`` ranks must remain.
         """
         left = len(self.plan.ranks) - len(self.ended.keys() | self.absent)
         return bool(
@@ -220,7 +224,10 @@ _MPI_PEER_LOST = re.compile(r"MPI_ERR_(PROC_FAILED|REVOKED)")
 
 
 def _lost_peer(attempt: Attempt, end: RankEnded) -> bool:
-    """Return True if a rank ended because another rank had ended. An MPI program shows this only in its log."""
+    """Return True if a rank ended only because another rank had ended.
+
+    The rank then has the exit code EXIT_PEER_LOST. For an MPI program, the end of its log is searched as well.
+    """
     in_log = attempt.plan.model.framework == "MPI" and _MPI_PEER_LOST.search(end.tail) is not None
     return end.exit_code == EXIT_PEER_LOST or in_log
 
@@ -273,10 +280,11 @@ _CONSEQUENCES = frozenset({reasons.PEER_LOST, reasons.RANK_STOPPED, reasons.LAUN
 
 
 def explained(attempt: Attempt) -> bool:
-    """Return True if the failure that ``diagnose`` returns is certainly the cause, so that waiting longer is useless.
+    """Return True if the cause of a failed attempt is certain, so that waiting for more events is useless.
 
-    The failure must not be a consequence of another one. In addition, its rank must have ended. A hung rank does not
-    end, so for such a failure the logs of all running ranks must have arrived instead.
+    The failure that ``diagnose`` returns must not be a typical consequence of another failure, such as a lost peer. If
+    it names a rank, this rank must have ended. A hung rank does not end, so the logs of all running ranks must have
+    arrived instead.
     """
     failure = diagnose(attempt)
     if failure.reason == reasons.HUNG:

@@ -75,10 +75,11 @@ class Links:
         return set(self._channels)
 
     def silence_s(self, now_s: float) -> float:
-        """Return the seconds since the last message of the most silent pod, or 0 if they do not exceed ``LATE_S``.
+        """Return the longest silence of a connected pod in seconds, or 0 if it is at most ``LATE_S``.
 
-        The coordinator does not count this time as silence of the ranks, because their agent cannot forward messages.
-        ``now_s``: time of the monotonic clock.
+        A pod is silent while no message or heartbeat of its agent arrives. The coordinator subtracts the result from
+        the silence of the ranks, because a silent agent cannot forward their messages. ``now_s``: current time of the
+        monotonic clock.
         """
         silent_s = max((now_s - channel.heard_s for channel in self._channels.values()), default=0.0)
         return silent_s if silent_s > proto.LATE_S else 0.0

@@ -135,7 +135,7 @@ class Launcher:
     def check_stopped(self, now_s: float) -> None:
         """Kill mpirun if a signal such as SIGSTOP has stopped it for at least 4 s (``host.processes.STOPPED_S``).
 
-        The attempt then fails, and the ranks restart. Call this method regularly. ``now_s``: present time of a
+        The attempt then fails, and the ranks restart. Call this method regularly. ``now_s``: current time of a
         monotonic clock.
         """
         running = [self._mpirun.process] if self._mpirun is not None else []

@@ -1,7 +1,9 @@
-"""A job as its coordinator observes it: the events from pods and ranks are recorded, but nothing is decided here.
+"""Record the events from the pods and ranks of a job for its coordinator.
 
-After an event, this module only publishes direct consequences: it sets a new phase, sends the pods a plan in which only
-the number or the term changed, or requests that the report is written now. The module ``coordinator`` decides.
+The module ``coordinator`` decides how to react to the events. After an event, this module only publishes direct
+consequences: it sets a new phase, requests that the report is written now, or sends the pods a new plan for the same
+training. Such a plan differs from the current one only in its number or in its term, a number that rises when another
+coordinator takes over.
 """
 
 import logging
@@ -242,10 +244,11 @@ class ObservedJob:
         await self.reporter.write_outputs(files | packed(self.outputs, left_nbytes))
 
     def stop_step(self, attempt: Attempt) -> int | None:
-        """Return the step after which the ranks must stop if their script only reports (``dltrain.report``), else None.
+        """Return the number of steps after which all ranks of the attempt must stop.
 
-        Such ranks cannot agree on a step themselves. The step is so far ahead that the request to stop reaches all
-        ranks before it.
+        Return None if the script uses ``dltrain.init`` or has not called ``dltrain.report``. The ranks of a script that
+        calls only ``dltrain.report`` cannot agree on a step, so the coordinator chooses one. It is late enough for the
+        request to reach all ranks before they complete it.
         """
         if not attempt.only_reports:
             return None
@@ -253,9 +256,10 @@ class ObservedJob:
         return self.account.history.farthest_step + 1 + ceil(STOP_AHEAD_S / step_s)
 
     def outcome_of(self, attempt: Attempt) -> Outcome:
-        """Return the result that the ranks of ``attempt`` reported, or else one made from their last progress updates.
+        """Return the result that the ranks of ``attempt`` reported. If there is none, make one from the last report.
 
-        Ranks report no result if they run a script without ``dltrain.init``, or were asked to stop.
+        Ranks report no result if they run a script without ``dltrain.init``, or were asked to stop. The report has the
+        steps, the loss and the accuracy from their last progress updates, and the last checkpoint.
         """
         if attempt.outcome is not None:
             return attempt.outcome

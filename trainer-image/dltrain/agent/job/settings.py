@@ -17,9 +17,10 @@ RETURN_AFTER_S = 10.0
 
 @dataclass(frozen=True)
 class Settings:
-    """Settings from the operator's pod template. Only tests change ports, directories and times.
+    """The settings of an agent, from the environment variables that the operator sets in the pod template.
 
-    Without a Kubernetes API (``DLJOB_API=off``), ``plan_file`` and ``report_file`` replace the two ConfigMaps.
+    Ports, directories and times have defaults, which only tests change. Without a Kubernetes API
+    (``DLJOB_API=off``), the files ``plan_file`` and ``report_file`` replace the job's two ConfigMaps.
     """
 
     job: str

@@ -7,12 +7,14 @@ from dltrain.batch.shares import apportion
 
 
 def shrink_plan(plan: Plan, pods: Collection[str]) -> Plan | None:
-    """Return ``plan`` with only the ranks in ``pods``, numbered from 0 again, or None if the job cannot shrink.
+    """Return ``plan`` with only the ranks in ``pods``, renumbered from 0, or None if the job cannot shrink.
 
     If ``pods`` contains all pods of the plan, return ``plan`` unchanged. Otherwise, the remaining ranks divide the
-    global batch in proportion to their local batch sizes. The job cannot shrink with too few ranks; with a parameter
-    server, whose slices are laid out for the plan's ranks; with model parallelism; or with a script for torchrun or an
-    MPI program, which may not support resuming with fewer ranks.
+    global batch in proportion to their local batch sizes.
+
+    A job cannot shrink below ``plan.min_ranks`` ranks. It cannot shrink at all with model parallelism or with a
+    parameter server, which stores the parameters in slices for the plan's ranks. The same holds for a script for
+    torchrun and for an MPI program, which may not support resuming with fewer ranks.
     """
     ranks = [rank for rank in plan.ranks if rank.pod in pods]
     if len(ranks) == len(plan.ranks):

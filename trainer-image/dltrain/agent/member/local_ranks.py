@@ -179,13 +179,13 @@ class LocalRanks:
     def stop(self, grace_s: float, *, progressed: bool | None, at_step: int | None = None) -> None:
         """Ask the ranks of this pod to checkpoint and exit. Kill those that still run after ``grace_s`` seconds.
 
-        ``progressed``: True if any rank of the attempt has completed a step. A checkpoint then needs every rank, even
-        one that has not reported a step yet. False: immediately kill each rank that has not reported a step. None:
-        unknown; the coordinator then requests the stop too, which calls this method again with True or False.
+        ``progressed``: True if any rank of the job has completed a step in this attempt. Every rank is then asked,
+        because all ranks write a checkpoint together. If False, ranks that have not completed a step are killed at
+        once, because they have nothing to save. If None, it is unknown, and these ranks continue until a second call,
+        requested by the coordinator, decides.
 
-        A rank that is not connected to the agent gets SIGTERM, because it runs a script without ``dltrain.init``. A
-        rank that only reports (``dltrain.report``) gets SIGTERM, too, unless it calls ``dltrain.stop_requested``. It is
-        then asked to stop after the step ``at_step``.
+        Ranks of a script without ``dltrain.init`` get SIGTERM. If the script calls ``dltrain.stop_requested``, its
+        ranks are asked to stop after ``at_step`` steps instead, once the coordinator has chosen this number.
         """
         for run in self.running.values():
             if run.writer is None or run.needs_sigterm:
@@ -298,9 +298,10 @@ class LocalRanks:
         return end.shell_code == 128 + 9 and kills is not None and before is not None and kills > before
 
     def _not_started(self, attempt: str, rank: int, error: OSError) -> RankEnded:
-        """Return the exit record of a rank that could not be started.
+        """Return the exit record of a rank that could not be started because of ``error``.
 
-        The exit status is that of the zygote if it ended and thus could not fork the rank, and usually 127 otherwise.
+        If the zygote, the process that forks ranks, ended, the record has its exit status. Otherwise, the exit code is
+        127 or, if the zygote still runs but did not fork the rank, EXIT_CANNOT_START.
         """
         end = error.end if isinstance(error, ForkError) else Exit(code=127)
         return RankEnded(

@@ -50,7 +50,10 @@ class Running:
         return isinstance(step, Step) and step.reported and not step.heeds_stop
 
     def ask_to_stop(self, writer: asyncio.StreamWriter, grace_s: float, at_step: int | None = None) -> None:
-        """Ask the rank to checkpoint and exit within ``grace_s`` seconds. ``at_step``: see ``Stop.at_step``.
+        """Ask the rank to checkpoint and exit within ``grace_s`` seconds.
+
+        ``at_step``: number of steps after which a script that only calls ``dltrain.report`` must stop; None for other
+        scripts.
 
         Write to the socket directly. If the rank has ended, an asyncio transport would fail to write and would also
         discard the rank's last messages, which the agent has not read yet.

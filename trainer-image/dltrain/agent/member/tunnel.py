@@ -78,9 +78,10 @@ def is_tunnel(writer: asyncio.StreamWriter) -> bool:
 
 
 async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, port: int | None, pod_ip: str) -> None:
-    """Forward an MPI daemon's connection to the mpirun of this pod until it ends.
+    """Forward an MPI daemon's connection from another agent to the mpirun of this pod, until one side ends.
 
-    ``port``: mpirun's port on the loopback interface; None if no mpirun runs. ``pod_ip``: address of this pod.
+    ``port``: mpirun's port on the loopback interface; None if no mpirun runs. ``pod_ip``: address of this pod. Close
+    the connection at once if mpirun does not run or does not accept it.
     """
     try:
         if port is None:
