@@ -10,10 +10,11 @@ from collections.abc import Sequence
 
 
 class Clocks:
-    """The clocks of the workers. A worker's clock is its number of completed steps, an element of ``done``.
+    """The clocks of the workers, which count steps. The parameter server updates them.
 
-    ``total``: steps that each worker must do. ``bound``: a worker may begin a step if it is at most ``bound`` steps
-    ahead of the slowest worker; None: no limit.
+    ``done``: the number of completed steps of each worker, which is its clock. ``total``: steps that each worker must
+    do. ``bound``: a worker may begin a step if it is at most ``bound`` steps ahead of the slowest worker; None: no
+    limit.
     """
 
     def __init__(self, done: Sequence[int], total: int, bound: int | None) -> None:

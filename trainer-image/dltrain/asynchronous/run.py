@@ -27,9 +27,10 @@ from dltrain.train.trainer import Trainer
 
 
 class Flat:
-    """A model's parameters and gradients, each in one contiguous tensor, with a copy in main memory for messages.
+    """A model's parameters (``values``) and its gradients (``buffer``), each in one contiguous tensor.
 
-    The constructor moves the model's parameters into the tensor, so that a change of the tensor changes the model.
+    The constructor turns the model's parameters into views of ``values``, so that a change of ``values`` changes the
+    model. On a GPU, messages go through a buffer in main memory.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -56,9 +57,9 @@ class Flat:
 
 
 class Run:
-    """The state of one rank in asynchronous training, with the collective operations at a pause between steps.
+    """The state of one rank, a worker or the parameter server, in asynchronous training.
 
-    The rank is a worker or the parameter server. The operations are checkpoints and stops.
+    Its methods save checkpoints and stop the run. All ranks must call them together, during a pause between steps.
     """
 
     def __init__(self, trainer: Trainer, model: nn.Module, optimizer: Optimizer, total: int, alive_s: float) -> None:
@@ -108,10 +109,10 @@ class Run:
             raise SystemExit(EXIT_STOPPED)
 
     def save(self, *, durable: bool = True) -> None:
-        """Send the server's state to every rank and start a checkpoint of it on rank 0.
+        """Send the server's state to every rank and start a checkpoint of it on rank 0. All ranks must call it.
 
-        If checkpoints are disabled, do nothing. ``durable``: False to copy the state to the pods' memory only. Raises
-        PeerLostError, OSError.
+        If checkpoints are disabled, do nothing. ``durable``: False to copy the state to the pods' memory only. Raise
+        PeerLostError if a rank is lost, and OSError if writing the previous checkpoint failed.
         """
         trainer, process_group = self.trainer, self.trainer.process_group
         if not self.plan.checkpoint.enabled:

@@ -23,7 +23,8 @@ class Server:
     def serve(self) -> None:
         """Answer the workers' requests until all workers have done all of their steps. Pause for checkpoints.
 
-        Raise PeerLostError, DivergedError, or SystemExit after a request to stop.
+        Raise PeerLostError if a rank is lost, DivergedError if a gradient is not finite, and SystemExit if a rank was
+        asked to stop.
         """
         while not self._serve():
             self._run.pause()

@@ -33,9 +33,12 @@ def train(
     """Train ``model`` asynchronously until all steps are done. All ranks, the workers and the server, must call it.
 
     Afterwards every rank holds the same parameters and, if checkpoints are enabled, a durable checkpoint contains them.
-    ``end_of_epoch``: called on a worker after each of its own epochs, which differ between workers. ``alive_s``:
-    seconds between repeated progress updates of a waiting rank. Raise PeerLostError, DivergedError, or SystemExit after
-    a request to stop.
+    ``loss_of``: function that returns the loss of (model, batch). ``end_of_epoch``: called on a worker after each of
+    its own epochs, which end at different times on different workers. ``alive_s``: seconds between repeated progress
+    updates of a waiting rank.
+
+    Raise PeerLostError if a rank is lost, DivergedError if a loss or gradient is not finite, and SystemExit if a rank
+    was asked to stop.
     """
     model.to(trainer.device)
     replicate(model, trainer.process_group)

@@ -38,8 +38,9 @@ class Worker:
     def train(self, loader: Loader, loss_of: LossOf, end_of_epoch: Callable[[], None]) -> None:
         """Train until all workers have done all of their steps.
 
-        ``loss_of``: computes the loss of a batch. ``end_of_epoch``: called after each epoch of this worker. Raise
-        PeerLostError, DivergedError, or SystemExit after a request to stop.
+        ``loss_of``: function that returns the loss of (model, batch). ``end_of_epoch``: called after each epoch of this
+        worker. Raise PeerLostError if a rank is lost, DivergedError if the loss is not finite, and SystemExit if a rank
+        was asked to stop.
         """
         trainer, plan = self._trainer, self._trainer.plan
         sampler = Sampler.planned(plan, loader.samples)
@@ -102,7 +103,8 @@ class Worker:
         """Compute the gradient of ``batch`` into this worker's buffer. Return the request that sends it to the server.
 
         ``weight``: this worker's fraction of the global batch; with 0, no gradient is computed or sent. ``samples``:
-        global batch size.
+        global batch size. ``loss_of``: function that returns the loss of (model, batch). Raise DivergedError if the
+        loss is not finite.
         """
         trainer = self._trainer
         if not weight:

@@ -80,9 +80,9 @@ class Sampler:
     def part(self, step: int, shares: Sequence[int], rank: int) -> Part:
         """Return the samples that ``rank`` computes in ``step``, counted from 0 across epochs.
 
-        ``shares``: the local batch sizes of all ranks. If a short batch leaves no sample for a worker, the worker gets
-        the first sample with weight 0, so that every worker runs the same code in every step. A rank with share 0 gets
-        no sample.
+        ``shares``: the local batch sizes of all ranks. A rank with share 0 gets no sample. If the batch is too short to
+        give every other rank a sample, a rank that would have none gets the first sample of the batch with weight 0.
+        Every rank that computes gradients therefore runs the same code in every step.
         """
         epoch, index = divmod(step, self.steps_per_epoch)
         batch = permutation(self.seed, epoch, self.samples)[index * self.batch : (index + 1) * self.batch]

@@ -39,8 +39,8 @@ class Speed:
 def fit(points: Sequence[tuple[int, float]]) -> Speed:
     """Fit a line to points (local batch size, seconds of a step) by least squares, with non-negative coefficients.
 
-    If there is a single point, or if a coefficient of the line would be negative, ``fixed_s`` is 0, and the line goes
-    through the mean of the points.
+    If all points have the same batch size, or if least squares would give a negative coefficient, the line goes through
+    the origin (``fixed_s`` is 0) and the mean of the points.
     """
     n = len(points)
     mean_x, mean_y = sum(x for x, _ in points) / n, sum(y for _, y in points) / n
@@ -54,8 +54,8 @@ def fit(points: Sequence[tuple[int, float]]) -> Speed:
 def balanced(speeds: Sequence[Speed], batch: int, limits: Sequence[int] | None = None) -> tuple[int, ...]:
     """Return local batch sizes (shares) of at least 1 that sum to ``batch`` and minimize the slowest rank's time.
 
-    In a tie, the lower rank gets the sample. ``limits``: the maximum share of each rank, with a sum of at least
-    ``batch``; None: no limits.
+    If several ranks would need the same time with one more sample, the rank with the lowest number gets the sample.
+    ``limits``: the maximum share of each rank, with a sum of at least ``batch``; None: no limits.
     """
     limits = limits or [batch] * len(speeds)
     assert batch >= len(speeds) and sum(limits) >= batch, (
@@ -89,8 +89,8 @@ def worthwhile(
 ) -> tuple[int, ...] | None:
     """Return better local batch sizes than ``now``, or None if the slowest rank's time would hardly change.
 
-    The time must fall by more than the fraction ``gain``. ``now``: the current local batch sizes. ``limits``: the
-    maximum local batch size of each rank; None: no limits.
+    Better local batch sizes reduce this time by more than the fraction ``gain``. ``now``: the current local batch
+    sizes. ``batch``: the global batch size. ``limits``: the maximum local batch size of each rank; None: no limits.
     """
     better = balanced(speeds, batch, limits)
 

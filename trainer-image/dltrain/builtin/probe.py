@@ -40,9 +40,11 @@ TrainStep = Callable[[nn.Module, Optimizer, int], None]
 
 
 def probe_and_rebalance(trainer: Trainer, make_optimizer: Callable[[nn.Module], Optimizer], step: TrainStep) -> None:
-    """Probe this rank and its links, report the results to the agent, and rebalance local batch sizes if worthwhile.
+    """Probe this rank and its links, report the results to the agent, and rebalance local batch sizes.
 
-    All ranks must call this function together.
+    The local batch sizes change only if this makes a step clearly faster (see ``shares.worthwhile``), and not if
+    ``trainer.settled`` is true. ``make_optimizer``: creates an optimizer for a copy of the model. ``step``: runs one
+    training step on a given number of samples. All ranks must call this function together.
     """
     share = trainer.shares[trainer.rank]
     as_planned = trainer.device_name == trainer.plan.ranks[trainer.rank].device
@@ -85,9 +87,11 @@ def compute_points(
 ) -> tuple[list[tuple[int, float]], float]:
     """Measure training steps. Return (list of (samples, seconds per step), fraction of a CPU that this rank got).
 
-    ``share``: this rank's local batch size. ``batch``: global batch size. The measured sizes are half the share, the
-    share and twice the share, or only the share if its step is slow. A size above the share is omitted if it does not
-    fit into the GPU's memory. The very first step counts only if it exceeds the time limit of the probe.
+    ``step``: runs one training step of (model, optimizer, number of samples). ``share``: this rank's local batch size.
+    ``batch``: global batch size. The function measures steps with half the share, the share and twice the share. It
+    omits a size above the share that does not fit into the GPU's memory. If the first step is slow, it measures only
+    the share. The first step also allocates memory and loads kernels, so its time counts only if it alone exceeds
+    ``QUOTA_BUDGET_S`` seconds.
 
     Under a CPU quota, a process runs at full speed for a while and then stalls for the rest of a 100 ms period. A short
     measurement contains either no stall or a complete stall. On a CPU, the result is therefore the median CPU time of

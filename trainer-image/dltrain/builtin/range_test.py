@@ -92,8 +92,8 @@ def ramp(
     """Train with growing learning rates. Return the rates, and the mean loss of the global batch at each rate.
 
     The rates grow exponentially from ``LOW`` to ``HIGH`` in ``STEPS`` steps. The test ends earlier if the loss
-    diverges. The result is equal on all ranks. The states of model and optimizer are restored afterwards. Raise
-    PeerLostError.
+    diverges. Afterwards, the states of model and optimizer are restored. ``loss_of``: function that returns the loss of
+    (model, batch). The result is equal on all ranks. Raise PeerLostError if a rank is lost.
     """
     model, optimizer, parallel = trainer.model, trainer.optimizer, trainer.parallel
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
@@ -129,8 +129,9 @@ def find_rate(trainer: Trainer, loader: Loader, loss_of: Callable[[nn.Module, An
     """Return the learning rate that an earlier attempt of this job found, or else find it with a range test.
 
     An attempt is a launch of the job's ranks. All ranks must call this function together, and get the same rate. If the
-    test has no result, return the learning rate of the plan. Rank 0 writes the curve as JSON and as a plot to the job's
-    checkpoint directory.
+    loss never falls enough in the test, return the learning rate of the plan. If checkpoints are enabled, rank 0 writes
+    the curve as JSON and as a plot to the job's checkpoint directory. ``loss_of``: function that returns the loss of
+    (model, batch).
     """
     plan, folder = trainer.plan, job_directory(trainer.plan)
     saved = saved_rate(folder / JSON) if trainer.rank == 0 and plan.checkpoint.enabled else None

@@ -77,8 +77,8 @@ def _differentiate(trainer: Trainer, model: nn.Module, x: torch.Tensor, y: torch
 def _settle(trainer: Trainer, data: Dataset) -> None:
     """Probe the devices and links, and rebalance local batch sizes, unless a resumed run has already done so.
 
-    With model parallelism, do nothing. The probe uses the first training samples, and repeats them if a batch needs
-    more.
+    With model parallelism, do nothing. The probe trains on the first training samples, and uses them more than once if
+    its batch is larger than the dataset.
     """
     if trainer.settled and trainer.step:
         return  # a resumed run has been probed before

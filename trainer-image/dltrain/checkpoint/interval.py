@@ -26,11 +26,15 @@ _RECENT = 5
 
 
 def between_faults_s(pods: int, faults: int, trained_s: float, interrupted_s: float | None = None) -> float:
-    """Return the estimated mean time between faults in seconds.
+    """Return the estimated mean time between faults of a job in seconds, from its faults so far and an assumption.
 
-    The job runs in ``pods`` pods and has had ``faults`` faults in ``trained_s`` seconds of training. ``interrupted_s``:
-    mean seconds between interruptions of one pod's node, if the administrator has given it. This number counts as much
-    as one observed fault, because a cloud provider states it, while ``PRIOR_S`` is an assumption.
+    ``pods``: number of the job's pods. ``faults``: number of faults in ``trained_s`` seconds of training.
+    ``interrupted_s``: mean seconds between interruptions of one pod's node, as the administrator has given it; None:
+    unknown.
+
+    The assumption is the mean time between faults of one pod. It is ``interrupted_s`` (at most ``PRIOR_S``) and counts
+    as much as one observed fault, because cloud providers publish this number. If ``interrupted_s`` is None, the
+    assumption is ``PRIOR_S`` and counts only as much as ``PRIOR_FAULTS`` faults.
     """
     if interrupted_s is not None:
         return (min(interrupted_s, PRIOR_S) / pods + trained_s) / (1 + faults)

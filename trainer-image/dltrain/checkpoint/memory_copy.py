@@ -35,7 +35,7 @@ def directory(process_group: ProcessGroup) -> Path | None:
 def room_for(folder: Path, snapshot: Snapshot, gpus: int = 0) -> bool:
     """Return True if the file system of ``folder`` has room for a copy of ``snapshot`` beside the previous copy.
 
-    ``gpus``: number of GPUs of the pod's ranks. NCCL needs room for each of them.
+    ``gpus``: number of GPUs of the pod's ranks. NCCL needs shared memory for each of them in the same file system.
     """
     parts = (snapshot.model, snapshot.optimizer, snapshot.kept)
     nbytes = sum(tensor.nbytes for part in parts for tensor in part.values())

@@ -59,8 +59,8 @@ def capture(
     """Return a copy of the training state in main memory, which later steps do not modify.
 
     ``step``: number of completed steps. ``model``, ``optimizer``: the ``state_dict()`` of each. ``state``: additional
-    data for JSON. ``kept``: additional tensors. ``staging``: memory for the copy; None: new memory. The snapshot is
-    valid until the next capture with the same ``staging``.
+    data for JSON. ``kept``: tensors of the objects that the script has passed to ``t.keep``. ``staging``: memory for
+    the copy; None: new memory. The next capture with the same ``staging`` overwrites the snapshot.
     """
     staging = staging or Staging()
     tensors: dict[str, Tensor] = {}
@@ -104,9 +104,10 @@ def restore(
 
 
 def replicate(model: nn.Module, process_group: ProcessGroup) -> None:
-    """Copy rank 0's parameters and buffers to every rank, one tensor at a time. Raise PeerLostError.
+    """Copy rank 0's parameters and buffers to every rank, one tensor at a time. All ranks must call it.
 
-    Raise RuntimeError if the model of this rank differs from that of rank 0 in names, shapes or dtypes.
+    Raise PeerLostError if a rank is lost, and RuntimeError if the model of this rank differs from that of rank 0 in
+    names, shapes or dtypes.
     """
     state = model.state_dict()
     rows = [f"{name} {tuple(tensor.shape)} {tensor.dtype}" for name, tensor in state.items()]
@@ -197,10 +198,11 @@ def load_together(
 ) -> Snapshot | None:
     """Load the checkpoint of rank ``holder`` into ``target`` on all ranks, one tensor at a time.
 
-    ``stored``: the opened checkpoint on the holder, None elsewhere. ``check``: a function that raises an error if the
-    checkpoint's JSON does not fit this job. A rank needs memory for one tensor besides the training state. Return
-    the snapshot without the tensors of model and optimizer, or None if there is no checkpoint. Raise PeerLostError, and
-    on the holder CheckpointVolumeError if the checkpoint cannot be read.
+    ``stored``: the opened checkpoint on the holder, None on other ranks. ``check``: a function that raises an error if
+    the checkpoint's JSON does not fit this job. A rank needs memory for one tensor besides the training state. Return
+    the snapshot without the tensors of model and optimizer, or None if the holder has no checkpoint.
+
+    Raise PeerLostError if a rank is lost. On the holder, raise CheckpointVolumeError if the checkpoint cannot be read.
     """
     header = b"null"
     if stored is not None:

@@ -1,9 +1,10 @@
 """Checkpoints on disk: written atomically, verified when read, and without pickle.
 
 A checkpoint is a directory with ``model.safetensors``, ``optimizer.safetensors``, ``state.json`` and ``manifest.json``,
-which holds the hashes of the other files and the identity of the model. ``kept.safetensors`` holds the tensors of
-objects that a script keeps. A checkpoint is written under a temporary name, synced, then renamed, so that a crash at
-any time leaves the previous checkpoint intact. Reading uses the newest checkpoint with valid hashes.
+which holds the hashes of the other files and a hash that identifies the model. ``kept.safetensors`` holds the tensors
+of the objects that the script passes to ``t.keep``. A checkpoint is written under a temporary name, synced, then
+renamed, so that a crash at any time leaves the previous checkpoint intact. Reading uses the newest checkpoint with
+valid hashes.
 
 A read error does not prove that a checkpoint is damaged. Only checkpoints with a wrong hash, an invalid manifest or a
 missing file count as damaged and may be deleted. If read errors persist and no older checkpoint is valid, training does
@@ -41,7 +42,7 @@ _FIELD = "spec.checkpoint.volume"
 class Snapshot:
     """The training state after ``step`` steps, in main memory.
 
-    ``model``, ``optimizer``: tensors by name. ``state``: all parts that are not tensors, as JSON.
+    ``model``, ``optimizer``: tensors by name. ``state``: the other data of the training state, as JSON.
     """
 
     step: int
@@ -261,9 +262,10 @@ class Checkpoints:
             raise _CorruptError(f"found an invalid {MANIFEST} ({type(error).__name__}: {error})") from None
 
     def _prune(self, newest: int) -> None:
-        """Remove damaged and incomplete checkpoints, and those older than the last ``keep`` readable checkpoints.
+        """Remove damaged, incomplete and old checkpoints. ``newest``: step of the checkpoint that was written last.
 
-        Only readable checkpoints up to step ``newest`` count. Later checkpoints remain unless they are proven damaged.
+        A checkpoint is old if it precedes the last ``keep`` readable checkpoints up to step ``newest``. Checkpoints
+        after this step remain unless they are proven damaged.
         """
         steps = self.steps()
         doubtful = self._corrupt | self._unreadable

@@ -64,9 +64,10 @@ def sha256(path: Path) -> str:
 
 
 class TensorFile:
-    """A safetensors file whose tensors are read one at a time. Verify the file's hash first: its content is trusted.
+    """A safetensors file whose tensors are read one at a time. Raise OSError if it cannot be read, even after retries.
 
-    ``entries``: name → (dtype, shape) of each tensor. Raise OSError if the file cannot be read, even after retries.
+    ``entries``: name → (dtype, shape) of each tensor. This class does not check the content, so the caller must verify
+    the file's hash before.
     """
 
     def __init__(self, path: Path) -> None:

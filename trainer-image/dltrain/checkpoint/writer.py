@@ -69,8 +69,8 @@ class Writer:
     def needed_s(self) -> float:
         """Return the estimated seconds until a checkpoint that begins now is durable; 0 before the first checkpoint.
 
-        The estimate is the longest of the last ``RECENT`` checkpoints, plus the rest of a checkpoint that is being
-        written.
+        The estimate is the longest duration of the last ``RECENT`` checkpoints. If a checkpoint is being written, its
+        estimated remaining time is added.
         """
         longest_s = max(self._durations_s, default=0.0)
         rest_s = max(0.0, longest_s - (time.perf_counter() - self._began_s)) if self.busy else 0.0
@@ -79,8 +79,8 @@ class Writer:
     def begin(self, snapshot: Snapshot, stall_s: float = 0.0) -> None:
         """Start to write ``snapshot`` in the background, after waiting for the previous checkpoint.
 
-        The tensors of ``snapshot`` must not change until ``wait`` returns. ``stall_s``: seconds that training paused
-        for it. Raise the error of the previous checkpoint if that failed; see ``wait``.
+        The tensors of ``snapshot`` must not change until ``wait`` returns. ``stall_s``: seconds that training has
+        paused for this checkpoint so far. If writing the previous checkpoint failed, raise its error (see ``wait``).
         """
         self.wait()
         self._began_s = time.perf_counter()
@@ -168,8 +168,8 @@ class CheckpointManager:
         """Return True if a checkpoint that begins now is durable before the first rank is killed.
 
         ``left_s``: seconds until this rank is killed. All ranks must call this method, and get the same answer. It
-        compares the time that a checkpoint needs, which rank 0 has measured, with the least ``left_s`` of all ranks.
-        Raise PeerLostError.
+        compares the time that rank 0 needs for a checkpoint, according to earlier checkpoints, with the smallest
+        ``left_s`` of all ranks. Raise PeerLostError if a rank is lost.
         """
         rows = self.process_group.gather([left_s, self._writer.needed_s if self._writer is not None else 0.0])
         self._short_of = max(needed_s for _, needed_s in rows), min(left_s for left_s, _ in rows)
@@ -304,12 +304,13 @@ class CheckpointManager:
         durable: bool = True,
         gathered_s: float = 0.0,
     ) -> None:
-        """Start a checkpoint of the state after ``step`` steps, unless a checkpoint of this step was started before.
+        """Start to save the state after ``step`` steps to the volume and to the pods' memory, in the background.
 
-        All ranks must call this method. The state is written in the background.
-
-        The state is also copied to the pods' memory. ``durable``: False to make only this copy. ``gathered_s``: seconds
-        spent on comparing and gathering the state of all ranks. Raise OSError if the last checkpoint failed.
+        All ranks must call this method. It does not write a checkpoint of the same step to the volume twice, and makes
+        no copy in memory while the previous copy is in progress. ``kept``: tensors of the objects that the script has
+        passed to ``t.keep``. ``durable``: False to copy the state to the pods' memory only. ``gathered_s``: seconds
+        that were spent on comparing and gathering the state of all ranks. Raise OSError if writing the previous
+        checkpoint failed.
         """
         writers = []
         if durable:

@@ -1,1 +1,5 @@
-"""Collectives: one interface (``core.collective``) for several algorithms, which ``selection`` chooses by name."""
+"""Collectives, the operations in which all ranks take part, such as an all-reduce.
+
+Every algorithm has the interface ``core.collective.Collective``. The module ``selection`` chooses an algorithm by its
+name.
+"""

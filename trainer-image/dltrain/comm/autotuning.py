@@ -76,7 +76,7 @@ class Auto(Collective):
 
         ``make``: creates the collective of a candidate. ``picks``: results of an earlier measurement, or None. If they
         cover the size classes of all buffers, nothing is measured and ``picks`` is used. All ranks must call this
-        together. Raise PeerLostError.
+        together. Raise PeerLostError if a rank is lost during the call.
         """
         super().__init__(comm, buffers)
         self._make = make
@@ -96,7 +96,8 @@ class Auto(Collective):
         """Use ``picks``, the algorithms of an earlier run, so that numbers are added in the same order as in that run.
 
         Ignore ``picks`` if it lacks the size class of a buffer or names an algorithm that is not a candidate here. All
-        ranks must call this method together, without a pending reduction. Raise PeerLostError.
+        ranks must call this method together, while no reduction is pending. Raise PeerLostError if a rank is lost
+        during the call.
         """
         mine = {number: picks.get(number) for number in self.picks}
         if mine != self.picks and all(pick is not None and pick.strategy in self._strategies for pick in mine.values()):

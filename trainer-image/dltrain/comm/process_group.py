@@ -103,7 +103,7 @@ class ProcessGroup:
     def shrink(self) -> None:
         """Remove the lost ranks from the group, and renumber the live ranks in the same order.
 
-        All live ranks must call it. Raises PeerLostError.
+        All live ranks must call it. Raise PeerLostError if MPI cannot create the smaller group.
         """
         revoke(self.comm)
         self.comm = shrink(self.comm)
@@ -111,14 +111,17 @@ class ProcessGroup:
         self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Return the element-wise sum of ``values`` over ranks, in double precision. Raises PeerLostError.
+        """Return the element-wise sum of ``values`` over ranks, in double precision.
 
-        All ranks must pass the same number of values.
+        All ranks must pass the same number of values. Raise PeerLostError if a rank is lost.
         """
         return [float(value) for value in self.add(np.array(values, dtype=np.float64))]
 
     def add(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the element-wise sum of the array ``values`` over ranks, in a new array. Raises PeerLostError."""
+        """Return the element-wise sum of the array ``values`` over ranks, in a new array.
+
+        All ranks must pass arrays of the same shape. Raise PeerLostError if a rank is lost.
+        """
         total = values.copy()
         if self.comm is not None and self.size > 1:
             from mpi4py import MPI
@@ -127,7 +130,10 @@ class ProcessGroup:
         return total
 
     def collect(self, data: bytes) -> list[bytes]:
-        """Return the ``data`` of every rank, by rank number. The lengths may differ. Raises PeerLostError."""
+        """Return the ``data`` of every rank, by rank number. The lengths may differ.
+
+        Raise PeerLostError if a rank is lost.
+        """
         if self.comm is None or self.size == 1:
             return [data]
         counts = [int(count) for (count,) in self.gather([len(data)])]
@@ -138,9 +144,9 @@ class ProcessGroup:
         return [content[end - count : end].tobytes() for end, count in zip(ends, counts, strict=True)]
 
     def gather(self, values: Sequence[float]) -> list[list[float]]:
-        """Return the ``values`` of every rank, by rank number. Raises PeerLostError.
+        """Return the ``values`` of every rank, by rank number.
 
-        All ranks must pass the same number of values.
+        All ranks must pass the same number of values. Raise PeerLostError if a rank is lost.
         """
         mine = np.array(values, dtype=np.float64)
         everyone = np.empty((self.size, len(mine)))
@@ -150,7 +156,7 @@ class ProcessGroup:
         return [[float(value) for value in row] for row in everyone]
 
     def broadcast(self, data: bytes, root: int = 0) -> bytes:
-        """Return the ``data`` of rank ``root`` on every rank. Raises PeerLostError."""
+        """Return the ``data`` of rank ``root`` on every rank. Raise PeerLostError if a rank is lost."""
         if self.comm is None or self.size == 1:
             return data
         length = np.array([len(data)], dtype=np.int64)
@@ -162,9 +168,9 @@ class ProcessGroup:
         return content.tobytes()
 
     def broadcast_into(self, content: NDArray[np.uint8], root: int = 0) -> None:
-        """Overwrite the bytes in ``content`` with those that rank ``root`` passes, on every rank. Raises PeerLostError.
+        """Overwrite the bytes in ``content`` on every rank with those that rank ``root`` passes.
 
-        All ranks must pass arrays of the same length.
+        All ranks must pass arrays of the same length. Raise PeerLostError if a rank is lost.
         """
         if self.comm is None or self.size == 1:
             return
@@ -181,9 +187,10 @@ class ProcessGroup:
             raise translate(error) from error
 
     def close(self) -> None:
-        """Wait until all ranks have called this method. Then end MPI, unless ranks were lost. Raises PeerLostError.
+        """Wait until all ranks have called this method. Then end MPI, unless ranks were lost before.
 
-        After a loss of ranks, ending MPI could hang, so the agents end the processes instead.
+        After a loss of ranks, ending MPI could hang, so the agents end the processes instead. Raise PeerLostError if a
+        rank is lost during the call.
         """
         if self.comm is not None:
             from mpi4py import MPI

@@ -45,11 +45,13 @@ def choose(
     """Return the collective ``name`` for ``buffers`` over ``comm`` (None: a single rank). ``Auto`` measures candidates.
 
     Buffers on a GPU always use torch.distributed (NCCL): the image's MPI cannot read GPU memory, and a copy through the
-    host would cost more than the choice of an algorithm gains. ``servers``: ranks of parameter servers, for
-    ``ParameterServer``. ``host``: the address of rank 0, for ``Torch``. ``region``: memory that contains ``buffers``
-    and that all ranks share, for ``Auto``. ``picks``: results of earlier measurements, for ``Auto``. ``compression``:
-    "BF16" or "FP16" replaces the named collective by one that sends 16-bit numbers, except for the last ``tail``
-    elements of the last buffer. Raise ValueError for an unknown name, and PeerLostError.
+    host would cost more than the choice of an algorithm gains.
+
+    ``segment_nbytes``: maximum size of a message. ``servers``: ranks of parameter servers, for ``ParameterServer``.
+    ``host``: the address of rank 0, for ``Torch``. ``region``: memory that contains ``buffers`` and that all ranks
+    share, for ``Auto``. ``picks``: results of earlier measurements, for ``Auto``. ``compression``: "BF16" or "FP16"
+    replaces the named collective by one that sends 16-bit numbers, except for the last ``tail`` elements of the last
+    buffer. Raise ValueError for an unknown name, and PeerLostError if a rank is lost during the call.
     """
     if comm is None or comm.Get_size() == 1:
         return SingleRank(buffers)

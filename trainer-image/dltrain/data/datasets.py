@@ -92,7 +92,10 @@ def reference(dataset: str) -> DatasetRef:
 
 
 def load(ref: DatasetRef, seed: int = 0) -> Dataset:
-    """Load the dataset to which ``ref`` in a plan refers. ``seed``: seed of synthetic data. Raise BadInputError."""
+    """Load the dataset to which ``ref`` in a plan refers. ``seed``: seed of synthetic data.
+
+    Raise BadInputError if there is no such dataset or its file is invalid, and VolumeError if the file cannot be read.
+    """
     if ref.name in SYNTHETIC:
         return SYNTHETIC[ref.name](seed)
     if ref.name in (*BUNDLED, *ENLARGED):

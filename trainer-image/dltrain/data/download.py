@@ -74,10 +74,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class Download:
-    """The download of ``source`` to ``target``.
+    """The download of the file ``source`` to the path ``target``.
 
-    ``sha256``: expected checksum in hex digits; None: any checksum is accepted. ``room_nbytes``: maximum size in bytes;
-    None: no limit.
+    ``sha256``: expected checksum in hex digits; None: any checksum is accepted. ``room_nbytes``: maximum size of the
+    file in bytes; None: no limit.
     """
 
     source: Source

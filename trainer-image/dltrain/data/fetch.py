@@ -85,7 +85,8 @@ def fetch(uri: str, target: Path, sha256: str | None = None, room_nbytes: int | 
 def check(path: Path, sha256: str | None) -> None:
     """Verify the checksum of a local file. If it is a SHA256SUMS file, also verify all files that it lists.
 
-    ``sha256``: expected checksum in hex digits; None: do not verify the file itself. Raise BadInputError.
+    ``sha256``: expected checksum in hex digits; None: do not verify the file itself. Raise BadInputError if a checksum
+    is wrong or a file cannot be read.
     """
     if sha256 is not None:
         _hold(path, sha256, "spec.dataset.sha256")

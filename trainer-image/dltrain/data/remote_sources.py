@@ -92,9 +92,10 @@ class Source:
         return Remote(info.get("size"), str(version))
 
     def read(self, begin: int, nbytes: int) -> Iterator[bytes]:
-        """Yield the bytes from position ``begin`` to ``nbytes``, the end of the file, in order.
+        """Yield the bytes from position ``begin`` to ``nbytes``, the size of the file, in order.
 
-        Several ranged requests run in parallel.
+        Several ranged requests, which ask for a part of the file, run in parallel. Raise NoRangesError if the server
+        does not support them, BadInputError if no retry can succeed, and TransientError for other faults.
         """
         with ThreadPoolExecutor(STREAMS) as pool:
             count = min(STREAMS, -(-(nbytes - begin) // self._chunk_nbytes))
@@ -120,7 +121,10 @@ class Source:
         self._chunk_nbytes = max(self._chunk_nbytes // _SHRINK_FACTOR, CHUNK_NBYTES // _MAX_SHRINK)
 
     def stream(self) -> Iterator[bytes]:
-        """Yield the whole file from one request, for servers that do not support ranged requests."""
+        """Yield the whole file from one request, for servers that do not support ranged requests.
+
+        Raise BadInputError if no retry can succeed, and TransientError for other faults.
+        """
         file = self._open(0)
         try:
             while data := file.read(2**20):

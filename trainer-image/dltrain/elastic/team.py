@@ -89,12 +89,12 @@ class Team:
         self._rebuild()
 
     def measure(self, step: int, steps: int, *, always: bool) -> bool:
-        """Decide if ranks exchange the norms of their local gradients in a step, and return the decision.
+        """Decide if ranks exchange the norms of their local gradients in a step. Return True if they do.
 
-        ``step``: number of the step. ``steps``: number of all steps. Configure the parallelism strategy accordingly.
-        The gradient noise scale is computed from these norms. ``always``: True to exchange the norms at every step
-        instead of only at some steps. They are never exchanged with a single worker or with a parallelism strategy
-        other than "Data".
+        The gradient noise scale is computed from these norms. This method configures the parallelism strategy
+        accordingly. ``step``: number of the step. ``steps``: number of all steps. ``always``: True to exchange the
+        norms at every step instead of only at some steps. They are never exchanged with a single worker or with a
+        parallelism strategy other than "Data".
         """
         measures_square = self.plan.parallelism == "Data" and self.workers > 1
         measures_square = measures_square and (always or step % stride(steps) == 0)
@@ -163,11 +163,9 @@ class Team:
             self.reshard(step, shares, "measured while training")
 
     def _limits(self) -> list[int]:
-        """Return the maximum local batch size of each rank, by its GPU's memory.
+        """Return the maximum local batch size of each rank, by its GPU's memory. On CPUs, it is the global batch size.
 
-        On CPUs, this is the global batch size.
-
-        All workers must call this method at the same step. Raise PeerLostError.
+        All workers must call this method at the same step. Raise PeerLostError if a rank is lost.
         """
         limits = [self.plan.global_batch] * len(self.plan.ranks)
         if any(rank.gpu for rank in self.plan.ranks):

@@ -1,10 +1,11 @@
-"""Find ranks that hang, by their silence. No I/O, and no clock.
+"""Detect ranks that hang: those that send no message for longer than their time limit. No I/O, and no clock.
 
-A rank that trains sends several messages per second. The limit of its silence follows from what was seen: ten median
-steps, and three times the silence that only one message in a hundred exceeded. A rank that says what it works on, such
-as compilation, gets the limit of this work instead, and so do the ranks that wait for it. A rank that only calls
-``dltrain.report`` counts from its first report on. Each restart after a hang raises the limit, because the hang may
-have been healthy work that the next attempt (launch of the ranks) repeats.
+A rank that trains sends several messages per second. Its time limit is the largest of ten median step times, three
+times the 99th percentile of the observed silences (the times between two messages of a rank), and a minimum. A rank can
+announce work during which it sends no messages, such as compilation. It then gets the time limit of this work. Until
+this limit, no rank counts as hung, because the others may wait for it. A rank that only calls ``dltrain.report`` is
+monitored from its first report on. Each restart after a hang raises the limits, because the hang may have been healthy
+work that the next attempt (launch of the ranks) repeats.
 """
 
 from collections import deque
@@ -50,8 +51,8 @@ A silence is the time in seconds between two messages of a rank.
 class _Rank:
     """The state of one rank in hang detection.
 
-    ``heard_s``: time of its last message. ``base_s``: time limit in seconds of its silence that follows from its step
-    time. ``stepped``: True after its first step.
+    ``heard_s``: time of its last message. ``base_s``: the part of its time limit, in seconds, that follows from its
+    step time; the deadline of its start before its first step. ``stepped``: True after its first step.
     """
 
     heard_s: float
@@ -101,7 +102,10 @@ class HangDetector:
         self._ranks.pop(rank, None)
 
     def excuse(self, seconds: float) -> None:
-        """Do not count ``seconds`` of the ranks' silence as a hang: ranks or agents could not run in this time."""
+        """Subtract ``seconds`` from the current silence of all ranks, because ranks or agents could not run.
+
+        For each rank, subtract at most ``MOST_EXCUSED`` times its time limit.
+        """
         self._excused_s += seconds
 
     def record(self, message: RankMessage, now_s: float) -> None:
@@ -134,8 +138,8 @@ class HangDetector:
     def hung(self, now_s: float) -> tuple[int, float] | None:
         """Return (rank that hangs, seconds since its last message), or None if no rank hangs.
 
-        If several ranks are later than their limits, return the one that is latest. While a rank does announced work
-        within its limit, no rank hangs: the others may wait for it.
+        If several ranks have exceeded their time limits, return the rank that has exceeded its limit by the longest
+        time. While a rank does announced work within its limit, no rank hangs: the others may wait for it.
         """
         if self._pausing(now_s):
             return None
@@ -166,7 +170,7 @@ class HangDetector:
         return min(HANG_MAX_S, max(minimum_s, HANG_P99 * self._p99_s) * self._factor)
 
     def _limit_s(self, rank: _Rank) -> float:
-        """Return the time limit in seconds of a rank's silence, without work that the rank has announced."""
+        """Return the time limit in seconds of a rank's silence while it does no work that it has announced."""
         if not rank.stepped:
             return rank.base_s
         return max(rank.base_s, min(HANG_MAX_S, rank.base_s * self._factor), self._floor_s(rank))

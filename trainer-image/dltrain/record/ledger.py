@@ -45,7 +45,7 @@ One such rank suffices to set the job's condition and to leave the profiles (sto
 def _sampled(measures: list[RankMeasure]) -> tuple[RankMeasure, ...]:
     """Return at most ``MAX_MEASURES`` of the ranks' measurements, in their order.
 
-    Among them are the first measurement of each device type, and measurements at equal distances.
+    These are the first measurement of each device type, and measurements at equal distances in the list.
     """
     if len(measures) <= MAX_MEASURES:
         return tuple(measures)
@@ -59,8 +59,8 @@ def _sampled(measures: list[RankMeasure]) -> tuple[RankMeasure, ...]:
 class Ledger:
     """Accumulate the messages that ranks send, from which ``report`` makes the job's report to the operator.
 
-    The coordinator, the agent that directs the job, has it. Counters (of restarts, for example) continue after restarts
-    and if another pod becomes coordinator.
+    The ledger belongs to the coordinator, the agent that directs the job. Its counters, such as that of restarts,
+    continue after a restart of the ranks, and when another pod becomes coordinator.
     """
 
     def __init__(self, plan: Plan, previous: Report | None, hang_min_s: float = HANG_MIN_S) -> None:
@@ -210,15 +210,16 @@ class Ledger:
     def excuse(self, seconds: float) -> None:
         """Do not count ``seconds`` of the ranks' silence as a hang, because ranks or agents could not run in this time.
 
-        All ranks wait for the one that cannot run. At most ten times the time limit of a rank's silence is excused.
+        This applies to all ranks, because they wait for the one that cannot run. For each rank, at most ten times its
+        time limit is excused.
         """
         self._hangs.excuse(seconds)
 
     def gain_s(self, missing: int, ranks: int) -> float:
         """Return the seconds that the job would save if its ``missing`` lost ranks returned now.
 
-        ``ranks``: number of planned ranks. The estimate is this fraction of the time for the remaining steps; 0 before
-        the first step.
+        ``ranks``: number of planned ranks. The estimate is the time for the remaining steps, multiplied by ``missing``
+        / ``ranks``. It is 0 before the first step.
         """
         step = self._step
         return (step.steps - step.step) * step.step_s * missing / ranks if step is not None else 0.0

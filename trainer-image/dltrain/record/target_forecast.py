@@ -2,8 +2,10 @@
 
 Curves of losses and accuracies over steps s are close to a + b·f(s), with a power of s, its logarithm, an exponential
 or a hyperbola for f (Domhan et al. 2015 compare such functions). For a given f, a and b follow from linear regression.
-Several f often fit the values equally well and differ in what they predict. The interval therefore covers all of them,
-and the fits without each fifth of the values. If a curve that fits does not reach the target, there is no forecast.
+Several functions f often fit the values equally well, but predict different steps. The result is therefore an interval
+of steps that covers all curves with a good fit. Each of these curves is also fitted five more times, each time without
+another fifth of the values, and the interval covers these curves, too. If one of the curves reaches the target too late
+or never, there is no forecast.
 """
 
 from collections.abc import Callable, Sequence
@@ -36,7 +38,7 @@ Function = Callable[[float], float]
 class Shape:
     """A function f of the step in a curve a + b·f(s), and its inverse.
 
-    The inverse returns infinity for a value that f does not have.
+    ``inverse``: maps a value of f to its step, and returns infinity for a value that f never has.
     """
 
     f: Function

@@ -1,7 +1,7 @@
 """Collect the reports of a script, and make progress updates of them. No I/O, and no clock.
 
-A progress update is a dictionary with the fields of ``protocol.rank_messages.Step``, ``Evaluated`` or ``Logged``. These
-classes would need pydantic.
+A progress update is a dictionary with the fields of ``protocol.rank_messages.Step``, ``Evaluated`` or ``Logged``. This
+module does not import these classes, because they need pydantic, and scripts may lack it.
 """
 
 from collections import deque

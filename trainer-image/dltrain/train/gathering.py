@@ -40,10 +40,11 @@ class Participants:
 
 
 def participants(team: Team, step: Step, number: int) -> Participants:
-    """Return the functions with which this rank communicates with the workers in the present state of ``step``.
+    """Return the functions with which this rank communicates with the workers, and the weight of its loss.
 
-    The workers are the ranks that compute gradients. ``number``: number of completed steps. During a step, the weight
-    of a rank is that of its loss in this step. Between steps, all ranks have equal weights.
+    The workers are the ranks that compute gradients. ``step``: the training step in progress. ``number``: number of
+    completed steps. During a step, the weight of a rank is that of its loss in this step. Between steps, all ranks have
+    equal weights.
     """
 
     def together(operation: Callable[[ProcessGroup], Any]) -> Any:
@@ -60,10 +61,11 @@ def participants(team: Team, step: Step, number: int) -> Participants:
 def gathered(rows: Tensor, participants: Participants) -> Tensor:
     """Return the rows of all ranks on each rank, with shape (N, …), in the order of the ranks.
 
-    ``rows``: of this rank, with shape (n, …), one per sample. N is the sum of all n. ``participants``: the functions to
-    communicate with the other ranks. Gradients flow through the result. If ranks are lost and the others can continue,
-    the step is abandoned, and the rows of the result are arbitrary. Raise PeerLostError if they cannot continue, and
-    MisuseError if ``rows`` is a single number.
+    ``rows``: this rank's n rows, one per sample, with shape (n, …). N is the sum of n over all ranks. ``participants``:
+    the functions that communicate with the other ranks. Gradients flow through the result.
+
+    Raise MisuseError if ``rows`` is a single number. If ranks are lost and the others can continue, the step is
+    abandoned, and this function returns arbitrary rows. If they cannot continue, raise PeerLostError.
     """
     if not rows.dim():
         raise MisuseError("t.gather: found one number; expected a row per sample. Use t.sum or t.mean for numbers")
@@ -77,7 +79,8 @@ def gathered(rows: Tensor, participants: Participants) -> Tensor:
 def averaged(value: Tensor, participants: Participants) -> Tensor:
     """Return the mean of ``value`` over ranks, weighted by the ranks' weights in ``participants``, without gradient.
 
-    The result has the dtype of ``value``, or float32 for integers. Raise PeerLostError.
+    The result has the dtype of ``value``, or float32 for integers. Raise PeerLostError if ranks are lost and the others
+    cannot continue.
     """
     weight = participants.weight() if participants.counts else 0.0
     content = value.detach().to("cpu", torch.float64)

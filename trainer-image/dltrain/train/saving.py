@@ -118,7 +118,7 @@ class Saving:
 
         ``durable``: write the checkpoint to the volume; otherwise only to the pods' memory. ``began``: the time
         (``time.monotonic()``) at which work for this checkpoint began, such as the comparison of parameters; by default
-        now. Raise OSError and PeerLostError.
+        now. Raise OSError if writing the previous checkpoint failed, and PeerLostError if a rank is lost.
         """
         if not self._team.plan.checkpoint.enabled:
             return
@@ -144,7 +144,7 @@ class Saving:
 
         If not, report that the checkpoint is skipped. If checkpoints are disabled, return True. ``step``: number of
         completed steps. ``left_s``: seconds until this rank is killed. All ranks must call it, and get the same answer.
-        Raise PeerLostError.
+        Raise PeerLostError if the run cannot continue after a loss of ranks.
         """
         manager = self._checkpoint_manager
         if not self._team.plan.checkpoint.enabled or self._team.together(step, lambda: manager.fits(left_s)):
@@ -153,7 +153,10 @@ class Saving:
         return False
 
     def wait(self) -> None:
-        """Wait until the last checkpoint is on the volume. All ranks wait for rank 0, the writer. Raise OSError."""
+        """Wait until the checkpoints that this rank writes are complete, and announce the pause to the agent.
+
+        Rank 0 writes to the volume. Raise OSError if this failed.
+        """
         if self._team.plan.checkpoint.enabled:
             nbytes = 4 * self._team.parallel.buffer.flat.nbytes  # parameters, and up to three values per parameter
             nbytes += sum(tensor.nbytes for tensor in self._user_objects.state()[1].values())

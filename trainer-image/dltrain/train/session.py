@@ -67,7 +67,8 @@ def local_plan(
 
     ``batch``: global batch size, which is divided equally. ``epochs``: number of passes over the dataset.
     ``collective``: name of the all-reduce algorithm, or Auto. ``checkpoints``: directory; None: no checkpoints.
-    ``model``: by default, the running script. Raise BadInputError for an invalid ``batch`` or ``collective``.
+    ``model``: by default, the running script. ``dataset``: by default, the path in $DLJOB_DATASET. ``optimizer``: by
+    default, SGD (``OptimizerRef()``). Raise BadInputError for an invalid ``batch`` or ``collective``.
     """
     if not isinstance(batch, int) or batch < world_size:
         raise BadInputError(

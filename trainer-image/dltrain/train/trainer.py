@@ -105,7 +105,8 @@ class Trainer(Ranks):
         All ranks start from equal parameters, or from the newest checkpoint if there is one. The loss must be the mean
         over this rank's batch. ``sync_batch_norm``: compute BatchNorm statistics over the global batch instead of this
         rank's batch (default: as in the plan). ``sample``: an input with batch size 1, from which a pipeline counts the
-        cost of each layer. Raise MisuseError, and BadInputError if the checkpoint belongs to another job.
+        cost of each layer. Raise MisuseError for invalid arguments or on a second call, and BadInputError if the
+        checkpoint belongs to another job.
         """
         usage_checks.check_wrapped(model, optimizer, again=self._team.taken)
         synchronize = self.plan.model.sync_batch_norm if sync_batch_norm is None else sync_batch_norm
@@ -140,9 +141,9 @@ class Trainer(Ranks):
         default, the loader starts as many processes as the training needs: none if loading is fast, and at most one per
         spare CPU of this rank. ``prefetch``: number of batches to load in advance (default: two per worker; 0: none).
         ``collate_fn``: function that makes a batch from a list of samples (default: torch's function). ``drop_last``:
-        leave out the last batch of an epoch if it is smaller than the global batch. Layers such as BatchNorm reject a
-        batch in which a rank has one sample. Only ``collate_fn`` and ``drop_last`` affect the result of the training.
-        Raise ValueError for invalid arguments.
+        leave out the last batch of an epoch if it is smaller than the global batch, for example because BatchNorm
+        layers reject a batch in which a rank has one sample. Only ``collate_fn`` and ``drop_last`` affect the result of
+        the training. Raise ValueError for invalid arguments.
         """
         spare_cpus = max(0, int(cpus(self.process_group.local_size)) - 1)
         return Loader(
@@ -245,7 +246,8 @@ class Trainer(Ranks):
     def steps(self, loader: Loader) -> Iterator[Any]:
         """Yield this rank's batch for each remaining step, on its device. Call ``optimizer.step()`` once per batch.
 
-        After a request to stop, raise SystemExit when the checkpoint is on the volume.
+        If the job asks its ranks to stop, save the training's state after the current step, and then raise SystemExit.
+        Raise MisuseError if the script has not called ``optimizer.step()`` for a batch.
         """
         check_loader("t.steps", loader)
         counts = self._team.together(self.step, lambda: self._team.worker_group.gather([loader.samples]))
@@ -309,9 +311,9 @@ class Trainer(Ranks):
     def mean(self, value: Tensor) -> Tensor:
         """Return the mean over the global batch. ``value``: the mean over this rank's samples, of any shape.
 
-        Use this method for statistics that ``forward`` stores in a buffer. The result has no gradient. Ranks are
-        weighted by their samples or their argument of ``weigh``, and equally between steps. All ranks must call this
-        method equally often.
+        Use this method for statistics that ``forward`` stores in a buffer. The result has no gradient. During a step,
+        the weight of a rank is its number of samples, or its argument of ``weigh``. Between steps, all ranks have equal
+        weights. All ranks must call this method equally often.
         """
         return averaged(value, self._participants())
 

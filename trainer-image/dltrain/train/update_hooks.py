@@ -17,7 +17,8 @@ from dltrain.parallel.optimizer_checks import check_late
 class UpdateHooks:
     """Call ``before`` and ``after`` around each update of ``optimizer``.
 
-    Before an update, also check parameters that were added to the optimizer after the hooks were registered.
+    Before an update, also raise MisuseError if the script has added parameters to the optimizer that do not belong to
+    the model.
     """
 
     def __init__(
@@ -28,9 +29,10 @@ class UpdateHooks:
         after: Callable[[], object],
         stands_in: Callable[[nn.Parameter], bool],
     ) -> None:
-        """Register the hooks at ``optimizer``.
+        """Register the hooks with ``optimizer``. ``model``: the model that ``optimizer`` trains.
 
-        ``stands_in``: returns True for a parameter of a sharded optimizer that is a rank's part of a model parameter.
+        ``before``, ``after``: functions to call before and after an update. ``stands_in``: returns True for a parameter
+        of a sharded optimizer that is a rank's part of a model parameter.
         """
         # The set refers to the parameters, so that they exist and no other object can get the same id.
         self._tracked = {*model.parameters(), *_parameters(optimizer)}

@@ -1,1 +1,1 @@
-"""Collectives that do not use a schedule of messages, and the two halves of an all-reduce."""
+"""Collectives that are not in ``schedules``, such as MPI's and torch's own, and the two halves of an all-reduce."""

@@ -131,7 +131,10 @@ class _Run(Run):
         return self._phase
 
     def test(self) -> bool:
-        """Make progress without blocking. Return True if the sum is in the buffer. Raise PeerLostError."""
+        """Make progress without blocking. Return True if the sum is in the buffer.
+
+        Raise PeerLostError if a rank is lost.
+        """
         if self._phase == 0 and self._arrived(self._up):
             self._total()
             self._phase = 1

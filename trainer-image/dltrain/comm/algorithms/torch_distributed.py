@@ -42,7 +42,8 @@ class TorchDistributed(Collective):
     def _join(self, host: str) -> None:
         """Create torch's process group, which all collectives share, and connect it.
 
-        Raises PeerLostError, or RuntimeError for an error of this rank.
+        Raise PeerLostError if another rank is lost, and RuntimeError if this rank itself fails, such as without free
+        memory.
         """
         from mpi4py import MPI
 
@@ -71,7 +72,10 @@ class TorchDistributed(Collective):
         return self.begun(self._distributed.all_reduce, self.buffers[index])
 
     def begun(self, operation: Any, *arguments: Any) -> "_Pending":
-        """Start ``operation``, a function of torch.distributed, with ``arguments``. Raises PeerLostError."""
+        """Start ``operation``, a function of torch.distributed, with ``arguments``, and return the pending operation.
+
+        Raise PeerLostError if another rank is lost, and RuntimeError if this rank itself fails.
+        """
         try:
             work = operation(*arguments, async_op=True)
         except RuntimeError as error:
@@ -123,10 +127,10 @@ def backend_for(identities: Sequence[str]) -> str:
 
 
 def raise_lost(error: RuntimeError) -> NoReturn:
-    """Raise PeerLostError if ``error`` means a lost peer. Otherwise raise ``error``, which this rank caused.
+    """Raise PeerLostError if ``error`` means that another rank was lost. Otherwise raise ``error`` itself.
 
-    Out-of-memory errors, device errors and calls that NCCL rejects are errors of this rank. NCCL has one class for all
-    its errors, so the message decides. All other errors come from gloo and mean a lost peer.
+    ``error``: an error of torch.distributed. Out-of-memory errors and device errors are errors of this rank. NCCL has
+    one class for all its errors, so the message decides. Every other error comes from gloo and means a lost rank.
     """
     own = isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError)
     if not own and isinstance(error, torch.distributed.DistBackendError):

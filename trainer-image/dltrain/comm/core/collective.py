@@ -36,7 +36,10 @@ class Work(Protocol):
         ...
 
     def wait(self) -> None:
-        """Block until the operation is complete, so that the buffer contains the result. Raises PeerLostError."""
+        """Block until the operation is complete, so that the buffer contains the result.
+
+        Raise PeerLostError if a rank is lost.
+        """
         ...
 
 
@@ -77,14 +80,13 @@ class Collective(ABC):
 
     @abstractmethod
     def start(self, index: int) -> Work:
-        """Start the all-reduce of ``buffers[index]`` and return it. Do not use the buffer until the all-reduce is done.
+        """Start the all-reduce of ``buffers[index]``. Return a ``Work`` with which the caller waits for the result.
 
-        All ranks must start the same all-reduces in the same order. The method ``wait`` of the result waits for the
-        end.
+        Do not use the buffer until the all-reduce is done. All ranks must start the same all-reduces in the same order.
         """
 
     def allreduce(self, index: int) -> None:
-        """Sum ``buffers[index]`` over all ranks, in place. Raises PeerLostError."""
+        """Sum ``buffers[index]`` over all ranks, in place. Raise PeerLostError if a rank is lost."""
         self.start(index).wait()
 
     def rescale_residuals(self, factor: float) -> None:  # noqa: B027 - most collectives carry nothing over
@@ -95,9 +97,9 @@ class Collective(ABC):
         """
 
     def abandon(self) -> None:
-        """Make all operations of this collective fail on all ranks from now on, so that no rank waits for this one.
+        """Make all operations of this collective fail on all ranks from now on, without blocking.
 
-        Do not block.
+        The other ranks then do not wait for this rank.
         """
         if self.size > 1:
             revoke(self.comm)

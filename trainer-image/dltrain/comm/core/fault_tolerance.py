@@ -62,7 +62,10 @@ def agree(comm: Any, mine: bool) -> bool:
 
 
 def shrink(comm: Any) -> Any:
-    """Return a new communicator of the live ranks of ``comm``, in the same order. Raises PeerLostError."""
+    """Return a new communicator of the live ranks of ``comm``, in the same order.
+
+    Raise PeerLostError if MPI cannot create it.
+    """
     from mpi4py import MPI
 
     try:

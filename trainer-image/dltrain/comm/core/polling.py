@@ -36,10 +36,13 @@ class Run(ABC):
 
     @abstractmethod
     def test(self) -> bool:
-        """Make progress without blocking. Return True if the sum is in the buffer. Raise PeerLostError."""
+        """Make progress without blocking. Return True if the sum is in the buffer.
+
+        Raise PeerLostError if a rank is lost.
+        """
 
     def wait(self) -> None:
-        """Block until the sum is in the buffer. Raises PeerLostError."""
+        """Block until the sum is in the buffer. Raise PeerLostError if a rank is lost."""
         backoff, seen = Backoff(), -1
         while not self.test():
             # Peers may need this rank's messages for another buffer before they reach this one.

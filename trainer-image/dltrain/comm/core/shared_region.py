@@ -50,9 +50,10 @@ class Region:
 
     @classmethod
     def make(cls, comm: Any, nbytes: int) -> "Region | None":
-        """Allocate ``nbytes`` per rank of ``comm``. Return None on all ranks if they do not share a machine.
+        """Allocate ``nbytes`` for each rank of ``comm`` in shared memory. All ranks must call this method together.
 
-        All ranks must call this method together. Also return None if memory cannot be shared. Raise PeerLostError.
+        Return None on all ranks if they are on different machines, or if memory cannot be shared. Raise PeerLostError
+        if a rank is lost during the call.
         """
         from mpi4py import MPI
 

@@ -1,1 +1,1 @@
-"""Collectives that are schedules of messages, and the engine that runs them over MPI."""
+"""Collectives that consist of point-to-point messages in a fixed order (a schedule), and the engine that sends them."""

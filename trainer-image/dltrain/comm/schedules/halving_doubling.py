@@ -107,10 +107,11 @@ class _Halves:
         return halves[::-1] if self._rank >> level & 1 else halves
 
     def _cut(self, node: tuple[int, int], level: int, *, kept_first: bool = False) -> list[Piece]:
-        """Split a node (range of leaves) into pieces, in the order in which exchanges from ``level`` on send them.
+        """Split a node (range of leaves) into pieces, ordered by the exchange, from ``level`` on, that sends them.
 
-        ``kept_first``: True for the reverse order. Both partners of the previous exchange get the same pieces, because
-        the bits of their ranks are equal from ``level`` on.
+        The half that this rank sends in exchange ``level`` precedes the half that it sums. Each half is ordered in the
+        same way for the later exchanges. ``kept_first``: True for the reverse order. Both partners of the previous
+        exchange get the same pieces, because the bits of their ranks are equal from ``level`` on.
         """
         start, stop = node
         first, last = self._bounds[start], self._bounds[stop]

@@ -33,7 +33,7 @@ class Child:
         """Request the fork of this process from the zygote. Do not wait until it has started.
 
         ``zygote``: a connection to the zygote, for this child only. ``argv``: arguments of the Python interpreter.
-        ``fd``: descriptor of a socket that the child gets. Raise OSError.
+        ``fd``: descriptor of a socket that the child gets. Raise OSError if the connection to the zygote is broken.
         """
         self._zygote = zygote
         env = {
@@ -76,7 +76,7 @@ class WorkerForker:
         """Open ``count`` connections to the agent's zygote or, if this rank cannot use it, to a new zygote.
 
         A new zygote may still import modules when this method returns. It answers requests when all imports are done.
-        Raise OSError.
+        Raise OSError if a new zygote cannot be started.
         """
         self._own: subprocess.Popen[bytes] | None = None
         self.connections: list[socket.socket] = []

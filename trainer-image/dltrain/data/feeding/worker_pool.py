@@ -34,7 +34,8 @@ class Workers:
         """Start the processes without waiting for them.
 
         ``room_nbytes``: memory limit for all copies of the dataset, in bytes; None: no limit. Raise ValueError if the
-        dataset cannot be pickled, MemoryError if its copies exceed the limit, and OSError.
+        dataset cannot be pickled, MemoryError if its copies exceed the limit, and OSError if a process cannot be
+        started.
         """
         self._tickets = itertools.count(1)
         self._closing = False

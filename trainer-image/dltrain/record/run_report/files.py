@@ -28,9 +28,10 @@ LIMIT_S = 10.0
 
 
 def read(plan: Plan) -> Document | None:
-    """Return the existing run report of this job; None if there is none, if it cannot be read, or without checkpoints.
+    """Return the existing run report of this job, or None if there is no report of this job.
 
-    A report of an earlier job with the same name (another ``uid``) is not returned.
+    The result is also None if checkpoints are disabled, if the report cannot be read, or if it belongs to an earlier
+    job with the same name (another ``uid``).
     """
     if not plan.checkpoint.enabled:
         return None

@@ -152,7 +152,8 @@ class History:
     def begin_attempt(self, whole: Plan, placed: Plan, unix_s: float) -> None:
         """Record that an attempt (a launch of all ranks) of the plan ``whole`` begins at the Unix time ``unix_s``.
 
-        ``placed``: the same plan with only the ranks of the present pods, whose numbers the following messages use.
+        ``placed``: the same plan with only the ranks of the present pods. The rank numbers in the messages of this
+        attempt are those in ``placed``.
         """
         self._plan, self._placed = whole, placed
         self._measures, self._last_steps, self._used_J, self._split_known = {}, {}, {}, False

@@ -232,7 +232,7 @@ def _date(unix_s: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Format a duration, such as '3.2 ms', '12.1 s', '3 min 20 s' or '2 h 5 min'."""
+    """Return a duration as text, such as '3.2 ms', '12.1 s', '3 min 20 s' or '2 h 5 min'."""
     if seconds < 1:
         return f"{1e3 * seconds:.3g} ms"
     if seconds < 60:
@@ -243,7 +243,7 @@ def duration(seconds: float) -> str:
 
 
 def size(nbytes: float) -> str:
-    """Format a size, such as '1.2 MB'."""
+    """Return a number of bytes as text, such as '1.2 MB'."""
     for unit in ("B", "kB", "MB", "GB"):
         if nbytes < 1000:
             return f"{nbytes:.3g} {unit}"
@@ -252,7 +252,7 @@ def size(nbytes: float) -> str:
 
 
 def joules(energy_J: float) -> str:
-    """Format an energy, such as '950 J', '12.3 kJ' or '4.56 MJ'."""
+    """Return an energy as text, such as '950 J', '12.3 kJ' or '4.56 MJ'."""
     for unit in ("J", "kJ", "MJ"):
         if energy_J < 1000:
             return f"{energy_J:.3g} {unit}"
