@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+import dlcontract
 from support.chaos.faulty_api import Act, Disturbance, FaultyApi
 from support.cluster.kubectl import Kubectl, wait_for
 from support.cluster.operator_process import OperatorProcess
@@ -51,9 +52,8 @@ def test_probes_fail_when_one_watch_is_silent(
     def change() -> None:
         number = str(next(count))
         kubectl.run("annotate", "dljob", "quiet", "--overwrite", f"example.com/change={number}")
-        labels = {"dljob.dev/job": "quiet"}
-        config = {"metadata": {"name": "seen", "labels": labels}, "data": {"plan.json": json.dumps(number)}}
-        kubectl.apply({"apiVersion": "v1", "kind": "ConfigMap", **config})
+        data = {"data": {dlcontract.REPORT_KEY: json.dumps(number)}}
+        kubectl.run("patch", "configmap", "quiet-report", "--type=merge", "-p", json.dumps(data))
 
     def changing(probe: Callable[[], bool]) -> Callable[[], bool]:
         def changed() -> bool:
@@ -63,6 +63,11 @@ def test_probes_fail_when_one_watch_is_silent(
         return changed
 
     kubectl.apply(SUSPENDED)
+    # The operator stores only the plan and the report of a job, and only if the job controls them.
+    owner = {"apiVersion": "dljob.dev/v1alpha1", "kind": "DLJob", "name": "quiet", "controller": True}
+    owner["uid"] = kubectl.job("quiet")["metadata"]["uid"]
+    meta = {"name": "quiet-report", "labels": {"dljob.dev/job": "quiet"}, "ownerReferences": [owner]}
+    kubectl.apply({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta})
     opened = 'dljob_operator_api_requests_total{code="200",resource="storageclasses",verb="watch"}'
     wait_for(
         "watches of kinds that do not change to be opened again and again",
