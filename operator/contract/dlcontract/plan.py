@@ -230,7 +230,9 @@ class Plan(Record):
                 "ParameterServer, and a worker as rank 0, which reports for the job"
             )
         if self.collective == "ParameterServer" and len(self.ranks) > 1 and not servers:
-            raise ValueError("ranks: found no parameter server; expected at least one with collective ParameterServer")
+            raise ValueError(
+                "ranks: found no parameter server; expected at least one, because the collective is ParameterServer"
+            )
         if self.compression and (self.collective != "Ring" or self.parallelism != "Data" or self.measure_collective):
             raise ValueError(
                 f"compression: found {self.compression} with collective {self.collective}, parallelism "

@@ -85,7 +85,7 @@ class Controller:
         self._unsent: dict[JobKey, list[Event]] = {}
         """Events that the API server has not accepted yet."""
         self._restored: set[str] = set()
-        """Uids of the jobs whose missing events were looked for since this operator became the leader."""
+        """Uids of the jobs for which this operator has looked for events that the previous leader did not send."""
         self._learned_from: dict[JobKey, tuple[object, ...]] = {}
         """For each job, the fields that identify the last run report whose measurements were written to profiles."""
 

@@ -263,7 +263,7 @@ def _suspended(parsed: ParsedJob, draft: Draft, now: datetime) -> None:
 
 
 def running(parsed: ParsedJob, draft: Draft, now: datetime) -> None:
-    """Add the verdict Admitted of a job whose pods the draft starts or keeps, and tell Kueue whether they are ready."""
+    """Add the condition Admitted=True of a job whose pods should run now, and tell Kueue whether they are ready."""
     ready = pods_ready(parsed.observed, draft.wanted)
     where = kueue.turn(parsed.observed.queue)
     text = where.message if where.stage is Stage.ADMITTED else "Kueue admitted the job earlier"

@@ -96,7 +96,7 @@ class RunReportWriter:
         self._written_faults = self.history.faults
         self._failed = False
         self._last: dict[str, str] | None = None
-        """The files of the report that ``write`` has rendered last, which ``packed`` uses; None: not rendered."""
+        """The final report by file name, as the method ``write`` has rendered it; None: not rendered yet."""
 
     def tick(self, unix_s: float) -> None:
         """Start to write the report in the background, if ``INTERVAL_S`` has passed or a fault was recorded.
