@@ -1,6 +1,8 @@
 """Rules that decide whether a failure of the ranks fails the job, and whether it counts towards the back-off limit.
 
-They have the form of the rules in a Kubernetes Job's ``podFailurePolicy``.
+They have the form of the rules in a Kubernetes Job's ``podFailurePolicy``. The coordinator evaluates rules about exit
+codes and reasons with ``decided`` below. The operator evaluates rules about conditions of nodes and pods, later, in
+``dljob.reconcile.failure_conditions``.
 """
 
 from collections.abc import Sequence

@@ -1,10 +1,10 @@
 """Apply the rules of ``spec.runPolicy.failureRules`` that are about conditions of nodes and pods.
 
 These rules decide later about failures that the coordinator has counted already. The coordinator itself applies rules
-about exit codes and reasons, in the second in which ranks fail. It cannot read nodes, and Kubernetes learns of a broken
-node up to a minute later. Therefore, the operator looks at the failed rank's node and pod for ``WINDOW_S`` after a
-failure. If a rule then says Ignore, the operator tells the coordinator that one failure more does not count. Meanwhile,
-the ranks train again. If the failure would end the job, the coordinator waits instead.
+about exit codes and reasons (``dlcontract.failure_rules``), in the second in which ranks fail. It cannot read nodes,
+and Kubernetes learns of a broken node up to a minute later. Therefore, the operator looks at the failed rank's node and
+pod for ``WINDOW_S`` after a failure. If a rule then says Ignore, the operator tells the coordinator that one failure
+more does not count. Meanwhile, the ranks train again. If the failure would end the job, the coordinator waits instead.
 """
 
 from collections.abc import Iterator

@@ -1,7 +1,8 @@
 """Fetch a job's data into the pod, or check local data: ``python -m dltrain.data.fetch URI --to FILE``.
 
-The init container ``dataset`` of a job's pods runs this command. It downloads ``http``, ``https`` and ``s3`` URIs. For
-``file`` URIs (files in the image or on a mounted claim) it only checks the file. A URI that ends in SHA256SUMS stands
+The init container ``dataset`` of a job's pods runs this command. It downloads ``http``, ``https`` and ``s3`` URIs and
+verifies their checksums (``dltrain.data.download``). For ``file`` URIs (files in the image or on a mounted claim) it
+only checks the file. A URI that ends in SHA256SUMS stands
 for all files that the SHA256SUMS file lists, relative to its folder. Exit codes: 0 for success; 64 if the job's spec
 cannot succeed; 74 if a retry may succeed; 143 if the process was stopped. The last line of output gives the reason.
 """
