@@ -51,7 +51,10 @@ def test_rules_of_cel_and_python_give_the_expected_message(case: str, with_defau
     ("case", "found"),
     [
         ("min above max", "spec.nodes.min must not be larger than max: lower min or raise max (found min: 4, max: 2)"),
-        ("batch smaller than ranks", "raise it or lower nodes.min (found globalBatchSize: 2, nodes.min: 3)"),
+        (
+            "batch smaller than ranks",
+            "raise globalBatchSize or lower nodes.min (found globalBatchSize: 2, nodes.min: 3)",
+        ),
         ("neither epochs nor steps", "spec.epochs: set exactly one of epochs and steps (found none of these fields)"),
         ("search for a program", '(found optimizer.findLearningRate: true, trainer.command: ["a"])'),
         ("hints without command", '(found model.hints: {"parameters": 1, "flopsPerSample": 1})'),

@@ -148,7 +148,7 @@ def test_preemption(lines: Lines) -> None:
         await operator.watch(1.0)
         cluster.submit("high", second=1, **SPEC | VOLUME, scheduling={"priorityClassName": "urgent"})
         await operator.watch(15.0)
-        assert lines.one("stops for team-a/high") == fields(cluster, low, 1)
+        assert lines.one("stops for job team-a/high") == fields(cluster, low, 1)
 
     on_two_nodes(body, preempts=True)
 
@@ -178,6 +178,6 @@ def test_object_of_a_job_that_cannot_be_parsed(lines: Lines, monkeypatch: pytest
             body = await cluster.api.get(CONFIG_MAP, key[0], "first-plan")
             meta = {**body["metadata"], "resourceVersion": "10000"}
             assert reflector._put({**body, "metadata": meta}) is False
-            assert lines.one("ConfigMap first-plan is ignored") == fields(cluster, key, 1)
+            assert lines.one("ConfigMap first-plan cannot be parsed and is ignored") == fields(cluster, key, 1)
 
     run(main())

@@ -55,9 +55,14 @@ failures = some(
     {"reason": reasons, "message": texts}, rank=counts, host=texts, exit_code=st.sampled_from((-(2**31), -1, 0, 137, 2**32 - 1)),
     log_tail=texts, counts=st.booleans(), retry=st.booleans(), unreachable=st.booleans(),
 )  # fmt: skip
+stops = some({"reason": st.sampled_from(("TargetReached", "NoImprovement", "X" * 64)), "message": texts})
 outcomes = some(
-    {"steps": counts, "seconds": seconds}, loss=losses, accuracy=st.floats(0, 1), checkpoint=texts, report=texts
-)
+    {"steps": counts, "seconds": seconds}, loss=losses, accuracy=st.floats(0, 1), checkpoint=texts, report=texts,
+    stopped=stops,
+)  # fmt: skip
+steps = {"step": counts, "earliest_step": counts, "latest_step": counts}
+values = st.floats(allow_nan=False, allow_infinity=False)
+targets = some({"value": values, "best": values}, forecast=st.none() | some(steps))
 marks = ("agents_up", "launched", "imported", "rendezvous", "first_step")
 PARTS: dict[str, st.SearchStrategy[Any]] = {
     "step": counts,
@@ -75,6 +80,9 @@ PARTS: dict[str, st.SearchStrategy[Any]] = {
     "noise": st.none() | some({"samples": st.sampled_from((0.0, 1e-300, 100.0, 1e9)), "steps": counts}),
     "restarts": st.dictionaries(reasons, counts, max_size=3),
     "failures": counts,
+    "steps_repeated": counts,
+    "checkpoints_skipped": counts,
+    "target": st.none() | targets,
     "failure": st.none() | failures,
     "last_checkpoint": st.none() | some({"step": counts, "unix_s": times}, path=texts),
     "startup": some({}, **{f"{name}_unix_s": st.none() | times for name in marks}),
@@ -133,7 +141,9 @@ def written(observed: Observed, generated: tuple[Json, str | None, int]) -> Obse
     fields, how, number = generated
     text = json.dumps({**json.loads(report(observed)), **fields})
     text = text if how is None else RAW[how](text, number)
-    body = {"metadata": {"name": "digits-report"}, "data": {"report.json": text}}
+    owner = {"apiVersion": "dljob.dev/v1alpha1", "kind": "DLJob", "name": "digits", "controller": True}
+    meta = {"name": "digits-report", "labels": {"dljob.dev/job": "digits"}, "ownerReferences": [owner]}
+    body = {"metadata": meta, "data": {"report.json": text}}
     found = trim.config_map(body)
     return replace(observed, report=found.report, report_problem=found.report_problem)
 
