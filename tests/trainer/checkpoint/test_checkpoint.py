@@ -42,7 +42,7 @@ def test_superseded_run_writes_no_checkpoint(tmp_path: Path) -> None:
     before.save(snapshot(1))
     opened(2).save(snapshot(5))
     names = set((tmp_path / "job").iterdir())
-    with pytest.raises(FencedError, match=r"found term 2 in .*; expected 1"):
+    with pytest.raises(FencedError, match=r"found term 2; expected 1"):
         before.save(snapshot(9))
     assert set((tmp_path / "job").iterdir()) == names, "no part of the checkpoint is left"
     with pytest.raises(FencedError):
