@@ -179,7 +179,7 @@ def test_script_reads_dataset_path_from_environment(tmp_path: Path) -> None:
     found = run(alone(script), BUSY_S, DLJOB_DATASET="/data/x")
     missing = run(alone(script), BUSY_S)
     assert (found.code, "at /data/x" in found.output) == (EXIT_OK, True), found.output
-    assert missing.code == EXIT_BAD_INPUT and "$DLJOB_DATASET unset" in missing.output, missing.output
+    assert missing.code == EXIT_BAD_INPUT and "no environment variable DLJOB_DATASET" in missing.output, missing.output
 
 
 @pytest.mark.parametrize(

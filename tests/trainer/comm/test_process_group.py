@@ -68,7 +68,9 @@ print(MPI.Is_initialized(), threading.active_count(), "torch" in sys.modules)
 
 
 def test_error_names_dtype_that_cannot_be_reduced() -> None:
-    message = r"found parameters of torch\.bfloat16 on a CPU; expected float32.*torch\.autocast.*spec\.collective: Torch"
+    message = (
+        r"found parameters of torch\.bfloat16 on a CPU; expected float32.*torch\.autocast.*spec\.collective: Torch"
+    )
     with pytest.raises(BadInputError, match=message):
         host_array(torch.zeros(2, dtype=torch.bfloat16))
 
