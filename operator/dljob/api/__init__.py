@@ -46,29 +46,10 @@ from dljob.api.spec import (
     Trainer,
 )
 from dljob.api.spec.dataset import BUILTIN_DATASETS, Dataset
-from dljob.api.status import (
-    BatchCandidate,
-    BatchChoice,
-    Candidate,
-    Condition,
-    ConditionStatus,
-    DLJobStatus,
-    ForecastSize,
-    GroupStatus,
-    LastCheckpoint,
-    Measured,
-    Phase,
-    PlanGroup,
-    PlanStatus,
-    Predicted,
-    Progress,
-    QueueStatus,
-    Rejected,
-    Result,
-    RunForecast,
-    Startup,
-    TargetStatus,
-)
+from dljob.api.status.job import Condition, ConditionStatus, DLJobStatus, GroupStatus, Phase
+from dljob.api.status.plan import BatchCandidate, BatchChoice, Candidate, PlanGroup, PlanStatus, Predicted, Rejected
+from dljob.api.status.progress import LastCheckpoint, Measured, Progress, Result, Startup, TargetStatus
+from dljob.api.status.queue import ForecastSize, QueueStatus, RunForecast
 
 __all__ = [
     "API_VERSION",

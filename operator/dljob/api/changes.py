@@ -15,7 +15,7 @@ from enum import StrEnum
 from typing import Any
 
 from dljob.api.spec import DLJobSpec
-from dljob.api.status import ConditionStatus, DLJobStatus
+from dljob.api.status.job import ConditionStatus, DLJobStatus
 
 Json = Mapping[str, Any]
 

@@ -1,0 +1,124 @@
+"""DLJobStatus: the operator's report about a job. ``kubectl explain`` prints the field descriptions."""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated
+
+from pydantic import Field
+
+from dljob.api.base import ApiModel
+from dljob.api.status.plan import PlanStatus
+from dljob.api.status.progress import LastCheckpoint, Measured, Progress, Result, Startup, TargetStatus
+from dljob.api.status.queue import QueueStatus, RunForecast
+
+
+class Phase(StrEnum):
+    """A one-word summary of the conditions, for people and printer columns. Nothing depends on it."""
+
+    PENDING = "Pending"
+    PLANNED = "Planned"
+    STARTING = "Starting"
+    RUNNING = "Running"
+    RECOVERING = "Recovering"
+    SUSPENDED = "Suspended"
+    COMPLETE = "Complete"
+    FAILED = "Failed"
+
+
+class ConditionStatus(StrEnum):
+    TRUE = "True"
+    FALSE = "False"
+    UNKNOWN = "Unknown"
+
+
+class Condition(ApiModel):
+    """metav1.Condition.
+
+    Types in use: Accepted, PriorityClassFound, Planned, Admitted, VolumeReady, PodsReady, Running, Suspended,
+    Preempted, Resizing, PlanContradicted, NodeFaulty, DeviceMismatch, ReportValid, DeadlineFeasible, StorageExceeded,
+    Complete, Failed.
+    """
+
+    type: Annotated[str, Field(max_length=316)]
+    status: ConditionStatus
+    reason: Annotated[str, Field(min_length=1, max_length=1024)]
+    message: Annotated[str, Field(max_length=32768)] = ""
+    observed_generation: Annotated[int, Field(ge=0)] = 0
+    last_transition_time: datetime
+
+
+class GroupStatus(ApiModel):
+    name: str
+    replicas: Annotated[int, Field(ge=0, description="Desired pods.")]
+    ready: Annotated[int, Field(ge=0, description="Ready pods.")]
+
+
+class DLJobStatus(ApiModel):
+    observed_generation: Annotated[int, Field(ge=0)] = 0
+    phase: Phase = Phase.PENDING
+    conditions: Annotated[
+        tuple[Condition, ...],
+        Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
+    ] = ()
+    plan: PlanStatus | None = None
+    measured: Measured | None = None
+    progress: Progress | None = None
+    target: Annotated[TargetStatus | None, Field(description="Progress to the target of spec.until.")] = None
+    eta: Annotated[datetime | None, Field(description="When training is expected to end.")] = None
+    remaining: Annotated[
+        str | None,
+        Field(description="Estimated remaining training time, such as 2h5m (<2h20m): the median and the p90."),
+    ] = None
+    queue: Annotated[
+        QueueStatus | None, Field(description="Place in the queue. Unset for a job that does not wait for devices.")
+    ] = None
+    forecast: Annotated[
+        RunForecast | None,
+        Field(
+            description="Forecast of the remaining training and of the cost of a stop. Unset for a job that holds no "
+            "devices."
+        ),
+    ] = None
+    selector: Annotated[
+        str, Field(description="Label selector of the job's pods, for the scale subresource.", max_length=128)
+    ] = ""
+    nodes: Annotated[int, Field(ge=0, description="Nodes of the plan.")] = 0
+    ready: Annotated[str, Field(description="Ready pods of desired pods, such as 3/4.")] = "0/0"
+    groups: tuple[GroupStatus, ...] = ()
+    restarts: Annotated[int, Field(ge=0, description="Restarts of the ranks.")] = 0
+    restarts_by_cause: Annotated[
+        dict[str, int],
+        Field(
+            description="Number of faults by cause. Faults count both if all ranks restarted and if the unaffected "
+            "ranks continued."
+        ),
+    ] = {}
+    failures: Annotated[int, Field(ge=0, description="Failures that count towards runPolicy.backoffLimit.")] = 0
+    failures_ignored: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            description="Failures that were counted at first, and then ignored because of a rule with "
+            "onNodeConditions or onPodConditions. Unset if there are no such failures.",
+        ),
+    ] = None
+    start_timeouts: Annotated[
+        int,
+        Field(
+            ge=0,
+            description="Number of consecutive starts in which not all pods ran in time, so that the operator stopped "
+            "all pods.",
+        ),
+    ] = 0
+    preemptions: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            description="How often the job released its devices for a job of a higher priority. Unset if it never did.",
+        ),
+    ] = None
+    last_checkpoint: LastCheckpoint | None = None
+    start_time: Annotated[datetime | None, Field(description="When the operator first accepted a plan.")] = None
+    completion_time: datetime | None = None
+    startup: Startup | None = None
+    result: Result | None = None

@@ -1,0 +1,158 @@
+"""The accepted plan of a job, as its status shows it."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from dljob.api.base import ApiModel
+
+
+class Predicted(ApiModel):
+    """The performance model's prediction for one plan."""
+
+    step_seconds: Annotated[float, Field(ge=0, description="Median time of one step.")]
+    step_seconds_p90: Annotated[float, Field(ge=0, description="90th percentile of the step time.")]
+    compute_seconds: Annotated[float, Field(ge=0, description="Part of the step: computing on the slowest rank.")] = 0
+    communication_seconds: Annotated[float, Field(ge=0, description="Part of the step: exposed communication.")] = 0
+    total_seconds: Annotated[float, Field(ge=0, description="Time of the whole training.")]
+    samples_per_second: Annotated[float, Field(ge=0, description="Throughput of all ranks.")]
+    energy_joules: Annotated[float | None, Field(ge=0, description="Energy of the whole training.")] = None
+    cost: Annotated[float | None, Field(ge=0, description="Cost of the whole training, in US dollars.")] = None
+    memory_bytes: Annotated[int, Field(ge=0, description="Memory of the largest rank.")] = 0
+    bottleneck: Annotated[str, Field(description="The dominant part of the step time.")] = ""
+    basis: Annotated[str, Field(description="Where the constants come from: catalogue or profile.")] = ""
+
+
+class PlanGroup(ApiModel):
+    """The nodes of the plan that have one device type."""
+
+    name: Annotated[str, Field(description="Name of the group and suffix of its StatefulSet.")]
+    device: Annotated[str, Field(description="Device type.")]
+    nodes: Annotated[int, Field(ge=1)]
+    ranks: Annotated[int, Field(ge=1, description="Ranks in the group.")]
+    batch_per_rank: Annotated[
+        tuple[int, ...],
+        Field(
+            description="Local batch size of each rank, in samples per step. The local batch sizes of all groups sum "
+            "to the plan's global batch size."
+        ),
+    ]
+
+
+class Candidate(ApiModel):
+    """A plan that the planner considered."""
+
+    summary: str
+    chosen: bool = False
+    nodes: Annotated[int | None, Field(ge=1, description="Number of nodes. Unset in plans of older releases.")] = None
+    predicted: Predicted
+
+
+class Rejected(ApiModel):
+    """A kind of plan that was ruled out, and the reason."""
+
+    summary: str
+    reason: str
+
+
+class BatchCandidate(ApiModel):
+    """A global batch size that the planner considered, with its best plan."""
+
+    global_batch_size: Annotated[int, Field(ge=1)]
+    chosen: bool = False
+    efficiency: Annotated[
+        float,
+        Field(gt=0, description="Progress per sample, divided by the progress per sample with spec.globalBatchSize."),
+    ]
+    steps: Annotated[
+        int, Field(ge=1, description="Steps for the same progress as the training with spec.globalBatchSize.")
+    ]
+    step_seconds: Annotated[float | None, Field(ge=0, description="Median time of one step.")] = None
+    total_seconds: Annotated[float | None, Field(ge=0, description="Median time of all these steps.")] = None
+    energy_joules: Annotated[float | None, Field(ge=0, description="Energy of all these steps.")] = None
+    cost: Annotated[float | None, Field(ge=0, description="Cost of all these steps, in US dollars.")] = None
+    reason: Annotated[str | None, Field(description="Why no plan is possible with this batch size.")] = None
+
+
+class BatchChoice(ApiModel):
+    """The chosen global batch size of a job with spec.batchSizeRange."""
+
+    global_batch_size: Annotated[
+        int, Field(ge=1, description="Samples per step over all ranks. It does not change during the job.")
+    ]
+    steps: Annotated[int, Field(ge=1, description="Optimizer steps of the whole training.")]
+    message: Annotated[str, Field(description="Why the planner chose this batch size.")]
+    noise_scale: Annotated[
+        float | None,
+        Field(
+            ge=0,
+            description="Gradient noise scale in samples, from earlier runs. Unset if no run has measured the noise "
+            "scale.",
+        ),
+    ] = None
+    learning_rate_scaling: Annotated[
+        str | None,
+        Field(
+            description="Rule that scales the learning rate to the batch size. Unset if the learning rate is not "
+            "scaled."
+        ),
+    ] = None
+    candidates: tuple[BatchCandidate, ...] = ()
+
+
+class PlanStatus(ApiModel):
+    """The plan in force."""
+
+    number: Annotated[int, Field(ge=1, description="Number of the plan, counted from 1 for each job.")]
+    digest: Annotated[str, Field(description="Digest of the plan for the trainer.")]
+    summary: Annotated[str, Field(description="One line, such as '3 x cpu, ring, 40+40+40'.")]
+    groups: tuple[PlanGroup, ...] = ()
+    nodes: Annotated[int, Field(ge=1)]
+    ranks: Annotated[int, Field(ge=1)]
+    collective: str
+    parallelism: Annotated[
+        str | None, Field(description="Parallelism strategy: Data, Optimizer, Pipeline or Tensor.")
+    ] = None
+    micro_batches: Annotated[int | None, Field(ge=1, description="Number of micro-batches of strategy Pipeline.")] = (
+        None
+    )
+    batch_choice: BatchChoice | None = None
+    predicted: Predicted
+    candidates: tuple[Candidate, ...] = ()
+    trade_offs: Annotated[
+        tuple[Candidate, ...],
+        Field(
+            description="Pareto front of the considered plans: those that no other plan beats in time, energy and cost "
+            "at once, fastest first. Empty if it holds only the chosen plan."
+        ),
+    ] = ()
+    rejected: tuple[Rejected, ...] = ()
+    next_measurement: Annotated[
+        str | None,
+        Field(
+            description="The run that would improve predictions for this job most. Unset once the predictions need no "
+            "further run."
+        ),
+    ] = None
+    placement: Annotated[
+        str | None,
+        Field(
+            max_length=1024,
+            description="The zone, rack or spot nodes for which the plan was priced and on which its pods run. Unset "
+            "if they may run on any node.",
+        ),
+    ] = None
+    defaults: Annotated[
+        tuple[str, ...] | None,
+        Field(
+            description="Values of the job that come from the administrator's defaults, such as "
+            "'scheduling.priorityClassName: batch'. Unset if there are none."
+        ),
+    ] = None
+    missing_fields: Annotated[
+        tuple[str, ...] | None,
+        Field(
+            description="Unset fields of the spec that a prediction needs, and what each field would enable. All "
+            "values in status.plan.predicted are then 0, which means unknown. Unset if no such field is missing."
+        ),
+    ] = None

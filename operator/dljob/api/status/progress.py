@@ -1,0 +1,108 @@
+"""The progress, measurements and result of a training, as the status of its job shows them."""
+
+from datetime import datetime
+from typing import Annotated
+
+from pydantic import Field
+
+from dljob.api.base import ApiModel
+
+
+class Measured(ApiModel):
+    """Measurements of the run, and the error of the prediction."""
+
+    step_seconds: Annotated[float, Field(ge=0, description="Mean step time over the most recent steps.")]
+    samples_per_second: Annotated[float, Field(ge=0)]
+    step_error: Annotated[
+        float | None,
+        Field(description="(predicted - measured) / measured step time. 0.1: the prediction was 10 % too slow."),
+    ] = None
+    noise_scale: Annotated[
+        float | None,
+        Field(
+            ge=0, description="Gradient noise scale of this run so far, in samples. Unset if the job runs on one rank."
+        ),
+    ] = None
+
+
+class Progress(ApiModel):
+    step: Annotated[int, Field(ge=0)]
+    steps: Annotated[
+        int | None,
+        Field(ge=1, description="Of the whole training; absent if a script reports steps without their number."),
+    ] = None
+    epoch: Annotated[int | None, Field(ge=0)] = None
+    percent: Annotated[int | None, Field(ge=0, le=100, description="Unset if steps is unset.")] = None
+    display: Annotated[
+        str, Field(description="The value of percent with the sign %, or the step, for printer columns.")
+    ] = ""
+    loss: float | None = None
+    accuracy: Annotated[float | None, Field(ge=0, le=1, description="Accuracy on held-out samples.")] = None
+    metrics: Annotated[
+        dict[str, float] | None,
+        Field(max_length=16, description="Last values of the metrics that the script logged, by name."),
+    ] = None
+    steps_repeated: Annotated[
+        int | None,
+        Field(
+            ge=0,
+            description="Steps that ran twice so far, because a restart resumed from an earlier step. Unset if no "
+            "step ran twice.",
+        ),
+    ] = None
+
+
+class TargetStatus(ApiModel):
+    """Values of the metric of spec.until, and when it is predicted to reach its target."""
+
+    metric: str
+    value: Annotated[float, Field(description="The last value.")]
+    best: float
+    remaining_seconds: Annotated[
+        float | None,
+        Field(ge=0, description="Predicted training time to the target. Unset: the values allow no forecast."),
+    ] = None
+    remaining_seconds_earliest: Annotated[float | None, Field(ge=0, description="Lower end of the interval.")] = None
+    remaining_seconds_latest: Annotated[float | None, Field(ge=0, description="Upper end of the interval.")] = None
+
+
+class LastCheckpoint(ApiModel):
+    step: Annotated[int, Field(ge=0)]
+    time: datetime
+    path: str = ""
+    write_seconds: Annotated[float | None, Field(ge=0, description="Seconds that the checkpoint took to write.")] = None
+
+
+class Startup(ApiModel):
+    """Seconds from the job's creation to its first step, by part."""
+
+    admission_seconds: Annotated[float | None, Field(description="Time until the plan was accepted.")] = None
+    pods_seconds: Annotated[
+        float | None, Field(description="Time from then until the agents of all pods had started.")
+    ] = None
+    rendezvous_seconds: Annotated[
+        float | None, Field(description="Time from then until all ranks had connected to each other.")
+    ] = None
+    import_seconds: Annotated[float | None, Field(description="Time from then until all libraries were imported.")] = (
+        None
+    )
+    first_step_seconds: Annotated[
+        float | None, Field(description="Time from then until the model was built and the first step was complete.")
+    ] = None
+    total_seconds: Annotated[float | None, Field(description="Total time from creation to the first step.")] = None
+
+
+class Result(ApiModel):
+    """The result of a complete job."""
+
+    steps: Annotated[int, Field(ge=0)]
+    seconds: Annotated[float, Field(ge=0, description="Training time.")]
+    loss: float | None = None
+    accuracy: Annotated[float | None, Field(ge=0, le=1, description="Accuracy on held-out samples.")] = None
+    checkpoint: Annotated[str | None, Field(description="Path of the last checkpoint on the volume.")] = None
+    report: Annotated[
+        str | None,
+        Field(
+            description="Path of the run report on the volume, a page with plots. A JSON file beside it has the data."
+        ),
+    ] = None
