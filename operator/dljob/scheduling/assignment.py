@@ -231,17 +231,6 @@ def _repays(
     return bool(helped) and gained_s - slower_s - 2 * restart_s >= max(MIN_GAIN_S, MIN_GAIN * left_s)
 
 
-def sizes(nodes: int, per_node: int) -> list[tuple[int, int]]:
-    """Return the sizes to try for options, as (number of nodes, devices per node), the smallest first.
-
-    ``nodes``: number of nodes of one device type. ``per_node``: devices of each. The sizes are 1, 2, 4, … devices of
-    one node, then 1, 2, 4, … whole nodes, and all nodes; none if there are no devices.
-    """
-    powers = [2**n for n in range(max(nodes, per_node).bit_length())]
-    found = [(1, n) for n in powers if n < per_node] + [(n, per_node) for n in powers if n < nodes]
-    return [*found, (nodes, per_node)] if nodes > 0 and per_node > 0 else []
-
-
 def part_of(view: ClusterView, part: Option) -> ClusterView:
     """Return the nodes for a part (the option that a job gets), with only the assigned devices free.
 

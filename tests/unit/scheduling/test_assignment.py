@@ -18,10 +18,10 @@ from dljob.scheduling.assignment import (
     movers,
     part_of,
     share,
-    sizes,
     together,
     total_s,
 )
+from dljob.scheduling.parts import sizes
 
 OPTIONS = st.builds(
     Option, st.sampled_from(["a100", "t4"]), st.integers(1, 3), st.sampled_from([1, 2, 4]), st.floats(1.0, 1e5)

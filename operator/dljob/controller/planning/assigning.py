@@ -38,8 +38,8 @@ from dljob.scheduling.assignment import (
     free_devices,
     left_for,
     part_of,
-    sizes,
 )
+from dljob.scheduling.parts import device_parts
 from dljob.status import is_true, previous
 
 MAX_JOBS = 64
@@ -357,11 +357,8 @@ class Assigning:
         found: list[tuple[Option, float]] = []
         types = [name for name in whole.device_types if any(n.is_gpu for n in whole.nodes if n.device == name)]
         for device in types[:MAX_DEVICE_TYPES]:
-            nodes = sorted((n for n in whole.nodes if n.device == device), key=lambda n: (-n.free_devices, n.name))
-            nodes = [node for node in nodes if node.free_devices]
             best_s = inf
-            for count, per_node in sizes(len(nodes), nodes[0].free_devices) if nodes else ():
-                view = ClusterView(tuple(replace(n, free_devices=min(n.free_devices, per_node)) for n in nodes[:count]))
+            for count, per_node, view in device_parts([node for node in whole.nodes if node.device == device]):
                 plan = await ask(asked, view)
                 if not isinstance(plan, StoredPlan) or plan.new_nodes:
                     continue

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dljob.api import DLJobSpec, DLJobStatus, Minimize, Predicted
+from dljob.api import DLJobStatus, Minimize, Predicted
 from dljob.cluster import ClusterView
 from dljob.controller.planning.growing import usable_nodes
 from dljob.controller.planning.queueing import Ask
@@ -18,7 +18,7 @@ from dljob.job.remaining import run_time
 from dljob.job.reservation import PlannedPods, plan_reservation
 from dljob.reconcile import ParsedJob
 from dljob.scheduling import PossiblePlan
-from dljob.scheduling.assignment import sizes
+from dljob.scheduling.parts import device_parts
 
 MAX_DEVICE_TYPES = 4
 MAX_KNOWN = 512
@@ -141,19 +141,9 @@ def _parts(question: ParsedJob, whole: ClusterView) -> Iterator[tuple[Hashable, 
         return
     nodes = usable_nodes(question, whole).nodes
     for device in list(dict.fromkeys(node.device for node in nodes))[:MAX_DEVICE_TYPES]:
-        own = sorted((n for n in nodes if n.device == device), key=lambda n: (-n.free_devices, -n.free_cpu, n.name))
-        own = [node for node in own if node.free_devices or not node.is_gpu]
-        per_node = own[0].free_devices if own and own[0].is_gpu else 1
-        for count, devices in sizes(len(own), per_node):
-            if _allowed(spec, count):
-                part = own[:count]
-                if own[0].is_gpu:
-                    part = [replace(node, free_devices=min(node.free_devices, devices)) for node in part]
-                yield (device, count, devices), ClusterView(tuple(part))
-
-
-def _allowed(spec: DLJobSpec, nodes: int) -> bool:
-    return spec.nodes.min <= nodes <= spec.nodes.max
+        for count, devices, view in device_parts([node for node in nodes if node.device == device]):
+            if spec.nodes.min <= count <= spec.nodes.max:
+                yield (device, count, devices), view
 
 
 def _worth(question: ParsedJob, plan: KnownPlan) -> tuple[float, float]:
