@@ -105,16 +105,16 @@ def test_job_of_a_low_priority_makes_room_and_still_learns(kubectl: Kubectl, urg
 def test_job_with_a_deadline_starts_first(kubectl: Kubectl) -> None:
     submit(kubectl, "busy", 3, 3, **ENDLESS)
     trains(kubectl, "busy")
-    submit(kubectl, "later", 3, 3, epochs=5)
+    submit(kubectl, "later", 3, 3, epochs=10)
     wait_for("the first to wait", lambda: kubectl.job("later").get("status", {}).get("queue"), 60)
     finish = (datetime.now(UTC) + timedelta(minutes=10)).strftime("%Y-%m-%dT%H:%M:%SZ")
-    submit(kubectl, "due", 3, 3, epochs=5, scheduling={"finishBy": finish})
+    submit(kubectl, "due", 3, 3, epochs=10, scheduling={"finishBy": finish})
     for name, place in (("due", 1), ("later", 2)):
         kubectl.wait_job(name, f"place {place}", lambda job, n=place: position(job) == n, 90)
     assert condition(kubectl.job("due"), "DeadlineFeasible") is not None
     kubectl.delete("dljob", "busy")
     due = kubectl.wait_phase("due", "Complete", 300)
-    assert due["status"]["result"]["accuracy"] >= 0.9
+    assert due["status"]["result"]["accuracy"] >= 0.95, "one process reaches 0.9694 after ten epochs"
     later = kubectl.wait_phase("later", "Complete", 300)
     assert later["status"]["startTime"] > due["status"]["startTime"]
     remove(kubectl, "busy", "due", "later")
