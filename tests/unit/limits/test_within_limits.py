@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dljob.job.observed import ClaimSeen
 from dljob.job.plan.stored import StoredPlan
 from dljob.planner import Infeasible
 from dljob.reconcile.parsed import parse_observed
 from dljob.reconcile.planning.make_plan import decide, question
-from dljob.render import stateful_sets
+from dljob.render import RenderConfig, stateful_sets
+from dljob.render.gang import KUBERNETES_ALPHA
 from dljob.scheduling import LimitRange, NamespaceLimits, Quota, pod_charge
 from dljob.scheduling.limits.quotas import Scope, shortages
 from support.builders import A100, CONFIG, CPUS, DIGITS, nodes, seen
@@ -234,6 +236,59 @@ def test_running_job_keeps_its_objects() -> None:
     first = planned(ELASTIC, quota(pods="9"))
     observed = seen({**ELASTIC, "epochs": 6}, MANY, plan=first.data(), limits=NamespaceLimits((quota(configmaps="0"),)))
     assert isinstance(decide(parse_observed(observed), CONFIG), StoredPlan)
+
+
+def replanned(first: StoredPlan, spec: Json, *limits: Quota, config: RenderConfig = CONFIG, **more: Any) -> Any:
+    """Return the decision for a job that has the plan ``first`` and a changed spec, under quotas."""
+    observed = seen(spec, MANY, plan=first.data(), limits=NamespaceLimits(limits), **more)
+    return decide(parse_observed(observed), config)
+
+
+GANG = replace(CONFIG, pod_group_api=KUBERNETES_ALPHA)
+POD_GROUPS = "count/podgroups.scheduling.k8s.io"
+BUDGETS = "count/poddisruptionbudgets.policy"
+CLAIMS = "persistentvolumeclaims"
+AVOID = {**ELASTIC, "scheduling": {"disruption": "Avoid"}}
+WITHOUT_CLAIM = {**ELASTIC, "checkpoint": {"enabled": False}}
+NEW_OBJECTS: dict[str, tuple[RenderConfig, Json, Json, str]] = {
+    "a PodGroup for another number of pods": (GANG, ELASTIC, {**ELASTIC, "nodes": {"min": 1, "max": 2}}, POD_GROUPS),
+    "a PodDisruptionBudget": (CONFIG, ELASTIC, AVOID, BUDGETS),
+    "a checkpoint claim": (CONFIG, WITHOUT_CLAIM, ELASTIC, CLAIMS),
+}
+"""Name → (config, spec of the first plan, changed spec, resource of a quota of which the new plan needs one more)."""
+
+
+@pytest.mark.parametrize("case", NEW_OBJECTS)
+def test_new_objects_of_another_plan_count(case: str) -> None:
+    config, before, after, resource = NEW_OBJECTS[case]
+    first = decide(parse_observed(seen(before, MANY)), config)
+    assert isinstance(first, StoredPlan)
+    full = Quota("team", {resource: 1000}, {resource: 1000})
+    found = replanned(first, after, full, config=config)
+    assert isinstance(found, Infeasible) and found.reason == "QuotaExceeded" and resource in found.message
+    found = replanned(first, after, replace(full, hard={resource: 2000}), config=config)
+    assert isinstance(found, StoredPlan) and found.charges is not None
+    assert dict(found.charges[""].amounts)[resource] == 1000
+
+
+@pytest.mark.parametrize("case", NEW_OBJECTS)
+def test_objects_that_both_plans_have_do_not_count_again(case: str) -> None:
+    config, _, spec, resource = NEW_OBJECTS[case]
+    first = decide(parse_observed(seen(spec, MANY)), config)
+    assert isinstance(first, StoredPlan)
+    claims = {"digits-checkpoints": ClaimSeen("digits-checkpoints", "Bound", ("ReadWriteMany",))}
+    full = Quota("team", {resource: 1000}, {resource: 1000})
+    found = replanned(first, {**spec, "epochs": 6}, full, config=config, claims=claims)
+    assert isinstance(found, StoredPlan) and found.charges is not None
+    assert resource not in dict(found.charges[""].amounts)
+
+
+def test_claim_that_exists_is_not_new_for_a_first_plan() -> None:
+    """A claim with the reclaim policy Retain outlives its job, and a job of the same name continues with it."""
+    claims = {"digits-checkpoints": ClaimSeen("digits-checkpoints", "Bound", ("ReadWriteMany",))}
+    limits = NamespaceLimits((Quota("team", {CLAIMS: 0}),))
+    found = decide(parse_observed(seen(ELASTIC, MANY, claims=claims, limits=limits)), CONFIG)
+    assert isinstance(found, StoredPlan), found
 
 
 def test_charge_is_that_of_the_rendered_pods() -> None:

@@ -89,6 +89,7 @@ def test_objects_of_a_job() -> None:
     assert found["persistentvolumeclaims"] == 1000 and found["requests.storage"] > 0
     assert found["count/statefulsets.apps"] == found["count/controllerrevisions.apps"] == 1000
     assert found["count/networkpolicies.networking.k8s.io"] == found["count/roles.rbac.authorization.k8s.io"] == 1000
+    assert found["count/endpoints"] == found["count/endpointslices.discovery.k8s.io"] == 1000
     assert "pods" not in found, "the StatefulSet controller creates them"
 
 

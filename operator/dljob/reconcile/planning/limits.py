@@ -13,7 +13,7 @@ from dljob.cluster.catalogue import GPU_RESOURCES, vendor
 from dljob.job.plan.stored import StoredPlan
 from dljob.planner import Infeasible, Request
 from dljob.reconcile.parsed import ParsedJob
-from dljob.render import RenderConfig, checkpoint_claim, stateful_sets, support
+from dljob.render import Names, RenderConfig, checkpoint_claim, stateful_sets, support
 from dljob.render.config import Manifest
 from dljob.scheduling import Charge, NamespaceLimits, object_charge, pod_charge
 from dljob.scheduling.limits.limit_ranges import Bounds, bounds, claim_violation, violation, with_defaults
@@ -191,6 +191,8 @@ def _checked(
     assert spec is not None
     found = _adjusted(found, spec, least)
     claim = checkpoint_claim(job, spec, found)
+    if claim is not None and claim["metadata"]["name"] in parsed.observed.claims:
+        claim = None
     if claim is not None and (
         wrong := claim_violation(claim["spec"]["resources"]["requests"]["storage"], limits.ranges)
     ):
@@ -244,16 +246,25 @@ def _new_objects(
 ) -> list[Manifest]:
     """Return the objects other than pods that the operator would create for the plan, because quotas may count them.
 
-    If the job has a plan already, these are only the StatefulSets of groups that the existing plan does not have.
-    ``claim``: the checkpoint claim to create, if any. ``sets``: the StatefulSets of the new plan, one for each group.
+    Objects that the job's existing plan made are left out. Another plan may need others of the same kind, such as a
+    PodGroup for another number of pods. Older PodGroups, which exist until the job is deleted, are not known here: one
+    that the plan would use again counts as new. ``claim``: the checkpoint claim to create, if any. ``sets``: the
+    StatefulSets of the new plan, one for each group.
     """
-    before = parsed.accepted
-    if before is not None:
-        names = {group.name for group in before.groups}
-        return [item for group, item in zip(found.groups, sets, strict=True) if group.name not in names]
-    secret: Manifest = {"apiVersion": "v1", "kind": "Secret"}
-    objects = [*support(parsed.observed.job, spec, found, config), secret, *sets]
-    return [*objects, claim] if claim is not None else objects
+    job, queue, before = parsed.observed.job, parsed.observed.queue, parsed.accepted
+    objects = [*support(job, spec, found, config), *([claim] if claim is not None else [])]
+    if parsed.queued and queue.workload is None:
+        objects.append({"apiVersion": queue.api_version, "kind": "Workload", "metadata": {"name": Names.of(job).workload}})
+    if before is None:
+        return [*objects, *sets, {"apiVersion": "v1", "kind": "Secret"}]
+    made = {_identity(item) for item in support(job, before.accepted_spec() or spec, before, config)}
+    groups = {group.name for group in before.groups}
+    new_sets = [item for group, item in zip(found.groups, sets, strict=True) if group.name not in groups]
+    return [*(item for item in objects if _identity(item) not in made), *new_sets]
+
+
+def _identity(manifest: Manifest) -> tuple[str, str, str]:
+    return manifest["apiVersion"], manifest["kind"], manifest["metadata"]["name"]
 
 
 def _exceeded(short: tuple[Shortage, ...], found: StoredPlan) -> Infeasible:

@@ -19,6 +19,16 @@ _WITHOUT_PREFIX = ("cpu", "memory", "ephemeral-storage")
 _LIMITED = _WITHOUT_PREFIX
 """Resources for which a quota may restrict the sum of the pods' limits, as ``limits.cpu`` and so on."""
 
+_CREATED = {
+    "StatefulSet": ("count/controllerrevisions.apps",),
+    "Service": ("count/endpoints", "count/endpointslices.discovery.k8s.io"),
+}
+"""Kind → resources of the objects that Kubernetes' controllers create for each object of the kind, one of each.
+
+Pods are not among them, because their charges are counted apart. A Service has another EndpointSlice for each further
+100 pods; those are not counted.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Charge:
@@ -102,7 +112,7 @@ def pod_charge(spec: Json) -> Charge:
 def object_charge(manifests: Iterable[Json]) -> Charge:
     """Return what objects other than pods charge to quotas together.
 
-    A StatefulSet also charges the one ControllerRevision that Kubernetes creates for it.
+    A StatefulSet and a Service also charge the objects that Kubernetes creates for them (``_CREATED``).
     """
     found: dict[str, int] = {}
     for manifest in manifests:
@@ -111,8 +121,7 @@ def object_charge(manifests: Iterable[Json]) -> Charge:
         one = {f"count/{plural}{f'.{group}' if group else ''}": 1000}
         if not group and plural in _SHORT_NAMES:
             one[plural] = 1000
-        if kind == "StatefulSet":
-            one["count/controllerrevisions.apps"] = 1000
+        one |= dict.fromkeys(_CREATED.get(kind, ()), 1000)
         if kind == "PersistentVolumeClaim":
             one |= _claim_amounts(manifest["spec"])
         found = _sum((found, one))
