@@ -8,6 +8,7 @@ While it is not served, jobs with the label of a queue wait.
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from time import monotonic
 
@@ -28,6 +29,8 @@ RECHECK_S = 10.0
 """Seconds between two checks whether the API server serves Kueue's API, and in which version."""
 FLAVOR_S = 30.0
 """Seconds for which a ResourceFlavor or a priority class that was read is used without reading it again."""
+FIRST_LOOK_S = 30.0
+"""Seconds after which a start of the operator no longer waits for Kueue's API, or for the first list of Workloads."""
 NOT_SERVED = (
     f"the label {GROUP}/queue-name: found no Kueue in this cluster; expected its API {GROUP}. Install Kueue, or remove "
     "the label to run the job without a queue"
@@ -36,6 +39,11 @@ FORBIDDEN = (
     f"the label {GROUP}/queue-name: the operator may not read the Workloads of Kueue; expected the permission to "
     "read them. "
     "Upgrade the operator's chart, now that Kueue is installed, or set its value kueue.enabled: true"
+)
+UNREADABLE = (
+    f"the label {GROUP}/queue-name: the API server does not list the Workloads of Kueue ({{}}); expected a list. Check "
+    "the API server and the conversion webhook of Kueue. The operator tries again until then; pods that run are left "
+    "as they are"
 )
 
 
@@ -60,22 +68,32 @@ class Queues:
         self._api, self._cache, self._namespaces, self._requeue = api, cache, namespaces, changed
         self._silence_s = silence_s
         self._watches: list[asyncio.Task[None]] = []
+        self._watched = ""
+        """API version of the Workloads that are watched; empty: none."""
         self.reflectors: tuple[Reflector, ...] = ()
         """The watches of Workloads; empty while Kueue is not there."""
         self._known: dict[tuple[str, str], tuple[float, dict[str, object] | None]] = {}
         """Cluster-wide objects by plural and name: when each was read, and its body (None: it does not exist)."""
         self.looked = asyncio.Event()
-        """Set when it is known whether Kueue is there and, if so, all Workloads of jobs are in the cache."""
+        """Set when it is known whether Kueue is there and, if so, all Workloads of jobs are in the cache.
+
+        Also set if that is not known after about ``FIRST_LOOK_S`` seconds, so that jobs without a queue go on. Jobs
+        with a queue then wait, and their condition Admitted says why.
+        """
         cache.queue_problem = NOT_SERVED
 
     async def run(self) -> None:
         """Check forever which API version Kueue serves, and watch its Workloads. When cancelled, stop the watches."""
+        began_s = asyncio.get_running_loop().time()
         try:
             while True:
                 try:
                     await self._look()
                 except ApiError as error:
                     log.warning("the API of Kueue could not be looked up: %s", error)
+                    if not self.looked.is_set() and asyncio.get_running_loop().time() - began_s >= FIRST_LOOK_S:
+                        self._set("", UNREADABLE.format(error))
+                        self.looked.set()
                 else:
                     self.looked.set()
                 await asyncio.sleep(RECHECK_S if self.looked.is_set() else 1.0)
@@ -94,19 +112,26 @@ class Queues:
                 if not error.forbidden:
                     raise
                 version, problem = "", FORBIDDEN
-        ended = any(task.done() for task in self._watches)
-        if (version, problem) == (self._cache.queue_api, self._cache.queue_problem) and not ended:
+        if version != self._watched or any(task.done() for task in self._watches):
+            await self._end_watches()
+            self._watched = version
+            if version:
+                self._begin_watches(_workload_kind(version))
+        if version and (unsynced := await self._unsynced()):
+            version, problem = "", UNREADABLE.format(f"{unsynced} of {len(self.reflectors)} lists are missing")
+        self._set(version, problem)
+
+    def _set(self, version: str, problem: str) -> None:
+        """Use another API version of Kueue, or none because of ``problem``. Queue the jobs that this affects."""
+        if (version, problem) == (self._cache.queue_api, self._cache.queue_problem):
             return
         log.info("Kueue: %s", version or problem)
-        await self._end_watches()
-        if version:
-            await self._begin_watches(_workload_kind(version))
         self._cache.queue_api, self._cache.queue_problem = version, problem
         for job in self._cache.jobs():
             if job.queue:
                 self._requeue(job.key)
 
-    async def _begin_watches(self, kind: Kind) -> None:
+    def _begin_watches(self, kind: Kind) -> None:
         self.reflectors = tuple(
             Reflector(
                 self._api, self._cache, kind, namespace, JOB_LABEL, self._changed(), self._requeue, self._silence_s
@@ -114,8 +139,14 @@ class Queues:
             for namespace in self._namespaces or (None,)
         )
         self._watches = [asyncio.create_task(each.run(), name=f"watch of {each.name}") for each in self.reflectors]
-        for each in self.reflectors:
-            await each.synced.wait()
+
+    async def _unsynced(self) -> int:
+        """Wait at most ``FIRST_LOOK_S`` seconds for the first lists of all watches. Return how many are missing."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_LOOK_S):
+                for each in self.reflectors:
+                    await each.synced.wait()
+        return sum(not each.synced.is_set() for each in self.reflectors)
 
     async def _end_watches(self) -> None:
         for task in self._watches:
@@ -123,7 +154,7 @@ class Queues:
         for result in await asyncio.gather(*self._watches, return_exceptions=True):
             if isinstance(result, Exception):
                 log.error("a watch of Workloads ended: %s: %s", type(result).__name__, result)
-        self._watches, self.reflectors = [], ()
+        self._watches, self._watched, self.reflectors = [], "", ()
 
     def _changed(self) -> Changed:
         def changed(_: Kind, body: object) -> None:

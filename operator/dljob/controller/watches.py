@@ -5,6 +5,7 @@ the others write finalizers or annotations into users' objects. Reflectors watch
 """
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from time import monotonic
 from typing import Any
@@ -14,7 +15,9 @@ import kopf
 from kopf._core.engines import peering
 
 from dljob.controller.tasks import run_until_one_ends
+from dljob.controller.unprocessed import UnprocessedEvents
 from dljob.controller.work_queue import WorkQueue
+from dljob.job.log_fields import log_fields
 from dljob.job.observed import JOB_LABEL
 from dljob.kube import Api, ApiError, Cache, JobKey
 from dljob.kube.kinds import (
@@ -35,6 +38,8 @@ from dljob.kube.objects.trim import older, version_number
 from dljob.kube.watch import Reflector, bounded_responses
 from dljob.kube.watch.reflector import SILENCE_S
 
+log = logging.getLogger("dljob.watches")
+
 REFLECTED = (
     STATEFUL_SET, POD, CONFIG_MAP, CLAIM, NODE, STORAGE_CLASS, PRIORITY_CLASS, PROFILE, QUOTA, LIMIT_RANGE,
 )  # fmt: skip
@@ -52,6 +57,8 @@ DEAD_SILENCES = 8 / 3
 With the default of ``silence_s``, these are 240 s. A silent watch is opened again earlier, after ``silence_s`` seconds.
 """
 MAX_UNREADABLE = 10_000
+MAX_OVERDUE = 100
+"""Maximum number of jobs that one check reads because kopf does not process their events."""
 PAGE = 50
 """Number of DLJobs on one page of a list. Each DLJob may have 1.5 MB."""
 SETTLE_S = 1.0
@@ -107,13 +114,21 @@ class Watches:
         self._capacity_changed = capacity_changed
         self._cache, self._queue, self._api, self._namespaces = cache, queue, api, namespaces
         self._silence_s = silence_s
-        self.session = session(bounded_responses(self._jobs_active, self._jobs_listed))
+        self._events = UnprocessedEvents()
+        self.session = session(
+            bounded_responses(self._jobs_asked, self._jobs_active, self._jobs_listed, self._jobs_received)
+        )
         """The session of kopf. The caller closes it."""
         self._settling: asyncio.TimerHandle | None = None
         self._unsettled: set[Kind] = set()
         """Kinds whose changes may affect other jobs, and have not been handled yet."""
         self._jobs_active_at = monotonic()
         """Time (``monotonic``) at which the watch of DLJobs last was active, or was found to have missed nothing."""
+        self._jobs_asked_at = monotonic()
+        """Time (``monotonic``) at which kopf last sent a request for DLJobs.
+
+        While no event arrives, kopf's watcher sends one every ``silence_s`` seconds. An old time means that it ended.
+        """
         self._unreadable: set[str] = set()
         """Uids of DLJobs that could not be put into the cache."""
         self._reflectors = [
@@ -165,18 +180,46 @@ class Watches:
         """While the watch of DLJobs is silent, check again and again whether it has missed a change. Run forever.
 
         As with a ``Reflector``, a silent watch counts as active if a list of DLJobs shows nothing that is not in the
-        cache, or if the API server does not answer. Otherwise, it counts as dead after some time (``dead``).
+        cache, or if the API server does not answer. Otherwise, it counts as dead after some time (``dead``). A watch
+        that kopf no longer opens counts as dead too, although no job changes. Also handle the events that kopf has
+        received and does not process.
         """
         while True:
             await asyncio.sleep(self._silence_s / 3)
+            await self._process_overdue()
             if monotonic() - self._jobs_active_at < self._silence_s:
                 continue
             try:
-                missed = await self._misses_jobs()
+                works = not await self._misses_jobs() and monotonic() - self._jobs_asked_at < 2 * self._silence_s
             except ApiError:
-                missed = False
-            if not missed:
+                works = True
+            if works:
                 self._jobs_active()
+
+    async def _process_overdue(self) -> None:
+        """Read the jobs again whose events kopf has received and not processed for ``silence_s`` seconds.
+
+        One of kopf's tasks hangs or has lost the event. This concerns only the job, so the operator goes on: with the
+        next event of the job, kopf may start another task.
+        """
+        for event in self._events.overdue(self._silence_s, monotonic(), MAX_OVERDUE):
+            key = (event.namespace, event.name)
+            log.error(
+                "kopf has not processed an event of this job for %.0f s; the operator reads the job itself",
+                monotonic() - event.since_s, extra=log_fields(key, self._cache.job(key)),
+            )  # fmt: skip
+            try:
+                body = await self._api.get(DLJOB, *key)
+            except ApiError as error:
+                if not error.not_found:
+                    log.warning("DLJob %s/%s could not be read: %s", *key, error)
+                elif self._cache.drop(DLJOB, *key, event.uid):
+                    self._queue.add(key)
+                continue
+            try:
+                await self._index(body)
+            except Exception:
+                log.exception("a job cannot be parsed and is ignored", extra=log_fields(key, self._cache.job(key)))
 
     async def _misses_jobs(self) -> bool:
         """Return True if the API server has a DLJob that the cache lacks, or a newer version than the cache has.
@@ -240,8 +283,14 @@ class Watches:
         """Return the HTTP session for kopf's watches."""
         return kopf.AiohttpSession(server=self._api.server, aiohttp_session=self.session)
 
+    def _jobs_asked(self) -> None:
+        self._jobs_asked_at = monotonic()
+
     def _jobs_active(self) -> None:
         self._jobs_active_at = monotonic()
+
+    def _jobs_received(self, body: Mapping[str, Any]) -> None:
+        self._events.received(body, monotonic())
 
     def _jobs_listed(self, namespace: str | None, uids: Iterable[str], version: int | None) -> None:
         """Remove from the cache, and queue, the jobs that are not in a complete list of DLJobs.
@@ -252,7 +301,7 @@ class Watches:
         for key in self._cache.prune(DLJOB, uids, version, namespace):
             self._queue.add(key)
 
-    async def _index(self, body: kopf.Body, **_: Any) -> None:
+    async def _index(self, body: Mapping[str, Any], **_: Any) -> None:
         uid = body["metadata"]["uid"]
         try:
             changed = self._cache.put(DLJOB, body)
@@ -265,6 +314,7 @@ class Watches:
             self._changed(DLJOB, body)
 
     async def _event(self, type: str | None, body: kopf.Body, **_: Any) -> None:  # noqa: A002 - kopf's name
+        self._events.processed(body, monotonic())
         meta = body["metadata"]
         if type == "DELETED" and self._cache.drop(DLJOB, meta.get("namespace") or "", meta["name"], meta["uid"]):
             self._changed(DLJOB, body)

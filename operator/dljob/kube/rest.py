@@ -16,6 +16,12 @@ FIELD_OWNER = "dljob-operator"
 CALL_LIMIT_S = 15.0
 ATTEMPTS = 4
 RETRY_FIRST_S = 0.25
+MAX_RETRY_AFTER_S = 32.0
+"""Maximum number of seconds to wait before a retry, even if the answer asks for more in its header Retry-After.
+
+The API server asks for at most 32 s (``flowcontrol/dropped_requests_tracker.go``). A proxy may ask for hours, in which
+a worker of the operator would do nothing else.
+"""
 METADATA_PAGE = 500
 _RETRIED = {429, 500, 502, 503, 504}
 
@@ -307,7 +313,7 @@ class Api:
                 failure = ApiError(code, answer.get("reason") or "", answer.get("message") or f"{method} {path}")
                 if code not in _RETRIED:
                     raise failure
-                wait_s = max(wait_s, retry_after_s)
+                wait_s = max(wait_s, min(retry_after_s, MAX_RETRY_AFTER_S))
             if attempt == ATTEMPTS:
                 raise failure
             attempt += 1

@@ -148,10 +148,29 @@ def test_watch_is_not_dead_while_nothing_changes(plural: str) -> None:
         world = World(api)
         if plural == "dljobs":
             world.cache.put(DLJOB, body)
-        await world.run(4 * DEAD_S, world.watches._jobs_active if plural != "dljobs" else lambda: None)
+        # While no event arrives, kopf opens the watch of DLJobs again and again.
+        await world.run(4 * DEAD_S, world.watches._jobs_active if plural != "dljobs" else world.watches._jobs_asked)
         return world.found
 
     assert run(main()) is None
+
+
+def test_watch_of_jobs_that_kopf_no_longer_opens_is_dead_although_no_job_changes() -> None:
+    """A task of kopf that has ended would otherwise be noticed only with the next change of a job."""
+
+    async def main() -> list[str | None]:
+        api = WatchedApi()
+        body = {**api._object(DLJOB), "spec": {}}
+        api.metadata = _as_in(body)  # type: ignore[method-assign]
+        world, found = World(api), list[str | None]()
+        world.cache.put(DLJOB, body)
+        for seconds in (DEAD_S - 1, DEAD_S + 2 * SILENCE_S):
+            await world.run(seconds)
+            found.append(world.found)
+        return found
+
+    before, after = run(main())
+    assert before is None and after is not None and after.startswith("the watch of dljobs ")
 
 
 def _as_in(body: Json) -> Callable[..., Any]:
@@ -172,7 +191,7 @@ def test_job_that_cannot_be_read_does_not_make_the_watch_dead() -> None:
         unreadable: Any = {**body, "spec": 1}
         with pytest.raises(TypeError):
             await world.watches._index(unreadable)
-        await world.run(4 * DEAD_S)
+        await world.run(4 * DEAD_S, world.watches._jobs_asked)
         return world.found
 
     assert run(main()) is None

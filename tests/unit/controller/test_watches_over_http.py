@@ -10,6 +10,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from kopf._core.engines import indexing
 
 from dljob.controller.watches import REFLECTED, Watches
 from dljob.controller.work_queue import WorkQueue
@@ -154,7 +155,8 @@ def test_job_that_was_deleted_and_made_again_while_no_watch_ran_is_another_job()
     watching(body, kopf=True)
 
 
-def test_end_of_the_watch_of_jobs_fails_the_probe() -> None:
+@pytest.mark.parametrize("changes", [False, True])
+def test_end_of_the_watch_of_jobs_fails_the_probe(changes: bool) -> None:
     """kopf itself only logs it."""
 
     async def body(world: World) -> None:
@@ -163,8 +165,47 @@ def test_end_of_the_watch_of_jobs_fails_the_probe() -> None:
         assert world.watches.dead() is None
         [watcher] = [task for task in asyncio.all_tasks() if task.get_name().startswith("watcher for dljobs")]
         watcher.cancel()
-        world.server.put(DLJOB, named(DLJOB, "second"))
+        if changes:
+            world.server.put(DLJOB, named(DLJOB, "second"))
         await until(world.watches.dead)
         assert str(world.watches.dead()).startswith("the watch of dljobs ")
 
+    watching(body, kopf=True)
+
+
+@pytest.mark.parametrize("change", ["create", "change", "delete"])
+def test_event_that_kopf_does_not_process_is_noticed(change: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The watch sends bookmarks, so that it counts as active. Only the task of one job hangs."""
+    index_resource, hangs = indexing.index_resource, asyncio.Event()
+
+    async def hanging(*, body: Json, **others: Any) -> None:
+        if body["metadata"]["name"] == "digits" and hangs.is_set():
+            await asyncio.Event().wait()
+        await index_resource(body=body, **others)
+
+    async def body(world: World) -> None:
+        server, key = world.server, ("team-a", "digits")
+
+        def seen() -> Any:
+            job = world.cache.job(key)
+            return None if job is None else job.spec
+
+        server.put(DLJOB, named(DLJOB, "other"))
+        if change != "create":
+            server.put(DLJOB, named(DLJOB, "digits"))
+        await until(lambda: (seen() == {} or change == "create") and server.watched(DLJOB))
+        await until(lambda: world.cache.job(("team-a", "other")))
+        hangs.set()
+        world.queued.clear()
+        if change == "delete":
+            server.delete(DLJOB, *key)
+            await until(lambda: seen() is None)
+        else:
+            uid = {} if change == "create" else {"uid": server.objects["dljobs", *key]["metadata"]["uid"]}
+            changed = named(DLJOB, "digits")
+            server.put(DLJOB, {**changed, "metadata": changed["metadata"] | uid, "spec": {"suspend": True}})
+            await until(lambda: seen() == {"suspend": True})
+        assert key in world.queued and world.watches.dead() is None
+
+    monkeypatch.setattr(indexing, "index_resource", hanging)
     watching(body, kopf=True)

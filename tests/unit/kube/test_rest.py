@@ -61,6 +61,21 @@ def test_retries_are_limited() -> None:
     assert len(requests) == rest.ATTEMPTS
 
 
+def test_longest_wait_before_a_retry_is_limited(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rest, "MAX_RETRY_AFTER_S", 0.01)
+    waits = list[float]()
+    sleep = asyncio.sleep
+
+    async def sleeping(seconds: float) -> None:
+        waits.append(seconds)
+        await sleep(0)
+
+    monkeypatch.setattr(rest.asyncio, "sleep", sleeping)
+    answers: Answers = [(429, {}, {"Retry-After": "86400"}), (200, {"ok": True}, {})]
+    found, _, _ = against(answers, lambda api: api.get(NODE, None, "n1"))
+    assert found == {"ok": True} and max(waits) == 0.01
+
+
 @pytest.mark.parametrize("code", [400, 403, 404, 409, 422])
 def test_rejection_is_not_retried(code: int) -> None:
     found, requests, _ = against(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dljob.controller.queues import FORBIDDEN, NOT_SERVED, RECHECK_S, Queues
+from dljob.controller.queues import FIRST_LOOK_S, FORBIDDEN, NOT_SERVED, RECHECK_S, Queues
 from dljob.job.observed import Observed
 from dljob.job.queue import Flavor
 from dljob.kube import ApiError, Cache, JobKey, RejectedError
@@ -152,6 +152,45 @@ def test_watch_that_fails_is_begun_again() -> None:
         world.api.watch, world.api.workloads = watch, [WORKLOAD]  # type: ignore[method-assign]
         await asyncio.sleep(2 * RECHECK_S)
         assert world.observed().queue.workload is not None
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+    run(body())
+
+
+OVERLOADED = ApiError(500, "InternalError", "conversion webhook")
+
+
+@pytest.mark.parametrize("when", ["before the first look", "between the look and the list"])
+def test_workloads_that_cannot_be_listed_do_not_stop_the_operator(when: str) -> None:
+    """Jobs in a queue wait and say why, until the API server lists the Workloads."""
+
+    async def body() -> None:
+        world = World()
+        world.api.served, world.api.workloads = ("v1beta2",), [WORKLOAD]
+        pages, page = 0, world.api.page
+
+        async def failing(*args: object) -> Json:
+            nonlocal pages
+            pages += 1
+            if pages > 1 or when == "before the first look":
+                raise OVERLOADED
+            return await page(*args)
+
+        world.api.page = failing  # type: ignore[method-assign]
+        task = asyncio.create_task(world.queues.run())
+        async with asyncio.timeout(2 * FIRST_LOOK_S):
+            await world.queues.looked.wait()
+        queue = world.observed().queue
+        assert queue.api_version == "" and "does not list the Workloads" in queue.problem and KEY in world.queued
+        world.queued.clear()
+        await asyncio.sleep(10 * RECHECK_S)
+        assert world.queued == [], "nothing has changed"
+        world.api.page = page  # type: ignore[method-assign]
+        await asyncio.sleep(2 * RECHECK_S + FIRST_LOOK_S)
+        queue = world.observed().queue
+        assert (queue.api_version, queue.problem) == ("kueue.x-k8s.io/v1beta2", "") and queue.workload is not None
+        assert KEY in world.queued
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
 

@@ -1,7 +1,9 @@
 """A class of aiohttp responses that applies the limits of ``kube.objects.bounds`` before kopf decodes an object."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+import json
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import suppress
 from typing import Any
 
 import aiohttp
@@ -12,22 +14,32 @@ from dljob.kube.rest import lines
 
 Listed = Callable[[str | None, Iterable[str], int | None], None]
 """Callback for each complete list: its namespace (None: all), the uids in it, and its resourceVersion."""
+Received = Callable[[Mapping[str, Any]], None]
+"""Callback for each object in an event of a watch, or in a list."""
 
 
-def bounded_responses(active: Callable[[], None], listed: Listed) -> type[aiohttp.ClientResponse]:
+def bounded_responses(
+    asked: Callable[[], None], active: Callable[[], None], listed: Listed, received: Received
+) -> type[aiohttp.ClientResponse]:
     """Return a class of responses for an aiohttp session with which kopf lists and watches DLJobs.
 
-    ``active`` is called for each event, bookmark and page of a list, to show that the watch works. It is not called
-    when a watch begins, because a broken watch may begin, and then send nothing. ``listed`` is called after the last
-    page of each list, with the list's namespace, uids and resourceVersion.
+    ``asked`` is called for each request that was sent, to show that kopf's task for the watch runs. ``active`` is
+    called for each event, bookmark and page of a list, to show that the watch works. It is not called when a watch
+    begins, because a broken watch may begin, and then send nothing. ``listed`` is called after the last page of each
+    list, with the list's namespace, uids and resourceVersion. ``received`` is called for each object that kopf
+    receives.
     """
     uids: dict[str | None, list[str]] = {}
 
     class BoundedResponse(aiohttp.ClientResponse):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            asked()
+
         async def start(self, connection: Any) -> "BoundedResponse":
             await super().start(connection)
             if self.status == 200 and "watch" in self.url.query:
-                self.content = _BoundedLines(self.content, active)  # type: ignore[assignment]
+                self.content = _BoundedLines(self.content, active, received)  # type: ignore[assignment]
             return self
 
         async def json(self, **_: Any) -> Any:
@@ -48,6 +60,8 @@ def bounded_responses(active: Callable[[], None], listed: Listed) -> type[aiohtt
             if "continue" not in self.url.query:
                 uids[namespace] = []
             present = uids.setdefault(namespace, [])
+            for item in page["items"]:
+                received(item)
             present += [item["metadata"]["uid"] for item in page["items"]]
             meta = page.get("metadata") or {}
             if not meta.get("continue"):
@@ -59,8 +73,8 @@ def bounded_responses(active: Callable[[], None], listed: Listed) -> type[aiohtt
 class _BoundedLines:
     """The response body of a watch, in whole lines. ``bounded_event`` replaces objects that are too large."""
 
-    def __init__(self, content: aiohttp.StreamReader, active: Callable[[], None]) -> None:
-        self._content, self._active = content, active
+    def __init__(self, content: aiohttp.StreamReader, active: Callable[[], None], received: Received) -> None:
+        self._content, self._active, self._received = content, active, received
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._content, name)
@@ -68,4 +82,7 @@ class _BoundedLines:
     async def iter_chunked(self, _: int) -> AsyncIterator[bytes]:
         async for line in lines(self._content):
             self._active()
-            yield bounded_event(line) + b"\n"
+            safe = bounded_event(line)
+            with suppress(ValueError):  # kopf says what is wrong with a line that is not JSON.
+                self._received(json.loads(safe)["object"])
+            yield safe + b"\n"

@@ -254,7 +254,8 @@ def _new_objects(
     job, queue, before = parsed.observed.job, parsed.observed.queue, parsed.accepted
     objects = [*support(job, spec, found, config), *([claim] if claim is not None else [])]
     if parsed.queued and queue.workload is None:
-        objects.append({"apiVersion": queue.api_version, "kind": "Workload", "metadata": {"name": Names.of(job).workload}})
+        meta = {"name": Names.of(job).workload}
+        objects.append({"apiVersion": queue.api_version, "kind": "Workload", "metadata": meta})
     if before is None:
         return [*objects, *sets, {"apiVersion": "v1", "kind": "Secret"}]
     made = {_identity(item) for item in support(job, before.accepted_spec() or spec, before, config)}
