@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from dljob.api import API_VERSION
-from dljob.render.gang import API_VERSIONS
+from dljob.render.gang import API_VERSIONS, kind_of
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ ROLE = Kind("rbac.authorization.k8s.io/v1", "Role", "roles")
 ROLE_BINDING = Kind("rbac.authorization.k8s.io/v1", "RoleBinding", "rolebindings")
 NETWORK_POLICY = Kind("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies")
 DISRUPTION_BUDGET = Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets")
-POD_GROUPS = tuple(Kind(version, "PodGroup", "podgroups") for versions in API_VERSIONS.values() for version in versions)
+POD_GROUPS = tuple(Kind(version, *kind_of(version)) for versions in API_VERSIONS.values() for version in versions)
 STORAGE_CLASS = Kind("storage.k8s.io/v1", "StorageClass", "storageclasses", namespaced=False)
 WORKLOAD = Kind("kueue.x-k8s.io/v1beta1", "Workload", "workloads")
 """The Workload of Kueue, in the oldest version that the operator knows.

@@ -3,6 +3,8 @@
 There are three kinds of PodGroups: of Kubernetes' own scheduler, of the coscheduling plugin, and of Volcano. The chart
 value ``gangScheduling`` chooses one for the installation. A plan stores the API version of the PodGroup that its pods
 name, so that the pod templates of an accepted plan do not change with the installation or with the API server.
+
+In Kubernetes 1.35, the PodGroup is a part of an object of the kind Workload. This is not the Workload of Kueue.
 """
 
 import hashlib
@@ -13,6 +15,7 @@ from enum import StrEnum
 from typing import Any
 
 from dljob.api import DLJobSpec
+from dljob.cluster.domains import ZONE_LABEL, Domain
 from dljob.job.observed import JobSeen
 from dljob.job.plan.stored import StoredPlan
 from dljob.render.config import Manifest, RenderConfig
@@ -34,15 +37,20 @@ class GangScheduling(StrEnum):
 
 KUBERNETES_BETA = "scheduling.k8s.io/v1beta1"
 KUBERNETES_ALPHA = "scheduling.k8s.io/v1alpha2"
+KUBERNETES_FIRST = "scheduling.k8s.io/v1alpha1"
 COSCHEDULING_API = "scheduling.x-k8s.io/v1alpha1"
 VOLCANO_API = "scheduling.volcano.sh/v1beta1"
 API_VERSIONS = {
-    GangScheduling.KUBERNETES: (KUBERNETES_BETA, KUBERNETES_ALPHA),
+    GangScheduling.KUBERNETES: (KUBERNETES_BETA, KUBERNETES_ALPHA, KUBERNETES_FIRST),
     GangScheduling.COSCHEDULING: (COSCHEDULING_API,),
     GangScheduling.VOLCANO: (VOLCANO_API,),
 }
-"""API versions of the PodGroups of each scheduler, the preferred one first. Kubernetes 1.36 has the alpha version, 1.37
-the beta version."""
+"""API versions of the PodGroups of each scheduler, the preferred one first.
+
+Kubernetes 1.35 has v1alpha1, 1.36 has v1alpha2, and 1.37 has v1beta1.
+"""
+_WORKLOAD_GROUP = "pods"
+"""Name of the only PodGroup in a Workload of Kubernetes 1.35."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +65,12 @@ class _Form:
     """True if the API server lets the spec of a PodGroup change."""
     member: Callable[[str], Manifest]
     """Name of the PodGroup → the part of a pod template that names it."""
+    has_topology: bool = False
+    """True if the PodGroup can require that all pods run on nodes with the same value of a label.
+
+    The API server drops the requirement unless its feature gate TopologyAwareWorkloadScheduling is on."""
+    kind: str = "PodGroup"
+    plural: str = "podgroups"
 
 
 _KUBERNETES = _Form(
@@ -64,10 +78,19 @@ _KUBERNETES = _Form(
     has_priority=True,
     is_mutable=False,
     member=lambda name: {"spec": {"schedulingGroup": {"podGroupName": name}}},
+    has_topology=True,
 )
 _FORMS = {
     KUBERNETES_BETA: _KUBERNETES,
     KUBERNETES_ALPHA: _KUBERNETES,
+    KUBERNETES_FIRST: _Form(
+        spec=lambda pods: {"podGroups": [{"name": _WORKLOAD_GROUP, "policy": {"gang": {"minCount": pods}}}]},
+        has_priority=False,
+        is_mutable=False,
+        member=lambda name: {"spec": {"workloadRef": {"name": name, "podGroup": _WORKLOAD_GROUP}}},
+        kind="Workload",
+        plural="workloads",
+    ),
     COSCHEDULING_API: _Form(
         spec=lambda pods: {"minMember": pods},
         has_priority=False,
@@ -83,6 +106,14 @@ _FORMS = {
 }
 
 
+def kind_of(api_version: str) -> tuple[str, str]:
+    """Return the kind of the object with which pods are placed together in an API version, and the plural of its name.
+
+    ``api_version``: one of ``API_VERSIONS``.
+    """
+    return _FORMS[api_version].kind, _FORMS[api_version].plural
+
+
 def api_for(spec: DLJobSpec, config: RenderConfig) -> str | None:
     """Return the API version of the PodGroup that the pods of a new plan name; None: the pods name no PodGroup.
 
@@ -91,6 +122,23 @@ def api_for(spec: DLJobSpec, config: RenderConfig) -> str | None:
     if config.pod_group_api == VOLCANO_API and spec.scheduling.scheduler_name in (None, DEFAULT_SCHEDULER):
         return None
     return config.pod_group_api
+
+
+def topology_key(spec: DLJobSpec, config: RenderConfig, domain: Domain, rack_label: str) -> str | None:
+    """Return the label that has the same value on all nodes of a new plan: that of racks, or else that of zones.
+
+    ``domain``: the part of the cluster for which the plan was priced. ``rack_label``: label of the nodes' racks. Return
+    None if the plan may span racks and zones, or if PodGroups of the plan cannot require such a label.
+    """
+    form = _FORMS.get(api_for(spec, config) or "")
+    if form is None or not form.has_topology or not domain.terms:
+        return None
+    fixed = [{item.key: item.values for item in term if item.operator == "In"} for term in domain.terms]
+    for key in (rack_label, ZONE_LABEL):
+        values = {term.get(key, ()) for term in fixed}
+        if len(values) == 1 and len(values.pop()) == 1:
+            return key
+    return None
 
 
 def with_pod_group(template: Manifest, job: JobSeen, spec: DLJobSpec, accepted: StoredPlan) -> Manifest:
@@ -116,7 +164,7 @@ def pod_group(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, config: Rende
         return ()
     body = _spec(form, spec, accepted)
     meta = metadata(job, _name(job, form, body))
-    return ({"apiVersion": accepted.pod_group_api, "kind": "PodGroup", "metadata": meta, "spec": body},)
+    return ({"apiVersion": accepted.pod_group_api, "kind": form.kind, "metadata": meta, "spec": body},)
 
 
 def _form(accepted: StoredPlan) -> _Form | None:
@@ -128,6 +176,8 @@ def _spec(form: _Form, spec: DLJobSpec, accepted: StoredPlan) -> Manifest:
     body = form.spec(accepted.nodes)
     if form.has_priority and (priority := spec.scheduling.priority_class_name):
         body["priorityClassName"] = priority
+    if form.has_topology and accepted.topology_key is not None:
+        body["schedulingConstraints"] = {"topology": [{"key": accepted.topology_key}]}
     if accepted.pod_group_api == VOLCANO_API and (queue := _volcano_queue(spec)):
         body["queue"] = queue
     return body

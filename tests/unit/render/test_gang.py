@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dljob.api.defaults import JobDefaults
 from dljob.job.plan.stored import StoredPlan
 from dljob.reconcile import reconcile
 from dljob.render import RenderConfig
@@ -17,18 +18,34 @@ from dljob.render.gang import (
     COSCHEDULING_API,
     KUBERNETES_ALPHA,
     KUBERNETES_BETA,
+    KUBERNETES_FIRST,
     VOLCANO_API,
     pod_group,
     with_pod_group,
 )
 from dljob.status import pods_ready
-from support.builders import A100, CONFIG, DIGITS, MIXED, NOW, T4, Json, after, planned, rendered, seen, settled
+from support.builders import (
+    A100,
+    CONFIG,
+    DIGITS,
+    MIXED,
+    NOW,
+    T4,
+    Json,
+    after,
+    nodes,
+    planned,
+    rendered,
+    seen,
+    settled,
+)
 from support.job_lifecycle import kinds, started, training
 from support.manifests.schema_validation import assert_valid
 
 ALL = [version for versions in API_VERSIONS.values() for version in versions]
-NATIVE = (KUBERNETES_BETA, KUBERNETES_ALPHA)
-SINCE = {KUBERNETES_ALPHA: "1.36.0", KUBERNETES_BETA: "1.37.0"}
+NATIVE = (KUBERNETES_BETA, KUBERNETES_ALPHA, KUBERNETES_FIRST)
+KINDS = {"PodGroup", "Workload"}
+SINCE = {KUBERNETES_FIRST: "1.35.0", KUBERNETES_ALPHA: "1.36.0", KUBERNETES_BETA: "1.37.0"}
 """The release of Kubernetes that serves the API version."""
 
 
@@ -60,7 +77,7 @@ def objects(
     observed = seen({**DIGITS, **spec, "scheduling": scheduling}, name=name, **({"view": view} if view else {}))
     made = rendered(observed, config(api_version))
     templates = [item["spec"]["template"] for item in made if item["kind"] == "StatefulSet"]
-    return [item for item in made if item["kind"] == "PodGroup"], templates
+    return [item for item in made if item["kind"] in KINDS], templates
 
 
 def named(template: Json) -> Json:
@@ -68,13 +85,26 @@ def named(template: Json) -> Json:
     metadata = template["metadata"]
     found = {
         "schedulingGroup": (template["spec"].get("schedulingGroup") or {}).get("podGroupName"),
+        "workloadRef": (template["spec"].get("workloadRef") or {}).get("name"),
         "label": metadata["labels"].get("scheduling.x-k8s.io/pod-group"),
         "annotation": metadata["annotations"].get("scheduling.k8s.io/group-name"),
     }
     return {place: name for place, name in found.items() if name is not None}
 
 
-PLACES = {**dict.fromkeys(NATIVE, "schedulingGroup"), COSCHEDULING_API: "label", VOLCANO_API: "annotation"}
+PLACES = {
+    KUBERNETES_BETA: "schedulingGroup", KUBERNETES_ALPHA: "schedulingGroup", KUBERNETES_FIRST: "workloadRef",
+    COSCHEDULING_API: "label", VOLCANO_API: "annotation",
+}  # fmt: skip
+
+
+def pods_counted(group: Json) -> int:
+    """Return the number of pods that are placed together."""
+    spec = group["spec"]
+    if group["kind"] == "Workload":
+        [part] = spec["podGroups"]
+        return int(part["policy"]["gang"]["minCount"])
+    return int(spec["minMember"] if "minMember" in spec else spec["schedulingPolicy"]["gang"]["minCount"])
 
 
 @pytest.mark.parametrize("api_version", ALL)
@@ -89,8 +119,7 @@ def test_all_groups_of_a_job_name_one_pod_group_that_counts_all_pods(api_version
     assert len(templates) == 2
     for template in templates:
         assert named(template) == {PLACES[api_version]: group["metadata"]["name"]}
-    counts = group["spec"].get("schedulingPolicy", {}).get("gang", {}).get("minCount"), group["spec"].get("minMember")
-    assert 3 in counts
+    assert pods_counted(group) == 3
     [owner] = group["metadata"]["ownerReferences"]
     assert owner["kind"] == "DLJob" and owner["controller"]
 
@@ -98,7 +127,7 @@ def test_all_groups_of_a_job_name_one_pod_group_that_counts_all_pods(api_version
 @pytest.mark.parametrize("api_version", NATIVE)
 def test_native_pod_group_and_pods_are_valid(api_version: str) -> None:
     made = rendered(seen({**DIGITS, "scheduling": {"priorityClassName": "batch"}}), config(api_version))
-    assert "PodGroup" in [item["kind"] for item in made]
+    assert KINDS & {item["kind"] for item in made}
     for manifest in made:
         assert_valid(manifest, [SINCE[api_version]])
 
@@ -118,6 +147,39 @@ def test_without_gang_scheduling_nothing_names_a_pod_group() -> None:
     assert groups == [] and [named(template) for template in templates] == [{}]
 
 
+ZONED: Json = {"topology": {"betweenZones": {"bandwidth": "100M"}, "betweenRacks": {"bandwidth": "500M"}}}
+RACKS = nodes(
+    *(
+        {"name": f"{zone}{rack}", "count": 2, "device": T4, "devices": 1, "zone": zone, "rack": rack,
+         "cpu": 8, "memory": "64Gi"}
+        for zone in "ab" for rack in ("1", "2")
+    )
+)  # fmt: skip
+PLACED: dict[str, tuple[Json, int, str | None]] = {
+    "one rack": (ZONED, 2, "topology.kubernetes.io/rack"),
+    "one zone": ({"topology": {"betweenZones": {"bandwidth": "100M"}}}, 4, "topology.kubernetes.io/zone"),
+    "all zones": (ZONED, 8, None),
+    "no topology": ({}, 2, None),
+}
+"""Name → (the administrator's defaults, number of nodes, label that all nodes of the plan share)."""
+
+
+@pytest.mark.parametrize("api_version", ALL)
+@pytest.mark.parametrize("case", PLACED)
+def test_pod_group_requires_the_rack_or_zone_for_which_the_plan_was_priced(case: str, api_version: str) -> None:
+    defaults, count, label = PLACED[case]
+    settings = replace(config(api_version), job_defaults=JobDefaults.model_validate(defaults))
+    spec = {**DIGITS, "nodes": {"min": count, "max": count}, "scheduling": {"schedulerName": "volcano"}}
+    made = rendered(seen(spec, RACKS), settings)
+    [group] = [item for item in made if item["kind"] in KINDS]
+    constraints = group["spec"].get("schedulingConstraints")
+    if label is None or api_version not in (KUBERNETES_ALPHA, KUBERNETES_BETA):
+        assert constraints is None
+    else:
+        assert constraints == {"topology": [{"key": label}]}
+        assert_valid(group, [SINCE[api_version]])
+
+
 @pytest.mark.parametrize("scheduler", [None, "default-scheduler"])
 def test_volcano_gets_no_pod_group_of_jobs_that_it_does_not_place(scheduler: str | None) -> None:
     groups, templates = objects(VOLCANO_API, scheduling={"schedulerName": scheduler})
@@ -134,7 +196,9 @@ def test_pod_groups_of_one_name_have_one_spec_if_specs_cannot_change(
     pods: int, other: int, priority: str | None, api: str
 ) -> None:
     [one], _ = objects(api, nodes={"min": pods, "max": pods})
-    [two], _ = objects(api, nodes={"min": other, "max": other}, scheduling={"priorityClassName": priority})
+    [two], templates = objects(api, nodes={"min": other, "max": other}, scheduling={"priorityClassName": priority})
+    if api == KUBERNETES_FIRST:
+        assert templates[0]["spec"]["workloadRef"]["podGroup"] == two["spec"]["podGroups"][0]["name"]
     same_name, same_spec = one["metadata"]["name"] == two["metadata"]["name"], one["spec"] == two["spec"]
     assert same_name == (same_spec or api not in NATIVE)
 
@@ -149,7 +213,7 @@ def test_job_that_runs_does_not_change_when_gang_scheduling_is_switched_on(api_v
     running = training()
     later = reconcile(running, config(api_version), NOW + timedelta(seconds=30))
     assert not later.scales and not later.deletes
-    assert not {"StatefulSet", "PodGroup"} & set(kinds(later))
+    assert not {"StatefulSet", *KINDS} & set(kinds(later))
 
 
 @pytest.mark.parametrize("now_served", [None, KUBERNETES_BETA])
@@ -160,7 +224,7 @@ def test_job_that_runs_keeps_its_pods_when_the_server_drops_the_api(now_served: 
     assert StoredPlan.parse(running.plan).pod_group_api == KUBERNETES_ALPHA
     later = reconcile(running, config(now_served), NOW + timedelta(seconds=30))
     assert not later.scales and not later.deletes
-    assert not {"StatefulSet", "PodGroup"} & set(kinds(later))
+    assert not {"StatefulSet", *KINDS} & set(kinds(later))
     assert "PodGroup" in kinds(reconcile(running, config(KUBERNETES_ALPHA), NOW + timedelta(seconds=30)))
 
 

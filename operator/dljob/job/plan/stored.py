@@ -146,6 +146,14 @@ class StoredPlan(BaseModel):
             description="API version of the PodGroup that the pods name. None: the pods name no PodGroup.",
         ),
     ] = None
+    topology_key: Annotated[
+        str | None,
+        Field(
+            max_length=317,
+            description="Label that has the same value on all nodes of the pods, as the PodGroup requires. None: the "
+            "PodGroup does not require it.",
+        ),
+    ] = None
     new_nodes: Annotated[
         int | None,
         Field(

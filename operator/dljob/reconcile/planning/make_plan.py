@@ -217,6 +217,7 @@ def _attempt(
         avoid=_avoided(parsed, decision),
         domain=node_terms(decision.domain),
         pod_group_api=gang.api_for(spec, config),
+        topology_key=gang.topology_key(spec, config, decision.domain, request.topology.rack_label),
         new_nodes=new_nodes,
         start_timeout_s=config.node_templates.start_timeout_s if new_nodes else None,
     )
