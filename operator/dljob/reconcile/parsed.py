@@ -10,13 +10,14 @@ from dlcontract import Report
 from dljob.api import DLJobSpec, DLJobStatus, PlanningMode
 from dljob.api.crd import JOB_NAME_RULE
 from dljob.api.defaults import NO_DEFAULTS, JobDefaults
-from dljob.api.overrides import SECRET_LABEL, UNSAFE_MESSAGE, OverridePolicy, secrets, unsafe_fields
+from dljob.api.overrides import OverridePolicy
 from dljob.job.defaults import applied, with_defaults
 from dljob.job.observed import Observed, queued_elsewhere
 from dljob.job.plan.stored import StoredPlan, spec_digest
 from dljob.job.spec_errors import in_words
 from dljob.kueue import Within, within
 from dljob.planner import Infeasible
+from dljob.reconcile.overrides_policy import refused_override, refused_secret
 from dljob.reconcile.rollout import quiet
 from dljob.reconcile.spec_changes import followed
 from dljob.status import FALSE, Verdict, is_true, previous
@@ -79,7 +80,7 @@ def parse_observed(
     digest = spec_digest(spec) if spec else None
     if spec is not None and not _finished(before):
         found = followed(spec, before, accepted, report)
-        refusal = _not_allowed(found.spec, observed.job.may_override, policy)
+        refusal = refused_override(found.spec, observed.job.may_override, policy)
         spec, digest = (None, None) if refusal else (found.spec, found.digest)
         refusal = refusal or found.refusal
     queued = spec is not None and not _finished(before) and _queued(observed, spec, accepted)
@@ -114,43 +115,13 @@ def _queued(observed: Observed, spec: DLJobSpec, accepted: StoredPlan | None) ->
     return queued_elsewhere(observed.job) and spec.planning.mode is not PlanningMode.PLAN_ONLY
 
 
-def _not_allowed(spec: DLJobSpec, may_override: bool, policy: OverridePolicy) -> Verdict | None:
-    """Return Accepted=False if the spec has pod template overrides that the installation does not allow; else None.
-
-    ``may_override``: True if the job has the annotation ``dljob.dev/overrides: all``.
-    """
-    if policy is OverridePolicy.NONE and spec.pod_template_overrides:
-        text = (
-            f"spec.podTemplateOverrides: found {len(spec.pod_template_overrides)} entries; expected no entries, "
-            "because the chart value overrides is none. Remove the entries, or ask the administrator to allow "
-            "overrides"
-        )
-        return Verdict("Accepted", FALSE, "OverridesNotAllowed", text)
-    if policy.unlimited(annotated=may_override) or not (unsafe := unsafe_fields(spec)):
-        return None
-    more = f" and {len(unsafe) - 1} more" if len(unsafe) > 1 else ""
-    return Verdict("Accepted", FALSE, "OverridesNotAllowed", f"{UNSAFE_MESSAGE} (not allowed: {unsafe[0]}{more})")
-
-
 def with_secrets(parsed: ParsedJob, usable: Mapping[str, bool]) -> ParsedJob:
     """Return the job, without its spec if it names a Secret that jobs may not use. ``refusal`` then names the Secret.
 
-    ``usable``: for each existing Secret, by name, True if it has the label that lets jobs use it. A Secret that does
-    not exist may not be used either, because it could be created without the label.
+    ``usable``: see ``overrides_policy.refused_secret``, which has the rule.
     """
-    for use in secrets(parsed.spec) if parsed.spec is not None else ():
-        if not usable.get(use.name, False):
-            exists = use.name in usable
-            problem = (
-                f"{use.field}: found {'' if exists else 'no '}Secret "
-                f"{use.name!r}{' without this label' if exists else ''}; expected a Secret with the label "
-                f"{SECRET_LABEL}=true. {'' if exists else 'Create the Secret. '}A user who may edit the Secret can "
-                f"add the label: kubectl label secret {use.name} {SECRET_LABEL}=true"
-            )
-            return replace(
-                parsed, spec=None, digest=None, refusal=Verdict("Accepted", FALSE, "SecretNotUsable", problem)
-            )
-    return parsed
+    refusal = refused_secret(parsed.spec, usable) if parsed.spec is not None else None
+    return parsed if refusal is None else replace(parsed, spec=None, digest=None, refusal=refusal)
 
 
 def _spec(observed: Observed) -> tuple[DLJobSpec | None, str | None]:

@@ -3,7 +3,9 @@
 Let S be the global batch size divided by the base batch size. The factor is S for the rule Linear (Goyal et al. 2017)
 and √S for SquareRoot (Krizhevsky 2014). For AdaScale (Johnson et al. 2020), the factor is between 1 and S and depends
 on the measured noise of the gradients, because larger batches help only if gradients are noisy. The module
-``learning_rate`` adds the warm-up. Every rank computes the same factor, because all ranks get the same sums.
+``learning_rate`` adds the warm-up. ``builtin/rank.py`` and ``asynchronous/worker.py`` multiply the learning rate by the
+factor; training scripts read it as ``Trainer.learning_rate_factor``. Every rank computes the same factor, because all
+ranks get the same sums.
 """
 
 from math import isfinite, sqrt

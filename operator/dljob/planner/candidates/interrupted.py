@@ -1,4 +1,4 @@
-"""Predictions for plans on nodes that are interrupted (spot nodes)."""
+"""Predictions for plans on nodes that are interrupted (spot nodes), by the model of ``perf/step/interruptions.py``."""
 
 from dataclasses import replace
 
