@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# hack/test draws the same examples in every run, and hack/test explore draws more and new ones. A counterexample is
-# printed as "Falsifying example". Pin it with @example and fix the code.
+# Property tests draw the same examples in every run: all of them in hack/test full and in a stage that is named, the
+# first third in hack/test. hack/test explore draws more and new ones. A counterexample is printed as "Falsifying
+# example". Pin it with @example and fix the code.
 EXPLORE = os.environ.get("DLJOB_HYPOTHESIS") == "explore"
-EXPLORE_FACTOR = 10
+FACTOR = {"explore": 10.0, "third": 1 / 3}.get(os.environ.get("DLJOB_HYPOTHESIS", ""), 1.0)
 _SLOW = (HealthCheck.too_slow,)  # depends on the machine's load, not on the code
 settings.register_profile("pinned", derandomize=True, deadline=None, database=None, suppress_health_check=_SLOW)
 settings.register_profile("explore", deadline=None, database=None, print_blob=True, suppress_health_check=_SLOW)
@@ -38,11 +39,13 @@ def pytest_runtest_makereport(
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Under hack/test explore, give each property test ten times its number of examples."""
-    for item in items if EXPLORE else ():
+    """Under hack/test and hack/test explore, give each property test a third or ten times its number of examples."""
+    for item in items if FACTOR != 1 else ():
         function = getattr(item, "obj", None)
         function = getattr(function, "__func__", function)
         if hasattr(function, "hypothesis"):
             own: settings = getattr(function, "_hypothesis_internal_use_settings", None) or settings()
-            more = settings(own, max_examples=own.max_examples * EXPLORE_FACTOR, deadline=None)
-            function._hypothesis_internal_use_settings = more  # type: ignore[union-attr]
+            examples = max(round(own.max_examples * FACTOR), min(own.max_examples, 10))
+            function._hypothesis_internal_use_settings = settings(  # type: ignore[union-attr]
+                own, max_examples=examples, deadline=None
+            )

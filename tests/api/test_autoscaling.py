@@ -11,6 +11,7 @@ from support.cluster.live_job import Play
 pytestmark = pytest.mark.api
 
 
+@pytest.mark.long
 def test_autoscaler_reads_and_sets_the_scale_of_a_job(play: Play) -> None:
     """The test cluster has no metrics. The autoscaler then still limits the scale to its largest number of replicas."""
     documents = yaml.safe_load_all((ROOT / "examples/autoscaled.yaml").read_text())

@@ -132,6 +132,7 @@ def test_jobs_complete_whatever_happens_to_requests_and_operators(
     assert all(one.running for one, _ in pair)
 
 
+@pytest.mark.long
 def test_event_that_was_forbidden_is_written_later(
     kubectl: Kubectl, nodes: HollowNodes, pair: tuple[tuple[OperatorProcess, FaultyApi], ...]
 ) -> None:

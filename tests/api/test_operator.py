@@ -237,6 +237,7 @@ def test_operator_cancels_running_reconciles_at_shutdown(play: Play, tmp_path: P
     assert "Hung tasks stopping is skipped: no tasks given" in operator.log
 
 
+@pytest.mark.long
 def test_second_operator_takes_over(play: Play, operator: OperatorProcess, tmp_path: Path) -> None:
     second = OperatorProcess(play.kubectl.kubeconfig, play.kubectl.namespace, tmp_path / "second", identity="two")
     second.start()
@@ -281,6 +282,7 @@ def test_repeated_events_are_counted(play: Play) -> None:
     assert len(found) == 1 and found[0]["count"] == 1 and json.dumps(found[0]["source"])
 
 
+@pytest.mark.long
 def test_job_that_a_quota_blocks_releases_its_other_pods_and_starts_once_it_may(play: Play) -> None:
     """Seen before: under a quota of one pod, a job of two held that pod without limit.
 

@@ -42,8 +42,15 @@ def operator(kubectl: Kubectl, api: FaultyApi, tmp_path: Path) -> Iterator[Opera
     found.kill()
 
 
-@pytest.mark.parametrize("act", [Act.SILENCE, Act.HOLD])
-@pytest.mark.parametrize("resource", ["configmaps", "dljobs"])
+@pytest.mark.parametrize(
+    ("resource", "act"),
+    [
+        ("dljobs", Act.SILENCE),
+        pytest.param("dljobs", Act.HOLD, marks=pytest.mark.long),
+        pytest.param("configmaps", Act.SILENCE, marks=pytest.mark.long),
+        pytest.param("configmaps", Act.HOLD, marks=pytest.mark.long),
+    ],
+)
 def test_probes_fail_when_one_watch_is_silent(
     kubectl: Kubectl, api: FaultyApi, operator: OperatorProcess, resource: str, act: Act
 ) -> None:

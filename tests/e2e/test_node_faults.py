@@ -78,6 +78,7 @@ def unhealthy(admin: Kubectl) -> Iterator[Callable[[str], None]]:
         patch(node, {"$patch": "delete"})
 
 
+@pytest.mark.long
 def test_condition_of_a_real_node_decides_on_a_killed_rank(kubectl: Kubectl, unhealthy: Callable[[str], None]) -> None:
     """Without the rule, the first failure would fail the job."""
     rule = {"action": "Ignore", "onNodeConditions": [{"type": CONDITION}]}
@@ -93,6 +94,7 @@ def test_condition_of_a_real_node_decides_on_a_killed_rank(kubectl: Kubectl, unh
     kubectl.delete("dljob", "forgiven")
 
 
+@pytest.mark.long
 def test_job_moves_from_a_node_whose_device_fails_again(kubectl: Kubectl, forgiving: set[str]) -> None:
     changes = {
         "trainer": {"command": ["python", "-c", SCRIPT]},

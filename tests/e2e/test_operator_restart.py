@@ -31,6 +31,7 @@ def test_restart_of_the_operator_does_not_affect_a_running_job(admin: Kubectl, k
     assert (done["status"]["restarts"], done["status"]["plan"]["number"]) == (0, 1)
 
 
+@pytest.mark.long
 def test_job_can_be_deleted_while_the_operator_is_down(admin: Kubectl, kubectl: Kubectl) -> None:
     kubectl.apply(example("digits.yaml", job="orphan", epochs=2000))
     kubectl.wait_phase("orphan", "Running", 120)

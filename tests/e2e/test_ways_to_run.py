@@ -10,12 +10,12 @@ from support.cluster.kubectl import ROOT, Kubectl, condition, example, no_pods, 
 pytestmark = pytest.mark.e2e
 
 
-EXAMPLES = (
-    "own-script.yaml", "torchrun.yaml", "report.yaml", "until.yaml", "mpi.yaml", "horovod.yaml", "minimal.yaml"
-)  # fmt: skip
+EXAMPLES = ("own-script.yaml", "report.yaml", "until.yaml", "mpi.yaml")
+# Others in hack/test run what these run: a torchrun script, Horovod's API over MPI, and the first job of the README.
+LIKE_OTHERS = ("torchrun.yaml", "horovod.yaml", "minimal.yaml")
 
 
-@pytest.mark.parametrize("name", EXAMPLES)
+@pytest.mark.parametrize("name", [*EXAMPLES, *(pytest.param(name, marks=pytest.mark.long) for name in LIKE_OTHERS)])
 def test_example_runs_to_completion(name: str, kubectl: Kubectl) -> None:
     path = ROOT / "examples" / name
     kubectl.run("apply", "-f", str(path))
@@ -109,6 +109,7 @@ def test_plan_only_creates_no_pods(kubectl: Kubectl) -> None:
     assert not kubectl.list("statefulsets", "dljob.dev/job=plan-only")
 
 
+@pytest.mark.long
 def test_suspended_job_resumes_without_lost_steps(kubectl: Kubectl) -> None:
     kubectl.apply(example("digits.yaml", job="pause", epochs=60))
     kubectl.wait_job("pause", "a step", lambda j: step_of(j) > 20, 120)

@@ -129,6 +129,7 @@ def test_record_outlives_the_operator_and_waiting_jobs_start_when_it_ends(
     assert bad in nodes_of(kubectl, "patient").values()
 
 
+@pytest.mark.long
 def test_deleted_entry_of_the_record_lets_a_node_return(play: Play, operator: OperatorProcess) -> None:
     kubectl = play.kubectl
     play.run("plague")

@@ -112,6 +112,7 @@ def test_job_waits_for_its_quota_and_does_not_block_another(play: Play, other: K
     remove(other, "refused", "second")
 
 
+@pytest.mark.long
 def test_next_operator_keeps_reservations_until_they_expire(play: Play, operator: OperatorProcess) -> None:
     play.submit("unplaced", scheduling={"schedulerName": "nobody", "tolerations": [{"operator": "Exists"}]})
     wait_for("pods", lambda: len(play.kubectl.list("pods", "dljob.dev/job=unplaced")) == 2, 20)

@@ -250,46 +250,46 @@ def test_object_that_cannot_be_decoded_concerns_itself_alone(case: str, play: Pl
         play.kubectl.delete("dljob", name)
 
 
-def test_overrides_and_secrets_need_permission(play: Play) -> None:
-    """Seen before: a DLJob rendered pods with hostPID and any Secret of the namespace."""
-    play.submit("sneaky", podTemplateOverrides=[{"manager": "me", "spec": {"hostPID": True}}])
-    play.until_reported("sneaky", "Accepted", "OverridesNotAllowed", "spec.podTemplateOverrides[0].spec.hostPID")
-    data = {"uri": "https://example.invalid/a.npz", "samples": 100, "secretName": "payroll"}
-    play.kubectl.run("create", "secret", "generic", "payroll", "--from-literal=a=b")
-    play.submit("thief", dataset=data)
-    play.until_reported("thief", "Accepted", "SecretNotUsable", "spec.dataset.secretName", "payroll", "without")
-    assert not play.kubectl.list("statefulsets", "dljob.dev/job in (sneaky, thief)")
-    play.kubectl.run("label", "secret", "payroll", "dljob.dev/usable=true")
-    wait_for("its pods", lambda: play.kubectl.list("pods", "dljob.dev/job=thief"), 60)
-    for name in ("sneaky", "thief"):
-        play.kubectl.delete("dljob", name)
-
-
-VARIABLES: dict[str, tuple[Json, str]] = {
-    # name: (spec.trainer, field that the message names)
+SECRETS: dict[str, tuple[Json, str]] = {
+    # the job, and the start of its Secret's name: (fields of the spec, field that the message names)
+    "data": (
+        {"dataset": {"uri": "https://example.invalid/a.npz", "samples": 100, "secretName": "data-keys"}},
+        "spec.dataset.secretName",
+    ),
     "variable": (
-        {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "variable-keys", "key": "a"}}}]},
+        {"trainer": {"env": [{"name": "A", "valueFrom": {"secretKeyRef": {"name": "variable-keys", "key": "a"}}}]}},
         "spec.trainer.env[0].valueFrom.secretKeyRef.name",
     ),
     "environment": (
-        {"envFrom": [{"secretRef": {"name": "environment-keys"}}]},
+        {"trainer": {"envFrom": [{"secretRef": {"name": "environment-keys"}}]}},
         "spec.trainer.envFrom[0].secretRef.name",
     ),
 }
 
 
-@pytest.mark.parametrize("case", VARIABLES)
-def test_variables_need_a_marked_secret(case: str, play: Play) -> None:
-    trainer, field = VARIABLES[case]
-    secret = f"{case}-keys"
-    play.kubectl.run("create", "secret", "generic", secret, "--from-literal=a=b")
-    play.submit(case, trainer=trainer)
-    play.until_reported(case, "Accepted", "SecretNotUsable", field, secret, "without this label")
-    assert not play.kubectl.list("statefulsets", f"dljob.dev/job={case}")
-    play.kubectl.run("label", "secret", secret, "dljob.dev/usable=true")
-    pods = wait_for("its pods", lambda: play.kubectl.list("pods", f"dljob.dev/job={case}"), 60)
-    assert secret in json.dumps(pods[0]["spec"]["containers"])
-    play.kubectl.delete("dljob", case)
+def test_overrides_and_secrets_need_permission(play: Play) -> None:
+    """Seen before: a DLJob rendered pods with hostPID and any Secret of the namespace.
+
+    The jobs wait together, because the operator reads a Secret again only after half a minute.
+    """
+    play.submit("sneaky", podTemplateOverrides=[{"manager": "me", "spec": {"hostPID": True}}])
+    for case, (spec, _) in SECRETS.items():
+        play.kubectl.run("create", "secret", "generic", f"{case}-keys", "--from-literal=a=b")
+        play.submit(case, **spec)
+    play.until_reported("sneaky", "Accepted", "OverridesNotAllowed", "spec.podTemplateOverrides[0].spec.hostPID")
+    for case, (_, field) in SECRETS.items():
+        play.until_reported(case, "Accepted", "SecretNotUsable", field, f"{case}-keys", "without this label")
+    assert not play.kubectl.list("statefulsets", f"dljob.dev/job in (sneaky, {', '.join(SECRETS)})")
+    play.kubectl.run("label", "secret", *(f"{case}-keys" for case in SECRETS), "dljob.dev/usable=true")
+
+    def pods(case: str) -> list[Json]:
+        return play.kubectl.list("pods", f"dljob.dev/job={case}")
+
+    for case in SECRETS:
+        found = wait_for(f"the pods of {case}", lambda case=case: pods(case), 60)
+        assert f"{case}-keys" in json.dumps(found[0]["spec"])
+    for name in ("sneaky", *SECRETS):
+        play.kubectl.delete("dljob", name)
 
 
 def test_oversized_report_is_ignored(play: Play, operator: OperatorProcess) -> None:

@@ -1,5 +1,8 @@
 """Rendering of the chart with Helm's engine, without a cluster."""
 
+import copy
+import json
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +76,15 @@ WAYS: dict[str, Json] = {
 
 
 def render(values: Json | None = None, release: str = "dljob", namespace: str = "dljob-system") -> list[Json]:
-    """Return every object of a release."""
-    texts = helm_engine.render(CHART, release, namespace, values or {})
+    """Return every object of a release. The caller may change them."""
+    return copy.deepcopy(_rendered(json.dumps(values or {}), release, namespace))
+
+
+@cache
+def _rendered(values: str, release: str, namespace: str) -> list[Json]:
+    texts = helm_engine.render(CHART, release, namespace, json.loads(values))
     manifests = [text for path, text in sorted(texts.items()) if not path.endswith("NOTES.txt")]
-    return [document for text in manifests for document in yaml.safe_load_all(text) if document]
+    return [document for text in manifests for document in yaml.load_all(text, yaml.CSafeLoader) if document]
 
 
 def of_kind(objects: list[Json], kind: str) -> list[Json]:

@@ -183,10 +183,12 @@ def test_rules_are_generated_from_the_compatibility_table() -> None:
     assert len(FROM_TABLE) == 10
 
 
-def test_cel_and_python_agree_on_every_combination() -> None:
+# Seven divides no length of an axis, so that each value of each axis is among every seventh combination.
+@pytest.mark.parametrize("every", [7, pytest.param(1, marks=pytest.mark.long)])
+def test_cel_and_python_agree_on_the_combinations(every: int) -> None:
     """The table in ``compatibility`` determines both forms of the rules."""
     rejected = 0
-    for one in product():
+    for one in itertools.islice(product(), None, None, every):
         broken = {
             rule["message"]
             for rule in FROM_TABLE
@@ -196,4 +198,4 @@ def test_cel_and_python_agree_on_every_combination() -> None:
         by_python = messages_of_python(one) & {rule["message"] for rule in FROM_TABLE}
         assert bool(broken) == bool(by_python) and by_python <= broken, one
         rejected += bool(broken)
-    assert rejected > 100
+    assert rejected > 100 / every
