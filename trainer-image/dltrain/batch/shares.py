@@ -4,13 +4,21 @@ A rank with a local batch size of ``share`` needs ``fixed_s + per_sample_s * sha
 is that of the slowest rank.
 """
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from math import floor
+from statistics import median
 
 HYSTERESIS = 0.15
 """Minimum relative reduction of the compute time that justifies new shares (local batch sizes). A smaller
 reduction may be noise of a short probe."""
+
+
+UNLIKE = 2.0
+"""Ratio of the slowest to the fastest probe of identical devices from which they count as different.
+
+Probes of three equal nodes that shared two cores took 26.7, 47.8 and 39.3 ms, a ratio of 1.8. A smaller difference that
+lasts is found while training, from 20 steps or more (``dltrain.elastic.balance``)."""
 
 
 def apportion(total: int, weights: Sequence[int]) -> tuple[int, ...]:
@@ -49,6 +57,23 @@ def fit(points: Sequence[tuple[int, float]]) -> Speed:
     if slope <= 0 or mean_y < slope * mean_x:
         return Speed(0.0, mean_y / mean_x)
     return Speed(mean_y - slope * mean_x, slope)
+
+
+def of_identical(speeds: Sequence[Speed], kinds: Sequence[Hashable], share: int) -> tuple[Speed, ...]:
+    """Return the speeds, with the median speed of its kind for each rank, so that identical devices start equal.
+
+    Start-up probes run beside each other for less than a second, so they differ by chance. Ranks of a kind keep their
+    own speeds if the slowest takes at least ``UNLIKE`` times as long as the fastest. ``kinds``: a value for each rank
+    that is equal for identical devices, such as the device type. ``share``: local batch size at which times are
+    compared.
+    """
+    common: dict[Hashable, Speed | None] = {}
+    for kind in kinds:
+        own = [speed for speed, other in zip(speeds, kinds, strict=True) if other == kind]
+        times = [speed.step_s(share) for speed in own]
+        middle = Speed(median(speed.fixed_s for speed in own), median(speed.per_sample_s for speed in own))
+        common[kind] = middle if max(times) < UNLIKE * min(times) else None
+    return tuple(common[kind] or speed for speed, kind in zip(speeds, kinds, strict=True))
 
 
 def balanced(speeds: Sequence[Speed], batch: int, limits: Sequence[int] | None = None) -> tuple[int, ...]:

@@ -16,7 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dlcontract import ProbePoint
-from dltrain.batch.shares import fit, worthwhile
+from dltrain.batch.shares import fit, of_identical, worthwhile
 from dltrain.comm.core.fault_tolerance import translate
 from dltrain.comm.core.waiting import complete, wait_until
 from dltrain.comm.process_group import ProcessGroup
@@ -43,8 +43,9 @@ def probe_and_rebalance(trainer: Trainer, make_optimizer: Callable[[nn.Module], 
     """Probe this rank and its links, report the results to the agent, and rebalance local batch sizes.
 
     The local batch sizes change only if this makes a step clearly faster (see ``shares.worthwhile``), and not if
-    ``trainer.settled`` is true. ``make_optimizer``: creates an optimizer for a copy of the model. ``step``: runs one
-    training step on a given number of samples. All ranks must call this function together.
+    ``trainer.settled`` is true. Ranks on identical devices count as equally fast (see ``shares.of_identical``).
+    ``make_optimizer``: creates an optimizer for a copy of the model. ``step``: runs one training step on a given number
+    of samples. All ranks must call this function together.
     """
     share = trainer.shares[trainer.rank]
     as_planned = trainer.device_name == trainer.plan.ranks[trainer.rank].device
@@ -75,9 +76,12 @@ def probe_and_rebalance(trainer: Trainer, make_optimizer: Callable[[nn.Module], 
     held = [trainer.plan.global_batch if on_cpu else int(max(row[::2])) for row in rows]
     workers = [rank for rank, share in enumerate(trainer.shares) if share]
     now = [trainer.shares[rank] for rank in workers]
+    kinds = [(trainer.plan.ranks[rank].group, trainer.plan.ranks[rank].device) for rank in workers]
+    measured = [speed.step_s(share) for speed, share in zip(speeds, now, strict=True)]
+    speeds = list(of_identical(speeds, kinds, max(1, trainer.plan.global_batch // len(workers))))
     if (better := worthwhile(speeds, now, trainer.plan.global_batch, limits=held)) is not None:
         shares = dict(zip(workers, better, strict=True))
-        ms = ", ".join(f"{1e3 * speed.step_s(share):.1f}" for speed, share in zip(speeds, now, strict=True))
+        ms = ", ".join(f"{1e3 * seconds:.1f}" for seconds in measured)
         why = f"the probe measured compute times of {ms} ms, in order of ranks"
         trainer.reshard([shares.get(rank, 0) for rank in range(trainer.size)], why)
 
