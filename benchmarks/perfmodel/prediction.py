@@ -53,11 +53,14 @@ class RunMessages:
                 self.links.append((message["link_latency_s"], message["link_bandwidth_Bps"]))
 
 
-def train(todo: Plan, timeout_s: float) -> RunMessages:
-    """Run the plan's ranks on this machine. Raise SystemExit if they fail."""
+def train(todo: Plan, timeout_s: float, cpus: int = 1, transports: str = "self,tcp") -> RunMessages:
+    """Run the plan's ranks on this machine. Raise SystemExit if they fail.
+
+    ``cpus``: CPU request of the pod that the ranks share. ``transports``: Open MPI's transports between ranks.
+    """
     messages = RunMessages()
-    command = [*mpirun(len(todo.ranks), "--mca", "btl", "self,tcp"), sys.executable, *RANK]
-    run_with_messages(todo, command, messages.add, timeout_s, {CPUS_VARIABLE: "1000"}, subprocess.DEVNULL)
+    command = [*mpirun(len(todo.ranks), "--mca", "btl", transports), sys.executable, *RANK]
+    run_with_messages(todo, command, messages.add, timeout_s, {CPUS_VARIABLE: f"{1000 * cpus}"}, subprocess.DEVNULL)
     return messages
 
 

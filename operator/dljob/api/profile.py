@@ -28,6 +28,17 @@ class ComputePoint(FiniteModel):
     batch: Annotated[int, Field(ge=1, description="Samples on the device.")]
     seconds: Annotated[float, Field(gt=0, le=MAX_S, description="Mean time of forward, backward and update.")]
     observations: Annotated[int, Field(ge=1, description="Number of measured steps.")] = 1
+    cores: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="CPUs of the rank. Unset: the device is a GPU, or a release measured it that did not store "
+            "this number.",
+        ),
+    ] = None
+    ranks_per_node: Annotated[
+        int, Field(ge=1, description="Ranks that shared a CPU node, and with it the bandwidth of its memory.")
+    ] = 1
 
 
 class ScalingPoint(FiniteModel):
@@ -38,6 +49,7 @@ class ScalingPoint(FiniteModel):
     devices: Annotated[int, Field(ge=2)]
     collective: Annotated[str, Field(max_length=32, description="Collective that reduced the gradients.")] = "Ring"
     sharded: Annotated[bool, Field(description="true: the optimizer was sharded (strategy Optimizer).")] = False
+    cores: Annotated[int | None, Field(ge=1, description="CPUs of each rank. Unset: as in compute.")] = None
     batch: Annotated[int, Field(ge=1, description="Samples on the busiest device.")]
     seconds: Annotated[float, Field(gt=0, le=MAX_S, description="Mean time of a step.")]
     observations: Annotated[int, Field(ge=1, description="Number of measured runs.")] = 1

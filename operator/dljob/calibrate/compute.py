@@ -1,7 +1,7 @@
 """Calibration of one-device compute times: measurements become points of the device's profile."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import exp, isfinite, log
 from statistics import median
 
@@ -75,6 +75,8 @@ def learn(
     link_bandwidth_Bps: float | None = None,
     expected_s: Callable[[int], float] | None = None,
     fetch_s: float | None = None,
+    cores: int | None = None,
+    ranks: int = 1,
 ) -> Learned:
     """Return the one-device and link constants in ``before``, updated with the measurements of one more run.
 
@@ -84,21 +86,23 @@ def learn(
     ``steady``: measured steps of the training itself. ``probes``: short timings before the training. ``expected_s``:
     function from a batch to the seconds that the device catalogue predicts, to reject absurd measurements. ``fetch_s``:
     measured seconds to prepare a sample. ``link_latency_s``, ``link_bandwidth_Bps``: measured latency and bandwidth of
-    links. None for these three: not measured.
+    links. None for these three: not measured. ``cores``, ``ranks``: those of the run, as in ``LearnedPoint``; points of
+    other values stay as they are.
 
     If the run has several times for one batch, their median counts. Its logarithm is averaged with that of the time in
     ``before``, weighted by the numbers of observed steps. Impossible values are ignored.
     """
     session = in_session([m for m in steady if believable(m)], [m for m in probes if believable(m)])
-    points = {p.batch: p for p in before.points}
+    points = {_key(p): p for p in before.points}
     by_batch: dict[int, list[Measured]] = {}
     for m in without_outliers(session, expected_s):
         by_batch.setdefault(m.batch, []).append(m)
     for batch, group in by_batch.items():
         new_s, steps = median(m.compute_s for m in group), min(MEMORY, sum(m.steps for m in group))
-        points[batch] = _merged(points.get(batch), LearnedPoint(batch, new_s, steps))
+        new = LearnedPoint(batch, new_s, steps, cores, ranks)
+        points[_key(new)] = _merged(points.get(_key(new)), new)
     return Learned(
-        points=_bounded(sorted(points.values(), key=lambda p: p.batch)),
+        points=_bounded(sorted(points.values(), key=_key)),
         fetch_s=_moved(before.fetch_s, fetch_s, 1e-9, 1e4),
         link_latency_s=_moved(before.link_latency_s, link_latency_s, 1e-7, 10.0),
         link_bandwidth_Bps=_moved(before.link_bandwidth_Bps, link_bandwidth_Bps, 1e3, 1e13),
@@ -114,7 +118,12 @@ def _merged(old: LearnedPoint | None, new: LearnedPoint) -> LearnedPoint:
         return new
     w = min(old.observations, MEMORY // 2)
     mean = (w * log(old.compute_s) + new.observations * log(new.compute_s)) / (w + new.observations)
-    return LearnedPoint(new.batch, exp(mean), min(MEMORY, w + new.observations))
+    return replace(new, compute_s=exp(mean), observations=min(MEMORY, w + new.observations))
+
+
+def _key(point: LearnedPoint) -> tuple[int, int, int]:
+    """Return the (cores or 0, ranks per node, batch) of a point, which measurements of the same kind share."""
+    return point.cores or 0, point.ranks, point.batch
 
 
 def _moved(old: float | None, new: float | None, least: float, most: float) -> float | None:
@@ -131,11 +140,17 @@ def _moved(old: float | None, new: float | None, least: float, most: float) -> f
 def _bounded(points: list[LearnedPoint]) -> tuple[LearnedPoint, ...]:
     """Return at most ``MAX_POINTS`` of ``points``. If there are more, drop those that add the least information.
 
-    The points are in rising order of their batches. Drop the points whose two neighbours have the smallest ratio of
-    batches, but never the first and the last point.
+    The points are sorted by ``_key``. From the cores and ranks with the most points, drop the point whose two
+    neighbours have the smallest ratio of batches, but never the first and the last point.
     """
     while len(points) > MAX_POINTS:
-        inner = range(1, len(points) - 1)
+        kinds = [_key(point)[:2] for point in points]
+        most = max(kinds, key=kinds.count)
+        begin, end = kinds.index(most), kinds.index(most) + kinds.count(most)
+        inner = range(begin + 1, end - 1)
+        if not inner:  # Every kind has at most two points.
+            points.remove(min(points, key=lambda point: point.observations))
+            continue
         i = min(
             inner,
             key=lambda i: (log(points[i + 1].batch / points[i - 1].batch), points[i].observations),

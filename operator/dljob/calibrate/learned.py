@@ -14,6 +14,10 @@ class LearnedPoint:
     """Mean seconds of forward pass, backward pass and update if one device trains alone."""
     observations: int = 1
     """Number of measured steps."""
+    cores: int | None = None
+    """CPUs of the rank. None: the device is a GPU, or a release measured it that did not store this number."""
+    ranks: int = 1
+    """Number of ranks on each node of the run, if the device is a CPU. They share the node's memory bandwidth."""
 
 
 @dataclass(frozen=True)
@@ -28,6 +32,8 @@ class Place:
     collective: str = "Ring"
     sharded: bool = False
     """True for a sharded optimizer (strategy Optimizer)."""
+    cores: int | None = None
+    """As in ``LearnedPoint``."""
 
     @property
     def devices(self) -> int:

@@ -3,6 +3,7 @@
 import hashlib
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from math import exp, log
 from statistics import fmean, median
@@ -98,9 +99,13 @@ def learned(status: DLProfileStatus) -> Learned:
     """Convert the status of a DLProfile to the measured constants that the planner uses."""
     known = status.constants
     return Learned(
-        points=tuple(LearnedPoint(p.batch, p.seconds, p.observations) for p in status.compute),
+        points=tuple(
+            LearnedPoint(p.batch, p.seconds, p.observations, p.cores, p.ranks_per_node) for p in status.compute
+        ),
         steps=tuple(
-            StepPoint(Place(p.nodes, p.node_devices, p.collective, p.sharded), p.batch, p.seconds, p.observations)
+            StepPoint(
+                Place(p.nodes, p.node_devices, p.collective, p.sharded, p.cores), p.batch, p.seconds, p.observations
+            )
             for p in status.scaling
         ),
         fetch_s=status.fetch_seconds_per_sample,
@@ -140,17 +145,21 @@ def updated_profile(
     now: datetime,
     place: Place | None = None,
     data: str | None = None,
+    layout: tuple[int, int] | None = None,
 ) -> DLProfileStatus:
     """Return the status of the profile of (model, device) after a run that ended with ``report``.
 
     If the report has no measurements of the device type, return ``before``, the status until now. ``place``: placement
     of the run, if it had equally many devices of one type on each node; None otherwise. ``data``: key of the dataset;
     None if the gradient noise scale must not be updated. The stored compute times are those of a device that is alone
-    on its node: the known slowdown by the other devices is divided out.
+    on its node: the known slowdown by the other devices is divided out. ``layout``: (cores of each rank, ranks per
+    node) of a run on CPUs; its compute times are stored with this layout instead, on which memory bandwidth depends.
     """
     if device not in devices(report):
         return before
-    slowdown = _contention(before).slowdown(place.node_devices) if place else 1.0
+    slowdown = _contention(before).slowdown(place.node_devices) if place and not layout else 1.0
+    cores, ranks = layout or (None, 1)
+    place = place and replace(place, cores=cores)
     after = learn(
         learned(before),
         steady=[
@@ -161,13 +170,19 @@ def updated_profile(
         probes=[Measured(p.batch, p.compute_s, PROBE_STEPS) for p in report.probes if p.device == device],
         link_latency_s=report.link_latency_s,
         link_bandwidth_Bps=report.link_bandwidth_Bps,
-        expected_s=_expected(model, device),
+        expected_s=_expected(model, device, cores),
         fetch_s=_fetched(report, device),
+        cores=cores,
+        ranks=ranks,
     )
-    scaling, constants, measure = _scaled(before, model, device, report, place, after.points)
+    comparable = [point for point in after.points if point.cores == cores]
+    scaling, constants, measure = _scaled(before, model, device, report, place, comparable)
     return DLProfileStatus(
         compute=tuple(
-            ComputePoint(batch=p.batch, seconds=p.compute_s, observations=p.observations) for p in after.points
+            ComputePoint(
+                batch=p.batch, seconds=p.compute_s, observations=p.observations, cores=p.cores, ranks_per_node=p.ranks
+            )
+            for p in after.points
         ),
         scaling=scaling,
         constants=constants,
@@ -212,21 +227,23 @@ def _scaled(
     The next measurement (a number of nodes, devices per node and local batch size) is the one whose step time would
     improve the constants most; None if no more are needed. Include the run of ``report`` if all planned ranks ran, on
     devices of one type and with equally many on each node. Otherwise, return the values in ``before``. ``place``: the
-    planned placement of this run; None if it has no such form. ``points``: compute times on one device.
+    planned placement of this run; None if it has no such form. ``points``: compute times on one device, with as many
+    cores as in this run. Only steps with as many cores enter the constants.
     """
     ranks = [r for r in report.ranks if r.share > 0]
     if not points or place is None or not ranks or not report.step_s or {r.device for r in ranks} != {device}:
         return before.scaling, before.constants, before.next_measurement
     if len(ranks) != place.devices:
         return before.scaling, before.constants, before.next_measurement
-    curve = _curve(model, device, points)
+    curve = _curve(model, device, points, place.cores)
     step_s = report.step_s - max(r.data_s for r in ranks)
     new = StepPoint(place, max(r.share for r in ranks), step_s)
     kept = remembered(learned(before).steps, new, curve.seconds)
     reference_s = exp(fmean(log(p.compute_s) for p in points))
-    found = next_place(kept, curve.seconds, reference_s)
+    same = [step for step in kept if step.place.cores == place.cores]
+    found = next_place(same, curve.seconds, reference_s)
     measure = found and NextMeasurement(nodes=found[0].nodes, node_devices=found[0].node_devices, batch=found[1])
-    return tuple(map(_scaling_point, kept)), _constants(learn_scaling(kept, curve.seconds, reference_s)), measure
+    return tuple(map(_scaling_point, kept)), _constants(learn_scaling(same, curve.seconds, reference_s)), measure
 
 
 def _scaling_point(point: StepPoint) -> ScalingPoint:
@@ -236,6 +253,7 @@ def _scaling_point(point: StepPoint) -> ScalingPoint:
         devices=point.place.devices,
         collective=point.place.collective,
         sharded=point.place.sharded,
+        cores=point.place.cores,
         batch=point.batch,
         seconds=point.step_s,
         observations=point.observations,
@@ -259,30 +277,30 @@ def _constants(found: Scaling | None) -> ScalingConstants | None:
     )
 
 
-def _curve(model: str, device: str, points: Sequence[LearnedPoint]) -> Curve:
+def _curve(model: str, device: str, points: Sequence[LearnedPoint], cores: int | None) -> Curve:
     """Return the compute seconds of a step on one device over the local batch size, as a curve through ``points``.
 
     Outside the range of the measured points, the curve has the shape that the device catalogue predicts for the model.
     If the catalogue predicts none, for example for a training script, this shape is a line through the origin.
     """
     pairs = [(p.batch, p.compute_s) for p in points]
-    return calibrated(_catalogue(model, device) or Curve((0.0,), (1e-9,), pairs[-1][1] / pairs[-1][0]), pairs)
+    return calibrated(_catalogue(model, device, cores) or Curve((0.0,), (1e-9,), pairs[-1][1] / pairs[-1][0]), pairs)
 
 
-def _expected(model: str, device: str) -> Callable[[int], float] | None:
+def _expected(model: str, device: str, cores: int | None) -> Callable[[int], float] | None:
     """Return a function from a batch size to the compute time in seconds that the device catalogue gives for ``model``.
 
     ``model``: a profile key, which names model and dataset. Return None for training scripts, and if the dataset of the
     key is not built in.
     """
-    curve = _catalogue(model, device)
+    curve = _catalogue(model, device, cores)
     return curve.seconds if curve else None
 
 
-def _catalogue(model: str, device: str) -> Curve | None:
+def _catalogue(model: str, device: str, cores: int | None) -> Curve | None:
     name, *rest = model.split(".")
     dataset = next((part for part in rest if not part.startswith(IMAGE_PREFIX)), "")
     if name not in MODELS or (dataset and dataset not in DATASETS):
         return None
-    chip = catalogue.gpu(device) or catalogue.cpu(device, 1.0)
-    return catalogue_curve(builtin(name, dataset or None), chip)
+    chip = catalogue.gpu(device) or catalogue.cpu(device, float(cores or 1))
+    return catalogue_curve(builtin(name, dataset or None), chip, float(cores or 1))

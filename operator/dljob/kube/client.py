@@ -225,7 +225,14 @@ class Kube:
             old = profile.get("status") or {}
             before = _profile_status(old)
             after = updated_profile(
-                before, model, device, measurements.report, now, measurements.place, measurements.data
+                before,
+                model,
+                device,
+                measurements.report,
+                now,
+                measurements.place,
+                measurements.data,
+                measurements.layouts.get(device),
             )
             if patch := merge_patch(old, after.manifest()):
                 answer = await self.api.merge(kinds.PROFILE, None, name, {"status": patch}, subresource="status")

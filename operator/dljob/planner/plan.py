@@ -16,17 +16,18 @@ from dljob.planner import batch
 from dljob.planner.candidates.evaluate import Part, evaluate
 from dljob.planner.candidates.fixed import fixed_parts
 from dljob.planner.candidates.interrupted import checkpoint_s
+from dljob.planner.candidates.node_layout import Layout, layouts
 from dljob.planner.candidates.options import (
     HALVES,
     Option,
     options,
-    ranks_per_node_choices,
     sharing_options,
     stored_of,
     summing,
     workload_of,
 )
 from dljob.planner.candidates.pools import Eligible, Pool, eligible
+from dljob.planner.explanation.cores import more_cores
 from dljob.planner.explanation.explain import (
     memory_refusals,
     model_parallel_refusals,
@@ -52,7 +53,7 @@ MAX_REFUSALS = 20
 Constants = Mapping[tuple[str, str], Learned]
 """Learned constants by (model or training script, device)."""
 Found = tuple[list[Part], Choice | Refusal]
-Made = dict[tuple[str, bool, int, Stored | None], list[Option]]
+Made = dict[tuple[str, bool, Layout, Stored | None], list[Option]]
 
 
 def plan(request: Request, view: ClusterView, learned: Constants) -> Decision | Infeasible:
@@ -113,7 +114,7 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
             request,
             nodes,
             workload,
-            lambda pool, each: _options(pool, each, workload, request, learned, made),
+            lambda pool, layout: _options(pool, layout, workload, request, learned, made),
             found[0][0] if request.fixed else (),
         )
         found += [([], choice) for choice in split_up[0]]
@@ -128,6 +129,9 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
     refusals += slower(request, chosen, choices, candidates)
     measure = None
     if parts := next(parts for parts, c in found if c is chosen):
+        refusals += more_cores(
+            request, chosen, parts, workload, lambda pool, each: _options(pool, each, workload, request, learned, made)
+        )
         refusals += strategy_search.others(request, chosen, parts, workload)
         measure = None if request.fixed else probing.suggested(request, parts[0].option)
     unique = tuple(dict.fromkeys(refusals))
@@ -181,11 +185,11 @@ def _candidates(
     refusals = list(nodes.refusals)
     for is_gpu, strategy in product((True, False), strategies(request)):
         pools = [pool for pool in nodes.pools if pool.is_gpu == is_gpu]
-        most = sum(sum(pool.free) if is_gpu else pool.nodes for pool in pools)
+        most = sum(sum(pool.free) if is_gpu else pool.nodes * layouts(pool, request)[-1].ranks for pool in pools)
         ways = [
             option
             for pool in pools
-            for g in ranks_per_node_choices(pool)
+            for g in layouts(pool, request)
             for option in (
                 sharing_options(pool, g, workload, request, learned, most)
                 if strategy == "Optimizer"
@@ -209,15 +213,15 @@ def _candidates(
 
 
 def _options(
-    pool: Pool, ranks_per_node: int, workload: Workload, request: Request, learned: Constants, made: Made
+    pool: Pool, layout: Layout, workload: Workload, request: Request, learned: Constants, made: Made
 ) -> list[Option]:
-    """Return the options to use a pool with ``ranks_per_node`` ranks per node, from the cache ``made`` if possible.
+    """Return the options to use a pool with a layout of ranks and cores, from the cache ``made`` if possible.
 
     Options depend on the global batch size only through the data that the job reads from disk.
     """
-    key = (pool.device, pool.is_gpu, ranks_per_node, stored_of(request))
+    key = (pool.device, pool.is_gpu, layout, stored_of(request))
     if key not in made:
-        made[key] = options(pool, ranks_per_node, workload, request, learned)
+        made[key] = options(pool, layout, workload, request, learned)
     return made[key]
 
 

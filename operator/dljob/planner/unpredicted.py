@@ -62,7 +62,8 @@ def _plan(request: Request, view: ClusterView) -> Decision | Infeasible:
             choice.nodes,
             choice.ranks_per_node,
             tuple(sizes),
-            choice.ranks_per_node * (1.0 if pool.is_gpu else cores_of_rank(pool.cpu, choice.ranks_per_node, request)),
+            choice.ranks_per_node * _cores(pool, choice, request),
+            _cores(pool, choice, request),
         )
         for name, (pool, choice), sizes in zip(names, parts, shares, strict=True)
     )
@@ -120,6 +121,10 @@ def _ranks_per_node(request: Request, pool: Pool, nodes: int) -> int:
         return 1
     most = min(pool.free[nodes - 1], request.gpus_max.get(vendor(pool.device), 2**31) // nodes)
     return min(most, request.global_batch // nodes) if request.global_batch else most
+
+
+def _cores(pool: Pool, choice: FixedChoice, request: Request) -> float:
+    return 1.0 if pool.is_gpu else cores_of_rank(pool.cpu, choice.ranks_per_node, request)
 
 
 def _power(pool: Pool, choice: FixedChoice) -> float:

@@ -49,6 +49,8 @@ class RunMeasurements:
     """Placement of the run. None unless the run used one device type, with the same number of devices on each node."""
     data: str | None = None
     """Key of the dataset for which the profile stores the gradient noise scale. None: do not store the noise scale."""
+    layouts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """(Cores of each rank, ranks per node) of the run by device type, for CPUs."""
 
 
 @dataclass(frozen=True)

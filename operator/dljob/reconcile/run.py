@@ -8,7 +8,7 @@ from dljob.api import Condition, DLJobSpec, DLJobStatus
 from dljob.calibrate import Place
 from dljob.job.defaults import is_default
 from dljob.job.identity import data_key, profile_key
-from dljob.job.plan.stored import StoredPlan
+from dljob.job.plan.stored import StoredPlan, threads
 from dljob.job.profiles import devices
 from dljob.reconcile import failure_conditions, storage_evictions
 from dljob.reconcile.desired import RunMeasurements
@@ -241,11 +241,17 @@ def measurements(spec: DLJobSpec, report: Report, accepted: StoredPlan | None) -
     """
     if accepted is None or accepted.plan.splits_model or spec.missing:
         return None
-    measured = devices(report)
-    planned = tuple(sorted({group.device for group in accepted.groups} & set(measured)))
+    layouts: dict[str, set[tuple[int, int]]] = {}
+    for group in accepted.groups:
+        if not group.is_gpu:
+            layouts.setdefault(group.device, set()).add((threads(spec, group), group.ranks_per_node))
+    mixed = {device for device, found in layouts.items() if len(found) > 1}  # The report does not tell them apart.
+    measured = set(devices(report)) - mixed
+    planned = tuple(sorted({group.device for group in accepted.groups} & measured))
     place = None
     if len(accepted.groups) == 1 and accepted.plan.collective != "ParameterServer":
         group = accepted.groups[0]
         sharded = accepted.plan.parallelism == "Optimizer"
         place = Place(group.nodes, group.ranks_per_node, accepted.plan.collective, sharded)
-    return RunMeasurements(profile_key(spec), report, planned, place, data_key(spec))
+    used = {device: next(iter(found)) for device, found in layouts.items() if device in measured}
+    return RunMeasurements(profile_key(spec), report, planned, place, data_key(spec), used)

@@ -195,14 +195,31 @@ ADJUSTED: dict[str, tuple[LimitRange, Json]] = {
 @pytest.mark.parametrize("case", ADJUSTED)
 def test_requests_follow_the_limit_range(case: str) -> None:
     each, expected = ADJUSTED[case]
-    found = planned(ELASTIC, each)
-    observed = seen(ELASTIC, MANY)
+    one_core = nodes({"name": "n", "count": 8, "cpu": 2, "memory": "8Gi"})
+    found = planned(ELASTIC, each, view=one_core)
+    observed = seen(ELASTIC, one_core)
     spec = parse_observed(observed).spec
     assert spec is not None
     [manifest] = stateful_sets(observed.job, spec, found, CONFIG)
     [container] = manifest["spec"]["template"]["spec"]["containers"]
     requests = container["resources"]["requests"]
     assert {name: requests[name] for name in expected["requests"]} == expected["requests"]
+
+
+@pytest.mark.parametrize(
+    ("limit", "per_pod", "whole"),
+    [
+        (limit_range(max={"cpu": "2"}, default={"cpu": "2"}), 2000, 16_000),
+        (limit_range(default={"cpu": "1500m"}), 1000, 8000),
+        (quota(requests_cpu="9"), 3000, 9000),
+        (quota({"requests.cpu": "5"}, requests_cpu="9"), 3000, 4000),
+    ],
+)
+def test_cores_follow_limit_ranges_and_quotas(limit: Quota | LimitRange, per_pod: int, whole: int) -> None:
+    found = planned(ELASTIC, limit)
+    [group] = found.groups
+    assert group.cpu_m <= per_pod and 0.7 * whole < group.nodes * group.cpu_m <= whole
+    assert group.cpu_m >= 1000 * group.ranks_per_node * group.cores or group.cores == 1
 
 
 def test_nodes_without_room_for_the_least_requests_are_not_used() -> None:

@@ -13,7 +13,8 @@ from dljob.perf.step import model_split as split
 from dljob.planner import Choice, FixedChoice, Infeasible, Learned, LearnedPoint, Request, plan, scaling
 from dljob.planner.candidates.evaluate import Part
 from dljob.planner.candidates.model_split_cost import SplitCandidate, micro_batch_counts
-from dljob.planner.candidates.options import AUTO, options, ranks_per_node_choices, workload_of
+from dljob.planner.candidates.node_layout import largest_layouts
+from dljob.planner.candidates.options import AUTO, options, workload_of
 from dljob.planner.candidates.pools import eligible
 from dljob.planner.search import objective
 from dljob.planner.search.enumeration import grid
@@ -124,7 +125,7 @@ class TestProperties:
         model = split.cut_up(workload)
         best: dict[str, float] = {}
         for pool in eligible(request, cluster).pools:
-            for option in [o for g in ranks_per_node_choices(pool) for o in options(pool, g, workload, request, {})]:
+            for option in [o for g in largest_layouts(pool, request) for o in options(pool, g, workload, request, {})]:
                 for part in [Part(option, n) for n in range(1, option.nodes + 1) if n * option.ranks_per_node > 1]:
                     ways = [SplitCandidate(part, "Pipeline", "MPI", k) for k in micro_batch_counts(batch, part.ranks)]
                     ways = ways if part.ranks <= len(model.stages) else []

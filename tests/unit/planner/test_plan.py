@@ -44,7 +44,7 @@ class TestDecisions:
         assert even.prediction.step_s > 1.8 * decided(request, cluster).chosen.prediction.step_s
 
     def test_measurements_override_the_catalogue(self) -> None:
-        cluster = view({"device": "a", "cpu": 4}, {"device": "b", "cpu": 4})
+        cluster = view({"device": "a", "cpu": 2}, {"device": "b", "cpu": 2})
         known = {
             ("digits-cnn", device): Learned(tuple(LearnedPoint(b, b * per_sample_s) for b in (12, 24, 48, 72)))
             for device, per_sample_s in (("a", 6e-4), ("b", 2e-4))
@@ -249,7 +249,7 @@ class TestDecisions:
         assert many.data_s == 0 and many.step_s == pytest.approx(0.1, rel=0.05)
 
     def test_scaling_lists_the_best_plan_of_each_size(self) -> None:
-        points = scaling(RESNET, view({"count": 12, "cpu": 8, "memory": "64Gi"}), {})
+        points = scaling(RESNET, view({"count": 12, "cpu": 2, "memory": "64Gi"}), {})
         assert [n for n, _ in points] == [1, 2, 3, 4, 6, 8, 12]
         assert all(0 < choice.prediction.efficiency <= 1 for _, choice in points)
         assert points[0][1].prediction.efficiency == pytest.approx(1.0)

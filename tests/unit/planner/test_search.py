@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from dljob.cluster import ClusterView, Node
 from dljob.planner import Request
 from dljob.planner.candidates.evaluate import Part, evaluate
-from dljob.planner.candidates.options import Option, options, ranks_per_node_choices, workload_of
+from dljob.planner.candidates.node_layout import Layout, layouts
+from dljob.planner.candidates.options import Option, options, workload_of
 from dljob.planner.candidates.pools import eligible
 from dljob.planner.plan import collectives, ordered
 from dljob.planner.search import objective
@@ -27,7 +28,7 @@ def every_choice(request: Request, cluster: ClusterView) -> list[Choice]:
     rank_options = [
         o
         for pool in eligible(request, cluster).pools
-        for g in ranks_per_node_choices(pool)
+        for g in layouts(pool, request)
         for o in options(pool, g, workload, request, {})
     ]
     found: list[Choice] = []
@@ -89,7 +90,7 @@ class TestSearch:
             for i in range(count)
         )
         pools = eligible(request, ClusterView(nodes)).pools
-        return [o for pool in pools for o in options(pool, 1, workload_of(request), request, {})]
+        return [o for pool in pools for o in options(pool, Layout(1, 1.0), workload_of(request), request, {})]
 
     def test_screening_agrees_with_the_exact_prediction(self) -> None:
         request = replace(RESNET, global_batch=512)

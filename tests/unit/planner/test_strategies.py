@@ -13,6 +13,7 @@ from dljob.perf.step.communication import Link, ring_s, scatter_gather_s
 from dljob.perf.workload.workload import builtin
 from dljob.planner import Choice, FixedChoice, Infeasible, Request, plan
 from dljob.planner.candidates.evaluate import Part, evaluate
+from dljob.planner.candidates.node_layout import Layout
 from dljob.planner.candidates.options import sharing_options, workload_of
 from dljob.planner.candidates.pools import eligible
 from dljob.planner.search import objective
@@ -109,7 +110,7 @@ class TestChoice:
         request = replace(large(5e8), strategy="Optimizer")
         workload = workload_of(request)
         (pool,) = eligible(request, T4S).pools
-        rank_options = [o for g in (1, 2) for o in sharing_options(pool, g, workload, request, {}, 16)]
+        rank_options = [o for g in (1, 2) for o in sharing_options(pool, Layout(g, 1.0), workload, request, {}, 16)]
         screen = Screen(rank_options, request, workload)
         for i in range(len(rank_options)):
             for count in (1, 2, 8):

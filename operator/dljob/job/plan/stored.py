@@ -18,6 +18,7 @@ import dlcontract
 from dljob.api import DLJobSpec, PlanGroup, PlanStatus
 from dljob.api.changes import planned_fields
 from dljob.api.defaults import JobDefaults
+from dljob.cluster import quantity
 from dljob.cluster.domains import Domain, Requirement
 from dljob.job.plan.failures import FailureRecord
 from dljob.job.queue import QueueAdmission
@@ -43,6 +44,26 @@ class PodGroup:
     nodes: int
     ranks_per_node: int
     cpu_m: int
+
+    @property
+    def cores(self) -> int:
+        """Return the number of threads that each rank starts for this request: its number of whole CPUs, at least 1."""
+        return max(1, self.cpu_m // (1000 * self.ranks_per_node))
+
+
+def threads(spec: DLJobSpec, group: PodGroup) -> int:
+    """Return the number of threads with which each rank of a group on CPUs computes, as ``dltrain.host.cgroup`` does.
+
+    It is the value of OMP_NUM_THREADS in the spec, or the rank's part of the pod's CPU request and limit.
+    """
+    for item in spec.trainer.env:
+        if item.name == "OMP_NUM_THREADS" and (item.value or "").isdecimal() and int(item.value or 0):
+            return int(item.value or 0)
+    own = spec.resources
+    cpus = [float(quantity(each)) for each in (own.cpu, own.cpu_limit) if each]
+    if not own.cpu:
+        cpus.append(group.cpu_m / 1000)
+    return max(1, int(min(cpus) / group.ranks_per_node))
 
 
 class NodeRequirement(BaseModel):

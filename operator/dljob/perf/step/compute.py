@@ -6,13 +6,14 @@ batch. CPUs are modelled by a regression with measured coefficients (``perf.work
 the curve passes through the measured points. Outside their range, it has the shape that is predicted without them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from dljob.cluster.catalogue import Device
 from dljob.perf.fit.curve import Curve, nondecreasing
 from dljob.perf.fit.few_points import knots_through
+from dljob.perf.step.core_scaling import ONE_CORE, CoreUse
 from dljob.perf.workload import structure
 from dljob.perf.workload.layers import Layer
 from dljob.perf.workload.workload import REAL_NBYTES, Workload
@@ -43,15 +44,16 @@ def host_overhead_s(workload: Workload, cores: float = 1.0) -> float:
     return (STEP_OVERHEAD_S + LAYER_OVERHEAD_S * len(workload.layers)) / min(1.0, cores)
 
 
-def update_s(workload: Workload, device: Device) -> float:
+def update_s(workload: Workload, device: Device, use: CoreUse = ONE_CORE) -> float:
     """Return the seconds in which the optimizer updates all parameters once, at the end of a step.
 
-    An update sets gradients to zero and reads them. It reads and writes parameters and optimizer state.
+    An update sets gradients to zero and reads them. It reads and writes parameters and optimizer state. ``use``: as in
+    ``regressed``.
     """
     if device.kind == "cpu":  # ``structure`` counts three more accesses to weights, by forward and backward pass
         accesses = 4 + 2 * workload.optimizer_slots
         weights = structure.total(structure.time_terms(workload, 0), structure.TIME_S)
-        return weights * accesses / (accesses + 3) * structure.CORE_FLOPs / device.fp32_FLOPs
+        return weights * accesses / (accesses + 3) / (use.traffic * _core_speed(device, use))
     return _sheet_update_s(workload, device)
 
 
@@ -60,25 +62,44 @@ def _sheet_update_s(workload: Workload, device: Device) -> float:
     return accesses * workload.gradient_nbytes / (device.memory_bandwidth_Bps * BANDWIDTH_EFFICIENCY)
 
 
-def catalogue_curve(workload: Workload, device: Device, cores: float = 1.0) -> Curve:
+def catalogue_curve(workload: Workload, device: Device, cores: float = 1.0, use: CoreUse | None = None) -> Curve:
     """Predict the compute seconds of a step over the batch, for a workload that was never measured on this device.
 
     The result is ``regressed`` for a CPU and ``roofline`` for a GPU. ``cores``: CPUs that the rank's framework threads
-    may use.
+    may use. ``use``: the same and the neighbours on a CPU node; None: no neighbours.
     """
-    return regressed(workload, device, cores) if device.kind == "cpu" else roofline(workload, device, cores)
+    return (
+        regressed(workload, device, use or CoreUse(cores))
+        if device.kind == "cpu"
+        else roofline(workload, device, cores)
+    )
 
 
-def regressed(workload: Workload, device: Device, cores: float = 1.0) -> Curve:
+def regressed(workload: Workload, device: Device, use: CoreUse = ONE_CORE) -> Curve:
     """Return a CPU's compute seconds of a step over the batch, as a line with the fitted coefficients in ``structure``.
 
-    ``cores``: CPUs that the rank may use. The framework's overhead runs in one thread, so it takes 1/``cores`` times as
-    long below one CPU, but no less time above. All other times are inversely proportional to the device's peak.
+    The coefficients are the times on one core. ``core_scaling`` divides them by the speed of more cores, separately for
+    arithmetic and for memory traffic. The framework's overhead runs in one thread, so it takes longer below one CPU,
+    but no less time above. ``use``: the cores of the rank and of its neighbours on the node. If ``device`` has another
+    peak than so many cores of the catalogue, its cores are assumed to be faster or slower.
     """
-    speed = device.fp32_FLOPs / structure.CORE_FLOPs
-    host = structure.total(structure.host_terms(workload), structure.HOST_S) / min(1.0, cores)
-    fixed, one = (structure.total(structure.time_terms(workload, b), structure.TIME_S) / speed for b in (0, 1))
+    host = structure.total(structure.host_terms(workload), structure.HOST_S) / min(1.0, use.cores)
+    host += use.fork_s * len(workload.layers)
+    speed = _core_speed(device, use)
+    fixed, one = (_on_cores(structure.time_terms(workload, b), use) / speed for b in (0, 1))
     return Curve((0.0,), (host + fixed,), max(one - fixed, 1e-12))
+
+
+def _core_speed(device: Device, use: CoreUse) -> float:
+    """Return the speed of one of the device's cores, relative to a core of the catalogue."""
+    return device.fp32_FLOPs / (structure.CORE_FLOPs * use.cores)
+
+
+def _on_cores(terms: Mapping[str, float], use: CoreUse) -> float:
+    """Return the seconds of the terms of ``structure.time_terms`` on these cores."""
+    seconds = {name: structure.TIME_S[name] * amount for name, amount in terms.items()}
+    arithmetic_s = sum(each for name, each in seconds.items() if name.endswith("_FLOP"))
+    return arithmetic_s / use.arithmetic + (sum(seconds.values()) - arithmetic_s) / use.traffic
 
 
 def roofline(workload: Workload, device: Device, cores: float = 1.0) -> Curve:

@@ -45,8 +45,15 @@ class Part:
 
 def describe(parts: Sequence[Part]) -> str:
     """Describe the nodes and ranks of a candidate plan, such as '2 x a100 (4 ranks each) + 3 x t4'."""
-    each = [(p.nodes, p.option.label, p.option.ranks_per_node) for p in parts]
-    return " + ".join(f"{n} x {label}" + (f" ({g} ranks each)" if g > 1 else "") for n, label, g in each)
+    return " + ".join(f"{p.nodes} x {p.option.label}{_on_node(p.option)}" for p in parts)
+
+
+def _on_node(option: Option) -> str:
+    """Return the text about the ranks and cores of a node, such as ' (4 ranks each, 15 cores per rank)'; or ''."""
+    ranks, cores = option.ranks_per_node, 1 if option.pool.is_gpu else int(option.cores)
+    if ranks > 1:
+        return f" ({ranks} ranks each{f', {cores} cores per rank' if cores > 1 else ''})"
+    return f" ({cores} cores each)" if cores > 1 else ""
 
 
 def shares_of(parts: Sequence[Part], batch: int, uneven: bool, servers: int = 0) -> list[list[int]] | None:
@@ -174,6 +181,7 @@ def evaluate(
                 p.option.ranks_per_node,
                 tuple(s),
                 p.option.ranks_per_node * _cpus(p.option, s[0], timing, link),
+                1.0 if p.option.pool.is_gpu else p.option.cores,
             )
             for name, p, s in zip(names, parts, shares, strict=True)
         ),
@@ -207,16 +215,17 @@ def _as_measured(formulas: Step, known: Sequence[Posterior], run: Runs) -> Step:
 def _cpus(option: Option, share: int, timing: Step, link: Link) -> float:
     """Return the number of CPUs that a pod should request for one of its ranks.
 
-    A GPU rank gets one CPU, so that kernel launches never wait. A CPU rank gets ``option.cores`` CPUs, multiplied by
-    the fraction of the step in which it uses them, or by ``LEAST_BUSY`` if the fraction is lower than that.
+    A GPU rank gets one CPU, so that kernel launches never wait. A CPU rank gets ``option.cores`` CPUs. If this is at
+    most one CPU, it is multiplied by the fraction of the step in which the rank uses it, or by ``LEAST_BUSY`` if the
+    fraction is lower than that. More CPUs are not multiplied, because the rank starts a thread for each whole CPU.
 
     The rank uses its CPUs while it computes and fetches samples; the 90th percentile of this time counts. It also uses
     them to copy data during communication. Therefore, the fraction (bandwidth of ``link``) / (bandwidth between
     processes of a node) of the communication time counts. MPI's busy waiting does not count. ``share``: the rank's
     local batch size in samples; 0 for a parameter server. ``timing``: the predicted step.
     """
-    if option.pool.is_gpu:
-        return 1.0
+    if option.pool.is_gpu or option.cores > 1:
+        return 1.0 if option.pool.is_gpu else option.cores
     own_s = option.curve.seconds(share) * exp(P90 * option.compute_spread) if share else 0.0
     copying = min(1.0, link.bandwidth_Bps / option.device.peer_bandwidth_Bps)
     whole_s = max(own_s, timing.compute_s + timing.data_s) + timing.communication_s

@@ -1,13 +1,17 @@
 """Check groups of nodes that the user fixes (``planning.mode: Fixed``) against the cluster."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from dljob.calibrate.learned import Learned
 from dljob.perf.workload.workload import Workload
 from dljob.planner.candidates.evaluate import Part
-from dljob.planner.candidates.options import options
+from dljob.planner.candidates.node_layout import with_ranks
+from dljob.planner.candidates.options import Option, options
 from dljob.planner.candidates.pools import Eligible, Pool, wanted
 from dljob.planner.types import FixedChoice, Infeasible, Request, Strategy
+
+INDISTINCT = 0.02
+"""Maximum relative difference at which the times of two numbers of cores tie, as in ``search.objective``."""
 
 
 def fixed_parts(
@@ -43,11 +47,30 @@ def fixed_parts(
                 refusals=nodes.refusals,
             )
         taken[choice.device] = before + choice.nodes
-        found = options(pool, choice.ranks_per_node, workload, request, learned, strategy, ranks)
-        # Kubernetes places pods where they fit, so take the option with the most memory that has enough nodes.
-        option = max((o for o in found if o.nodes >= choice.nodes), key=lambda o: o.memory_nbytes)
-        parts.append(Part(option, choice.nodes, choice.batch_per_rank))
+        found = [
+            _roomiest(each, choice.nodes)
+            for layout in with_ranks(pool, request, choice.ranks_per_node)
+            for each in [options(pool, layout, workload, request, learned, strategy, ranks)]
+            if any(option.nodes >= choice.nodes for option in each)
+        ]
+        share = choice.batch_per_rank or max(1, request.global_batch // ranks)
+        parts.append(Part(_fastest(found, share), choice.nodes, choice.batch_per_rank))
     return parts
+
+
+def _roomiest(found: Sequence[Option], nodes: int) -> Option:
+    """Return the option with the most memory that has ``nodes`` nodes, because Kubernetes places pods where they fit.
+
+    At least one option must have them.
+    """
+    return max((o for o in found if o.nodes >= nodes), key=lambda o: o.memory_nbytes)
+
+
+def _fastest(found: Sequence[Option], share: int) -> Option:
+    """Return the option whose ranks finish ``share`` samples first; of options that tie, that with the fewest cores."""
+    lowest_s = min(option.curve.seconds(share) for option in found)
+    tied = [option for option in found if option.curve.seconds(share) <= lowest_s * (1 + INDISTINCT)]
+    return min(tied, key=lambda option: option.cores)
 
 
 def _room(pool: Pool, choice: FixedChoice) -> int:

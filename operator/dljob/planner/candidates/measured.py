@@ -15,7 +15,6 @@ import numpy as np
 
 from dljob.calibrate.learned import LearnedPoint, StepPoint
 from dljob.calibrate.scaling import Posterior, fit
-from dljob.perf.fit.curve import Curve
 from dljob.perf.fit.scaling import Floats, Runs
 from dljob.perf.step.communication import Link, Number, allreduce_s, ring_s
 from dljob.perf.step.step import P90, buckets
@@ -41,16 +40,16 @@ def communication_ratio(collective: CollectiveName, nbytes: int, ranks: Number, 
 def posterior(
     points: Sequence[LearnedPoint],
     steps: Sequence[StepPoint],
-    alone: Curve,
+    one_s: Sequence[float],
     nbytes: int,
     link_over: Callable[[int], Link],
 ) -> Posterior | None:
     """Return a fitted model that predicts the step time of every placement on one device type, with its uncertainty.
 
     The model is a posterior distribution, given the measured multi-device steps ``steps`` and the measured one-device
-    times ``points``. Return None if either is empty. ``alone``: step seconds over the batch on one device. ``nbytes``:
-    size of the gradients in bytes. ``link_over``: function from a number of nodes to the link between their ranks,
-    which is used only to compare collectives.
+    times ``points``. Return None if either is empty. ``one_s``: for each step, the computing seconds of one of its
+    devices alone. ``nbytes``: size of the gradients in bytes. ``link_over``: function from a number of nodes to the
+    link between their ranks, which is used only to compare collectives.
     """
     if not steps or not points:
         return None
@@ -62,8 +61,7 @@ def posterior(
         )
         for s in steps
     ]
-    one_s = tuple(alone.seconds(s.batch) for s in steps)
-    return _fitted(exp(fmean(log(p.compute_s) for p in points)), tuple(steps), one_s, tuple(talks))
+    return _fitted(exp(fmean(log(p.compute_s) for p in points)), tuple(steps), tuple(one_s), tuple(talks))
 
 
 def _known(collective: str) -> CollectiveName:

@@ -125,6 +125,7 @@ def choice(candidate: SplitCandidate, request: Request, prediction: Prediction) 
     group = Group(
         group_names([option.label])[0], option.label, option.pool.is_gpu, part.nodes, each,
         (request.global_batch,) * part.ranks, each * (1.0 if option.pool.is_gpu else option.cores),
+        1.0 if option.pool.is_gpu else option.cores,
     )  # fmt: skip
     return Choice(
         candidate.describe(), (group,), candidate.collective, prediction, candidate.strategy, candidate.micro_batches

@@ -2,29 +2,23 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from math import hypot
 
 from dljob.calibrate.learned import Learned
 from dljob.calibrate.scaling import Posterior
-from dljob.cluster import catalogue
 from dljob.cluster.catalogue import Device
 from dljob.perf.fit.curve import Curve
 from dljob.perf.resources import memory
 from dljob.perf.resources.memory import PROCESS_NBYTES
 from dljob.perf.step import communication, input_data
 from dljob.perf.step.communication import Link
-from dljob.perf.step.compute import calibrated, catalogue_curve, scatter, update_s
-from dljob.perf.step.step import LINK_SPREAD, OVERLAP_EFFICIENCY, SPREAD
+from dljob.perf.step.step import LINK_SPREAD, OVERLAP_EFFICIENCY
 from dljob.perf.workload.workload import Workload, builtin, hinted, reference
 from dljob.planner.candidates.measured import posterior
-from dljob.planner.candidates.pools import Pool, cores_of_rank
-from dljob.planner.candidates.transfer import carried
+from dljob.planner.candidates.node_layout import Layout, nodes_with_room
+from dljob.planner.candidates.pools import Pool
+from dljob.planner.candidates.rank_speed import rank_speed
 from dljob.planner.types import CollectiveName, Request, Strategy
 
-ASSUMED_SPREAD = 1.5
-"""Factor on the spread of a predicted computing time if the device is not in the catalogue.
-
-The spread is the standard deviation of log(measured / predicted)."""
 GPU_LATENCY_S = 10e-6
 """Latency between GPUs of one node, including the NCCL call."""
 
@@ -83,6 +77,11 @@ class Option:
     """Seconds within ``curve`` for updating all parameters; 0 if unknown."""
 
     @property
+    def cpus(self) -> float:
+        """Return the number of CPUs that the ranks of a node compute with."""
+        return self.ranks_per_node * self.cores
+
+    @property
     def label(self) -> str:
         return self.pool.device
 
@@ -126,71 +125,46 @@ def stored_of(request: Request) -> input_data.Stored | None:
     return input_data.Stored(request.dataset_samples, request.sample_nbytes, epochs)
 
 
-def _tiers(pool: Pool, ranks_per_node: int) -> list[tuple[int, int]]:
+def _tiers(pool: Pool, layout: Layout, request: Request) -> list[tuple[int, int]]:
     """Return (number of nodes, smallest free memory in bytes) for two sets of nodes that a plan may use.
 
     Kubernetes may place a pod on any node of a set, so the smallest free memory of its nodes limits the batch. A set of
-    fewer nodes can therefore be better. One set has all nodes with at least ``ranks_per_node`` free devices. Let M be
-    the largest free memory of these nodes. The other set has only the nodes with at least M / 2 of free memory. If both
-    sets are equal, return only one pair. If no node has enough free devices, return an empty list.
+    fewer nodes can therefore be better. One set has all nodes on which a pod with this layout fits. Let M be the
+    largest free memory of these nodes. The other set has only the nodes with at least M / 2 of free memory. If both
+    sets are equal, return only one pair. If the pod fits on no node, return an empty list.
     """
-    sizes = sorted(
-        (m for m, free in zip(pool.memory_nbytes, pool.free, strict=True) if not pool.is_gpu or free >= ranks_per_node),
-        reverse=True,
-    )
+    sizes = sorted(nodes_with_room(pool, layout, request), reverse=True)
     if not sizes:
         return []
     half = sum(m >= sizes[0] / 2 for m in sizes)
     return sorted({(len(sizes), sizes[-1]), (half, sizes[half - 1])})
 
 
-def ranks_per_node_choices(pool: Pool) -> list[int]:
-    """Return the numbers of ranks per node to consider.
-
-    CPU nodes get one rank. GPU nodes get every number of free devices that some node has, and powers of two.
-    """
-    if not pool.is_gpu:
-        return [1]
-    most = pool.free[0]
-    return sorted({*set(pool.free), *(1 << i for i in range(most.bit_length()) if 1 << i <= most)})
-
-
 def options(
     pool: Pool,
-    ranks_per_node: int,
+    layout: Layout,
     workload: Workload,
     request: Request,
     learned: Mapping[tuple[str, str], Learned],
     strategy: Strategy = "Data",
     min_ranks: int = 1,
 ) -> list[Option]:
-    """Return the ways to use the nodes of ``pool`` with ``ranks_per_node`` ranks per node, with their predictions.
+    """Return the ways to use the nodes of ``pool`` with a layout of ranks and cores, with their predictions.
 
-    One option has all nodes with enough free devices. Let M be the largest free memory of these nodes. If some of them
-    have less than M / 2, a second option excludes these. The list is empty if no node has enough free devices.
+    One option has all nodes on which a pod with this layout fits. Let M be the largest free memory of these nodes. If
+    some of them have less than M / 2, a second option excludes these. The list is empty if the pod fits on no node.
     ``learned``: measured constants by (``request.profile``, device). ``min_ranks``: number of ranks that shard the
     optimizer state, if ``strategy`` is Optimizer; it determines how large a batch a rank can hold.
     """
     known = learned.get((request.profile or request.model or "", pool.device))
-    cores = cores_of_rank(pool.cpu, ranks_per_node, request)
-    device = catalogue.gpu_or_assumed(pool.device) if pool.is_gpu else catalogue.cpu(pool.device, cores)
-    device = request.prices.device(device, pool.device, cores)
+    ranks_per_node = layout.ranks
+    found = rank_speed(pool, layout, workload, request, learned)
+    device = request.prices.device(found.device, pool.device, layout.cores)
     if request.domain.price_factor != 1.0:
         device = replace(device, usd_per_h=device.usd_per_h * request.domain.price_factor)
-    curve = catalogue_curve(workload, device, cores)
-    points = [(p.batch, p.compute_s) for p in known.points] if known else []
-    if known is not None and known.compute_spread is not None:
-        spread = known.compute_spread
-    elif points:
-        spread = hypot(SPREAD["profile"], scatter(points))
-    else:
-        points, spread = carried(request.profile or request.model or "", pool.device, workload, learned)
-        if not points:
-            spread = SPREAD["catalogue"] * (ASSUMED_SPREAD if device.assumed else 1.0)
-    slowdown = known.contention.slowdown(ranks_per_node) if known else 1.0
-    alone, result = calibrated(curve, points), []
+    result = []
     held = memory.sharded(workload, min_ranks) if strategy == "Optimizer" else workload
-    for nodes, free_nbytes in _tiers(pool, ranks_per_node):
+    for nodes, free_nbytes in _tiers(pool, layout, request):
         free = request.memory_per_pod_nbytes or free_nbytes
         # A pod's memory limit also bounds its page cache. The default limit leaves nothing for the cache.
         beside_ranks = memory.AGENT_NBYTES + memory.shm_nbytes(ranks_per_node, pool.is_gpu)
@@ -198,14 +172,13 @@ def options(
         fetching = input_data.fetching(
             workload,
             device,
-            cores,
+            layout.cores,
             stored_of(request),
             cache_nbytes,
             ranks_per_node,
             by_program=request.model is None,
             measured_s=known.fetch_s if known else None,
         )
-        computing = alone.scaled(slowdown)
         room = device.memory_nbytes or (free - beside_ranks) / ranks_per_node
         result.append(
             Option(
@@ -213,18 +186,18 @@ def options(
                 ranks_per_node=ranks_per_node,
                 nodes=nodes,
                 device=device,
-                curve=fetching.over(computing),
-                computing=computing,
+                curve=fetching.over(found.computing),
+                computing=found.computing,
                 fetching=fetching,
                 largest_batch=memory.largest_batch(held, room, pool.is_gpu),
                 memory_nbytes=room,
-                compute_spread=spread,
+                compute_spread=found.spread,
                 learned=known,
-                slowdown=slowdown,
-                cores=cores,
+                slowdown=found.slowdown,
+                cores=layout.cores,
                 strategy=strategy,
                 min_ranks=min_ranks,
-                update_s=0.0 if points else update_s(workload, device),
+                update_s=found.update_s,
             )
         )
     # The steps were measured on a network that did not cross this border, or nobody knows whether it did.
@@ -233,13 +206,14 @@ def options(
     over = {nodes: link_of(result[:1], nodes)[0] for nodes in (1, 2)}
     # The all-gather after a sharded update makes steps longer, so use only measured steps with the same strategy.
     similar = [s for s in known.steps if s.place.sharded == (strategy == "Optimizer")]
-    steps = posterior(known.points, similar, alone, workload.gradient_nbytes, lambda n: over[min(n, 2)])
+    one_s = [found.alone_s(s) for s in similar]
+    steps = posterior(known.points, similar, one_s, workload.gradient_nbytes, lambda n: over[min(n, 2)])
     return [replace(option, steps=steps) for option in result]
 
 
 def sharing_options(
     pool: Pool,
-    ranks_per_node: int,
+    layout: Layout,
     workload: Workload,
     request: Request,
     learned: Mapping[tuple[str, str], Learned],
@@ -251,7 +225,7 @@ def sharing_options(
     Some options suit any number of ranks. Others require at least 2, 4, 8 or 16 ranks; they are added if they raise a
     rank's largest batch by more than the factor ``MORE``.
     """
-    similar = options(pool, ranks_per_node, workload, request, learned, "Optimizer")
+    similar = options(pool, layout, workload, request, learned, "Optimizer")
     found = list(similar)
     for least in (2, 4, 8, 16):
         if least > most_ranks or all(o.largest_batch >= request.global_batch for o in found[-1:]):

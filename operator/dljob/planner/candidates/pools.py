@@ -36,6 +36,8 @@ class Pool:
     """The smallest network bandwidth in bytes/s that a node's annotation states; None if no node has the annotation."""
     unequal: bool
     """True for CPU nodes on which a rank can use very different numbers of CPUs (by more than a factor ``UNEQUAL``)."""
+    room_cpu: tuple[float, ...] = ()
+    """CPUs of each node that a plan may use (``room_cpu``), in the order of ``free``."""
     crossing: Crossing | None = None
     """Network between racks or zones, if these nodes may be in several of them; otherwise None."""
 
@@ -75,6 +77,15 @@ def useful_cpu(node_cpu: float) -> float:
     than plans predict.
     """
     return min(1.0, node_cpu / 2)
+
+
+def room_cpu(node_cpu: float, free_cpu: float) -> float:
+    """Return the maximum number of CPUs that a plan may use of a node with ``free_cpu`` of ``node_cpu`` CPUs free.
+
+    One free CPU remains for pods that start later, such as daemons, so that the pods of the plan fit. Of fewer than two
+    free CPUs, half remains. The result is never below ``useful_cpu``.
+    """
+    return max(useful_cpu(node_cpu), free_cpu / 2, free_cpu - 1)
 
 
 def usable(request: Request, view: ClusterView) -> list[Node]:
@@ -182,6 +193,7 @@ def eligible(request: Request, view: ClusterView) -> Eligible:
                 cpu=min(node.cpu for node in nodes),
                 bandwidth_Bps=min(bandwidths, default=None),
                 unequal=not is_gpu and max(used) > UNEQUAL * min(used),
+                room_cpu=tuple(room_cpu(node.cpu, node.free_cpu) for node in nodes),
                 crossing=request.domain.crossing,
             )
         )

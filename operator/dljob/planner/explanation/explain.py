@@ -16,7 +16,7 @@ MAX_SLOWDOWN = 1.1
 """Maximum factor by which an advised power limit may lengthen the computing time. With 10 % more time, a job saves two
 thirds of the energy that power limits can save."""
 DIFFERENT = 0.15
-"""Maximum relative difference in the number of ranks at which two candidates are similar.
+"""Maximum relative difference in the number of GPUs and CPU nodes at which two candidates are similar.
 
 Similar candidates also have the same strategy and types of devices. ``shown`` prefers candidates that are not."""
 
@@ -67,18 +67,22 @@ def _kind(choice: Choice) -> tuple[str, ...]:
     return (choice.strategy, *sorted(g.device for g in choice.groups))
 
 
+def _extent(choice: Choice) -> int:
+    """Return the number of GPUs and of CPU nodes of a plan."""
+    return sum(len(g.shares) if g.is_gpu else g.nodes for g in choice.groups)
+
+
 def shown(request: Request, chosen: Choice, choices: list[Choice]) -> tuple[Choice, ...]:
     """Return the candidates to show to the user: the chosen one and the best others.
 
     Return at most ``request.candidates_kept`` candidates. Prefer candidates that differ in devices, strategy or number
-    of ranks.
+    of GPUs and CPU nodes.
     """
     ranked = sorted(choices, key=lambda c: objective.score(request, c.prediction))
     shown = [chosen]
     for choice in ranked:
-        ranks = objective.size(choice)
         similar = (
-            abs(ranks - objective.size(c)) <= DIFFERENT * objective.size(c) and _kind(choice) == _kind(c) for c in shown
+            abs(_extent(choice) - _extent(c)) <= DIFFERENT * _extent(c) and _kind(choice) == _kind(c) for c in shown
         )
         if len(shown) < request.candidates_kept and not any(similar):
             shown.append(choice)
@@ -100,11 +104,11 @@ def slower(request: Request, chosen: Choice, choices: list[Choice], shown: tuple
         kind = (_kind(choice), choice.collective)
         if kind in shown_kinds or kind in lines or (choice.splits_model and not chosen.splits_model):
             continue
-        lines[kind] = Refusal(choice.summary, f"{_worse(request, choice, chosen)}; {choice.prediction.bottleneck}")
+        lines[kind] = Refusal(choice.summary, f"{worse(request, choice, chosen)}; {choice.prediction.bottleneck}")
     return list(lines.values())
 
 
-def _worse(request: Request, choice: Choice, chosen: Choice) -> str:
+def worse(request: Request, choice: Choice, chosen: Choice) -> str:
     """Return a text with the reason why ``choice`` is worse than ``chosen`` under the request's objective."""
     p, q = choice.prediction, chosen.prediction
     if not objective.meets(request, p.total_p90_s) and objective.meets(request, q.total_p90_s):
@@ -147,7 +151,7 @@ def model_parallel_refusals(
             )
         else:
             part = f"{100 * (p / q - 1):.0f} % " if p < 10 * q else ""
-            why = f"{part}{_worse(request, best, chosen)}"
+            why = f"{part}{worse(request, best, chosen)}"
         lines.append(Refusal(best.summary, f"{why}; {best.prediction.bottleneck}"))
     return lines
 

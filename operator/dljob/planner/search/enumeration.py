@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from dljob.cluster.catalogue import vendor
 from dljob.planner.candidates.options import Option
 from dljob.planner.search.objective import scores
+from dljob.planner.search.objective import tolerance as equally_good
 from dljob.planner.search.pareto import MAX_SHOWN, promising
 from dljob.planner.search.screen import Counts, Screen, Screened
 from dljob.planner.types import CollectiveName, Request
@@ -56,6 +57,8 @@ class Search:
             (np.array([o.ranks_per_node if o.pool.is_gpu and vendor(o.label) == name else 0 for o in options]), most)
             for name, most in request.gpus_max.items()
         ]
+        self._devices = np.array([o.ranks_per_node * (1 if o.pool.is_gpu else max(1.0, o.cores)) for o in options])
+        self._cpus = np.array([0.0 if o.pool.is_gpu or o.cpus <= 1 else o.cpus for o in options])
         self._device = np.array(_numbered([o.label for o in options]))
         # Rows are identified by a random 64-bit hash, which is a thousand times faster than comparing them.
         self._hashing = np.random.default_rng(0).integers(-(2**62), 2**62, len(options), dtype=np.int64) | 1
@@ -195,6 +198,8 @@ class Search:
         counts = counts[(nodes >= max(1, self.request.nodes_min)) & (nodes <= most)]
         for per_node, gpus in self._gpu_limits:
             counts = counts[counts @ per_node <= gpus]
+        if self.request.cpus_max is not None:
+            counts = counts[counts @ self._cpus <= self.request.cpus_max]
         keys, first = np.unique(counts @ self._hashing, return_index=True)
         fresh = counts[np.sort(first[~np.isin(keys, self._seen)])]
         if not len(fresh):
@@ -208,23 +213,29 @@ class Search:
     def best(self, count: int, tolerance: float) -> list[NDArray[np.int64]]:
         """Return the feasible rows (candidates) to evaluate exactly: first the ``count`` best rows, then others.
 
-        The others are the row with the fewest ranks among those within the relative ``tolerance`` of the best score,
-        the best row of each of ``count`` sets of devices, rows with the best set of devices but other numbers of nodes,
-        and trade-offs between time, energy and cost.
+        The others are the row with the fewest GPUs or CPUs among those within the relative ``tolerance`` of the best
+        score, the best row of each of ``count`` sets of devices, rows with the best set of devices but other numbers of
+        nodes, and trade-offs between time, energy and cost.
         """
         order = np.argsort(self.scores, kind="stable")
         order = order[np.isfinite(self.scores[order])]
         if not len(order):
             return []
         picked = dict.fromkeys(order[:count].tolist())
-        near = order[self.scores[order] <= self.scores[order[0]] * (1 + tolerance)]
-        picked[int(near[np.argmin(self.counts[near] @ self._per_node)])] = None
+        near = order[self.scores[order] <= self.scores[order[0]] * self._tolerance(order, tolerance)]
+        picked[int(near[np.argmin(self.counts[near] @ self._devices)])] = None
         kinds = (self.counts[order] > 0) @ self._hashing
         best = order[kinds == kinds[0]]
         sizes = np.frexp(self.counts[best].sum(axis=1))[1]  # log2 of the number of nodes, rounded
         picked |= dict.fromkeys([*order[_first(kinds)][:count].tolist(), *best[_first(sizes)][:count].tolist()])
         picked |= dict.fromkeys(promising(self.found, MAX_SHOWN).tolist())
         return [self.counts[i] for i in picked]
+
+    def _tolerance(self, order: NDArray[np.intp], tolerance: float) -> NDArray[np.float64]:
+        """Return for each row in ``order`` the factor on the best score up to which it counts as equally good."""
+        if self.request.minimize != "Time" or self.options[0].pool.is_gpu:
+            return np.full(len(order), 1 + tolerance)
+        return equally_good(self.counts[order] @ self._devices, self.counts[order].sum(axis=1), 0)
 
     def collectives_of(self, rows: Sequence[NDArray[np.int64]]) -> list[CollectiveName]:
         """Return, for each row (candidate), the collective with the fastest step by the approximate evaluation."""

@@ -15,7 +15,8 @@ from dljob.perf.step import model_split as split
 from dljob.perf.workload.workload import Workload
 from dljob.planner.candidates.evaluate import Part
 from dljob.planner.candidates.model_split_cost import SplitCandidate, choice, micro_batch_counts, predict
-from dljob.planner.candidates.options import AUTO, Option, options, ranks_per_node_choices
+from dljob.planner.candidates.node_layout import Layout, largest_layouts
+from dljob.planner.candidates.options import AUTO, Option, options
 from dljob.planner.candidates.pools import Eligible, Pool
 from dljob.planner.search import objective
 from dljob.planner.search.enumeration import grid
@@ -130,10 +131,10 @@ def _parts(
     """
     found = []
     for pool in nodes.pools:
-        for each in ranks_per_node_choices(pool):
+        for each in largest_layouts(pool, request):
             for option in options(pool, each, workload, request, learned):
                 most = min(option.nodes, request.nodes_max or option.nodes)
-                counts = [request.stages // each] if request.stages else sorted({*grid(most), request.nodes_min})
+                counts = [request.stages // each.ranks] if request.stages else sorted({*grid(most), request.nodes_min})
                 found += [
                     Part(option, n)
                     for n in counts
@@ -172,13 +173,13 @@ def search(
     request: Request,
     nodes: Eligible,
     workload: Workload,
-    options_of: Callable[[Pool, int], Sequence[Option]],
+    options_of: Callable[[Pool, Layout], Sequence[Option]],
     fixed: Sequence[Part] = (),
 ) -> tuple[list[Choice], list[Refusal]]:
     """Return (best pipeline and tensor-parallel candidates, rejected strategies and devices with reasons).
 
     A strategy is rejected if it cannot be used, and a device if no candidate of a strategy fits into its memory.
-    ``options_of``: function from a pool and a number of ranks per node to options. ``fixed``: the groups of nodes that
+    ``options_of``: function from a pool and a layout of ranks and cores to options. ``fixed``: the groups of nodes that
     the user fixes (``spec.planning.groups``).
     """
     found: list[Choice] = []
@@ -244,7 +245,7 @@ def _left_out(kind: Kind, request: Request, model: split.Model, fixed: Sequence[
 
 
 def _places(
-    request: Request, nodes: Eligible, options_of: Callable[[Pool, int], Sequence[Option]], fixed: Sequence[Part]
+    request: Request, nodes: Eligible, options_of: Callable[[Pool, Layout], Sequence[Option]], fixed: Sequence[Part]
 ) -> Iterator[tuple[Option, range]]:
     """Yield each option (way to use one type of device) with the range of numbers of nodes that a plan may use of it.
 
@@ -255,7 +256,7 @@ def _places(
     if fixed:
         return
     for pool in nodes.pools:
-        for each in ranks_per_node_choices(pool):
+        for each in largest_layouts(pool, request):
             seen = set[float]()
             for option in sorted(options_of(pool, each), key=lambda o: -o.nodes):
                 if option.memory_nbytes in seen:

@@ -1,5 +1,7 @@
 """Objective of the search: time, energy or cost, optionally with a deadline."""
 
+from math import log2
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -11,6 +13,11 @@ STARTUP_S = 20.0
 INDISTINCT = 0.02
 """Maximum relative difference at which two plans tie. If the objective is Time, the plan with fewer devices wins the
 tie. If it is Energy or Cost, the faster plan wins."""
+CORES_PAY = 0.1
+"""Minimum fraction by which twice as many CPUs of the same nodes must shorten a step, if the objective is Time.
+
+Predictions are often wrong by this fraction, and other jobs can use the CPUs. The number of nodes is not compared in
+this way, because a node without the job may stand idle."""
 LATE = 1e30
 """Factor on the scores of plans that miss the deadline. These plans come last, the least late one first."""
 
@@ -57,6 +64,11 @@ def size(choice: Choice) -> int:
     return sum(len(g.shares) for g in choice.groups)
 
 
+def devices(choice: Choice) -> float:
+    """Return the number of GPUs or CPUs that a plan computes with."""
+    return sum(g.devices for g in choice.groups)
+
+
 def surely_better(request: Request, parts: Choice, whole: Choice) -> bool:
     """Return True if the model-parallel plan ``parts`` beats the data-parallel plan ``whole`` despite uncertainty.
 
@@ -77,8 +89,9 @@ def surely_better(request: Request, parts: Choice, whole: Choice) -> bool:
 def best(request: Request, choices: list[Choice]) -> Choice:
     """Return the best plan by the request's objective.
 
-    Plans tie if their scores exceed the lowest score by at most the fraction ``INDISTINCT``. Of these, return the plan
-    with the fewest ranks if the objective is Time, and the fastest plan if it is Energy or Cost. Return a
+    Plans tie if their scores exceed the lowest score by at most the fraction ``INDISTINCT``, or, on CPUs, if more CPUs
+    save too little time (``tolerance``). Of these, return the plan
+    with the fewest GPUs or CPUs if the objective is Time, and the fastest plan if it is Energy or Cost. Return a
     model-parallel plan only if it is better than the best data-parallel plan despite the uncertainty of its prediction
     (``surely_better``), or if there is no data-parallel plan.
     """
@@ -89,19 +102,47 @@ def best(request: Request, choices: list[Choice]) -> Choice:
     return _best(request, [c for c in parts if surely_better(request, c, kept)] or [kept])
 
 
-def _smallest_first(choice: Choice) -> tuple[int, bool, float, float, str]:
-    """Return a sort key that orders plans by number of ranks, then sharded optimizer, then cost, then time.
+def tolerance(devices: NDArray[np.float64], nodes: NDArray[np.int64], best: int) -> NDArray[np.float64]:
+    """Return for each CPU plan the factor on the score of the plan ``best`` up to which it counts as equally good.
+
+    ``devices``, ``nodes``: number of CPUs and of nodes of each plan. The factor is 1 + ``INDISTINCT``. It is larger for
+    plans with fewer CPUs on the same number of nodes or more, so that more CPUs must save at least ``CORES_PAY`` of the
+    time for each doubling.
+    """
+    fewer = (devices < devices[best]) & (nodes >= nodes[best])
+    ratio = devices[best] / np.where(fewer, devices, devices[best])
+    factor: NDArray[np.float64] = np.maximum(1 + INDISTINCT, ratio ** -log2(1 - CORES_PAY))
+    return factor
+
+
+def _smallest_first(choice: Choice) -> tuple[float, int, bool, float, float, str]:
+    """Return a sort key that orders plans by number of GPUs or CPUs, ranks, sharded optimizer, cost, and time.
 
     The key decides between plans whose times tie. Of equally many ranks, plans without a sharded optimizer come first,
     because they survive the loss of ranks.
     """
     p = choice.prediction
-    return size(choice), choice.strategy == "Optimizer", p.cost_usd or 0.0, p.total_s, choice.summary
+    return devices(choice), size(choice), choice.strategy == "Optimizer", p.cost_usd or 0.0, p.total_s, choice.summary
+
+
+def _in_time(request: Request, choice: Choice, best: Choice) -> bool:
+    """Return True if the plan meets the deadline, or if not even the fastest plan does."""
+    return meets(request, choice.prediction.total_p90_s) or not meets(request, best.prediction.total_p90_s)
 
 
 def _best(request: Request, choices: list[Choice]) -> Choice:
-    lowest = min(score(request, c.prediction) for c in choices)
-    indistinct = [c for c in choices if score(request, c.prediction) <= lowest * (1 + INDISTINCT)]
+    scored = [score(request, c.prediction) for c in choices]
+    lowest = min(scored)
+    indistinct = [c for c, each in zip(choices, scored, strict=True) if each <= lowest * (1 + INDISTINCT)]
     if request.minimize == "Time":
+        best = scored.index(lowest)
+        if not any(g.is_gpu for g in choices[best].groups):
+            cpus = np.array([devices(c) for c in choices])
+            factors = tolerance(cpus, np.array([sum(g.nodes for g in c.groups) for c in choices]), best)
+            indistinct = [
+                c for c, each, factor in zip(choices, scored, factors.tolist(), strict=True)
+                if each <= lowest * factor and not any(g.is_gpu for g in c.groups)
+                and (each <= lowest * (1 + INDISTINCT) or _in_time(request, c, choices[best]))
+            ]  # fmt: skip
         return min(indistinct, key=_smallest_first)
     return min(indistinct, key=lambda c: (c.prediction.total_s, size(c), c.summary))

@@ -7,7 +7,8 @@ import numpy as np
 from dljob.calibrate.probes import MAX_PROBES, information, next_probe
 from dljob.calibrate.scaling import Posterior, fit
 from dljob.perf.fit.scaling import Runs
-from dljob.planner.candidates.options import Option, ranks_per_node_choices
+from dljob.planner.candidates.node_layout import ranks_per_node_choices
+from dljob.planner.candidates.options import Option
 from dljob.planner.search.enumeration import grid
 from dljob.planner.types import Request
 from dljob.planner.types.texts import samples
@@ -45,8 +46,8 @@ def _places(request: Request, option: Option) -> list[tuple[int, int]]:
     Each is within the job's bounds on nodes, and its ranks can hold equal parts of the global batch in memory.
     """
     found = []
-    for each in ranks_per_node_choices(option.pool):
-        able = sum(free >= each for free in option.pool.free) if option.pool.is_gpu else option.pool.nodes
+    for each in ranks_per_node_choices(option.pool) if option.pool.is_gpu else [option.ranks_per_node]:
+        able = sum(free >= each for free in option.pool.free) if option.pool.is_gpu else option.nodes
         most = min(able, request.nodes_max or able)
         for nodes in grid(most) if most else []:
             ranks = nodes * each

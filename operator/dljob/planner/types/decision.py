@@ -65,6 +65,13 @@ class Group:
     parallelism, each rank has the whole batch."""
     cpu_per_pod: float
     """Number of CPUs that the ranks of a pod keep busy. The container of the pod should request this number."""
+    cores: float = 1.0
+    """Number of CPUs that each rank computes with; it may be a fraction. 1 on GPUs."""
+
+    @property
+    def devices(self) -> float:
+        """Return the number of GPUs or CPUs of the group; a part of a CPU counts as one."""
+        return len(self.shares) * max(1.0, 1.0 if self.is_gpu else self.cores)
 
 
 @dataclass(frozen=True)

@@ -84,6 +84,9 @@ class Request:
     nodes_max: int | None = None
     gpus_max: Mapping[str, int] = field(default_factory=dict)
     """Maximum number of GPUs in the plan by vendor, because of a quota. A vendor that is not in it has no maximum."""
+    cpus_max: float | None = None
+    """Maximum number of CPUs of all pods together, because of a quota; None: no maximum. Ranks that share one CPU node
+    with no other rank and have one CPU do not count, because they may request less."""
     devices: tuple[str, ...] = ()
     """Allowed device types; empty for any."""
     node_selector: Mapping[str, str] = field(default_factory=dict)

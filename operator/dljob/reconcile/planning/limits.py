@@ -66,12 +66,24 @@ def within_limits(
         made = attempt(asked, nodes)
         return _Unfit(made) if isinstance(made, Infeasible) else _checked(parsed, made, limits, least, config)
 
-    found = first if request.fixed else _smaller(request, view, limits, least, first, tried)
+    found = (
+        _with_few_cpus(request, view, first, tried)
+        if request.fixed
+        else _smaller(request, view, limits, least, first, tried)
+    )
     if isinstance(found, _Unfit):
         return found.reason
     why = f": {first.why}" if first.why else ""
     smaller = f"the best plan does not fit the limits of the namespace, so this plan is smaller{why}"
     return found.model_copy(update={"warning": f"{found.warning}; {smaller}" if found.warning else smaller})
+
+
+def _with_few_cpus(
+    request: Request, view: ClusterView, first: _Unfit, tried: Callable[[Request, ClusterView], StoredPlan | _Unfit]
+) -> StoredPlan | _Unfit:
+    """Return the plan with the groups that the user fixes and the fewest CPUs, if it fits; otherwise ``first``."""
+    found = tried(replace(request, cpus_max=0.0), view)
+    return found if isinstance(found, StoredPlan) else first
 
 
 def _smaller(
@@ -89,7 +101,8 @@ def _smaller(
     allow for a pod. ``first``: the best plan without limits, which does not fit. ``tried``: makes a plan and checks it.
     """
     fewest, gpus = max(1, request.nodes_min), _gpus_left(limits)
-    capped, asked, last = _capped(view, limits, least), replace(request, gpus_max=gpus), first
+    cpus = _cpus_left(limits)
+    capped, asked, last = _capped(view, limits, least), replace(request, gpus_max=gpus, cpus_max=cpus), first
     for _ in range(MAX_ATTEMPTS):
         found = tried(asked, capped)
         if isinstance(found, StoredPlan):
@@ -100,19 +113,19 @@ def _smaller(
         asked = replace(asked, nodes_max=_fewer(found, fewest))
     # Nothing may be left at all. The message then says what the smallest plan needs.
     gpus = {name: max(fewest, left) for name, left in gpus.items()}
-    found = tried(replace(request, nodes_max=fewest, gpus_max=gpus), view)
+    found = tried(replace(request, nodes_max=fewest, gpus_max=gpus, cpus_max=0.0), view)
     return last if isinstance(found, _Unfit) and not found.nodes else found
 
 
 def _with_default_limit(request: Request, least: Bounds) -> Request:
-    """Return the request with the default CPU limit of the LimitRanges, which pods without a CPU limit get.
+    """Return the request with the CPU limit of the LimitRanges: their default, or the maximum for a pod, if lower.
 
-    Return the request unchanged if it has a CPU limit, or if there is no default. ``least``: values of the LimitRanges.
+    Return the request unchanged if it has a CPU limit, or if there is neither. ``least``: values of the LimitRanges.
     """
-    limit = least.limit.get("cpu")
-    if limit is None or request.cpu_limit_per_pod is not None:
+    limits = [each["cpu"] for each in (least.limit, least.most) if "cpu" in each]
+    if not limits or request.cpu_limit_per_pod is not None:
         return request
-    return replace(request, cpu_limit_per_pod=limit / 1000)
+    return replace(request, cpu_limit_per_pod=min(limits) / 1000)
 
 
 def _with_room(view: ClusterView, request: Request, least: Bounds) -> ClusterView:
@@ -168,6 +181,18 @@ def _gpus_left(limits: NamespaceLimits) -> dict[str, int]:
                 left = max(0, quota.left(f"requests.{resource}")) // 1000
                 found[name] = min(left, found.get(name, left))
     return found
+
+
+def _cpus_left(limits: NamespaceLimits) -> float | None:
+    """Return how many more CPUs the quotas allow pods to request; None if no quota limits them."""
+    left = [
+        max(0, quota.left(name)) / 1000
+        for quota in limits.quotas
+        if not quota.scopes
+        for name in ("cpu", "requests.cpu", "limits.cpu")
+        if name in quota.hard
+    ]
+    return min(left, default=None)
 
 
 def _fewer(found: _Unfit, fewest: int) -> int:

@@ -20,7 +20,7 @@ from dljob.job.plan.trainer import trainer_plan
 from dljob.job.queue import QueueSeen
 from dljob.job.scale_up import missing_nodes, plan_on_new_nodes, waiting_text
 from dljob.planner import Decision, Group, Infeasible, Request, RunningBatch
-from dljob.planner.candidates.pools import usable, useful_cpu
+from dljob.planner.candidates.pools import room_cpu, usable
 from dljob.planner.plan import plan
 from dljob.reconcile.parsed import ParsedJob
 from dljob.reconcile.planning.limits import within_limits
@@ -206,7 +206,7 @@ def _attempt(
     found = StoredPlan(
         plan=proposed,
         status=plan_status(spec, decision, proposed.number, proposed.digest(), (*parsed.defaulted, *prices)),
-        cpu_m={group.name: _cpu_m(group, nodes) for group in decision.chosen.groups},
+        cpu_m={group.name: _cpu_m(group, nodes, request) for group in decision.chosen.groups},
         memory_nbytes=prediction.host_memory_nbytes or max(2**29, prediction.memory_nbytes + 2**28),
         spec_digest=parsed.digest,
         spec=planned_fields(parsed.own_spec),
@@ -339,14 +339,16 @@ def _by_checkpoint(parsed: ParsedJob, current: Plan, proposed: Plan) -> Infeasib
     return None
 
 
-def _cpu_m(group: Group, nodes: Iterable[Node]) -> int:
+def _cpu_m(group: Group, nodes: Iterable[Node], request: Request) -> int:
     """Return the CPU request of a group's pods in thousandths of a core. ``nodes``: those that the job can use.
 
-    The request is what the plan needs, but at most half of the free CPU of a planned node, so that the pods fit. This
-    upper bound is never below ``useful_cpu`` of the node, because with less CPU ranks would be too slow.
+    It is that of the spec or, if unset, what the plan needs, but at most ``room_cpu`` of a planned node. A rank starts
+    a thread for each whole CPU of its part.
     """
+    if request.cpu_per_pod:
+        return max(1, ceil(1000 * request.cpu_per_pod))
     free = sorted((node for node in nodes if node.device == group.device), key=lambda node: -node.free_cpu)
-    room = min((max(useful_cpu(node.cpu), node.free_cpu / 2) for node in free[: group.nodes]), default=0.0)
+    room = min((room_cpu(node.cpu, node.free_cpu) for node in free[: group.nodes]), default=0.0)
     needed_m = ceil(100 * group.cpu_per_pod) * 10
     return max(50, min(needed_m, int(100 * room) * 10))
 

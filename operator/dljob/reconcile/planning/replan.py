@@ -192,9 +192,11 @@ def layout(accepted: StoredPlan) -> object:
     """Return the parts of a plan that can be improved only by a restart, as a value for comparing two plans.
 
     A running job adapts its local batch sizes itself, and it chooses its collective itself if the plan lets ranks
-    measure collectives. A different CPU request does not make steps faster, so the result does not contain it.
+    measure collectives. Of the CPU requests, only the number of threads makes a difference, which is the number of
+    whole CPUs of each rank.
     """
-    plan, places = accepted.plan, [replace(group, cpu_m=1) for group in accepted.groups]
+    plan = accepted.plan
+    places = [replace(group, cpu_m=1 if group.is_gpu else max(1, group.cores)) for group in accepted.groups]
     return places, plan.parallelism, plan.micro_batches, "measured" if plan.measure_collective else plan.collective
 
 

@@ -1,0 +1,136 @@
+"""Layouts: how many ranks a job runs on a node, and with how many CPUs each of them computes.
+
+On CPU nodes, few ranks with many cores save communication and memory, and many ranks with few cores lose less to code
+that more threads do not speed up. The planner compares both (``perf.step.core_scaling`` has the model).
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import log2
+
+from dljob.calibrate.learned import LearnedPoint
+from dljob.perf.step.core_scaling import CORES_SPREAD, CoreUse
+from dljob.planner.candidates.pools import Pool, cores_of_rank
+from dljob.planner.types import Request
+
+
+@dataclass(frozen=True)
+class Layout:
+    """``ranks``: number of ranks on each node. ``cores``: CPUs that each of them computes with; may be a fraction."""
+
+    ranks: int
+    cores: float
+
+    @property
+    def cpus(self) -> float:
+        return self.ranks * self.cores
+
+
+def ranks_per_node_choices(pool: Pool) -> list[int]:
+    """Return the numbers of ranks per GPU node to consider: every number of free GPUs of a node, and powers of two."""
+    most = pool.free[0]
+    return sorted({*set(pool.free), *_powers(most)})
+
+
+def layouts(pool: Pool, request: Request) -> list[Layout]:
+    """Return the layouts to consider on the nodes of a pool, those with the fewest CPUs first.
+
+    GPU nodes: ``ranks_per_node_choices``, with the requested CPUs for each rank. CPU nodes: all available CPUs, each
+    power of two below, and one CPU, each divided among 1, 2, 4, ... ranks, or one rank for each CPU. If the user sets
+    the CPU request of a pod (``request.cpu_per_pod``), only this number is divided.
+    """
+    if pool.is_gpu:
+        return [Layout(r, cores_of_rank(pool.cpu, r, request)) for r in ranks_per_node_choices(pool)]
+    found = {Layout(1, cores_of_rank(pool.cpu, 1, request))}
+    for cpus in _totals(pool, request):
+        for ranks in {*_powers(cpus), cpus}:
+            cores = cores_of_rank(pool.cpu, ranks, request) if request.cpu_per_pod else float(cpus // ranks)
+            found.add(Layout(ranks, cores))
+    whole = [each for each in found if each.ranks == 1 or each.cores >= 1]
+    return sorted(whole, key=lambda each: (each.cpus, each.ranks))
+
+
+def largest_layouts(pool: Pool, request: Request) -> list[Layout]:
+    """Return the layouts with the most CPUs for each number of ranks per node, for strategies that are slow to search.
+
+    On GPU nodes, these are all layouts.
+    """
+    most = {each.ranks: each for each in layouts(pool, request)}
+    return list(most.values())
+
+
+def with_ranks(pool: Pool, request: Request, ranks: int) -> list[Layout]:
+    """Return the layouts with ``ranks`` ranks on each node, which the user has fixed. There is at least one."""
+    found = {Layout(ranks, cores_of_rank(pool.cpu, ranks, request))}
+    if not pool.is_gpu and not request.cpu_per_pod:
+        found |= {Layout(ranks, float(cpus // ranks)) for cpus in _totals(pool, request) if cpus >= 2 * ranks}
+    return sorted(found, key=lambda each: each.cores)
+
+
+def _totals(pool: Pool, request: Request) -> set[int]:
+    """Return the numbers of whole CPUs of a CPU node that layouts divide among ranks."""
+    limit = min(pool.cpu, request.cpu_limit_per_pod or pool.cpu)
+    if request.cpu_per_pod:
+        return {max(1, int(min(request.cpu_per_pod, limit)))}
+    if request.cpus_max is not None:
+        limit = min(limit, request.cpus_max / max(1, request.nodes_min))
+    most, least = (int(min(limit, found)) for found in (max(pool.room_cpu), min(pool.room_cpu)))
+    return {each for each in (*_powers(most), most, least) if each >= 1}
+
+
+def nodes_with_room(pool: Pool, layout: Layout, request: Request) -> list[int]:
+    """Return the free main memory in bytes of each node on which a pod with this layout fits.
+
+    All nodes of the pool have room for one rank without a chosen number of CPUs, and for the CPU request of the spec.
+    """
+    if pool.is_gpu:
+        return [m for m, free in zip(pool.memory_nbytes, pool.free, strict=True) if free >= layout.ranks]
+    if request.cpu_per_pod or (layout.cores <= 1 and (layout.ranks == 1 or bool(request.fixed))):
+        return list(pool.memory_nbytes)
+    return [m for m, room in zip(pool.memory_nbytes, pool.room_cpu, strict=True) if room >= layout.cpus]
+
+
+def _powers(most: int) -> list[int]:
+    """Return 1, 2, 4, ... up to ``most``."""
+    return [1 << i for i in range(most.bit_length())]
+
+
+def measured_on(
+    points: Sequence[LearnedPoint],
+    layout: Layout,
+    step_s: Callable[[Layout, int], float],
+    unknown_cores: float = 1.0,
+) -> tuple[list[tuple[int, float]], float]:
+    """Return (batch, seconds) of the measured points for a layout on a CPU node, and the spread that they add.
+
+    Points of the same layout are returned as they are. If there are none, return those of the most similar measured
+    layout, multiplied by the predicted time with ``layout`` over that with their own layout. The spread is the standard
+    deviation of log(measured / predicted) of this factor; 0 for points of the same layout.
+
+    ``step_s``: function from a layout and a batch to the predicted seconds without measurements. ``unknown_cores``:
+    number of CPUs of points that do not state it, because a release measured them that gave a node one rank.
+    """
+    by_layout: dict[Layout, list[LearnedPoint]] = {}
+    unknown = Layout(1, max(1.0, float(int(unknown_cores))))
+    stated = [point for point in points if point.cores is not None]
+    for point in stated:
+        by_layout.setdefault(Layout(point.ranks, float(point.cores or 1)), []).append(point)
+    for point in points:
+        if point.cores is None and all(other.cores is None for other in by_layout.get(unknown, ())):
+            by_layout.setdefault(unknown, []).append(point)
+    if not by_layout:
+        return [], 0.0
+    nearest = min(by_layout, key=lambda each: (_distance(each, layout), each.cpus, each.ranks))
+    factors = {p.batch: step_s(layout, p.batch) / step_s(nearest, p.batch) for p in by_layout[nearest]}
+    found = [(p.batch, p.compute_s * (1.0 if nearest == layout else factors[p.batch])) for p in by_layout[nearest]]
+    return sorted(found), CORES_SPREAD * _distance(nearest, layout)
+
+
+def _distance(a: Layout, b: Layout) -> float:
+    """Return how many doublings of cores or of ranks lie between two layouts. A part of a CPU counts as one CPU."""
+    return abs(log2(max(1.0, a.cores) / max(1.0, b.cores))) + abs(log2(a.ranks / b.ranks))
+
+
+def use_of(pool: Pool, layout: Layout) -> CoreUse:
+    """Return the use of the cores of a CPU node by a layout."""
+    return CoreUse(layout.cores, layout.ranks, max(pool.cpu, layout.cpus))

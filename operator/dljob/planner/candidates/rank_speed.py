@@ -1,0 +1,115 @@
+"""Predicted speed of one rank, from measurements of its device, of similar devices or layouts, or from data sheets."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import hypot, log2
+
+from dljob.calibrate.learned import Learned, StepPoint
+from dljob.cluster import catalogue
+from dljob.cluster.catalogue import Device
+from dljob.perf.fit.curve import Curve
+from dljob.perf.step.compute import calibrated, catalogue_curve, scatter, update_s
+from dljob.perf.step.core_scaling import CORES_SPREAD
+from dljob.perf.step.step import SPREAD
+from dljob.perf.workload.workload import Workload
+from dljob.planner.candidates.node_layout import Layout, measured_on, use_of
+from dljob.planner.candidates.pools import Pool
+from dljob.planner.candidates.transfer import carried
+from dljob.planner.types import Request
+
+ASSUMED_SPREAD = 1.5
+"""Factor on the spread of a predicted computing time if the device is not in the catalogue.
+
+The spread is the standard deviation of log(measured / predicted)."""
+
+
+@dataclass(frozen=True)
+class RankSpeed:
+    """Predicted speed of a rank.
+
+    ``computing``: computing seconds over its batch, beside the other ranks of the node. ``slowdown``: factor by which
+    these slow it down. ``alone_s``: function from a measured step to the predicted computing seconds of one of its
+    ranks, if this rank had the node for itself. ``update_s``: seconds within ``computing`` for the update.
+    """
+
+    device: Device
+    computing: Curve
+    spread: float
+    slowdown: float
+    update_s: float
+    alone_s: Callable[[StepPoint], float]
+
+
+def rank_speed(
+    pool: Pool, layout: Layout, workload: Workload, request: Request, learned: Mapping[tuple[str, str], Learned]
+) -> RankSpeed:
+    """Return the speed of a rank on the nodes of ``pool`` with this layout, as ``options`` needs it."""
+    return (_gpu_speed if pool.is_gpu else _cpu_speed)(pool, layout, workload, request, learned)
+
+
+def _gpu_speed(
+    pool: Pool, layout: Layout, workload: Workload, request: Request, learned: Mapping[tuple[str, str], Learned]
+) -> RankSpeed:
+    profile = request.profile or request.model or ""
+    known, device = learned.get((profile, pool.device)), catalogue.gpu_or_assumed(pool.device)
+    points = [(p.batch, p.compute_s) for p in known.points] if known else []
+    if points:
+        spread = _measured_spread(points)
+    else:
+        points, spread = carried(profile, pool.device, workload, learned)
+        if not points:
+            spread = SPREAD["catalogue"] * (ASSUMED_SPREAD if device.assumed else 1.0)
+    if known is not None and known.compute_spread is not None:
+        spread = known.compute_spread
+    slowdown = known.contention.slowdown(layout.ranks) if known else 1.0
+    alone = calibrated(catalogue_curve(workload, device, layout.cores), points)
+    updating_s = 0.0 if points else update_s(workload, device)
+    return RankSpeed(device, alone.scaled(slowdown), spread, slowdown, updating_s, lambda s: alone.seconds(s.batch))
+
+
+def _cpu_speed(
+    pool: Pool, layout: Layout, workload: Workload, request: Request, learned: Mapping[tuple[str, str], Learned]
+) -> RankSpeed:
+    """Return the speed of a rank on CPUs, from points of its layout, of another layout, or from the regression."""
+    known = learned.get((request.profile or request.model or "", pool.device))
+    use, whole = use_of(pool, layout), catalogue.cpu(pool.device, layout.cores)
+    # Each exchange through shared memory reads and writes the data twice.
+    shared_Bps = whole.memory_bandwidth_Bps * use.memory_part / 4
+    device = replace(
+        whole,
+        memory_bandwidth_Bps=whole.memory_bandwidth_Bps * use.memory_part,
+        peer_bandwidth_Bps=min(whole.peer_bandwidth_Bps, max(shared_Bps, whole.peer_bandwidth_Bps / layout.ranks)),
+    )
+    curves: dict[Layout, Curve] = {}
+
+    def predicted_on(each: Layout) -> Curve:
+        if each not in curves:
+            curves[each] = catalogue_curve(workload, catalogue.cpu(pool.device, each.cores), use=use_of(pool, each))
+        return curves[each]
+
+    def measured(each: Layout) -> tuple[Curve, list[tuple[int, float]], float]:
+        points, added = measured_on(
+            known.points if known else (), each, lambda at, b: predicted_on(at).seconds(b), request.cpu_per_pod or 1.0
+        )
+        return calibrated(predicted_on(each), points), points, added
+
+    computing, points, added = measured(layout)
+    if known is not None and known.compute_spread is not None:
+        spread = hypot(known.compute_spread, added)
+    elif points:
+        spread = hypot(_measured_spread(points), added)
+    else:
+        spread = hypot(SPREAD["catalogue"], CORES_SPREAD * log2(max(1.0, layout.cores)))
+    slowdown = predicted_on(layout).slope_s / predicted_on(Layout(1, layout.cores)).slope_s
+
+    def alone_s(step: StepPoint) -> float:
+        return measured(Layout(1, float(step.place.cores or max(1, int(request.cpu_per_pod or 1)))))[0].seconds(
+            step.batch
+        )
+
+    updating_s = 0.0 if points else update_s(workload, device, use)
+    return RankSpeed(device, computing, spread, max(1.0, slowdown), updating_s, alone_s)
+
+
+def _measured_spread(points: Sequence[tuple[int, float]]) -> float:
+    return hypot(SPREAD["profile"], scatter(points))
