@@ -35,6 +35,7 @@ from dljob.reconcile import (
     node_faults,
     parse_observed,
     reconcile,
+    with_pace,
     with_secrets,
 )
 from dljob.render import Names, RenderConfig
@@ -161,7 +162,7 @@ class Controller:
         parsed = None if observed.job.deleting else await self._parsed(observed)
         if parsed is not None:
             observed = self._with_priority_class(await self._with_left_out(parsed), parsed)
-            parsed = replace(parsed, observed=observed)
+            parsed = with_pace(replace(parsed, observed=observed), self._now())
             unplanned = None if needs_view(observed, parsed, self._now()) else parsed
             grew = self._planning.capacity_grew(key, unplanned)
             observed = replace(observed, capacity_grew=grew, room_for=self._planning.room_for(key))
@@ -380,16 +381,18 @@ class Controller:
 
     def count_jobs(self) -> None:
         """Set the gauges of jobs by phase, of deadlines, of nodes that are left out, and of the work queue's depth."""
-        counts, deadlines = dict.fromkeys(PHASES, 0), list[str]()
+        counts, deadlines, slacks_s = dict.fromkeys(PHASES, 0), list[str](), list[float]()
         for job in self._cache.jobs():
             phase = (job.status or {}).get("phase") or "Pending"
             if phase in counts:
                 counts[phase] += 1
+            if (slack_s := ((job.status or {}).get("forecast") or {}).get("deadlineSlackSeconds")) is not None:
+                slacks_s.append(slack_s)
             if phase not in ("Complete", "Failed") and (job.spec.get("scheduling") or {}).get("finishBy"):
                 conditions = (job.status or {}).get("conditions") or ()
                 found = (c.get("status") for c in conditions if c.get("type") == DEADLINE)
                 deadlines.append(str(next(found, "Unknown")))
-        self._metrics.count_deadlines(deadlines)
+        self._metrics.count_deadlines(deadlines, slacks_s)
         for phase, number in counts.items():
             self._metrics.jobs.labels(phase).set(number)
         self._metrics.count_left_out(self._node_faults.active(self._now()))

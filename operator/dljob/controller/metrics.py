@@ -5,6 +5,7 @@ A job's name is never a label, because its time series would still exist after t
 
 from collections import Counter as Counts
 from collections.abc import Iterable, Sequence
+from math import nan
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -21,7 +22,7 @@ from dljob.status import find, is_true
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST
 PHASES = tuple(phase.value for phase in Phase)
-_RESIZES = ("BetterPlan", "DevicesReassigned", "NodesGone")
+_RESIZES = ("BetterPlan", "DeadlineAtRisk", "DevicesReassigned", "NodesGone")
 _RESULTS = ("ok", "rejected", "error")
 
 
@@ -144,6 +145,18 @@ class Metrics:
             ["feasible"],
             registry=registry,
         )
+        self.deadline_slack_s = Gauge(
+            f"{prefix}_deadline_slack_seconds",
+            "Least slack of all jobs that train with a deadline: seconds from the predicted end (90th percentile) to "
+            "the deadline. NaN without such a job. If it is negative, see the condition DeadlineAtRisk of the jobs.",
+            registry=registry,
+        )
+        self.deadlines_at_risk = Gauge(
+            f"{prefix}_deadlines_at_risk",
+            "Jobs that train and will probably miss their deadline. If it is not 0, see the condition DeadlineAtRisk "
+            "of the jobs.",
+            registry=registry,
+        )
         self.plan_error = Histogram(
             f"{prefix}_plan_step_error_ratio",
             "(predicted - measured) / measured step time of finished jobs. If it is far from 0, see the docs on "
@@ -181,9 +194,10 @@ class Metrics:
         )
         self.resizes = Counter(
             f"{prefix}_resizes",
-            "Running jobs that moved to another plan, by reason: BetterPlan (nodes became free), DevicesReassigned "
-            "(other jobs gain more from the devices, with queue.assignment: Together) or NodesGone. If jobs move "
-            "often, nodes or jobs come and go; planning.resize: Never lets a job keep its plan.",
+            "Running jobs that moved to another plan, by reason: BetterPlan (it ends sooner, or with less energy or "
+            "cost), DeadlineAtRisk (the former plan missed the deadline), DevicesReassigned (other jobs gain more from "
+            "the devices, with queue.assignment: Together) or NodesGone. If jobs move often, nodes or jobs come "
+            "and go; planning.resize: Never lets a job keep its plan.",
             ["reason"],
             registry=registry,
         )
@@ -278,11 +292,14 @@ class Metrics:
             self.queue_start_s.labels(position, "p90").set(choose((each.p90 for each in starts), default=0.0))
         self.without_forecast.set(unknown)
 
-    def count_deadlines(self, statuses: Iterable[str]) -> None:
-        """Set the gauge of jobs with a deadline.
+    def count_deadlines(self, statuses: Iterable[str], slacks_s: Sequence[float] = ()) -> None:
+        """Set the gauges of jobs with a deadline.
 
-        ``statuses``: for each such job, the status (True, False or Unknown) of its condition DeadlineFeasible.
+        ``statuses``: for each job with finishBy, the status (True, False or Unknown) of its condition DeadlineFeasible.
+        ``slacks_s``: for each job that trains with a deadline, the seconds from its predicted end to the deadline.
         """
+        self.deadline_slack_s.set(min(slacks_s, default=nan))
+        self.deadlines_at_risk.set(sum(slack_s < 0 for slack_s in slacks_s))
         counts = Counts(statuses)
         for status in ConditionStatus:
             self.deadlines.labels(status.value).set(counts[status.value])

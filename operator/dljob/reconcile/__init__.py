@@ -8,6 +8,7 @@ from dljob.reconcile.desired import Desired, RunMeasurements, Scale, Target, Wor
 from dljob.reconcile.forecasts import CONDITION as DEADLINE
 from dljob.reconcile.node_faults import node_faults
 from dljob.reconcile.parsed import ParsedJob, parse_observed, with_secrets
+from dljob.reconcile.planning.rest import with_pace
 
 __all__ = [
     "DEADLINE",
@@ -22,5 +23,6 @@ __all__ = [
     "node_faults",
     "parse_observed",
     "reconcile",
+    "with_pace",
     "with_secrets",
 ]

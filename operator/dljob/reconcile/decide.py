@@ -9,11 +9,13 @@ from dljob.job.plan.stored import StoredPlan
 from dljob.planner import Infeasible
 from dljob.reconcile import failure_conditions, node_faults, run, storage_evictions
 from dljob.reconcile.admission import gang, kueue, preempted, priority_class
+from dljob.reconcile.deadline_risk import with_deadline_risk
 from dljob.reconcile.desired import Desired, Draft
 from dljob.reconcile.fence import fence, stop
 from dljob.reconcile.forecasts import deadline_in_s, place_of, queue_text, with_forecasts
 from dljob.reconcile.parsed import ParsedJob, parse_observed
 from dljob.reconcile.planning import make_plan, replan, resize
+from dljob.reconcile.planning.rest import with_pace
 from dljob.reconcile.rollout import bring_up, in_force, quiet
 from dljob.reconcile.spec_changes import after_end
 from dljob.reconcile.volume import blocks, volume_ready
@@ -62,7 +64,9 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: P
     """
     if observed.job.deleting:
         return Desired()  # The garbage collector deletes the job's objects by their owner references.
-    parsed = replace(parsed, observed=observed) if parsed else parse_observed(observed, defaults=config.job_defaults)
+    if parsed is None:
+        parsed = with_pace(parse_observed(observed, defaults=config.job_defaults), now)
+    parsed = replace(parsed, observed=observed)
     draft = Draft()
     if parsed.finished:
         job = observed.job
@@ -326,7 +330,7 @@ def _finish(
         parsed.observed, parsed.before, draft.verdicts, accepted, parsed.report, now,
         wanted=draft.wanted, start_timeouts=draft.start_timeouts, preemptions=draft.preemptions, plan_only=plan_only,
     )  # fmt: skip
-    status = with_forecasts(parsed, status, now)
+    status = with_deadline_risk(parsed, with_forecasts(parsed, status, now), now)
     if (left_s := deadline_in_s(parsed, now)) is not None:
         draft.requeue_in(left_s)
     return Desired(

@@ -16,7 +16,7 @@ from dljob.job.observed import Outlook
 from dljob.job.plan.status import figures
 from dljob.job.remaining import remaining
 from dljob.reconcile.parsed import ParsedJob
-from dljob.reconcile.planning.replan import START_UP_S
+from dljob.reconcile.planning.rest import START_UP_S, deadline_of
 from dljob.scheduling import UNKNOWN
 from dljob.status import FALSE, TRUE, Verdict, find, is_true
 from dljob.status import UNKNOWN as NOT_KNOWN
@@ -64,12 +64,14 @@ def with_forecasts(parsed: ParsedJob, status: DLJobStatus, now: datetime) -> DLJ
 
 
 def deadline_in_s(parsed: ParsedJob, now: datetime) -> float | None:
-    """Return the seconds until DeadlineFeasible must be updated, because the deadline passes.
+    """Return the seconds until DeadlineFeasible or DeadlineAtRisk must be updated, because a deadline passes.
 
-    Return None if the job has ended, has no deadline, or if the deadline has passed already.
+    Return None if the job has ended, has no deadline, or if its deadlines have passed already.
     """
-    finish_by = parsed.spec.scheduling.finish_by if parsed.spec is not None and not parsed.finished else None
-    return (finish_by - now).total_seconds() + 1.0 if finish_by is not None and finish_by >= now else None
+    if parsed.spec is None or parsed.finished:
+        return None
+    times = (parsed.spec.scheduling.finish_by, deadline_of(parsed.spec, parsed.before))
+    return min(((at - now).total_seconds() + 1.0 for at in times if at is not None and at >= now), default=None)
 
 
 def steady(shown: datetime | None, found: datetime | None, now: datetime) -> datetime | None:

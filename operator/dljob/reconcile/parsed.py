@@ -52,6 +52,10 @@ class ParsedJob:
     """Result of ``make_plan.decide`` that was computed earlier; None: not computed yet."""
     queued: bool = False
     """True if Kueue decides when the job's pods run."""
+    pace_s: float | None = None
+    """Deadline in seconds for the prediction of a whole training by the next plan (``planning.rest.with_pace``).
+
+    None: ``spec.objective.deadline`` applies."""
     within: Within | None = None
     """What Kueue admitted, if it admitted fewer pods than the plan has; the job must then be planned again."""
 

@@ -19,6 +19,15 @@ from dljob.scheduling.limits.charges import Charge, object_charge, pod_charge
 from dljob.scheduling.limits.limit_ranges import LimitRange
 from dljob.scheduling.limits.quotas import NO_LIMITS, NamespaceLimits, Quota
 from dljob.scheduling.order import QueuedJob, QueuePolicy, dominant_share, latest_start
+from dljob.scheduling.pace import (
+    Move,
+    Rest,
+    move_reason,
+    pace_changed,
+    pace_deadline_s,
+    rest_after_move,
+    rest_with_measured,
+)
 from dljob.scheduling.preemption import PROTECTED_S, Preemptible, victims
 from dljob.scheduling.requests import NOTHING, Requests, amount, pod_requests
 from dljob.scheduling.reservations import Reservation, without_reserved
@@ -38,6 +47,7 @@ __all__ = [
     "Interval",
     "Ledger",
     "LimitRange",
+    "Move",
     "NamespaceLimits",
     "NodeCapacity",
     "PossiblePlan",
@@ -49,6 +59,7 @@ __all__ = [
     "Requests",
     "Reservation",
     "ReservationBook",
+    "Rest",
     "RunningJob",
     "Shadow",
     "Shares",
@@ -62,9 +73,14 @@ __all__ = [
     "in_order_of_ends",
     "interval",
     "latest_start",
+    "move_reason",
     "object_charge",
+    "pace_changed",
+    "pace_deadline_s",
     "pod_charge",
     "pod_requests",
+    "rest_after_move",
+    "rest_with_measured",
     "shadow",
     "start_in_s",
     "victims",

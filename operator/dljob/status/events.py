@@ -8,7 +8,7 @@ from typing import Literal
 from dljob.api import Condition
 from dljob.status.conditions import FALSE, TRUE, find
 
-_BAD_WHEN_TRUE = {"Failed", "DeviceMismatch", "PlanContradicted", "NodeFaulty", "StorageExceeded"}
+_BAD_WHEN_TRUE = {"Failed", "DeviceMismatch", "PlanContradicted", "NodeFaulty", "StorageExceeded", "DeadlineAtRisk"}
 _QUIET = {
     "Starting", "NotStarted", "Stopping", "Stopped", "Finished", "Suspending", "NotSuspended", "Binding",
     "FetchingDataset", "NoPlan", "Suspended", "WorkloadAbsent", "NotWorthwhile", "Preempting",
@@ -58,7 +58,10 @@ def events(before: Iterable[Condition], after: Iterable[Condition]) -> tuple[Eve
     interest to users, such as those with the reasons in ``_QUIET``, cause no event.
     """
     before = tuple(before)
-    return tuple(_event(new) for new in after if _is_news(find(before, new.type), new))
+    news = [new for new in after if _is_news(find(before, new.type), new)]
+    # Both conditions about deadlines notice that finishBy passes. One event about it is enough.
+    posted = {new.reason for new in news if new.type == "DeadlineFeasible"}
+    return tuple(_event(new) for new in news if new.type != "DeadlineAtRisk" or new.reason not in posted)
 
 
 def _is_news(old: Condition | None, new: Condition) -> bool:

@@ -120,7 +120,6 @@ class TestGrow:
         [
             ({"planning": {"resize": "Never"}}, {}),
             ({"scheduling": {"disruption": "Avoid"}}, {}),
-            ({"objective": {"minimize": "Energy"}}, {}),
             ({"checkpoint": {"enabled": False}}, {}),
             ({"planning": {"mode": "Fixed", "groups": [{"device": "cpu", "nodes": 2}]}, "nodes": {"min": 2}}, {}),
             (TORCHRUN, {}),
@@ -132,7 +131,7 @@ class TestGrow:
             ({}, {"mismatches": [Mismatch(rank=1, planned="cpu", found="other")]}),
         ],
         ids=[
-            "resize Never", "disruption Avoid", "for energy", "no checkpoints", "fixed", "torchrun", "first steps", "not measured",
+            "resize Never", "disruption Avoid", "no checkpoints", "fixed", "torchrun", "first steps", "not measured",
             "last minutes", "another plan's report", "restarting", "other devices",
         ],
     )  # fmt: skip

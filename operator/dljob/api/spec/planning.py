@@ -87,8 +87,9 @@ class Objective(ApiModel):
     deadline: Annotated[
         Duration | None,
         Field(
-            description="Longest run time, such as 2h. The predicted p90 run time of the plan must not exceed this "
-            "deadline."
+            description="Longest run time, such as 2h, counted from status.startTime. The predicted p90 run time of "
+            "the plan must not exceed this deadline. While the job runs, the condition DeadlineAtRisk compares the "
+            "remaining steps with the remaining time."
         ),
     ] = None
 
@@ -130,9 +131,10 @@ class Planning(ApiModel):
     resize: Annotated[
         Resize | None,
         Field(
-            description="Auto (default): the running job moves to a better plan when nodes become free and the gain "
-            "repays the restart, and to a smaller plan when its nodes are gone for good. Never: the job keeps its "
-            "plan. This field has no effect with other modes than Auto."
+            description="Auto (default): the running job moves to a better plan when nodes become free, or when "
+            "it is late or early for its deadline, and the gain repays the restart. It moves to a smaller plan when "
+            "its nodes are gone for good. Never: the job keeps its plan. This field has no effect with other modes "
+            "than Auto."
         ),
     ] = None
     uneven: Annotated[

@@ -35,8 +35,8 @@ class Condition(ApiModel):
     """metav1.Condition.
 
     Types in use: Accepted, PriorityClassFound, Planned, Admitted, VolumeReady, PodsReady, Running, Suspended,
-    Preempted, Resizing, PlanContradicted, NodeFaulty, DeviceMismatch, ReportValid, DeadlineFeasible, StorageExceeded,
-    Complete, Failed.
+    Preempted, Resizing, PlanContradicted, NodeFaulty, DeviceMismatch, ReportValid, DeadlineFeasible, DeadlineAtRisk,
+    StorageExceeded, Complete, Failed.
     """
 
     type: Annotated[str, Field(max_length=316)]

@@ -63,6 +63,14 @@ class RunForecast(ApiModel):
             "time.",
         ),
     ]
+    deadline_slack_seconds: Annotated[
+        float | None,
+        Field(
+            description="Time from the predicted end of the training (90th percentile) to its deadline: the earlier of "
+            "objective.deadline and scheduling.finishBy. Negative: the job is predicted to end too late. Unset for a "
+            "job without a deadline, or that does not train."
+        ),
+    ] = None
     sizes: Annotated[
         tuple[ForecastSize, ...],
         Field(

@@ -133,7 +133,7 @@ class Planning:
             return True
         if self._assigning.of(key) is not None and not missing:
             return False  # It grows only as part of an assignment.
-        due = self._turns.due(key, self._growth.count(matters), now_s, missing=missing)
+        due = self._turns.due(key, self._growth.count(matters), now_s, missing=missing, pace_s=parsed.pace_s)
         if not due or self._asked or self._current is not None or self._others_wait(key, matters):
             return False
         self._turns.current = key
@@ -278,7 +278,7 @@ class Planning:
         finally:
             self._current = None
         self._metrics.planned(self._clock() - began, None if decision is None else not isinstance(decision, Infeasible))
-        self._turns.planned(key, growth, self._clock())
+        self._turns.planned(key, growth, self._clock(), question.pace_s)
         # A job that could grow reserves nothing before it has decided to move.
         reserved = self._turns.current != key and self._reserving.reserve(key, question, decision)
         self._look()

@@ -11,6 +11,7 @@ from dljob.job.waiting import devices_waited_for
 from dljob.kube import JobKey
 from dljob.planner.candidates.pools import usable, wanted
 from dljob.reconcile import ParsedJob
+from dljob.scheduling import pace_changed
 
 LOOK_AGAIN_S = 30.0
 """Minimum seconds between two searches for a better plan of one running job, however often capacity grows."""
@@ -42,6 +43,8 @@ class Turns:
         """The job that has the turn: it is planned again now to see whether it can grow. None: no job has it."""
         self._planned_at: dict[JobKey, int] = {}
         """For each job, how often capacity that it could use had grown (``Growth.count``) when it was last planned."""
+        self._paces_s: dict[JobKey, float | None] = {}
+        """For each job, the deadline with which it was last planned (``ParsedJob.pace_s``)."""
         self._looked_s: dict[JobKey, float] = {}
         self._waiting: tuple[float, list[Sequence[str]]] = (-inf, [])
         """When the jobs that wait for capacity were listed, and ``spec.devices`` of each (empty: any device)."""
@@ -50,14 +53,15 @@ class Turns:
         """Return True if the last turn of a job was so long ago that it may have the next one, or if it had none."""
         return self._since_s(key, now_s) >= max(LOOK_AGAIN_S, len(self._looked_s) / LOOKS_PER_S)
 
-    def due(self, key: JobKey, growth: int, now_s: float, *, missing: bool) -> bool:
+    def due(self, key: JobKey, growth: int, now_s: float, *, missing: bool, pace_s: float | None = None) -> bool:
         """Return True if a turn of a job could lead to a better plan.
 
-        This is the case if capacity that the job could use has grown since the job was last planned. ``growth``: how
-        often it has grown so far. ``missing``: True if not all of the job's pods run. Such a job is also due
-        ``LOOK_AGAIN_MISSING_S`` after its last turn.
+        This is the case if capacity that the job could use has grown since the job was last planned, or if its
+        remaining steps now need another pace to meet its deadline. ``growth``: how often it has grown so far.
+        ``pace_s``: the deadline for the job's next plan (``ParsedJob.pace_s``). ``missing``: True if not all of the
+        job's pods run. Such a job is also due ``LOOK_AGAIN_MISSING_S`` after its last turn.
         """
-        grew = growth > self._planned_at.get(key, -1)
+        grew = growth > self._planned_at.get(key, -1) or pace_changed(self._paces_s.get(key), pace_s)
         return grew or (missing and self._since_s(key, now_s) >= LOOK_AGAIN_MISSING_S)
 
     def _since_s(self, key: JobKey, now_s: float) -> float:
@@ -78,9 +82,9 @@ class Turns:
         """Return True if a job waits that could use one of these device types, according to the last list."""
         return any(not names or wanted(device, names) for device in devices for names in self._waiting[1])
 
-    def planned(self, key: JobKey, growth: int, now_s: float) -> None:
-        """Note that a job was planned now, in its turn or for another reason. ``growth``: as for ``due``."""
-        self._planned_at[key] = growth
+    def planned(self, key: JobKey, growth: int, now_s: float, pace_s: float | None = None) -> None:
+        """Note that a job was planned now, in its turn or for another reason. The arguments are those of ``due``."""
+        self._planned_at[key], self._paces_s[key] = growth, pace_s
         if self.current == key:
             self._looked_s[key] = now_s
 
@@ -93,11 +97,13 @@ class Turns:
         """Forget a job that no longer exists."""
         self.end(key)
         self._planned_at.pop(key, None)
+        self._paces_s.pop(key, None)
         self._looked_s.pop(key, None)
 
     def clear(self) -> None:
         self.current = None
         self._planned_at.clear()
+        self._paces_s.clear()
         self._looked_s.clear()
 
 

@@ -47,7 +47,7 @@ MAX_NAMED = 5
 
 _IN_EACH_RECONCILE = {
     "Accepted", "Admitted", "Planned", "VolumeReady", "PodsReady", "Running", "ReportValid", "Suspended",
-    "Preempted", "PriorityClassFound", "DeadlineFeasible",
+    "Preempted", "PriorityClassFound", "DeadlineFeasible", "DeadlineAtRisk",
 }  # fmt: skip
 """Conditions that do not affect a plan, and that change while a job starts, runs or waits."""
 ANY_SET = SetSeen("", "", 0, "")
@@ -144,6 +144,7 @@ def _decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
     request = planner_request(
         job.name, spec, _running_batch(parsed), prices_of(given), topology_of(given), spot_of(given)
     )
+    request = request if parsed.pace_s is None else replace(request, deadline_s=parsed.pace_s)
     splitting_disabled = _model_parallelism_was_slow(parsed)
     if splitting_disabled:
         request = replace(request, no_split_reason=MODEL_PARALLELISM_WAS_SLOW)

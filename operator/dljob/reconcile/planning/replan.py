@@ -20,6 +20,7 @@ from dljob.reconcile import run
 from dljob.reconcile.desired import Draft
 from dljob.reconcile.parsed import ParsedJob
 from dljob.reconcile.planning import make_plan
+from dljob.reconcile.planning.rest import START_UP_S, judge
 from dljob.reconcile.rollout import quiet
 from dljob.reconcile.volume import blocks, volume_ready
 from dljob.render import RenderConfig
@@ -36,8 +37,6 @@ LEARNING_S = 5.0
 
 The operator plans with cached profiles, and a watch of the API server must first bring the updates into the cache.
 """
-START_UP_S = 20.0
-"""Seconds that a change of the plan is assumed to take if the job's own start-up time was not measured."""
 MAX_REPLANS = 3
 """Maximum number of replans for one spec. After that many wrong predictions, another one is unlikely to be better."""
 
@@ -89,7 +88,7 @@ def replan(parsed: ParsedJob, draft: Draft, config: RenderConfig, now: datetime)
         if wait_s > 0 or not make_plan.ready(parsed):
             draft.requeue_in(max(wait_s, 0.0))
         else:
-            draft.verdicts.append(_judged(parsed, accepted, report, config, text))
+            draft.verdicts.append(_judged(parsed, accepted, report, config, text, now))
             draft.requeue_in(0.0)
     return accepted
 
@@ -106,18 +105,13 @@ def reset_contradiction(parsed: ParsedJob, draft: Draft, new: StoredPlan) -> Non
 
 
 def _may(parsed: ParsedJob) -> bool:
-    """Return True if the job may be replanned.
-
-    Plans that the user fixed are never replaced. Plans that minimize energy or cost are not replaced either, because
-    a run measures neither energy nor cost.
-    """
+    """Return True if the job may be replanned. Plans that the user fixed are never replaced."""
     spec, accepted = parsed.spec, parsed.accepted
     return (
         spec is not None
         and accepted is not None
         and not spec.suspend
         and spec.planning.mode is PlanningMode.AUTO
-        and spec.objective.minimize is Minimize.TIME
         and accepted.spec_digest == parsed.digest
         and accepted.replans - (accepted.resizes or 0) < MAX_REPLANS
     )
@@ -147,16 +141,24 @@ def _contradiction(parsed: ParsedJob, accepted: StoredPlan, report: Report, now:
     return f"plan {accepted.plan.number}: found a step time of {report.step_s:.3g} s; expected {p90_s:.3g} s (p90)"
 
 
-def _judged(parsed: ParsedJob, accepted: StoredPlan, report: Report, config: RenderConfig, text: str) -> Verdict:
+def _judged(
+    parsed: ParsedJob, accepted: StoredPlan, report: Report, config: RenderConfig, text: str, now: datetime
+) -> Verdict:
     """Return the condition PlanContradicted after a search for a better plan.
 
-    Another plan is better if it finishes the training sooner, including the time for the change of plan. ``text``
-    describes the contradiction and becomes part of the message.
+    Another plan is better if it finishes the training sooner, including the time for the change of plan. If the job
+    minimizes energy or cost, ``rest.judge`` says whether it is better. ``text`` describes the contradiction and becomes
+    part of the message.
     """
-    assert report.step_s is not None
+    assert report.step_s is not None and parsed.spec is not None
     other = _other(parsed, accepted, config)
     if isinstance(other, str):
         return Verdict(CONDITION, TRUE, "NoBetterPlan", f"{text}; {other}")
+    if parsed.spec.objective.minimize is not Minimize.TIME:
+        why, figures = judge(parsed, other, now)
+        return Verdict(
+            CONDITION, TRUE, "Replanning" if why else "NoBetterPlan", f"{text}; {other.status.summary}: {figures}"
+        )
     left, startup = max(0, report.steps - report.step), parsed.before.startup
     switch_s = (startup.total_seconds if startup else None) or START_UP_S
     again = left if accepted.plan.checkpoint.enabled else report.steps  # Without checkpoints, step 0 follows.

@@ -2,7 +2,9 @@
 
 The condition Resizing stores the state of a move. True:
 
-- BetterPlan: with nodes that have become free, another plan ends the training sooner, the restart included.
+- BetterPlan: another plan ends the training sooner, the restart included; or with less energy or cost, if the job
+  minimizes that. Nodes have become free, or the time to the deadline has changed against the remaining steps.
+- DeadlineAtRisk: the job minimizes energy or cost, its plan misses the deadline, and another plan meets it.
 - DevicesReassigned: all jobs together gain if this one continues on other or fewer devices (the chart value
   ``queue.assignment: Together``).
 - NodesGone: pods find no node for ``spec.scheduling.startTimeout``, and without them the job does not train.
@@ -15,7 +17,7 @@ The pods of the old plan write a checkpoint and stop. False:
 
 from datetime import datetime
 
-from dlcontract import Report, RunPhase
+from dlcontract import RunPhase
 from dljob.api import Disruption, Minimize, PlanningMode, Resize
 from dljob.api.spec.spec import DLJobSpec
 from dljob.job.plan.stored import StoredPlan
@@ -23,12 +25,12 @@ from dljob.planner import Infeasible
 from dljob.reconcile.admission import gang
 from dljob.reconcile.desired import Draft
 from dljob.reconcile.parsed import ParsedJob
-from dljob.reconcile.planning import make_plan
-from dljob.reconcile.planning.replan import START_UP_S, layout
+from dljob.reconcile.planning import make_plan, rest
+from dljob.reconcile.planning.replan import layout
 from dljob.reconcile.rollout import quiet
 from dljob.reconcile.volume import blocks, volume_ready
 from dljob.render import RenderConfig
-from dljob.scheduling import MIN_LEFT_S, Gain, gain
+from dljob.scheduling import MIN_LEFT_S, Gain, Move, gain
 from dljob.status import FALSE, TRUE, Verdict, find, is_true
 
 CONDITION = "Resizing"
@@ -36,6 +38,9 @@ MIN_STEPS = 20
 """Number of steps of a job before it can grow. The first ones are slow, and the gain depends on measured steps."""
 MIN_BETWEEN_S = 600.0
 """Seconds between two moves of a job that trains. Restarts of up to a minute cost a tenth of that or less."""
+
+MIN_RESTARTS_BETWEEN = 10
+"""Minimum time between two moves of a job that is late for its deadline, in durations of its restart."""
 
 
 def undecided(parsed: ParsedJob, now: datetime | None = None) -> bool:
@@ -51,8 +56,13 @@ def undecided(parsed: ParsedJob, now: datetime | None = None) -> bool:
 
 
 def may_move(parsed: ParsedJob, now: datetime) -> bool:
-    """Return True if a job that trains may restart on other devices now, to finish sooner or to help other jobs."""
-    return _may(parsed) and not parsed.queued and _can_grow(parsed, now)
+    """Return True if a job that trains may restart on other devices now, to finish sooner or to help other jobs.
+
+    Jobs that minimize energy or cost may not, because an assignment of devices compares times.
+    """
+    spec = parsed.spec
+    for_time = spec is not None and spec.objective.minimize is Minimize.TIME
+    return for_time and _may(parsed) and not parsed.queued and _can_grow(parsed, now)
 
 
 def resize(parsed: ParsedJob, draft: Draft, config: RenderConfig, now: datetime) -> StoredPlan | None:
@@ -93,14 +103,26 @@ def resize(parsed: ParsedJob, draft: Draft, config: RenderConfig, now: datetime)
             )
         )
         return None
-    return _grow(parsed, draft, other, change)
+    return _grow(parsed, draft, other, change, now)
 
 
-def _grow(parsed: ParsedJob, draft: Draft, other: StoredPlan, change: str) -> StoredPlan | None:
+def _grow(parsed: ParsedJob, draft: Draft, other: StoredPlan, change: str, now: datetime) -> StoredPlan | None:
     """Return the plan ``other`` if the job moves to it now; otherwise None. Add the condition Resizing with the gain.
 
     ``change``: text about the two plans for the condition.
     """
+    assert parsed.spec is not None
+    if parsed.spec.objective.minimize is not Minimize.TIME:
+        why, figures = rest.judge(parsed, other, now)
+        if why is None:
+            draft.verdicts.append(Verdict(CONDITION, FALSE, "NotWorthwhile", f"{change}; {figures}"))
+            return None
+        is_late = why is Move.LATE
+        draft.verdicts.append(
+            Verdict(CONDITION, TRUE, "DeadlineAtRisk" if is_late else "BetterPlan", f"{change}; {figures}")
+        )
+        draft.requeue_in(0.0)
+        return other if _moves(parsed) else None
     found, left = _gain(parsed, other)
     times = (
         f"the remaining {left} steps take {found.stay_s:.3g} s with this plan, "
@@ -221,6 +243,7 @@ def _can_grow(parsed: ParsedJob, now: datetime | None, *, moving: bool = False) 
     if spec is None or accepted is None or report is None or not _lets_grow(spec, accepted):
         return False
     conditions = parsed.before.conditions
+    is_late = spec.objective.minimize is not Minimize.TIME and (now is None or rest.late(parsed, now))
     if (
         report.phase is not RunPhase.RUNNING
         or report.plan_number != accepted.plan.number
@@ -228,7 +251,7 @@ def _can_grow(parsed: ParsedJob, now: datetime | None, *, moving: bool = False) 
         or not accepted.plan.model.resumes
         or report.step < MIN_STEPS
         or report.step_s is None
-        or (report.steps - report.step) * report.step_s < MIN_LEFT_S
+        or ((report.steps - report.step) * report.step_s < MIN_LEFT_S and not is_late)
         or not is_true(conditions, "Running")
     ):
         return False
@@ -244,18 +267,18 @@ def _can_grow(parsed: ParsedJob, now: datetime | None, *, moving: bool = False) 
     last = find(conditions, CONDITION)
     if moving or now is None or not accepted.resizes or last is None:
         return True
-    return (now - last.last_transition_time).total_seconds() >= MIN_BETWEEN_S
+    between_s = min(MIN_BETWEEN_S, MIN_RESTARTS_BETWEEN * rest.restart_s(parsed)) if is_late else MIN_BETWEEN_S
+    return (now - last.last_transition_time).total_seconds() >= between_s
 
 
 def _lets_grow(spec: DLJobSpec, accepted: StoredPlan) -> bool:
     """Return True if restarts for a better plan are allowed, and the job then continues from a checkpoint.
 
-    The objective must be time, because a run measures neither energy nor cost. A job with a plan of an earlier release
-    grows only with ``planning.resize: Auto``, because an upgrade of the operator must not restart other jobs.
+    A job with a plan of an earlier release grows only with ``planning.resize: Auto``, because an upgrade of the
+    operator must not restart other jobs.
     """
     return (
         (accepted.resizes is not None or spec.planning.resize is Resize.AUTO)
-        and spec.objective.minimize is Minimize.TIME
         and spec.scheduling.disruption is not Disruption.AVOID
         and accepted.plan.checkpoint.enabled
     )
@@ -295,31 +318,10 @@ def _gain(parsed: ParsedJob, other: StoredPlan) -> tuple[Gain, int]:
         # With fewer ranks than planned, the step time says nothing about the prediction.
         predicted_s=now.step_s if report.world_size >= len(accepted.plan.ranks) else report.step_s,
         other_s=then.step_s if same else then.step_p90_s,
-        restart_s=_restart_s(parsed),
-        lost_steps=_lost_steps(parsed, report),
+        restart_s=rest.restart_s(parsed),
+        lost_steps=rest.lost_steps(parsed, report),
     )
     return found, left
-
-
-def _restart_s(parsed: ParsedJob) -> float:
-    """Estimate the seconds that a restart with another plan takes, until the ranks train again.
-
-    The estimate is the duration of the job's start, as the status shows it, without the wait for admission, and at
-    least ``START_UP_S``. If the start was not measured, it is ``START_UP_S``.
-    """
-    startup = parsed.before.startup
-    if startup is None or startup.total_seconds is None:
-        return START_UP_S
-    return max(START_UP_S, startup.total_seconds - (startup.admission_seconds or 0.0))
-
-
-def _lost_steps(parsed: ParsedJob, report: Report) -> int:
-    """Return the number of steps since the last checkpoint, which a restart may have to repeat.
-
-    Pods also write a checkpoint as they stop, but this can fail.
-    """
-    saved = report.last_checkpoint or parsed.before.last_checkpoint
-    return max(0, report.step - (saved.step if saved is not None else 0))
 
 
 def _why(parsed: ParsedJob) -> str:

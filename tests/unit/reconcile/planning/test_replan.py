@@ -125,13 +125,12 @@ def test_steps_within_the_prediction_again_are_reported() -> None:
 @pytest.mark.parametrize(
     ("spec", "measured"),
     [
-        ({**LONG, "objective": {"minimize": "Energy"}}, {}),
         ({**LONG, "planning": {"mode": "Fixed", "groups": [{"device": "cpu", "nodes": 3}]}}, {}),
         (LONG, {"step": 99}),
         (LONG, {"mismatches": [Mismatch(rank=1, planned="cpu", found="other")]}),
         (LONG, {"plan_number": 7}),
     ],
-    ids=["for energy", "fixed", "first steps", "other devices", "another plan's report"],
+    ids=["fixed", "first steps", "other devices", "another plan's report"],
 )
 def test_situations_in_which_the_prediction_is_not_checked(spec: Json, measured: Json) -> None:
     observed = training(spec, **{"step": 500, "steps": 100_000, "step_s": 2.0, **measured})
