@@ -12,7 +12,15 @@ module is cheap: ``init`` imports torch and starts MPI.
 A script for another framework calls ``dltrain.report`` after its steps instead, which needs the standard library only.
 """
 
+import sys
 from typing import TYPE_CHECKING
+
+# An injected agent shows dltrain to the Python of any image. This check therefore precedes all imports.
+if sys.version_info < (3, 11):  # noqa: UP036
+    raise ImportError(
+        "dltrain: found Python %d.%d; expected Python 3.11 or newer. Use an image with a newer Python, or remove the "  # noqa: UP031
+        "import: scripts for torchrun and MPI programs also run without dltrain" % sys.version_info[:2]
+    )
 
 from dltrain import data
 from dltrain.reporting.script_reports import busy, report, stop_requested
@@ -44,6 +52,16 @@ def init(
 
     When the script ends, all its ranks end together. An exception becomes the reason in the job's status.
     """
-    from dltrain.train.script import init_script
+    try:
+        from dltrain.train.script import init_script
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in ("dltrain", "dlcontract"):
+            raise
+        raise ModuleNotFoundError(
+            f"dltrain.init: found no package {error.name}; expected the packages that training with dltrain needs. "
+            "Install dltrain in the image with its requirements, or build the image FROM the trainer image. "
+            "dltrain.report needs no other package",
+            name=error.name,
+        ) from error
 
     return init_script(batch=batch, epochs=epochs, seed=seed, collective=collective, checkpoints=checkpoints)

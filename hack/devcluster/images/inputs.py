@@ -37,7 +37,7 @@ IMAGES = {
     "trainer": Image(
         "trainer",
         "trainer-image/Dockerfile",
-        (*_COMMON, *_own("trainer-image", "dltrain"), "trainer-image/setup.py"),
+        (*_COMMON, *_own("trainer-image", "dltrain"), "trainer-image/setup.py", "trainer-image/injection"),
         24 << 30,
         150,
     ),

@@ -10,7 +10,9 @@ from dlcontract.collectives import COLLECTIVES, MEASURABLE, CollectiveName
 from dlcontract.failure_rules import ExitCodes, FailureAllowance, FailureRule, decided, matching
 from dlcontract.plan import CheckpointRef, DatasetRef, Expectation, ModelRef, OptimizerRef, Plan, Rank, Role
 from dlcontract.pods import (
+    AGENT_DIR,
     AGENT_PORT,
+    AGENT_SOURCE_DIR,
     CHECKPOINT_DIR,
     CHECKPOINT_VARIABLE,
     CLUSTER_DOMAIN_VARIABLE,
@@ -21,6 +23,7 @@ from dlcontract.pods import (
     EXIT_BAD_INPUT,
     FAILURES_KEY,
     GLOBAL_BATCH_VARIABLE,
+    IMAGE_AGENT,
     JOB_VARIABLE,
     LOCAL_BATCH_VARIABLE,
     METRICS_PORT,
@@ -59,7 +62,9 @@ from dlcontract.report import (
 from dlcontract.until import Until
 
 __all__ = [
+    "AGENT_DIR",
     "AGENT_PORT",
+    "AGENT_SOURCE_DIR",
     "CHECKPOINT_DIR",
     "CHECKPOINT_VARIABLE",
     "CLUSTER_DOMAIN_VARIABLE",
@@ -71,6 +76,7 @@ __all__ = [
     "EXIT_BAD_INPUT",
     "FAILURES_KEY",
     "GLOBAL_BATCH_VARIABLE",
+    "IMAGE_AGENT",
     "JOB_VARIABLE",
     "LOCAL_BATCH_VARIABLE",
     "MAX_LOG_TAIL",

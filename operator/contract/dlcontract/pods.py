@@ -22,6 +22,13 @@ CHECKPOINT_DIR = "/var/lib/dljob/checkpoints"
 DATASET_DIR = "/var/lib/dljob/dataset"
 """Mount path of the training data: the read-only volume of a pvc:// dataset, or the volume with fetched data."""
 
+AGENT_DIR = "/var/lib/dljob/agent"
+"""Mount path of the volume with the injected agent, in pods whose image does not have the agent."""
+AGENT_SOURCE_DIR = "/opt/dljob-agent"
+"""Folder in the trainer image with the files of the injected agent."""
+IMAGE_AGENT = "/opt/dljob/bin/dljob-agent"
+"""Path of the agent in the trainer image and in images that are built FROM it."""
+
 JOB_VARIABLE = "DLJOB_NAME"
 NAMESPACE_VARIABLE = "DLJOB_NAMESPACE"
 UID_VARIABLE = "DLJOB_UID"

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from dlcontract import CHECKPOINT_VARIABLE, GLOBAL_BATCH_VARIABLE, LOCAL_BATCH_VARIABLE, MPI_PORTS, Plan, Rank
+from dltrain.launch.injected import is_injected, ranks_environment
 from dltrain.launch.launchers import ScriptCommand, script_command
 from dltrain.launch.mpi_launchers import mpi_script_command
 from dltrain.launch.refused_launchers import refused_launchers
@@ -49,9 +50,11 @@ def mpirun_command(plan: Plan, own_pod: str, own_hostname: str, *, as_root: bool
     as root, which it refuses without an option. The command names its own pod by ``own_hostname``, which mpirun
     recognizes, and other pods by their names, which are never resolved. mpirun reaches them only through the shim
     (``launch.shim``), a stand-in for ssh that asks the agent of a pod to start a process. The shim is called through
-    ``env``, because mpirun looks up commands with access(2), which ignores capabilities.
+    ``env``, because mpirun looks up commands with access(2), which ignores capabilities. An injected agent does without
+    ``env``, which the image may lack: every user can execute the injected files.
     """
-    shim = ("env", sys.executable, "-I", "-S", str(SHIM))
+    env = () if is_injected() else ("env",)
+    shim = (*env, sys.executable, "-I", "-S", str(SHIM))
     slots = Counter(rank.pod for rank in plan.ranks)
     in_a_row = [rank.pod for i, rank in enumerate(plan.ranks) if i == 0 or plan.ranks[i - 1].pod != rank.pod]
     if len(in_a_row) != len(slots):
@@ -255,6 +258,8 @@ def framework_environment(
             "PATH": ":".join(filter(None, (str(refused_launchers(run_dir)), base.get("PATH")))),
             MPI_PROGRAM_ENV: str(folder / MPI_LIBRARY),
         }
+    if is_injected():
+        found |= ranks_environment(base)
     if plan.batch_known:
         found |= {LOCAL_BATCH_VARIABLE: str(rank.share), GLOBAL_BATCH_VARIABLE: str(plan.global_batch)}
     if plan.checkpoint.enabled:

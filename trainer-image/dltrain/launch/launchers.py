@@ -84,10 +84,12 @@ def script_command(command: Command, which: Callable[[str], str | None] = lambda
 def _python_beside(launcher: str, which: Callable[[str], str | None]) -> str:
     """Return the path of the Python interpreter in the folder of a launcher, such as /venv/bin/torchrun.
 
-    ``which``: returns the path of a program on the PATH, or None. If the folder is unknown, return ``python``.
+    ``which``: returns the path of a program on the PATH, or None. If the folder is unknown, return ``python``. If there
+    is no ``python``, but a ``python3``, as in many images, return that.
     """
     path = PurePath(launcher if "/" in launcher else which(launcher) or launcher)
-    return str(path.with_name("python")) if path.is_absolute() else "python"
+    python = str(path.with_name("python")) if path.is_absolute() else "python"
+    return f"{python}3" if which(python) is None and which(f"{python}3") is not None else python
 
 
 def _torchrun(arguments: Command, python: str) -> ScriptCommand:

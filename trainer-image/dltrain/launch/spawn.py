@@ -10,6 +10,7 @@ from pathlib import Path
 
 from dltrain.host.processes import Exit, Process, Reaper
 from dltrain.host.tasks import Tasks
+from dltrain.launch.injected import is_injected
 from dltrain.launch.zygote import can_run
 
 ENDS_S = 1.0
@@ -32,7 +33,10 @@ class ForkError(OSError):
 
 
 class Spawner:
-    """Start processes for commands. Python commands run in forks of a zygote, a process that has imported torch."""
+    """Start processes for commands. Python commands run in forks of a zygote, a process that has imported torch.
+
+    An injected agent has no zygote, because its Python is not the Python of the ranks.
+    """
 
     def __init__(self, reaper: Reaper, run_dir: Path, env: dict[str, str]) -> None:
         self._reaper = reaper
@@ -47,7 +51,12 @@ class Spawner:
         return self._zygote if self._zygote is not None and not self._zygote.ended.done() else None
 
     def warm(self) -> None:
-        """Start the zygote, from which ranks are forked, if it does not run. Do not wait for its imports."""
+        """Start the zygote, from which ranks are forked, if it does not run. Do not wait for its imports.
+
+        Do nothing if this agent is injected.
+        """
+        if is_injected():
+            return
         if self._zygote is not None and not self._zygote.ended.done():
             return
         self._path.unlink(missing_ok=True)
@@ -64,7 +73,7 @@ class Spawner:
         The caller must close its own copy of ``output``. Raise OSError with the name of the command if it cannot be
         started, and ForkError if the zygote did not fork it.
         """
-        if is_this_python(argv[0], env) and can_run(tuple(argv[1:])):
+        if not is_injected() and is_this_python(argv[0], env) and can_run(tuple(argv[1:])):
             self.warm()
             assert self._zygote is not None
             zygote = self._zygote
