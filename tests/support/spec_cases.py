@@ -137,6 +137,14 @@ CASES: dict[str, tuple[Json, str]] = {
         {"batchSizeRange": {"max": 64}, "trainer": {"command": ["a"], "framework": "Torchrun"}},
         "batchSizeRange needs trainer.framework DLTrain",
     ),
+    "agent injected for torchrun": (
+        {"trainer": {"command": ["a"], "framework": "Torchrun", "agent": "Injected"}}, ""
+    ),
+    "agent injected for MPI": ({"trainer": {"command": ["a"], "framework": "MPI", "agent": "Injected"}}, ""),
+    "agent chosen for dltrain": ({"trainer": {"command": ["a"], "agent": "FromImage"}}, ""),
+    "agent injected for dltrain": (
+        {"trainer": {"command": ["a"], "agent": "Injected"}}, "agent Injected needs framework Torchrun or MPI",
+    ),
     "torchrun by torch": ({"collective": "Torch", "trainer": {"command": ["a"], "framework": "Torchrun"}}, ""),
     "torchrun by a tree": (
         {"collective": "Tree", "trainer": {"command": ["a"], "framework": "Torchrun"}},

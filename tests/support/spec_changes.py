@@ -42,6 +42,7 @@ BEFORE_AND_AFTER: dict[str, tuple[Json, Json]] = {
     "trainer.command": ({}, {"trainer": {"command": ["a"]}}),
     "trainer.args": (SCRIPT, {**SCRIPT, "trainer": {"command": ["a"], "args": ["c"]}}),
     "trainer.scratch.size": ({}, {"trainer": {"scratch": {"size": "20Gi"}}}),
+    "trainer.agent": ({}, {"trainer": {"agent": "FromImage"}}),
     "trainer.envFrom": ({}, {"trainer": {"envFrom": [{"configMapRef": {"name": "c"}}]}}),
     "planning": ({}, {"planning": GROUPS}),
     "planning.mode": ({}, {"planning": {"mode": "PlanOnly"}}),

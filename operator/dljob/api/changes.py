@@ -129,6 +129,7 @@ CHANGES: tuple[Change, ...] = (
             "optimizer.learningRate": "",
             "optimizer.learningRateScaling": "",
             "trainer.image": "",
+            "trainer.agent": "",
             "trainer.imagePullPolicy": "",
             "trainer.imagePullSecrets": "",
             "trainer.args": "",

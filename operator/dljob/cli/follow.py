@@ -120,6 +120,8 @@ class Follower:
                 mark = "*" if candidate.chosen else " "
                 step_s = candidate.predicted.step_seconds
                 _say(f"{mark} {candidate.summary}: {f'{duration(step_s)} a step' if step_s else 'no predicted time'}")
+            if status.plan.agent is not None:
+                _say(f"agent: {status.plan.agent.value}")
             for line in status.plan.missing_fields or ():
                 _say(f"not set: {line}")
             for rejected in status.plan.rejected:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from dljob.api import Framework
+from dljob.api.spec.trainer import AgentSource
 from dljob.job.plan.recommendation import Recommendation
 from dljob.job.plan.request import learning_rate_rule
 from dljob.job.plan.status import enabled_by
@@ -157,12 +158,20 @@ def _head(found: Recommendation) -> str:
     return f"{found.job.name}: {what}, {'at most ' if until else ''}{steps}{until}, {goal}"
 
 
+_AGENTS = {
+    AgentSource.INJECTED: "injected by an init container (trainer.agent Injected)",
+    AgentSource.AUTO: "of the image if it is built FROM the trainer image, else injected (trainer.agent Auto)",
+}
+
+
 def recommendation(found: Recommendation) -> list[str]:
     given = ["", "Administrator's defaults", *(f"  {line}" for line in found.defaults)] if found.defaults else []
     if fields := enabled_by(found.request.missing):
         given += ["", "Fields that are not set, and what they enable", *(f"  {line}" for line in fields)]
     if isinstance(found.answer, Infeasible):
         return [_head(found), "", *infeasible(found.answer), *given]
+    if (source := found.job.spec.trainer.agent_source) is not AgentSource.FROM_IMAGE:
+        given += ["", f"Agent:      {_AGENTS[source]}"]
     body = [*decision(found.answer), *given]
     if found.answer.batch is not None:
         rule = learning_rate_rule(found.job.spec, found.answer.batch.chosen)

@@ -26,7 +26,7 @@ from dljob.job.observed import JOB_LABEL, JobSeen
 from dljob.job.plan.stored import NodeRequirement, PodGroup, StoredPlan
 from dljob.job.queue import Placement
 from dljob.perf.resources.memory import shm_nbytes
-from dljob.render import dataset, scratch
+from dljob.render import agent, dataset, scratch
 from dljob.render.config import Manifest, RenderConfig
 from dljob.render.disruption import marked
 from dljob.render.gang import with_pod_group
@@ -46,7 +46,6 @@ PLAIN_CPU = "cpu"
 API_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
 TOKEN_S = 3607
 """Lifetime of a service account token in seconds. The kubelet replaces the token earlier."""
-AGENT_COMMAND = ("dljob-agent",)
 
 
 def pod_template(
@@ -76,7 +75,11 @@ def pod_template(
     if spec.dataset.remote or spec.dataset.checked:
         environment = [item for item in _users_variables(spec) if item["name"] != "HOME"]
         environment.append({"name": "HOME", "value": "/tmp"})
-        pod["initContainers"] = [dataset.init_container(spec, _image(spec, config), environment, _security())]
+        # Another image than the trainer's may lack the program that fetches data.
+        image = agent.trainer_image(config) if agent.injected(spec) else _image(spec, config)
+        pod["initContainers"] = [dataset.init_container(spec, image, environment, _security())]
+    if agent.injected(spec):
+        pod["initContainers"] = [agent.init_container(config, _security()), *pod.get("initContainers", ())]
     if scheduling.node_selector:
         pod["nodeSelector"] = dict(scheduling.node_selector)
     tolerations = [dict(item) for item in scheduling.tolerations]
@@ -229,8 +232,8 @@ def _container(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, group: PodGr
     }
     if spec.trainer.env_from:
         container["envFrom"] = [item.manifest() for item in spec.trainer.env_from]
-    if spec.trainer.image:  # A custom image is built FROM the trainer image, but may have any entry point.
-        container["command"] = list(AGENT_COMMAND)
+    if (command := agent.command(spec)) is not None:
+        container["command"] = command
     return container
 
 
@@ -327,7 +330,7 @@ def _mounts(spec: DLJobSpec) -> list[Manifest]:
     ]
     if spec.checkpoint.enabled:
         mounts.append({"name": "checkpoints", "mountPath": CHECKPOINT_DIR})
-    return mounts + dataset.mount(spec)
+    return mounts + agent.mount(spec) + dataset.mount(spec)
 
 
 def _api_access() -> list[Manifest]:
@@ -356,4 +359,4 @@ def _volumes(job: JobSeen, spec: DLJobSpec, group: PodGroup) -> list[Manifest]:
     if spec.checkpoint.enabled:
         claim = spec.checkpoint.volume.claim_name or names.claim
         volumes.append({"name": "checkpoints", "persistentVolumeClaim": {"claimName": claim}})
-    return volumes + dataset.volume(spec)
+    return volumes + agent.volume(spec) + dataset.volume(spec)

@@ -63,7 +63,8 @@ def _stuck(pods: Sequence[PodSeen]) -> Verdict | None:
     if why.reason in _CRASH:
         text = (
             f"the agent in pod {pod.name}{_others(stuck)} ended {pod.restarts} times: {why.reason}: {why.message}; "
-            f"see kubectl logs {pod.name} --previous. A custom image must be built FROM the trainer image"
+            f"see kubectl logs {pod.name} --previous. A custom image must be built FROM the trainer image, "
+            "unless the agent is injected (spec.trainer.agent)"
         )
         return Verdict("PodsReady", FALSE, "AgentCrashing", text)
     text = (

@@ -18,6 +18,14 @@ class Framework(StrEnum):
     MPI = "MPI"
 
 
+class AgentSource(StrEnum):
+    """Where the agent of a pod, which starts and watches the ranks, comes from."""
+
+    AUTO = "Auto"
+    INJECTED = "Injected"
+    FROM_IMAGE = "FromImage"
+
+
 class PullPolicy(StrEnum):
     ALWAYS = "Always"
     IF_NOT_PRESENT = "IfNotPresent"
@@ -55,6 +63,13 @@ class Trainer(ApiModel):
             "!has(self.args) || size(self.args) == 0 || (has(self.command) && size(self.command) > 0)",
             "args needs command: set command to your training script",
             lambda t: not t.args or bool(t.command),
+        ),
+        Rule(
+            "agent",
+            "!has(self.agent) || self.agent != 'Injected' || has(self.framework) && self.framework != 'DLTrain'",
+            "agent Injected needs framework Torchrun or MPI, because ranks with framework DLTrain use the trainer in "
+            "their image: choose one of them, or build the image FROM the trainer image and remove agent",
+            lambda t: t.agent is not AgentSource.INJECTED or t.framework is not Framework.DLTRAIN,
         ),
     )
 
@@ -115,3 +130,21 @@ class Trainer(ApiModel):
             "library over MPI run unmodified."
         ),
     ] = Framework.DLTRAIN
+    agent: Annotated[
+        AgentSource | None,
+        Field(
+            description="Where the agent, which starts and watches the ranks in each pod, comes from. FromImage: from "
+            "the image, which must be built FROM the trainer image. Injected: an init container copies the agent with "
+            "its own Python and C library into the pod, so that image may be any image; needs framework Torchrun or "
+            "MPI. Auto: with these frameworks and an image, as Injected, unless the image has an agent at "
+            "/opt/dljob/bin/dljob-agent; otherwise FromImage. Default: Auto."
+        ),
+    ] = None
+
+    @property
+    def agent_source(self) -> AgentSource:
+        """Where the agent comes from. AUTO: from the image if it is built FROM the trainer image, else injected."""
+        agent = self.agent or AgentSource.AUTO
+        if agent is AgentSource.AUTO and (self.image is None or self.framework is Framework.DLTRAIN):
+            return AgentSource.FROM_IMAGE
+        return agent

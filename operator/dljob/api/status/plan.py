@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from dljob.api.base import ApiModel
+from dljob.api.spec.trainer import AgentSource
 
 
 class Predicted(ApiModel):
@@ -147,6 +148,14 @@ class PlanStatus(ApiModel):
         Field(
             description="Values of the job that come from the administrator's defaults, such as "
             "'scheduling.priorityClassName: batch'. Unset if there are none."
+        ),
+    ] = None
+    agent: Annotated[
+        AgentSource | None,
+        Field(
+            description="Where the agent of the pods comes from. Injected: an init container copies it from the "
+            "trainer image. Auto: from the image if it is built FROM the trainer image, else injected. Unset: from the "
+            "image."
         ),
     ] = None
     missing_fields: Annotated[

@@ -10,6 +10,7 @@ from dljob.api import (
     Predicted,
     Rejected,
 )
+from dljob.api.spec.trainer import AgentSource
 from dljob.job.plan.request import learning_rate_rule
 from dljob.job.plan.trainer import parallelism
 from dljob.planner import BatchDecision, Choice, Decision, Prediction
@@ -131,5 +132,6 @@ def plan_status(
         rejected=tuple(Rejected(summary=r.summary, reason=r.reason) for r in decision.refusals),
         placement=explanation(decision),
         defaults=defaults or None,
+        agent=agent if (agent := spec.trainer.agent_source) is not AgentSource.FROM_IMAGE else None,
         missing_fields=enabled_by(spec.missing) or None,
     )
