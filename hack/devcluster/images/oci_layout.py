@@ -107,22 +107,34 @@ class Layout:
 
     def add_program(self, reference: str, program: Path) -> None:
         """Add an image that contains only one static program. Equal programs give images with equal digests."""
-        self.create()
         layer = io.BytesIO()
         with tarfile.open(fileobj=layer, mode="w") as tar:
             _add(tar, program.name, program.read_bytes(), mode=0o755)
+        self._add_image(reference, layer.getvalue(), {"Entrypoint": [f"/{program.name}"], "User": "65535:65535"})
+
+    def add_rootfs(self, reference: str, rootfs: Path) -> None:
+        """Add an image with the files of the folder ``rootfs``. The image has a PATH, but no entry point."""
+        layer = io.BytesIO()
+        with tarfile.open(fileobj=layer, mode="w") as tar:
+            tar.add(rootfs, ".")
+        self._add_image(reference, layer.getvalue(), {"Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]})
+
+    def _add_image(self, reference: str, layer: bytes, settings: dict[str, Any]) -> None:
+        """Add an image with one layer, an uncompressed tar. ``settings``: the part ``config`` of its configuration."""
+        self.create()
+        stored = self._store(layer)
         architecture = {"x86_64": "amd64", "aarch64": "arm64"}
         config = {
             "architecture": architecture.get(platform.machine(), platform.machine()),
             "os": "linux",
-            "config": {"Entrypoint": [f"/{program.name}"], "User": "65535:65535"},
-            "rootfs": {"type": "layers", "diff_ids": [self._store(layer.getvalue())["digest"]]},
+            "config": settings,
+            "rootfs": {"type": "layers", "diff_ids": [stored["digest"]]},
         }
         manifest = {
             "schemaVersion": 2,
             "mediaType": _MANIFEST,
             "config": {"mediaType": _CONFIG, **self._store(json.dumps(config).encode())},
-            "layers": [{"mediaType": _LAYER, **self._store(layer.getvalue())}],
+            "layers": [{"mediaType": _LAYER, **stored}],
         }
         entry = {"mediaType": _MANIFEST, **self._store(json.dumps(manifest).encode()), "annotations": {_REF: reference}}
         self._write_entries([*(one for one in self._entries() if one["annotations"][_REF] != reference), entry])
