@@ -185,7 +185,7 @@ class Controller:
         if failure is not None:  # Its condition is written instead.
             desired = replace(desired, status=None, events=())
         try:
-            await self._do(observed, desired)
+            await self._do(observed, desired, parsed)
         except RejectedError as refusal:
             self._planning.refused(key)
             taken = isinstance(refusal, NameTakenError)
@@ -249,13 +249,13 @@ class Controller:
         except ApiError as error:
             log.log(logging.DEBUG if error.code == 403 else logging.WARNING, "event about node %s: %s", node, error)
 
-    async def _do(self, observed: Observed, desired: Desired) -> None:
+    async def _do(self, observed: Observed, desired: Desired, parsed: ParsedJob | None) -> None:
         job, kube = observed.job, self._kube
         if desired.delete_job:
             log.info("runPolicy.ttlSecondsAfterFinished has passed; deleting the job", extra=self._about(job.key))
             await kube.delete_job(job)
             return
-        before = previous(observed.job)
+        before = previous(job) if parsed is None else parsed.before
         error = await self._apply(observed, desired)
         if self._plan_is_applied(job, desired):
             # Pods are stopped and fenced even if an object of the job was rejected.

@@ -50,8 +50,10 @@ class Applier:
         the names, RejectedError if the API server rejects an object, and ApiError if a request fails otherwise.
         """
         wanted = list(manifests)
-        support = _digest([item for item in wanted if not _watched(item)])
-        digests = [_digest(item) for item in wanted]
+        texts = [_text(item) for item in wanted]
+        unwatched = [text for item, text in zip(wanted, texts, strict=True) if not _watched(item)]
+        support = _digest(f"[{', '.join(unwatched)}]")  # The same text as of the list of these manifests.
+        digests = [_digest(text) for text in texts]
         due = [pair for pair in zip(wanted, digests, strict=True) if not self._stands(job, *pair, support)]
         errors: list[Exception] = []
         for group in _ordered(due, Names.of(job).plan):
@@ -167,8 +169,12 @@ def _ordered(due: list[tuple[Manifest, str]], plan_name: str) -> list[list[tuple
     return [group for group in groups if group]
 
 
-def _digest(manifest: Manifest | list[Manifest]) -> str:
-    return hashlib.sha256(json.dumps(manifest, sort_keys=True).encode()).hexdigest()[:16]
+def _text(manifest: Manifest) -> str:
+    return json.dumps(manifest, sort_keys=True)
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 async def complete_all(calls: Iterable[Any], *, wait_only: bool = False) -> list[Any]:

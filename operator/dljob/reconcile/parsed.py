@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
 from pydantic import ValidationError
 
@@ -21,6 +22,9 @@ from dljob.reconcile.overrides_policy import refused_override, refused_secret
 from dljob.reconcile.rollout import quiet
 from dljob.reconcile.spec_changes import followed
 from dljob.status import FALSE, Verdict, is_true, previous
+
+PARSED_NCHARS = 2**14
+"""Maximum length of the JSON text of a spec that is parsed only once, see ``_validated``."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class ParsedJob:
     within: Within | None = None
     """What Kueue admitted, if it admitted fewer pods than the plan has; the job must then be planned again."""
 
-    @property
+    @cached_property
     def finished(self) -> bool:
         return _finished(self.before)
 
@@ -82,8 +86,8 @@ def parse_observed(
     report, report_problem = _report(observed, accepted)
     refusal = None if problem is None else Verdict("Accepted", FALSE, "InvalidSpec", problem)
     digest = spec_digest(spec) if spec else None
-    if spec is not None and not _finished(before):
-        found = followed(spec, before, accepted, report)
+    if spec is not None and digest is not None and not _finished(before):
+        found = followed(spec, digest, before, accepted, report)
         refusal = refused_override(found.spec, observed.job.may_override, policy)
         spec, digest = (None, None) if refusal else (found.spec, found.digest)
         refusal = refusal or found.refusal
@@ -136,9 +140,20 @@ def _spec(observed: Observed) -> tuple[DLJobSpec | None, str | None]:
     try:
         # The API server drops unknown fields. A field that it knows and this release does not is of a later CRD, during
         # an upgrade or after a rollback, and usually has its default value.
-        return DLJobSpec.model_validate(observed.job.spec, extra="ignore"), None
+        text = json.dumps(observed.job.spec)
+        return (_validated_once if len(text) <= PARSED_NCHARS else _validated)(text), None
     except ValidationError as error:
         return None, in_words(error)
+
+
+def _validated(text: str) -> DLJobSpec:
+    return DLJobSpec.model_validate(json.loads(text), extra="ignore")
+
+
+@lru_cache(maxsize=256)
+def _validated_once(text: str) -> DLJobSpec:
+    """Return the spec with this JSON text. A job is reconciled many times with the same spec, which is immutable."""
+    return _validated(text)
 
 
 def _accepted(observed: Observed) -> tuple[StoredPlan | None, str | None]:

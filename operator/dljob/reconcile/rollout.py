@@ -8,7 +8,7 @@ from dljob.api import DLJobSpec
 from dljob.job.observed import Observed
 from dljob.job.plan.stored import StoredPlan
 from dljob.reconcile.desired import Draft, Scale, Target
-from dljob.render import Names, RenderConfig, checkpoint_claim, stateful_sets, support
+from dljob.render import Names, RenderConfig, checkpoint_claim, stateful_set, support
 
 
 def bring_up(draft: Draft, observed: Observed, spec: DLJobSpec, accepted: StoredPlan, config: RenderConfig) -> None:
@@ -24,13 +24,13 @@ def bring_up(draft: Draft, observed: Observed, spec: DLJobSpec, accepted: Stored
         draft.objects.append(claim)
     draft.secret = Names.of(job).secret
     present = {item.name: item for item in observed.sets}
-    for manifest in stateful_sets(job, spec, accepted, config):
-        name, replicas = manifest["metadata"]["name"], manifest["spec"]["replicas"]
+    for group in accepted.groups:
+        name = Names.of(job).set(group.name)
         found = present.pop(name, None)
         if found is None or found.replicas == 0 or found.spec_digest != accepted.revision:
-            draft.objects.append(manifest)
-        elif found.replicas != replicas:
-            draft.scales.append(Scale(name, replicas, found.uid))
+            draft.objects.append(stateful_set(job, spec, accepted, group, config))
+        elif found.replicas != group.nodes:
+            draft.scales.append(Scale(name, group.nodes, found.uid))
     draft.deletes.extend(Target("StatefulSet", item.name, item.uid) for item in present.values())
     draft.plan, draft.wanted = accepted, accepted.nodes
 

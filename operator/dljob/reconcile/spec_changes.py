@@ -26,14 +26,15 @@ class Followed:
     refusal: Verdict | None = None
 
 
-def followed(spec: DLJobSpec, before: DLJobStatus, accepted: StoredPlan | None, report: Report | None) -> Followed:
-    """Return the spec that the operator follows for a job that has not ended.
+def followed(
+    spec: DLJobSpec, digest: str, before: DLJobStatus, accepted: StoredPlan | None, report: Report | None
+) -> Followed:
+    """Return the spec that the operator follows for a job that has not ended. ``digest``: digest of ``spec``.
 
     If the change from the plan's spec to ``spec`` is refused, the operator follows the plan's spec, with the fields of
     ``spec`` that take effect at once, so that a user can always suspend the job. ``before`` (the job's status) and
     ``report`` (of its coordinator) show whether training has begun, after which more changes are refused.
     """
-    digest = spec_digest(spec)
     if accepted is None or accepted.spec_digest == digest or (planned := accepted.accepted_spec()) is None:
         return Followed(spec, digest)
     stepped = report is not None and report.step > 0 and accepted.plan.checkpoint.enabled

@@ -9,6 +9,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 from typing import Annotated, Any, Literal, Self
 
@@ -27,6 +28,11 @@ from dljob.scheduling import Charge
 OPERATOR_KEY = "operator.json"
 DIGEST_VERSION = "v1"
 """Version of the method of ``spec_digest``. A release with another version must also compute digests of this one."""
+PARSED_NCHARS = 2**14
+"""Maximum length of the texts of a plan that is parsed only once, see ``StoredPlan.parse``.
+
+A plan of 4 ranks has about 3,000 characters. Parsed plans of thousands of ranks would need too much memory.
+"""
 MAX_AVOIDED = 200
 """Maximum number of nodes that the pods of a plan avoid."""
 
@@ -323,21 +329,35 @@ class StoredPlan(BaseModel):
         } | failures
 
     @classmethod
-    def parse(cls, data: Mapping[str, str]) -> Self:
-        """Parse the ConfigMap's data, in the form that ``data`` returns. Raise ValueError for any other form."""
+    def parse(cls, data: Mapping[str, str]) -> "StoredPlan":
+        """Parse the ConfigMap's data, in the form that ``data`` returns. Raise ValueError for any other form.
+
+        Plans are immutable. The result for the same short texts may therefore be the same object.
+        """
         missing = [key for key in (dlcontract.PLAN_KEY, OPERATOR_KEY) if key not in data]
         if missing:
             raise ValueError(f"plan ConfigMap: found the keys {sorted(data)}; expected also {' and '.join(missing)}")
-        mine: Any = json.loads(data[OPERATOR_KEY])
+        texts = data[dlcontract.PLAN_KEY], data[OPERATOR_KEY]
+        found = (_parsed_once if sum(map(len, texts)) <= PARSED_NCHARS else cls._parsed)(*texts)
+        return found.with_failures(_failures(data.get(dlcontract.FAILURES_KEY)))
+
+    @classmethod
+    def _parsed(cls, plan_text: str, operator_text: str) -> Self:
+        mine: Any = json.loads(operator_text)
         if not isinstance(mine, dict):
             raise ValueError(f"{OPERATOR_KEY}: found {type(mine).__name__}; expected an object")  # noqa: TRY004
-        plan = dlcontract.Plan.parse(data[dlcontract.PLAN_KEY], ignore_unknown=True)
+        plan = dlcontract.Plan.parse(plan_text, ignore_unknown=True)
         if isinstance(mine.get("status"), dict):
             mine["status"]["groups"] = _plan_groups(plan)
-        mine["failures"] = _failures(data.get(dlcontract.FAILURES_KEY))
+        mine.pop("failures", None)  # They have a key of their own.
         found = cls.model_validate({**mine, "plan": plan}, extra="ignore")
-        found._stored = {key: data[key] for key in (dlcontract.PLAN_KEY, OPERATOR_KEY)}
+        found._stored = {dlcontract.PLAN_KEY: plan_text, OPERATOR_KEY: operator_text}
         return found
+
+
+@lru_cache(maxsize=256)
+def _parsed_once(plan_text: str, operator_text: str) -> StoredPlan:
+    return StoredPlan._parsed(plan_text, operator_text)
 
 
 def _failures(text: str | None) -> FailureRecord | None:
