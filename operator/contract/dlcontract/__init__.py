@@ -6,6 +6,7 @@ The operator sends the ``Plan`` to the agents (ConfigMap ``<job>-plan``, key ``p
 """
 
 from dlcontract import reasons
+from dlcontract.accumulation import micro_batches_of
 from dlcontract.collectives import COLLECTIVES, MEASURABLE, CollectiveName
 from dlcontract.failure_rules import ExitCodes, FailureAllowance, FailureRule, decided, matching
 from dlcontract.plan import CheckpointRef, DatasetRef, Expectation, ModelRef, OptimizerRef, Plan, Rank, Role
@@ -127,6 +128,7 @@ __all__ = [
     "config_map_names",
     "decided",
     "matching",
+    "micro_batches_of",
     "reasons",
     "schema_of",
 ]

@@ -161,7 +161,14 @@ class Plan(Record):
     staleness_bound: Annotated[
         int | None, Field(ge=1, description="Steps that workers may be apart, with StaleSynchronous.")
     ] = None
-    micro_batches: Annotated[int, Field(ge=1, description="Number of micro-batches per batch, with Pipeline.")] = 1
+    micro_batches: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="Number of micro-batches: those of a pipeline's batch, or those into which each rank divides "
+            "its part of a batch (gradient accumulation).",
+        ),
+    ] = 1
     bucket_nbytes: Annotated[int, Field(ge=4096)] = 4 * 2**20
     segment_nbytes: Annotated[int, Field(ge=1024)] = 128 * 2**10
     model: ModelRef
@@ -251,10 +258,12 @@ class Plan(Record):
             )
         if self.parallelism != "Data" and self.optimizer.scaling == "AdaScale":
             raise ValueError(f"optimizer.scaling: found AdaScale with parallelism {self.parallelism}; expected Data")
-        if self.micro_batches > (self.global_batch if self.parallelism == "Pipeline" else 1):
+        accumulates = self.parallelism in ("Data", "Optimizer") and self.synchronization == "Synchronous"
+        if self.micro_batches > (self.global_batch if accumulates or self.parallelism == "Pipeline" else 1):
             raise ValueError(
-                f"micro_batches: found {self.micro_batches} with parallelism {self.parallelism}; expected 1, or from "
-                f"1 to global_batch {self.global_batch} with parallelism Pipeline"
+                f"micro_batches: found {self.micro_batches} with parallelism {self.parallelism} and synchronization "
+                f"{self.synchronization}; expected 1, or from 1 to global_batch {self.global_batch} with parallelism "
+                "Pipeline, or with Data or Optimizer and synchronization Synchronous"
             )
         if (self.staleness_bound is not None) != (self.synchronization == "StaleSynchronous"):
             raise ValueError(

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -48,21 +49,24 @@ def weights(folder: Path) -> Path:
 
 @pytest.mark.mpi
 @pytest.mark.parametrize(
-    ("collective", "deaths", "alive"),
+    ("collective", "deaths", "alive", "micro_batches"),
     [
-        ("Ring", ["0 loss 20"], (1, 2)),
-        ("Auto", ["1 loss 20"], (0, 2)),
-        ("HalvingDoubling", ["1 agree 20"], (0, 2)),
-        ("Tree", ["2 evaluate 2"], (0, 1)),
-        ("MPI", ["1 loss 20", "2 loss 40"], (0,)),
-        ("Ring", ["0 loss 20", "1 loss 20"], (2,)),
+        ("Ring", ["0 loss 20"], (1, 2), 1),
+        ("Auto", ["1 loss 20"], (0, 2), 1),
+        ("HalvingDoubling", ["1 agree 20"], (0, 2), 1),
+        ("Tree", ["2 evaluate 2"], (0, 1), 1),
+        ("MPI", ["1 loss 20", "2 loss 40"], (0,), 1),
+        ("Ring", ["0 loss 20", "1 loss 20"], (2,), 1),
+        ("Ring", ["1 loss 41"], (0, 2), 2),
+        ("Ring", ["1 loss 42"], (0, 2), 2),
     ],
-    ids=lambda value: value if isinstance(value, str) else "+".join(map(str, value)).replace(" ", "-"),
+    ids=lambda value: "+".join(map(str, value)).replace(" ", "-") if isinstance(value, list | tuple) else str(value),
 )
 def test_survivors_finish_training(
-    collective: str, deaths: list[str], alive: tuple[int, ...], alone: Path, tmp_path: Path
+    collective: str, deaths: list[str], alive: tuple[int, ...], micro_batches: int, alone: Path, tmp_path: Path
 ) -> None:
-    strategy = {"measure_collective": True} if collective == "Auto" else {"collective": collective}
+    strategy: dict[str, Any] = {"measure_collective": True} if collective == "Auto" else {"collective": collective}
+    strategy["micro_batches"] = micro_batches
     plan = make_plan(3, shares=[50, 40, 30], steps=STEPS, checkpoint=saving(tmp_path), **strategy)
     words = " ".join(deaths).split()
     with Listener(tmp_path) as listener:
@@ -93,6 +97,12 @@ def test_run_fails_with_fewer_ranks_than_the_minimum(tmp_path: Path) -> None:
     (failed,) = listener.of(rank_messages.Failed)
     assert failed.failure.exit_code == EXIT_PEER_LOST
     assert re.search("found 1 ranks left; expected at least 2", failed.failure.message)
+
+
+@pytest.mark.mpi
+def test_death_of_a_rank_between_micro_batches_does_not_change_the_result() -> None:
+    ended = run(command(3, BODIES / "faults/sum_and_die.py", "3", ulfm=True))
+    assert ended.output.count("off by") == 1 and "Traceback" not in ended.output, ended.output
 
 
 @pytest.mark.mpi

@@ -94,13 +94,13 @@ class Sampler:
         return Part(epoch, mine, parts[rank] / len(batch), len(batch), index == self.steps_per_epoch - 1)
 
 
-def once(samples: int, shares: Sequence[int], rank: int) -> list[Part]:
+def once(samples: int, shares: Sequence[int], rank: int, largest: int | None = None) -> list[Part]:
     """Return the batches of ``rank`` when all ranks together go through all samples once, as for an evaluation.
 
     The ranks divide the samples, in their order in the dataset, in proportion to ``shares``, the local batch sizes. A
-    batch has at most ``shares[rank]`` samples. The list is empty if the rank gets no samples.
+    batch has at most ``largest`` samples (default: ``shares[rank]``). The list is empty if the rank gets no samples.
     """
-    parts, size = apportion(samples, shares), max(1, shares[rank])
+    parts, size = apportion(samples, shares), max(1, shares[rank] if largest is None else largest)
     mine = np.arange(sum(parts[:rank]), sum(parts[: rank + 1]))
     batches = [mine[begin : begin + size] for begin in range(0, len(mine), size)]
     return [Part(0, batch, 1.0, len(batch), batch is batches[-1]) for batch in batches]

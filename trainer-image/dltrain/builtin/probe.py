@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dlcontract import ProbePoint
+from dltrain.batch.micro_batches import MicroBatches
 from dltrain.batch.shares import fit, of_identical, worthwhile
 from dltrain.comm.core.fault_tolerance import translate
 from dltrain.comm.core.waiting import complete, wait_until
@@ -47,12 +48,15 @@ def probe_and_rebalance(trainer: Trainer, make_optimizer: Callable[[nn.Module], 
     ``make_optimizer``: creates an optimizer for a copy of the model. ``step``: runs one training step on a given number
     of samples. All ranks must call this function together.
     """
-    share = trainer.shares[trainer.rank]
+    micro_batches = MicroBatches(trainer.plan)
+    share, count = micro_batches.largest(trainer.shares, trainer.rank), micro_batches.most(trainer.shares)
+    # With micro-batches, a larger batch than a micro-batch does not fit into memory.
+    batch = trainer.plan.global_batch if count == 1 else share
     as_planned = trainer.device_name == trainer.plan.ranks[trainer.rank].device
     points: list[tuple[int, float]] = []
     if share:
         twin = copy.deepcopy(trainer.model)  # the probe must not change the script's model
-        points, trainer.budget.rate = compute_points(twin, make_optimizer(twin), step, share, trainer.plan.global_batch)
+        points, trainer.budget.rate = compute_points(twin, make_optimizer(twin), step, share, batch)
         del twin
     on_cpu = trainer.device.type == "cpu"
     if not on_cpu:
@@ -73,7 +77,7 @@ def probe_and_rebalance(trainer: Trainer, make_optimizer: Callable[[nn.Module], 
     rows = [row for row in trainer.process_group.gather(flat) if row[0]]
     speeds = [fit([(int(row[i]), row[i + 1]) for i in (0, 2, 4)]) for row in rows]
     # A GPU can hold at least the batches of its probe. The memory of a CPU is not the limit.
-    held = [trainer.plan.global_batch if on_cpu else int(max(row[::2])) for row in rows]
+    held = [trainer.plan.global_batch if on_cpu else count * int(max(row[::2])) for row in rows]
     workers = [rank for rank, share in enumerate(trainer.shares) if share]
     now = [trainer.shares[rank] for rank in workers]
     kinds = [(trainer.plan.ranks[rank].group, trainer.plan.ranks[rank].device) for rank in workers]

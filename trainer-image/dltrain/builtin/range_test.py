@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor, nn
 
+from dltrain.batch.micro_batches import MicroBatches
 from dltrain.batch.sampling import Sampler
 from dltrain.data.feeding.loader import Loader
 from dltrain.data.feeding.source import Request
@@ -99,16 +100,23 @@ def ramp(
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     state = copy.deepcopy(optimizer.state_dict())
     sampler = Sampler.planned(trainer.plan, loader.samples)
-    rates, losses = list[float](), list[float]()
+    rates, losses, micro_batches = list[float](), list[float](), MicroBatches(trainer.plan)
     try:
         for step in range(STEPS):
             rate = LOW * (HIGH / LOW) ** (step / (STEPS - 1))
             part = sampler.part(step, trainer.shares, trainer.rank)
             randomness.seed(randomness.of_step(trainer.plan.seed, step, trainer.rank), trainer.device)
-            parallel.begin(part.weight, [0.0] * parallel.buffer.tail.numel())
-            if (request := Request.of(part, trainer.plan.seed)) is not None:
+            parts = micro_batches.of_step(part, trainer.shares) if len(part.indices) else []
+            parallel.begin(part.weight, [0.0] * parallel.buffer.tail.numel(), accumulates=len(parts) > 1)
+            logged: Tensor | float = 0.0
+            for number, small in enumerate(parts):
+                if len(parts) > 1:
+                    parallel.begin_micro_batch(small.weight, last=number == len(parts) - 1)
+                request = Request.of(small, trainer.plan.seed)
+                assert request is not None, "each micro-batch has a sample"
                 loss = loss_of(model, loader.fetch(request))
-                parallel.share(0, (loss.detach() * part.weight, part.weight))
+                logged = logged + loss.detach() * small.weight
+                parallel.share(0, (logged, part.weight))
                 loss.backward()  # type: ignore[no-untyped-call]
             total, weight = parallel.finish()[:2]
             if not isfinite(total) or (losses and total / weight > DIVERGED_RATIO * losses[0]):

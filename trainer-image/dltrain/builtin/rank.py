@@ -50,7 +50,7 @@ def train(trainer: Trainer) -> None:
     loader, peak = trainer.loader(data), plan.optimizer.learning_rate
     if plan.optimizer.find_rate:
         peak = find_rate(trainer, loader, lambda model, batch: mean_loss(model(batch[0]), batch[1]))
-    for x, y in trainer.steps(loader):
+    for x, y in trainer.steps(loader, accumulate=True):
         for group in optimizer.param_groups:
             base = peak * trainer.learning_rate_factor
             group["lr"] = rate(base, trainer.step, trainer.total_steps)

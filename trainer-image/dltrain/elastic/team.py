@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dlcontract import Plan, Role
+from dltrain.batch.micro_batches import MicroBatches
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.device.rank_device import max_samples
 from dltrain.elastic.balance import Balance
@@ -170,7 +171,9 @@ class Team:
         limits = [self.plan.global_batch] * len(self.plan.ranks)
         if any(rank.gpu for rank in self.plan.ranks):
             device = next(self.model.parameters()).device
-            mine = max_samples(device, self.shares[self.rank], self.plan.global_batch)
+            micro_batches = MicroBatches(self.plan)
+            largest = micro_batches.largest(self.shares, self.rank)
+            mine = micro_batches.most(self.shares) * max_samples(device, largest, self.plan.global_batch)
             workers = [rank.rank for rank in self.plan.ranks if rank.role is Role.WORKER]
             for rank, (most,) in zip(workers, self.worker_group.gather([mine]), strict=True):
                 limits[rank] = int(most)

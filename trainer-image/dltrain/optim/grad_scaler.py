@@ -6,12 +6,14 @@ must make this decision from the gradients of the global batch. The trainer must
 a skipped update still counts.
 
 Optimizer hooks do not suffice, because the scaler does not call ``optimizer.step()`` if it skips the update. So
-this module replaces three methods of GradScaler. For an optimizer without a trainer, the methods behave as before.
+this module replaces four methods of GradScaler. For an optimizer without a trainer, the methods behave as before.
 ``scale`` also registers the scaler with the trainer. ``_unscale_grads_`` is called for ``unscale_``, ``step`` and fused
-optimizers; torch's own sharded scaler overrides this method, too. ``_maybe_opt_step`` updates or skips.
+optimizers; torch's own sharded scaler overrides this method, too. ``_maybe_opt_step`` updates or skips. ``update``
+changes the scale, but not between the micro-batches of a step, whose gradients must have the same scale.
 """
 
 import warnings
+from collections import defaultdict
 from collections.abc import Callable
 from functools import partial, wraps
 from typing import Any, Protocol
@@ -19,7 +21,7 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
-from torch.amp.grad_scaler import GradScaler
+from torch.amp.grad_scaler import GradScaler, _refresh_per_optimizer_state
 from torch.optim import Optimizer
 
 LEAST = 2.0**-24
@@ -32,11 +34,12 @@ class Steps(Protocol):
     """The part of ``train.step.Step``, the current training step, that the replaced GradScaler methods use.
 
     ``open``: True while the step is in progress. ``left_out``: True if ranks skip the update of this step, because a
-    gradient is not finite.
+    gradient is not finite. ``partial``: True if a further micro-batch of the step follows the current one.
     """
 
     open: bool
     left_out: bool
+    partial: bool
 
     def unscale(self, divide: Callable[[], Found], nothing: Found, scale: float, inverse: float) -> Found:
         """Divide the gradients of the global batch by the loss scale. Return flags (see ``Found``) for all ranks.
@@ -81,6 +84,10 @@ class LossScale:
             scaler.load_state_dict(self._saved_scaler)
             self._saved_scaler = None
         self._before = scaler.state_dict()  # ``restore`` needs it if the current step is already abandoned
+
+    def watches(self, scaler: GradScaler) -> bool:
+        """Return True if ``scaler`` is the script's scaler."""
+        return self._scaler is scaler
 
     def freeze(self) -> None:
         """Remember the scaler's state when a step is abandoned, such as after the loss of a rank.
@@ -127,7 +134,8 @@ def _replace_methods() -> None:
     # The scaler checks for non-finite gradients, so numpy's warnings about these are not needed. numpy.errstate around
     # each addition would cost 0.9 µs per segment of a message.
     warnings.filterwarnings("ignore", r"(invalid value|overflow) encountered in add", RuntimeWarning, r"dltrain\.comm")
-    scale, unscale, update = GradScaler.scale, GradScaler._unscale_grads_, GradScaler._maybe_opt_step
+    scale, unscale, step = GradScaler.scale, GradScaler._unscale_grads_, GradScaler._maybe_opt_step
+    update = GradScaler.update
 
     @wraps(scale)
     def scale_(self: GradScaler, outputs: Any) -> Any:
@@ -146,15 +154,24 @@ def _replace_methods() -> None:
         nothing = {found_inf.device: found_inf.clone()}
         return run.steps.unscale(divide, nothing, self.get_scale(), float(inv_scale))
 
-    @wraps(update)
-    def update_(
+    @wraps(step)
+    def step_(
         self: GradScaler, optimizer: Optimizer, optimizer_state: dict[str, Any], *args: Any, **kwargs: Any
     ) -> float | None:
         if (run := _run_of(optimizer)) is not None and run.steps.left_out:
             run.skip()
             return None
-        return update(self, optimizer, optimizer_state, *args, **kwargs)
+        return step(self, optimizer, optimizer_state, *args, **kwargs)
+
+    @wraps(update)
+    def update_(self: GradScaler, *args: Any, **kwargs: Any) -> None:
+        run = _newest() if _newest is not None else None
+        if run is not None and run.watches(self) and run.steps.open and run.steps.partial:
+            self._per_optimizer_states = defaultdict(_refresh_per_optimizer_state)  # so that ``step`` may come again
+            return
+        update(self, *args, **kwargs)
 
     GradScaler.scale = scale_  # type: ignore[method-assign]
     GradScaler._unscale_grads_ = unscale_  # type: ignore[method-assign]
-    GradScaler._maybe_opt_step = update_  # type: ignore[method-assign]
+    GradScaler._maybe_opt_step = step_  # type: ignore[method-assign]
+    GradScaler.update = update_  # type: ignore[method-assign]

@@ -30,28 +30,46 @@ class BucketReductions:
         self._under_way: deque[Work] = deque()
         self._driven = 0.0
         self._own_square: Tensor | float = 0.0
+        self._earlier_weight = 0.0
+        """Sum of the weights of the step's micro-batches before the current one."""
         self._square_at: int | None = None
         self.waiting: set[int] = set()
         """Indices of the parameters whose gradients are missing. The reductions of their buckets wait for them."""
         self.reached: set[int] = set()
         """Indices of the parameters that this rank's backward passes have reached."""
         self.weight = 1.0
-        """Factor by which this rank's gradients are multiplied before their reduction."""
+        """Factor by which this rank's gradients are multiplied before their reduction.
+
+        With micro-batches, this is the factor of the current micro-batch, and ``adopt`` multiplies by it."""
+        self.accumulates = False
+        """True if the step has several micro-batches, whose weighted gradients the buffer adds up."""
         self.began = 0.0
         """Time of the start of the step's first reduction: the value of ``time.perf_counter`` in seconds."""
 
-    def begin(self, weight: float, square_at: int | None) -> None:
+    def begin(self, weight: float, square_at: int | None, *, accumulates: bool = False) -> None:
         """Begin a step. ``weight``: factor by which this rank's gradients are multiplied before their reduction.
 
         ``square_at``: index in the tail (the last values of the buffer) at which this rank shares its weight times the
-        squared norm of its local gradient; None: do not share it.
+        squared norm of its local gradient; None: do not share it. ``accumulates``: True if the step has several
+        micro-batches. Call ``begin_micro_batch`` before each of them.
         """
+        self.accumulates, self._earlier_weight = accumulates, 0.0
         self._missing = [len(bucket.parameters) for bucket in self._buffer.buckets]
         self.waiting = set(range(len(self._buffer.parameters)))
         self.reached.clear()
         self._works = []
         self._under_way.clear()
-        self.weight, self._own_square, self._square_at = weight, 0.0, square_at
+        self.weight, self._own_square, self._square_at = 0.0 if accumulates else weight, 0.0, square_at
+
+    def begin_micro_batch(self, weight: float) -> None:
+        """Begin a micro-batch. ``weight``: factor by which its gradients are multiplied before they are added."""
+        self._earlier_weight += self.weight
+        self.weight = weight
+
+    def adopt(self, index: int) -> None:
+        """Take a gradient that a backward pass or the script has assigned to ``p.grad`` into the buffer."""
+        if self._buffer.add(index, self.weight) if self.accumulates else self._buffer.adopt(index):
+            self.reached.add(index)
 
     def started(self, index: int) -> bool:
         """Return True if the reduction of the bucket of parameter ``index`` has started in this step."""
@@ -79,7 +97,7 @@ class BucketReductions:
     def skip(self, indices: Iterable[int]) -> None:
         """Wait no longer for the gradients of these parameters. The values in the buffer, usually 0, are reduced."""
         for index in indices:
-            self._adopt(index)
+            self.adopt(index)
             self.came(index)
 
     def start_complete(self) -> None:
@@ -99,7 +117,7 @@ class BucketReductions:
             self.reached.update(index for index, view in enumerate(self._buffer.views) if bool(view.any()))
         for bucket in range(len(self._works), len(self._buffer.buckets)):
             for index in self._buffer.buckets[bucket].parameters:
-                self._adopt(index)
+                self.adopt(index)
             self._start(bucket)
 
     def wait(self) -> None:
@@ -141,21 +159,21 @@ class BucketReductions:
                 part.div_(divisor)
             part.add_(reduced)
 
-    def _adopt(self, index: int) -> None:
-        if self._buffer.adopt(index):
-            self.reached.add(index)  # the script has assigned another gradient
-
     def _start(self, bucket: int) -> None:
         if not self._works:
             self.began = time.perf_counter()
         buffer, last = self._buffer, bucket == len(self._buffer.buckets) - 1
         gradient = buffer.flat[buffer.buckets[bucket].start : buffer.buckets[bucket].stop]
-        if self._square_at is not None and self.weight:
+        weight = self._earlier_weight + self.weight
+        if self._square_at is not None and weight:
             norm = torch.linalg.vector_norm(gradient)  # read it only on a CPU: on a GPU the read would block
-            self._own_square += self.weight * (float(norm) if gradient.device.type == "cpu" else norm) ** 2
+            factor = 1 / weight if self.accumulates else weight  # accumulated gradients have their weights already
+            self._own_square += factor * (float(norm) if gradient.device.type == "cpu" else norm) ** 2
             if last:
                 buffer.tail[self._square_at] = self._own_square
-        if not self.weight:
+        if self.accumulates:
+            pass
+        elif not self.weight:
             gradient.zero_()  # the mean over no samples is NaN, and 0 * NaN is NaN
         elif self.weight != 1.0:
             gradient.mul_(self.weight)

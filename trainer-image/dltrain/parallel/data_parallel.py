@@ -21,6 +21,7 @@ from torch.autograd import Variable
 from dltrain.comm.algorithms.single_rank import SingleRank
 from dltrain.comm.core.collective import Collective
 from dltrain.device.rank_device import finish
+from dltrain.parallel import gradient_checks
 from dltrain.parallel.bucket_reductions import BucketReductions
 from dltrain.parallel.gradient_buffer import GradientBuffer
 from dltrain.parallel.placement import Placement
@@ -31,12 +32,6 @@ from dltrain.timing.stopwatch import Lap, reading
 
 _EXACT_MARKS = 256
 """Largest number of ranks up to which a sum of ones, one per rank, is exact in 16 bits (bfloat16)."""
-
-
-def square_of(tensors: Iterable[torch.Tensor]) -> float:
-    """Return the squared norm of all tensors together. From a GPU, all norms are copied at once, with a single wait."""
-    norms = [torch.linalg.vector_norm(tensor) for tensor in tensors]
-    return sum(norm**2 for norm in torch.stack(norms).tolist()) if norms else 0.0
 
 
 class DataParallel(Placement):
@@ -93,7 +88,8 @@ class DataParallel(Placement):
             agreement = SingleRank
         self._unused = None if agreement is None else UnusedParameters(self.buffer, self._reductions, agreement)
         self._open = False
-        self._accumulates = self._queued = self._whole = self._settled = False
+        self._no_sync = self._partial = self._has_gradients = False
+        self._queued = self._whole = self._settled = False
         self._complete = False
         """True if the backward passes of all ranks reached every parameter, so that no gradient can be late."""
         self._norm: float | None = None
@@ -107,29 +103,39 @@ class DataParallel(Placement):
             for i, p in enumerate(self.buffer.parameters)
         ]
 
-    def begin(self, weight: float, shared: list[float]) -> None:
+    def begin(self, weight: float, shared: list[float], *, accumulates: bool = False) -> None:
         """Zero the gradients and begin a step.
 
         ``weight``: this rank's fraction of the global batch. ``shared``: this rank's values for the tail (the end of
-        the gradient buffer), which ranks sum together with the gradients. Raise MisuseError if the script has made
-        frozen parameters trainable.
+        the gradient buffer), which ranks sum together with the gradients. ``accumulates``: True if the step has several
+        micro-batches, each of which begins with ``begin_micro_batch``. Raise MisuseError if the script has made frozen
+        parameters trainable.
         """
         if any(parameter.requires_grad for parameter in self._frozen):
-            thawed = [tuple(p.shape) for p in self._frozen if p.requires_grad]
-            raise MisuseError(
-                f"model: found trainable parameters {thawed} that were frozen in t.wrap; expected no new ones, because "
-                "ranks do not reduce their gradients. Freeze parameters only after t.wrap"
-            )
+            raise gradient_checks.thawed([tuple(p.shape) for p in self._frozen if p.requires_grad])
         self.buffer.attach()
         self.buffer.set_tail(shared)
-        self._reductions.begin(weight, self.square_at)
+        self._reductions.begin(weight, self.square_at, accumulates=accumulates)
         if self._unused is not None:
             self._unused.begin()
         self.exposed_s, self.waited = 0.0, Lap()
         self.passes.begin()
-        self._queued = self._whole = self._settled = False
+        self._queued = self._whole = self._settled = self._partial = self._has_gradients = False
         self._norm = self._version = None
         self._open, self._finished, self._left = True, False, 1.0
+
+    def begin_micro_batch(self, weight: float, *, last: bool) -> None:
+        """Begin a micro-batch of the step. Backward passes of all but the last micro-batch start no reduction.
+
+        ``weight``: the micro-batch's fraction of the global batch. Until the gradients are reduced, ``p.grad`` is None
+        between backward passes, so that a script's ``zero_grad`` and clipping cannot change the accumulated gradients.
+        """
+        for index in range(len(self.buffer.parameters)):  # gradients that the script has assigned
+            self._reductions.adopt(index)
+        self._seen()
+        self.buffer.release()
+        self._reductions.begin_micro_batch(weight)
+        self._partial, self._has_gradients = not last, False
 
     def share(self, position: int, values: Sequence[torch.Tensor | float]) -> bool:
         """Write ``values`` into the tail (the end of the gradient buffer), starting at its index ``position``.
@@ -146,7 +152,7 @@ class DataParallel(Placement):
 
     def weigh(self, weight: float) -> None:
         """Replace the weight of this rank's loss in this step. Raise MisuseError if the backward pass has begun."""
-        if not self._open or self._reductions.any_started or self._reductions.reached:
+        if not self._open or self._reductions.any_started or self._has_gradients:
             raise MisuseError("t.weigh: found a call after backward() has begun; expected it before backward()")
         self._reductions.weight = weight
 
@@ -172,9 +178,10 @@ class DataParallel(Placement):
     def clip(self, max_norm: float) -> float:
         """Clip the global batch's gradient to a norm of at most ``max_norm``. Return the norm before clipping.
 
-        Return 0 if the step was abandoned or a rank was lost; ``finish`` then raises PeerLostError.
+        Return 0 without clipping before the last micro-batch, and if the step was abandoned or a rank was lost;
+        ``finish`` then raises PeerLostError.
         """
-        if not (self._open or self._finished) or self._lost is not None:
+        if not (self._open or self._finished) or self._lost is not None or self._partial:
             return 0.0
         self._catch_up()
         began = reading()
@@ -200,11 +207,16 @@ class DataParallel(Placement):
 
         The first backward pass after the context reduces the accumulated gradients.
         """
-        self._accumulates = True
+        self._no_sync = True
         try:
             yield
         finally:
-            self._accumulates = False
+            self._no_sync = False
+
+    @property
+    def _accumulates(self) -> bool:
+        """True if the current backward pass only adds to the accumulated gradients."""
+        return self._no_sync or self._partial
 
     def finish(self) -> list[float]:
         """Wait for the reduction of all gradients. Return the tail (the values after the gradients), summed over ranks.
@@ -227,13 +239,8 @@ class DataParallel(Placement):
         Raise PeerLostError if a rank is lost, and MisuseError if the script changed gradients before their reduction.
         """
         if self._version not in (None, self.buffer.flat._version) and (self.sharded or not self._whole):
-            unused = f"{len(self.buffer.parameters) - len(self._reductions.reached)} parameters had no part in the loss"
-            part = "each rank holds only a part of the gradients (spec.parallelism.strategy Optimizer)"
-            raise MisuseError(
-                "gradients: found a change by the script between backward() and opt.step(); expected none, because "
-                + (part if self.sharded else f"ranks have not reduced the gradients yet: {unused}")
-                + ". Clip with t.clip_gradients(max_norm)"
-            )
+            unused = len(self.buffer.parameters) - len(self._reductions.reached)
+            raise gradient_checks.changed_too_early(sharded=self.sharded, unused=unused)
         if self._whole:
             self._settle(final=True)
             return
@@ -253,6 +260,8 @@ class DataParallel(Placement):
         self._complete = exact and all(mark == self.collective.size for mark in self._summed[: len(self.buffer.marks)])
         if divisor := self._divisor():
             self.buffer.gradient.div_(divisor)
+        if self._reductions.accumulates:
+            self.buffer.restore()
         self._whole = True
         self._measure()
 
@@ -282,11 +291,8 @@ class DataParallel(Placement):
         if not any(ranks):
             return
         if self._version not in (None, self.buffer.flat._version):
-            raise MisuseError(
-                "gradients: found a change by the script between backward() and opt.step(); expected none, because "
-                "another backward pass on some ranks added gradients that ranks have not reduced yet. Clip with "
-                "t.clip_gradients(max_norm)"
-            )
+            why = "another backward pass on some ranks added gradients that ranks have not reduced yet"
+            raise gradient_checks.changed(why)
         self._reductions.add_late(ranks, self._unused.take, self._divisor())
         for index, count in enumerate(ranks):
             if count:
@@ -344,6 +350,7 @@ class DataParallel(Placement):
         def ready(parameter: torch.Tensor) -> None:
             if not self._open or self._lost is not None:
                 return
+            self._has_gradients = True
             if not self._queued:
                 Variable._execution_engine.queue_callback(self._backward_ended)
                 self._queued = True
@@ -354,18 +361,13 @@ class DataParallel(Placement):
             if self._unused is not None and skipped and self._unused.came(index, again=self._accumulates):
                 self._reductions.reached.add(index)
                 return
-            self.buffer.adopt(index)
+            self._reductions.adopt(index)
             self._reductions.reached.add(index)
             if self._accumulates:
                 self._seen()
                 return
             if not self._reductions.came(index) and not skipped:
-                raise MisuseError(
-                    "backward: found a second backward pass in one step; expected one. Call opt.step() after each "
-                    "backward(), or add up the losses and call backward() once, or use `with t.no_sync():` around all "
-                    "passes but the last. A layer that torch.utils.checkpoint computes several times in a step needs "
-                    "use_reentrant=False"
-                )
+                raise gradient_checks.second_pass()
             try:
                 self._reductions.start_complete()
                 self._reductions.drive()

@@ -27,6 +27,12 @@ _TAIL_DTYPE = torch.float32
 """Dtype of the tail if the gradients have fewer bits."""
 
 
+def square_of(tensors: Iterable[torch.Tensor]) -> float:
+    """Return the squared norm of all tensors together. From a GPU, all norms are copied at once, with a single wait."""
+    norms = [torch.linalg.vector_norm(tensor) for tensor in tensors]
+    return sum(norm**2 for norm in torch.stack(norms).tolist()) if norms else 0.0
+
+
 @dataclass(frozen=True)
 class Bucket:
     start: int
@@ -126,6 +132,17 @@ class GradientBuffer:
         for parameter, view in zip(self.parameters, self.views, strict=True):
             parameter.grad = view
 
+    def release(self) -> None:
+        """Set every ``p.grad`` to None. Each backward pass then makes a new gradient, which ``add`` adds."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def restore(self) -> None:
+        """Make every ``p.grad`` that is None a view of the buffer again. Do not change the buffer's values."""
+        for parameter, view in zip(self.parameters, self.views, strict=True):
+            if parameter.grad is None:
+                parameter.grad = view
+
     def detach(self, marks: Sequence[float]) -> None:
         """Remove the gradients of parameters that no rank's backward pass reached, so that optimizers skip them.
 
@@ -174,17 +191,37 @@ class GradientBuffer:
         if gradient is None:
             parameter.grad = view  # other ranks may have a gradient for it
             return False
-        if gradient.requires_grad:
-            raise MisuseError(
-                "backward: found create_graph=True; expected gradients without a graph, which ranks can reduce. For a "
-                "gradient penalty call torch.autograd.grad(…, create_graph=True) and add the penalty to the loss"
-            )
+        _check_graph(gradient)
         # An embedding with sparse=True makes a sparse gradient if there was none before.
         if gradient.is_sparse or gradient.data_ptr() != view.data_ptr():
             view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
             parameter.grad = view
             return True
         return False
+
+    def add(self, index: int, weight: float) -> bool:
+        """Add the gradient in ``p.grad`` of parameter ``index`` times ``weight`` to the buffer, and set it to None.
+
+        With ``weight`` 0, the gradient may be NaN, because it is then the mean over no samples. Return False if there
+        was no gradient. Raise MisuseError if the gradient is part of an autograd graph.
+        """
+        parameter, view = self.parameters[index], self.views[index]
+        gradient = parameter.grad
+        if gradient is None or gradient is view:
+            return False
+        _check_graph(gradient)
+        if weight:
+            view.add_(gradient.to_dense() if gradient.is_sparse else gradient, alpha=weight)
+        parameter.grad = None
+        return True
+
+
+def _check_graph(gradient: Tensor) -> None:
+    if gradient.requires_grad:
+        raise MisuseError(
+            "backward: found create_graph=True; expected gradients without a graph, which ranks can reduce. For a "
+            "gradient penalty call torch.autograd.grad(…, create_graph=True) and add the penalty to the loss"
+        )
 
 
 def _like(parameter: Tensor, part: Tensor) -> Tensor:

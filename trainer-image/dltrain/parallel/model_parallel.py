@@ -23,7 +23,8 @@ from dltrain.comm.algorithms.single_rank import SingleRank
 from dltrain.comm.core.fault_tolerance import translate
 from dltrain.comm.core.waiting import wait_until
 from dltrain.comm.process_group import SLICE_NBYTES, ProcessGroup
-from dltrain.parallel.data_parallel import DataParallel, square_of
+from dltrain.parallel.data_parallel import DataParallel
+from dltrain.parallel.gradient_buffer import square_of
 from dltrain.timing.stopwatch import Lap
 
 

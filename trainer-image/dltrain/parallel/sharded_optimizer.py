@@ -23,7 +23,8 @@ from dlcontract import Plan
 from dltrain.comm.algorithms.reduce_scatter import Scattered, make_all_gather, owned
 from dltrain.comm.core.collective import Collective
 from dltrain.comm.process_group import ProcessGroup
-from dltrain.parallel.data_parallel import DataParallel, square_of
+from dltrain.parallel.data_parallel import DataParallel
+from dltrain.parallel.gradient_buffer import square_of
 from dltrain.parallel.optimizer_checks import check_late
 from dltrain.protocol.errors import BadInputError
 
@@ -107,6 +108,11 @@ class OptimizerParallel(DataParallel):
             check_late([parameter for parameter in members if parameter not in known])
             self._groups.append(members)
             group["params"] = [self._shards[p].parameter for p in members if p in self._shards]
+
+    def begin_micro_batch(self, weight: float, *, last: bool) -> None:
+        super().begin_micro_batch(weight, last=last)
+        for shard in self._shards.values():
+            shard.parameter.grad = None  # a view of the buffer, which the script's ``zero_grad`` would zero
 
     def finish(self) -> list[float]:
         """Wait for the reduction of the step's gradients. Only this rank's shards get reduced gradients.

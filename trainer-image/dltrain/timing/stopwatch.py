@@ -87,6 +87,10 @@ class Stopwatch:
         """Record that the batch has arrived."""
         self._data = self._lap()
 
+    def refetched(self) -> None:
+        """Record that the next micro-batch of the step has arrived. The time since the previous call was waiting."""
+        self._data += self._lap()
+
     def computed(self, waited: Lap = NOTHING) -> None:
         """Count the time since the previous call of a method as computing, except ``waited``.
 

@@ -42,6 +42,8 @@ class StepRequests(NamedTuple):
 class Step:
     """The training step in progress, on this rank. The same object is used for all steps."""
 
+    _NOTHING: tuple[Tensor | float, float] = (0.0, 0.0)
+
     def __init__(
         self,
         team: Team,
@@ -74,6 +76,16 @@ class Step:
         """Last finite gradient norm. It is measured if a progress update is due or if ranks agreed to save or stop."""
         self.left_out = False
         """True if the GradScalers of all ranks skip the update of this step, because a gradient is not finite."""
+        self.partial = False
+        """True in all but the last micro-batch of a step. The optimizer then makes no update."""
+        self.skipped_update = False
+        """True if the script has called ``optimizer.step()`` in the current micro-batch, which is not the last one."""
+        self._micro_batches = self._weighed = 0
+        """Numbers of micro-batches of the step so far, and of those in which the script called ``weigh``."""
+        self._logged = self._logged_before = self._NOTHING
+        """(Loss times weight, weight) of the current micro-batch and of the earlier ones, for the progress update."""
+        self._tokens_before = 0.0
+        """Sum of the weights that the script passed to ``weigh`` in earlier micro-batches of the step."""
         self._received = False
         self._scale: float | None = None
         """Loss scale, once a GradScaler has checked this step's gradients."""
@@ -85,10 +97,11 @@ class Step:
         """(Loss times weight, weight) of a loss that was logged after the reduction. The next step reports it."""
         self._buffers_before: BufferCopies | None = None
 
-    def begin(self, part: Part, number: int, steps: int, requests: StepRequests) -> None:
+    def begin(self, part: Part, number: int, steps: int, requests: StepRequests, *, accumulates: bool = False) -> None:
         """Begin step ``number`` (counted from 0) of ``steps``.
 
-        ``part``: this rank's samples, already loaded. ``requests``: what this rank wants to happen after the step.
+        ``part``: this rank's samples. ``requests``: what this rank wants to happen after the step. ``accumulates``:
+        True if the step has several micro-batches, each of which begins with ``begin_micro_batch``.
         """
         team = self._team
         self.weight = self.weight_by_samples = part.weight
@@ -100,22 +113,38 @@ class Step:
         self._late = (0.0, 0.0)
         times = self._progress.times
         tail = pack(shared, team.rank, team.size, times.compute_s, times.exposed_s, self.watch.demanded_s)
-        team.parallel.begin(part.weight, tail)
+        team.parallel.begin(part.weight, tail, accumulates=accumulates)
+        self.partial, self._micro_batches, self._weighed, self._tokens_before = False, 0, 0, 0.0
+        self._logged = self._logged_before = self._NOTHING
         self._carry()
         self._buffers_before = BufferCopies(team.model) if team.elastic.active else None
         self.open, self.given_up = True, False
         self.left_out = self._received = False
         self._scale = None
 
+    def begin_micro_batch(self, part: Part, *, last: bool) -> None:
+        """Begin a micro-batch of the step. ``part``: its samples. ``last``: True for the step's last micro-batch."""
+        if self._micro_batches:
+            (loss, weight), (more, added) = self._logged_before, self._logged
+            self._logged_before = (loss + more, weight + added)
+            self._tokens_before += self.weight if self._weighed else 0.0
+        self._logged = self._NOTHING
+        self._micro_batches += 1
+        self.weight = self.weight_by_samples = part.weight
+        self.partial, self.skipped_update = not last, False
+        self._team.parallel.begin_micro_batch(part.weight, last=last)
+
     def log(self, loss: Tensor | float) -> None:
-        """Log the mean loss of this rank's batch. Ranks exchange the loss together with the gradients.
+        """Log the mean loss of this rank's batch or micro-batch. Ranks exchange the loss together with the gradients.
 
         A loss that is logged after the gradients were reduced is exchanged in the next step.
         """
         if self.open and isinstance(loss, Tensor) and loss.requires_grad and loss.grad_fn is not None:
             loss.register_hook(lambda _: self._team.parallel.passes.start())  # type: ignore[no-untyped-call]
         weighed = usage_checks.number(loss) * self.weight if self.weight else 0.0
-        if not self._team.parallel.share(0, (weighed, self.weight)):
+        self._logged = (weighed, self.weight)
+        both = [a + b for a, b in zip(self._logged_before, self._logged, strict=True)]
+        if not self._team.parallel.share(0, both):
             self._late = (float(weighed), self.weight)
 
     def weigh(self, tokens: float) -> None:
@@ -125,7 +154,8 @@ class Step:
         # A rank without samples computes a sample of another rank. This sample must not count twice.
         self.weight = float(tokens) if self.weight_by_samples else 0.0
         self._team.parallel.weigh(self.weight)
-        self._team.parallel.share(WEIGHED, (1.0, self.weight))
+        self._weighed += 1
+        self._team.parallel.share(WEIGHED, (1.0, self._tokens_before + self.weight))
 
     def sum(self) -> None:
         """Wait for the reduced gradients before an update of the optimizer. Outside of a step, do nothing.
@@ -160,7 +190,7 @@ class Step:
         ``scale``: the loss scale. Raise the errors of ``sum``, and DivergedError if a gradient is not finite even at
         the minimum loss scale.
         """
-        if not self._receive():
+        if self.partial or not self._receive():
             return nothing
         parallel = self._team.parallel
         found = divide() or nothing
@@ -194,6 +224,7 @@ class Step:
         """
         if self._received:
             return True
+        usage_checks.check_weighed(self._weighed, self._micro_batches)
         team, parallel = self._team, self._team.parallel
         self._synchronize()  # otherwise the backward pass would count as communication
         self.watch.computed(parallel.waited)

@@ -13,12 +13,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from dlcontract import Outcome, Plan
-from dltrain.batch.sampling import Part
+from dltrain.batch.micro_batches import MicroBatches
+from dltrain.batch.sampling import Part, Sampler
 from dltrain.checkpoint.state import replicate
 from dltrain.checkpoint.user_objects import UserObjects
 from dltrain.checkpoint.writer import CheckpointManager
 from dltrain.comm.process_group import ProcessGroup
-from dltrain.data.feeding.feed import Feed
 from dltrain.data.feeding.loader import Loader, check_loader
 from dltrain.data.feeding.source import Collate
 from dltrain.device import randomness
@@ -39,10 +39,11 @@ from dltrain.timing.stopwatch import Budget, Stopwatch
 from dltrain.train import replay, usage_checks
 from dltrain.train.gathering import Participants, averaged, differing_buffers, gathered, participants
 from dltrain.train.held_out import held_out_batches
-from dltrain.train.normalization import with_batch_norm
+from dltrain.train.normalization import warn_of_batch_norm, with_batch_norm
 from dltrain.train.progress import Progress
 from dltrain.train.saving import Saved, Saving
 from dltrain.train.step import Step, StepRequests
+from dltrain.train.step_batches import StepBatches, skip_partial_updates
 from dltrain.train.update_hooks import UpdateHooks
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -243,50 +244,53 @@ class Trainer(Ranks):
         """
         self.progress.busy(what, limit_s)
 
-    def steps(self, loader: Loader) -> Iterator[Any]:
+    def steps(self, loader: Loader, *, accumulate: bool = False) -> Iterator[Any]:
         """Yield this rank's batch for each remaining step, on its device. Call ``optimizer.step()`` once per batch.
 
-        If the job asks its ranks to stop, save the training's state after the current step, and then raise SystemExit.
-        Raise MisuseError if the script has not called ``optimizer.step()`` for a batch.
+        ``accumulate``: yield the micro-batches into which the plan divides batches, so that their gradients add up. The
+        optimizer, clipping and a GradScaler then have an effect only in the last micro-batch of a step. If the job asks
+        its ranks to stop, save the training's state after the step, and then raise SystemExit. Raise MisuseError if the
+        script has not called ``optimizer.step()`` for a batch, or accepts no micro-batches.
         """
         check_loader("t.steps", loader)
+        usage_checks.check_accumulates(self.plan, accumulate=accumulate)
         counts = self._team.together(self.step, lambda: self._team.worker_group.gather([loader.samples]))
         usage_checks.check_samples([int(count) for (count,) in counts])
         if self._passed:
             usage_checks.warn_of_a_second_pass(self.step)
-        sampler, step = loader.sampler(self.plan), self._step
+        sampler, step, micro_batches = loader.sampler(self.plan), self._step, MicroBatches(self.plan, accumulate)
         self.total_steps = sampler.steps(self.plan)
-
-        def part_of(number: int) -> Part:
-            return self.parallel.part(sampler, number, self.shares, self.rank)
-
+        part_of = partial(self._part, sampler)
         self._user_objects.close()
-        with Feed(loader, part_of, self.plan.seed, self.total_steps) as feed:
+        if accumulate:
+            skip_partial_updates(self.optimizer, step)
+            warn_of_batch_norm(self.model, micro_batches.most(self.shares), self.rank)
+        with StepBatches(loader, part_of, micro_batches, lambda: self.shares, self.total_steps) as batches:
             while self.step < self.total_steps:
                 if self._replay is not None and (shares := self._replay.shares(self.step)) not in (None, self.shares):
                     self.reshard(shares, "replayed")
-                part = part_of(self.step)
+                part = batches.begin(self.step)
                 self.epoch, self.end_of_epoch = part.epoch, part.last
                 step.watch.begin()
-                batch = feed.take(self.step, part)
+                batch = batches.take(0)
                 step.watch.fetched()
                 randomness.seed(randomness.of_step(self.plan.seed, self.step, self.rank), self.device)
-                manager = self.checkpoint_manager
-                stop = self.reporter.stop.is_set()
+                manager, stop = self.checkpoint_manager, self.reporter.stop.is_set()
                 requests = StepRequests(stop, manager.due, manager.memory_due, manager.copies)
-                step.begin(part, self.step, self.total_steps, requests)
+                step.begin(part, self.step, self.total_steps, requests, accumulates=batches.accumulates)
                 self._user_objects.begin(undoable=self._team.elastic.active)
                 if batch is None:
                     self.optimizer.step()  # a parameter server computes no gradients; it takes part in the reduction
                 else:
-                    yield batch
+                    for micro_batch, self.end_of_epoch in batches.each(step, batch):
+                        yield micro_batch
                 if step.open:
                     raise MisuseError(usage_checks.NO_UPDATE)
                 if step.given_up:
                     self._loss_scale.restore()
                     self._user_objects.restore()
                 else:
-                    self._conclude(feed.spent_s)
+                    self._conclude(batches.spent_s)
         self._passed = True
         self._saving.save(self.step, self.epoch)
         self._saving.wait()
@@ -323,7 +327,7 @@ class Trainer(Ranks):
         Each sample is on exactly one rank. Ranks may get different numbers of batches, or no batch, so call ``sum``
         only after the loop.
         """
-        return self.progress.evaluating(held_out_batches(loader, self.shares, self.rank, self.plan.seed))
+        return self.progress.evaluating(held_out_batches(loader, self.shares, self.rank, self.plan))
 
     @property
     def complete(self) -> bool:
@@ -343,6 +347,9 @@ class Trainer(Ranks):
     def abandon(self) -> None:
         """Abort the operations in which other ranks wait for this rank, without waiting. The process must exit next."""
         self._team.abandon()
+
+    def _part(self, sampler: Sampler, number: int) -> Part:
+        return self.parallel.part(sampler, number, self.shares, self.rank)
 
     def _participants(self) -> Participants:
         return participants(self._team, self._step, self.step)

@@ -16,7 +16,8 @@ from dltrain.protocol.errors import BadInputError, MisuseError
 
 NO_UPDATE = (
     "t.steps: found no opt.step() (or scaler.step(opt)) in the loop's body; expected one for each batch. "
-    "To accumulate gradients, split one batch into micro-batches and use t.no_sync()"
+    "To accumulate gradients, use t.steps(loader, accumulate=True), or split one batch into micro-batches and use "
+    "t.no_sync()"
 )
 
 
@@ -100,6 +101,28 @@ def warn_of_differing_buffers(names: Sequence[str], rank: int) -> None:
             "the value in forward: otherwise results depend on how the batch is split, and checkpoints hold rank 0's "
             "buffers",
             stacklevel=2,
+        )
+
+
+def check_weighed(weighed: int, micro_batches: int) -> None:
+    """Raise MisuseError if the script called ``t.weigh`` in some micro-batches of a step, but not in all.
+
+    ``weighed``: number of micro-batches with a call. ``micro_batches``: number of all; 0 if the batch is not divided.
+    """
+    if micro_batches and 0 < weighed < micro_batches:
+        raise MisuseError(
+            f"t.weigh: found calls in {weighed} of {micro_batches} micro-batches of a step; expected one call in each "
+            "micro-batch, or none"
+        )
+
+
+def check_accumulates(plan: Plan, *, accumulate: bool) -> None:
+    """Raise MisuseError if the plan divides batches into micro-batches and the script does not iterate over these."""
+    if plan.micro_batches > 1 and not accumulate and not plan.splits_model:
+        raise MisuseError(
+            f"t.steps: found accumulate=False with a plan of {plan.micro_batches} micro-batches per step "
+            "(spec.parallelism.gradientAccumulation or microBatches); expected t.steps(loader, accumulate=True), "
+            "because a whole batch may not fit into memory. Pass accumulate=True, or remove these fields"
         )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection
 
-from dlcontract import Plan, Role
+from dlcontract import Plan, Role, micro_batches_of
 from dltrain.batch.shares import apportion
 
 
@@ -10,7 +10,8 @@ def shrink_plan(plan: Plan, pods: Collection[str]) -> Plan | None:
     """Return ``plan`` with only the ranks in ``pods``, renumbered from 0, or None if the job cannot shrink.
 
     If ``pods`` contains all pods of the plan, return ``plan`` unchanged. Otherwise, the remaining ranks divide the
-    global batch in proportion to their local batch sizes.
+    global batch in proportion to their local batch sizes. With gradient accumulation, they get more micro-batches, so
+    that these do not grow.
 
     A job cannot shrink below ``plan.min_ranks`` ranks. It cannot shrink at all with model parallelism or with a
     parameter server, which stores the parameters in slices for the plan's ranks. The same holds for a script for
@@ -27,4 +28,6 @@ def shrink_plan(plan: Plan, pods: Collection[str]) -> Plan | None:
         rank.model_copy(update={"rank": number, "share": share})
         for number, (rank, share) in enumerate(zip(ranks, shares, strict=True))
     )
-    return plan.model_copy(update={"ranks": placed})
+    before = [rank.share for rank in ranks]
+    micro_batches = min(micro_batches_of(plan.micro_batches, before, shares), plan.global_batch)
+    return plan.model_copy(update={"ranks": placed, "micro_batches": micro_batches})

@@ -147,7 +147,7 @@ class Feed:
     """The batches of all steps, in order.
 
     ``spent_s``: seconds that this process or a worker spent on loading the last batch. With prefetching, a step waits
-    for less than ``spent_s``.
+    for less than ``spent_s``. ``steps``: number of batches; none after these is prefetched.
     """
 
     def __init__(self, loader: Loader, part_of: Callable[[int], Part], seed: int, steps: int) -> None:
@@ -157,8 +157,8 @@ class Feed:
         function that returns this rank's samples in a future step, if local batch sizes do not change. ``seed``: the
         plan's seed. ``steps``: the number of steps in the training.
         """
-        self.spent_s = 0.0
-        self._loader, self._part_of, self._seed, self._steps = loader, part_of, seed, steps
+        self.spent_s, self.steps = 0.0, steps
+        self._loader, self._part_of, self._seed = loader, part_of, seed
         self._lane: Lane | None = None
         self._starting: Workers | None = None
         self._room = 0
@@ -219,7 +219,7 @@ class Feed:
         Batches that were requested before are not requested again.
         """
         ahead = self._asked[-1].step + 1 if self._asked else step
-        while len(self._asked) < self._room and ahead < self._steps:
+        while len(self._asked) < self._room and ahead < self.steps:
             if (request := Request.of(self._part_of(ahead), self._seed)) is None:
                 return
             self._asked.append(_Asked(ahead, request, lane.ask(request)))

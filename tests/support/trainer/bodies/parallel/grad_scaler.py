@@ -65,6 +65,7 @@ class Case:
     clip: str = ""
     """Who clips after ``unscale_``."""
     accumulate: bool = False
+    micro_batches: int = 1
     fused: bool = False
     tokens: bool = False
     all_used: bool = False
@@ -76,6 +77,9 @@ CASES = {
     "torch clips": Case(clip="torch", all_used=True),
     "the trainer clips": Case(clip="trainer"),
     "gradient accumulation": Case(accumulate=True, clip="trainer"),
+    "micro-batches": Case(micro_batches=3, clip="trainer"),
+    "micro-batches, fused": Case(micro_batches=3, fused=True, all_used=True),
+    "micro-batches, sharded": Case("Optimizer", micro_batches=2, all_used=True),
     "fused": Case(fused=True, all_used=True),
     "tokens": Case(tokens=True, clip="trainer"),
     "sharded": Case("Optimizer", all_used=True),
@@ -161,13 +165,15 @@ def trainer_of(group: ProcessGroup, shares: list[int], **plan: Any) -> tuple[Tra
 def train_on_all_ranks(
     group: ProcessGroup, case: Case, data: tuple[torch.Tensor, ...], shares: list[int], **plan: Any
 ) -> tuple[Net, list[float], RecordingReporter]:
-    trainer, reporter = trainer_of(group, shares, parallelism=case.strategy, **plan)
+    plan |= {"parallelism": case.strategy, "micro_batches": case.micro_batches}
+    trainer, reporter = trainer_of(group, shares, **plan)
     torch.manual_seed(0)
     net, opt = trainer.wrap(net := Net(), optimizer(net, case.fused))
     scaler, scales = make_scaler(), []
-    for batch in trainer.steps(trainer.loader(data)):
+    for batch in trainer.steps(trainer.loader(data), accumulate=True):
         body(case, net, opt, scaler, batch, trainer)
-        scales.append(scaler.get_scale())
+        if trainer.step > len(scales):
+            scales.append(scaler.get_scale())
     assert trainer.step == STEPS
     trainer.close()
     return net, scales, reporter

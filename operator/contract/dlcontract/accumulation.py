@@ -1,0 +1,24 @@
+"""The number of micro-batches of a step with gradient accumulation. Operator and trainer compute it alike."""
+
+from collections.abc import Sequence
+
+MICRO_BATCH_GROWTH = 1.25
+"""Factor by which a rank's micro-batch may exceed its planned size, before a step gets more micro-batches.
+
+Rebalancing changes local batch sizes by some per cent, which the margin of the predicted memory covers. The loss of
+ranks changes them by more."""
+
+
+def micro_batches_of(planned: int, planned_shares: Sequence[int], shares: Sequence[int]) -> int:
+    """Return the number of micro-batches of each step with the local batch sizes ``shares``.
+
+    ``planned``: number of micro-batches in the plan, for its local batch sizes ``planned_shares``. The result is at
+    least ``planned``. It is larger if local batch sizes have grown, such as after a loss of ranks, so that no rank's
+    micro-batch exceeds its planned size by more than the factor ``MICRO_BATCH_GROWTH``. Without gradient accumulation
+    (``planned`` is 1), the result is 1.
+    """
+    if planned == 1:
+        return 1
+    limits = [int(MICRO_BATCH_GROWTH * -(-share // planned)) for share in planned_shares]
+    needed = [-(-share // limit) for share, limit in zip(shares, limits, strict=True) if limit]
+    return max(planned, *needed)
