@@ -179,7 +179,15 @@ CASES = {
         "globalBatchSize": 256,
         "steps": 30,
         "nodes": {"max": 3},
-        "parallelism": {"strategy": "Auto"},
+        "parallelism": {"strategy": "Auto", "gradientAccumulation": "Never"},
+        "resources": {"memory": "1Gi"},
+    }),
+    "gradient-accumulation": Case({
+        "model": {"name": "gpt-mini"},
+        "dataset": {"name": "synthetic-tokens"},
+        "globalBatchSize": 256,
+        "steps": 10,
+        "nodes": {"max": 2},
         "resources": {"memory": "1Gi"},
     }),
     "administrators-defaults": Case(

@@ -10,6 +10,7 @@ SHA256 = "0123456789abcdef" * 4
 TORCHRUN_ONLY: Json = {
     **dict.fromkeys(MINIMAL), "trainer": {"image": "a", "command": ["torchrun", "a.py"], "framework": "Torchrun"},
 }  # fmt: skip
+OPTED_IN: Json = {"parallelism": {"gradientAccumulation": "Auto"}}
 MPI_ONLY: Json = {**TORCHRUN_ONLY, "trainer": {"image": "a", "command": ["mpirun", "a"], "framework": "MPI"}}
 
 # Changes to a minimal spec, and a part of the message of the rule that they break ("" for valid specs).
@@ -236,7 +237,23 @@ CASES: dict[str, tuple[Json, str]] = {
     "pipeline without stages": ({"parallelism": {"strategy": "Pipeline"}}, "Pipeline needs stages"),
     "stages of nothing": ({"parallelism": {"stages": 2}}, "stages need strategy Pipeline"),
     "micro-batches of nothing": (
-        {"parallelism": {"strategy": "Tensor", "microBatches": 2}}, "microBatches needs strategy Pipeline",
+        {"parallelism": {"strategy": "Tensor", "microBatches": 2}}, "microBatches needs strategy Data, Optimizer or Pipeline",
+    ),
+    "micro-batches of Auto": (
+        {"parallelism": {"strategy": "Auto", "microBatches": 2}}, "microBatches needs strategy Data",
+    ),
+    "accumulated gradients": ({"parallelism": {"strategy": "Optimizer", "microBatches": 2}}, ""),
+    "accumulation with Auto": ({"parallelism": {"strategy": "Auto", "gradientAccumulation": "Auto"}}, ""),
+    "accumulated gradients of a script": ({**OPTED_IN, "trainer": {"command": ["a"]}}, ""),
+    "accumulation in a pipeline": (
+        {"parallelism": {"strategy": "Pipeline", "stages": 2, "gradientAccumulation": "Auto"}}, "remove gradientAccum",
+    ),
+    "a fixed number of chosen micro-batches": (
+        {"parallelism": {"microBatches": 2, "gradientAccumulation": "Auto"}}, "remove one of the two",
+    ),
+    "asynchronous accumulation": (
+        {"parallelism": {"synchronization": "Asynchronous", "gradientAccumulation": "Auto"}},
+        "needs synchronization Synchronous",
     ),
     "more micro-batches than samples": (
         {"parallelism": {"strategy": "Pipeline", "stages": 2, "microBatches": 99}, "globalBatchSize": 9},

@@ -5,13 +5,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from math import exp, log
+from math import ceil, exp, log
 from statistics import fmean, median
 from typing import Any
 
 from pydantic import ValidationError
 
-from dlcontract import Report
+from dlcontract import Plan, Report, micro_batches_of
 from dljob.api import ComputePoint, DLProfileStatus, NextMeasurement, NoiseScale, ScalingConstants, ScalingPoint
 from dljob.api.profile import MAX_EXPONENT, MAX_GAMMA, MAX_S
 from dljob.calibrate import (
@@ -135,6 +135,24 @@ def devices(report: Report) -> tuple[str, ...]:
     if report.mismatches:
         return ()
     return tuple(sorted({p.device for p in report.probes} | {r.device for r in report.ranks if r.device and r.share}))
+
+
+def of_micro_batches(report: Report, plan: Plan) -> Report:
+    """Return the report with the local batch sizes and times of one micro-batch instead of a step, for profiles.
+
+    A step with k micro-batches is divided by k. Its update, which it makes once, is thereby underestimated, but it is
+    short compared with several micro-batches. ``plan``: the plan of the run, without model parallelism.
+    """
+    if plan.micro_batches == 1:
+        return report
+    present = {measure.rank: measure.share for measure in report.ranks}
+    shares = [present.get(rank.rank, 0) for rank in plan.ranks]
+    k = micro_batches_of(plan.micro_batches, [rank.share for rank in plan.ranks], shares)
+    ranks = tuple(
+        m.model_copy(update={"share": ceil(m.share / k), "compute_s": m.compute_s / k, "fetch_s": m.fetch_s / k})
+        for m in report.ranks
+    )
+    return report.model_copy(update={"ranks": ranks})
 
 
 def updated_profile(

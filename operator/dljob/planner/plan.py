@@ -13,6 +13,7 @@ from dljob.cluster import ClusterView
 from dljob.perf.step.input_data import Stored
 from dljob.perf.workload.workload import Workload
 from dljob.planner import batch
+from dljob.planner.candidates.accumulation import accumulated
 from dljob.planner.candidates.evaluate import Part, evaluate
 from dljob.planner.candidates.fixed import fixed_parts
 from dljob.planner.candidates.interrupted import checkpoint_s
@@ -104,6 +105,7 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
             parts = fixed_parts(request, nodes, workload, learned, strategy)
             if isinstance(parts, Infeasible):
                 return parts
+            parts = [replace(part, option=_accumulated(part.option, request)) for part in parts]
             found += [(parts, evaluate(parts, name, request, workload)) for name in collectives(request, parts)]
     else:
         if (short := too_few(request, nodes, view)) is not None:
@@ -115,7 +117,7 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
             nodes,
             workload,
             lambda pool, layout: _options(pool, layout, workload, request, learned, made),
-            found[0][0] if request.fixed else (),
+            [replace(p, option=p.option.single or p.option) for p in found[0][0]] if request.fixed else (),
         )
         found += [([], choice) for choice in split_up[0]]
         refusals += split_up[1]
@@ -133,7 +135,8 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
             request, chosen, parts, workload, lambda pool, each: _options(pool, each, workload, request, learned, made)
         )
         refusals += strategy_search.others(request, chosen, parts, workload)
-        measure = None if request.fixed else probing.suggested(request, parts[0].option)
+        option = parts[0].option.single or parts[0].option
+        measure = None if request.fixed or option.micro_batches > 1 else probing.suggested(request, option)
     unique = tuple(dict.fromkeys(refusals))
     return Decision(
         chosen,
@@ -187,7 +190,7 @@ def _candidates(
         pools = [pool for pool in nodes.pools if pool.is_gpu == is_gpu]
         most = sum(sum(pool.free) if is_gpu else pool.nodes * layouts(pool, request)[-1].ranks for pool in pools)
         ways = [
-            option
+            _accumulated(option, request)
             for pool in pools
             for g in layouts(pool, request)
             for option in (
@@ -210,6 +213,11 @@ def _candidates(
             names = collectives(request, parts) if i == 0 else (best,)
             found += [(parts, evaluate(parts, name, request, workload)) for name in names]
     return found, refusals
+
+
+def _accumulated(option: Option, request: Request) -> Option:
+    asked = None if request.chooses_micro_batches else min(request.micro_batches, request.global_batch)
+    return accumulated(option, asked, request.global_batch)
 
 
 def _options(

@@ -9,7 +9,7 @@ from dljob.calibrate import Place
 from dljob.job.defaults import is_default
 from dljob.job.identity import data_key, profile_key
 from dljob.job.plan.stored import StoredPlan, threads
-from dljob.job.profiles import devices
+from dljob.job.profiles import devices, of_micro_batches
 from dljob.reconcile import failure_conditions, storage_evictions
 from dljob.reconcile.desired import RunMeasurements
 from dljob.reconcile.parsed import ParsedJob
@@ -237,7 +237,8 @@ def measurements(spec: DLJobSpec, report: Report, accepted: StoredPlan | None) -
 
     Return None without a plan, because only devices that the plan names count. Return None also for a plan with model
     parallelism, and for a job whose spec lacks fields that describe its training (``spec.missing``). The field
-    ``place`` of the result is set only for a plan with one group of pods and without a parameter server.
+    ``place`` of the result is set only for a plan with one group of pods, without a parameter server and without
+    gradient accumulation.
     """
     if accepted is None or accepted.plan.splits_model or spec.missing:
         return None
@@ -247,9 +248,12 @@ def measurements(spec: DLJobSpec, report: Report, accepted: StoredPlan | None) -
             layouts.setdefault(group.device, set()).add((threads(spec, group), group.ranks_per_node))
     mixed = {device for device, found in layouts.items() if len(found) > 1}  # The report does not tell them apart.
     measured = set(devices(report)) - mixed
+    report = of_micro_batches(report, accepted.plan)
     planned = tuple(sorted({group.device for group in accepted.groups} & measured))
     place = None
-    if len(accepted.groups) == 1 and accepted.plan.collective != "ParameterServer":
+    # Measured steps of several ranks serve to predict steps whose whole backward pass hides communication.
+    whole = accepted.plan.micro_batches == 1
+    if len(accepted.groups) == 1 and accepted.plan.collective != "ParameterServer" and whole:
         group = accepted.groups[0]
         sharded = accepted.plan.parallelism == "Optimizer"
         place = Place(group.nodes, group.ranks_per_node, accepted.plan.collective, sharded)

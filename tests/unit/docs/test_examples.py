@@ -24,7 +24,7 @@ JOBS |= {"dataset-uri.yaml", "gpt.yaml", "fixed-plan.yaml", "own-script.yaml", "
 JOBS |= {"stale-synchronous.yaml", "pipeline.yaml", "tensor.yaml", "batch-size.yaml", "auto-strategy.yaml"}
 JOBS |= {"kueue.yaml", "priority.yaml", "finish-by.yaml", "torchrun-minimal.yaml", "autoscaled.yaml"}
 JOBS |= {"mpi.yaml", "horovod.yaml"}
-JOBS |= {"report.yaml", "until.yaml"}
+JOBS |= {"report.yaml", "until.yaml", "gradient-accumulation.yaml"}
 
 
 def documented() -> list[Any]:
@@ -81,7 +81,8 @@ def test_example_with_strategy_auto_is_a_pipeline_because_nothing_else_fits() ->
     job = yaml.safe_load((ROOT / "examples/auto-strategy.yaml").read_text())
 
     def planned(strategy: str) -> Decision | Infeasible:
-        spec = DLJobSpec.model_validate({**job["spec"], "parallelism": {"strategy": strategy}})
+        parallelism = {**job["spec"]["parallelism"], "strategy": strategy}
+        spec = DLJobSpec.model_validate({**job["spec"], "parallelism": parallelism})
         return plan(planner_request("job", spec), cluster_view({"nodes": NODES}), {})
 
     chosen = planned("Auto")
@@ -89,6 +90,18 @@ def test_example_with_strategy_auto_is_a_pipeline_because_nothing_else_fits() ->
     for strategy in ("Data", "Optimizer"):
         rejected = planned(strategy)
         assert isinstance(rejected, Infeasible) and rejected.reason == "DoesNotFit"
+
+
+def test_example_with_gradient_accumulation_needs_it() -> None:
+    job = yaml.safe_load((ROOT / "examples/gradient-accumulation.yaml").read_text())
+
+    def planned(accumulation: str) -> Decision | Infeasible:
+        spec = DLJobSpec.model_validate({**job["spec"], "parallelism": {"gradientAccumulation": accumulation}})
+        return plan(planner_request("job", spec), cluster_view({"nodes": NODES}), {})
+
+    chosen, rejected = planned("Auto"), planned("Never")
+    assert isinstance(chosen, Decision) and chosen.chosen.micro_batches > 1
+    assert isinstance(rejected, Infeasible) and rejected.reason == "DoesNotFit"
 
 
 @pytest.mark.parametrize("text", documented())

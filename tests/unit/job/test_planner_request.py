@@ -120,6 +120,51 @@ def test_mpi_program_has_equal_shares_and_collective_mpi() -> None:
     assert not output.rebalance and (output.collective, output.model.framework) == ("MPI", "MPI")
 
 
+SCRIPT = {
+    "model": {"hints": {"parameters": 10, "flopsPerSample": 1e6}},
+    "trainer": {"command": ["python", "t.py"]},
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "chooses", "fixed"),
+    [
+        ({}, True, 1),
+        ({"parallelism": {"strategy": "Optimizer"}}, True, 1),
+        ({"parallelism": {"strategy": "Auto"}}, True, 1),
+        ({"parallelism": {"gradientAccumulation": "Never"}}, False, 1),
+        ({"parallelism": {"microBatches": 4}}, False, 4),
+        ({"parallelism": {"strategy": "Tensor"}, "model": {"name": "mlp"}}, False, 1),
+        ({"parallelism": {"strategy": "Pipeline", "stages": 2}}, False, 8),
+        ({"parallelism": ASYNCHRONOUS}, False, 1),
+        (SCRIPT, False, 1),
+        (SCRIPT | {"parallelism": {"gradientAccumulation": "Auto"}}, True, 1),
+        (SCRIPT | {"parallelism": {"microBatches": 2}}, False, 2),
+        (SCRIPT | {"trainer": {"command": ["a"], "framework": "Torchrun"}}, False, 1),
+        (SCRIPT | {"trainer": {"command": ["a"], "framework": "MPI"}}, False, 1),
+        (SCRIPT | {"trainer": {"command": ["a"], "framework": "MPI"}, "parallelism": {"microBatches": 2}}, False, 1),
+    ],
+)
+def test_only_built_in_models_and_scripts_that_opt_in_get_micro_batches(
+    changes: Any, chooses: bool, fixed: int
+) -> None:
+    request = planner_request("job", spec(**changes))
+    assert (request.chooses_micro_batches, request.micro_batches) == (chooses, fixed)
+
+
+def test_accumulation_is_in_the_plans_for_trainer_and_user() -> None:
+    tight = spec(
+        model={"name": "gpt-mini"}, dataset={"name": "synthetic-tokens"}, globalBatchSize=256, epochs=None, steps=9,
+        resources={"memory": "1Gi"},
+    )  # fmt: skip
+    decision = decided(tight)
+    assert decision.chosen.micro_batches > 1
+    assert planned(tight).micro_batches == decision.chosen.micro_batches
+    assert plan_status(tight, decision, 1, "digest").micro_batches == decision.chosen.micro_batches
+    assert plan_status(spec(), decided(spec()), 1, "digest").micro_batches is None
+    assert planned(spec(parallelism={"microBatches": 3})).micro_batches == 3
+
+
 def test_training_options_are_in_the_plan() -> None:
     hints = {"parameters": 10, "flopsPerSample": 1e6}
     output = planned(spec(model={"hints": hints, "syncBatchNorm": True}, trainer={"command": ["python", "t.py"]}))
@@ -139,7 +184,7 @@ def test_training_options_are_in_the_plan() -> None:
     assert (tensor.parallelism, tensor.collective, tensor.ranks[-1].share) == ("Tensor", "Tree", 96)
     tight = spec(
         model={"name": "resnet18"}, dataset={"name": "synthetic-images"}, globalBatchSize=256, epochs=None, steps=9,
-        parallelism={"strategy": "Auto"}, resources={"memory": "1Gi"},
+        parallelism={"strategy": "Auto", "gradientAccumulation": "Never"}, resources={"memory": "1Gi"},
     )  # fmt: skip
     chosen = planned(tight)
     assert (chosen.parallelism, chosen.collective, chosen.min_ranks, chosen.rebalance) == ("Pipeline", "MPI", 3, False)

@@ -7,6 +7,7 @@ from dljob.api.spec.model import BUILTIN_MODELS, PAIRED_MODELS, BuiltinModel, Mo
 from dljob.api.spec.optimizer import LearningRateScaling, Optimizer, OptimizerName, ScalingRule
 from dljob.api.spec.parallelism import (
     Collective,
+    GradientAccumulation,
     GradientCompression,
     Parallelism,
     ParallelismStrategy,
@@ -61,6 +62,7 @@ __all__ = [
     "FailureRule",
     "FixedGroup",
     "Framework",
+    "GradientAccumulation",
     "GradientCompression",
     "LearningRateScaling",
     "Metadata",

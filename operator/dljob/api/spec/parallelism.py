@@ -41,12 +41,18 @@ class ParallelismStrategy(StrEnum):
         return self in (ParallelismStrategy.PIPELINE, ParallelismStrategy.TENSOR)
 
 
+class GradientAccumulation(StrEnum):
+    AUTO = "Auto"
+    NEVER = "Never"
+
+
 class Synchronization(StrEnum):
     SYNCHRONOUS = "Synchronous"
     ASYNCHRONOUS = "Asynchronous"
     STALE_SYNCHRONOUS = "StaleSynchronous"
 
 
+_DIVIDES_BATCHES = (ParallelismStrategy.DATA, ParallelismStrategy.OPTIMIZER, ParallelismStrategy.PIPELINE)
 _SYNCHRONIZED_STRATEGY = compatible(
     "synchronization", "Asynchronous", "StaleSynchronous", other="strategy", inside="parallelism"
 )
@@ -62,9 +68,34 @@ class Parallelism(ApiModel):
         ),
         Rule(
             "microBatches",
-            "!has(self.microBatches) || (has(self.strategy) && self.strategy == 'Pipeline')",
-            "microBatches needs strategy Pipeline: choose it, or remove microBatches",
-            lambda p: p.micro_batches is None or p.strategy is ParallelismStrategy.PIPELINE,
+            "(!has(self.strategy) || self.strategy in ['Data', 'Optimizer']) && "
+            "(!has(self.synchronization) || self.synchronization == 'Synchronous') || "
+            "(!has(self.microBatches) || (has(self.strategy) && self.strategy == 'Pipeline'))",
+            "microBatches needs strategy Data, Optimizer or Pipeline, and synchronization Synchronous: choose them, or "
+            "remove microBatches",
+            lambda p: p.micro_batches is None or (p.strategy in _DIVIDES_BATCHES and not p.asynchronous),
+        ),
+        Rule(
+            "gradientAccumulation",
+            "!has(self.gradientAccumulation) || !has(self.microBatches)",
+            "gradientAccumulation lets the planner choose the number of micro-batches, and microBatches fixes it: "
+            "remove one of the two",
+            lambda p: p.gradient_accumulation is None or p.micro_batches is None,
+        ),
+        Rule(
+            "gradientAccumulation",
+            "!has(self.gradientAccumulation) || self.gradientAccumulation == 'Never' || !has(self.strategy) || "
+            "self.strategy in ['Data', 'Optimizer', 'Auto']",
+            "gradientAccumulation Auto needs strategy Data, Optimizer or Auto, because Pipeline divides batches: "
+            "remove gradientAccumulation",
+            lambda p: p.gradient_accumulation is not GradientAccumulation.AUTO or not p.strategy.splits_model,
+        ),
+        Rule(
+            "gradientAccumulation",
+            "!has(self.gradientAccumulation) || self.gradientAccumulation == 'Never' || "
+            "!has(self.synchronization) || self.synchronization == 'Synchronous'",
+            "gradientAccumulation Auto needs synchronization Synchronous: remove one of the two",
+            lambda p: not p.asynchronous or p.gradient_accumulation is not GradientAccumulation.AUTO,
         ),
         Rule(
             "stalenessBound",
@@ -101,8 +132,20 @@ class Parallelism(ApiModel):
         Field(
             ge=1,
             le=4096,
-            description="Number of micro-batches into which Pipeline splits the batch. Default: four times the number "
-            "of stages. With p stages and k micro-batches, each stage is idle in p-1 of k+p-1 turns.",
+            description="Number of micro-batches. Pipeline splits each batch into so many (default: four times the "
+            "number of stages); with p stages and k micro-batches, each stage is idle in p-1 of k+p-1 turns. With Data "
+            "and Optimizer, each rank splits its part of a batch into so many and accumulates their gradients; a "
+            "training script needs t.steps(loader, accumulate=True). Default: see gradientAccumulation.",
+        ),
+    ] = None
+    gradient_accumulation: Annotated[
+        GradientAccumulation | None,
+        Field(
+            description="Auto: the planner may divide each rank's part of a batch into micro-batches with strategies "
+            "Data and Optimizer, for example if the whole part does not fit into memory; a training script needs "
+            "t.steps(loader, accumulate=True). Never: each rank computes its part of a batch at once. Default: Auto "
+            "for built-in models, Never for training scripts. Scripts for Torchrun and MPI accumulate gradients "
+            "themselves, so this field and microBatches have no effect on them."
         ),
     ] = None
     synchronization: Annotated[

@@ -114,9 +114,14 @@ class PlanStatus(ApiModel):
     parallelism: Annotated[
         str | None, Field(description="Parallelism strategy: Data, Optimizer, Pipeline or Tensor.")
     ] = None
-    micro_batches: Annotated[int | None, Field(ge=1, description="Number of micro-batches of strategy Pipeline.")] = (
-        None
-    )
+    micro_batches: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            description="Number of micro-batches: those of strategy Pipeline, or those whose gradients each rank "
+            "accumulates. Unset if batches are not divided.",
+        ),
+    ] = None
     batch_choice: BatchChoice | None = None
     predicted: Predicted
     candidates: tuple[Candidate, ...] = ()

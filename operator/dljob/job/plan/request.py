@@ -7,6 +7,7 @@ from dljob.api import (
     Collective,
     DLJobSpec,
     Framework,
+    GradientAccumulation,
     OptimizerName,
     ParallelismStrategy,
     PlanningMode,
@@ -129,6 +130,8 @@ def planner_request(
         else None,
         stages=spec.parallelism.stages,
         micro_batches=micro_batches(spec),
+        chooses_micro_batches=chooses_micro_batches(spec),
+        may_accumulate=_may_accumulate(spec) and spec.parallelism.micro_batches is None,
         compressed=spec.gradient_compression is not None,
         synchronization=spec.parallelism.synchronization.value,
         staleness_bound=spec.parallelism.staleness_bound,
@@ -158,11 +161,30 @@ def _collective(asked: Collective) -> CollectiveName | None:
     return next((name for name in COLLECTIVES if name == asked.value), None)
 
 
+def _may_accumulate(spec: DLJobSpec) -> bool:
+    """Return True if the job's trainer can accumulate gradients with the strategies Data and Optimizer."""
+    splits, framework = spec.parallelism.strategy.splits_model, spec.trainer.framework
+    return not splits and not spec.parallelism.asynchronous and framework not in _REDUCED_BY_SCRIPT
+
+
+def chooses_micro_batches(spec: DLJobSpec) -> bool:
+    """Return True if the planner may choose the number of micro-batches of data-parallel plans.
+
+    A training script must opt in, because its loop has to iterate over micro-batches.
+    """
+    if not _may_accumulate(spec) or spec.parallelism.micro_batches is not None or spec.missing:
+        return False
+    asked = spec.parallelism.gradient_accumulation
+    return asked is GradientAccumulation.AUTO or (asked is None and not spec.trainer.command)
+
+
 def micro_batches(spec: DLJobSpec) -> int:
-    """Return the number of micro-batches into which pipeline parallelism divides a batch; 1 if the spec asks for none.
+    """Return the number of micro-batches that the spec asks for; 1 if it asks for none.
 
     If the spec has pipeline stages but no number, use ``MICRO_BATCHES_PER_STAGE`` for each stage. The result is at most
     the global batch size, because each micro-batch needs at least one sample.
     """
+    if spec.trainer.framework in _REDUCED_BY_SCRIPT:
+        return 1  # such scripts accumulate gradients themselves
     default = MICRO_BATCHES_PER_STAGE * (spec.parallelism.stages or 0)
     return min(spec.parallelism.micro_batches or max(1, default), spec.global_batch_size or 1)

@@ -123,7 +123,7 @@ def plan_status(
         ranks=sum(len(g.shares) for g in chosen.groups),
         collective=chosen.collective,
         parallelism=parallelism(spec, chosen),
-        micro_batches=chosen.micro_batches if chosen.strategy == "Pipeline" else None,
+        micro_batches=chosen.micro_batches if chosen.strategy == "Pipeline" or chosen.micro_batches > 1 else None,
         batch_choice=_batch_choice(spec, decision.batch) if decision.batch else None,
         predicted=predicted(chosen.prediction),
         candidates=tuple(_candidate(c, chosen) for c in decision.candidates),

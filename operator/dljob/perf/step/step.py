@@ -80,6 +80,7 @@ def step(
     servers: int = 1,
     nodes: int | None = None,
     sharded: bool = False,
+    micro_batches: int = 1,
 ) -> Step:
     """Predict the time of a synchronous step, and its uncertainty, from the times of its slowest rank.
 
@@ -91,7 +92,8 @@ def step(
 
     ``overlap``: fraction of the backward pass that can hide communication. ``sharded``: True if ranks shard the
     optimizer. Then the reduce-scatter of gradients overlaps with the backward pass, but the all-gather of new
-    parameters after the update does not.
+    parameters after the update does not. ``micro_batches``: number of equal micro-batches in ``compute_s``, of which
+    only the last one overlaps with communication.
 
     ``compute_spread`` applies to computing and input, ``link_spread`` to communication and waiting. Both are standard
     deviations of log(measured / predicted). The two errors are independent, so the step's spread is the root of the sum
@@ -99,10 +101,11 @@ def step(
     """
     parts = buckets(gradient_nbytes)
     total = allreduce_s(collective, float(gradient_nbytes), float(ranks), link, parts, servers, nodes)
-    communication_s = float(exposed_s(total, compute_s, parts, overlap))
+    last_s = compute_s / micro_batches
+    communication_s = float(exposed_s(total, last_s, parts, overlap))
     if sharded:
         to_owners, from_owners = scatter_gather_s(float(gradient_nbytes), float(ranks), link, parts, nodes)
-        communication_s = float(exposed_s(to_owners, compute_s, parts, overlap) + from_owners)
+        communication_s = float(exposed_s(to_owners, last_s, parts, overlap) + from_owners)
     waiting_s = compute_s * (straggler_factor(ranks) - 1) + agreement_s(ranks, link.latency_s)
     whole = compute_s + communication_s + data_s + waiting_s
     known = compute_s + data_s

@@ -1,8 +1,8 @@
 """Exact evaluation of one candidate. The result is its local batch sizes and prediction, or the reason to reject it."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from math import exp
+from dataclasses import dataclass, replace
+from math import ceil, exp
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from dljob.perf.step.asynchronous import round_of
 from dljob.perf.step.communication import Link
 from dljob.perf.step.step import P90, Step, step
 from dljob.perf.workload.workload import Workload
+from dljob.planner.candidates.accumulation import micro_batches_of
 from dljob.planner.candidates.batch_split import Kind, even, even_split, split
 from dljob.planner.candidates.interrupted import interrupted
 from dljob.planner.candidates.measured import communication_ratio, predicted
@@ -86,7 +87,7 @@ def _does_not_fit(parts: Sequence[Part], request: Request, workload: Workload) -
         text = f"every rank needs a sample, but {ranks} ranks share a global batch of {samples(request.global_batch)}"
         return Refusal(describe(parts), text)
     worst = min(parts, key=lambda p: p.option.largest_batch)
-    share = worst.batch_per_rank or even(request.global_batch, ranks)[0]
+    share = ceil((worst.batch_per_rank or even(request.global_batch, ranks)[0]) / worst.option.micro_batches)
     held = held_by(parts, workload)
     return Refusal(describe(parts), too_large(held, share, worst.option, samples(share)))
 
@@ -128,13 +129,18 @@ def evaluate(
     ranks, nodes = sum(p.ranks for p in parts), sum(p.nodes for p in parts)
     serving = servers if collective == "ParameterServer" and ranks > 1 else 0
     apart = request.synchronization != "Synchronous"
+
+    def shares_with(options: Sequence[Option]) -> list[list[int]] | None:
+        return shares_of(_with(parts, options), request.global_batch, request.uneven, serving)
+
+    chosen, micro_batches = micro_batches_of([p.option for p in parts], shares_with)
+    parts = _with(parts, chosen)
     if apart and not serving:
         text = "asynchronous training needs at least 2 ranks (a worker and a parameter server), but the plan has 1 rank"
         return Refusal(describe(parts), text)
     shares = shares_of(parts, request.global_batch, request.uneven, serving)
     if shares is None:
         return _does_not_fit(parts, request, workload)
-    chosen = [p.option for p in parts]
     link, link_spread = link_of(chosen, nodes)
     at_work = [(p, s[0]) for p, s in zip(parts, shares, strict=True) if s[0]]
     busy_s, slowest, share = max(((p.option.curve.seconds(b), p, b) for p, b in at_work), key=lambda item: item[0])
@@ -157,6 +163,7 @@ def evaluate(
         servers=max(1, serving),
         nodes=nodes,
         sharded=sharded,
+        micro_batches=micro_batches,
     )
     measured = len(known) == len(chosen) and not apart
     if apart:
@@ -170,6 +177,7 @@ def evaluate(
     sizes = "+".join(str(b) for s in shares for b in s) if ranks <= 8 else f"{request.global_batch} samples"
     names = group_names([p.option.label for p in parts])
     how = f"{_how(collective, request)}{', sharded optimizer' if sharded else ''}" if ranks > 1 else "alone"
+    how += f", {micro_batches} micro-batches" if micro_batches > 1 else ""
     return Choice(
         summary=f"{describe(parts)}, {how}, {sizes}",
         groups=tuple(
@@ -195,7 +203,12 @@ def evaluate(
             _bottleneck(timing, slowest, share, collective, link, measured),
         ),
         strategy="Optimizer" if sharded else "Data",
+        micro_batches=micro_batches,
     )
+
+
+def _with(parts: Sequence[Part], options: Sequence[Option]) -> list[Part]:
+    return [replace(part, option=option) for part, option in zip(parts, options, strict=True)]
 
 
 def _as_measured(formulas: Step, known: Sequence[Posterior], run: Runs) -> Step:
@@ -247,7 +260,8 @@ def _prediction(
     parts: Sequence[Part], shares: list[list[int]], timing: Step, request: Request, workload: Workload, bottleneck: str
 ) -> Prediction:
     step_s = timing.step_s
-    first_s = max(p.option.fetching.first_s(s[0]) for p, s in zip(parts, shares, strict=True))
+    held = [(p, ceil(s[0] / p.option.micro_batches)) for p, s in zip(parts, shares, strict=True)]  # in a micro-batch
+    first_s = max(p.option.fetching.first_s(b) for p, b in held)
     total_s = step_s * request.total_steps + first_s
     power_W = usd = alone = 0.0
     for part, batches in zip(parts, shares, strict=True):
@@ -256,7 +270,6 @@ def _prediction(
         power_W += energy.rank_watts(option.device, busy / part.ranks) * part.ranks
         usd += energy.cost_usd(option.device, total_s, part.ranks)
         alone += part.ranks / option.curve.seconds(request.global_batch)
-    gpu = [(p, s[0]) for p, s in zip(parts, shares, strict=True)]
     made = Prediction(
         step_s=step_s,
         step_p90_s=timing.p90_s,
@@ -264,13 +277,14 @@ def _prediction(
         communication_s=timing.communication_s,
         total_s=total_s,
         samples_per_s=request.global_batch / step_s,
-        memory_nbytes=max(memory.rank_nbytes(workload, b, p.option.pool.is_gpu) for p, b in gpu),
+        memory_nbytes=max(memory.rank_nbytes(workload, b, p.option.pool.is_gpu) for p, b in held),
         energy_J=power_W * total_s,
         cost_usd=request.prices.with_energy_usd(usd, power_W * total_s),
         bottleneck=bottleneck,
         basis="profile" if all(p.option.learned and p.option.learned.points for p in parts) else "catalogue",
         host_memory_nbytes=max(
-            memory.pod_nbytes(workload, b, p.option.ranks_per_node, p.option.pool.is_gpu, _processes(p)) for p, b in gpu
+            memory.pod_nbytes(workload, b, p.option.ranks_per_node, p.option.pool.is_gpu, _processes(p))
+            for p, b in held
         ),
         efficiency=min(1.0, 1 / (step_s * alone)),
         data_s=timing.data_s,

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import inf
 
 from dljob.calibrate.learned import Learned
 from dljob.calibrate.scaling import Posterior
@@ -75,6 +76,13 @@ class Option:
     ranks shard the optimizer state."""
     update_s: float = 0.0
     """Seconds within ``curve`` for updating all parameters; 0 if unknown."""
+    update_once_s: float = 0.0
+    """Predicted seconds for updating all parameters, even if measurements replace the rest of the prediction."""
+    micro_batches: int = 1
+    """Number of micro-batches of a step, whose gradients are accumulated. Both curves and ``largest_batch`` include all
+    of them."""
+    single: "Option | None" = None
+    """This option with one micro-batch, if the number of micro-batches is not settled yet (see ``accumulation``)."""
 
     @property
     def cpus(self) -> float:
@@ -84,6 +92,14 @@ class Option:
     @property
     def label(self) -> str:
         return self.pool.device
+
+    @property
+    def overlapping_s(self) -> float:
+        """Return the longest computing time that can hide communication: that of the last micro-batch.
+
+        It is infinite if it follows from the candidate, because its number of micro-batches is settled.
+        """
+        return inf if self.single is None else self.single.computing.seconds(self.single.largest_batch)
 
     def data_s(self, samples: float) -> float:
         """Return the seconds for which a step with ``samples`` samples waits for its input; ``curve`` includes them."""
@@ -198,6 +214,7 @@ def options(
                 strategy=strategy,
                 min_ranks=min_ranks,
                 update_s=found.update_s,
+                update_once_s=found.update_once_s,
             )
         )
     # The steps were measured on a network that did not cross this border, or nobody knows whether it did.

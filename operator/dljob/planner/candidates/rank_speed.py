@@ -29,7 +29,8 @@ class RankSpeed:
 
     ``computing``: computing seconds over its batch, beside the other ranks of the node. ``slowdown``: factor by which
     these slow it down. ``alone_s``: function from a measured step to the predicted computing seconds of one of its
-    ranks, if this rank had the node for itself. ``update_s``: seconds within ``computing`` for the update.
+    ranks, if this rank had the node for itself. ``update_s``: seconds within ``computing`` for the update, 0 if
+    measurements replace the prediction. ``update_once_s``: predicted seconds for the update.
     """
 
     device: Device
@@ -37,6 +38,7 @@ class RankSpeed:
     spread: float
     slowdown: float
     update_s: float
+    update_once_s: float
     alone_s: Callable[[StepPoint], float]
 
 
@@ -63,8 +65,11 @@ def _gpu_speed(
         spread = known.compute_spread
     slowdown = known.contention.slowdown(layout.ranks) if known else 1.0
     alone = calibrated(catalogue_curve(workload, device, layout.cores), points)
-    updating_s = 0.0 if points else update_s(workload, device)
-    return RankSpeed(device, alone.scaled(slowdown), spread, slowdown, updating_s, lambda s: alone.seconds(s.batch))
+    once_s = update_s(workload, device)
+    updating_s = 0.0 if points else once_s
+    return RankSpeed(
+        device, alone.scaled(slowdown), spread, slowdown, updating_s, once_s, lambda s: alone.seconds(s.batch)
+    )
 
 
 def _cpu_speed(
@@ -107,8 +112,8 @@ def _cpu_speed(
             step.batch
         )
 
-    updating_s = 0.0 if points else update_s(workload, device, use)
-    return RankSpeed(device, computing, spread, max(1.0, slowdown), updating_s, alone_s)
+    once_s = update_s(workload, device, use)
+    return RankSpeed(device, computing, spread, max(1.0, slowdown), 0.0 if points else once_s, once_s, alone_s)
 
 
 def _measured_spread(points: Sequence[tuple[int, float]]) -> float:

@@ -5,6 +5,7 @@ from math import ceil
 from dljob.cluster import catalogue
 from dljob.perf.resources import memory, power
 from dljob.perf.workload.workload import Workload
+from dljob.planner.candidates.accumulation import room
 from dljob.planner.candidates.evaluate import too_large
 from dljob.planner.candidates.options import Option
 from dljob.planner.candidates.pools import Eligible
@@ -36,7 +37,7 @@ def memory_refusals(ways: list[Option], request: Request, workload: Workload) ->
         if fewest <= max(1, request.nodes_min):
             continue
         most = min(fewest - 1, ranks)
-        share = ceil(request.global_batch / most)
+        share = 1 if option.single else ceil(request.global_batch / most / option.micro_batches)
         why = too_large(_held(option, workload, most), share, option, f"{samples(share)} per rank")
         lines.append(Refusal(f"{'up to ' if most > 1 else ''}{most} x {label}", why))
     return lines
@@ -56,7 +57,8 @@ def _fewest(option: Option, request: Request, workload: Workload, ranks: int) ->
     while low < high:
         middle = (low + high) // 2
         held = _held(option, workload, middle)
-        if middle * memory.largest_batch(held, option.memory_nbytes, option.pool.is_gpu) >= request.global_batch:
+        largest = memory.largest_batch(held, option.memory_nbytes, option.pool.is_gpu)
+        if middle * room(option, largest, request.global_batch) >= request.global_batch:
             high = middle
         else:
             low = middle + 1

@@ -6,6 +6,10 @@ from dljob.cluster import ClusterView
 from dljob.planner.candidates.pools import Eligible, wanted
 from dljob.planner.types import Infeasible, Refusal, Request
 
+_ACCUMULATE = (
+    ", or let the planner divide batches into micro-batches: set spec.parallelism.gradientAccumulation to Auto"
+)
+
 
 def no_such_device(request: Request, view: ClusterView) -> Infeasible | None:
     present = ", ".join(view.device_types) or "none"
@@ -88,6 +92,6 @@ def nothing_fits(request: Request, refusals: tuple[Refusal, ...]) -> Infeasible:
         "spec.globalBatchSize",
         f"found a global batch of {request.global_batch} samples, with which the job fits into the memory of no "
         "allowed set of nodes; expected a batch that fits: lower spec.globalBatchSize, allow more nodes, or allow "
-        f"devices with more memory ({lines})",
+        f"devices with more memory{_ACCUMULATE if request.may_accumulate else ''} ({lines})",
         refusals=refusals,
     )

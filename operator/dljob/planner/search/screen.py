@@ -87,6 +87,8 @@ class Screen:
         self._min_ranks = np.array([o.min_ranks for o in options])
         self._sharded = options[0].strategy == "Optimizer"
         self._update_s = np.array([o.update_s if self._sharded else 0.0 for o in options])
+        self._micro_batches = options[0].micro_batches
+        self._overlapping_s = np.array([o.overlapping_s for o in options])
         self._has_steps = np.array([o.steps is not None for o in options])
         by_device: dict[str, list[int]] = {}
         for i, option in enumerate(options):
@@ -173,7 +175,8 @@ class Screen:
             after_s = np.zeros(len(counts))
             for link, rows in groups if self._sharded else ():
                 total[rows], after_s[rows] = scatter_gather_s(nbytes, n[rows], link, parts, nodes[rows])
-            hiding_s = np.where(np.isfinite(compute_s), compute_s, 0.0)
+            hiding_s = np.where(np.isfinite(compute_s), compute_s, 0.0) / self._micro_batches
+            hiding_s = np.minimum(hiding_s, np.where(used, self._overlapping_s, 0.0).max(axis=1))
             felt = np.asarray(exposed_s(total, hiding_s, parts, overlaps)) + after_s
             better = felt < best
             best, choice = np.where(better, felt, best), np.where(better, i, choice)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from dljob.perf.step.synchronization import staleness
 from dljob.perf.workload.workload import Workload
 from dljob.planner.candidates.evaluate import Part, describe, evaluate
-from dljob.planner.candidates.options import HALVES, summing
+from dljob.planner.candidates.options import HALVES, Option, summing
 from dljob.planner.search import model_split, objective
 from dljob.planner.types import Choice, Refusal, Request
 from dljob.planner.types.texts import duration, gibibytes
@@ -30,10 +30,11 @@ def others(request: Request, chosen: Choice, parts: Sequence[Part], workload: Wo
     """
     if objective.size(chosen) < 2:
         return []
+    whole = [replace(part, option=part.option.single or part.option) for part in parts]
     return [
         *_sharded(request, chosen, parts, workload),
-        *_in_parts(request, chosen, parts, workload),
-        *_synchronization(request, chosen, parts, workload),
+        *_in_parts(request, chosen, whole, workload),
+        *_synchronization(request, chosen, whole, workload),
     ]
 
 
@@ -41,12 +42,17 @@ def _sharded(request: Request, chosen: Choice, parts: Sequence[Part], workload: 
     allowed = request.strategy == "Data" and request.collective in (None, *HALVES)
     if not allowed or not workload.optimizer_slots:
         return []
-    sharing = [replace(part, option=replace(part.option, strategy="Optimizer")) for part in parts]
+    sharing = [replace(part, option=_sharing(part.option)) for part in parts]
     name = request.collective or summing(sharing[0].option)[0]
     found = evaluate(sharing, name, request, workload)
     if isinstance(found, Refusal):
         return []
     return [_not_asked_for("Optimizer or Auto", found, chosen)]
+
+
+def _sharing(option: Option) -> Option:
+    single = None if option.single is None else _sharing(option.single)
+    return replace(option, strategy="Optimizer", single=single)
 
 
 def _not_asked_for(strategy: str, found: Choice, chosen: Choice) -> Refusal:

@@ -85,7 +85,8 @@ class Choice:
     prediction: Prediction
     strategy: Parallelism = "Data"
     micro_batches: int = 1
-    """Number of micro-batches into which a pipeline splits each batch; 1 for other strategies."""
+    """Number of micro-batches: those of a pipeline's batch, or those into which each rank divides its part of a batch
+    (gradient accumulation). 1 with strategy Tensor."""
 
     @property
     def splits_model(self) -> bool:

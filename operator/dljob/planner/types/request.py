@@ -105,6 +105,12 @@ class Request:
     stages: int | None = None
     """Number of pipeline stages that the user requests; None if the user requests no number."""
     micro_batches: int = 1
+    """Number of micro-batches of a pipeline. In data-parallel plans, also the number of micro-batches whose gradients
+    are accumulated, unless ``chooses_micro_batches`` is true."""
+    chooses_micro_batches: bool = False
+    """True if the planner may choose the number of micro-batches of data-parallel plans (gradient accumulation)."""
+    may_accumulate: bool = False
+    """True if the job would get gradient accumulation if it asked for it. Messages about memory then say so."""
     compressed: bool = False
     """True if gradients are sent as BF16 or FP16, which halves their bytes."""
     synchronization: Literal["Synchronous", "Asynchronous", "StaleSynchronous"] = "Synchronous"
