@@ -290,6 +290,30 @@ CASES: dict[str, tuple[Json, str]] = {
         {"parallelism": {"strategy": "Tensor"}, "optimizer": {"findLearningRate": True}},
         "findLearningRate needs parallelism.strategy Data or Optimizer",
     ),
+    "layered server": ({"collective": "LayeredServer", "parallelism": {"strategy": "Auto"}}, ""),
+    "layered server of a program": (
+        {"collective": "LayeredServer", "trainer": {"command": ["a"]}}, "LayeredServer supports built-in models only",
+    ),
+    "layered server, asynchronous": (
+        {"collective": "LayeredServer", "parallelism": {"synchronization": "Asynchronous"}}, "need collective ParameterServer",
+    ),
+    "layered server of a sharded optimizer": (
+        {"collective": "LayeredServer", "parallelism": {"strategy": "Optimizer"}}, "Optimizer needs collective Ring or Torch",
+    ),
+    "layered server of a tensor": (
+        {"collective": "LayeredServer", "parallelism": {"strategy": "Tensor"}}, "collective must be Auto with",
+    ),
+    "layered server and a search": (
+        {"collective": "LayeredServer", "optimizer": {"findLearningRate": True}},
+        "LayeredServer gives workers no gradient of the whole batch",
+    ),
+    "layered server and measured scaling": (
+        {
+            "collective": "LayeredServer",
+            "optimizer": {"learningRateScaling": {"rule": "AdaScale", "baseBatchSize": 4}},
+        },
+        "LayeredServer gives workers no gradient of the whole batch",
+    ),
     "compressed gradients, asynchronous": (
         {"gradientCompression": "BF16", "parallelism": {"synchronization": "Asynchronous"}},
         "gradientCompression has its own all-reduce",

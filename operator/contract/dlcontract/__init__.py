@@ -7,7 +7,7 @@ The operator sends the ``Plan`` to the agents (ConfigMap ``<job>-plan``, key ``p
 
 from dlcontract import reasons
 from dlcontract.accumulation import micro_batches_of
-from dlcontract.collectives import COLLECTIVES, MEASURABLE, CollectiveName
+from dlcontract.collectives import COLLECTIVES, MEASURABLE, SERVERS, CollectiveName
 from dlcontract.failure_rules import ExitCodes, FailureAllowance, FailureRule, decided, matching
 from dlcontract.plan import CheckpointRef, DatasetRef, Expectation, ModelRef, OptimizerRef, Plan, Rank, Role
 from dlcontract.pods import (
@@ -94,6 +94,7 @@ __all__ = [
     "POD_VARIABLE",
     "REPORT_KEY",
     "SCHEMA",
+    "SERVERS",
     "SERVICE_VARIABLE",
     "TLS_DIR",
     "UID_VARIABLE",

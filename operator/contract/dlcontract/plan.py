@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from dlcontract.collectives import MEASURABLE, CollectiveName
+from dlcontract.collectives import MEASURABLE, SERVERS, CollectiveName
 from dlcontract.failure_rules import FailureRule
 from dlcontract.pods import CHECKPOINT_DIR
 from dlcontract.rank_groups import DOMAIN, RANK_GROUPS, expanded, grouped
@@ -231,15 +231,18 @@ class Plan(Record):
                     "parameter servers and at least 1 for workers"
                 )
         servers = [r.rank for r in self.ranks if r.role is Role.SERVER]
-        if servers and (self.collective != "ParameterServer" or 0 in servers):
+        layered = self.collective == "LayeredServer"
+        if servers and (self.collective not in SERVERS or (0 in servers) != layered):
             raise ValueError(
                 f"ranks: found parameter servers {servers} with collective {self.collective}; expected "
-                "ParameterServer, and a worker as rank 0, which reports for the job"
+                "ParameterServer with a worker as rank 0, or LayeredServer with rank 0 as the server"
             )
-        if self.collective == "ParameterServer" and len(self.ranks) > 1 and not servers:
+        if self.collective in SERVERS and len(self.ranks) > 1 and not servers:
             raise ValueError(
-                "ranks: found no parameter server; expected at least one, because the collective is ParameterServer"
+                f"ranks: found no parameter server; expected at least one, because the collective is {self.collective}"
             )
+        if layered:
+            self._check_layered(servers)
         if self.compression and (self.collective != "Ring" or self.parallelism != "Data" or self.measure_collective):
             raise ValueError(
                 f"compression: found {self.compression} with collective {self.collective}, parallelism "
@@ -284,6 +287,24 @@ class Plan(Record):
             )
         return self
 
+    def _check_layered(self, servers: list[int]) -> None:
+        """Raise ValueError if other fields of the plan do not allow the collective LayeredServer.
+
+        ``servers``: the ranks that are parameter servers.
+        """
+        if len(servers) > 1 or self.synchronization != "Synchronous" or self.parallelism != "Data":
+            raise ValueError(
+                f"collective: found LayeredServer with parameter servers {servers}, synchronization "
+                f"{self.synchronization} and parallelism {self.parallelism}; expected rank 0 as the only server, "
+                "Synchronous and Data"
+            )
+        if self.model.command or self.optimizer.find_rate or self.optimizer.scaling == "AdaScale":
+            raise ValueError(
+                f"collective: found LayeredServer with command {self.model.command}, find_rate "
+                f"{self.optimizer.find_rate} and scaling {self.optimizer.scaling}; expected no command (a built-in "
+                "model), find_rate False and no AdaScale, because workers have no gradient of the whole batch"
+            )
+
     def _check_asynchronous(self) -> None:
         """Raise ValueError if other fields of the plan do not allow asynchronous or stale-synchronous training."""
         servers = sum(r.role is Role.SERVER for r in self.ranks)
@@ -317,9 +338,9 @@ class Plan(Record):
                 f"{self.optimizer.find_rate}, rebalance {self.rebalance} and min_ranks {self.min_ranks}; expected no "
                 f"command (a built-in model), find_rate False, rebalance False and min_ranks {len(self.ranks)}"
             )
-        if self.collective == "ParameterServer":
+        if self.collective in SERVERS:
             raise ValueError(
-                f"collective: found ParameterServer with parallelism {self.parallelism}; expected another collective"
+                f"collective: found {self.collective} with parallelism {self.parallelism}; expected another collective"
             )
 
     @property

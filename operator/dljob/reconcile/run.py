@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 
-from dlcontract import EXIT_BAD_INPUT, Failure, Report, RunPhase, reasons
+from dlcontract import EXIT_BAD_INPUT, SERVERS, Failure, Report, RunPhase, reasons
 from dljob.api import Condition, DLJobSpec, DLJobStatus
 from dljob.calibrate import Place
 from dljob.job.defaults import is_default
@@ -253,7 +253,7 @@ def measurements(spec: DLJobSpec, report: Report, accepted: StoredPlan | None) -
     place = None
     # Measured steps of several ranks serve to predict steps whose whole backward pass hides communication.
     whole = accepted.plan.micro_batches == 1
-    if len(accepted.groups) == 1 and accepted.plan.collective != "ParameterServer" and whole:
+    if len(accepted.groups) == 1 and accepted.plan.collective not in SERVERS and whole:
         group = accepted.groups[0]
         sharded = accepted.plan.parallelism == "Optimizer"
         place = Place(group.nodes, group.ranks_per_node, accepted.plan.collective, sharded)

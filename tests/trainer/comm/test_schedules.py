@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from dltrain.comm.schedules.butterfly import butterfly
 from dltrain.comm.schedules.halving_doubling import halving_doubling
+from dltrain.comm.schedules.layered_server import broadcast_from_server, gather_to_server
 from dltrain.comm.schedules.parameter_server import parameter_server
 from dltrain.comm.schedules.ring import ring
 from dltrain.comm.schedules.schedule import Schedule, chunks, pieces
@@ -86,6 +87,13 @@ def deliver(ranks: list[Rank], source: int, target: int) -> bool:
 
 
 def simulate(make: Make, size: int, count: int, longest: int, seed: int) -> None:
+    values, ended = run(make, size, count, longest, seed)
+    for found in ended:
+        np.testing.assert_array_equal(found, sum(values))
+
+
+def run(make: Make, size: int, count: int, longest: int, seed: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return the values of all ranks before and after the schedules, whose events happen in a random order."""
     rng = random.Random(seed)
     values = [np.array([rng.randrange(1000) for _ in range(count)], dtype=np.int64) for _ in range(size)]
     ranks = [Rank(make(r, size, count, longest), values[r]) for r in range(size)]
@@ -100,7 +108,27 @@ def simulate(make: Make, size: int, count: int, longest: int, seed: int) -> None
     for rank in ranks:
         schedule = rank.schedule
         assert (rank.handled, len(rank.sent)) == (len(schedule.receives), len(schedule.sends)), "deadlock"
-        np.testing.assert_array_equal(rank.values, sum(values))
+    return values, [rank.values for rank in ranks]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(2, 9), st.integers(1, 60), st.integers(1, 17), st.integers(0, 2**32), st.data())
+def test_layered_server_gets_the_sum_and_returns_its_end(
+    size: int, count: int, longest: int, seed: int, data: st.DataObject
+) -> None:
+    returned = data.draw(st.integers(0, count))
+
+    def gather(rank: int, size: int, count: int, longest: int) -> Schedule:
+        return gather_to_server(rank, size, count, longest, returned)
+
+    values, ended = run(gather, size, count, longest, seed)
+    np.testing.assert_array_equal(ended[0], sum(values))
+    for before, after in zip(values[1:], ended[1:], strict=True):
+        np.testing.assert_array_equal(after[count - returned :], sum(values)[count - returned :])
+        np.testing.assert_array_equal(after[: count - returned], before[: count - returned])
+    values, ended = run(broadcast_from_server, size, count, longest, seed)
+    for found in ended:
+        np.testing.assert_array_equal(found, values[0])
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

@@ -11,6 +11,7 @@ from xml.etree import ElementTree
 
 import pytest
 from safetensors.torch import load_file
+from torch import Tensor
 
 from dlcontract import ModelRef, OptimizerRef, Plan
 from dltrain.builtin import rank
@@ -21,6 +22,7 @@ from dltrain.protocol.rank_messages import EXIT_OK, EXIT_PARAMETERS_DIVERGED, EX
 from support.trainer.listener import Listener
 from support.trainer.plans import make_plan, saving, write
 from support.trainer.ranks import BODIES, ROOT, Ended, command, end, run, run_ranks, start
+from support.trainer.resume import stop_and_resume
 
 pytestmark = pytest.mark.mpi
 DYING = BODIES / "faults/rank_that_dies.py"
@@ -35,6 +37,11 @@ def hashes(folder: Path, step: int) -> list[str]:
     """Return the hashes of a checkpoint's tensor files."""
     path = folder / "digits-0001" / f"step-{step:010d}"
     return [hashlib.sha256((path / name).read_bytes()).hexdigest() for name in (MODEL, OPTIMIZER)]
+
+
+def weights(folder: Path, step: int) -> dict[str, Tensor]:
+    """Return the parameters in a checkpoint."""
+    return load_file(folder / "digits-0001" / f"step-{step:010d}" / MODEL)
 
 
 def test_three_ranks_learn_digits(tmp_path: Path) -> None:
@@ -83,6 +90,35 @@ def test_parameter_server_does_not_compute(tmp_path: Path) -> None:
         False,
     ]
     assert {message.measure.share for message in listener.of(rank_messages.Step) if message.rank == 2} == {0}
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+def test_layered_server_equals_one_process(momentum: float, tmp_path: Path) -> None:
+    """Rank 0 owns the parameters, and the learning rate follows the workers' schedule."""
+    alone, layered = tmp_path / "alone", tmp_path / "layered"
+    optimizer = OptimizerRef(momentum=momentum)
+    plan = make_plan(3, shares=[0, 80, 40], collective="LayeredServer", optimizer=optimizer, steps=20)
+    for folder in (alone, layered):
+        folder.mkdir()
+    train(make_plan(1, shares=[120], optimizer=optimizer, steps=20, checkpoint=saving(alone)), alone)
+    with Listener(layered) as listener:
+        train(plan.model_copy(update={"checkpoint": saving(layered)}), layered, DLTRAIN_SOCKET=listener.path)
+        listener.wait_for(rank_messages.Finished, 3)
+    accuracy = {message.rank: message.outcome.accuracy for message in listener.of(rank_messages.Finished)}
+    assert accuracy[0] is None and accuracy[1] == accuracy[2] is not None
+    ours, theirs = (weights(folder, 20) for folder in (layered, alone))
+    assert max(float((ours[name] - theirs[name]).abs().max()) for name in theirs) < 1e-5
+
+
+def test_layered_server_resumes_exactly(tmp_path: Path) -> None:
+    """The server's optimizer state is in the checkpoint, which rank 0 writes."""
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    fields = {"shares": [0, 70, 50], "collective": "LayeredServer", "steps": 400}
+    for folder in (whole, halves):
+        folder.mkdir()
+    train(make_plan(3, **fields, checkpoint=saving(whole)), whole)
+    stop_and_resume(make_plan(3, **fields, checkpoint=saving(halves)), halves, evaluations=2, steps=400)
+    assert hashes(whole, 400) == hashes(halves, 400)
 
 
 def test_stopped_run_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

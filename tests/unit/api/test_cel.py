@@ -117,7 +117,7 @@ specs = st.fixed_dictionaries(
                 max_size=2,
             ),
         ),
-        "collective": st.sampled_from(["Auto", "Ring", "Tree", "ParameterServer"]),
+        "collective": st.sampled_from(["Auto", "Ring", "Tree", "ParameterServer", "LayeredServer"]),
         "optimizer": some(
             findLearningRate=st.booleans(),
             learningRateScaling=st.fixed_dictionaries(

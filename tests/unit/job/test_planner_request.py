@@ -303,6 +303,12 @@ def test_parameter_server_is_a_separate_rank() -> None:
     assert [(r.role, r.share) for r in output.ranks] == [("worker", 48), ("worker", 48), ("server", 0)]
 
 
+def test_layered_server_is_rank_0() -> None:
+    output = planned(spec(nodes={"min": 3}, collective="LayeredServer"))
+    assert [(r.role, r.share) for r in output.ranks] == [("server", 0), ("worker", 48), ("worker", 48)]
+    assert not output.measure_collective and output.collective == "LayeredServer"
+
+
 @pytest.mark.parametrize(
     ("dataset", "path"),
     [

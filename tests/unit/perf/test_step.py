@@ -179,6 +179,26 @@ class TestCommunication:
     def test_more_parameter_servers_are_never_slower(self, v: float, link: Link, n: int) -> None:
         assert communication.parameter_server_s(v, n, link, 2) <= communication.parameter_server_s(v, n, link, 1)
 
+    @given(sizes, ranks, links, st.integers(2, 500))
+    def test_layered_server_of_several_tensors_is_never_faster_than_a_ring(
+        self, v: float, n: int, link: Link, tensors: int
+    ) -> None:
+        layered = allreduce_s("LayeredServer", v, float(n), link, tensors=tensors)
+        assert layered >= allreduce_s("Ring", v, float(n), link) * (1 - 1e-12)
+
+    @given(sizes, st.integers(2, 500), links, st.integers(1, 500))
+    def test_layered_server_slows_down_with_workers_and_tensors(
+        self, v: float, n: int, link: Link, tensors: int
+    ) -> None:
+        alone = allreduce_s("LayeredServer", v, float(n), link, tensors=tensors)
+        assert allreduce_s("LayeredServer", v, float(n + 1), link, tensors=tensors) >= alone
+        assert allreduce_s("LayeredServer", v, float(n), link, tensors=tensors + 1) >= alone
+
+    @given(sizes, links, st.integers(1, 500))
+    def test_serial_and_tree_gathers_are_equal_with_one_worker(self, v: float, link: Link, tensors: int) -> None:
+        serial, tree = (communication.layered_server_s(v, 2.0, link, tensors, gather) for gather in ("Serial", "Tree"))
+        assert serial == tree
+
     @given(st.integers(1, 10), sizes, links)
     def test_butterfly_takes_log2_rounds(self, k: int, v: float, link: Link) -> None:
         round_s = link.latency_s + v / link.bandwidth_Bps + v / link.reduce_Bps

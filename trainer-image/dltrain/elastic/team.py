@@ -18,6 +18,7 @@ from dltrain.optim.noise_scale import stride
 from dltrain.parallel import gradient_summing
 from dltrain.parallel.buffer_tail import WEIGHT, WITHIN, Shared, length
 from dltrain.parallel.data_parallel import DataParallel
+from dltrain.parallel.layered_server import layered_server
 from dltrain.parallel.optimizer_checks import check_trained, without_closure
 from dltrain.parallel.pipeline import Pipeline
 from dltrain.parallel.sharded_optimizer import optimizer_parallel
@@ -97,7 +98,7 @@ class Team:
         norms at every step instead of only at some steps. They are never exchanged with a single worker or with a
         parallelism strategy other than "Data".
         """
-        measures_square = self.plan.parallelism == "Data" and self.workers > 1
+        measures_square = self.plan.parallelism == "Data" and self.workers > 1 and not self.parallel.sharded
         measures_square = measures_square and (always or step % stride(steps) == 0)
         self.parallel.square_at = WITHIN if measures_square else None
         return measures_square
@@ -248,6 +249,8 @@ class Team:
             made = Pipeline(self.plan, self.process_group, self.model, self._optimizer, self._sample, tail)
         elif self.plan.parallelism == "Tensor" and self.size > 1:
             made = TensorParallel(self.plan, self.process_group, self.model, self._optimizer, tail)
+        elif self.plan.collective == "LayeredServer" and self.size > 1:
+            made = layered_server(self.plan, self.process_group, self.model, self._optimizer, tail)
         else:
             parameters = list(self.model.parameters())
             made = gradient_summing.data_parallel(self.plan, self.process_group, parameters, tail, self._parallel)

@@ -12,6 +12,7 @@ from dlcontract import (
     ProbePoint,
     RankMeasure,
     Report,
+    Role,
     RunPhase,
     StartupMarks,
     reasons,
@@ -40,6 +41,11 @@ MAX_MISMATCHES = 256
 
 One such rank suffices to set the job's condition and to leave the profiles (stored measurements) unchanged.
 """
+
+
+def _first_worker(plan: Plan) -> int:
+    """Return the lowest rank that computes gradients. A server as rank 0 evaluates and logs nothing."""
+    return next(rank.rank for rank in plan.ranks if rank.role is Role.WORKER)
 
 
 def _sampled(measures: list[RankMeasure]) -> tuple[RankMeasure, ...]:
@@ -94,8 +100,8 @@ class Ledger:
         self._world_size = 0
         self._reporting: set[int] = set()
         """Ranks of this attempt (launch of all ranks) that call ``dltrain.report``."""
-        self.leader = 0
-        """The rank whose progress represents the job: the lowest remaining rank, or the lowest rank that reports if
+        self.leader = _first_worker(plan)
+        """The rank whose progress represents the job: the lowest remaining worker, or the lowest rank that reports if
         the script does not call ``dltrain.init``."""
         self._hangs = HangDetector(hang_min_s)
         if previous is not None and previous.uid == plan.uid:
@@ -133,7 +139,7 @@ class Ledger:
         self._found.clear()
         self._reporting.clear()
         self._world_size = 0
-        self.leader = 0
+        self.leader = _first_worker(plan)
 
     def mark_start(self, **marks: float) -> None:
         """Set the times at which milestones of the job's start were reached. After the first step, do nothing.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from dlcontract import COLLECTIVES
+from dlcontract import COLLECTIVES, SERVERS
 
 AxisName = Literal["strategy", "collective", "framework", "synchronization"]
 
@@ -36,7 +36,7 @@ COMPATIBLE: Mapping[str, Mapping[AxisName, tuple[str, ...]]] = {
     # Each entry lists the values that the other axes may have. An axis that is not listed may have any value.
     "Optimizer": {"collective": ("Auto", "Ring", "Torch")},
     "Pipeline": {"collective": ("Auto",)},
-    "Tensor": {"collective": ("Auto", *(name for name in COLLECTIVES if name != "ParameterServer"))},
+    "Tensor": {"collective": ("Auto", *(name for name in COLLECTIVES if name not in SERVERS))},
     "Asynchronous": {"collective": _SERVER, "strategy": ("Data",)},
     "StaleSynchronous": {"collective": _SERVER, "strategy": ("Data",)},
     "Torchrun": {"collective": ("Auto", "Torch"), "strategy": ("Data",)},

@@ -17,6 +17,7 @@ class Collective(StrEnum):
     BUTTERFLY = "Butterfly"
     HALVING_DOUBLING = "HalvingDoubling"
     PARAMETER_SERVER = "ParameterServer"
+    LAYERED_SERVER = "LayeredServer"
     TORCH = "Torch"
 
 

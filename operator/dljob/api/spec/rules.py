@@ -13,6 +13,7 @@ _SPLITS, _ASYNCHRONOUS = f"({SPLITS_MODEL.cel})", f"({ASYNCHRONOUS.cel})"
 _OPTIMIZER_COLLECTIVE = compatible("strategy", "Optimizer", other="collective")
 _SPLIT_COLLECTIVE = compatible("strategy", "Pipeline", "Tensor", other="collective")
 _ASYNCHRONOUS_COLLECTIVE = compatible("synchronization", "Asynchronous", "StaleSynchronous", other="collective")
+_LAYERED_SERVER = chosen("collective", "LayeredServer")
 _COMPRESSION = compatible_with_field("gradientCompression", "gradient_compression")
 _RANGE_STRATEGY = compatible_with_field("batchSizeRange", "batch_size_range", "strategy", "synchronization")
 _RANGE_FRAMEWORK = compatible_with_field("batchSizeRange", "batch_size_range", "framework")
@@ -160,6 +161,36 @@ RULES = (
         "collective must be Auto with parallelism.strategy Pipeline, and must not be ParameterServer with Tensor: "
         "remove collective",
         _SPLIT_COLLECTIVE.holds,
+    ),
+    Rule(
+        "collective",
+        f"!({_LAYERED_SERVER.cel}) || (!has(self.trainer) || !has(self.trainer.command) || "
+        "size(self.trainer.command) == 0)",
+        "collective LayeredServer supports built-in models only: remove trainer.command, or choose another collective",
+        lambda s: not _LAYERED_SERVER.holds(s) or not s.trainer.command,
+    ),
+    Rule(
+        "collective",
+        f"!({_LAYERED_SERVER.cel}) || !has(self.batchSizeRange) && (!has(self.optimizer) || "
+        "((!has(self.optimizer.findLearningRate) || !self.optimizer.findLearningRate) && "
+        "(!has(self.optimizer.learningRateScaling) || self.optimizer.learningRateScaling.rule != 'AdaScale'))) && "
+        "(!has(self.parallelism) || (!has(self.parallelism.microBatches) && "
+        "!has(self.parallelism.gradientAccumulation)))",
+        "collective LayeredServer gives workers no gradient of the whole batch, which batchSizeRange, "
+        "optimizer.findLearningRate, AdaScale and micro-batches need: remove them, or choose another collective",
+        lambda s: (
+            not _LAYERED_SERVER.holds(s)
+            or not (
+                s.batch_size_range is not None
+                or s.parallelism.micro_batches is not None
+                or s.parallelism.gradient_accumulation is not None
+                or s.optimizer.find_learning_rate
+                or (
+                    s.optimizer.learning_rate_scaling is not None
+                    and s.optimizer.learning_rate_scaling.rule is ScalingRule.ADA_SCALE
+                )
+            )
+        ),
     ),
     Rule(
         "planning.groups",

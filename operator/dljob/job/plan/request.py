@@ -163,8 +163,10 @@ def _collective(asked: Collective) -> CollectiveName | None:
 
 def _may_accumulate(spec: DLJobSpec) -> bool:
     """Return True if the job's trainer can accumulate gradients with the strategies Data and Optimizer."""
-    splits, framework = spec.parallelism.strategy.splits_model, spec.trainer.framework
-    return not splits and not spec.parallelism.asynchronous and framework not in _REDUCED_BY_SCRIPT
+    if spec.parallelism.strategy.splits_model or spec.parallelism.asynchronous:
+        return False
+    # Its workers send each layer's gradient as soon as the backward pass has computed it.
+    return spec.trainer.framework not in _REDUCED_BY_SCRIPT and spec.collective is not Collective.LAYERED_SERVER
 
 
 def chooses_micro_batches(spec: DLJobSpec) -> bool:

@@ -120,6 +120,36 @@ def parameter_server_s(nbytes: float, n: Number, link: Link, servers: int = 1) -
     )
 
 
+Gather = Literal["Serial", "Tree"]
+
+
+def layered_server_s(
+    nbytes: float, n: Number, link: Link, tensors: int = 1, gather: Gather = "Serial", message_s: float = 0.0
+) -> tuple[Number, Number]:
+    """Return the seconds in which a layered server gets all gradients, and those of its broadcast: (gather, broadcast).
+
+    Rank 0 of n ranks is the server. The gradient has V = ``nbytes`` bytes in L = ``tensors`` tensors. As the backward
+    pass reaches a tensor, the server gathers it from the n - 1 workers and adds it up: T_gather(v, n) + sync per
+    tensor of v bytes, with sync = 2 ceil(log2 n) alpha if n > 2, because the ranks of a gather wait for each other
+    (alpha: latency, beta = 1 / bandwidth, gamma: seconds to add a byte). The sum over tensors depends on the sizes
+    only by their sum V.
+
+    ``gather`` Serial: the server receives one worker's message after another: L (n-1) alpha + (n-1) V (beta + gamma).
+    Tree: a binomial tree in which inner ranks forward the rows of their subtrees: L ceil(log2 n) alpha + (n-1) V
+    (beta + gamma), because the server's link still carries every row. ``message_s``: further seconds that the server
+    spends on each message of a serial gather, or on each level of a tree, such as for matching and copying.
+
+    The broadcast of the updated parameters follows a binomial tree: ceil(log2 n) (alpha + V beta). The sums are those
+    of Chan et al. 2007, sections 4 and 6.
+    """
+    workers, levels = n - 1, _rounds(n)
+    messages = workers if gather == "Serial" else levels
+    synchronizing_s = tensors * np.where(np.asarray(n) > 2, 2 * levels, 0.0) * link.latency_s
+    volume_s = workers * nbytes * (1 / link.bandwidth_Bps + 1 / link.reduce_Bps)
+    gathering_s = tensors * messages * (link.latency_s + message_s) + volume_s + synchronizing_s
+    return gathering_s, levels * (link.latency_s + nbytes / link.bandwidth_Bps)
+
+
 def halving_doubling_s(nbytes: float, n: Number, link: Link, nodes: Number | None = None) -> Number:
     """Return the time in seconds of an all-reduce by recursive halving, then doubling (Rabenseifner 2004).
 
@@ -171,16 +201,21 @@ def allreduce_s(
     buckets: int = 1,
     servers: int = 1,
     nodes: Number | None = None,
+    tensors: int = 1,
 ) -> Number:
     """Return the seconds to all-reduce ``nbytes`` bytes over ``n`` ranks with ``collective``; 0 for one rank.
 
     ``buckets``: number of equal parts that are reduced one after another. ``servers``: number of ranks that are
     parameter servers, used only by ``ParameterServer``. ``nodes``: number of nodes, which hold the ranks in rank order;
-    None: one rank per node. ``MPI`` is modelled as the fastest of butterfly, halving-doubling and ring, because the
-    library chooses. ``Torch`` is a ring, as in Gloo. ``NCCL`` is a ring or, between nodes, a double tree if that is
-    faster.
+    None: one rank per node. ``tensors``: number of parameter tensors, used only by ``LayeredServer``, which reduces
+    one tensor after another whatever ``buckets`` is. Its broadcast of the parameters is included. ``MPI`` is modelled
+    as the fastest of butterfly, halving-doubling and ring, because the library chooses. ``Torch`` is a ring, as in
+    Gloo. ``NCCL`` is a ring or, between nodes, a double tree if that is faster.
     """
     part = nbytes / buckets
+    if collective == "LayeredServer":
+        to_server, from_server = layered_server_s(nbytes, n, link, tensors)
+        return np.where(np.asarray(n) > 1, to_server + from_server, 0.0)
     if collective in ("Ring", "Torch"):
         one = ring_s(part, n, link, nodes)
     elif collective == "NCCL":

@@ -8,7 +8,7 @@ from math import ceil, exp, hypot
 
 import numpy as np
 
-from dljob.perf.step.communication import Collective, Link, Number, allreduce_s, scatter_gather_s
+from dljob.perf.step.communication import Collective, Link, Number, allreduce_s, layered_server_s, scatter_gather_s
 from dljob.perf.step.synchronization import agreement_s, straggler_factor
 
 BACKWARD_PART = 2 / 3
@@ -81,6 +81,7 @@ def step(
     nodes: int | None = None,
     sharded: bool = False,
     micro_batches: int = 1,
+    tensors: int = 1,
 ) -> Step:
     """Predict the time of a synchronous step, and its uncertainty, from the times of its slowest rank.
 
@@ -93,19 +94,23 @@ def step(
     ``overlap``: fraction of the backward pass that can hide communication. ``sharded``: True if ranks shard the
     optimizer. Then the reduce-scatter of gradients overlaps with the backward pass, but the all-gather of new
     parameters after the update does not. ``micro_batches``: number of equal micro-batches in ``compute_s``, of which
-    only the last one overlaps with communication.
+    only the last one overlaps with communication. ``tensors``: number of parameter tensors, used only by LayeredServer,
+    whose gathers overlap with the backward pass and whose broadcast does not.
 
     ``compute_spread`` applies to computing and input, ``link_spread`` to communication and waiting. Both are standard
     deviations of log(measured / predicted). The two errors are independent, so the step's spread is the root of the sum
     of both squares, each weighted by its part of the step time.
     """
     parts = buckets(gradient_nbytes)
-    total = allreduce_s(collective, float(gradient_nbytes), float(ranks), link, parts, servers, nodes)
+    total = allreduce_s(collective, float(gradient_nbytes), float(ranks), link, parts, servers, nodes, tensors)
     last_s = compute_s / micro_batches
     communication_s = float(exposed_s(total, last_s, parts, overlap))
     if sharded:
         to_owners, from_owners = scatter_gather_s(float(gradient_nbytes), float(ranks), link, parts, nodes)
         communication_s = float(exposed_s(to_owners, last_s, parts, overlap) + from_owners)
+    if collective == "LayeredServer" and ranks > 1:
+        to_server, from_server = layered_server_s(float(gradient_nbytes), float(ranks), link, tensors)
+        communication_s = float(exposed_s(to_server, last_s, tensors, overlap) + from_server)
     waiting_s = compute_s * (straggler_factor(ranks) - 1) + agreement_s(ranks, link.latency_s)
     whole = compute_s + communication_s + data_s + waiting_s
     known = compute_s + data_s

@@ -6,6 +6,7 @@ from math import ceil, exp
 
 import numpy as np
 
+from dlcontract import SERVERS
 from dljob.calibrate.scaling import Posterior
 from dljob.perf.fit.scaling import Runs
 from dljob.perf.resources import energy, memory
@@ -57,14 +58,16 @@ def _on_node(option: Option) -> str:
     return f" ({cores} cores each)" if cores > 1 else ""
 
 
-def shares_of(parts: Sequence[Part], batch: int, uneven: bool, servers: int = 0) -> list[list[int]] | None:
+def shares_of(
+    parts: Sequence[Part], batch: int, uneven: bool, servers: int = 0, *, first: bool = False
+) -> list[list[int]] | None:
     """Return a list of local batch sizes for each part, or None if no sizes that fit into memory add up to ``batch``.
 
-    ``uneven``: True if faster ranks get larger batches. The last ``servers`` ranks are parameter servers and get no
-    samples.
+    ``uneven``: True if faster ranks get larger batches. The last ``servers`` ranks, or the first if
+    ``first`` is True, are parameter servers and get no samples.
     """
     counts = [p.ranks for p in parts]
-    for i in reversed(range(len(parts))):
+    for i in range(len(parts)) if first else reversed(range(len(parts))):
         taken = min(servers, counts[i])
         counts[i] -= taken
         servers -= taken
@@ -78,7 +81,10 @@ def shares_of(parts: Sequence[Part], batch: int, uneven: bool, servers: int = 0)
     for i, part in zip(free, found, strict=True):
         result[i] = part
     fits = all(max(s, default=0) <= p.option.largest_batch for s, p in zip(result, parts, strict=True))
-    return [s + [0] * (p.ranks - len(s)) for s, p in zip(result, parts, strict=True)] if fits else None
+    if not fits:
+        return None
+    serving = [[0] * (p.ranks - len(s)) for s, p in zip(result, parts, strict=True)]
+    return [[*none, *s] if first else [*s, *none] for s, none in zip(result, serving, strict=True)]
 
 
 def _does_not_fit(parts: Sequence[Part], request: Request, workload: Workload) -> Refusal:
@@ -124,25 +130,28 @@ def evaluate(
     """Split the batch among the ranks of ``parts`` and predict the plan, or return the reason why it is rejected.
 
     ``parts``: the groups of nodes of the plan. ``collective``: algorithm that reduces the gradients. ``servers``:
-    number of ranks that are parameter servers, if the collective is ParameterServer.
+    number of ranks that are parameter servers, if the collective is ParameterServer. LayeredServer has one, rank 0.
     """
     ranks, nodes = sum(p.ranks for p in parts), sum(p.nodes for p in parts)
-    serving = servers if collective == "ParameterServer" and ranks > 1 else 0
+    layered = collective == "LayeredServer"
+    serving = (1 if layered else servers) if collective in SERVERS and ranks > 1 else 0
+    if layered and parts[0].option.pool.is_gpu:
+        return Refusal(describe(parts), "collective LayeredServer needs ranks on CPUs, because MPI sends its messages")
     apart = request.synchronization != "Synchronous"
 
     def shares_with(options: Sequence[Option]) -> list[list[int]] | None:
-        return shares_of(_with(parts, options), request.global_batch, request.uneven, serving)
+        return shares_of(_with(parts, options), request.global_batch, request.uneven, serving, first=layered)
 
     chosen, micro_batches = micro_batches_of([p.option for p in parts], shares_with)
     parts = _with(parts, chosen)
     if apart and not serving:
         text = "asynchronous training needs at least 2 ranks (a worker and a parameter server), but the plan has 1 rank"
         return Refusal(describe(parts), text)
-    shares = shares_of(parts, request.global_batch, request.uneven, serving)
+    shares = shares_of(parts, request.global_batch, request.uneven, serving, first=layered)
     if shares is None:
         return _does_not_fit(parts, request, workload)
     link, link_spread = link_of(chosen, nodes)
-    at_work = [(p, s[0]) for p, s in zip(parts, shares, strict=True) if s[0]]
+    at_work = [(p, max(s)) for p, s in zip(parts, shares, strict=True) if max(s)]
     busy_s, slowest, share = max(((p.option.curve.seconds(b), p, b) for p, b in at_work), key=lambda item: item[0])
     data_s = slowest.option.data_s(share)
     strategy = chosen[0].strategy
@@ -164,6 +173,7 @@ def evaluate(
         nodes=nodes,
         sharded=sharded,
         micro_batches=micro_batches,
+        tensors=workload.tensors,
     )
     measured = len(known) == len(chosen) and not apart
     if apart:
@@ -171,7 +181,7 @@ def evaluate(
     if measured:
         busiest = max(o.ranks_per_node for o in chosen)
         one_s = (busy_s - data_s) / slowest.option.slowdown
-        ratio = float(communication_ratio(collective, workload.gradient_nbytes, ranks, nodes, link))
+        ratio = float(communication_ratio(collective, workload.gradient_nbytes, ranks, nodes, link, workload.tensors))
         at = (np.array([float(x)]) for x in (nodes, busiest, ranks, share, one_s, ratio))
         timing = _as_measured(timing, known, Runs(*at))
     sizes = "+".join(str(b) for s in shares for b in s) if ranks <= 8 else f"{request.global_batch} samples"
@@ -188,7 +198,7 @@ def evaluate(
                 p.nodes,
                 p.option.ranks_per_node,
                 tuple(s),
-                p.option.ranks_per_node * _cpus(p.option, s[0], timing, link),
+                p.option.ranks_per_node * _cpus(p.option, max(s), timing, link),
                 1.0 if p.option.pool.is_gpu else p.option.cores,
             )
             for name, p, s in zip(names, parts, shares, strict=True)
@@ -260,7 +270,7 @@ def _prediction(
     parts: Sequence[Part], shares: list[list[int]], timing: Step, request: Request, workload: Workload, bottleneck: str
 ) -> Prediction:
     step_s = timing.step_s
-    held = [(p, ceil(s[0] / p.option.micro_batches)) for p, s in zip(parts, shares, strict=True)]  # in a micro-batch
+    held = [(p, ceil(max(s) / p.option.micro_batches)) for p, s in zip(parts, shares, strict=True)]  # in a micro-batch
     first_s = max(p.option.fetching.first_s(b) for p, b in held)
     total_s = step_s * request.total_steps + first_s
     power_W = usd = alone = 0.0

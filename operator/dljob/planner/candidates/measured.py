@@ -24,17 +24,20 @@ LEVEL = 0.8
 """Probability that a step time is in the predicted interval. The interval is central, so its upper end is the p90."""
 
 
-def communication_ratio(collective: CollectiveName, nbytes: int, ranks: Number, nodes: Number, link: Link) -> Floats:
+def communication_ratio(
+    collective: CollectiveName, nbytes: int, ranks: Number, nodes: Number, link: Link, tensors: int = 1
+) -> Floats:
     """Return the predicted communication time of a collective divided by that of a ring at the same placement.
 
     The model that is fitted to measured steps predicts the time of a ring, and multiplies it by this ratio. The ratio
-    is 1 for Ring, and for Torch, whose steps are measured directly.
+    is 1 for Ring, and for Torch, whose steps are measured directly. ``tensors``: number of parameter tensors, used only
+    by LayeredServer.
     """
     if collective in ("Ring", "Torch"):
         return np.ones(np.shape(ranks))
     parts, n, over = buckets(nbytes), np.asarray(ranks, dtype=float), np.asarray(nodes, dtype=float)
     ring = parts * ring_s(nbytes / parts, n, link, over)
-    return np.asarray(allreduce_s(collective, float(nbytes), n, link, parts, nodes=over) / ring)
+    return np.asarray(allreduce_s(collective, float(nbytes), n, link, parts, nodes=over, tensors=tensors) / ring)
 
 
 def posterior(

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from math import inf, log
 from typing import Literal, NamedTuple
 
+from dlcontract import SERVERS
 from dljob.calibrate.learned import Learned
 from dljob.perf.step import model_split as split
 from dljob.perf.workload.workload import Workload
@@ -237,8 +238,11 @@ def _left_out(kind: Kind, request: Request, model: split.Model, fixed: Sequence[
             f"spec.collective is {request.collective}, but pipeline stages use no collective: a stage exchanges "
             "messages only with its neighbours"
         )
-    if kind == "Tensor" and request.collective == "ParameterServer":
-        return "spec.collective is ParameterServer, but Tensor needs a collective in which all ranks reduce activations"
+    if kind == "Tensor" and request.collective in SERVERS:
+        return (
+            f"spec.collective is {request.collective}, but Tensor needs a collective in which all ranks reduce "
+            "activations"
+        )
     if kind == "Tensor" and model.pairs is None:
         return "the model has no pairs of linear layers"
     return None

@@ -171,7 +171,9 @@ class Screen:
             total = np.zeros(len(counts))
             for link, rows in groups:
                 name = priced(collective, is_gpu)
-                total[rows] = allreduce_s(name, nbytes, n[rows], link, parts, nodes=nodes[rows])
+                total[rows] = allreduce_s(
+                    name, nbytes, n[rows], link, parts, nodes=nodes[rows], tensors=self.workload.tensors
+                )
             after_s = np.zeros(len(counts))
             for link, rows in groups if self._sharded else ():
                 total[rows], after_s[rows] = scatter_gather_s(nbytes, n[rows], link, parts, nodes[rows])
@@ -207,7 +209,9 @@ class Screen:
         for c, collective in enumerate(self._collectives):
             ratio = np.ones(len(rows_measured))
             for link, rows in links:
-                ratio[rows] = communication_ratio(collective, self.workload.gradient_nbytes, n[rows], nodes[rows], link)
+                ratio[rows] = communication_ratio(
+                    collective, self.workload.gradient_nbytes, n[rows], nodes[rows], link, self.workload.tensors
+                )
             found_s, of_it = self._slowest(used[rows_measured], n, nodes, compute_s[rows_measured], ratio)
             better = found_s < best_s
             best_s, best_spread = np.where(better, found_s, best_s), np.where(better, of_it, best_spread)

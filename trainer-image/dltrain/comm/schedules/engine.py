@@ -39,11 +39,15 @@ class Scheduled(Polled):
                     comm,
                     tag,
                     host_array(buffer),
-                    self.schedule(buffer.numel(), max(1, segment_nbytes // buffer.itemsize)),
+                    self.schedule_of(tag, buffer.numel(), max(1, segment_nbytes // buffer.itemsize)),
                 )
                 for tag, buffer in enumerate(buffers)
             ]
         )
+
+    def schedule_of(self, index: int, count: int, longest: int) -> Schedule:
+        """Return this rank's messages for the buffer ``index``. By default, they depend only on its size."""
+        return self.schedule(count, longest)
 
     @abstractmethod
     def schedule(self, count: int, longest: int) -> Schedule:

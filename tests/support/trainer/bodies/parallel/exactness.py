@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -13,6 +14,7 @@ from dltrain.comm.process_group import ProcessGroup
 from dltrain.comm.selection import choose
 from dltrain.models import InputShape, build
 from dltrain.parallel.data_parallel import DataParallel
+from dltrain.parallel.layered_server import LayeredServer
 
 IMAGES = InputShape((1, 8, 8), 10)
 SAMPLES, BATCH = 48, 24
@@ -55,7 +57,11 @@ def train_on_all_ranks(
     def collective(buffers: list[torch.Tensor]) -> Collective:
         return choose(strategy, group.comm, buffers, segment_nbytes=1024, servers=servers)
 
-    parallel = DataParallel(net.parameters(), collective, 16 * 1024, 1)
+    parallel: DataParallel
+    if strategy == "LayeredServer":
+        parallel = LayeredServer(net.parameters(), opt, group, 1024, 1)
+    else:
+        parallel = DataParallel(net.parameters(), collective, 16 * 1024, 1)
     assert len(parallel.buffer.buckets) > 3, "several buckets are reduced at the same time"
     sampler = Sampler(SAMPLES, BATCH, 0)
     first = torch.empty(0)
@@ -68,8 +74,14 @@ def train_on_all_ranks(
         (whole,) = parallel.finish()
         assert abs(whole - 1) < 1e-6, "the tail is reduced with the gradients"
         if step == 0:
-            first = torch.cat([p.grad.flatten() for p in net.parameters() if p.grad is not None]).clone()
+            parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in net.parameters()]
+            first = torch.cat([part.flatten() for part in parts]).clone()
+            if strategy == "LayeredServer":
+                group.broadcast_into(first.numpy().view(np.uint8))  # only the server, rank 0, has the sum
+        if parallel.sharded:
+            assert group.rank == 0 or all(p.grad is None for p in net.parameters()), "workers update nothing"
         opt.step()
+        parallel.spread()
     parallel.close()
     return net, first
 
@@ -91,6 +103,7 @@ def check(group: ProcessGroup, report: Callable[[str], object]) -> None:
                 ("Ring", [3, 7, 14]),
                 ("MPI", [22, 1, 1]),
                 ("ParameterServer", [9, 15, 0]),
+                ("LayeredServer", [0, 9, 15]),
             ):
                 net, first = train_on_all_ranks(group, name, dtype, 20, shares, strategy)
                 off, drift = distance(first, gradient), distance(flat(net), flat(reference))
