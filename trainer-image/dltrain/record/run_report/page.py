@@ -60,6 +60,11 @@ def page(document: Document) -> str:
         f'<div class="plots">{"".join(_plots(document))}</div>',
         *_tables(document),
     ]
+    return html_page(title, body)
+
+
+def html_page(title: str, body: Iterable[str]) -> str:
+    """Return an HTML file with this module's style. ``body``: escaped elements, such as those of ``plots``."""
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"/>'
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\"/>"
