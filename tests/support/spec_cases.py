@@ -308,10 +308,7 @@ CASES: dict[str, tuple[Json, str]] = {
         "LayeredServer gives workers no gradient of the whole batch",
     ),
     "layered server and measured scaling": (
-        {
-            "collective": "LayeredServer",
-            "optimizer": {"learningRateScaling": {"rule": "AdaScale", "baseBatchSize": 4}},
-        },
+        {"collective": "LayeredServer", "optimizer": {"learningRateScaling": {"rule": "AdaScale", "baseBatchSize": 4}}},
         "LayeredServer gives workers no gradient of the whole batch",
     ),
     "compressed gradients, asynchronous": (
