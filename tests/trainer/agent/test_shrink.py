@@ -84,6 +84,24 @@ def test_lost_stage_or_server_restarts_from_the_last_checkpoint(kind: str, two: 
     assert "resumed from step" in two.pods[0].text()
 
 
+@pytest.mark.parametrize("victim", [0, 1])
+def test_lost_layered_server_or_worker_is_named_and_restarts_from_the_last_checkpoint(victim: int, two: Job) -> None:
+    """Rank 0 is the server, which owns the parameters and writes the checkpoints. Rank 1 is the worker."""
+    plan = two.plan(model=ModelRef(name="mlp"), steps=20_000, rebalance=False)
+    parts = zip(plan.ranks, (0, 60), (Role.SERVER, Role.WORKER), strict=True)
+    ranks = tuple(rank.model_copy(update={"share": share, "role": role}) for rank, share, role in parts)
+    checkpoint = plan.checkpoint.model_copy(update={"interval_s": 0.1})
+    fields = {"collective": "LayeredServer", "global_batch": 60, "ranks": ranks, "checkpoint": checkpoint}
+    two.start(plan.model_copy(update=fields))
+    saved = two.until(lambda r: r.last_checkpoint is not None).last_checkpoint
+    os.kill(rank_process(two.pods[victim]), KILL)
+    report = two.until(lambda r: r.restarts and r.phase is RunPhase.RUNNING and r.world_size == 2)
+    assert report.restarts == {"RankKilled": 1} and report.failure is not None
+    assert report.failure.rank == victim and report.failure.exit_code == 137
+    assert saved is not None and report.step > saved.step > 0 and all(pod.starts == 1 for pod in two.pods)
+    assert "resumed from step" in two.pods[0].text()
+
+
 def test_next_pod_takes_over_as_coordinator(three: Job) -> None:
     three.start(three.plan(model=ModelRef(name="mlp"), steps=20_000, min_ranks=2))
     three.wait(lambda: all(steps_in_memory(pod) for pod in three.pods))
