@@ -29,6 +29,8 @@ _END = "the training ends by "
 
 def with_deadline_risk(parsed: ParsedJob, status: DLJobStatus, now: datetime) -> DLJobStatus:
     """Return ``status``, the new status of a job, with DeadlineAtRisk and the slack in ``forecast`` added."""
+    if parsed.spec is None:
+        return status  # The operator follows no spec, so it knows no deadline. The last verdict remains.
     due, left_s = deadline_of(parsed.spec, status), stay_p90_s(parsed)
     before = find(parsed.before.conditions, CONDITION)
     slack_s = (due - now).total_seconds() - left_s if due is not None and left_s is not None else None

@@ -22,7 +22,7 @@ OPEN: Json = {
     "dataset": {"name": "synthetic-images"},
     "globalBatchSize": 64,
     "steps": 100_000,
-    "parallelism": {"strategy": "Auto"},
+    "parallelism": {"strategy": "Auto", "gradientAccumulation": "Never"},
 }
 TIGHT: Json = {**OPEN, "model": {"name": "resnet18"}, "globalBatchSize": 256, "resources": {"memory": "1Gi"}}
 WARM_S = 3000.0
