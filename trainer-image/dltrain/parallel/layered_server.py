@@ -25,7 +25,8 @@ from dltrain.comm.core.collective import Collective
 from dltrain.comm.core.fault_tolerance import duplicate
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.comm.schedules.layered_server import LayeredBroadcast, LayeredGather
-from dltrain.parallel.data_parallel import DataParallel, square_of
+from dltrain.parallel.data_parallel import DataParallel
+from dltrain.parallel.gradient_buffer import square_of
 from dltrain.protocol.errors import BadInputError, MisuseError
 
 SERVER, FIRST_WORKER = 0, 1
