@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from dljob.cli.commands import plan, records, run, serve, top
+from dljob.cli.commands import plan, records, run, serve, suggest, top
 from dljob.cli.errors import BadInputError
 
 EXAMPLES = """examples:
+  dljob suggest data.csv --write DIR            look at data and write a project that trains a model
   dljob plan job.yaml                           show the plan for the current cluster, and the reasons
   dljob plan job.yaml --cluster cluster.yaml    show the plan for a cluster described in a file
   dljob plan job.yaml --json | jq .plan         print the plan as JSON
@@ -36,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top_level.add_argument("--version", action="version", version=f"dljob {_version()}")
     commands = top_level.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (plan, run, top, records, serve):
+    for command in (suggest, plan, run, top, records, serve):
         command.add_to(commands)
     return top_level
 

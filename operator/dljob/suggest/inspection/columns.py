@@ -1,0 +1,125 @@
+"""Find the kind of each column of a table: number, category, date, identifier, free text or constant."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+
+MISSING = frozenset({"", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "-", "?", "#N/A"})
+"""Cells that mean an unknown value, as R, pandas, SQL and spreadsheets write it."""
+DATE_FORMATS = (
+    "%Y-%m-%d",
+    "%Y-%m-%d %H:%M:%S",
+    "%Y-%m-%dT%H:%M:%S",
+    "%Y-%m-%d %H:%M",
+    "%Y/%m/%d",
+    "%d.%m.%Y",
+    "%d.%m.%Y %H:%M",
+    "%m/%d/%Y",
+    "%d/%m/%Y",
+    "%d-%b-%Y",
+    "%b %d, %Y",
+)
+MIN_NUMBERS = 0.95
+"""A column with this part of numbers among its known cells is a column of numbers. The other cells count as missing."""
+MIN_IDENTIFIER_ROWS = 20
+UNIQUE = 0.95
+"""A text column with this part of distinct values tells rows apart, and nothing else."""
+IDENTIFIER_NAME = re.compile(
+    r"(^|[_\s.-])(id|uuid|guid|key|index|idx|row|rownum|nr|no|serial)$|^unnamed", re.IGNORECASE
+)
+
+
+class Kind(StrEnum):
+    NUMBER = "number"
+    CATEGORY = "category"
+    DATE = "date"
+    IDENTIFIER = "identifier"
+    TEXT = "text"
+    CONSTANT = "constant"
+    EMPTY = "empty"
+
+
+@dataclass(frozen=True)
+class Column:
+    """What a column holds. ``format``: the format of its dates. ``decimal_comma``: it writes 3.5 as 3,5."""
+
+    name: str
+    kind: Kind
+    distinct: int
+    missing: int
+    invalid: int = 0
+    """Number of known cells that are not of this kind. They count as missing."""
+    first_invalid: int | None = None
+    """Index of the row with the first such cell."""
+    format: str | None = None
+    decimal_comma: bool = False
+
+    @property
+    def usable(self) -> bool:
+        """Return True if a model can learn from the column."""
+        return self.kind in (Kind.NUMBER, Kind.CATEGORY, Kind.DATE)
+
+
+def inspect_column(name: str, cells: Sequence[str]) -> Column:
+    """Return what the column with these cells holds."""
+    known = [cell for cell in cells if cell not in MISSING]
+    counts = Counter(known)
+    missing, distinct = len(cells) - len(known), len(counts)
+    if distinct == 0:
+        return Column(name, Kind.EMPTY, 0, missing)
+    if distinct == 1:
+        kind = Kind.CATEGORY if missing >= MIN_IDENTIFIER_ROWS else Kind.CONSTANT
+        return Column(name, kind, 1, missing)
+    comma = sum(count for cell, count in counts.items() if _value(cell, ",") is not None)
+    point = sum(count for cell, count in counts.items() if _value(cell, ".") is not None)
+    decimal = "," if comma > point else "."
+    if max(comma, point) >= MIN_NUMBERS * len(known):
+        bad = [i for i, cell in enumerate(cells) if cell not in MISSING and _value(cell, decimal) is None]
+        values = [value for cell in counts if (value := _value(cell, decimal)) is not None]
+        kind = Kind.IDENTIFIER if _identifies(name, values, len(known)) else Kind.NUMBER
+        return Column(name, kind, distinct, missing, len(bad), bad[0] if bad else None, None, decimal == ",")
+    if found := _date_format(counts):
+        return Column(name, Kind.DATE, distinct, missing, format=found)
+    if len(known) >= MIN_IDENTIFIER_ROWS and distinct >= UNIQUE * len(known):
+        blanks = sum(cell.count(" ") for cell in counts) / distinct
+        return Column(name, Kind.TEXT if blanks >= 2 else Kind.IDENTIFIER, distinct, missing)
+    return Column(name, Kind.CATEGORY, distinct, missing)
+
+
+def number(text: str, decimal: str) -> float:
+    """Return the value of a cell, or NaN if it is missing or not a finite number."""
+    value = _value(text, decimal)
+    return math.nan if text in MISSING or value is None else value
+
+
+def _value(text: str, decimal: str) -> float | None:
+    if "_" in text or (decimal == "," and "." in text):
+        return None
+    try:
+        value = float(text.replace(",", ".") if decimal == "," else text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None
+
+
+def _identifies(name: str, values: Sequence[float], rows: int) -> bool:
+    """Return True for whole numbers that differ in all rows and are either named so or nearly consecutive."""
+    if rows < MIN_IDENTIFIER_ROWS or len(values) < rows or any(value % 1 for value in values):
+        return False
+    return IDENTIFIER_NAME.search(name.strip()) is not None or max(values) - min(values) < 1.05 * rows
+
+
+def _date_format(counts: Counter[str]) -> str | None:
+    """Return the first format that all cells have; month before day only where no cell contradicts it."""
+    for candidate in DATE_FORMATS:
+        try:
+            for cell in counts:
+                datetime.strptime(cell, candidate)
+        except ValueError:
+            continue
+        return candidate
+    return None

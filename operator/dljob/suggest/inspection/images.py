@@ -1,0 +1,67 @@
+"""Inspect images: classes, imbalance, duplicates within and between the parts, constant images."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from dljob.suggest.errors import DataError
+from dljob.suggest.inspection.table import RARE
+from dljob.suggest.reading.images import Images
+
+
+@dataclass(frozen=True)
+class ImageFacts:
+    """What a set of images holds."""
+
+    images: int
+    test_images: int
+    """Number of images of a separate test part that do not repeat training images; 0 without one."""
+    size: tuple[int, int]
+    channels: int
+    classes: dict[str, int]
+    findings: tuple[str, ...]
+
+    @property
+    def rare(self) -> bool:
+        """Return True if a class is so rare that accuracy says little about it."""
+        return min(self.classes.values()) < RARE * self.images / len(self.classes)
+
+
+def inspect_images(images: Images) -> ImageFacts:
+    """Return the facts about images. Raise DataError if the test part only repeats training images."""
+    findings = list(images.notes)
+    counts = np.bincount(images.y, minlength=len(images.classes))
+    classes = {name: int(count) for name, count in zip(images.classes, counts, strict=True)}
+    own = [image.tobytes() for image in images.x]
+    labels: dict[bytes, int] = {}
+    conflicts = 0
+    for image, label in zip(own, images.y.tolist(), strict=True):
+        conflicts += labels.setdefault(image, label) != label
+    if repeated := len(own) - len(labels):
+        findings.append(f"{repeated:,} images repeat others. Equal images stay in one part, training or test.")
+    if conflicts:
+        findings.append(f"{conflicts:,} images are in two classes. At most one of the two can be right.")
+    if constant := int(
+        (images.x.reshape(len(own), -1).max(axis=1) == images.x.reshape(len(own), -1).min(axis=1)).sum()
+    ):
+        findings.append(f"{constant:,} images have one colour only.")
+    test_images = 0
+    if images.x_test is not None:
+        test_images = sum(image.tobytes() not in labels for image in images.x_test)
+        if not test_images:
+            raise DataError(
+                f"{images.path}: found a test part of {len(images.x_test)} images that all repeat training images; "
+                "expected images that the model has not seen. Remove the test part to hold out a fifth of the images."
+            )
+        if repeated := len(images.x_test) - test_images:
+            findings.append(f"{repeated:,} test images repeat training images. The evaluation leaves them out.")
+    facts = ImageFacts(
+        len(own), test_images, (images.x.shape[1], images.x.shape[2]), images.x.shape[3], classes, tuple(findings)
+    )
+    if facts.rare:
+        rarest = min(classes, key=lambda name: classes[name])
+        found = f"Class {rarest!r} is rare: {classes[rarest]} of {len(own)} images. Classes are weighted."
+        return ImageFacts(
+            facts.images, facts.test_images, facts.size, facts.channels, classes, (*facts.findings, found)
+        )
+    return facts

@@ -1,0 +1,261 @@
+"""Inspect a table: choose target and task, sort the columns, and find what would spoil a model."""
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dljob.suggest.errors import DataError
+from dljob.suggest.inspection.columns import MISSING, Column, Kind, inspect_column, number
+from dljob.suggest.reading.table import Table
+
+TARGET_NAMES = ("target", "label", "class", "y", "outcome", "species", "category", "diagnosis")
+CLASSIFICATION, REGRESSION = "classification", "regression"
+MAX_NUMBERED_CLASSES = 20
+"""Whole numbers with at most this many values are classes, if no task is given."""
+MAX_CLASSES = 1000
+MIN_ROWS = 10
+RARE = 0.1
+"""If the rarest class has less than this part of the rows of an equal share, classes are weighted."""
+COPY_ROWS = 20
+"""Rows from which a column with one value for each class, and the reverse, counts as a copy of the target."""
+
+
+@dataclass(frozen=True)
+class TableFacts:
+    """What a table holds, and what the model reads of it."""
+
+    target: str
+    task: str
+    columns: tuple[Column, ...]
+    """The columns that the model reads."""
+    left_out: dict[str, str]
+    """Name of each other column → the reason why the model does not read it."""
+    rows: int
+    """Number of rows with a known target."""
+    test_rows: int
+    """Number of rows of a separate test part that do not repeat training rows; 0 without one."""
+    classes: dict[str, int]
+    """Class → number of rows, most frequent first. Empty for regression."""
+    findings: tuple[str, ...]
+    decimal: str
+
+    @property
+    def rare(self) -> bool:
+        """Return True if a class is so rare that accuracy says little about it."""
+        if not self.classes:
+            return False
+        return min(self.classes.values()) < RARE * self.rows / len(self.classes)
+
+
+def inspect_table(
+    table: Table, target: str | None, task: str | None, test: Table | None = None, keep: Sequence[str] = ()
+) -> TableFacts:
+    """Return the facts about a table.
+
+    ``target``: name of the column to predict; None: a column with a usual name, or else the last one. ``task``:
+    ``classification``, ``regression``, or None: by the values of the target. ``test``: a separate test part. ``keep``:
+    columns that the model reads although they look like identifiers or copies of the target. Raise DataError if no
+    model can be trained.
+    """
+    findings = list(table.notes)
+    if target is None:
+        target = next((n for usual in TARGET_NAMES for n in table.names if n.strip().lower() == usual), table.names[-1])
+        findings.append(f"The target is the column {target!r}, because --target is not set.")
+    for option, wanted in (("--target", [target]), ("--keep", keep)):
+        if unknown := [name for name in wanted if name not in table.names]:
+            raise DataError(
+                f"{option}: found {unknown[0]!r}; expected a column of {table.path}: {_listed(table.names)}. "
+                "Correct it."
+            )
+    goal = table.column(target)
+    known = [i for i, cell in enumerate(goal) if cell not in MISSING]
+    if not known:
+        raise DataError(
+            f"{table.path}: column {target!r}: found no value; expected the target of each row. Choose "
+            "another --target."
+        )
+    if gap := len(goal) - len(known):
+        first = table.lines[next(i for i, cell in enumerate(goal) if cell in MISSING)]
+        findings.append(f"{_rows(gap)} without a target are left out; the first is line {first}.")
+    if len(known) < MIN_ROWS:
+        raise DataError(f"{table.path}: found {len(known)} rows with a target; expected at least {MIN_ROWS}. Add rows.")
+    rows = [table.cells[i] for i in known]
+    goal = [goal[i] for i in known]
+    task, decimal, classes = _task(table, target, task, goal, known)
+    findings += _of_classes(classes, len(rows))
+    columns: list[Column] = []
+    left_out: dict[str, str] = {}
+    for place, name in enumerate(table.names):
+        if name == target:
+            continue
+        cells = [row[place] for row in rows]
+        column = inspect_column(name, cells)
+        if column.kind is Kind.NUMBER and column.decimal_comma:
+            decimal = ","
+        reason = "" if name in keep else _reason(column, cells, goal if classes else None)
+        if reason or not column.usable:
+            left_out[name] = reason or f"it holds {column.kind.value} data"
+            continue
+        columns.append(column)
+        findings += _of_column(column, table, known, len(rows))
+    findings += [f"Column {name!r} is left out: {reason}." for name, reason in left_out.items()]
+    if not columns:
+        raise DataError(
+            f"{table.path}: found no column that a model can learn {target!r} from; expected numbers, categories or "
+            "dates. Pass --keep COLUMN to use a column that was left out."
+        )
+    if len(columns) > len(rows):
+        findings.append(
+            f"The table has more columns ({len(columns)}) than rows ({len(rows)}). A network would memorize the rows, "
+            "so the penalty of the linear model decides."
+        )
+    repeated = len(rows) - len({tuple(row) for row in rows})
+    if repeated:
+        findings.append(
+            f"{repeated:,} of {_rows(len(rows))} are copies of other rows. "
+            "Equal rows stay in one part, training or test."
+        )
+    test_rows = 0
+    if test is not None:
+        test_rows, found = _of_test(table, test, target, rows, [c.name for c in columns])
+        findings += found
+    return TableFacts(target, task, tuple(columns), left_out, len(rows), test_rows, classes, tuple(findings), decimal)
+
+
+def _task(
+    table: Table, target: str, task: str | None, goal: Sequence[str], known: Sequence[int]
+) -> tuple[str, str, dict[str, int]]:
+    """Return task, decimal sign of the target, and the classes with their numbers of rows."""
+    column, counts = inspect_column("", goal), Counter(goal)
+    if len(counts) == 1:
+        raise DataError(
+            f"{table.path}: column {target!r}: found the value {goal[0]!r} in all rows; expected at least two values. "
+            "Choose another --target."
+        )
+    decimal = "," if column.decimal_comma else "."
+    values = [number(cell, decimal) for cell in goal]
+    numeric = column.kind in (Kind.NUMBER, Kind.IDENTIFIER) and any(value == value for value in values)
+    if task is None:
+        whole = all(value % 1 == 0 for value in values)
+        task = REGRESSION if numeric and not (whole and len(counts) <= MAX_NUMBERED_CLASSES) else CLASSIFICATION
+    if task == REGRESSION:
+        for i, value in zip(known, values, strict=True):
+            if value != value:
+                raise DataError(
+                    f"{table.path}: line {table.lines[i]}: column {target!r}: found {table.column(target)[i]!r:.60}; "
+                    "expected a number, because the task is regression. Correct it, or pass --task "
+                    "tabular-classification."
+                )
+        return task, decimal, {}
+    classes = dict(counts.most_common())
+    if len(classes) > MAX_CLASSES or len(classes) > len(goal) / 2:
+        raise DataError(
+            f"{table.path}: column {target!r}: found {len(classes):,} classes in {len(goal):,} rows; expected at most "
+            f"{MAX_CLASSES:,}, with at least two rows each on average. Merge rare classes, choose another --target, or "
+            "pass --task tabular-regression for numbers."
+        )
+    return task, decimal, classes
+
+
+def _reason(column: Column, cells: Sequence[str], goal: Sequence[str] | None) -> str:
+    """Return why the model does not read a column, or an empty string. ``goal``: the classes; None for numbers."""
+    if column.kind is Kind.EMPTY:
+        return "it has no value"
+    if column.kind is Kind.CONSTANT:
+        return "it has the same value in all rows"
+    if column.kind is Kind.IDENTIFIER:
+        return (
+            "it looks like an identifier, with another value in each row. It may predict the target of these rows, but "
+            "not of new ones"
+        )
+    if column.kind is Kind.TEXT:
+        return "it holds free text"
+    if goal is not None and column.kind in (Kind.CATEGORY, Kind.NUMBER) and len(cells) >= COPY_ROWS:
+        seen: dict[str, set[str]] = defaultdict(set)
+        for cell, label in zip(cells, goal, strict=True):
+            seen[cell].add(label)
+        if len(seen) == len(set(goal)) and all(len(labels) == 1 for labels in seen.values()):
+            return "it has one value for each class, so it is a copy of the target (a leak)"
+    return ""
+
+
+def _of_classes(classes: dict[str, int], rows: int) -> list[str]:
+    if not classes:
+        return []
+    rarest, count = min(classes.items(), key=lambda item: item[1])
+    if count >= RARE * rows / len(classes):
+        return []
+    found = [
+        f"Class {rarest!r} is rare: {count} of {rows} rows ({count / rows:.1%}). Classes are weighted, and balanced "
+        "accuracy is the measure: always answering with the most frequent class would look good otherwise."
+    ]
+    if single := sum(n == 1 for n in classes.values()):
+        found.append(f"{single} classes have one row. The test part cannot judge them.")
+    return found
+
+
+def _of_column(column: Column, table: Table, known: Sequence[int], rows: int) -> list[str]:
+    found = []
+    if column.missing:
+        found.append(
+            f"Column {column.name!r} lacks {_rows(column.missing)} ({column.missing / rows:.1%}). "
+            + (
+                "A missing value is a category of its own."
+                if column.kind is Kind.CATEGORY
+                else "The median fills them."
+            )
+        )
+    if column.invalid and column.first_invalid is not None:
+        line = table.lines[known[column.first_invalid]]
+        cell = table.column(column.name)[known[column.first_invalid]]
+        found.append(
+            f"Column {column.name!r} has {column.invalid} cells that are no numbers, such as {cell!r:.40} in line "
+            f"{line}. They count as missing."
+        )
+    if column.kind is Kind.CATEGORY and column.distinct > 100:
+        found.append(
+            f"Column {column.name!r} has {column.distinct:,} categories. The model reads the most frequent 32."
+        )
+    if column.kind is Kind.DATE:
+        found.append(f"Column {column.name!r} has dates ({column.format}). The model reads age, season and weekday.")
+    return found
+
+
+def _of_test(
+    table: Table, test: Table, target: str, rows: Sequence[tuple[str, ...]], used: Sequence[str]
+) -> tuple[int, list[str]]:
+    """Return the number of usable test rows, and findings."""
+    if lacking := [name for name in (*used, target) if name not in test.names]:
+        raise DataError(
+            f"{test.path}: found no column {lacking[0]!r}; expected the columns of {table.path}. Add the column."
+        )
+    if (test.encoding, test.delimiter) != (table.encoding, table.delimiter):
+        raise DataError(
+            f"{test.path}: found encoding {test.encoding} and delimiter {test.delimiter!r}; expected {table.encoding} "
+            f"and {table.delimiter!r}, as in {table.path}. Convert one of the files."
+        )
+    names = (*used, target)
+    places = [table.names.index(name) for name in names]
+    seen = {tuple(row[place] for place in places) for row in rows}
+    own = [test.names.index(name) for name in names]
+    usable = [row for row in test.cells if row[own[-1]] not in MISSING]
+    fresh = sum(tuple(row[place] for place in own) not in seen for row in usable)
+    if not fresh:
+        raise DataError(
+            f"{test.path}: found {len(usable)} rows with a target, all of which repeat rows of {table.path}; expected "
+            "rows that the model has not seen. Leave out --test to hold out a fifth of the rows."
+        )
+    repeated = len(usable) - fresh
+    if not repeated:
+        return fresh, []
+    return fresh, [
+        f"{repeated:,} of {_rows(len(usable))} of {test.path} repeat training rows. The evaluation leaves them out."
+    ]
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count:,} rows"
+
+
+def _listed(names: Sequence[str], most: int = 12) -> str:
+    return ", ".join(names[:most]) + (", …" if len(names) > most else "")

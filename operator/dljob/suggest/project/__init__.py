@@ -1,0 +1,1 @@
+"""Render the project that the user keeps: scripts, manifest and README."""

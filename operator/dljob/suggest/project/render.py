@@ -1,0 +1,208 @@
+"""Render the files of a project: scripts, the manifest of the job, and a README. This module reads only templates."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+from typing import Any
+
+import yaml
+
+from dlcontract import CHECKPOINT_DIR
+from dljob.suggest.inspection.columns import MISSING, Kind
+from dljob.suggest.inspection.images import ImageFacts
+from dljob.suggest.inspection.table import CLASSIFICATION, TableFacts
+from dljob.suggest.reading.table import Table
+from dljob.suggest.recommendation.model import Settings
+
+SCRIPTS = ("data.py", "model.py", "train.py", "predict.py", "baseline.py")
+IN_JOB = ("data.py", "model.py", "train.py")
+"""Scripts that a job's pods need."""
+LINE = 100
+"""Longest line of a rendered constant."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the data is. ``uri``: where a job reads it; None: a placeholder, which the README explains."""
+
+    data: Path
+    test: Path | None
+    uri: str | None
+    samples: int
+    sample_nbytes: int
+
+
+def table_project(
+    table: Table, facts: TableFacts, source: Source, settings: Settings, limit_s: float | None
+) -> dict[str, str]:
+    """Return file name → content of the project that learns from a table."""
+    columns = {c.name: c.format if c.kind is Kind.DATE else c.kind.value for c in facts.columns}
+    left_out = "".join(f"# Left out: {name!r}, because {reason}.\n" for name, reason in facts.left_out.items())
+    values = {
+        "encoding": repr(table.encoding),
+        "delimiter": repr(table.delimiter),
+        "decimal": repr(facts.decimal),
+        "target": repr(facts.target),
+        "task": repr(facts.task),
+        "columns": _mapping(columns),
+        "left_out": left_out.rstrip("\n") or "# No column is left out.",
+        "missing": "{" + ", ".join(map(repr, sorted(MISSING))) + "}",
+        "width": repr(settings.width),
+        "dropout": repr(settings.dropout),
+        "data": repr(str(source.data)),
+        "test_data": repr(str(source.test)) if source.test else "None",
+        "penalty": f"{settings.penalty:.4g}",
+        "scoring": repr(scoring(facts)),
+    }
+    return _project("table", values, settings, source, facts, limit_s)
+
+
+def image_project(facts: ImageFacts, source: Source, settings: Settings, limit_s: float | None) -> dict[str, str]:
+    """Return file name → content of the project that learns from images, without the images themselves."""
+    values = {
+        "size": repr(facts.size),
+        "channels": repr(facts.channels),
+        "stages": repr(settings.stages),
+        "weight_decay": "0.01",
+        "shift": repr(max(1, round(min(facts.size) / 10))),
+        "rotation": "10.0",
+        "zoom": "0.1",
+        "flip": repr(settings.flip),
+        "scoring": repr(scoring(facts)),
+    }
+    return _project("images", values, settings, source, facts, limit_s)
+
+
+def scoring(facts: TableFacts | ImageFacts) -> str:
+    """Return scikit-learn's name of the measure by which models are compared."""
+    if isinstance(facts, TableFacts) and facts.task != CLASSIFICATION:
+        return "r2"
+    return "balanced_accuracy" if facts.rare else "accuracy"
+
+
+def _project(
+    kind: str,
+    values: Mapping[str, str],
+    settings: Settings,
+    source: Source,
+    facts: TableFacts | ImageFacts,
+    limit_s: float | None,
+) -> dict[str, str]:
+    common = {
+        "batch": repr(settings.batch),
+        "epochs": repr(settings.epochs),
+        "learning_rate": f"{settings.learning_rate:g}",
+        "class_weights": repr(settings.class_weights),
+        "time_limit_s": "None" if limit_s is None else f"{limit_s:g}",
+    }
+    templates = files("dljob.suggest.project") / "templates"
+    project = {
+        name: Template((templates / kind / f"{name}.txt").read_text(encoding="utf-8")).substitute({**values, **common})
+        for name in SCRIPTS
+    }
+    project["job.yaml"] = job_yaml(project, settings, source)
+    readme = Template((templates / "shared" / "README.md.txt").read_text(encoding="utf-8"))
+    project["README.md"] = readme.substitute(_readme_values(kind, settings, source, facts))
+    return project
+
+
+def _mapping(columns: Mapping[str, str | None]) -> str:
+    one_line = repr(dict(columns))
+    if len(one_line) <= LINE:
+        return one_line
+    return "{\n" + "".join(f"    {name!r}: {kind!r},\n" for name, kind in columns.items()) + "}"
+
+
+def job(settings: Settings, source: Source) -> dict[str, Any]:
+    """Return the manifest of the DLJob that runs the project. Its scripts come from the ConfigMap ``suggested``."""
+    return {
+        "apiVersion": "dljob.dev/v1alpha1",
+        "kind": "DLJob",
+        "metadata": {"name": "suggested"},
+        "spec": {
+            "model": {
+                "hints": {
+                    "parameters": settings.parameters,
+                    "flopsPerSample": settings.flops_per_sample,
+                    "activationBytesPerSample": settings.activation_nbytes,
+                }
+            },
+            "trainer": {
+                "command": ["python", "/scripts/train.py"],
+                # The scripts lie on a read-only volume.
+                "env": [{"name": "MODEL_DIR", "value": f"{CHECKPOINT_DIR}/suggested-model"}],
+            },
+            "dataset": {
+                "uri": source.uri or f"pvc://my-data/{'images.npz' if settings.stages else source.data.name}",
+                "samples": source.samples,
+                "sampleBytes": source.sample_nbytes,
+            },
+            "globalBatchSize": settings.batch,
+            "epochs": settings.epochs,
+            "nodes": {"min": 1, "max": 1},
+            "checkpoint": {"volume": {"size": "1Gi", "reclaimPolicy": "Retain"}},
+            "podTemplateOverrides": [
+                {
+                    "manager": "suggest",
+                    "spec": {
+                        "containers": [
+                            {
+                                "name": "trainer",
+                                "volumeMounts": [{"name": "scripts", "mountPath": "/scripts", "readOnly": True}],
+                            }
+                        ],
+                        "volumes": [{"name": "scripts", "configMap": {"name": "suggested"}}],
+                    },
+                }
+            ],
+        },
+    }
+
+
+def job_yaml(project: Mapping[str, str], settings: Settings, source: Source) -> str:
+    """Return the manifests of the ConfigMap with the scripts and of the DLJob."""
+
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+    Dumper.add_representer(str, text)
+    scripts = {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "suggested"},
+        "data": {name: project[name] for name in IN_JOB},
+    }
+    shown: str = yaml.dump_all(
+        [scripts, job(settings, source)], Dumper=Dumper, sort_keys=False, width=120, allow_unicode=True
+    )
+    return shown
+
+
+def _readme_values(kind: str, settings: Settings, source: Source, facts: TableFacts | ImageFacts) -> dict[str, str]:
+    if isinstance(facts, TableFacts):
+        goal = f"predicts the column `{facts.target}` of `{source.data.name}`"
+        predict = f"python predict.py new.csv   # a table with the columns of {source.data.name}"
+        data = f"`{source.data}`"
+    else:
+        goal = f"tells the {len(facts.classes)} classes of images in `{source.data.name}` apart"
+        predict = "python predict.py new.png   # needs Pillow"
+        data = "`images.npz`, which has all images at the same size"
+    return {
+        "goal": goal,
+        "model": settings.name,
+        "loss": settings.loss,
+        "augmentation": settings.augmentation,
+        "batch": str(settings.batch),
+        "range": f"{settings.batch_range[0]} to {settings.batch_range[1]}",
+        "epochs": str(settings.epochs),
+        "rate": f"{settings.learning_rate:g}",
+        "predict": predict,
+        "data": data,
+        "uri": job(settings, source)["spec"]["dataset"]["uri"],
+        "findings": "".join(f"- {line}\n" for line in facts.findings) or "- Nothing unusual.\n",
+    }

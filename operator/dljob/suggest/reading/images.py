@@ -1,0 +1,239 @@
+"""Read images from a folder with a subfolder for each class, or from arrays, into one array of equal size."""
+
+import zipfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dljob.suggest.errors import DataError
+
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"})
+PARTS = (("train", "training"), ("test", "val", "valid", "validation"))
+"""Names of folders that hold the training part and the test part."""
+MIN_SIDE, MAX_SIDE = 8, 64
+"""Images are scaled to a side between these, in pixels: the median of the folder, if it lies between them."""
+MAX_NBYTES = 2**30
+MIN_IMAGES = 10
+
+
+@dataclass(frozen=True)
+class Images:
+    """Images of equal size: ``x`` of shape (n, height, width, channels) and type uint8, ``y`` their class numbers."""
+
+    path: Path
+    x: NDArray[np.uint8]
+    y: NDArray[np.int64]
+    classes: tuple[str, ...]
+    x_test: NDArray[np.uint8] | None = None
+    y_test: NDArray[np.int64] | None = None
+    notes: tuple[str, ...] = ()
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return the arrays that the written project reads."""
+        found: dict[str, NDArray[Any]] = {"x": self.x, "y": self.y, "classes": np.array(self.classes)}
+        if self.x_test is not None and self.y_test is not None:
+            found |= {"x_test": self.x_test, "y_test": self.y_test}
+        return found
+
+
+def read_folder(path: Path, side: int | None = None) -> Images:
+    """Return the images in ``path/CLASS/*`` or, with a separate test part, in ``path/train/CLASS/*`` and ``path/test``.
+
+    ``side``: height and width in pixels to which all images are scaled; None: by their median size. Raise DataError for
+    a folder without classes, or for the first image that cannot be decoded.
+    """
+    folders = {child.name.lower(): child for child in path.iterdir() if child.is_dir()}
+    train, test = (next((folders[name] for name in names if name in folders), None) for names in PARTS)
+    if train is not None and test is not None and any(child.is_dir() for child in train.iterdir()):
+        files, test_files = _files(train), _files(test)
+    else:
+        files, test_files = _files(path), {}
+    if len(files) < 2:
+        raise DataError(
+            f"{path}: found {len(files)} folders with images; expected a folder for each of at least two classes, such "
+            f"as {path}/cat and {path}/dog. Sort the images into folders."
+        )
+    if unknown := sorted(set(test_files) - set(files)):
+        raise DataError(f"{test}: found the class {unknown[0]!r}; expected the classes of {train}. Rename the folder.")
+    classes = tuple(sorted(files))
+    if (count := sum(map(len, files.values()))) < MIN_IMAGES:
+        raise DataError(f"{path}: found {count} images; expected at least {MIN_IMAGES}. Add images.")
+    sizes, modes = _headers([file for name in classes for file in files[name]])
+    grey = all(mode in ("1", "L", "I", "I;16", "F", "LA") for mode in modes)
+    median = int(np.median([min(size) for size in sizes.elements()]))
+    side = side or min(max(median, MIN_SIDE), MAX_SIDE)
+    notes = []
+    if len(sizes) > 1 or next(iter(sizes)) != (side, side):
+        low, high = min(sizes), max(sizes)
+        notes.append(
+            f"The images have {low[0]}×{low[1]} to {high[0]}×{high[1]} pixels. They are scaled to {side}×{side}."
+        )
+    if len(modes) > 1:
+        found = ", ".join(f"{mode} ({n:,})" for mode, n in modes.most_common())
+        notes.append(f"The images have different modes: {found}. They are converted to {'grey' if grey else 'RGB'}.")
+    channels = 1 if grey else 3
+    x, y = _decoded(files, classes, side, channels)
+    if not test_files:
+        return Images(path, x, y, classes, notes=tuple(notes))
+    x_test, y_test = _decoded(test_files, classes, side, channels)
+    return Images(path, x, y, classes, x_test, y_test, tuple(notes))
+
+
+def _files(path: Path) -> dict[str, list[Path]]:
+    """Return class → image files in its folder, for the folders that have images."""
+    found = {}
+    for folder in sorted(child for child in path.iterdir() if child.is_dir() and not child.name.startswith(".")):
+        images = [f for f in sorted(folder.rglob("*")) if f.suffix.lower() in SUFFIXES and f.is_file()]
+        if images:
+            found[folder.name] = images
+    return found
+
+
+def _pillow() -> Any:
+    try:
+        from PIL import Image
+    except ImportError:
+        raise DataError(
+            "DATA: found a folder of images, but no Python package Pillow; expected this package. Run pip install "
+            "'dljob[suggest]'."
+        ) from None
+    return Image
+
+
+def _headers(files: Sequence[Path]) -> tuple[Counter[tuple[int, int]], Counter[str]]:
+    """Return the (width, height) and the modes of the images, with their numbers."""
+    image_module = _pillow()
+    sizes: Counter[tuple[int, int]] = Counter()
+    modes: Counter[str] = Counter()
+    for file in files:
+        try:
+            with image_module.open(file) as image:
+                sizes[image.size] += 1
+                modes[image.mode] += 1
+        except (OSError, ValueError, SyntaxError, image_module.DecompressionBombError) as error:
+            raise _broken(file, error) from None
+    return sizes, modes
+
+
+def _decoded(
+    files: Mapping[str, Sequence[Path]], classes: Sequence[str], side: int, channels: int
+) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    image_module = _pillow()
+    count = sum(map(len, files.values()))
+    if (nbytes := count * side * side * channels) > MAX_NBYTES:
+        raise DataError(
+            f"DATA: found {count:,} images, which take {nbytes / 2**20:,.0f} MiB at {side}×{side} pixels; expected at "
+            f"most {MAX_NBYTES >> 20} MiB. Pass a smaller --image-size, or a random sample of the images."
+        )
+    x = np.empty((count, side, side, channels), dtype=np.uint8)
+    y = np.empty(count, dtype=np.int64)
+    place = 0
+    for number, name in enumerate(classes):
+        for file in files.get(name, ()):
+            try:
+                with image_module.open(file) as image:
+                    scaled = _eight_bit(image).convert("L" if channels == 1 else "RGB")
+                    resized = scaled.resize((side, side), image_module.Resampling.BILINEAR)
+            except (OSError, ValueError, SyntaxError, image_module.DecompressionBombError) as error:
+                raise _broken(file, error) from None
+            x[place] = np.asarray(resized, dtype=np.uint8).reshape(side, side, channels)
+            y[place] = number
+            place += 1
+    return x, y
+
+
+def _eight_bit(image: Any) -> Any:
+    """Return an image whose values fit into a byte. Pillow cuts off larger values when it converts 16 bits."""
+    if image.mode.startswith("I"):
+        return _pillow().fromarray((np.asarray(image).astype(np.uint32).clip(0, 65535) >> 8).astype(np.uint8))
+    return image
+
+
+def _broken(file: Path, error: Exception) -> DataError:
+    text = "image file is truncated" if "truncated" in str(error) else " ".join(str(error).split())[:150]
+    return DataError(
+        f"{file}: found an image that cannot be decoded ({text}); expected a whole image. Replace or remove it."
+    )
+
+
+def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
+    """Return the arrays x, y and, if it has them, x_test and y_test of an ``.npz`` file. Raise DataError otherwise."""
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in file.files}
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(
+            f"{path}: found no readable .npz file ({error}); expected arrays x and y. Save it again."
+        ) from None
+    for names in (("x", "y"), ("x_test", "y_test")):
+        present = [name for name in names if name in arrays]
+        if len(present) != 2 and (present or names[0] == "x"):
+            raise DataError(
+                f"{path}: found the arrays {', '.join(arrays) or '(none)'}; expected {names[0]} and {names[1]}. Rename "
+                "the arrays."
+            )
+        if present and (arrays[names[1]].ndim != 1 or len(arrays[names[0]]) != len(arrays[names[1]])):
+            shapes = f"{arrays[names[0]].shape} and {arrays[names[1]].shape}"
+            raise DataError(
+                f"{path}: {names[0]}, {names[1]}: found shapes {shapes}; expected one target for each sample. Correct "
+                "the arrays."
+            )
+    if len(arrays["x"]) < MIN_IMAGES:
+        raise DataError(f"{path}: x: found {len(arrays['x'])} samples; expected at least {MIN_IMAGES}. Add samples.")
+    return arrays
+
+
+def images_of_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> Images:
+    """Return the images in arrays of shape (n, height, width), (n, height, width, c) or (n, c, height, width).
+
+    Raise DataError for other shapes, values that are not finite, or targets that are no classes.
+    """
+    x, y = arrays["x"], arrays["y"]
+    largest = float(np.max(x)) if x.dtype.kind in "uif" else float("nan")
+    low = float(np.min(x)) if x.dtype.kind in "uif" else float("nan")
+    if not np.isfinite([low, largest]).all():
+        place = int(np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(axis=1))[0]) if x.dtype.kind == "f" else 0
+        raise DataError(f"{path}: x[{place}]: found values that are no finite numbers; expected pixels. Correct them.")
+    labels = np.unique(y)
+    if y.dtype.kind == "f" and (labels % 1).any():
+        raise DataError(f"{path}: y: found fractions; expected the classes of the images, as numbers or names.")
+    if len(labels) < 2:
+        raise DataError(f"{path}: y: found one class; expected at least two. Add images of another class.")
+    span = (largest - low) or 1.0
+    notes = []
+    if x.dtype != np.uint8:
+        notes.append(f"Pixels from {low:g} to {largest:g} are scaled to bytes.")
+
+    def canonical(own: NDArray[Any]) -> NDArray[np.uint8]:
+        if own.ndim == 3:
+            own = own[..., None]
+        elif own.ndim == 4 and own.shape[1] in (1, 3) and own.shape[3] not in (1, 3):
+            own = own.transpose(0, 2, 3, 1)
+        if own.ndim != 4 or own.shape[3] not in (1, 3) or min(own.shape[1:3]) < 4:
+            raise DataError(
+                f"{path}: x: found the shape {own.shape}; expected (images, height, width) for grey images of at least "
+                "4×4 pixels, or a last axis of 3 colours. Reshape the array."
+            )
+        if own.dtype == np.uint8:
+            return np.ascontiguousarray(own)
+        return np.rint((own.astype(np.float64) - low) * (255 / span)).clip(0, 255).astype(np.uint8)
+
+    names = tuple(str(int(label) if y.dtype.kind == "f" else label) for label in labels)
+    first = Images(path, canonical(x), np.searchsorted(labels, y).astype(np.int64), names, notes=tuple(notes))
+    if "x_test" not in arrays:
+        return first
+    x_test, y_test = canonical(arrays["x_test"]), arrays["y_test"]
+    if x_test.shape[1:] != first.x.shape[1:]:
+        raise DataError(
+            f"{path}: x_test: found images of shape {x_test.shape[1:]}; expected {first.x.shape[1:]}, as in x."
+        )
+    if unknown := set(np.unique(y_test).tolist()) - set(labels.tolist()):
+        raise DataError(
+            f"{path}: y_test: found the class {unknown.pop()!r}, which y does not have; expected its classes."
+        )
+    return Images(path, first.x, first.y, names, x_test, np.searchsorted(labels, y_test).astype(np.int64), tuple(notes))

@@ -1,0 +1,209 @@
+"""Read a delimited text file as a table of cells, and find its encoding, delimiter and decimal sign."""
+
+import codecs
+import csv
+import io
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dljob.suggest.errors import DataError
+
+DELIMITERS = (",", ";", "\t", "|")
+MAX_NBYTES = 2**30
+"""Largest table that is read into memory."""
+SNIFFED_LINES = 200
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of text cells. ``cells[i][j]`` is the cell of row i in column j, without surrounding blanks."""
+
+    path: Path
+    names: tuple[str, ...]
+    cells: tuple[tuple[str, ...], ...]
+    lines: tuple[int, ...]
+    """Number of the last line of each row in the file; the first line is 1."""
+    encoding: str
+    delimiter: str
+    notes: tuple[str, ...] = ()
+    """Facts about the file that the user should know, as sentences."""
+
+    def column(self, name: str) -> list[str]:
+        place = self.names.index(name)
+        return [row[place] for row in self.cells]
+
+
+def read_table(path: Path, delimiter: str | None = None, encoding: str | None = None) -> Table:
+    """Return the table in a CSV or TSV file, whose first row names the columns.
+
+    ``delimiter``, ``encoding``: None: found in the file. Raise DataError for a file that is empty, has rows of
+    different lengths, mixes encodings, or cannot be read.
+    """
+    raw = _bytes(path)
+    text, encoding, notes = _decoded(path, raw, encoding)
+    lines = text.splitlines()[:SNIFFED_LINES]
+    delimiter = delimiter or _delimiter(lines)
+    names, cells, numbers = _rows(path, text, delimiter)
+    if len(names) == 1:
+        raise DataError(
+            f"{path}: found one column with the delimiter {delimiter!r}; expected a target and at least one other "
+            "column. Pass --delimiter if the columns are separated by another character."
+        )
+    return Table(path, names, cells, numbers, encoding, delimiter, notes)
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        nbytes = path.stat().st_size
+        if nbytes > MAX_NBYTES:
+            raise DataError(
+                f"{path}: found {nbytes / 2**20:,.0f} MiB; expected a table of at most {MAX_NBYTES >> 20} MiB. Pass a "
+                "random sample of its rows."
+            )
+        raw = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: found {error.strerror}; expected a readable file. Check the path.") from None
+    if not raw.strip():
+        raise DataError(
+            f"{path}: found an empty file; expected a row of column names and rows of data. Check the path."
+        )
+    return raw
+
+
+def _decoded(path: Path, raw: bytes, encoding: str | None) -> tuple[str, str, tuple[str, ...]]:
+    """Return text, encoding and notes. An unnamed encoding is UTF-8, UTF-16 with a byte order mark, or Windows-1252."""
+    if encoding is not None:
+        try:
+            return raw.decode(encoding), encoding, ()
+        except LookupError:
+            raise DataError(
+                f"--encoding: found {encoding!r}; expected an encoding that Python knows, such as utf-8."
+            ) from None
+        except UnicodeDecodeError as error:
+            raise DataError(_invalid(path, raw, error, encoding)) from None
+    if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        try:
+            return raw.decode("utf-16"), "utf-16", ()
+        except UnicodeDecodeError as error:
+            raise DataError(_invalid(path, raw, error, "utf-16")) from None
+    found = "utf-8-sig" if raw.startswith(codecs.BOM_UTF8) else "utf-8"
+    try:
+        return _without_nul(path, raw.decode(found)), found, ()
+    except UnicodeDecodeError as error:
+        first = error
+    valid, invalid = _non_ascii_lines(raw)
+    if valid:
+        raise DataError(
+            f"{path}: line {invalid[0]}: found byte 0x{raw[first.start]:02x}, which is not UTF-8, but line {valid[0]} "
+            f"has UTF-8 characters; expected one encoding in the whole file. Convert the {len(invalid)} other lines, "
+            "or pass --encoding to read all lines in one encoding."
+        )
+    try:
+        text = raw.decode("cp1252")
+    except UnicodeDecodeError as error:
+        raise DataError(_invalid(path, raw, error, "utf-8 or cp1252")) from None
+    note = f"The file is not UTF-8 (line {invalid[0]}). It was read as Windows-1252; pass --encoding if that is wrong."
+    return _without_nul(path, text), "cp1252", (note,)
+
+
+def _without_nul(path: Path, text: str) -> str:
+    if "\0" in text:
+        line = text.count("\n", 0, text.index("\0")) + 1
+        raise DataError(f"{path}: line {line}: found a NUL character; expected text. The file is not a CSV table.")
+    return text
+
+
+def _invalid(path: Path, raw: bytes, error: UnicodeDecodeError, encoding: str) -> str:
+    line = raw.count(b"\n", 0, error.start) + 1
+    return (
+        f"{path}: line {line}: found byte 0x{raw[error.start]:02x}; expected text in {encoding}. Correct the line, or "
+        "pass its encoding with --encoding."
+    )
+
+
+def _non_ascii_lines(raw: bytes) -> tuple[list[int], list[int]]:
+    """Return the numbers of the lines with characters beyond ASCII that are valid UTF-8, and of those that are not."""
+    valid: list[int] = []
+    invalid: list[int] = []
+    for number, line in enumerate(raw.split(b"\n"), 1):
+        if line.isascii():
+            continue
+        try:
+            line.decode("utf-8")
+            valid.append(number)
+        except UnicodeDecodeError:
+            invalid.append(number)
+    return valid, invalid
+
+
+def _delimiter(lines: Sequence[str]) -> str:
+    """Return the delimiter that splits most lines into the same number of fields, and into the most fields."""
+
+    def quality(candidate: str) -> tuple[float, int]:
+        try:
+            widths = [len(row) for row in csv.reader(lines, delimiter=candidate) if row]
+        except csv.Error:
+            return 0.0, 0
+        if not widths:
+            return 0.0, 0
+        width, count = Counter(widths).most_common(1)[0]
+        return (count / len(widths) if width > 1 else 0.0), width
+
+    return max(DELIMITERS, key=quality)
+
+
+def _rows(
+    path: Path, text: str, delimiter: str
+) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...], tuple[int, ...]]:
+    try:
+        reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True)
+    except TypeError:
+        raise DataError(f"--delimiter: found {delimiter!r}; expected one character, such as ';'.") from None
+    names: tuple[str, ...] = ()
+    cells: list[tuple[str, ...]] = []
+    numbers: list[int] = []
+    try:
+        for row in reader:
+            if not row:
+                continue
+            if not names:
+                names = _header(path, row, reader.line_num)
+                continue
+            if len(row) != len(names):
+                raise DataError(
+                    f"{path}: line {reader.line_num}: found {len(row)} fields with the delimiter {delimiter!r}; "
+                    f"expected {len(names)}, as in line 1. Put quotes around fields that contain {delimiter!r}, or "
+                    "pass --delimiter."
+                )
+            cells.append(tuple(cell.strip() for cell in row))
+            numbers.append(reader.line_num)
+    except csv.Error as error:
+        raise DataError(f"{path}: line {reader.line_num}: {error}. Check the quotes in this line.") from None
+    if not cells:
+        raise DataError(f"{path}: found {'only a header' if names else 'no row'}; expected rows of data below it.")
+    return names, tuple(cells), tuple(numbers)
+
+
+def _header(path: Path, row: Sequence[str], line: int) -> tuple[str, ...]:
+    names = tuple(row)
+    if blank := [i for i, name in enumerate(names, 1) if not name.strip()]:
+        raise DataError(
+            f"{path}: line {line}: found no name of column {blank[0]}; expected a name for each column. Add one."
+        )
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise DataError(f"{path}: line {line}: found two columns {twice[0]!r}; expected unique names. Rename one.")
+    if all(_is_number(name) for name in names):
+        raise DataError(
+            f"{path}: line {line}: found numbers only; expected the names of the columns. Add a first row with names."
+        )
+    return names
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True

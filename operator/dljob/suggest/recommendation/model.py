@@ -1,0 +1,177 @@
+"""Choose a model and its settings. Constants name the reason or the measurement behind them."""
+
+from dataclasses import dataclass
+from math import ceil
+
+from dljob.suggest.inspection.columns import Kind
+from dljob.suggest.inspection.images import ImageFacts
+from dljob.suggest.inspection.table import CLASSIFICATION, TableFacts
+
+FLOPS_PER_WEIGHT = 6
+"""Floating-point operations of a weight and sample, forward and backward: two each for output, input and weight."""
+MAX_CATEGORIES = 32
+"""As MAX_CATEGORIES in the written data.py."""
+MIN_STEPS, MAX_EPOCHS = 1000, 200
+"""Bounds of the training. Chosen, not measured: small tables get enough steps of Adam to converge."""
+LARGE_ROWS = 5000
+"""Rows from which a network is recommended if no baseline was run."""
+IMAGE_PASSES = 45_000
+"""Image passes of a training: 30 epochs of 1,500 images. Chosen, not measured."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The settings of a training. ``batch_range``: global batch sizes that keep the result, in samples."""
+
+    name: str
+    why: str
+    parameters: int
+    flops_per_sample: int
+    activation_nbytes: int
+    """Bytes of the activations of a sample."""
+    loss: str
+    batch: int
+    batch_range: tuple[int, int]
+    epochs: int
+    learning_rate: float
+    width: int = 0
+    stages: tuple[int, ...] = ()
+    dropout: float = 0.0
+    penalty: float = 0.0
+    augmentation: str = "none"
+    flip: bool = False
+    class_weights: bool = False
+
+
+@dataclass(frozen=True)
+class Score:
+    """A score with its standard error on held-out folds of the training part, and the score on the test part."""
+
+    validation: float
+    error: float
+    test: float
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What models without deep learning reach. ``scoring``: name of the measure in scikit-learn."""
+
+    scoring: str
+    linear: Score
+    trees: Score
+    strength: float = 1.0
+    """Weight of half the squared coefficients (classification) or all of them (regression) beside the summed loss."""
+
+    @property
+    def trees_win(self) -> bool:
+        """Return True if trees are better than the linear model by more than a standard error."""
+        return self.trees.validation > self.linear.validation + max(self.linear.error, self.trees.error)
+
+
+def table_inputs(facts: TableFacts) -> int:
+    """Return the number of inputs that the written preprocessing makes of a row, at most."""
+    sizes = {Kind.NUMBER: 1, Kind.DATE: 5}
+    return sum(
+        min(c.distinct, MAX_CATEGORIES) + 1 if c.kind is Kind.CATEGORY else sizes[c.kind] + (c.missing + c.invalid > 0)
+        for c in facts.columns
+    )
+
+
+def table_models(facts: TableFacts, baseline: Baseline | None) -> list[Settings]:
+    """Return the recommended model of a table, then two alternatives.
+
+    With a baseline, trees that beat the linear model on held-out folds are a reason for a network. Without one, the
+    number of rows decides.
+    """
+    networks_pay = baseline.trees_win if baseline else facts.rows >= LARGE_ROWS
+    measured = "on held-out folds of the training part"
+    if baseline is None:
+        because = f"the table has {facts.rows:,} rows, and no baseline was run"
+    elif networks_pay:
+        because = f"trees beat a linear model {measured}, so the target depends on combinations of columns"
+    else:
+        because = f"trees do not beat a linear model {measured}, so a network would mainly add variance"
+    linear = _table(facts, baseline, "linear model", because, 0)
+    width = 64 if facts.rows < LARGE_ROWS else 128
+    small = _table(facts, baseline, f"network of two layers of {width}", because, width)
+    large = _table(facts, baseline, f"network of two layers of {4 * width}", "more capacity, for more rows", 4 * width)
+    return [small, linear, large] if networks_pay else [linear, small, large]
+
+
+def _table(facts: TableFacts, baseline: Baseline | None, name: str, why: str, width: int) -> Settings:
+    inputs, outputs = table_inputs(facts), len(facts.classes) or 1
+    deep = inputs * width + width * width + width * outputs
+    weights = inputs * outputs + deep
+    biases = outputs + (2 * width + outputs if width else 0)
+    train = facts.rows if facts.test_rows else round(0.8 * facts.rows)
+    batch = _power_of_two(train / 8, 16, 512)
+    steps = ceil(train / batch)
+    strength = baseline.strength if baseline else 1.0
+    classify = facts.task == CLASSIFICATION
+    return Settings(
+        name=name,
+        why=why,
+        parameters=weights + biases,
+        flops_per_sample=FLOPS_PER_WEIGHT * weights,
+        activation_nbytes=4 * (inputs + outputs + 4 * width),
+        loss="cross-entropy" if classify else "squared error",
+        batch=batch,
+        batch_range=(max(16, batch // 4), min(4 * batch, max(batch, train))),
+        epochs=min(MAX_EPOCHS, max(10, ceil(MIN_STEPS / steps))),
+        learning_rate=0.003 if width else 0.03,
+        width=width,
+        dropout=0.2 if width else 0.0,
+        penalty=strength / train / (2 if classify else 1),
+        class_weights=facts.rare,
+    )
+
+
+def image_models(facts: ImageFacts) -> list[Settings]:
+    """Return the recommended model for images, then a smaller and a larger alternative."""
+    side = min(facts.size)
+    depth = 2 if side < 16 else 3 if side < 48 else 4
+    first = 32
+    return [
+        _images(facts, f"convolutional network of {depth} stages", "images of this size", first, depth),
+        _images(facts, f"convolutional network of {depth} stages, half as wide", "a quarter of the time", 16, depth),
+        _images(facts, f"convolutional network of {depth} stages, twice as wide", "four times the time", 64, depth),
+    ]
+
+
+def _images(facts: ImageFacts, name: str, why: str, first: int, depth: int) -> Settings:
+    stages = tuple(first * 2**i for i in range(depth))
+    pixels, inputs = facts.size[0] * facts.size[1], facts.channels
+    parameters = flops = activations = 0
+    for outputs in stages:
+        weights = 9 * outputs * (inputs + outputs)
+        parameters += weights + 4 * outputs
+        flops += FLOPS_PER_WEIGHT * weights * pixels
+        activations += 4 * 6 * outputs * pixels
+        inputs, pixels = outputs, pixels // 4
+    head = 4 * stages[-1] * len(facts.classes)
+    train = facts.images if facts.test_images else round(0.8 * facts.images)
+    batch = _power_of_two(train / 16, 16, 128)
+    colours = facts.channels == 3
+    return Settings(
+        name=name,
+        why=why,
+        parameters=parameters + head + len(facts.classes),
+        flops_per_sample=flops + FLOPS_PER_WEIGHT * head,
+        activation_nbytes=activations,
+        loss="cross-entropy",
+        batch=batch,
+        batch_range=(max(16, batch // 2), max(batch, min(4 * batch, train))),
+        epochs=min(60, max(5, ceil(IMAGE_PASSES / train))),
+        learning_rate=0.005,
+        stages=stages,
+        augmentation="shift, turn, zoom" + (", mirror" if colours else ""),
+        flip=colours,
+        class_weights=facts.rare,
+    )
+
+
+def _power_of_two(value: float, low: int, high: int) -> int:
+    found = low
+    while found * 2 <= min(value, high):
+        found *= 2
+    return found

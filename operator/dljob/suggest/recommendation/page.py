@@ -1,0 +1,98 @@
+"""Write the page that ``dljob suggest`` prints: what the data holds, what is recommended, and why."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from dljob.suggest.inspection.images import ImageFacts
+from dljob.suggest.inspection.table import TableFacts
+from dljob.suggest.recommendation.model import Baseline, Settings
+from dljob.suggest.recommendation.prediction import Prediction
+
+MEASURES = {"r2": "R²", "accuracy": "accuracy", "balanced_accuracy": "balanced accuracy"}
+
+
+def page(
+    facts: TableFacts | ImageFacts,
+    models: Sequence[tuple[Settings, Prediction]],
+    baseline: Baseline | None,
+) -> list[str]:
+    """Return the lines of the page. ``models``: the recommended model, then the alternatives."""
+    chosen = models[0][0]
+    lines = ["Data", *_data(facts), "", "Findings"]
+    lines += [f"  - {text}" for text in facts.findings or ("Nothing unusual.",)]
+    lines += ["", "Baseline without deep learning (scikit-learn)", *_baseline(facts, baseline), ""]
+    lines += [
+        "Recommendation",
+        f"  model          {chosen.name}, because {chosen.why}",
+        f"  loss           {chosen.loss}" + (", weighted by class" if chosen.class_weights else ""),
+        f"  batch          {chosen.batch} (from {chosen.batch_range[0]} to {chosen.batch_range[1]})",
+        f"  epochs         {chosen.epochs}",
+        f"  learning rate  up to {chosen.learning_rate:g}, one cycle of warm-up and decay (Adam)",
+        f"  augmentation   {chosen.augmentation}",
+        "",
+        "Predicted by the planner (data sheets; a first run replaces them by measurements)",
+    ]
+    rows = [("model", "parameters", "time", "memory", "energy", "cost", "plan")]
+    for settings, found in models:
+        if found.problem:
+            rows.append((settings.name, f"{settings.parameters:,}", "no plan", "", "", "", found.problem))
+            continue
+        rows.append(
+            (
+                settings.name,
+                f"{settings.parameters:,}",
+                _seconds(found.time_s),
+                f"{found.memory_nbytes / 2**20:,.0f} MiB",
+                "unknown" if found.energy_J is None else f"{found.energy_J:,.0f} J",
+                "unknown" if found.cost_usd is None else f"{found.cost_usd:.4f} $",
+                found.summary,
+            )
+        )
+    widths = [max(len(row[i]) for row in rows) for i in range(7)]
+    lines += ["  " + "  ".join(f"{cell:{w}}" for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return lines
+
+
+def _data(facts: TableFacts | ImageFacts) -> list[str]:
+    if isinstance(facts, ImageFacts):
+        size = f"{facts.size[0]}×{facts.size[1]}, {'grey' if facts.channels == 1 else 'colours'}"
+        test = f", and {facts.test_images:,} of a test part" if facts.test_images else ""
+        return [f"  {facts.images:,} images{test}: {size}", f"  {_classes(facts.classes)}"]
+    kinds = Counter(column.kind.value for column in facts.columns)
+    shown = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common())
+    test = f", and {facts.test_rows:,} of a test part" if facts.test_rows else ""
+    goal = _classes(facts.classes) if facts.classes else "numbers"
+    return [
+        f"  {facts.rows:,} rows{test}; {len(facts.columns)} columns that the model reads ({shown})",
+        f"  target {facts.target!r}: {facts.task}, {goal}",
+    ]
+
+
+def _classes(classes: dict[str, int], most: int = 5) -> str:
+    shown = ", ".join(f"{name!r:.30} ({count:,})" for name, count in list(classes.items())[:most])
+    return f"{len(classes)} classes: {shown}{', …' if len(classes) > most else ''}"
+
+
+def _baseline(facts: TableFacts | ImageFacts, baseline: Baseline | None) -> list[str]:
+    if baseline is None:
+        return ["  not run"]
+    name = MEASURES[baseline.scoring]
+    lines = [
+        f"  {label:12} {name} {score.validation:.3f} ± {score.error:.3f} on held-out folds of the training part, "
+        f"{score.test:.3f} on the test part"
+        for label, score in (("linear model", baseline.linear), ("trees", baseline.trees))
+    ]
+    if isinstance(facts, ImageFacts):
+        return lines
+    if baseline.trees_win:
+        lines.append(
+            "  Trees will probably do as well as a network on this table, or better, and need no cluster: "
+            "compare python baseline.py with python train.py before you train anything larger."
+        )
+    else:
+        lines.append("  Trees add nothing here. A linear model is enough, and the recommended model is one.")
+    return lines
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.1f} s" if value < 100 else f"{value / 60:.1f} min" if value < 6000 else f"{value / 3600:.1f} h"

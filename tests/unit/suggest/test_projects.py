@@ -1,0 +1,156 @@
+"""The written projects: they are readable, their manifest is valid, and they train, judge and predict as they are."""
+
+import csv
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from dljob.cli.entry import main
+from dljob.job.plan.recommendation import parse_job
+
+MAX_LINES = 150
+CALLS = ("dltrain.init(", "t.wrap(", "t.loader(", "t.steps(", "t.log(")
+LIMIT_S = 300
+
+
+def write_table(path: Path, task: str) -> Path:
+    """Write 80 rows with a number, a category, a date, missing values and an identifier."""
+    draw = random.Random(3)
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["id", "size", "city", "since", "target"])
+        for i in range(80):
+            size, city = draw.random(), draw.choice(["Bonn", "Köln", ""])
+            label = ("large" if size > 0.5 else "small") if task == "classification" else f"{3 * size + 1:.4f}"
+            shown = "" if i == 7 else f"{size:.4f}"
+            writer.writerow([i, shown, city, f"2024-0{1 + i % 9}-11", label])
+    return path
+
+
+def write_images(path: Path) -> Path:
+    draw = np.random.default_rng(1)
+    y = np.arange(60) % 2
+    x = draw.integers(0, 100, (60, 8, 8)) + 150 * y[:, None, None]
+    np.savez(path, x=x, y=y)
+    return path
+
+
+def suggest(data: Path, folder: Path, *options: str) -> None:
+    assert main(["suggest", str(data), "--write", str(folder), "--no-baseline", *options]) == 0
+
+
+def script(folder: Path, name: str, *arguments: str) -> str:
+    paths = [str(Path(p).resolve()) for p in ("operator/contract", "trainer-image")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, name, *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def shorten(folder: Path, epochs: int) -> None:
+    """Train fewer epochs: these tests check that the scripts work together."""
+    text = (folder / "train.py").read_text(encoding="utf-8")
+    line = next(line for line in text.splitlines() if "EPOCHS = int" in line)
+    short = f"{line.rsplit(',', 1)[0]}, {epochs}"
+    (folder / "train.py").write_text(text.replace(line, short), encoding="utf-8")
+
+
+@pytest.fixture(params=["classification", "regression", "images"])
+def project(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    if request.param == "images":
+        data = write_images(tmp_path / "data.npz")
+    else:
+        data = write_table(tmp_path / "data.csv", request.param)
+    suggest(data, tmp_path / "project")
+    return tmp_path / "project"
+
+
+def test_scripts_are_short_and_complete(project: Path) -> None:
+    for path in project.glob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        compile(text, path.name, "exec")
+        assert len(text.splitlines()) <= MAX_LINES, path.name
+        assert "$" not in text, path.name
+    train = (project / "train.py").read_text(encoding="utf-8")
+    assert all(call in train for call in CALLS)
+
+
+def test_manifest_has_the_scripts_and_a_valid_job(project: Path) -> None:
+    scripts, job = yaml.safe_load_all((project / "job.yaml").read_text(encoding="utf-8"))
+    for name, text in scripts["data"].items():
+        assert text == (project / name).read_text(encoding="utf-8")
+    assert parse_job(job).spec.model.given
+
+
+def test_project_trains_judges_and_predicts(project: Path) -> None:
+    images = (project / "images.npz").exists()
+    shorten(project, 3 if images else 40)
+    script(project, "train.py")
+    metrics = json.loads((project / "model" / "metrics.json").read_text(encoding="utf-8"))
+    data = project.parent / ("data.npz" if images else "data.csv")
+    if images:
+        from PIL import Image
+
+        data = project / "new.png"
+        Image.fromarray(np.full((8, 8), 240, dtype=np.uint8)).save(data)
+    predictions = script(project, "predict.py", str(data)).splitlines()
+    assert len(predictions) == (2 if images else 81)
+    assert metrics.get("r2", metrics.get("accuracy")) > 0.7
+    baseline = json.loads(script(project, "baseline.py"))
+    assert {"linear", "trees", "scoring"} <= set(baseline)
+
+
+def test_hints_are_the_size_of_the_model(project: Path) -> None:
+    _, job = yaml.safe_load_all((project / "job.yaml").read_text(encoding="utf-8"))
+    code = (
+        "import data, model, os\n"
+        "images = os.path.exists('images.npz')\n"
+        "rows = None if images else data.parts('../data.csv', 0)[0]\n"
+        "p = None if images else data.Preprocessing.fit(rows)\n"
+        "n = model.Network(2) if images else model.Network(p.inputs(rows).shape[1], len(p.state.get('classes', [0])))\n"
+        "print(sum(q.numel() for q in n.parameters()))\n"
+    )
+    (project / "count.py").write_text(code, encoding="utf-8")
+    parameters = int(script(project, "count.py"))
+    assert job["spec"]["model"]["hints"]["parameters"] == pytest.approx(parameters, rel=0.2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["missing.csv"], "no such file"),
+        (["data.parquet"], "Convert Parquet"),
+        (["data.csv", "--target", "price"], "--target"),
+        (["data.csv", "--task", "image-classification"], "folder for each class"),
+    ],
+)
+def test_bad_input_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], expected: str
+) -> None:
+    write_table(tmp_path / "data.csv", "classification")
+    (tmp_path / "data.parquet").write_bytes(b"PAR1")
+    assert main(["suggest", str(tmp_path / arguments[0]), *arguments[1:]]) == 2
+    error = capsys.readouterr().err
+    assert expected in error
+    assert error.count("\n") == 1
+
+
+def test_existing_files_are_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = write_table(tmp_path / "data.csv", "regression")
+    assert main(["suggest", str(data), "--write", str(tmp_path), "--no-baseline"]) == 2
+    assert "not empty" in capsys.readouterr().err

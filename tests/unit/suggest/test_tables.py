@@ -1,0 +1,165 @@
+"""Traps in tables: each gives findings and a model, or one clear error with file, row or column, and remedy."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from dljob.suggest.errors import DataError
+from dljob.suggest.inspection.columns import Kind, inspect_column
+from dljob.suggest.inspection.table import TableFacts, inspect_table
+from dljob.suggest.reading.table import read_table
+
+
+def rows(count: int = 60, header: str = "age,income,bought", extra: str = "") -> list[str]:
+    """Return the lines of a table whose classes follow the age."""
+    draw = random.Random(1)
+    ages = [draw.randint(18, 80) for _ in range(count)]
+    return [header, *(f"{a},{draw.random():.4f}{extra},{'yes' if a > 45 else 'no'}" for a in ages)]
+
+
+def facts(path: Path, lines: list[str], target: str | None = "bought", **options: str | None) -> TableFacts:
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return inspect_table(read_table(path), target, options.get("task"))
+
+
+def names(found: TableFacts) -> set[str]:
+    return {column.name for column in found.columns}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "data.csv"
+
+
+class TestReading:
+    @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+    def test_delimiter_is_found(self, path: Path, delimiter: str) -> None:
+        path.write_text("\n".join(line.replace(",", delimiter) for line in rows()), encoding="utf-8")
+        table = read_table(path)
+        assert (table.delimiter, table.names) == (delimiter, ("age", "income", "bought"))
+
+    def test_decimal_commas_are_numbers(self, path: Path) -> None:
+        lines = [line.replace(",", ";").replace(".", ",") for line in rows()]
+        found = facts(path, lines)
+        assert found.decimal == ","
+        assert {column.kind for column in found.columns} == {Kind.NUMBER}
+
+    def test_windows_1252_is_read_with_a_note(self, path: Path) -> None:
+        path.write_bytes("\n".join([*rows(), "30,0.1,größe"]).encode("cp1252"))
+        table = read_table(path)
+        assert table.encoding == "cp1252"
+        assert "line 62" in table.notes[0]
+
+    @pytest.mark.parametrize(
+        ("content", "expected"),
+        [
+            pytest.param(b"", "empty", id="empty"),
+            pytest.param(b" \n\n", "empty", id="blank"),
+            pytest.param(b"\n" * 300 + b"a\n1\n", "one column", id="blank lines before"),
+            pytest.param(b"a,b\n", "only a header", id="header alone"),
+            pytest.param(b"a,b\n1,2\n1,2,3\n", "line 3: found 3 fields", id="one field too many"),
+            pytest.param(b"a\n1\n2\n", "one column", id="one column"),
+            pytest.param(b"a,a\n1,2\n", "two columns 'a'", id="equal names"),
+            pytest.param(b"a,\n1,2\n", "no name of column 2", id="no name"),
+            pytest.param(b"1,2\n3,4\n", "names of the columns", id="no header"),
+            pytest.param(b"a,b\n1,\xc3\xa9\n2,\xe9\n", "line 3: found byte 0xe9", id="mixed encodings"),
+            pytest.param(b"a,b\n1,\x00\n", "line 2: found a NUL", id="binary"),
+        ],
+    )
+    def test_broken_file_is_named_with_the_line(self, path: Path, content: bytes, expected: str) -> None:
+        path.write_bytes(content)
+        with pytest.raises(DataError) as error:
+            read_table(path)
+        assert expected in str(error.value)
+        assert str(error.value).startswith(str(path))
+
+
+class TestColumns:
+    @pytest.mark.parametrize(
+        ("cells", "kind"),
+        [
+            (["1", "2.5", "NA"], Kind.NUMBER),
+            (["red", "blue", "red"], Kind.CATEGORY),
+            (["2024-01-31", "2023-12-01"], Kind.DATE),
+            (["31.12.2023", "01.02.2024"], Kind.DATE),
+            (["x", "x", "x"], Kind.CONSTANT),
+            (["", "NA"], Kind.EMPTY),
+            ([str(i) for i in range(30)], Kind.IDENTIFIER),
+            ([f"user-{i}" for i in range(30)], Kind.IDENTIFIER),
+            ([f"{i} is a long remark" for i in range(30)], Kind.TEXT),
+            ([str(i * i * 37) for i in range(30)], Kind.NUMBER),
+        ],
+    )
+    def test_kind(self, cells: list[str], kind: Kind) -> None:
+        assert inspect_column("x", cells).kind is kind
+
+    def test_few_words_among_numbers_count_as_missing(self) -> None:
+        column = inspect_column("x", [*(str(i % 7) for i in range(99)), "unknown"])
+        assert (column.kind, column.invalid, column.first_invalid) == (Kind.NUMBER, 1, 99)
+
+
+class TestTraps:
+    def test_constant_column_is_left_out(self, path: Path) -> None:
+        found = facts(path, rows(header="age,income,fixed,bought", extra=",7"))
+        assert "fixed" in found.left_out
+
+    def test_identifier_that_predicts_the_target_is_left_out(self, path: Path) -> None:
+        lines = ["id,age,bought", *(f"{i},{20 + i % 9},{'yes' if i < 30 else 'no'}" for i in range(60))]
+        found = facts(path, lines)
+        assert "identifier" in found.left_out["id"]
+
+    def test_copy_of_the_target_is_left_out_unless_kept(self, path: Path) -> None:
+        lines = ["age,flag,bought", *(f"{20 + i % 9},{i % 2},{'yes' if i % 2 else 'no'}" for i in range(60))]
+        assert "leak" in facts(path, lines).left_out["flag"]
+        assert "flag" in names(inspect_table(read_table(path), "bought", None, keep=["flag"]))
+
+    def test_rare_class_is_found(self, path: Path) -> None:
+        lines = ["age,bought", *(f"{i % 50 + i / 7:.3f},{'yes' if i % 100 == 0 else 'no'}" for i in range(1000))]
+        found = facts(path, lines)
+        assert found.rare
+        assert any("1.0%" in text for text in found.findings)
+
+    def test_many_categories_are_found(self, path: Path) -> None:
+        lines = ["city,age,bought", *(f"c{i % 10_000},{i % 60},{'yes' if i % 3 else 'no'}" for i in range(20_000))]
+        found = facts(path, lines)
+        assert any("10,000 categories" in text for text in found.findings)
+
+    def test_rows_without_a_target_are_left_out(self, path: Path) -> None:
+        found = facts(path, [*rows(), "20,0.5,", "30,0.5,NA"])
+        assert found.rows == 60
+        assert any("2 rows without a target" in text and "line 62" in text for text in found.findings)
+
+    def test_more_columns_than_rows_are_found(self, path: Path) -> None:
+        draw = random.Random(2)
+        lines = [",".join([*(f"x{j}" for j in range(40)), "bought"])]
+        lines += [",".join([*(f"{draw.random():.3f}" for _ in range(40)), "yes" if i % 2 else "no"]) for i in range(20)]
+        assert any("more columns" in text for text in facts(path, lines).findings)
+
+    @pytest.mark.parametrize(
+        ("lines", "target", "task", "expected"),
+        [
+            pytest.param(rows(), "price", None, "--target: found 'price'", id="unknown target"),
+            pytest.param(["a,b", *(f"{i},1" for i in range(30))], "b", None, "'1' in all rows", id="constant target"),
+            pytest.param(["a,b", *(f"{i}," for i in range(30))], "b", None, "found no value", id="no target"),
+            pytest.param(["a,b", *(f"{i % 7},u{i}" for i in range(60))], "b", None, "60 classes", id="names as target"),
+            pytest.param(rows(), "bought", "regression", "line 2", id="words in a regression"),
+            pytest.param(rows(5), "bought", None, "at least 10", id="five rows"),
+        ],
+    )
+    def test_impossible_target_is_an_error(
+        self, path: Path, lines: list[str], target: str, task: str | None, expected: str
+    ) -> None:
+        with pytest.raises(DataError) as error:
+            facts(path, lines, target, task=task)
+        assert expected in str(error.value)
+
+    def test_test_part_that_repeats_training_rows(self, path: Path, tmp_path: Path) -> None:
+        facts(path, rows())
+        other = tmp_path / "test.csv"
+        other.write_text("\n".join([*rows()[:11], "99,0.77,yes"]), encoding="utf-8")
+        found = inspect_table(read_table(path), "bought", None, read_table(other))
+        assert found.test_rows == 1
+        other.write_text("\n".join(rows()[:11]), encoding="utf-8")
+        with pytest.raises(DataError, match="all of which repeat"):
+            inspect_table(read_table(path), "bought", None, read_table(other))
