@@ -41,7 +41,7 @@ if total.value != 2:
 """
 
 
-@pytest.fixture(scope="module", params=IMAGES)
+@pytest.fixture(scope="module", params=[pytest.param("debian-12", marks=pytest.mark.long), "debian-11-without-a-shell"])
 def image(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
     """Load an image into the nodes. Return its reference, and what a script in it must find."""
     reference, rootfs, expected = IMAGES[request.param]
