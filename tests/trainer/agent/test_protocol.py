@@ -166,6 +166,7 @@ def test_member_rejects_invalid_plans(member: Job, fields: dict[str, str], why: 
     run(member, body)
 
 
+@pytest.mark.long
 def test_ranks_end_when_the_coordinator_is_unreachable(member: Job) -> None:
     """Without a coordinator, nothing would detect the end of these ranks."""
     plan = member.plan(["sleep", "1000"], model={"command": ["sleep", "1000"], "framework": "Torchrun"})

@@ -17,7 +17,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("victim", [0, 2])
+@pytest.mark.parametrize("victim", [0, pytest.param(2, marks=pytest.mark.long)])
 def test_job_continues_without_a_killed_rank_and_adds_it_again(victim: int, three: Job) -> None:
     three.start(three.plan(model=ModelRef(name="mlp"), steps=20_000, min_ranks=2))
     three.until(lambda r: r.step >= 1)
@@ -47,7 +47,7 @@ def test_job_continues_without_a_killed_rank_and_adds_it_again(victim: int, thre
     assert any(f"lost ranks [{victim}]" == split.reason for split in document.splits)
 
 
-@pytest.mark.parametrize(("program", "at"), [("prterun", 0), ("prted", 1)])
+@pytest.mark.parametrize(("program", "at"), [pytest.param("prterun", 0, marks=pytest.mark.long), ("prted", 1)])
 def test_ranks_restart_from_memory_after_loss_of_mpirun_or_a_daemon(program: str, at: int, three: Job) -> None:
     three.start(three.plan(model=ModelRef(name="mlp"), steps=20_000, min_ranks=3))
     three.wait(lambda: all(steps_in_memory(pod) for pod in three.pods))
@@ -63,7 +63,7 @@ def test_ranks_restart_from_memory_after_loss_of_mpirun_or_a_daemon(program: str
     assert plan.prior_faults == 1 and plan.prior_trained_s > 0, "ranks choose the checkpoint interval from these"
 
 
-@pytest.mark.parametrize("kind", ["Pipeline", "StaleSynchronous"])
+@pytest.mark.parametrize("kind", ["Pipeline", pytest.param("StaleSynchronous", marks=pytest.mark.long)])
 def test_lost_stage_or_server_restarts_from_the_last_checkpoint(kind: str, two: Job) -> None:
     """Rank 1 is the second stage or the server. In both cases, rank 0 writes the checkpoints."""
     fields: dict[str, Any] = {"parallelism": "Pipeline", "micro_batches": 2}
@@ -84,7 +84,7 @@ def test_lost_stage_or_server_restarts_from_the_last_checkpoint(kind: str, two: 
     assert "resumed from step" in two.pods[0].text()
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.long)])
 def test_lost_layered_server_or_worker_is_named_and_restarts_from_the_last_checkpoint(victim: int, two: Job) -> None:
     """Rank 0 is the server, which owns the parameters and writes the checkpoints. Rank 1 is the worker."""
     plan = two.plan(model=ModelRef(name="mlp"), steps=20_000, rebalance=False)
@@ -119,6 +119,7 @@ def test_next_pod_takes_over_as_coordinator(three: Job) -> None:
     assert [pod.starts for pod in three.pods] == [2, 1, 1]
 
 
+@pytest.mark.long
 def test_job_continues_without_a_lost_pod_and_adds_it_again(three: Job) -> None:
     three.start(three.plan(model=ModelRef(name="mlp"), steps=20_000, min_ranks=2))
     three.until(lambda r: r.step >= 1)
