@@ -15,6 +15,7 @@ SPEC: Json = {
     "epochs": 5,
     "nodes": {"min": 2, "max": 2},
     "checkpoint": {"enabled": False},
+    "resources": {"cpu": "1"},  # Without it, a plan may take all cores of a node, and jobs of other tests would wait.
     "scheduling": {"tolerations": [{"key": "dljob.dev/hollow", "operator": "Exists"}]},
 }
 
