@@ -19,8 +19,8 @@ from math import log2
 SERIAL = 0.03
 """Fraction of the arithmetic that more cores do not speed up.
 
-An assumption: with 3 %, 16 cores are 11 times and 64 cores 22 times as fast as one. benchmarks/perfmodel/core_scaling.py
-compares predictions with ranks of one and two threads."""
+An assumption: with 3 %, 16 cores are 11 times and 64 cores 22 times as fast as one.
+``benchmarks/perfmodel/core_scaling.py`` compares predictions with ranks of one and two threads."""
 FORK_S = 2e-6
 """Seconds for each round of the barrier at the end of a parallel region, typical of GNU OpenMP within a socket."""
 REGIONS_PER_LAYER = 6
