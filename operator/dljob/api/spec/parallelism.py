@@ -53,7 +53,7 @@ class Synchronization(StrEnum):
     STALE_SYNCHRONOUS = "StaleSynchronous"
 
 
-_DIVIDES_BATCHES = (ParallelismStrategy.DATA, ParallelismStrategy.OPTIMIZER, ParallelismStrategy.PIPELINE)
+_ACCUMULATES = (ParallelismStrategy.DATA, ParallelismStrategy.OPTIMIZER)
 _SYNCHRONIZED_STRATEGY = compatible(
     "synchronization", "Asynchronous", "StaleSynchronous", other="strategy", inside="parallelism"
 )
@@ -74,7 +74,12 @@ class Parallelism(ApiModel):
             "(!has(self.microBatches) || (has(self.strategy) && self.strategy == 'Pipeline'))",
             "microBatches needs strategy Data, Optimizer or Pipeline, and synchronization Synchronous: choose them, or "
             "remove microBatches",
-            lambda p: p.micro_batches is None or (p.strategy in _DIVIDES_BATCHES and not p.asynchronous),
+            # Pipeline may not be asynchronous either, which another rule says.
+            lambda p: (
+                p.micro_batches is None
+                or p.strategy is ParallelismStrategy.PIPELINE
+                or (p.strategy in _ACCUMULATES and not p.asynchronous)
+            ),
         ),
         Rule(
             "gradientAccumulation",
