@@ -35,6 +35,8 @@ class HttpApiServer:
     lists: defaultdict[str, int] = field(default_factory=lambda: defaultdict(int))
     """Number of complete lists by resource."""
     _watches: defaultdict[str, set[asyncio.Queue[Any]]] = field(default_factory=lambda: defaultdict(set))
+    _changes: defaultdict[str, list[tuple[int, Json]]] = field(default_factory=lambda: defaultdict(list))
+    """Events by resource, each after its resourceVersion. A watch begins with those after the version that it names."""
 
     async def __aenter__(self) -> Self:
         app = web.Application()
@@ -62,12 +64,18 @@ class HttpApiServer:
         self.version += 1
         found = self.objects.pop((kind.plural, namespace, name))
         if heard:
-            self._tell(kind.plural, "DELETED", found)
+            meta = found["metadata"] | {"resourceVersion": str(self.version)}
+            self._tell(kind.plural, "DELETED", found | {"metadata": meta})
 
     def expire(self, kind: Kind) -> None:
         """End all watches of a kind with the code 410: the API server no longer has the changes since they began."""
-        self._tell(kind.plural, "ERROR", {"kind": "Status", "code": 410, "reason": "Expired"})
         for queue in self._watches[kind.plural]:
+            queue.put_nowait({"type": "ERROR", "object": {"kind": "Status", "code": 410, "reason": "Expired"}})
+        self.end_watches(kind)
+
+    def end_watches(self, kind: Kind) -> None:
+        """End all watches of a kind, as an API server does after some minutes. Changes from now on are not for them."""
+        for queue in self._watches.pop(kind.plural, ()):
             queue.put_nowait(_END)
 
     def watched(self, kind: Kind) -> bool:
@@ -75,8 +83,10 @@ class HttpApiServer:
         return bool(self._watches[kind.plural])
 
     def _tell(self, resource: str, what: str, body: Json) -> None:
+        event = {"type": what, "object": body}
+        self._changes[resource].append((self.version, event))
         for queue in self._watches[resource]:
-            queue.put_nowait({"type": what, "object": body})
+            queue.put_nowait(event)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         if (found := self._discovered(request.path)) is not None:
@@ -116,6 +126,10 @@ class HttpApiServer:
         response = web.StreamResponse(headers={"Content-Type": "application/json"})
         await response.prepare(request)
         queue: asyncio.Queue[Any] = asyncio.Queue()
+        since = int(request.query["resourceVersion"])
+        for version, change in self._changes[resource]:
+            if version > since:
+                queue.put_nowait(change)
         self._watches[resource].add(queue)
         bookmark = {"type": "BOOKMARK", "object": {"kind": "x", "metadata": {}}}
         try:
@@ -124,9 +138,9 @@ class HttpApiServer:
                 try:
                     event = await asyncio.wait_for(queue.get(), BOOKMARK_S)
                 except TimeoutError:
-                    bookmark["object"] = {"kind": "x", "metadata": {"resourceVersion": str(self.version)}}
-                    if not self.bookmarks:
+                    if not self.bookmarks or not queue.empty():
                         continue
+                    bookmark["object"] = {"kind": "x", "metadata": {"resourceVersion": str(self.version)}}
                 if event is _END:
                     return response
                 if resource not in self.silent:

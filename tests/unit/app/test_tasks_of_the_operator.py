@@ -24,7 +24,7 @@ from dljob.controller.tasks import TaskEndedError
 from support.http_api_server import HttpApiServer
 
 CODE = str(Path(dljob.__file__).parent)
-WITHIN_S = 20.0
+WITHIN_S = 120.0
 ENV = {"DLJOB_TRAINER_IMAGE": "example.invalid/trainer", "DLJOB_POD_NAME": "one", "DLJOB_CONCURRENCY": "2"}
 Tasks = Mapping[str, Coroutine[Any, Any, Any]]
 
