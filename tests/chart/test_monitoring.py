@@ -26,7 +26,7 @@ EXPORTED = {name for metric in metriclist.operator() + metriclist.trainer() for 
 def promtool(*args: str | Path) -> str:
     binary = shutil.which("promtool")
     assert binary, "promtool: not found, expected Debian's package prometheus; hack/test installs it"
-    done = subprocess.run([binary, *args], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run([binary, *args], capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

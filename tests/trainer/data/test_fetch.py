@@ -81,12 +81,12 @@ def test_stopped_download_is_resumed(server: FileServer, target: Path, capsys: p
     command = [sys.executable, "-m", "dltrain.data.fetch", f"{server.uri}/data/train.npz", "--to", str(target)]
     first = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not any(part.stat().st_size for part in target.parent.glob(".dljob/*.part")):
             assert time.monotonic() < deadline and first.poll() is None
             time.sleep(0.01)
         first.send_signal(signal.SIGTERM)
-        assert first.wait(10) == EXIT_STOPPED
+        assert first.wait(120) == EXIT_STOPPED
     finally:
         first.kill()
         first.communicate()

@@ -164,7 +164,7 @@ torch.accelerator.is_available = torch.accelerator.current_accelerator = fail
 from dltrain.launch.preload import preload
 preload()
 """
-    subprocess.run([sys.executable, "-c", code], env=environment(), check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], env=environment(), check=True, timeout=240)
 
 
 def test_checkpoint_in_memory_leaves_room_for_nccl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from dltrain.host.processes import Exit, Process, StarvedProcesses
 
 BUSY = "import os\nos.sched_setaffinity(0, {min(os.sched_getaffinity(0))})\nprint(flush=True)\nwhile True: pass"
-WITHIN_S = 60.0
+WITHIN_S = 240.0
 
 
 def poll_until(starved: StarvedProcesses, process: Process, waited: bool) -> dict[Process, float]:

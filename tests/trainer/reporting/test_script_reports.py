@@ -18,7 +18,7 @@ from dltrain.reporting.reported_progress import ReportedProgress, line
 from support.trainer.listener import Listener
 
 TRAINER = Path(__file__).resolve().parents[3] / "trainer-image"
-WITHIN_S = 60
+WITHIN_S = 240
 
 
 def bare(script: str, **environ: str) -> subprocess.CompletedProcess[str]:

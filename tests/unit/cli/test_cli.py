@@ -176,7 +176,7 @@ class TestPlan:
         text = f"{MINIMAL}---\n{MINIMAL.replace('minimal', 'second')}---\n{{kind: Namespace}}\n"
         ended = subprocess.run(
             [sys.executable, "-m", "dljob.cli", "plan", "-", "--cluster", "cluster.yaml"],
-            input=text, capture_output=True, text=True, timeout=60, env=environment(), check=True,
+            input=text, capture_output=True, text=True, timeout=240, env=environment(), check=True,
         )  # fmt: skip
         assert ended.stdout.startswith("minimal: mlp")
         assert "---\nsecond: mlp" in ended.stdout
@@ -257,7 +257,7 @@ def environment() -> dict[str, str]:
 def test_closed_pipe_is_not_an_error(folder: Path) -> None:
     ended = subprocess.run(
         f"set -o pipefail; {sys.executable} -m dljob.cli plan job.yaml --cluster cluster.yaml | true",
-        shell=True, executable="/bin/bash", capture_output=True, text=True, timeout=60, env=environment(),
+        shell=True, executable="/bin/bash", capture_output=True, text=True, timeout=240, env=environment(),
     )  # fmt: skip
     assert "Traceback" not in ended.stderr
 
@@ -289,7 +289,7 @@ def test_serve_runs_until_a_signal(folder: Path) -> None:
         assert process.stderr is not None
         found = re.search(r"http://127.0.0.1:(\d+)/", process.stderr.readline())
         assert found
-        with urllib.request.urlopen(f"http://127.0.0.1:{found[1]}/healthz", timeout=30) as reply:
+        with urllib.request.urlopen(f"http://127.0.0.1:{found[1]}/healthz", timeout=240) as reply:
             assert json.load(reply) == {"status": "ok"}
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0

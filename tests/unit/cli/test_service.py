@@ -48,7 +48,7 @@ def service() -> Iterator[Service]:
 
 
 def send(server: Service, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=30)
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=240)
     try:
         connection.request(method, path, body if isinstance(body, bytes | None) else json.dumps(body))
         reply = connection.getresponse()
@@ -167,7 +167,7 @@ def test_other_paths_and_methods_are_rejected(service: Service, method: str, pat
     [(f"Content-Length: {MAX_NBYTES + 1}\r\n", 413), ("", 411), ("Content-Length: many\r\n", 411)],
 )
 def test_body_without_length_or_too_large_is_not_read(service: Service, header: str, code: int) -> None:
-    with socket.create_connection(("127.0.0.1", service.server_address[1]), timeout=10) as client:
+    with socket.create_connection(("127.0.0.1", service.server_address[1]), timeout=240) as client:
         client.sendall(f"POST /v1/plan HTTP/1.1\r\nHost: x\r\n{header}\r\n".encode())
         assert client.recv(4096).startswith(f"HTTP/1.1 {code} ".encode())
         while client.recv(4096):  # the service closes the connection

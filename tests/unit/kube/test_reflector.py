@@ -61,7 +61,7 @@ async def mirrored(listed: list[str], events: list[str]) -> tuple[Cache, bool]:
 
         task = asyncio.create_task(Reflector(api, cache, CONFIG_MAP, None, "", seen, lambda _: None).run())
         await asyncio.wait(
-            {task, waiting := asyncio.ensure_future(changed.wait())}, timeout=20, return_when="FIRST_COMPLETED"
+            {task, waiting := asyncio.ensure_future(changed.wait())}, timeout=120, return_when="FIRST_COMPLETED"
         )
         running = not task.done()
         for each in (task, waiting):
