@@ -25,7 +25,7 @@ from benchmarks.lib.local_ranks import local_plan, mpirun, run_captured
 
 from dlcontract import DatasetRef, ModelRef, Plan
 from dltrain.models import InputShape, build
-from dltrain.parallel.pipeline_stages import costs, cut
+from dltrain.parallel.model_split.pipeline_stages import costs, cut
 
 STAGES = 2
 MODELS = {

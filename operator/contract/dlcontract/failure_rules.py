@@ -2,7 +2,7 @@
 
 They have the form of the rules in a Kubernetes Job's ``podFailurePolicy``. The coordinator evaluates rules about exit
 codes and reasons with ``decided`` below. The operator evaluates rules about conditions of nodes and pods, later, in
-``dljob.reconcile.failure_conditions``.
+``dljob.reconcile.failures.failure_conditions``.
 """
 
 from collections.abc import Sequence

@@ -7,11 +7,12 @@ from dljob.api import DLJobSpec, PlanningMode, PlanStatus
 from dljob.job.observed import Observed
 from dljob.job.plan.stored import StoredPlan
 from dljob.planner import Infeasible
-from dljob.reconcile import failure_conditions, node_faults, run, storage_evictions
+from dljob.reconcile import run
 from dljob.reconcile.admission import gang, kueue, preempted, priority_class
 from dljob.reconcile.deadline_risk import with_deadline_risk
 from dljob.reconcile.desired import Desired, Draft
-from dljob.reconcile.fence import fence, stop
+from dljob.reconcile.failures import failure_conditions, node_faults, storage_evictions
+from dljob.reconcile.failures.fence import fence, stop
 from dljob.reconcile.forecasts import deadline_in_s, place_of, queue_text, with_forecasts
 from dljob.reconcile.parsed import ParsedJob, parse_observed
 from dljob.reconcile.planning import make_plan, replan, resize

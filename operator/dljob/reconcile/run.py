@@ -10,8 +10,8 @@ from dljob.job.defaults import is_default
 from dljob.job.identity import data_key, profile_key
 from dljob.job.plan.stored import StoredPlan, threads
 from dljob.job.profiles import devices, of_micro_batches
-from dljob.reconcile import failure_conditions, storage_evictions
 from dljob.reconcile.desired import RunMeasurements
+from dljob.reconcile.failures import failure_conditions, storage_evictions
 from dljob.reconcile.parsed import ParsedJob
 from dljob.status import FALSE, RECOVERING, TRUE, Verdict, find
 

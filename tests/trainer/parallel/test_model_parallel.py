@@ -14,7 +14,7 @@ from dljob.perf.step import model_split
 from dljob.perf.workload.workload import builtin
 from dltrain.models import InputShape, build
 from dltrain.models.layers import pairs_of
-from dltrain.parallel.pipeline_stages import Cost, costs, cut, sizes, turns
+from dltrain.parallel.model_split.pipeline_stages import Cost, costs, cut, sizes, turns
 from dltrain.protocol import rank_messages
 from support.trainer.plans import make_plan, saving
 from support.trainer.ranks import BODIES, run_ranks

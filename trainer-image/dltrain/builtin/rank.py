@@ -20,7 +20,7 @@ from dltrain.data.datasets import Dataset, load
 from dltrain.models import build
 from dltrain.optim.learning_rate import rate
 from dltrain.optim.optimizers import make_optimizer
-from dltrain.parallel.pipeline import Pipeline
+from dltrain.parallel.model_split.pipeline import Pipeline
 from dltrain.protocol.errors import BadInputError
 from dltrain.protocol.rank_messages import PLAN_ENV
 from dltrain.train import session

@@ -19,10 +19,10 @@ from dltrain.parallel import gradient_summing
 from dltrain.parallel.buffer_tail import WEIGHT, WITHIN, Shared, length
 from dltrain.parallel.data_parallel import DataParallel
 from dltrain.parallel.layered_server import layered_server
+from dltrain.parallel.model_split.pipeline import Pipeline
+from dltrain.parallel.model_split.tensor_parallel import TensorParallel
 from dltrain.parallel.optimizer_checks import check_trained, without_closure
-from dltrain.parallel.pipeline import Pipeline
 from dltrain.parallel.sharded_optimizer import optimizer_parallel
-from dltrain.parallel.tensor_parallel import TensorParallel
 from dltrain.protocol.errors import MisuseError, ParametersDivergedError, PeerLostError
 from dltrain.protocol.rank_messages import Compared, Resharded, Shrunk
 from dltrain.protocol.reporter import RankReporter

@@ -1,1 +1,1 @@
-"""Data, pipeline and tensor parallelism, and the sharded optimizer."""
+"""Data parallelism and the sharded optimizer; pipeline and tensor parallelism in ``model_split``."""

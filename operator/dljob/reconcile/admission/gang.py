@@ -24,7 +24,7 @@ from dljob.api.spec.spec import DLJobSpec
 from dljob.job.observed import Observed
 from dljob.job.plan.stored import StoredPlan
 from dljob.reconcile.desired import Draft
-from dljob.reconcile.fence import stop
+from dljob.reconcile.failures.fence import stop
 from dljob.reconcile.parsed import ParsedJob
 from dljob.reconcile.rollout import quiet
 from dljob.reconcile.run import running

@@ -14,7 +14,7 @@ from dljob.kueue import Problem, Stage, Turn
 from dljob.planner import Infeasible
 from dljob.reconcile.admission import gang
 from dljob.reconcile.desired import Draft, WorkloadChange
-from dljob.reconcile.fence import stop
+from dljob.reconcile.failures.fence import stop
 from dljob.reconcile.parsed import ParsedJob
 from dljob.reconcile.planning import make_plan
 from dljob.reconcile.rollout import quiet

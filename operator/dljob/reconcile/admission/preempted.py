@@ -11,7 +11,7 @@ from dljob.api import PlanningMode
 from dljob.job.observed import Preemption
 from dljob.reconcile.admission import gang
 from dljob.reconcile.desired import Draft
-from dljob.reconcile.fence import stop
+from dljob.reconcile.failures.fence import stop
 from dljob.reconcile.parsed import ParsedJob
 from dljob.reconcile.rollout import quiet
 from dljob.status import FALSE, TRUE, Verdict, find, is_true

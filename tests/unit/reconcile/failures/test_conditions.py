@@ -8,7 +8,7 @@ import pytest
 
 from dlcontract import FAILURES_KEY, Failure, FailureAllowance, RunPhase
 from dljob.job.observed import Conditions, Observed
-from dljob.reconcile.failure_conditions import END_S, WAIT_S, WINDOW_S
+from dljob.reconcile.failures.failure_conditions import END_S, WAIT_S, WINDOW_S
 from support.builders import DIGITS, after, plan_of, report
 from support.job_lifecycle import started, status, step, training, verdict
 

@@ -8,7 +8,7 @@ import pytest
 from dlcontract import FAILURES_KEY, FailureAllowance, RunPhase
 from dljob.api import DLJobSpec
 from dljob.job.observed import Eviction, Observed
-from dljob.reconcile.storage_evictions import cause_of
+from dljob.reconcile.failures.storage_evictions import cause_of
 from support.builders import DIGITS, after, changed, plan_of, report
 from support.job_lifecycle import condition_of, started, status, step, training, verdict
 

@@ -18,7 +18,7 @@ from dltrain.builtin.evaluation import mean_loss
 from dltrain.checkpoint.store import MODEL, OPTIMIZER
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.models import InputShape, build
-from dltrain.parallel.pipeline import Pipeline
+from dltrain.parallel.model_split.pipeline import Pipeline
 from dltrain.protocol.errors import BadInputError
 from dltrain.protocol.reporter import RankReporter
 from dltrain.train.trainer import Trainer

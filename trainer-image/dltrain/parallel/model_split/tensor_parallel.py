@@ -21,7 +21,7 @@ from dltrain.comm.core.collective import Collective
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.comm.selection import choose
 from dltrain.models.layers import Pair, pairs_of
-from dltrain.parallel.model_parallel import Cut, Held, ModelParallel
+from dltrain.parallel.model_split.model_parallel import Cut, Held, ModelParallel
 from dltrain.protocol.errors import BadInputError
 
 

@@ -20,8 +20,8 @@ from dltrain.comm.core.fault_tolerance import duplicate, revoke, translate
 from dltrain.comm.core.waiting import complete, wait_until
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.models.layers import layers_of
-from dltrain.parallel.model_parallel import Held, ModelParallel
-from dltrain.parallel.pipeline_stages import costs, cut, sizes, turns
+from dltrain.parallel.model_split.model_parallel import Held, ModelParallel
+from dltrain.parallel.model_split.pipeline_stages import costs, cut, sizes, turns
 from dltrain.protocol.errors import BadInputError
 
 LossOf = Callable[[Tensor, Tensor], Tensor]

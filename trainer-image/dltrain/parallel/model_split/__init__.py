@@ -1,0 +1,1 @@
+"""Pipeline and tensor parallelism: each rank has a part of the model."""
