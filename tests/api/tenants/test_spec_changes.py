@@ -12,7 +12,7 @@ from dljob.api import DLJobSpec, DLJobStatus
 from dljob.api.changes import AFTER_END, Effect, change_of, refused_change
 from dljob.cli import main
 from support.cluster.api_server import Answer, Server
-from support.cluster.kubectl import Kubectl, KubectlError, condition
+from support.cluster.kubectl import Kubectl, KubectlError, condition, wait_for
 from support.cluster.live_job import Play
 from support.cluster.operator_process import OperatorProcess
 from support.spec_cases import CASES, JOB, MINIMAL, spec_of
@@ -154,7 +154,8 @@ def test_operator_refuses_what_the_server_has_admitted(play: Play, operator: Ope
     )
     job = play.kubectl.wait_phase("bypassed", "Running", 30)
     assert job["status"]["plan"]["number"] == 1
-    assert operator.metric("dljob_operator_changes_refused_total") == 1
+    # The operator counts the change after it has written the status.
+    wait_for("the count", lambda: operator.metric("dljob_operator_changes_refused_total") == 1, 30)
     play.patch("bypassed", optimizer={"name": "SGD"})
     play.kubectl.wait_job("bypassed", "Accepted", accepted, 30)
     assert pods == {p["metadata"]["uid"] for p in play.kubectl.list("pods", "dljob.dev/job=bypassed")}

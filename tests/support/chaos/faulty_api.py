@@ -147,7 +147,8 @@ class FaultyApi:
             task.cancel()
         await asyncio.gather(*others, return_exceptions=True)
         await self._session.close()
-        await asyncio.sleep(0.1)  # The transports close in later turns of the loop.
+        for _ in range(100):  # The transports close in later turns of the loop, each by a chain of callbacks.
+            await asyncio.sleep(0)
 
     def _chosen(self, call: Call) -> Disturbance | None:
         found = self.disturbance

@@ -70,7 +70,7 @@ class Play:
             )
 
         job = self.kubectl.wait_job(name, f"{kind}/{reason} naming {words}", reported, 30)
-        wait_for(f"an event {reason} of {name}", lambda: [e for e in self.events(name) if e["reason"] == reason], 10)
+        wait_for(f"an event {reason} of {name}", lambda: [e for e in self.events(name) if e["reason"] == reason], 60)
         return job
 
     def events(self, name: str) -> list[Json]:
