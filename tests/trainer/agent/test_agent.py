@@ -130,6 +130,7 @@ def test_hung_rank_is_detected_and_restarted(two: Job) -> None:
     assert report.restarts == {"Hung": 1}
 
 
+@pytest.mark.long
 def test_failure_of_a_hung_rank_shows_its_stack(two: Job) -> None:
     """It is the rank that hangs, not the one that waits for it, whichever was silent for longer."""
     two.start(two.plan(["python", SPEAKING.replace("speaking_rank", "stuck")], backoff_limit=0))
@@ -349,6 +350,7 @@ def test_last_failure_waits_for_the_operator_to_ignore_it(two: Job) -> None:
     assert report.failures == 2 and report.restarts == {"RankFailed": 1}
 
 
+@pytest.mark.long
 def test_agent_that_gets_no_processor_time_is_not_lost(two: Job) -> None:
     """Its kernel acknowledges messages. A pod that has lost its network or power does not (test_shrink)."""
     two.start(two.plan(speaking("4000", "mpi=1")), **NO_TORCH)

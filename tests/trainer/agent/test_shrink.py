@@ -102,6 +102,7 @@ def test_lost_layered_server_or_worker_is_named_and_restarts_from_the_last_check
     assert "resumed from step" in two.pods[0].text()
 
 
+@pytest.mark.long
 def test_next_pod_takes_over_as_coordinator(three: Job) -> None:
     three.start(three.plan(model=ModelRef(name="mlp"), steps=20_000, min_ranks=2))
     three.wait(lambda: all(steps_in_memory(pod) for pod in three.pods))
@@ -132,6 +133,7 @@ def test_job_continues_without_a_lost_pod_and_adds_it_again(three: Job) -> None:
     assert back.restarts == {"PodLost": 1} and back.term == report.term
 
 
+@pytest.mark.long
 def test_partition_is_detected_and_an_isolated_pod_does_not_take_over(three: Job) -> None:
     three.start(three.plan(model=ModelRef(name="mlp"), steps=20_000, min_ranks=2))
     before = three.until(lambda r: r.step >= 1)

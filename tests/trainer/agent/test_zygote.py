@@ -30,6 +30,7 @@ def test_zygote_killed_during_a_launch_is_no_missing_command(two: Job) -> None:
     assert two.until(lambda r: r.phase is RunPhase.SUCCEEDED).restarts == {"RankKilled": 1}
 
 
+@pytest.mark.long
 def test_stopped_zygote_does_not_keep_the_job_from_a_restart(two: Job) -> None:
     """Seen before: the pod waited forever for the ends of its ranks, which only the zygote learns."""
     two.start(two.plan(speaking("4000", "mpi=1")))

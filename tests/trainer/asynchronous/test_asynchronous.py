@@ -48,7 +48,7 @@ def test_clocks_enforce_the_bound_without_deadlock(workers: int, total: int, bou
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize(("ranks", "bound"), [(4, "2"), (4, "none")])
+@pytest.mark.parametrize(("ranks", "bound"), [(4, "2"), pytest.param(4, "none", marks=pytest.mark.long)])
 def test_a_slow_worker_holds_up_others_by_the_bound_and_no_more(ranks: int, bound: str, tmp_path: Path) -> None:
     board = tmp_path / "board"
     board.write_bytes(np.zeros((2, ranks - 1), dtype=np.int64).tobytes())
@@ -58,7 +58,7 @@ def test_a_slow_worker_holds_up_others_by_the_bound_and_no_more(ranks: int, boun
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("kind", ["StaleSynchronous", "Asynchronous"])
+@pytest.mark.parametrize("kind", ["StaleSynchronous", pytest.param("Asynchronous", marks=pytest.mark.long)])
 def test_asynchronous_workers_learn_digits_and_resume_after_a_stop(kind: Any, tmp_path: Path) -> None:
     """With a bound of 3, the accuracy is 97 % (synchronous 98 %). The checkpoint records the step of every worker."""
     bound = 3 if kind == "StaleSynchronous" else None

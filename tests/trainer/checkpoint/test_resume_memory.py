@@ -22,7 +22,7 @@ def peaks(output: str) -> dict[tuple[str, int], float]:
 
 
 @pytest.mark.mpi(2)
-@pytest.mark.parametrize("strategy", ["Data", "Optimizer"])
+@pytest.mark.parametrize("strategy", ["Data", pytest.param("Optimizer", marks=pytest.mark.long)])
 def test_resuming_needs_no_more_memory_than_training(strategy: str, tmp_path: Path) -> None:
     found: dict[tuple[str, int], float] = {}
     for _ in range(2):

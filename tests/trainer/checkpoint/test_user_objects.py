@@ -143,7 +143,7 @@ def test_checkpoint_with_unknown_objects_is_rejected() -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_script_with_grad_scaler_resumes_bit_for_bit(ranks: int, tmp_path: Path) -> None:
     ended = run_ranks(ranks, BODIES / "training/user_objects.py", str(ranks), tmp_path, "resume")
     assert ended.output.count("resumed: off by 0.0e+00") == 2, ended.output

@@ -11,14 +11,14 @@ from support.trainer.ranks import BODIES, run_ranks
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [2, 3, 4])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.long), 3, 4])
 def test_every_algorithm_sums_like_numpy(ranks: int) -> None:
     ended = run_ranks(ranks, BODIES / "training/collectives.py", str(ranks), timeout_s=90)
     assert "all sums right" in ended.output
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_gradients_compressed_to_16_bits_are_unbiased_over_steps(ranks: int) -> None:
     ended = run_ranks(ranks, BODIES / "training/compression.py", str(ranks))
     assert "unbiased" in ended.output

@@ -24,6 +24,7 @@ WITHIN_S = 240.0
 
 
 @pytest.mark.mpi
+@pytest.mark.long
 def test_ranks_train_the_same_with_workers_though_shares_move_and_a_rank_dies(tmp_path: Path) -> None:
     """Runs with and without workers are bit-identical and match one process, because augmentation does not depend on
     the rank and no sample is lost or repeated."""

@@ -25,7 +25,9 @@ def test_uneven_shares_rings_and_servers_equal_one_process() -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "ranks", [1, pytest.param(2, marks=pytest.mark.long), 3, pytest.param(4, marks=pytest.mark.long)]
+)
 def test_any_shares_equal_one_process(ranks: int) -> None:
     """The loss is a mean over samples or tokens. Hypothesis chooses the shares."""
     ended = run_ranks(ranks, BODIES / "parallel/any_shares.py", str(ranks), timeout_s=120)
@@ -33,7 +35,7 @@ def test_any_shares_equal_one_process(ranks: int) -> None:
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long), 3])
 def test_batch_norm_over_all_ranks_equals_one_process(ranks: int) -> None:
     ended = run_ranks(ranks, BODIES / "parallel/batch_norm.py", str(ranks), timeout_s=120)
     assert "5 examples, off by at most" in ended.output, ended.output
@@ -60,21 +62,21 @@ def test_batch_norm_under_autocast_is_exact_up_to_rounding(dtype: torch.dtype) -
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_a_sharded_optimizer_equals_replicated_ones(ranks: int, tmp_path: Path) -> None:
     ended = run_ranks(ranks, BODIES / "parallel/optimizer_parallel.py", str(ranks), tmp_path, timeout_s=200)
     assert ended.output.count(": 20 steps off by") == 8, ended.output
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_clipping_accumulation_and_unused_or_frozen_layers_equal_one_process(ranks: int) -> None:
     ended = run_ranks(ranks, BODIES / "parallel/own_loop.py", str(ranks), timeout_s=120)
     assert ended.output.count("off by") == 8, ended.output
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2, pytest.param(3, marks=pytest.mark.long)])
 def test_steps_in_micro_batches_equal_whole_batches_in_one_process(ranks: int) -> None:
     """Micro-batches of unequal sizes, losses over tokens, clipping, schedules and both data-parallel strategies."""
     ended = run_ranks(ranks, BODIES / "parallel/accumulation.py", str(ranks), timeout_s=200)
@@ -82,7 +84,7 @@ def test_steps_in_micro_batches_equal_whole_batches_in_one_process(ranks: int) -
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long), 3])
 def test_unused_parameters_hold_up_no_reduction_and_do_not_change_the_result(ranks: int) -> None:
     """Without the knowledge of what a pass reaches, no bucket was reduced during backward passes."""
     ended = run_ranks(ranks, BODIES / "parallel/unused_parameters.py", str(ranks), timeout_s=120)
@@ -94,7 +96,7 @@ def test_unused_parameters_hold_up_no_reduction_and_do_not_change_the_result(ran
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_grad_scaler_skips_the_same_updates_as_in_one_process(ranks: int) -> None:
     ended = run_ranks(ranks, BODIES / "parallel/grad_scaler.py", str(ranks), timeout_s=120)
     assert ended.output.count("updates skipped") == 12, ended.output

@@ -44,6 +44,7 @@ def weights(folder: Path, step: int) -> dict[str, Tensor]:
     return load_file(folder / "digits-0001" / f"step-{step:010d}" / MODEL)
 
 
+@pytest.mark.long
 def test_three_ranks_learn_digits(tmp_path: Path) -> None:
     plan = make_plan(
         3, model=ModelRef(name="digits-cnn"), epochs=12, rebalance=True, shares=[60, 40, 20], measure_collective=True
@@ -92,7 +93,7 @@ def test_parameter_server_does_not_compute(tmp_path: Path) -> None:
     assert {message.measure.share for message in listener.of(rank_messages.Step) if message.rank == 2} == {0}
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("momentum", [pytest.param(0.0, marks=pytest.mark.long), 0.9])
 def test_layered_server_equals_one_process(momentum: float, tmp_path: Path) -> None:
     """Rank 0 owns the parameters, and the learning rate follows the workers' schedule."""
     alone, layered = tmp_path / "alone", tmp_path / "layered"
@@ -110,6 +111,7 @@ def test_layered_server_equals_one_process(momentum: float, tmp_path: Path) -> N
     assert max(float((ours[name] - theirs[name]).abs().max()) for name in theirs) < 1e-5
 
 
+@pytest.mark.long
 def test_layered_server_resumes_exactly(tmp_path: Path) -> None:
     """The server's optimizer state is in the checkpoint, which rank 0 writes."""
     whole, halves = tmp_path / "whole", tmp_path / "halves"
@@ -214,7 +216,7 @@ def test_learning_rate_scales_with_the_batch(rule: Any, low: float, high: float,
         assert hashes(tmp_path, steps) == before
 
 
-@pytest.mark.parametrize("parallelism", ["Data", "Optimizer"])
+@pytest.mark.parametrize("parallelism", ["Data", pytest.param("Optimizer", marks=pytest.mark.long)])
 def test_found_learning_rate_trains_like_a_given_one(parallelism: Any, tmp_path: Path) -> None:
     searched, given = tmp_path / "searched", tmp_path / "given"
     for folder in (searched, given):
@@ -233,7 +235,7 @@ def test_found_learning_rate_trains_like_a_given_one(parallelism: Any, tmp_path:
     assert hashes(searched, steps) == hashes(given, steps), "the range test changed the training"
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_five_line_script_trains(ranks: int, tmp_path: Path) -> None:
     script = SCRIPTS / "train_five_lines.py"
     arguments = [sys.executable, str(script)] if ranks == 1 else command(ranks, script, fresh=True)

@@ -59,7 +59,7 @@ def test_mpi4py_has_all_ranks_of_all_pods(two: Job) -> None:
 @pytest.mark.parametrize(
     ("command", "environment"),
     [
-        (("sh", "-c", 'exec "$0" -c "$1"', sys.executable), NO_TORCH),
+        pytest.param(("sh", "-c", 'exec "$0" -c "$1"', sys.executable), NO_TORCH, marks=pytest.mark.long),
         (("python", "-m", "mpi4py", "-c"), {}),
         (("python", "-u", "-c"), {}),
     ],
@@ -108,8 +108,10 @@ world.Barrier()
 @pytest.mark.parametrize(
     ("failure", "reason", "code", "words"),
     [
-        ("raise RuntimeError('broken input')", "RankFailed", 1, "RuntimeError: broken input"),
-        ("sys.exit(7)", "RankFailed", 7, ""),
+        pytest.param(
+            "raise RuntimeError('broken input')", "RankFailed", 1, "RuntimeError: broken input", marks=pytest.mark.long
+        ),
+        pytest.param("sys.exit(7)", "RankFailed", 7, "", marks=pytest.mark.long),
         ("world.Abort(5)", "RankFailed", 5, ""),
         ("os.kill(os.getpid(), 9)", "RankKilled", 137, ""),
     ],

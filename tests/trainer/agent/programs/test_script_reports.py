@@ -78,6 +78,7 @@ def test_script_that_never_reports_is_never_hung() -> None:
         assert (report.restarts, report.step, report.failure) == ({}, 0, None)
 
 
+@pytest.mark.long
 def test_reporting_script_gets_sigterm_when_its_pod_stops(two: Job) -> None:
     catching = "import signal, sys, time, dltrain\n" + (
         "signal.signal(signal.SIGTERM, lambda *_: (print('got SIGTERM', flush=True), sys.exit(0)))\n"

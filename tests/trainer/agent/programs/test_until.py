@@ -43,6 +43,7 @@ def test_built_in_model_stops_at_its_target_with_a_checkpoint_and_stays_complete
     assert again.outcome == outcome, "restarted pods do not train on"
 
 
+@pytest.mark.long
 def test_script_with_five_lines_stops_with_a_checkpoint(two: Job) -> None:
     script = str(Path(__file__).resolve().parents[4] / "examples/scripts/train_five_lines.py")
     plan = two.plan(["python", script], steps=None, epochs=2000, until=Until(metric="loss", at_most=0.68))
