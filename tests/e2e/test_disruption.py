@@ -44,6 +44,7 @@ def test_job_that_allows_disruption_goes_on_after_an_eviction(kubectl: Kubectl) 
     kubectl.delete("dljob", "movable")
 
 
+@pytest.mark.long
 def test_pods_of_a_job_that_avoids_disruption_are_not_evicted(kubectl: Kubectl) -> None:
     kubectl.apply(example("digits.yaml", job="precious", epochs=3000, scheduling={"disruption": "Avoid"}))
     kubectl.wait_job("precious", "a step", lambda job: step_of(job) > 0, 120)

@@ -51,6 +51,7 @@ def test_run_updates_the_profile_of_each_device_for_the_next_plan(mixed: dict[st
     assert plan["predicted"]["basis"] == "profile"
 
 
+@pytest.mark.long
 def test_plan_contradicted_by_measurements_is_replaced(mixed: dict[str, Any], kubectl: Kubectl) -> None:
     """A wrong profile makes the slow device the fastest. The plan is replaced after a hundred steps."""
     believed = next(p for p in kubectl.list("dlprofiles") if (p["spec"]["model"], p["spec"]["device"]) == SLOW)

@@ -10,9 +10,10 @@ from support.cluster.kubectl import ROOT, Kubectl, condition, example, no_pods, 
 pytestmark = pytest.mark.e2e
 
 
-EXAMPLES = ("own-script.yaml", "report.yaml", "until.yaml", "mpi.yaml")
-# Others in hack/test run what these run: a torchrun script, Horovod's API over MPI, and the first job of the README.
-LIKE_OTHERS = ("torchrun.yaml", "horovod.yaml", "minimal.yaml")
+EXAMPLES = ("own-script.yaml", "report.yaml", "mpi.yaml")
+# Others in hack/test run what these run: a torchrun script, Horovod's API over MPI, the first job of the README, and a
+# job that stops at its target (a test of the agents).
+LIKE_OTHERS = ("torchrun.yaml", "horovod.yaml", "minimal.yaml", "until.yaml")
 
 
 @pytest.mark.parametrize("name", [*EXAMPLES, *(pytest.param(name, marks=pytest.mark.long) for name in LIKE_OTHERS)])

@@ -144,6 +144,7 @@ def test_deleted_entry_of_the_record_lets_a_node_return(play: Play, operator: Op
     kubectl.wait_job("hopeful", "ready", lambda job: job.get("status", {}).get("ready") == "3/3", 60)
 
 
+@pytest.mark.long
 def test_namespace_cannot_take_nodes_from_others_alone(
     play: Play, neighbour: Kubectl, nodes: HollowNodes, operator: OperatorProcess
 ) -> None:

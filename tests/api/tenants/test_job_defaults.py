@@ -49,6 +49,7 @@ def pods(kubectl: Kubectl, job: str) -> dict[str, Json]:
     return {pod["metadata"]["uid"]: pod["spec"] for pod in kubectl.list("pods", f"dljob.dev/job={job}")}
 
 
+@pytest.mark.long
 def test_changed_defaults_reach_new_jobs_and_restart_none(
     kubectl: Kubectl,
     nodes: HollowNodes,
