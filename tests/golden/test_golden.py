@@ -156,6 +156,38 @@ CASES = {
             trainer={"env": [{"name": "HTTPS_PROXY", "value": "http://proxy.example:3128"}]},
         )
     ),
+    "script-from-git": Case(
+        {
+            "trainer": {
+                "framework": "Torchrun",
+                "image": "registry.example/pytorch:2",
+                "command": ["torchrun", "train.py"],
+                "source": {
+                    "git": {
+                        "url": "https://git.example/team/training.git",
+                        "revision": "0123456789" * 4,
+                        "path": "examples/digits",
+                        "secretName": "git-reader",
+                    }
+                },
+                "env": [{"name": "HTTPS_PROXY", "value": "http://proxy.example:3128"}],
+                "scratch": {"size": "5Gi"},
+            },
+            "nodes": {"min": 2},
+            "resources": {"memory": "1Gi"},
+        }
+    ),
+    "script-from-archive": Case(
+        on_nodes(
+            1,
+            model={"hints": HINTS},
+            dataset={"uri": "https://data.example/train.npz", "samples": 1437},
+            trainer={
+                "command": ["python", "train.py"],
+                "source": {"archive": {"uri": "pvc://scripts/team/v1.zip", "sha256": "0123456789abcdef" * 4}},
+            },
+        )
+    ),
     "scratch-space": Case(
         on_nodes(
             1,

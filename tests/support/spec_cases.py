@@ -11,7 +11,14 @@ TORCHRUN_ONLY: Json = {
     **dict.fromkeys(MINIMAL), "trainer": {"image": "a", "command": ["torchrun", "a.py"], "framework": "Torchrun"},
 }  # fmt: skip
 OPTED_IN: Json = {"parallelism": {"gradientAccumulation": "Auto"}}
+COMMIT = "0123456789" * 4
 MPI_ONLY: Json = {**TORCHRUN_ONLY, "trainer": {"image": "a", "command": ["mpirun", "a"], "framework": "MPI"}}
+
+
+def _from(source: Json) -> Json:
+    """Return changes for a job whose script comes from ``source``."""
+    return {"trainer": {"command": ["python", "train.py"], "source": source}}
+
 
 # Changes to a minimal spec, and a part of the message of the rule that they break ("" for valid specs).
 CASES: dict[str, tuple[Json, str]] = {
@@ -94,6 +101,32 @@ CASES: dict[str, tuple[Json, str]] = {
     ),
     "args without command": ({"trainer": {"args": ["-v"]}}, "args needs command"),
     "no args": ({"trainer": {"args": []}}, ""),
+    "script from a config map": (_from({"configMap": {"name": "scripts"}}), ""),
+    "script from git": (_from({"git": {"url": "https://git.example/team/train.git", "revision": COMMIT}}), ""),
+    "script from git, with a folder and a secret": (
+        _from({"git": {
+            "url": "http://git.example:3000/a/b", "revision": COMMIT, "path": "examples/v1.2/.hidden", "secretName": "git",
+        }}),
+        "",
+    ),
+    "script from a branch": (
+        _from({"git": {"url": "https://git.example/team/train.git", "revision": "main"}}), "full hash of a commit (40 hex",
+    ),
+    "script from a short hash": (
+        _from({"git": {"url": "https://git.example/team/train.git", "revision": COMMIT[:12]}}), "full hash of a commit",
+    ),
+    "script from an archive": (_from({"archive": {"uri": "s3://scripts/v1.tar.gz", "sha256": SHA256, "path": "v1"}}), ""),
+    "script from an archive on a claim": (_from({"archive": {"uri": "pvc://scripts/v1/a.zip"}}), ""),
+    "script from a claim with a secret": (
+        _from({"archive": {"uri": "pvc://scripts/a.zip", "secretName": "s"}}), "secretName is for archives that are fetched",
+    ),
+    "script from nowhere": (_from({}), "set exactly one of configMap, git and archive"),
+    "script from two places": (
+        _from({"configMap": {"name": "scripts"}, "archive": {"uri": "pvc://scripts/a.zip"}}), "set exactly one of configMap",
+    ),
+    "script that is not run": (
+        {"trainer": {"source": {"configMap": {"name": "scripts"}}}}, "source needs command: set command",
+    ),
     "no scratch space": ({"trainer": {"scratch": {"size": "0.0Gi"}}}, "size must be more than 0: set Auto or a size"),
     "scratch space of a given size": ({"trainer": {"scratch": {"size": "20Gi"}}}, ""),
     "scratch space that is to be chosen": ({"trainer": {"scratch": {"size": "Auto"}}}, ""),
@@ -409,6 +442,32 @@ BAD: dict[str, tuple[str, Any, tuple[str, ...]]] = {
         ("fieldPath", "spec.containers"),
     ),
     "no checksum": ("dataset", {"uri": "http://a/b", "samples": 1, "sha256": "A1"}, ("dataset.sha256", "A1")),
+    "password in the URL of a script": (
+        "trainer.source",
+        {"git": {"url": "https://a:b@git.example/c", "revision": COMMIT}},
+        ("source.git.url", "a:b@git"),
+    ),
+    "script from ssh": (
+        "trainer.source",
+        {"git": {"url": "git@git.example:a/b.git", "revision": COMMIT}},
+        ("source.git.url", "git@git.exa"),
+    ),
+    "folder above the script": (
+        "trainer.source",
+        {"archive": {"uri": "pvc://a/b", "path": "a/../../b"}},
+        ("source.archive.path", "a/../../b"),
+    ),
+    "claim without a file for a script": (
+        "trainer.source",
+        {"archive": {"uri": "pvc://a/"}},
+        ("archive.uri", "pvc://a/"),
+    ),
+    "script outside of its claim": (
+        "trainer.source",
+        {"archive": {"uri": "pvc://a/../b.zip"}},
+        ("archive.uri", "pvc://a/../b.zip"),
+    ),
+    "archive in the image": ("trainer.source", {"archive": {"uri": "file:///a"}}, ("archive.uri", "file:///a")),
     "unknown scheme of a dataset": ("dataset", {"uri": "ftp://a/b", "samples": 1}, ("dataset.uri", "ftp://a/b")),
 }
 

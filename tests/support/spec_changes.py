@@ -42,6 +42,9 @@ BEFORE_AND_AFTER: dict[str, tuple[Json, Json]] = {
     "trainer.command": ({}, {"trainer": {"command": ["a"]}}),
     "trainer.args": (SCRIPT, {**SCRIPT, "trainer": {"command": ["a"], "args": ["c"]}}),
     "trainer.scratch.size": ({}, {"trainer": {"scratch": {"size": "20Gi"}}}),
+    "trainer.source": (
+        SCRIPT, {**SCRIPT, "trainer": {**SCRIPT["trainer"], "source": {"configMap": {"name": "scripts"}}}},
+    ),
     "trainer.agent": ({}, {"trainer": {"agent": "FromImage"}}),
     "trainer.envFrom": ({}, {"trainer": {"envFrom": [{"configMapRef": {"name": "c"}}]}}),
     "planning": ({}, {"planning": GROUPS}),
@@ -68,7 +71,7 @@ def fields(schema: Json, path: str = "") -> Iterator[tuple[str, Json]]:
     for name, field in schema.get("properties", {}).items():
         here = f"{path}.{name}".lstrip(".")
         if "properties" in field and here not in (
-            "model.hints", "batchSizeRange", "optimizer.learningRateScaling", "until",
+            "model.hints", "batchSizeRange", "optimizer.learningRateScaling", "until", "trainer.source",
         ):  # fmt: skip
             yield from fields(field, here)
         else:

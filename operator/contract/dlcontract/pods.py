@@ -29,6 +29,13 @@ AGENT_SOURCE_DIR = "/opt/dljob-agent"
 IMAGE_AGENT = "/opt/dljob/bin/dljob-agent"
 """Path of the agent in the trainer image and in images that are built FROM it."""
 
+SOURCE_DIR = "/var/lib/dljob/source"
+"""Mount path of the volume for the files of ``spec.trainer.source``."""
+SOURCE_FILES_DIR = f"{SOURCE_DIR}/files"
+"""Folder with these files. It, or the folder ``path`` in it, is the working directory of the trainer container."""
+SOURCE_INPUT_DIR = "/var/lib/dljob/source-input"
+"""Mount path of the ConfigMap, or of the claim with the archive, in the init container that fills ``SOURCE_DIR``."""
+
 JOB_VARIABLE = "DLJOB_NAME"
 NAMESPACE_VARIABLE = "DLJOB_NAMESPACE"
 UID_VARIABLE = "DLJOB_UID"

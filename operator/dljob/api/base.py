@@ -30,6 +30,10 @@ _LABEL_VALUE_PATTERN = r"^([A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?)?$"
 _DNS_LABEL_PATTERN = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 _DNS_SUBDOMAIN_PATTERN = r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$"
 
+GIT_URL_PATTERN = r"^https?://[^@/?#\s]+/[^?#\s]+$"
+_SEGMENT = r"\.?[A-Za-z0-9_@+-][A-Za-z0-9._@+-]*"
+FOLDER_PATTERN = rf"^{_SEGMENT}(/{_SEGMENT})*$"
+
 Duration = Annotated[str, Field(pattern=_DURATION_PATTERN, max_length=32)]
 """A duration as Go writes it: ``90s``, ``1h30m``, ``500ms``."""
 
@@ -75,6 +79,8 @@ PATTERNS = {
     _LABEL_KEY_PATTERN: "the key of a label such as example.com/pool or pool",
     _CONDITION_PATTERN: "the type of a condition such as MemoryPressure or example.com/GpuUnhealthy",
     _LABEL_VALUE_PATTERN: "the value of a label: letters, digits, dashes, dots and underscores",
+    GIT_URL_PATTERN: "an https:// or http:// URL of a repository, without user and password",
+    FOLDER_PATTERN: "a relative path below the top folder such as examples/digits",
     _DNS_LABEL_PATTERN: "a name of lower-case letters, digits and dashes",
     _DNS_SUBDOMAIN_PATTERN: "a name of lower-case letters, digits, dashes and dots",
 }

@@ -133,6 +133,7 @@ CHANGES: tuple[Change, ...] = (
             "trainer.imagePullPolicy": "",
             "trainer.imagePullSecrets": "",
             "trainer.args": "",
+            "trainer.source": "New pods run the new files. A script continues from its own checkpoint, if it can.",
             "trainer.env": "",
             "trainer.scratch": "",
             "trainer.envFrom": "",

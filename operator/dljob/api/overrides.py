@@ -106,6 +106,8 @@ def _unsafe_container(container: Mapping[str, Any], path: str) -> Iterator[str]:
 def secrets(spec: DLJobSpec) -> tuple[SecretUse, ...]:
     """Return the Secrets whose content the pods of a job can read, except those for pulling images."""
     found = [SecretUse("spec.dataset.secretName", spec.dataset.secret_name)] if spec.dataset.secret_name else []
+    if spec.trainer.source is not None and (secret := spec.trainer.source.secret) is not None:
+        found.append(SecretUse(f"spec.trainer.source.{secret[0]}", secret[1]))
     for i, own in enumerate(spec.trainer.env):
         if own.value_from is not None and (key := own.value_from.secret_key_ref) is not None:
             found += _use(f"spec.trainer.env[{i}].valueFrom.secretKeyRef.name", key.name)

@@ -2,8 +2,10 @@
 
 import hashlib
 import json
+from typing import Any
 
 from dljob.api import DLJobSpec
+from dljob.api.spec.source import Source
 from dljob.perf.workload.models import MODELS
 
 IMAGE_PREFIX = "image-"
@@ -17,10 +19,13 @@ def profile_key(spec: DLJobSpec) -> str:
     For a built-in model, the key is the model's name. The dataset is added if it is not the model's default, because
     the compute time depends on the dimensions of a sample. The image is added if it is not the operator's, because
     another image may run other code under the same name. For a training script, the key is a digest of the image, the
-    command, its arguments and ``spec.model``, which describes the script's model to the planner.
+    command, its arguments, ``spec.model``, which describes the script's model to the planner, and the origin of its
+    files.
     """
     if spec.trainer.command:
-        program = [spec.trainer.image, spec.trainer.command, spec.trainer.args, spec.model.manifest()]
+        program: list[Any] = [spec.trainer.image, spec.trainer.command, spec.trainer.args, spec.model.manifest()]
+        if spec.trainer.source is not None:  # Other keys stay those of earlier releases.
+            program.append(_origin(spec.trainer.source))
         return f"program-{hashlib.sha256(json.dumps(program).encode()).hexdigest()[:12]}"
     assert spec.model.name is not None, "a rule of the API requires a command with hints"
     parts = [spec.model.name.value]
@@ -41,3 +46,16 @@ def data_key(spec: DLJobSpec) -> str:
     if spec.dataset.name is not None:
         return spec.dataset.name.value
     return f"data-{hashlib.sha256(str(spec.dataset.uri).encode()).hexdigest()[:8]}"
+
+
+def _origin(source: Source) -> list[str | None]:
+    """Return what identifies a script among scripts with equal commands: the place of its files, without a revision.
+
+    A new commit rarely changes the compute time, so that jobs with another commit use the same measurements.
+    """
+    if source.git is not None:
+        return ["git", source.git.url, source.git.path]
+    if source.archive is not None:
+        return ["archive", source.archive.uri.partition("?")[0], source.archive.path]
+    assert source.config_map is not None, "a rule of the API requires one of the three"
+    return ["configMap", source.config_map.name]

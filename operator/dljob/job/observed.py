@@ -21,6 +21,8 @@ SPEC_ANNOTATION = "dljob.dev/spec"
 """Annotation of a StatefulSet. Its value is the revision (``StoredPlan.revision``) of the plan that the pods run."""
 DATASET_CONTAINER = "dataset"
 """Name of the init container that fetches and verifies a job's data."""
+SOURCE_CONTAINER = "source"
+"""Name of the init container that fetches the files of ``spec.trainer.source``, and of their volume."""
 APPLIED_ANNOTATION = "dljob.dev/applied"
 """Annotation of all objects that a job owns. Its value is a digest of the manifest that the operator applied.
 
@@ -73,12 +75,21 @@ class Stuck:
 
 @dataclass(frozen=True)
 class Fetching:
-    """State of the init container that fetches a job's dataset, while it runs or after its last run failed."""
+    """State of an init container that fetches something, while it runs or after its last run failed.
+
+    ``container``: its name, ``DATASET_CONTAINER`` or ``SOURCE_CONTAINER``.
+    """
 
     exit_code: int | None = None
     """Exit code of the last run that ended, if it failed; None if no run has ended yet."""
     message: str = ""
     """Last log line of this failed run; empty if ``exit_code`` is None or if there is no log."""
+    container: str = DATASET_CONTAINER
+
+    @property
+    def what(self) -> str:
+        """Return what the container fetches, for messages: 'the dataset' or 'the files of trainer.source'."""
+        return "the dataset" if self.container == DATASET_CONTAINER else "the files of trainer.source"
 
 
 @dataclass(frozen=True)

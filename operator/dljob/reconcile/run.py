@@ -52,7 +52,7 @@ def _complete(report: Report) -> Verdict:
 
 
 def _no_data(parsed: ParsedJob) -> Verdict | None:
-    """Return the verdict Failed if a pod found that the dataset of the current spec cannot be fetched; otherwise None.
+    """Return the verdict Failed if a pod found that it cannot fetch the data or script of the current spec; or None.
 
     An elastic job that has already trained does not fail: only a replacement pod lacks the data, and the job can
     continue on its other pods.
@@ -63,13 +63,10 @@ def _no_data(parsed: ParsedJob) -> Verdict | None:
     if report is not None and report.step > 0 and plan.min_ranks < len(plan.ranks):
         return None
     for pod in parsed.observed.pods:
-        if not pod.deleting and pod.fetching is not None and pod.fetching.exit_code == EXIT_BAD_INPUT:
-            return Verdict(
-                "Failed",
-                TRUE,
-                reasons.BAD_INPUT,
-                f"pod {pod.name} could not fetch the dataset: {pod.fetching.message} (exit code {EXIT_BAD_INPUT})",
-            )
+        found = pod.fetching
+        if not pod.deleting and found is not None and found.exit_code == EXIT_BAD_INPUT:
+            text = f"pod {pod.name} could not fetch {found.what}: {found.message} (exit code {EXIT_BAD_INPUT})"
+            return Verdict("Failed", TRUE, reasons.BAD_INPUT, text)
     return None
 
 

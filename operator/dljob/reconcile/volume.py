@@ -14,7 +14,7 @@ _SHARED = ("ReadWriteMany",)
 _SHARED_READ = ("ReadWriteMany", "ReadOnlyMany")
 _HOPELESS = {
     "ClaimNotFound", "ClaimNotShared", "StorageClassNotFound", "NoDefaultStorageClass", "DatasetClaimNotFound",
-    "DatasetClaimNotShared",
+    "DatasetClaimNotShared", "SourceClaimNotFound", "SourceClaimNotShared",
 }  # fmt: skip
 """Reasons of VolumeReady=False for which pods would wait forever."""
 
@@ -22,10 +22,14 @@ _HOPELESS = {
 def volume_ready(observed: Observed, spec: DLJobSpec, accepted: StoredPlan) -> Verdict:
     """Return the VolumeReady condition, which says if the job's PersistentVolumeClaims are usable for the plan.
 
-    If the claim of the dataset has a problem, the condition reports this problem. Otherwise, it reports the state of
-    the claim for checkpoints.
+    If the claim of the dataset, or the one with the files of the script, has a problem, the condition reports this
+    problem. Otherwise, it reports the state of the claim for checkpoints.
     """
-    return _dataset(observed, spec, accepted) or _checkpoints(observed, spec, accepted)
+    return (
+        _dataset(observed, spec, accepted)
+        or _source(observed, spec, accepted)
+        or _checkpoints(observed, spec, accepted)
+    )
 
 
 def blocks(verdict: Verdict) -> bool:
@@ -54,6 +58,27 @@ def _dataset(observed: Observed, spec: DLJobSpec, accepted: StoredPlan) -> Verdi
             "DatasetClaimNotShared",
             f"spec.dataset.{field}: claim {name!r} has access modes {_list(claim.access_modes)}, but the plan needs it "
             f"on {accepted.nodes} nodes; use a claim with {' or '.join(reversed(wanted))}, or set spec.nodes.max: 1",
+        )
+    return None
+
+
+def _source(observed: Observed, spec: DLJobSpec, accepted: StoredPlan) -> Verdict | None:
+    source = spec.trainer.source
+    if source is None or source.archive is None or (name := source.archive.claim) is None:
+        return None
+    claim = observed.claims.get(name)
+    if claim is None:
+        return _no(
+            "SourceClaimNotFound",
+            f"spec.trainer.source.archive.uri: found no PersistentVolumeClaim {name!r} in namespace "
+            f"{observed.job.namespace!r}; create the claim, or correct the field",
+        )
+    if accepted.nodes > 1 and not _any(claim.access_modes, _SHARED_READ):
+        return _no(
+            "SourceClaimNotShared",
+            f"spec.trainer.source.archive.uri: claim {name!r} has access modes {_list(claim.access_modes)}, but the "
+            f"plan needs it on {accepted.nodes} nodes; use a claim with {' or '.join(reversed(_SHARED_READ))}, or set "
+            "spec.nodes.max: 1",
         )
     return None
 

@@ -26,7 +26,7 @@ from dljob.job.observed import JOB_LABEL, JobSeen
 from dljob.job.plan.stored import NodeRequirement, PodGroup, StoredPlan
 from dljob.job.queue import Placement
 from dljob.perf.resources.memory import shm_nbytes
-from dljob.render import agent, dataset, scratch
+from dljob.render import agent, dataset, scratch, source
 from dljob.render.config import Manifest, RenderConfig
 from dljob.render.disruption import marked
 from dljob.render.gang import with_pod_group
@@ -72,14 +72,17 @@ def pod_template(
         "containers": [_container(job, spec, accepted, group, config)],
         "volumes": _volumes(job, spec, group),
     }
+    environment = [item for item in _users_variables(spec) if item["name"] != "HOME"]
+    environment.append({"name": "HOME", "value": "/tmp"})
+    first = source.init_container(spec, config, environment, _security())
+    if agent.injected(spec):
+        first.insert(0, agent.init_container(config, _security()))
     if spec.dataset.remote or spec.dataset.checked:
-        environment = [item for item in _users_variables(spec) if item["name"] != "HOME"]
-        environment.append({"name": "HOME", "value": "/tmp"})
         # Another image than the trainer's may lack the program that fetches data.
         image = agent.trainer_image(config) if agent.injected(spec) else _image(spec, config)
-        pod["initContainers"] = [dataset.init_container(spec, image, environment, _security())]
-    if agent.injected(spec):
-        pod["initContainers"] = [agent.init_container(config, _security()), *pod.get("initContainers", ())]
+        first.append(dataset.init_container(spec, image, environment, _security()))
+    if first:
+        pod["initContainers"] = first
     if scheduling.node_selector:
         pod["nodeSelector"] = dict(scheduling.node_selector)
     tolerations = [dict(item) for item in scheduling.tolerations]
@@ -234,6 +237,8 @@ def _container(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, group: PodGr
         container["envFrom"] = [item.manifest() for item in spec.trainer.env_from]
     if (command := agent.command(spec)) is not None:
         container["command"] = command
+    if (directory := source.working_directory(spec)) is not None:
+        container["workingDir"] = directory
     return container
 
 
@@ -330,7 +335,7 @@ def _mounts(spec: DLJobSpec) -> list[Manifest]:
     ]
     if spec.checkpoint.enabled:
         mounts.append({"name": "checkpoints", "mountPath": CHECKPOINT_DIR})
-    return mounts + agent.mount(spec) + dataset.mount(spec)
+    return mounts + agent.mount(spec) + source.mount(spec) + dataset.mount(spec)
 
 
 def _api_access() -> list[Manifest]:
@@ -359,4 +364,4 @@ def _volumes(job: JobSeen, spec: DLJobSpec, group: PodGroup) -> list[Manifest]:
     if spec.checkpoint.enabled:
         claim = spec.checkpoint.volume.claim_name or names.claim
         volumes.append({"name": "checkpoints", "persistentVolumeClaim": {"claimName": claim}})
-    return volumes + agent.volume(spec) + dataset.volume(spec)
+    return volumes + agent.volume(spec) + source.volumes(spec) + dataset.volume(spec)

@@ -6,7 +6,7 @@ from dljob.api import DLJobSpec
 from dljob.api.base import AUTO_SIZE
 from dljob.cluster import quantity
 from dljob.perf.workload.workload import REAL_NBYTES, builtin, reference
-from dljob.render import agent, dataset
+from dljob.render import agent, dataset, source
 from dljob.render.config import Manifest
 
 DIRECTORY = "/tmp"
@@ -73,12 +73,12 @@ def storage(spec: DLJobSpec) -> tuple[dict[str, str], dict[str, str]]:
     """Return the trainer container's requests and limits of ephemeral storage (space on the node's disk).
 
     Both have the form of ``resources`` in a container, in bytes. Both are empty without ``spec.trainer.scratch``. The
-    kubelet counts all volumes on the node's disk against the limit of the pod, so fetched data and an injected agent
-    are included.
+    kubelet counts all volumes on the node's disk against the limit of the pod, so fetched data, files of
+    ``trainer.source`` and an injected agent are included.
     """
     if spec.trainer.scratch is None:
         return {}, {}
-    others = (*dataset.volume(spec), *agent.volume(spec))
+    others = (*dataset.volume(spec), *agent.volume(spec), *source.volumes(spec))
     nbytes = int(quantity(size(spec)))
     nbytes += sum(int(quantity(item["emptyDir"]["sizeLimit"])) for item in others if "emptyDir" in item)
     return {"ephemeral-storage": str(nbytes)}, {"ephemeral-storage": str(nbytes + RESERVE_NBYTES)}

@@ -75,7 +75,7 @@ def _stuck(pods: Sequence[PodSeen]) -> Verdict | None:
 
 
 def _fetching(pods: Sequence[PodSeen]) -> Verdict | None:
-    """Return the verdict about pods that still download the dataset; None if no pod does.
+    """Return the verdict about pods that still fetch the dataset or the files of the script; None if no pod does.
 
     If downloads have failed and are tried again, the verdict is about these. If no retry can succeed, the module
     ``reconcile.run`` fails the job instead.
@@ -85,14 +85,19 @@ def _fetching(pods: Sequence[PodSeen]) -> Verdict | None:
     if failed:
         pod, again = failed[0], failed[0].fetching
         assert again is not None
+        is_data = again.container == DATASET_CONTAINER
+        field, what = ("spec.dataset.uri", "the data") if is_data else ("spec.trainer.source", "the files")
         text = (
-            f"spec.dataset.uri: pod {pod.name}{_others(failed)} could not fetch the data and retries: "
-            f"{again.message} (exit code {again.exit_code}); see kubectl logs {pod.name} -c {DATASET_CONTAINER}"
+            f"{field}: pod {pod.name}{_others(failed)} could not fetch {what} and retries: "
+            f"{again.message} (exit code {again.exit_code}); see kubectl logs {pod.name} -c {again.container}"
         )
-        return Verdict("PodsReady", FALSE, "DatasetNotFetched", text)
+        return Verdict("PodsReady", FALSE, "DatasetNotFetched" if is_data else "SourceNotFetched", text)
     if fetching:
-        text = f"{len(fetching)} pods fetch the dataset; see kubectl logs {fetching[0].name} -c {DATASET_CONTAINER}"
-        return Verdict("PodsReady", FALSE, "FetchingDataset", text)
+        pod, now = fetching[0], fetching[0].fetching
+        assert now is not None
+        text = f"{len(fetching)} pods fetch {now.what}; see kubectl logs {pod.name} -c {now.container}"
+        is_data = now.container == DATASET_CONTAINER
+        return Verdict("PodsReady", FALSE, "FetchingDataset" if is_data else "FetchingSource", text)
     return None
 
 

@@ -72,6 +72,20 @@ def test_all_uses_of_secrets_are_found() -> None:
     assert found[2].field == "spec.podTemplateOverrides[1].spec.containers[0].env[0].valueFrom.secretKeyRef.name"
 
 
+@pytest.mark.parametrize(
+    ("source", "field"),
+    [
+        ({"git": {"url": "https://a/b", "revision": "0" * 40, "secretName": "one"}}, "git.secretName"),
+        ({"archive": {"uri": "s3://a/b.zip", "secretName": "one"}}, "archive.secretName"),
+    ],
+    ids=["git", "archive"],
+)
+def test_secret_for_a_script_is_found(source: Json, field: str) -> None:
+    trainer = {"command": ["python", "a.py"], "source": source}
+    found = secrets(DLJobSpec.model_validate({**DIGITS, "trainer": trainer}))
+    assert found == (SecretUse(f"spec.trainer.source.{field}", "one"),)
+
+
 def test_secrets_of_variables_are_found() -> None:
     env = [
         {"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},

@@ -23,7 +23,7 @@ JOBS = {"digits.yaml", "minimal.yaml", "plan-only.yaml", "mixed-devices.yaml", "
 JOBS |= {"dataset-uri.yaml", "gpt.yaml", "fixed-plan.yaml", "own-script.yaml", "torchrun.yaml", "queued.yaml"}
 JOBS |= {"stale-synchronous.yaml", "pipeline.yaml", "tensor.yaml", "batch-size.yaml", "auto-strategy.yaml"}
 JOBS |= {"kueue.yaml", "priority.yaml", "finish-by.yaml", "torchrun-minimal.yaml", "autoscaled.yaml"}
-JOBS |= {"mpi.yaml", "horovod.yaml"}
+JOBS |= {"mpi.yaml", "horovod.yaml", "script-from-git.yaml"}
 JOBS |= {"report.yaml", "until.yaml", "gradient-accumulation.yaml"}
 
 
@@ -121,7 +121,12 @@ def test_scripts_in_manifests_match_the_script_files(name: str) -> None:
     config_map, job = yaml.safe_load_all((ROOT / "examples" / name).read_text())
     [(script, text)] = config_map["data"].items()
     assert text == (ROOT / "examples/scripts" / script).read_text()
-    assert job["spec"]["trainer"]["command"] == ["python", f"/scripts/{script}"]
+    trainer = job["spec"]["trainer"]
+    if "source" in trainer:
+        assert trainer["command"] == ["python", script]
+        assert trainer["source"] == {"configMap": {"name": config_map["metadata"]["name"]}}
+        return
+    assert trainer["command"] == ["python", f"/scripts/{script}"]
     [override] = job["spec"]["podTemplateOverrides"]
     assert override["spec"]["volumes"][0]["configMap"]["name"] == config_map["metadata"]["name"]
 

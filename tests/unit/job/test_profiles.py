@@ -66,3 +66,22 @@ def test_another_image_has_profiles_of_its_own(image: str) -> None:
     spec = DLJobSpec.model_validate(DIGITS)
     custom = DLJobSpec.model_validate({**DIGITS, "trainer": {"image": image}})
     assert profile_key(custom) != profile_key(spec) == "digits-cnn"
+
+
+def test_scripts_from_different_places_have_profiles_of_their_own() -> None:
+    """Equal commands such as python train.py say nothing about a script. Its revision does not change its key."""
+
+    def key(**source: Json) -> str:
+        trainer = {"command": ["python", "train.py"], **({"source": source} if source else {})}
+        return profile_key(DLJobSpec.model_validate({**DIGITS, "trainer": trainer}))
+
+    def git(url: str, digit: str, **more: str) -> str:
+        return key(git={"url": url, "revision": digit * 40, **more})
+
+    assert git("https://a/b", "1") == git("https://a/b", "2")
+    assert key(archive={"uri": "https://a/b.zip?signature=1"}) == key(archive={"uri": "https://a/b.zip?signature=2"})
+    different = [
+        key(), git("https://a/b", "1"), git("https://a/c", "1"), git("https://a/b", "1", path="p"),
+        key(archive={"uri": "https://a/b.zip"}), key(configMap={"name": "a"}), key(configMap={"name": "b"}),
+    ]  # fmt: skip
+    assert len(set(different)) == len(different)

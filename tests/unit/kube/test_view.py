@@ -192,6 +192,20 @@ class TestTrim:
         assert found.fetching == expected
         assert (found.stuck.reason if found.stuck else None) == stuck
 
+    def test_state_of_the_script_is_that_of_its_own_container(self) -> None:
+        """The containers run one after the other. The agent's is none of those that fetch."""
+        failed = {"name": "source", "state": {"terminated": {"exitCode": 64, "message": "no commit"}}}
+        done = {"name": "source", "state": {"terminated": {"exitCode": 0}}}
+        agent, dataset = ({"name": name, "state": {"running": {}}} for name in ("agent", "dataset"))
+        meta = {"metadata": {"name": "p", "uid": "u"}, "spec": {}}
+        cases = {
+            Fetching(64, "no commit", "source"): [agent, failed],
+            Fetching(): [done, dataset],
+            None: [agent],
+        }
+        for expected, containers in cases.items():
+            assert trim.pod({**meta, "status": {"initContainerStatuses": containers}}).fetching == expected
+
     def test_reason_of_an_unschedulable_pod_is_found(self) -> None:
         condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes"}
         meta = {"name": "p", "uid": "u", "deletionTimestamp": "2026-01-01T00:00:00Z"}

@@ -38,6 +38,13 @@ class TestData:
         assert desired.scales == DOWN
         assert [event.reason for event in desired.events if event.type == "Warning"] == ["BadInput"]
 
+    def test_script_that_cannot_be_fetched_fails_the_job(self) -> None:
+        found = fetching(64)
+        pods = [replace(pod, fetching=pod.fetching and replace(pod.fetching, container="source")) for pod in found.pods]
+        desired = step(replace(found, pods=tuple(pods)))
+        assert verdict(desired, "Failed") == ("True", "BadInput")
+        assert "could not fetch the files of trainer.source: " in condition_of(desired, "Failed").message
+
     def test_temporary_fetch_error_does_not_fail_the_job(self) -> None:
         desired = step(fetching(74))
         assert verdict(desired, "PodsReady") == ("False", "DatasetNotFetched")

@@ -190,6 +190,14 @@ PODS: dict[str, tuple[Json, str, tuple[str, ...]]] = {
         "DatasetNotFetched",
         ("spec.dataset.uri", "cannot connect (exit code 74)", "kubectl logs digits-cpu-0 -c dataset"),
     ),
+    "script on its way": (
+        {"fetching": Fetching(container="source")}, "FetchingSource", ("the files of trainer.source", "-c source"),
+    ),
+    "script cannot be had yet": (
+        {"fetching": Fetching(74, "spec.trainer.source.git.url: cannot connect", "source")},
+        "SourceNotFetched",
+        ("spec.trainer.source: pod", "cannot connect (exit code 74)", "kubectl logs digits-cpu-0 -c source"),
+    ),
     "no secret for the data": (
         {"stuck": Stuck("CreateContainerConfigError", 'secret "s3" not found')},
         "ContainerNotStarted",

@@ -188,7 +188,7 @@ class Download:
             self._part.replace(self.target)
             stamp = self.target.stat().st_mtime_ns
             _write(self._note, version=remote.version, nbytes=nbytes, mtime_ns=stamp, sha256=digest.hexdigest())
-        checked = "as expected" if self.sha256 else "not verified: set spec.dataset.sha256 to this checksum"
+        checked = "as expected" if self.sha256 else f"not verified: set {self.source.fields.sha256} to this checksum"
         say(f"{self.target.name}: {progress.end()}; sha256 {digest.hexdigest()}, {checked}")
         return nbytes
 
@@ -208,9 +208,12 @@ class Download:
             return
         if self.room_nbytes is not None and nbytes > self.room_nbytes:
             self._part.unlink(missing_ok=True)
+            room, fields = in_units(self.room_nbytes), self.source.fields
+            if fields.size is None:
+                raise BadInputError(fields.uri, f"a file of {in_units(nbytes)}", f"at most {room}", "make it smaller")
             raise BadInputError(
-                "spec.dataset.size", f"{in_units(self.room_nbytes)} left for {self.target.name}",
-                f"at least {in_units(nbytes)}", "raise spec.dataset.size",
+                fields.size, f"{room} left for {self.target.name}", f"at least {in_units(nbytes)}",
+                f"raise {fields.size}",
             )  # fmt: skip
         free = shutil.disk_usage(self.notes).free + size_of(self._part)
         if nbytes > free:
@@ -236,7 +239,7 @@ class Download:
 
     def _wrong(self, found: str) -> BadInputError:
         return BadInputError(
-            "spec.dataset.sha256", f"checksum {found} of {self.source.shown}", str(self.sha256),
+            self.source.fields.sha256, f"checksum {found} of {self.source.shown}", str(self.sha256),
             "correct the checksum, or put the right file there",
         )  # fmt: skip
 

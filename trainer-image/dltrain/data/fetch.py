@@ -21,7 +21,7 @@ from pathlib import Path, PurePosixPath
 
 from dlcontract import DATASET_SUMS
 from dltrain.data.download import SAY_EVERY_S, Download, in_units, say, sha256_of, size_of
-from dltrain.data.remote_sources import Source
+from dltrain.data.remote_sources import DATASET, Fields, Source
 from dltrain.protocol.errors import BadInputError
 from dltrain.protocol.rank_messages import EXIT_BAD_INPUT, EXIT_NOT_FETCHED, EXIT_OK, EXIT_STOPPED
 
@@ -83,25 +83,25 @@ def fetch(uri: str, target: Path, sha256: str | None = None, room_nbytes: int | 
         say(f"{len(listed)} files, {in_units(nbytes)}")
 
 
-def check(path: Path, sha256: str | None) -> None:
+def check(path: Path, sha256: str | None, fields: Fields = DATASET) -> None:
     """Verify the checksum of a local file. If it is a SHA256SUMS file, also verify all files that it lists.
 
-    ``sha256``: expected checksum in hex digits; None: do not verify the file itself. Raise BadInputError if a checksum
-    is wrong or a file cannot be read.
+    ``sha256``: expected checksum in hex digits; None: do not verify the file itself. ``fields``: fields of the spec
+    that messages name. Raise BadInputError if a checksum is wrong or a file cannot be read.
     """
     if sha256 is not None:
-        _hold(path, sha256, "spec.dataset.sha256")
+        _hold(path, sha256, fields.sha256, fields)
     if path.name == DATASET_SUMS:
         for name, digest in read_sums(path).items():
-            _hold(path.parent / name, digest, _FIELD)
+            _hold(path.parent / name, digest, fields.uri, fields)
 
 
-def _hold(path: Path, sha256: str, field: str) -> None:
+def _hold(path: Path, sha256: str, field: str, fields: Fields) -> None:
     try:
         found = sha256_of(path)
     except OSError as error:
         found = f"no file {path} that can be read: {error.strerror}"
-        raise BadInputError(_FIELD, found, "a file", "correct the URI, or put the file there") from None
+        raise BadInputError(fields.uri, found, "a file", "correct the URI, or put the file there") from None
     if found != sha256:
         remedy = "correct the checksum, or put the right file there"
         raise BadInputError(field, f"checksum {found} of {path}", sha256, remedy)

@@ -30,7 +30,6 @@ STREAMS = 4
 Several are needed, because object stores limit the bandwidth of each connection to less than the node's bandwidth.
 """
 CONNECT_S, SILENCE_S = 5.0, 20.0
-_FIELD = "spec.dataset.uri"
 _CREDENTIALS = (
     "AWS_ACCESS_KEY_ID",
     "AWS_PROFILE",
@@ -42,6 +41,23 @@ _CREDENTIALS = (
 
 If any of these variables is set, requests to S3 are signed. Otherwise the bucket must be public.
 """
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Paths of the fields of the spec that messages about a remote file name.
+
+    ``uri``: its location. ``sha256``: its checksum. ``secret``: the Secret for it. ``size``: the space for it; None if
+    the space is fixed.
+    """
+
+    uri: str
+    sha256: str
+    secret: str
+    size: str | None
+
+
+DATASET = Fields("spec.dataset.uri", "spec.dataset.sha256", "spec.dataset.secretName", "spec.dataset.size")
 
 
 class TransientError(OSError):
@@ -62,10 +78,10 @@ class Remote:
 
 
 class Source:
-    """One file at an ``http``, ``https`` or ``s3`` URI."""
+    """One file at an ``http``, ``https`` or ``s3`` URI. ``fields``: fields of the spec that messages name."""
 
-    def __init__(self, uri: str) -> None:
-        self.uri = uri
+    def __init__(self, uri: str, fields: Fields = DATASET) -> None:
+        self.uri, self.fields = uri, fields
         parts = urlsplit(uri)
         self.shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
         """The URI for messages, without user, password and query, which may be secret."""
@@ -77,7 +93,7 @@ class Source:
         """Return the source of another file. ``name``: its path relative to the folder of this file."""
         address, mark, query = self.uri.partition("?") if self.uri.startswith("http") else (self.uri, "", "")
         name = quote(name) if mark or self.uri.startswith("http") else name
-        return Source(f"{address.rpartition('/')[0]}/{name}{mark}{query}")
+        return Source(f"{address.rpartition('/')[0]}/{name}{mark}{query}", self.fields)
 
     def describe(self) -> Remote:
         """Return the file's metadata.
@@ -163,20 +179,20 @@ class Source:
             isinstance(one, PermissionError) or type(one).__name__ == "NoCredentialsError" for one in chain
         ):
             return BadInputError(
-                _FIELD, f"no permission to read {self.shown}{said}", "data that the job may read",
-                "name a Secret with credentials in spec.dataset.secretName, or correct its credentials",
+                self.fields.uri, f"no permission to read {self.shown}{said}", "data that the job may read",
+                f"name a Secret with credentials in {self.fields.secret}, or correct its credentials",
             )  # fmt: skip
         missing = isinstance(error, FileNotFoundError) and not any(isinstance(one, ClientError) for one in chain)
         if missing or status in (404, 410):
             return BadInputError(
-                _FIELD, f"nothing at {self.shown}{said}", "a file", "correct the URI, or put the file there"
+                self.fields.uri, f"nothing at {self.shown}{said}", "a file", "correct the URI, or put the file there"
             )
         if status is not None and 400 <= status < 500 and status not in (408, 425, 429):
             found = f"{self.shown}, which the server refused{said}"
-            return BadInputError(_FIELD, found, "a file that can be read", "correct the URI")
+            return BadInputError(self.fields.uri, found, "a file that can be read", "correct the URI")
         if any(isinstance(one, ClientConnectorCertificateError) for one in chain):
             return BadInputError(
-                _FIELD, f"{self.shown}, whose server has a certificate of an unknown authority",
+                self.fields.uri, f"{self.shown}, whose server has a certificate of an unknown authority",
                 "a certificate of a known authority",
                 "add the authority's certificate to the image, and set SSL_CERT_FILE to its path in spec.trainer.env",
             )  # fmt: skip

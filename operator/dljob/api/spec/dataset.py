@@ -10,7 +10,7 @@ from dlcontract import DATASET_DIR, DATASET_SUMS
 from dljob.api.base import ApiModel, Bytes, DnsSubdomain, Rule
 
 _LOCAL = r"pvc://[a-z0-9]([-a-z0-9.]*[a-z0-9])?/.+|file:///.+"
-_REMOTE = r"https?://[^/?#]+/[^?#]*[^/?#.](\?.*)?|s3://[^/?#]+/.*[^/.]"
+REMOTE = r"https?://[^/?#]+/[^?#]*[^/?#.](\?.*)?|s3://[^/?#]+/.*[^/.]"
 _IS_REMOTE = "has(self.uri) && (self.uri.startsWith('http') || self.uri.startsWith('s3:'))"
 
 
@@ -77,7 +77,7 @@ class Dataset(ApiModel):
     uri: Annotated[
         str | None,
         Field(
-            pattern=f"^({_LOCAL}|{_REMOTE})$",
+            pattern=f"^({_LOCAL}|{REMOTE})$",
             max_length=2048,
             description="Location of the data: pvc://CLAIM/PATH (a claim in the job's namespace), file:///PATH (in the "
             "image), or http://, https:// or s3://BUCKET/KEY, which is fetched to each node before training. A file "

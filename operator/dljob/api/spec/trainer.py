@@ -8,6 +8,7 @@ from pydantic import Field
 from dljob.api.base import AUTO_SIZE, ApiModel, AutoBytes, DnsSubdomain, Rule
 from dljob.api.spec.environment import EnvFrom, EnvVar
 from dljob.api.spec.pods import map_list
+from dljob.api.spec.source import Source
 
 
 class Framework(StrEnum):
@@ -65,6 +66,12 @@ class Trainer(ApiModel):
             lambda t: not t.args or bool(t.command),
         ),
         Rule(
+            "source",
+            "!has(self.source) || (has(self.command) && size(self.command) > 0)",
+            "source needs command: set command to a script among the files of source, such as [python, train.py]",
+            lambda t: t.source is None or bool(t.command),
+        ),
+        Rule(
             "agent",
             "!has(self.agent) || self.agent != 'Injected' || has(self.framework) && self.framework != 'DLTrain'",
             "agent Injected needs framework Torchrun or MPI, because ranks with framework DLTrain use the trainer in "
@@ -102,6 +109,14 @@ class Trainer(ApiModel):
         ),
     ] = ()
     args: Annotated[tuple[Argument, ...], Field(max_length=256, description="Arguments of command.")] = ()
+    source: Annotated[
+        Source | None,
+        Field(
+            description="Where the files of the training script come from: a ConfigMap, a git repository or an "
+            "archive. An init container fetches them before training, for any image. They are read-only, in the "
+            "working directory of command. Default: they are in the image."
+        ),
+    ] = None
     env: Annotated[
         tuple[EnvVar, ...],
         Field(max_length=256, description="Environment variables of every rank.", json_schema_extra=map_list("name")),

@@ -15,6 +15,7 @@ from dljob.job.observed import (
     DATASET_CONTAINER,
     GROUP_LABEL,
     JOB_LABEL,
+    SOURCE_CONTAINER,
     SPEC_ANNOTATION,
     SUPPORT_ANNOTATION,
     ClaimSeen,
@@ -33,6 +34,8 @@ from dljob.kueue import DIGEST_ANNOTATION
 from dljob.scheduling import Charge, pod_charge
 
 Body = Mapping[str, Any]
+_FETCHING = frozenset({DATASET_CONTAINER, SOURCE_CONTAINER})
+"""Names of the init containers that fetch something."""
 _OWN_TAINTS = "node.kubernetes.io/"
 """Prefix of the taints that the node controller sets.
 
@@ -200,7 +203,7 @@ def pod(body: Body) -> PodSeen:
         fenced="deletionTimestamp" in meta and meta.get("deletionGracePeriodSeconds") == 0,
         set=set_name,
         set_uid=set_uid,
-        fetching=next((_fetching(item) for item in init if item["name"] == DATASET_CONTAINER), None),
+        fetching=next((state for item in init if (state := _fetching(item))), None),
         conditions=_conditions(conditions, without=frozenset(STARTUP_CONDITIONS)),
         eviction=eviction(body),
         charge=None if status.get("phase") in ("Succeeded", "Failed") else _shared(pod_charge(spec)),
@@ -231,30 +234,34 @@ def _shared(charge: Charge) -> Charge:
 
 
 def _fetching(container: Body) -> Fetching | None:
-    """Return the state of the dataset's init container, which is running or has failed.
+    """Return the state of an init container that fetches data or files, and that is running or has failed.
 
-    Return None if it has succeeded or has not started. ``PodSeen.stuck`` says why a container cannot start.
+    Return None if it has succeeded or has not started, and for other init containers. ``PodSeen.stuck`` says why a
+    container cannot start.
     """
+    name = container.get("name", "")
+    if name not in _FETCHING:
+        return None
     state = container.get("state") or {}
     ended = state.get("terminated") or (container.get("lastState") or {}).get("terminated")
     if ended and ended.get("exitCode"):
         lines = (ended.get("message") or ended.get("reason") or "").strip().splitlines()
-        return Fetching(ended["exitCode"], lines[-1][-1000:] if lines else "")
-    return Fetching() if "running" in state else None
+        return Fetching(ended["exitCode"], lines[-1][-1000:] if lines else "", name)
+    return Fetching(container=name) if "running" in state else None
 
 
 def _stuck(container: Body) -> Stuck | None:
     """Return the reason why a container waits; None if it does not wait.
 
     If the container waits because its last run ended, the reason says how this run ended. The result is also None for
-    a dataset container that is being retried, because ``_fetching`` reports this case.
+    a container that fetches and is being retried, because ``_fetching`` reports this case.
     """
     waiting = (container.get("state") or {}).get("waiting")
     if not waiting:
         return None
     reason, message = waiting.get("reason") or "Waiting", waiting.get("message") or ""
     ended = (container.get("lastState") or {}).get("terminated")
-    if reason == "CrashLoopBackOff" and container.get("name") == DATASET_CONTAINER:
+    if reason == "CrashLoopBackOff" and container.get("name") in _FETCHING:
         return None
     if reason == "CrashLoopBackOff" and ended:
         reason = ended.get("reason") or reason

@@ -33,7 +33,7 @@ from dljob.status import FALSE, TRUE, Verdict, find, is_true, pods_ready
 CONDITION = "Admitted"
 START_TIMEOUT_S = 300.0
 FIRST_BACK_OFF_S, MOST_BACK_OFF_S = 30.0, 900.0
-_IN_PROGRESS = {"Starting", "FetchingDataset", "DatasetNotFetched"}
+_IN_PROGRESS = {"Starting", "FetchingDataset", "DatasetNotFetched", "FetchingSource", "SourceNotFetched"}
 """Reasons of PodsReady=False that are no obstacle: the pods have nodes, and pull images or fetch data."""
 
 
