@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -60,3 +61,29 @@ def test_deepspeed_launcher_is_refused_with_the_equivalent(two: Job) -> None:
     report = two.until(lambda r: r.phase is RunPhase.FAILED)
     assert report.failure is not None and (report.failure.reason, report.failure.retry) == ("BadInput", False)
     assert "'torchrun train.py --deepspeed_config z.json'" in report.failure.message
+
+
+@pytest.mark.parametrize(
+    ("framework", "command"),
+    [
+        ("Torchrun", ("torchrun", "train.py")),
+        pytest.param("Torchrun", ("python", "-m", "train"), marks=pytest.mark.long),
+        pytest.param("MPI", ("mpirun", "python", "train.py"), marks=pytest.mark.long),
+    ],
+    ids=["torchrun", "module", "mpi"],
+)
+def test_script_finds_its_folder_as_on_a_laptop(
+    two: Job, tmp_path: Path, framework: str, command: tuple[str, ...]
+) -> None:
+    """The working directory of the pod, in which the files of ``trainer.source`` are, is the one of each rank."""
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "helper.py").write_text("import os\nprint('found', os.getcwd(), flush=True)\n")
+    (tmp_path / "train.py").write_text("import lib.helper\nopen('train.py').close()\n")
+    for pod in two.pods:
+        at = pod.command.index("sh")
+        pod.command[at:at] = ["env", "-C", str(tmp_path)]
+    two.start(two.plan(model=ModelRef(command=command, framework=framework)), **NO_TORCH)
+    report = two.until(lambda r: r.phase in (RunPhase.SUCCEEDED, RunPhase.FAILED))
+    assert report.phase is RunPhase.SUCCEEDED, report.failure
+    for rank, pod in enumerate(two.pods):
+        assert f"[rank {rank}] found {tmp_path}\n" in pod.text()
