@@ -170,8 +170,11 @@ def recommendation(found: Recommendation) -> list[str]:
         given += ["", "Fields that are not set, and what they enable", *(f"  {line}" for line in fields)]
     if isinstance(found.answer, Infeasible):
         return [_head(found), "", *infeasible(found.answer), *given]
-    if (source := found.job.spec.trainer.agent_source) is not AgentSource.FROM_IMAGE:
-        given += ["", f"Agent:      {_AGENTS[source]}"]
+    trainer = found.job.spec.trainer
+    about = [] if trainer.agent_source is AgentSource.FROM_IMAGE else [f"Agent:      {_AGENTS[trainer.agent_source]}"]
+    if trainer.source is not None:
+        about.append(f"Script:     {trainer.source.text}")
+    given += ["", *about] if about else []
     body = [*decision(found.answer), *given]
     if found.answer.batch is not None:
         rule = learning_rate_rule(found.job.spec, found.answer.batch.chosen)

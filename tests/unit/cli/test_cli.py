@@ -78,6 +78,29 @@ class TestPlan:
         assert text.startswith("mine: MPI program, no predicted time\n")
         assert "* 2 x NVIDIA-A100-SXM4-40GB (8 ranks each), MPI\n" in text
 
+    @pytest.mark.parametrize(
+        ("source", "line"),
+        [
+            (
+                "git: {url: 'https://a.example/b', revision: 0123456789abcdef0123456789abcdef01234567, path: c/d}",
+                "Script:     commit 0123456789ab of https://a.example/b, folder c/d",
+            ),
+            (
+                "archive: {uri: 'https://a.example/b.zip?signature=secret'}",
+                "Script:     https://a.example/b.zip. Without sha256, pods that start later may get another archive",
+            ),
+            ("configMap: {name: mine}", "Script:     ConfigMap mine. Pods that start later get later changes of it"),
+        ],
+        ids=["git", "archive", "config map"],
+    )
+    def test_plan_names_the_origin_of_the_script(
+        self, folder: Path, capsys: pytest.CaptureFixture[str], source: str, line: str
+    ) -> None:
+        job = TORCHRUN.replace("framework:", f"source: {{{source}}}, framework:")
+        (folder / "job.yaml").write_text(job)
+        assert main(["plan", "job.yaml", "--cluster", "cluster.yaml"]) == 0
+        assert line in capsys.readouterr().out.splitlines()
+
     def test_plan_prints_a_table_with_the_chosen_plan_marked(
         self, folder: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -127,6 +127,18 @@ class Source(ApiModel):
         return next((found.path for found in (self.git, self.archive) if found is not None), None)
 
     @property
+    def text(self) -> str:
+        """Return one line about the files for users, without what may be secret in a URL."""
+        folder = f", folder {self.path}" if self.path else ""
+        if self.git is not None:
+            return f"commit {self.git.revision[:12]} of {self.git.url}{folder}"
+        if self.archive is not None:
+            later = "" if self.archive.sha256 else ". Without sha256, pods that start later may get another archive"
+            return f"{self.archive.uri.partition('?')[0]}{folder}{later}"
+        assert self.config_map is not None, "a rule requires one of the three"
+        return f"ConfigMap {self.config_map.name}. Pods that start later get later changes of it"
+
+    @property
     def secret(self) -> tuple[str, str] | None:
         """Return the field with the name of the Secret for fetching, as a path in ``source``, and this name.
 
