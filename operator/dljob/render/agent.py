@@ -7,7 +7,8 @@ from dljob.api import DLJobSpec
 from dljob.api.spec.trainer import AgentSource
 from dljob.render.config import Manifest, RenderConfig
 
-CONTAINER = "agent"
+CONTAINER = "dljob-agent"
+"""Name of the init container and the volume. Others, such as a monitoring sidecar, are called ``agent`` already."""
 SIZE = "256Mi"
 """Size limit of the volume. The agent's files take about 80 MB."""
 _COMMAND_FROM_IMAGE = ("dljob-agent",)
@@ -41,7 +42,7 @@ def init_container(config: RenderConfig, security: Manifest) -> Manifest:
         "name": CONTAINER,
         **trainer_image(config),
         "command": [f"{AGENT_SOURCE_DIR}/bin/python", "-I", "-m", "dltrain.launch.injected", AGENT_DIR],
-        "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
+        "resources": {"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"memory": "64Mi"}},
         "securityContext": security,
         "volumeMounts": [{"name": CONTAINER, "mountPath": AGENT_DIR}],
         "terminationMessagePolicy": "FallbackToLogsOnError",

@@ -21,6 +21,7 @@ from dlcontract import (
 )
 from dljob.api import DLJobSpec
 from dljob.api.spec.environment import EnvSource
+from dljob.cluster import quantity
 from dljob.cluster.catalogue import GPU_RESOURCES, vendor
 from dljob.job.observed import JOB_LABEL, JobSeen
 from dljob.job.plan.stored import NodeRequirement, PodGroup, StoredPlan
@@ -82,7 +83,7 @@ def pod_template(
         image = agent.trainer_image(config) if agent.injected(spec) else _image(spec, config)
         first.append(dataset.init_container(spec, image, environment, _security()))
     if first:
-        pod["initContainers"] = first
+        pod["initContainers"] = [_sized_like(pod["containers"][0], each) for each in first]
     if scheduling.node_selector:
         pod["nodeSelector"] = dict(scheduling.node_selector)
     tolerations = [dict(item) for item in scheduling.tolerations]
@@ -320,6 +321,22 @@ def _resources(spec: DLJobSpec, accepted: StoredPlan, group: PodGroup) -> Manife
         requests[resource] = limits[resource] = str(group.ranks_per_node)
     asked, most = scratch.storage(spec)
     return {"requests": requests | asked, "limits": limits | most}
+
+
+def _sized_like(trainer: Manifest, first: Manifest) -> Manifest:
+    """Return the init container ``first`` with the CPUs of the trainer container, and with no less memory.
+
+    A pod is charged the maximum of both. Quotas, LimitRanges and the QoS class of the pod then depend on
+    ``spec.resources`` alone. An init container without a CPU limit would be refused where quotas demand one.
+    """
+    resources = {kind: dict(amounts) for kind, amounts in first["resources"].items()}
+    for kind, amounts in resources.items():
+        given = trainer["resources"][kind]
+        if "cpu" in given:
+            amounts["cpu"] = given["cpu"]
+        if quantity(given["memory"]) > quantity(amounts["memory"]):
+            amounts["memory"] = given["memory"]
+    return first | {"resources": resources}
 
 
 def _cpu(thousandths: int) -> str:

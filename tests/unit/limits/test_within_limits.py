@@ -222,6 +222,30 @@ def test_cores_follow_limit_ranges_and_quotas(limit: Quota | LimitRange, per_pod
     assert group.cpu_m >= 1000 * group.ranks_per_node * group.cores or group.cores == 1
 
 
+@pytest.mark.parametrize(
+    "limit",
+    [
+        quota(limits_cpu="32"),
+        limit_range(min={"memory": "300Mi", "cpu": "500m"}),
+        limit_range(maxLimitRequestRatio={"memory": "1", "cpu": "2"}),
+    ],
+    ids=["quota of limits", "minimum", "ratio"],
+)
+def test_init_containers_are_sized_like_the_trainer(limit: Quota | LimitRange) -> None:
+    """Seen before: an own image waited for ever, because the init container of the agent had no CPU limit."""
+    resources = {"cpu": "1", "cpuLimit": "2", "memory": "1Gi"}
+    trainer = {"framework": "Torchrun", "image": "mine", "command": ["train"]}
+    source = {"configMap": {"name": "script"}}
+    data = {"uri": "https://example.invalid/a.npz", "samples": 1920}
+    bare = {"nodes": {"min": 1, "max": 8}}
+    for job in (
+        {**bare, "trainer": trainer},
+        {**bare, "trainer": {**trainer, "source": source}},
+        ELASTIC | {"dataset": data},
+    ):
+        assert planned({**job, "resources": resources}, limit).nodes > 0
+
+
 def test_nodes_without_room_for_the_least_requests_are_not_used() -> None:
     mixed = nodes(
         {"name": "s", "count": 4, "cpu": 4, "memory": "1Gi"}, {"name": "l", "count": 2, "cpu": 4, "memory": "8Gi"}
