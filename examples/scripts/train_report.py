@@ -28,7 +28,9 @@ while state["step"] < STEPS:
     stop = dltrain.stop_requested()
     if stop or state["step"] % 50 == 0:
         folder.mkdir(parents=True, exist_ok=True)
-        saved.write_text(json.dumps(state))
+        written = saved.with_suffix(".new")
+        written.write_text(json.dumps(state))
+        written.replace(saved)  # The rank may be killed while it writes.
     if stop:
         break
 print(f"y = {state['slope']:.2f} x + {state['offset']:.2f}", flush=True)

@@ -26,7 +26,9 @@ def main():
     while step < steps:
         time.sleep(pace_s)
         step += 1
-        saved.write_text(str(step))
+        written = saved.with_suffix(".new")
+        written.write_text(str(step))
+        written.replace(saved)  # A rank may be killed at any time, and the next one reads the file.
         if options.get("reporter", rank) == rank:
             dltrain.report(step=step, steps=steps, loss=1 / step + int(rank), samples=60)
         if rank == "0" and str(step) == options.get("fail_step") and not failed.exists():
