@@ -29,10 +29,7 @@ def reach(work: Callable[[Any], Awaitable[T]]) -> T:
     try:
         from dljob.kube import ApiError
     except ImportError as error:
-        raise BadInputError(
-            f"current cluster: found no Python package {error.name}, which dljob needs to read the cluster; expected "
-            "this package. Run pip install 'dljob[operator]', or use --cluster FILE"
-        ) from None
+        raise _without(error) from None
 
     async def connected() -> T:
         async with _api() as api:
@@ -44,6 +41,13 @@ def reach(work: Callable[[Any], Awaitable[T]]) -> T:
         raise BadInputError(_in_words(error)) from None
     except ValueError as error:
         raise BadInputError(str(error)) from None
+
+
+def _without(error: ImportError) -> BadInputError:
+    return BadInputError(
+        f"current cluster: found no Python package {error.name}, which dljob needs to read the cluster; expected this "
+        "package. Run pip install './operator[operator]' in a clone of dljob, or use --cluster FILE where a command has it"
+    )
 
 
 def _in_words(error: Any) -> str:
@@ -69,10 +73,12 @@ async def _api() -> AsyncIterator[Any]:
 def default_namespace() -> str:
     """Return the namespace of the kubeconfig's current context, or ``default`` if the context names none.
 
-    Raise BadInputError without a usable kubeconfig.
+    Raise BadInputError without a usable kubeconfig, or if the operator's dependencies are not installed.
     """
-    from dljob.controller.connection import connect
-
+    try:
+        from dljob.controller.connection import connect
+    except ImportError as error:
+        raise _without(error) from None
     try:
         return connect().info.default_namespace or "default"
     except ValueError as error:

@@ -204,7 +204,8 @@ def _baseline(subject: _Subject) -> model.Baseline | None:
             return None
     if done.returncode:
         last = done.stderr.strip().splitlines()[-1:] or ["no output"]
-        hint = ". Run pip install 'dljob[suggest]', or pass --no-baseline" if "No module named" in last[0] else ""
+        advice = ". Run pip install './operator[suggest]' in a clone of dljob, or pass --no-baseline"
+        hint = advice if "No module named" in last[0] else ""
         print(f"dljob: the baseline failed: {last[0]:.300}{hint}", file=sys.stderr)
         return None
     found = json.loads(done.stdout)

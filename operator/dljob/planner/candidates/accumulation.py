@@ -10,7 +10,7 @@ hold at most L samples, it uses the smallest time over all k, at multiples of L,
 
     C(b) up to L samples, and u + (b / L) (C(L) - u) beyond.
 
-``settled`` then chooses the number for a candidate, and the exact evaluation uses the first formula.
+``micro_batches_of`` then chooses the number for a candidate, and the exact evaluation uses the first formula.
 """
 
 from collections.abc import Callable, Sequence

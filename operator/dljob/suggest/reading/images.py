@@ -100,7 +100,7 @@ def _pillow() -> Any:
     except ImportError:
         raise DataError(
             "DATA: found a folder of images, but no Python package Pillow; expected this package. Run pip install "
-            "'dljob[suggest]'."
+            "'./operator[suggest]' in a clone of dljob."
         ) from None
     return Image
 
