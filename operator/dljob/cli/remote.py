@@ -46,7 +46,8 @@ def reach(work: Callable[[Any], Awaitable[T]]) -> T:
 def _without(error: ImportError) -> BadInputError:
     return BadInputError(
         f"current cluster: found no Python package {error.name}, which dljob needs to read the cluster; expected this "
-        "package. Run pip install './operator[operator]' in a clone of dljob, or use --cluster FILE where a command has it"
+        "package. Run pip install './operator[operator]' in a clone of dljob, or use --cluster FILE where a command "
+        "has it"
     )
 
 

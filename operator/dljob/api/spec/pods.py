@@ -265,9 +265,9 @@ class Resources(ApiModel):
     cpu: Annotated[
         Quantity | None,
         Field(
-            description="CPU request, such as 2 or 500m. Default: what the plan uses. On CPU nodes, the planner chooses "
-            "the ranks per node and the cores per rank. A pod requests at least one CPU, or half of the CPUs of a node "
-            "with fewer than two CPUs. The job waits until the requested CPUs are free."
+            description="CPU request, such as 2 or 500m. Default: what the plan uses. On CPU nodes, the planner "
+            "chooses the ranks per node and the cores per rank. A pod requests at least one CPU, or half of the CPUs "
+            "of a node with fewer than two CPUs. The job waits until the requested CPUs are free."
         ),
     ] = None
     cpu_limit: Annotated[Quantity | None, Field(description="CPU limit, such as 2 or 500m. Default: no limit.")] = None

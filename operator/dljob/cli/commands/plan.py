@@ -158,8 +158,8 @@ def draw(path: Path, index: int, found: Recommendation, points: Sequence[tuple[i
         from matplotlib.figure import Figure
     except ImportError:
         raise BadInputError(
-            "--plot: found no Python package matplotlib; expected this package. Run pip install './operator[plot]' in a "
-            "clone of dljob"
+            "--plot: found no Python package matplotlib; expected this package. Run pip install './operator[plot]' in "
+            "a clone of dljob"
         ) from None
     nodes = [n for n, _ in points]
     steps = [c.prediction.step_s for _, c in points]

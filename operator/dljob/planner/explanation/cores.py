@@ -70,7 +70,7 @@ def _limit(request: Request, part: Part) -> Refusal:
     else:
         room = sorted(option.pool.room_cpu, reverse=True)[part.nodes - 1]
         why = (
-            f"plans may use {room:.3g} of {option.pool.cpu:.3g} CPUs of a node: other pods use the rest, or it remains for "
-            "pods that start later"
+            f"plans may use {room:.3g} of {option.pool.cpu:.3g} CPUs of a node: other pods use the rest, or it remains "
+            "for pods that start later"
         )
     return Refusal(f"{part.nodes} x {option.label}, more than {option.cpus:.3g} CPUs each", why)
