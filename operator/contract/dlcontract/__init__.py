@@ -9,7 +9,8 @@ from dlcontract import reasons
 from dlcontract.accumulation import micro_batches_of
 from dlcontract.collectives import COLLECTIVES, MEASURABLE, SERVERS, CollectiveName
 from dlcontract.failure_rules import ExitCodes, FailureAllowance, FailureRule, decided, matching
-from dlcontract.plan import CheckpointRef, DatasetRef, Expectation, ModelRef, OptimizerRef, Plan, Rank, Role
+from dlcontract.plan import Plan
+from dlcontract.plan_parts import CheckpointRef, DatasetRef, Expectation, ModelRef, OptimizerRef, Rank, Role
 from dlcontract.pods import (
     AGENT_DIR,
     AGENT_PORT,
