@@ -38,6 +38,7 @@ def init(
     seed: int = 0,
     collective: str = "Auto",
     checkpoints: str | None = None,
+    precision: str = "FP32",
 ) -> "Trainer":
     """Join the other ranks of this run. Call it once, before the script creates its model.
 
@@ -48,7 +49,8 @@ def init(
     order and the random generators of torch, numpy and Python, so that all ranks create the same model and split the
     data in the same way. ``collective``: the name of an all-reduce algorithm: Ring, MPI, Tree, Butterfly,
     HalvingDoubling, Torch, or Auto, which measures several at the start and uses the fastest. ``checkpoints``: a
-    directory to save checkpoints to and to resume from; None: save no checkpoints.
+    directory to save checkpoints to and to resume from; None: save no checkpoints. ``precision``: FP32, BF16 or FP16,
+    for ``t.autocast`` and ``t.grad_scaler``.
 
     When the script ends, all its ranks end together. An exception becomes the reason in the job's status.
     """
@@ -64,4 +66,6 @@ def init(
             name=error.name,
         ) from error
 
-    return init_script(batch=batch, epochs=epochs, seed=seed, collective=collective, checkpoints=checkpoints)
+    return init_script(
+        batch=batch, epochs=epochs, seed=seed, collective=collective, checkpoints=checkpoints, precision=precision
+    )

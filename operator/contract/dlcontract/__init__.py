@@ -10,7 +10,7 @@ from dlcontract.accumulation import micro_batches_of
 from dlcontract.collectives import COLLECTIVES, MEASURABLE, SERVERS, CollectiveName
 from dlcontract.failure_rules import ExitCodes, FailureAllowance, FailureRule, decided, matching
 from dlcontract.plan import Plan
-from dlcontract.plan_parts import CheckpointRef, DatasetRef, Expectation, ModelRef, OptimizerRef, Rank, Role
+from dlcontract.plan_parts import CheckpointRef, DatasetRef, Expectation, ModelRef, OptimizerRef, Precision, Rank, Role
 from dlcontract.pods import (
     AGENT_DIR,
     AGENT_PORT,
@@ -120,6 +120,7 @@ __all__ = [
     "OptimizerRef",
     "Outcome",
     "Plan",
+    "Precision",
     "ProbePoint",
     "Rank",
     "RankMeasure",

@@ -8,7 +8,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from dlcontract.collectives import MEASURABLE, SERVERS, CollectiveName
 from dlcontract.failure_rules import FailureRule
-from dlcontract.plan_parts import CheckpointRef, DatasetRef, Expectation, ModelRef, OptimizerRef, Rank, Role
+from dlcontract.plan_parts import CheckpointRef, DatasetRef, Expectation, ModelRef, OptimizerRef, Precision, Rank, Role
 from dlcontract.rank_groups import DOMAIN, RANK_GROUPS, expanded, grouped
 from dlcontract.record import Name, Record
 from dlcontract.until import Until
@@ -66,6 +66,13 @@ class Plan(Record):
             "its part of a batch (gradient accumulation).",
         ),
     ] = 1
+    precision: Annotated[
+        Precision,
+        Field(
+            description="Number format of forward and backward pass. FP32 in plans of releases without this field. A "
+            "trainer that lacks it rejects a plan with another value."
+        ),
+    ] = "FP32"
     bucket_nbytes: Annotated[int, Field(ge=4096)] = 4 * 2**20
     segment_nbytes: Annotated[int, Field(ge=1024)] = 128 * 2**10
     model: ModelRef
@@ -165,6 +172,8 @@ class Plan(Record):
                 f"{self.synchronization}; expected 1, or from 1 to global_batch {self.global_batch} with parallelism "
                 "Pipeline, or with Data or Optimizer and synchronization Synchronous"
             )
+        if self.precision != "FP32":
+            self._check_precision(accumulates=accumulates)
         if (self.staleness_bound is not None) != (self.synchronization == "StaleSynchronous"):
             raise ValueError(
                 f"staleness_bound: found {self.staleness_bound} with synchronization {self.synchronization}; expected "
@@ -200,6 +209,21 @@ class Plan(Record):
                 f"collective: found LayeredServer with command {self.model.command}, find_rate "
                 f"{self.optimizer.find_rate} and scaling {self.optimizer.scaling}; expected no command (a built-in "
                 "model), find_rate False and no AdaScale, because workers have no gradient of the whole batch"
+            )
+
+    def _check_precision(self, *, accumulates: bool) -> None:
+        """Raise ValueError if other fields of the plan do not allow a precision of 16 bits.
+
+        ``accumulates``: True if ranks have a gradient of the whole batch, with parallelism Data or Optimizer.
+        """
+        framework, find_rate = self.model.framework, self.optimizer.find_rate
+        scales_search = self.precision == "FP16" and find_rate
+        if not accumulates or self.collective == "LayeredServer" or framework != "DLTrain" or scales_search:
+            raise ValueError(
+                f"precision: found {self.precision} with parallelism {self.parallelism}, synchronization "
+                f"{self.synchronization}, collective {self.collective}, framework {framework} and find_rate "
+                f"{find_rate}; expected FP32, or parallelism Data or Optimizer, Synchronous, another collective than "
+                "LayeredServer, framework DLTrain, and with FP16, find_rate False"
             )
 
     def _check_asynchronous(self) -> None:

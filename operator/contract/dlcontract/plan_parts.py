@@ -8,6 +8,12 @@ from pydantic import Field, model_validator
 from dlcontract.pods import CHECKPOINT_DIR
 from dlcontract.record import Name, Record
 
+Precision = Literal["FP32", "BF16", "FP16"]
+"""Number format of forward and backward pass, by autocast: float32, bfloat16, or float16 with loss scaling.
+
+Parameters, gradients that ranks exchange, and optimizer state are float32 in all of them.
+"""
+
 
 class Role(StrEnum):
     WORKER = "worker"

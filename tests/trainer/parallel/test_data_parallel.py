@@ -84,6 +84,15 @@ def test_steps_in_micro_batches_equal_whole_batches_in_one_process(ranks: int) -
 
 
 @pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 3])
+def test_steps_in_16_bits_equal_autocast_in_one_process(ranks: int) -> None:
+    """With unequal local batches and micro-batches; float16 with a loss scale; float32 stays exact."""
+    ended = run_ranks(ranks, BODIES / "parallel/mixed_precision.py", str(ranks), timeout_s=200)
+    assert ended.output.count("the same as in one process") == 3, ended.output
+    assert "misuse is found" in ended.output, ended.output
+
+
+@pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long), 3])
 def test_unused_parameters_hold_up_no_reduction_and_do_not_change_the_result(ranks: int) -> None:
     """Without the knowledge of what a pass reaches, no bucket was reduced during backward passes."""

@@ -10,6 +10,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -75,6 +76,20 @@ def test_two_ranks_learn_digits_with_compressed_gradients(tmp_path: Path) -> Non
         listener.wait_for(rank_messages.Finished, 2)
     outcomes = [message.outcome for message in listener.of(rank_messages.Finished)]
     assert all(outcome.accuracy is not None and outcome.accuracy >= 0.97 for outcome in outcomes)
+
+
+@pytest.mark.parametrize("precision", [pytest.param("BF16", marks=pytest.mark.long), "FP16"])
+def test_built_in_models_learn_in_16_bits(precision: Any, tmp_path: Path) -> None:
+    """Checkpoints hold float32 parameters and, with float16, the scaler, so a run resumes in any precision."""
+    plan = make_plan(2, epochs=16, shares=[80, 40], precision=precision, checkpoint=saving(tmp_path))
+    with Listener(tmp_path) as listener:
+        train(plan, tmp_path, DLTRAIN_SOCKET=listener.path)
+        listener.wait_for(rank_messages.Finished, 2)
+        outcome = listener.of(rank_messages.Finished)[0].outcome
+    assert outcome.accuracy is not None and outcome.accuracy >= 0.9
+    last = max((tmp_path / "digits-0001").glob("step-*"))
+    assert all(tensor.dtype == torch.float32 for tensor in load_file(last / MODEL).values())
+    assert ('"scaler"' in "".join(path.read_text() for path in last.glob("*.json"))) == (precision == "FP16")
 
 
 def test_parameter_server_does_not_compute(tmp_path: Path) -> None:

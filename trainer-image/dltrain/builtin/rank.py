@@ -3,12 +3,14 @@
 An agent starts this command with mpirun. It can also be started by hand.
 """
 
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 from dltrain.asynchronous import training
@@ -49,18 +51,27 @@ def train(trainer: Trainer) -> None:
     _settle(trainer, data)
     loader, peak = trainer.loader(data), plan.optimizer.learning_rate
     if plan.optimizer.find_rate:
-        peak = find_rate(trainer, loader, lambda model, batch: mean_loss(model(batch[0]), batch[1]))
+        peak = find_rate(trainer, loader, partial(_loss, trainer))
+    scaler = trainer.grad_scaler()
     for x, y in trainer.steps(loader, accumulate=True):
         for group in optimizer.param_groups:
             base = peak * trainer.learning_rate_factor
             group["lr"] = rate(base, trainer.step, trainer.total_steps)
-        _differentiate(trainer, model, x, y)
-        optimizer.step()
+        _differentiate(trainer, model, scaler, x, y)
+        scaler.step(optimizer)
+        scaler.update()
         if trainer.end_of_epoch or trainer.complete:
             trainer.log(accuracy=evaluate(trainer, model, data))
 
 
-def _differentiate(trainer: Trainer, model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> None:
+def _loss(trainer: Trainer, model: nn.Module, batch: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the mean loss of a batch, computed in the precision of the plan. It is float32 itself."""
+    x, y = batch
+    with trainer.autocast():
+        return mean_loss(model(x), y)
+
+
+def _differentiate(trainer: Trainer, model: nn.Module, scaler: GradScaler, x: torch.Tensor, y: torch.Tensor) -> None:
     """Run the forward and the backward pass of one batch. Log the loss on each rank that computes it.
 
     In a pipeline, only the ranks of the last stage compute the loss. Otherwise, every rank does.
@@ -69,9 +80,9 @@ def _differentiate(trainer: Trainer, model: nn.Module, x: torch.Tensor, y: torch
         if (mean := trainer.parallel.run(x, y, mean_loss)) is not None:
             trainer.log(loss=mean)
         return
-    loss = mean_loss(model(x), y)
+    loss = _loss(trainer, model, (x, y))
     trainer.log(loss=loss)
-    loss.backward()  # type: ignore[no-untyped-call]
+    scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
 
 def _settle(trainer: Trainer, data: Dataset) -> None:
@@ -86,9 +97,9 @@ def _settle(trainer: Trainer, data: Dataset) -> None:
         return  # the time of a part of a model is not useful for calibration
 
     def step(model: nn.Module, optimizer: Optimizer, samples: int) -> None:
-        x, y = (part.to(trainer.device) for part in data.train(np.arange(samples) % data.train_samples))
+        batch = [part.to(trainer.device) for part in data.train(np.arange(samples) % data.train_samples)]
         optimizer.zero_grad()
-        mean_loss(model(x), y).backward()  # type: ignore[no-untyped-call]
+        _loss(trainer, model, batch).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
 
     probe_and_rebalance(trainer, lambda model: make_optimizer(trainer.plan.optimizer, model), step)
@@ -98,7 +109,9 @@ def evaluate(trainer: Trainer, model: nn.Module, data: Dataset) -> float:
     """Return the accuracy on the held-out samples (for tokens: positions). All workers compute it together."""
     chosen = np.arange(data.test_samples) if trainer.plan.splits_model else _mine(trainer, data)
     model.eval()
-    right, seen = trainer.sum(count_correct(partial(trainer.parallel.predict, model), data, chosen, trainer.device))
+    with trainer.autocast():
+        found = count_correct(partial(trainer.parallel.predict, model), data, chosen, trainer.device)
+    right, seen = trainer.sum(found)
     model.train()
     return right / seen
 

@@ -61,7 +61,9 @@ class _Script:
             trainer.abandon()
 
 
-def init_script(*, batch: int, epochs: int, seed: int, collective: str, checkpoints: str | None) -> Trainer:
+def init_script(
+    *, batch: int, epochs: int, seed: int, collective: str, checkpoints: str | None, precision: str
+) -> Trainer:
     """Implement ``dltrain.init``, which describes the arguments.
 
     After this call, an uncaught exception in the script is reported to the agent and ends the process. Raise
@@ -72,7 +74,13 @@ def init_script(*, batch: int, epochs: int, seed: int, collective: str, checkpoi
     _Script.made = True
     script = _Script(RankReporter.open())
     make_plan = partial(
-        session.local_plan, batch=batch, epochs=epochs, seed=seed, collective=collective, checkpoints=checkpoints
+        session.local_plan,
+        batch=batch,
+        epochs=epochs,
+        seed=seed,
+        collective=collective,
+        checkpoints=checkpoints,
+        precision=precision,
     )
     trainer = session.start(script.reporter, make_plan)
     script.trainer = trainer

@@ -7,12 +7,22 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import NoReturn, get_args
 
 import torch
 from pydantic import ValidationError
 
-from dlcontract import DATASET_VARIABLE, MEASURABLE, CheckpointRef, DatasetRef, ModelRef, OptimizerRef, Plan, Rank
+from dlcontract import (
+    DATASET_VARIABLE,
+    MEASURABLE,
+    CheckpointRef,
+    DatasetRef,
+    ModelRef,
+    OptimizerRef,
+    Plan,
+    Precision,
+    Rank,
+)
 from dltrain.batch.shares import apportion
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.comm.selection import AUTO
@@ -24,8 +34,10 @@ from dltrain.protocol.rank_messages import EXIT_OK, PLAN_ENV, AttemptPlan, Faile
 from dltrain.protocol.reporter import RankReporter
 from dltrain.protocol.volume_layout import job_directory
 from dltrain.record.local_run import LocalRun
+from dltrain.train.mixed_precision import check_units
 from dltrain.train.trainer import Trainer
 
+PRECISIONS: dict[str, Precision] = {precision: precision for precision in get_args(Precision)}
 REPORT_VARIABLE = "DLTRAIN_REPORT"
 """Name of the environment variable with the folder for the run report of a local run."""
 ECHO_S = 3.0
@@ -62,13 +74,15 @@ def local_plan(
     model: ModelRef | None = None,
     dataset: DatasetRef | None = None,
     optimizer: OptimizerRef | None = None,
+    precision: str = "FP32",
 ) -> Plan:
     """Return a plan for a run of ``world_size`` ranks on this machine, without an operator.
 
     ``batch``: global batch size, which is divided equally. ``epochs``: number of passes over the dataset.
     ``collective``: name of the all-reduce algorithm, or Auto. ``checkpoints``: directory; None: no checkpoints.
     ``model``: by default, the running script. ``dataset``: by default, the path in $DLJOB_DATASET. ``optimizer``: by
-    default, SGD (``OptimizerRef()``). Raise BadInputError for an invalid ``batch`` or ``collective``.
+    default, SGD (``OptimizerRef()``). ``precision``: FP32, BF16 or FP16. Raise BadInputError for an invalid ``batch``,
+    ``collective`` or ``precision``.
     """
     if not isinstance(batch, int) or batch < world_size:
         raise BadInputError(
@@ -79,6 +93,8 @@ def local_plan(
         )
     if collective not in (names := (AUTO, *MEASURABLE, "Torch")):
         raise BadInputError("collective", repr(collective), ", ".join(names), "choose one of these collectives")
+    if precision not in PRECISIONS:
+        raise BadInputError("precision", repr(precision), ", ".join(PRECISIONS), "choose one of these precisions")
     shares = apportion(batch, [1] * world_size)
     gpu = torch.cuda.is_available()
     device = torch.cuda.get_device_name().replace(" ", "-") if gpu else "cpu"
@@ -102,6 +118,7 @@ def local_plan(
         seed=seed,
         checkpoint=CheckpointRef(enabled=checkpoints is not None, directory=checkpoints or ".", choose_interval=True),
         rebalance=False,
+        precision=PRECISIONS[precision],
     )
 
 
@@ -151,6 +168,7 @@ def start(reporter: RankReporter, make_plan: Callable[[int], Plan] | None = None
     process_group = ProcessGroup.start()
     process_group.expect(len(plan.ranks))
     devices.check(process_group, plan, device)
+    check_units(plan, device)
     torch.set_num_threads(threads(process_group.local_size))
     reporter.mark("rendezvous")
     return Trainer(plan, process_group, reporter, device, name)

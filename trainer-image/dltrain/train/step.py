@@ -207,6 +207,11 @@ class Step:
                 parallel.rescale_residuals(0.0)
         return found
 
+    @property
+    def unscaled(self) -> bool:
+        """Return True if a GradScaler has divided the gradients of this step by the loss scale."""
+        return self._scale is not None
+
     def _carry(self) -> None:
         """Multiply the residuals of gradient compression (rounding errors of earlier steps) to match a new loss scale.
 

@@ -39,6 +39,7 @@ from dltrain.timing.stopwatch import Budget, Stopwatch
 from dltrain.train import replay, usage_checks
 from dltrain.train.gathering import Participants, averaged, differing_buffers, gathered, participants
 from dltrain.train.held_out import held_out_batches
+from dltrain.train.mixed_precision import MixedPrecision
 from dltrain.train.normalization import warn_of_batch_norm, with_batch_norm
 from dltrain.train.progress import Progress
 from dltrain.train.saving import Saved, Saving
@@ -50,7 +51,7 @@ Model = TypeVar("Model", bound=nn.Module)
 Opt = TypeVar("Opt", bound=Optimizer)
 
 
-class Trainer(Ranks):
+class Trainer(Ranks, MixedPrecision):
     """The training of one model together with the other ranks. ``dltrain`` shows how a script uses a Trainer."""
 
     def __init__(
@@ -94,9 +95,8 @@ class Trainer(Ranks):
         watch = Stopwatch(self.budget)
         self._step = Step(self._team, self.progress, self._scaling, self.noise, self._loss_scale, watch, device)
         self._began = time.monotonic()
-        self._first = 0
-        self._passed = False
-        """True if the script has taken all batches of ``steps``, so that another call is a mistake."""
+        self._first, self._passed = 0, False
+        """Number of this process's first step; True if another call of ``steps`` is a mistake, because it took all."""
 
     def wrap(
         self, model: Model, optimizer: Opt, *, sync_batch_norm: bool | None = None, sample: Tensor | None = None
@@ -146,7 +146,6 @@ class Trainer(Ranks):
         layers reject a batch in which a rank has one sample. Only ``collate_fn`` and ``drop_last`` affect the result of
         the training. Raise ValueError for invalid arguments.
         """
-        spare_cpus = max(0, int(cpus(self.process_group.local_size)) - 1)
         return Loader(
             dataset,
             self.device,
@@ -154,7 +153,7 @@ class Trainer(Ranks):
             prefetch=prefetch,
             collate_fn=collate_fn,
             drop_last=drop_last,
-            max_workers=spare_cpus,
+            max_workers=max(0, int(cpus(self.process_group.local_size)) - 1),
             ranks_here=self.process_group.local_size,
             plan=self.plan,
         )
@@ -377,6 +376,7 @@ class Trainer(Ranks):
         ``fetch_s``: seconds to load the step's batch.
         """
         step, agreed = self._step, self._step.agreed_step.shared
+        self._check_precision()
         if self.step == self._first + 1 and self.workers > 1:
             usage_checks.warn_of_differing_buffers(differing_buffers(self.model, self._participants()), self.rank)
         step.count(fetch_s, first=self.step == self._first + 1)

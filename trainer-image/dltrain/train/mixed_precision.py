@@ -1,0 +1,80 @@
+"""The precision of the plan: autocast for forward pass and loss, and loss scaling with float16.
+
+Parameters, their gradients and the optimizer's state are float32 in every precision, so ranks exchange the same
+gradients, and checkpoints fit all precisions.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch.amp.grad_scaler import GradScaler
+
+from dlcontract import Plan
+from dltrain.optim.grad_scaler import LossScale
+from dltrain.protocol.errors import BadInputError, MisuseError
+from dltrain.train.step import Step
+
+TYPES = {"BF16": torch.bfloat16, "FP16": torch.float16}
+
+
+class MixedPrecision:
+    """The part of ``Trainer`` with which a training loop computes in the precision of the plan."""
+
+    plan: Plan
+    device: torch.device
+    _loss_scale: LossScale
+    _step: Step
+    _casts = _checked = False
+    """True if the training loop has called ``autocast``, and if its first step was checked."""
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Compute the forward pass and the loss in the precision of the plan, with torch's autocast.
+
+        Use this context manager around both, but not around ``backward()``. It does nothing if the plan's precision is
+        float32 (``spec.precision``).
+        """
+        self._casts = True
+        if self.plan.precision == "FP32":
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=TYPES[self.plan.precision])
+
+    def grad_scaler(self, **options: Any) -> GradScaler:
+        """Return a new GradScaler of torch, which scales losses if the plan's precision is float16.
+
+        ``options``: arguments of ``torch.amp.GradScaler``, such as init_scale. Use it as in plain PyTorch:
+        ``scaler.scale(loss).backward()``, ``scaler.step(opt)``, ``scaler.update()``. In other precisions, it does
+        nothing but call ``backward`` and ``opt.step()``. Checkpoints contain its state.
+        """
+        return GradScaler(self.device.type, enabled=self.plan.precision == "FP16", **options)
+
+    def _check_precision(self) -> None:
+        """Raise MisuseError if the loop's first step was not computed in the precision of the plan."""
+        precision, checked = self.plan.precision, self._checked
+        self._checked = True
+        if checked or precision == "FP32" or not self._step.weight_by_samples:
+            return  # a rank without samples has no loop
+        field = f"with a plan in {precision} (spec.precision)"
+        if not self._casts:
+            raise MisuseError(
+                f"t.steps: found no t.autocast() {field}; expected 'with t.autocast():' around forward pass and loss. "
+                "Add it, or remove spec.precision"
+            )
+        if precision == "FP16" and not (self._loss_scale.scale is not None and self._step.unscaled):
+            raise MisuseError(
+                f"t.steps: found an update without a GradScaler {field}; expected scaler = t.grad_scaler() before the "
+                "loop, scaler.scale(loss).backward(), scaler.step(opt) and scaler.update(). Add them, or choose "
+                "another spec.precision"
+            )
+
+
+def check_units(plan: Plan, device: torch.device) -> None:
+    """Raise BadInputError if the plan's precision is bfloat16 and this rank's GPU has no units for it.
+
+    torch emulates them more slowly than float32. CPUs also compute bfloat16 without such units, which profiles measure.
+    """
+    if plan.precision == "BF16" and device.type == "cuda" and not torch.cuda.is_bf16_supported(False):
+        name = torch.cuda.get_device_name(device)
+        raise BadInputError(
+            "spec.precision", f"BF16 on {name}", "a GPU with units for bfloat16", "choose FP16, FP32 or Auto"
+        )
