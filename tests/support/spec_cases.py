@@ -288,6 +288,21 @@ CASES: dict[str, tuple[Json, str]] = {
         {"parallelism": {"synchronization": "Asynchronous", "gradientAccumulation": "Auto"}},
         "needs synchronization Synchronous",
     ),
+    "automatic precision": ({"precision": "Auto"}, ""),
+    "automatic precision of a pipeline": ({"precision": "Auto", "parallelism": {"strategy": "Tensor"}}, ""),
+    "bfloat16": ({"precision": "BF16", "parallelism": {"strategy": "Optimizer"}, "collective": "Ring"}, ""),
+    "bfloat16 of a script": ({"precision": "BF16", "trainer": {"command": ["a"]}}, ""),
+    "bfloat16 in parts": ({"precision": "BF16", "parallelism": {"strategy": "Tensor"}}, "need parallelism.strategy Data"),
+    "asynchronous float16": (
+        {"precision": "FP16", "parallelism": {"synchronization": "Asynchronous"}}, "parallelism.synchronization Synchr",
+    ),
+    "bfloat16 with a layered server": ({"precision": "BF16", "collective": "LayeredServer"}, "other than LayeredServer"),
+    "precision of a torchrun script": ({**TORCHRUN_ONLY, "precision": "FP32"}, "precision needs trainer.framework DLT"),
+    "automatic precision of an MPI program": ({**MPI_ONLY, "precision": "Auto"}, "precision needs trainer.framework DLT"),
+    "float16 with a range test": (
+        {"precision": "FP16", "optimizer": {"findLearningRate": True}}, "precision FP16 scales losses",
+    ),
+    "bfloat16 with a range test": ({"precision": "BF16", "optimizer": {"findLearningRate": True}}, ""),
     "more micro-batches than samples": (
         {"parallelism": {"strategy": "Pipeline", "stages": 2, "microBatches": 99}, "globalBatchSize": 9},
         "microBatches must not exceed globalBatchSize",

@@ -56,6 +56,7 @@ BEFORE_AND_AFTER: dict[str, tuple[Json, Json]] = {
     "parallelism.stages": ({"parallelism": STAGES}, {"parallelism": {**STAGES, "stages": 3}}),
     "parallelism.microBatches": ({"parallelism": STAGES}, {"parallelism": {**STAGES, "microBatches": 3}}),
     "parallelism.gradientAccumulation": ({}, {"parallelism": {"gradientAccumulation": "Never"}}),
+    "precision": ({}, {"precision": "BF16"}),
     "parallelism.synchronization": ({}, {"parallelism": {"synchronization": "Asynchronous"}}),
     "parallelism.stalenessBound": ({"parallelism": STALE}, {"parallelism": {**STALE, "stalenessBound": 3}}),
     "nodes.max": ({"nodes": {"max": 4}}, {"nodes": {"max": 5}}),

@@ -143,6 +143,7 @@ CHANGES: tuple[Change, ...] = (
             "planning": "`mode: PlanOnly` stops the pods.",
             "collective": "",
             "gradientCompression": "",
+            "precision": "Training continues from the checkpoint, whose parameters are float32, in the new precision.",
             "parallelism": "",
             "checkpoint.enabled": "false: the job starts again from step 0.",
             "checkpoint.interval": "",

@@ -1,9 +1,29 @@
 """Measured constants of one model on one type of device."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from dlcontract import Precision
 from dljob.calibrate.noise import NoiseOf
 from dljob.perf.fit.scaling import Contention
+
+_SUFFIXES: Mapping[Precision, str] = {"BF16": ".bf16", "FP16": ".fp16"}
+
+
+def measured_key(name: str, precision: Precision) -> str:
+    """Return the key of measurements of the model ``name`` in a precision.
+
+    Profiles of releases without precisions have the key of float32, which is the name.
+    """
+    return name + _SUFFIXES.get(precision, "")
+
+
+def name_and_precision(key: str) -> tuple[str, Precision]:
+    """Return the model's name and the precision of a key that ``measured_key`` made."""
+    for precision, suffix in _SUFFIXES.items():
+        if key.endswith(suffix):
+            return key.removesuffix(suffix), precision
+    return key, "FP32"
 
 
 @dataclass(frozen=True)

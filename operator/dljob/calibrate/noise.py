@@ -49,11 +49,11 @@ def after(before: NoiseOf | None, run: NoiseOf) -> NoiseOf | None:
     return NoiseOf(run.data, exp(mean), min(2**53, before.steps + run.steps), weight + 1)
 
 
-def known(profiles: Mapping[str, NoiseOf | None], data: str) -> NoiseOf | None:
+def known(profiles: Mapping[tuple[str, str], NoiseOf | None], data: str) -> NoiseOf | None:
     """Return the gradient noise scale that was measured in the most runs on the dataset ``data``.
 
-    Return None if no profile has one for this dataset. ``profiles``: device type → noise scale of the model in this
-    device's profile; None if it was not measured.
+    Return None if no profile has one for this dataset. ``profiles``: (model key, device type) → noise scale
+    in this profile; None if it was not measured.
     """
     found = [noise for _, noise in sorted(profiles.items()) if noise is not None and noise.data == data]
     return max(found, key=lambda noise: (noise.runs, noise.steps), default=None)

@@ -76,6 +76,8 @@ def decision(found: Decision) -> list[str]:
         f"Memory:     {gibibytes(p.memory_nbytes)} for the largest rank, {gibibytes(p.host_memory_nbytes)} per pod"
     )
     lines.append(f"Based on:   {(BASIS_OF_PARTS if found.chosen.splits_model else BASIS)[p.basis]}")
+    if found.precision_reason:
+        lines.append(f"Precision:  {found.precision_reason}")
     if text := explanation(found):
         lines.append(f"Placement:  {text}")
     if found.power_advice:

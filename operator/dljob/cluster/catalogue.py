@@ -10,6 +10,8 @@ from functools import cache
 from importlib.resources import files
 from typing import Literal
 
+from dlcontract import Precision
+
 CORE_PRICE_USD_PER_H = 0.04
 """Price of a CPU in US dollars per hour, if the administrator has set none.
 
@@ -38,8 +40,16 @@ class Device:
     idle_power_W: float
     usd_per_h: float
     source: str
+    bf16_FLOPs: float = 0.0
+    """Peak operations per second in matrix products of bfloat16 numbers with float32 sums; 0 without units for them."""
+    fp16_FLOPs: float = 0.0
+    """Peak operations per second in matrix products of float16 numbers with float32 sums; 0 without units for them."""
     assumed: bool = False
     """True if the device is not in the catalogue and its figures come from another device."""
+
+    def matrix_FLOPs(self, precision: Precision) -> float:  # noqa: N802 - the unit is part of the name
+        """Return the peak operations per second in matrix products; 0 without units for this precision."""
+        return {"FP32": self.fp32_FLOPs, "BF16": self.bf16_FLOPs, "FP16": self.fp16_FLOPs}[precision]
 
 
 VENDORS = ("nvidia", "amd", "geforce", "tesla", "quadro", "instinct", "rtx")
@@ -102,7 +112,8 @@ def gpu_or_assumed(label: str) -> Device:
     """Return the GPU with this product name or node label, also if the catalogue does not contain it.
 
     If the label is that of a MIG instance (a part of a GPU), return this part. A GPU that is not in the catalogue has
-    the figures of a T4, the slowest common GPU. ``assumed`` is True for both.
+    the figures of a T4, the slowest common GPU, but no units for 16-bit numbers, which it may lack. ``assumed`` is True
+    for both.
     """
     known = gpu(label) or _slice(label)
     if known is not None:
@@ -113,6 +124,8 @@ def gpu_or_assumed(label: str) -> Device:
             **vars(stand_in),
             "name": label,
             "assumed": True,
+            "bf16_FLOPs": 0.0,
+            "fp16_FLOPs": 0.0,
             "source": f"not in the catalogue: figures of {stand_in.name}",
         }
     )
@@ -140,6 +153,8 @@ def _slice(label: str) -> Device | None:
         name=label,
         fp32_FLOPs=part * whole.fp32_FLOPs,
         conv_FLOPs=part * whole.conv_FLOPs,
+        bf16_FLOPs=part * whole.bf16_FLOPs,
+        fp16_FLOPs=part * whole.fp16_FLOPs,
         memory_nbytes=min(nbytes, whole.memory_nbytes),
         memory_bandwidth_Bps=memory * whole.memory_bandwidth_Bps,
         peak_power_W=part * whole.peak_power_W,

@@ -27,6 +27,7 @@ from dljob.calibrate import (
     next_place,
     remembered,
 )
+from dljob.calibrate.learned import name_and_precision
 from dljob.calibrate.noise import after as noise_after
 from dljob.cluster import catalogue
 from dljob.job.identity import IMAGE_PREFIX
@@ -35,7 +36,7 @@ from dljob.perf.fit.scaling import Contention
 from dljob.perf.step.compute import calibrated, catalogue_curve
 from dljob.perf.workload.datasets import DATASETS
 from dljob.perf.workload.models import MODELS
-from dljob.perf.workload.workload import builtin
+from dljob.perf.workload.workload import builtin, in_precision
 
 STEADY_STEPS = 50
 """Number of steps over which a rank averages the times that it reports."""
@@ -316,9 +317,10 @@ def _expected(model: str, device: str, cores: int | None) -> Callable[[int], flo
 
 
 def _catalogue(model: str, device: str, cores: int | None) -> Curve | None:
+    model, precision = name_and_precision(model)
     name, *rest = model.split(".")
     dataset = next((part for part in rest if not part.startswith(IMAGE_PREFIX)), "")
     if name not in MODELS or (dataset and dataset not in DATASETS):
         return None
     chip = catalogue.gpu(device) or catalogue.cpu(device, float(cores or 1))
-    return catalogue_curve(builtin(name, dataset or None), chip, float(cores or 1))
+    return catalogue_curve(in_precision(builtin(name, dataset or None), precision), chip, float(cores or 1))

@@ -68,8 +68,8 @@ def choose(
     base = request.global_batch
     if batches.running is not None:
         return _kept(request, batches, plan)
-    key = request.profile or request.model or ""
-    noise = known({device: found.noise for (name, device), found in learned.items() if name == key}, batches.data)
+    keys = request.keys
+    noise = known({key: found.noise for key, found in learned.items() if key[0] in keys}, batches.data)
     if noise is None:
         text = (
             f"stays {base}, because no run has measured the gradient noise scale of this model on this data; a run on "

@@ -6,13 +6,14 @@ combinations of options approximately, evaluates the most promising ones exactly
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import product
 
+from dlcontract import Precision
 from dljob.calibrate.learned import Learned
 from dljob.cluster import ClusterView
 from dljob.perf.step.input_data import Stored
-from dljob.perf.workload.workload import Workload
+from dljob.perf.workload.workload import Workload, in_precision
 from dljob.planner import batch
+from dljob.planner.candidates import precision
 from dljob.planner.candidates.accumulation import accumulated
 from dljob.planner.candidates.evaluate import Part, evaluate
 from dljob.planner.candidates.fixed import fixed_parts
@@ -54,18 +55,18 @@ MAX_REFUSALS = 20
 Constants = Mapping[tuple[str, str], Learned]
 """Learned constants by (model or training script, device)."""
 Found = tuple[list[Part], Choice | Refusal]
-Made = dict[tuple[str, bool, Layout, Stored | None], list[Option]]
+Made = dict[tuple[str, bool, Layout, Stored | None, str], list[Option]]
 
 
 def plan(request: Request, view: ClusterView, learned: Constants) -> Decision | Infeasible:
     """Return the best plan for the request on this cluster, or the reason why no plan is possible.
 
-    ``learned``: measured constants by (``request.profile``, device). The catalogue replaces missing constants.
+    ``learned``: measured constants by (``request.key``, device). The catalogue replaces missing constants.
     """
     if request.missing:
         return plan_unpredicted(request, view)
-    key = request.profile or request.model or ""
-    request = replace(request, cautious=any(name == key and known.steps for (name, _), known in learned.items()))
+    keys = request.keys
+    request = replace(request, cautious=any(name in keys and known.steps for (name, _), known in learned.items()))
     return in_best_domain(request, view, lambda asked, part: _plan_in(asked, part, learned))
 
 
@@ -90,8 +91,11 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
     if (wrong := no_such_device(request, view)) is not None:
         return wrong
     nodes = eligible(request, view)
+    if (wrong := precision.no_device(request, nodes.pools)) is not None:
+        return wrong
     found: list[Found] = []
     refusals: list[Refusal] = list(nodes.refusals)
+    typed = workload
     if request.strategy in ("Pipeline", "Tensor"):
         fixed = fixed_parts(request, nodes, workload, learned) if request.fixed else []
         asked = (
@@ -101,23 +105,28 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
             return asked
         found, refusals = [([], choice) for choice in asked[0]], asked[1]
     elif request.fixed:
+        typed = in_precision(workload, precision.of_groups(request, nodes.pools))
         for strategy in strategies(request):
-            parts = fixed_parts(request, nodes, workload, learned, strategy)
+            parts = fixed_parts(request, nodes, typed, learned, strategy)
             if isinstance(parts, Infeasible):
                 return parts
             parts = [replace(part, option=_accumulated(part.option, request)) for part in parts]
-            found += [(parts, evaluate(parts, name, request, workload)) for name in collectives(request, parts)]
+            found += [(parts, evaluate(parts, name, request, typed)) for name in collectives(request, parts)]
     else:
         if (short := too_few(request, nodes, view)) is not None:
             return short
         found, refusals = _candidates(request, nodes, workload, learned, made)
     if request.strategy == "Auto":
+        whole = [replace(p, option=p.option.single or p.option) for p in found[0][0]] if request.fixed else []
+        if whole and typed.precision != "FP32":  # model parallelism computes in float32
+            again = fixed_parts(request, nodes, workload, learned)
+            whole = [] if isinstance(again, Infeasible) else again
         split_up = model_split.search(
             request,
             nodes,
             workload,
             lambda pool, layout: _options(pool, layout, workload, request, learned, made),
-            [replace(p, option=p.option.single or p.option) for p in found[0][0]] if request.fixed else (),
+            whole,
         )
         found += [([], choice) for choice in split_up[0]]
         refusals += split_up[1]
@@ -131,6 +140,7 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
     refusals += slower(request, chosen, choices, candidates)
     measure = None
     if parts := next(parts for parts, c in found if c is chosen):
+        workload = in_precision(workload, chosen.precision)
         refusals += more_cores(
             request, chosen, parts, workload, lambda pool, each: _options(pool, each, workload, request, learned, made)
         )
@@ -147,6 +157,7 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
         power_advice(request, chosen),
         trade_offs=front(chosen, choices, objective.INDISTINCT),
         checkpoint_s=checkpoint_s(workload),
+        precision_reason=precision.reason(request, chosen),
     )
 
 
@@ -185,34 +196,47 @@ def _candidates(
     mixes GPUs and CPUs, because NCCL does not span both.
     """
     found: list[Found] = []
-    refusals = list(nodes.refusals)
-    for is_gpu, strategy in product((True, False), strategies(request)):
-        pools = [pool for pool in nodes.pools if pool.is_gpu == is_gpu]
+    refusals = [*nodes.refusals, *precision.refusals(request, nodes.pools)]
+    searches = [
+        (able, in_precision(workload, each), strategy)
+        for is_gpu in (True, False)
+        for each, able in precision.searched(request, [pool for pool in nodes.pools if pool.is_gpu == is_gpu])
+        for strategy in strategies(request)
+    ]
+    for pools, typed, strategy in searches:
+        is_gpu = any(pool.is_gpu for pool in pools)
         most = sum(sum(pool.free) if is_gpu else pool.nodes * layouts(pool, request)[-1].ranks for pool in pools)
         ways = [
             _accumulated(option, request)
             for pool in pools
             for g in layouts(pool, request)
             for option in (
-                sharing_options(pool, g, workload, request, learned, most)
+                sharing_options(pool, g, typed, request, learned, most)
                 if strategy == "Optimizer"
-                else _options(pool, g, workload, request, learned, made)
+                else _options(pool, g, typed, request, learned, made)
             )
         ]
         if strategy == strategies(request)[-1]:  # the strategy that needs the least memory
-            refusals += memory_refusals(ways, request, workload)
+            own = [option for option in ways if precision.gets(request, option.pool, typed.precision)]
+            refusals += memory_refusals(own, request, typed)
         ways = [o for o in ways if o.largest_batch >= 1]
         if not ways:
             continue
-        search = Search(ways, request, Screen(ways, request, workload))
+        search = Search(ways, request, Screen(ways, request, typed))
         search.run()
         rows = search.best(EVALUATED_ROWS, objective.INDISTINCT)
         for i, (row, best) in enumerate(zip(rows, search.collectives_of(rows), strict=True)):
             parts = ordered([Part(option, int(n)) for option, n in zip(ways, row, strict=True) if n])
             # On the best row, evaluate all collectives to show how they compare. On the others, evaluate the best one.
             names = collectives(request, parts) if i == 0 else (best,)
-            found += [(parts, evaluate(parts, name, request, workload)) for name in names]
+            tried = [(parts, evaluate(parts, name, request, typed)) for name in names]
+            found += [each for each in tried if _is_of_precision(request, each[1], typed.precision)]
     return found, refusals
+
+
+def _is_of_precision(request: Request, found: Choice | Refusal, searched: Precision) -> bool:
+    """Return True if a candidate of the search in a precision gets this precision; also for rejected candidates."""
+    return isinstance(found, Refusal) or precision.of_choice(request, found) == searched
 
 
 def _accumulated(option: Option, request: Request) -> Option:
@@ -227,7 +251,7 @@ def _options(
 
     Options depend on the global batch size only through the data that the job reads from disk.
     """
-    key = (pool.device, pool.is_gpu, layout, stored_of(request))
+    key = (pool.device, pool.is_gpu, layout, stored_of(request), workload.precision)
     if key not in made:
         made[key] = options(pool, layout, workload, request, learned)
     return made[key]

@@ -6,6 +6,7 @@ from datetime import datetime, timedelta
 from dlcontract import EXIT_BAD_INPUT, SERVERS, Failure, Report, RunPhase, reasons
 from dljob.api import Condition, DLJobSpec, DLJobStatus
 from dljob.calibrate import Place
+from dljob.calibrate.learned import measured_key
 from dljob.job.defaults import is_default
 from dljob.job.identity import data_key, profile_key
 from dljob.job.plan.stored import StoredPlan, threads
@@ -255,4 +256,5 @@ def measurements(spec: DLJobSpec, report: Report, accepted: StoredPlan | None) -
         sharded = accepted.plan.parallelism == "Optimizer"
         place = Place(group.nodes, group.ranks_per_node, accepted.plan.collective, sharded)
     used = {device: next(iter(found)) for device, found in layouts.items() if device in measured}
-    return RunMeasurements(profile_key(spec), report, planned, place, data_key(spec), used)
+    key = measured_key(profile_key(spec), accepted.plan.precision)
+    return RunMeasurements(key, report, planned, place, data_key(spec), used)

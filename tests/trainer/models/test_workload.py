@@ -6,7 +6,7 @@ import pytest
 
 from dljob.perf.workload.datasets import DATASETS
 from dljob.perf.workload.models import MODELS
-from dljob.perf.workload.workload import builtin, misfit
+from dljob.perf.workload.workload import builtin, in_precision, misfit
 
 torch = pytest.importorskip("torch")
 
@@ -53,6 +53,63 @@ def test_layer_tables_match_the_models(name: str, dataset: str) -> None:
     flops = batch * sum(layer.forward_FLOPs + layer.backward_FLOPs for layer in counted)
     assert flops == pytest.approx(counter.get_total_flops(), rel=0.03)
     assert batch * workload.activation_nbytes == pytest.approx(sum(n for n, _ in saved.values()), rel=0.03)
+
+
+@pytest.mark.parametrize(("name", "dataset"), CASES)
+def test_layer_tables_match_autocast_on_gpus(name: str, dataset: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fake tensors follow CUDA's rules of autocast without a GPU: activations within 3 %, copies of all parameters."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.autograd.graph import saved_tensors_hooks
+
+    from dltrain.models import InputShape, build, gpt
+
+    data = DATASETS[dataset]
+
+    class Fused(torch.autograd.Function):
+        """Keep what fused attention keeps. Without a GPU, torch does not choose it."""
+
+        @staticmethod
+        def forward(ctx: Any, q: Any, k: Any, v: Any) -> Any:
+            out = torch.empty_like(q)
+            ctx.save_for_backward(q, k, v, out)
+            return out
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Any) -> tuple[Any, Any, Any]:
+            return gradient, gradient, gradient
+
+    monkeypatch.setattr(gpt, "scaled_dot_product_attention", lambda q, k, v, is_causal: Fused.apply(q, k, v))
+
+    def kept_nbytes(samples: int) -> float:
+        shape = (samples, *data.shape)
+        with FakeTensorMode(), torch.device("cuda"):
+            model = build(name, InputShape(data.shape, data.classes, data.tokens))
+            x = torch.randint(0, data.classes, shape) if data.tokens else torch.randn(shape)
+            parameters = {p.untyped_storage()._cdata for p in model.parameters()}
+            saved: dict[int, Any] = {}
+
+            def record(tensor: Any) -> Any:
+                if (key := tensor.untyped_storage()._cdata) not in parameters:
+                    saved[key] = tensor
+                return tensor
+
+            torch.set_autocast_enabled("cuda", True)  # torch.autocast demands a GPU
+            torch.set_autocast_dtype("cuda", torch.bfloat16)
+            torch.autocast_increment_nesting()
+            try:
+                with saved_tensors_hooks(record, lambda tensor: tensor):
+                    model(x)
+            finally:
+                torch.autocast_decrement_nesting()
+                torch.clear_autocast_cache()
+                torch.set_autocast_enabled("cuda", False)
+        return sum(tensor.untyped_storage().nbytes() for tensor in saved.values())
+
+    few, more = kept_nbytes(2), kept_nbytes(4)
+    workload = in_precision(builtin(name, dataset), "BF16")
+    assert (more - few) / 2 == pytest.approx(workload.activation_nbytes, rel=0.03)
+    # The copies of biases are not needed by the backward pass.
+    assert 0.6 * workload.parameter_copies_nbytes <= 2 * few - more <= workload.parameter_copies_nbytes
 
 
 @pytest.mark.parametrize("name", DATASETS)

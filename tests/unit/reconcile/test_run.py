@@ -281,6 +281,10 @@ class TestEnds:
         assert desired.measurements is not None and desired.measurements.model == "digits-cnn"
         assert ("Normal", "Complete") in [(event.type, event.reason) for event in desired.events]
 
+    def test_measurements_of_a_run_in_16_bits_are_stored_apart(self) -> None:
+        desired = step(done(spec={**DIGITS, "precision": "BF16"}, outcome=OUTCOME, step=75))
+        assert desired.measurements is not None and desired.measurements.model == "digits-cnn.bf16"
+
     def test_finished_job_stays_finished(self) -> None:
         observed = done(outcome=OUTCOME)
         ended = after(observed, step(observed))

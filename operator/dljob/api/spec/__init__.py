@@ -11,6 +11,7 @@ from dljob.api.spec.parallelism import (
     GradientCompression,
     Parallelism,
     ParallelismStrategy,
+    Precision,
     Synchronization,
 )
 from dljob.api.spec.planning import (
@@ -78,6 +79,7 @@ __all__ = [
     "Planning",
     "PlanningMode",
     "PodTemplateOverride",
+    "Precision",
     "PullPolicy",
     "ReclaimPolicy",
     "ReferenceModel",

@@ -48,6 +48,13 @@ COMPATIBLE: Mapping[str, Mapping[AxisName, tuple[str, ...]]] = {
         "synchronization": ("Synchronous",),
         "framework": ("DLTrain",),
     },
+    # Of the following entry, all but the framework applies to the values BF16 and FP16 only.
+    "precision": {
+        "framework": ("DLTrain",),
+        "collective": tuple(name for name in ("Auto", *COLLECTIVES) if name != "LayeredServer"),
+        "strategy": ("Data", "Optimizer", "Auto"),
+        "synchronization": ("Synchronous",),
+    },
     "batchSizeRange": {"strategy": ("Data",), "synchronization": ("Synchronous",), "framework": ("DLTrain",)},
 }
 

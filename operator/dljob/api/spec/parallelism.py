@@ -1,4 +1,4 @@
-"""``spec.parallelism``, ``spec.collective`` and ``spec.gradientCompression``."""
+"""``spec.parallelism``, ``spec.collective``, ``spec.gradientCompression`` and ``spec.precision``."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -22,6 +22,13 @@ class Collective(StrEnum):
 
 
 class GradientCompression(StrEnum):
+    BF16 = "BF16"
+    FP16 = "FP16"
+
+
+class Precision(StrEnum):
+    AUTO = "Auto"
+    FP32 = "FP32"
     BF16 = "BF16"
     FP16 = "FP16"
 

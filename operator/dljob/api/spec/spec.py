@@ -9,7 +9,7 @@ from dljob.api.spec.checkpoint import Checkpoint
 from dljob.api.spec.dataset import NO_DATASET, Dataset
 from dljob.api.spec.model import NO_MODEL, ModelSpec
 from dljob.api.spec.optimizer import Optimizer
-from dljob.api.spec.parallelism import Collective, GradientCompression, Parallelism
+from dljob.api.spec.parallelism import Collective, GradientCompression, Parallelism, Precision
 from dljob.api.spec.planning import BatchSizeRange, NodeRange, Objective, Planning
 from dljob.api.spec.pods import PodTemplateOverride, Resources, RunPolicy, Scheduling, map_list
 from dljob.api.spec.rules import RULES
@@ -102,6 +102,16 @@ class DLJobSpec(ApiModel):
         Field(
             description="Send gradients as 16-bit numbers, with error feedback. Use it on CPUs with slow networks. "
             "Default: no compression."
+        ),
+    ] = None
+    precision: Annotated[
+        Precision | None,
+        Field(
+            description="Number format of forward and backward pass, by autocast. FP32: float32. BF16: bfloat16. FP16: "
+            "float16 with loss scaling. Parameters, gradients that ranks exchange, and checkpoints are always float32, "
+            "and so are norms and the loss. Auto: BF16 on GPUs with units for it, FP16 on GPUs that only have "
+            "units for this, and FP32 on CPUs and GPUs that the catalogue lacks. A training script needs t.autocast() "
+            "and, for Auto and FP16, t.grad_scaler(). Default: FP32."
         ),
     ] = None
     parallelism: Annotated[Parallelism, Field(description="Parallelism strategy and synchronization.")] = Parallelism()

@@ -122,6 +122,10 @@ class PlanStatus(ApiModel):
             "accumulates. Unset if batches are not divided.",
         ),
     ] = None
+    precision: Annotated[
+        str | None,
+        Field(description="Precision of forward and backward pass: BF16 or FP16. Unset for FP32 (float32)."),
+    ] = None
     batch_choice: BatchChoice | None = None
     predicted: Predicted
     candidates: tuple[Candidate, ...] = ()

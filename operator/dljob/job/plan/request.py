@@ -3,6 +3,7 @@
 from math import ceil
 
 from dlcontract import COLLECTIVES, CollectiveName
+from dlcontract import Precision as PlannedPrecision
 from dljob.api import (
     Collective,
     DLJobSpec,
@@ -11,6 +12,7 @@ from dljob.api import (
     OptimizerName,
     ParallelismStrategy,
     PlanningMode,
+    Precision,
     ScalingRule,
     SpotUse,
     duration_s,
@@ -132,6 +134,8 @@ def planner_request(
         micro_batches=micro_batches(spec),
         chooses_micro_batches=chooses_micro_batches(spec),
         may_accumulate=_may_accumulate(spec) and spec.parallelism.micro_batches is None,
+        precision=precision(spec),
+        may_scale_loss=not spec.optimizer.find_learning_rate,
         compressed=spec.gradient_compression is not None,
         synchronization=spec.parallelism.synchronization.value,
         staleness_bound=spec.parallelism.staleness_bound,
@@ -156,6 +160,9 @@ _REDUCED_BY_SCRIPT: dict[Framework, CollectiveName] = {Framework.TORCHRUN: "Torc
 """Framework whose scripts reduce gradients themselves → name of the collective whose time is predicted for them."""
 
 
+_PRECISION: dict[Precision, PlannedPrecision] = {Precision.BF16: "BF16", Precision.FP16: "FP16"}
+
+
 def _collective(asked: Collective) -> CollectiveName | None:
     """Return the collective (algorithm of the all-reduce) that the spec names; None if the planner chooses it."""
     return next((name for name in COLLECTIVES if name == asked.value), None)
@@ -178,6 +185,19 @@ def chooses_micro_batches(spec: DLJobSpec) -> bool:
         return False
     asked = spec.parallelism.gradient_accumulation
     return asked is GradientAccumulation.AUTO or (asked is None and not spec.trainer.command)
+
+
+def precision(spec: DLJobSpec) -> PlannedPrecision | None:
+    """Return the precision that the spec asks for; None if the planner chooses it by the devices.
+
+    A job without the field computes in float32, so that a new release does not change its results. So does a job with
+    Auto that cannot train in 16 bits.
+    """
+    if spec.precision is not Precision.AUTO:
+        return _PRECISION.get(spec.precision, "FP32") if spec.precision else "FP32"
+    able = spec.trainer.framework is Framework.DLTRAIN and spec.collective is not Collective.LAYERED_SERVER
+    split = spec.parallelism.strategy.splits_model
+    return None if able and not split and not spec.parallelism.asynchronous else "FP32"
 
 
 def micro_batches(spec: DLJobSpec) -> int:

@@ -124,6 +124,7 @@ def plan_status(
         collective=chosen.collective,
         parallelism=parallelism(spec, chosen),
         micro_batches=chosen.micro_batches if chosen.strategy == "Pipeline" or chosen.micro_batches > 1 else None,
+        precision=chosen.precision if chosen.precision != "FP32" else None,
         batch_choice=_batch_choice(spec, decision.batch) if decision.batch else None,
         predicted=predicted(chosen.prediction),
         candidates=tuple(_candidate(c, chosen) for c in decision.candidates),

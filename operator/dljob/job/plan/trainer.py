@@ -145,6 +145,7 @@ def trainer_plan(
         compression=spec.gradient_compression.value if spec.gradient_compression else None,
         parallelism=strategy,
         micro_batches=chosen.micro_batches,
+        precision=chosen.precision,
         synchronization=spec.parallelism.synchronization.value,
         staleness_bound=spec.parallelism.staleness_bound,
         **({"segment_nbytes": TCP_SEGMENT_NBYTES} if spread else {}),

@@ -42,9 +42,9 @@ MAX_SAMPLES = 2**31 - 1
 def fixed_nbytes(workload: Workload) -> float:
     """Return the bytes of training state, which do not depend on the batch.
 
-    The state is parameters, gradients (one contiguous buffer) and optimizer state.
+    The state is parameters, gradients (one contiguous buffer), optimizer state and the 16-bit copies of autocast.
     """
-    return (2 + workload.optimizer_slots) * REAL_NBYTES * workload.parameters
+    return (2 + workload.optimizer_slots) * REAL_NBYTES * workload.parameters + workload.parameter_copies_nbytes
 
 
 def sharded(workload: Workload, ranks: int) -> Workload:

@@ -10,12 +10,13 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from dlcontract import Precision
 from dljob.cluster.catalogue import Device
 from dljob.perf.fit.curve import Curve, nondecreasing
 from dljob.perf.fit.few_points import knots_through
 from dljob.perf.step.core_scaling import ONE_CORE, CoreUse
 from dljob.perf.workload import structure
-from dljob.perf.workload.layers import Layer
+from dljob.perf.workload.layers import PRODUCTS, Layer
 from dljob.perf.workload.workload import REAL_NBYTES, Workload
 
 ARITHMETIC_EFFICIENCY = {"cpu": 0.75, "gpu": 0.55}
@@ -23,7 +24,13 @@ ARITHMETIC_EFFICIENCY = {"cpu": 0.75, "gpu": 0.55}
 benchmarks/perfmodel/compute_constants.py and prediction.py, which found 0.7 to 0.95 of the peak of the catalogue's
 generic core. The GPU value is an assumption."""
 TENSOR_EFFICIENCY = 0.25
-"""Fraction of a tensor core's peak that TF32 convolutions reach."""
+"""Fraction of a tensor core's peak that TF32 convolutions reach. For 16-bit ones, the same is assumed."""
+PRODUCT_EFFICIENCY_16 = 0.45
+"""Fraction of a tensor core's peak that matrix products and attention reach in 16 bits. Narayanan et al. 2021 (table 1)
+report 44 % of an A100's peak for a model of 1.7 billion parameters, with all that is not a product in the time."""
+CAST_NBYTES = 18
+"""Bytes per parameter and step that autocast to 16 bits reads and writes: the conversion of the parameter (4 + 2), its
+use in both passes (2 + 2), its gradient (2), and the conversion of the gradient (2 + 4). In float32 it is 3 x 4."""
 BANDWIDTH_EFFICIENCY = 0.75
 """Fraction of the peak memory bandwidth that streaming kernels reach."""
 
@@ -113,7 +120,10 @@ def roofline(workload: Workload, device: Device, cores: float = 1.0) -> Curve:
     """
     bandwidth = device.memory_bandwidth_Bps * BANDWIDTH_EFFICIENCY
     arithmetic, traffic, weights = (
-        np.array(column) for column in zip(*(_line(layer, device, bandwidth) for layer in workload.layers), strict=True)
+        np.array(column)
+        for column in zip(
+            *(_line(layer, device, bandwidth, workload.precision) for layer in workload.layers), strict=True
+        )
     )
     host = host_overhead_s(workload, cores)
     fixed = _sheet_update_s(workload, device) + (host if device.kind == "cpu" else 0.0)
@@ -133,24 +143,32 @@ def arithmetic_FLOPs(workload: Workload, device: Device) -> float:  # noqa: N802
 
     Each layer reaches its usual efficiency.
     """
-    lines = [_line(layer, device, device.memory_bandwidth_Bps)[0] for layer in workload.layers]
+    bandwidth = device.memory_bandwidth_Bps
+    lines = [_line(layer, device, bandwidth, workload.precision)[0] for layer in workload.layers]
     operations = sum(layer.forward_FLOPs + layer.backward_FLOPs for layer in workload.layers)
     return operations / sum(lines) if operations > 0 else device.fp32_FLOPs
 
 
-def _line(layer: Layer, device: Device, bandwidth_Bps: float) -> tuple[float, float, float]:
+def _line(
+    layer: Layer, device: Device, bandwidth_Bps: float, precision: Precision = "FP32"
+) -> tuple[float, float, float]:
     """Return a layer's (arithmetic seconds per sample, traffic seconds per sample, traffic seconds of parameters).
 
     Traffic is data that the layer reads from and writes to memory. The parameters' traffic occurs once per step.
-    ``bandwidth_Bps``: the reachable memory bandwidth.
+    ``bandwidth_Bps``: the reachable memory bandwidth. A 16-bit ``precision`` without units on the device has the speed
+    of float32.
     """
-    peak = device.conv_FLOPs if layer.is_conv else device.fp32_FLOPs
-    efficiency = TENSOR_EFFICIENCY if peak > device.fp32_FLOPs else ARITHMETIC_EFFICIENCY[device.kind]
-    return (
-        (layer.forward_FLOPs + layer.backward_FLOPs) / (peak * efficiency),
-        REAL_NBYTES * layer.moved_elements / bandwidth_Bps,
-        3 * REAL_NBYTES * layer.parameters / bandwidth_Bps,
-    )
+    operations, peak_16 = layer.forward_FLOPs + layer.backward_FLOPs, device.matrix_FLOPs(precision)
+    if precision != "FP32":
+        traffic, weights = layer.moved_16_nbytes, CAST_NBYTES * layer.parameters
+    else:
+        traffic, weights = REAL_NBYTES * layer.moved_elements, 3 * REAL_NBYTES * layer.parameters
+    if precision != "FP32" and peak_16 and layer.kind in PRODUCTS:
+        speed = peak_16 * (TENSOR_EFFICIENCY if layer.is_conv else PRODUCT_EFFICIENCY_16)
+    else:
+        peak = device.conv_FLOPs if layer.is_conv else device.fp32_FLOPs
+        speed = peak * (TENSOR_EFFICIENCY if peak > device.fp32_FLOPs else ARITHMETIC_EFFICIENCY[device.kind])
+    return operations / speed, traffic / bandwidth_Bps, weights / bandwidth_Bps
 
 
 def at_least(curve: Curve, floor_s: float) -> Curve:

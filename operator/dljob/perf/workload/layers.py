@@ -27,8 +27,16 @@ class Layer:
     """Elements that the forward and the backward pass read and write, without parameters."""
     output_elements: float = 0.0
     is_conv: bool = False
+    moved_16_nbytes: float = 0.0
+    """Bytes that both passes read and write with autocast to 16 bits, without parameters, but with conversions."""
     follows: bool = False
     """True if the trainer treats this layer and the previous one as one module, which pipeline stages never divide."""
+
+
+PRODUCTS = ("conv", "linear", "attention")
+"""Kinds of layers whose time is in products of matrices, which autocast computes in 16 bits."""
+_CONVERSION_NBYTES = 6.0
+"""Bytes that the conversion of an element between float32 and 16 bits reads and writes."""
 
 
 class Net:
@@ -36,6 +44,10 @@ class Net:
 
     It also counts the elements that autograd keeps for the backward pass: inputs of layers with weights, of norms and
     of pools, and outputs of activations. A tensor counts once, even if several layers keep it.
+
+    With autocast to 16 bits, convolutions and products have 16-bit inputs and outputs, and group and layer norms
+    float32 ones. Other layers compute in the type of their input. A converted tensor counts besides the original, if
+    both are kept (torch's rules for CUDA; tests/trainer/models/test_workload.py compares the sums with torch's own).
     """
 
     def __init__(self, *shape: int) -> None:
@@ -43,6 +55,10 @@ class Net:
         self.layers: list[Layer] = []
         self.largest_elements = prod(shape)
         self._kept: dict[int, float] = {}
+        self._kept_16: dict[tuple[int, int], float] = {}
+        """Kept bytes with autocast to 16 bits, by (tensor, number of a converted copy of it or 0)."""
+        self._widths = {0: 4}
+        """Bytes of an element of each tensor with autocast to 16 bits."""
         self._tensor = self._tensors = 0
 
     @property
@@ -69,8 +85,21 @@ class Net:
         """Return how many elements per sample are kept for the backward pass, including the network's input."""
         return sum(self._kept.values())
 
-    def _keep(self) -> None:
+    @property
+    def kept_16_nbytes(self) -> float:
+        """Return how many bytes per sample are kept for the backward pass with autocast to 16 bits."""
+        return sum(self._kept_16.values())
+
+    def _keep(self, width: int) -> None:
+        """Keep the current tensor. ``width``: bytes of an element, with autocast to 16 bits."""
         self._kept[self._tensor] = max(self._kept.get(self._tensor, 0), prod(self.shape))
+        # Each layer that needs another type converts the tensor for itself.
+        copy = 0 if width == self._widths[self._tensor] else len(self._kept_16) + 1
+        self._kept_16[self._tensor, copy] = width * prod(self.shape)
+
+    def _keep_besides(self, elements: float, nbytes: float) -> None:
+        """Keep what is no input or output of a layer, such as a mask: ``elements`` of 4 bytes, or ``nbytes`` bytes."""
+        self._kept[-self._tensor], self._kept_16[-self._tensor, 0] = elements, nbytes
 
     def _emit(
         self,
@@ -81,20 +110,26 @@ class Net:
         tensors: int = 0,
         keep: Literal["input", "output", "nothing"] = "input",
         has_weights: bool = False,
+        in_float32: bool = False,
     ) -> Self:
         first = not any(layer.parameters for layer in self.layers)
+        given = self._widths[self._tensor]
+        width = 2 if kind in PRODUCTS else 4 if in_float32 else given
         if keep == "input":
-            self._keep()
+            self._keep(width)
         # Forward reads the input and writes the output. Backward reads the output's gradient and the kept tensor, and
         # writes the input's gradient.
         moved = prod(self.shape) * (2 + (keep == "input")) + 2 * prod(out)
         backward = forward_FLOPs * (2 if has_weights and not first else 1)
-        self.layers.append(Layer(kind, parameters, tensors, forward_FLOPs, backward, moved, prod(out), kind == "conv"))
+        moved_16 = width * moved + 2 * _CONVERSION_NBYTES * prod(self.shape) * (width != given)  # in both passes
+        self.layers.append(
+            Layer(kind, parameters, tensors, forward_FLOPs, backward, moved, prod(out), kind == "conv", moved_16)
+        )
         self._tensors += 1
-        self.shape, self._tensor = out, self._tensors
+        self.shape, self._tensor, self._widths[self._tensors] = out, self._tensors, width
         self.largest_elements = max(self.largest_elements, prod(out))
         if keep == "output":
-            self._keep()
+            self._keep(width)
         return self
 
     def conv(self, filters: int, k: int, stride: int = 1, pad: int | None = None, bias: bool = True) -> Self:
@@ -113,10 +148,13 @@ class Net:
         return self._emit("linear", (*rest, outputs), flops, parameters, 0 if tied else 1 + bias, has_weights=True)
 
     def group_norm(self) -> Self:
+        return self._emit("norm", self.shape, 8.0 * prod(self.shape), 2 * self.shape[0], 2, in_float32=True)
+
+    def batch_norm(self) -> Self:
         return self._emit("norm", self.shape, 8.0 * prod(self.shape), 2 * self.shape[0], 2)
 
     def layer_norm(self) -> Self:
-        return self._emit("norm", self.shape, 8.0 * prod(self.shape), 2 * self.shape[-1], 2)
+        return self._emit("norm", self.shape, 8.0 * prod(self.shape), 2 * self.shape[-1], 2, in_float32=True)
 
     def relu(self) -> Self:
         return self._emit("activation", self.shape, float(prod(self.shape)), keep="output")
@@ -130,7 +168,7 @@ class Net:
     def dropout(self) -> Self:
         """Add a dropout layer. It keeps a mask with one byte per element, as PyTorch does on GPUs."""
         self._emit("dropout", self.shape, float(prod(self.shape)), keep="nothing")
-        self._kept[-self._tensor] = prod(self.shape) / 4
+        self._keep_besides(prod(self.shape) / 4, prod(self.shape))
         return self
 
     def pool(self, k: int, stride: int | None = None, pad: int = 0, ceil: bool = False) -> Self:
@@ -140,7 +178,7 @@ class Net:
         spare = (stride - 1) * ceil
         out = (c, (h + 2 * pad - k + spare) // stride + 1, (w + 2 * pad - k + spare) // stride + 1)
         self._emit("pool", out, float(k * k * prod(out)))
-        self._kept[-self._tensor] = 2 * prod(out)
+        self._keep_besides(2 * prod(out), 8 * prod(out))
         return self
 
     def global_pool(self) -> Self:
@@ -151,8 +189,13 @@ class Net:
         return self
 
     def add(self) -> Self:
-        """Add a layer that adds a skip connection to the current tensor."""
-        return self._emit("add", self.shape, float(prod(self.shape)), keep="nothing")
+        """Add a layer that adds a skip connection to the current tensor.
+
+        With autocast, the sum is in float32 if the network has layers with float32 outputs, because the skip
+        connection then depends on one of them.
+        """
+        wide = 4 in list(self._widths.values())[1:]
+        return self._emit("add", self.shape, float(prod(self.shape)), keep="nothing", in_float32=wide)
 
     def concat(self, *ends: tuple[tuple[int, ...], int]) -> Self:
         """Add a layer that concatenates branches along the first axis. ``ends``: the positions where they end."""
@@ -161,7 +204,7 @@ class Net:
 
     def first_token(self) -> Self:
         """Select the first position of a sequence. The selection is a view, so autograd keeps the whole sequence."""
-        self._keep()
+        self._keep(self._widths[self._tensor])
         self.shape = self.shape[1:]
         return self
 
@@ -174,7 +217,8 @@ class Net:
         (tokens,) = self.shape
         positions = tokens if positions is None else positions
         rows = vocabulary + positions + types
-        return self._emit("embedding", (tokens, width), 0.0, rows * width, 1 + (positions > 0) + (types > 0))
+        tensors = 1 + (positions > 0) + (types > 0)
+        return self._emit("embedding", (tokens, width), 0.0, rows * width, tensors, in_float32=True)
 
     def projections(self, width: int) -> Self:
         """Add a linear layer with ``width`` outputs for each of queries, keys and values. Call ``attention`` next."""
@@ -196,5 +240,7 @@ class Net:
         self._emit("attention", out, flops, has_weights=True)  # each product has gradients for two factors
         if not fused:
             self._kept[kept] += heads * tokens * tokens
-        self._kept[self._tensor] = prod(out)
+            # The softmax has float32 outputs, which are converted for the next product.
+            self._kept_16[kept, -1] = _CONVERSION_NBYTES * heads * tokens * tokens
+        self._keep(2)
         return self

@@ -23,22 +23,28 @@ def lenet(data: Dataset) -> Net:
     return net.flatten().linear(120).relu().linear(84).relu().linear(data.classes)
 
 
-def _stem(data: Dataset) -> Net:
+def _stem(data: Dataset, norm: Callable[[Net], Net] = Net.group_norm) -> Net:
     """Return a network with only the stem (first layers) of a residual network (He et al. 2015).
 
     For images of less than 64 pixels, it is the stem for CIFAR (3 x 3, no pool), otherwise the one for ImageNet.
     """
     net = Net(*data.shape)
     if data.shape[1] < 64:
-        return net.conv(64, 3, bias=False).group_norm().relu()
-    return net.conv(64, 7, 2, bias=False).group_norm().relu().pool(3, 2, 1)
+        return norm(net.conv(64, 3, bias=False)).relu()
+    return norm(net.conv(64, 7, 2, bias=False)).relu().pool(3, 2, 1)
 
 
-def _shortcut(net: Net, start: tuple[tuple[int, ...], int], filters: int, stride: int) -> None:
+def _shortcut(
+    net: Net,
+    start: tuple[tuple[int, ...], int],
+    filters: int,
+    stride: int,
+    norm: Callable[[Net], Net] = Net.group_norm,
+) -> None:
     """Add a block's shortcut from ``start`` (with a 1 x 1 convolution if the shape changes), the sum, and its ReLU."""
     end = net.at
     if start[0][0] != filters or stride != 1:
-        net.go(start).conv(filters, 1, stride, bias=False).group_norm().go(end)
+        norm(net.go(start).conv(filters, 1, stride, bias=False)).go(end)
     net.add().relu()
 
 
@@ -53,18 +59,21 @@ def resnet18(data: Dataset) -> Net:
     return net.global_pool().linear(data.classes)
 
 
-def bottlenecks(data: Dataset, *depths: int) -> Net:
-    """Return a residual network of bottleneck blocks. ``depths``: numbers of blocks with 64, 128, 256, 512 filters."""
-    net = _stem(data)
+def bottlenecks(data: Dataset, *depths: int, norm: Callable[[Net], Net] = Net.group_norm) -> Net:
+    """Return a residual network of bottleneck blocks. ``depths``: numbers of blocks with 64, 128, 256, 512 filters.
+
+    ``norm``: adds a norm to a network.
+    """
+    net = _stem(data, norm)
     for stage, depth in enumerate(depths):
         width = 64 * 2**stage
         for block in range(depth):
             stride, start = 2 if stage and not block else 1, net.at
             with net.as_one():
-                net.conv(width, 1, bias=False).group_norm().relu()
-                net.conv(width, 3, stride, bias=False).group_norm().relu()
-                net.conv(4 * width, 1, bias=False).group_norm()
-                _shortcut(net, start, 4 * width, stride)
+                norm(net.conv(width, 1, bias=False)).relu()
+                norm(net.conv(width, 3, stride, bias=False)).relu()
+                norm(net.conv(4 * width, 1, bias=False))
+                _shortcut(net, start, 4 * width, stride, norm)
     return net.global_pool().linear(data.classes)
 
 

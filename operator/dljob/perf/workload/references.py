@@ -3,7 +3,7 @@
 The trainer image does not contain these models, so ``spec.model.name`` cannot name them. Their parameter counts equal
 those of published networks: torchvision's for images and Hugging Face's for text. In torchvision, AlexNet is that of
 Krizhevsky 2014, and GoogLeNet has batch norms, and 3 x 3 filters where the paper has 5 x 5. Our GoogLeNet omits the
-auxiliary classifiers. Batch norms are counted as GroupNorm, which has as many parameters.
+auxiliary classifiers. A batch norm has as many parameters as GroupNorm.
 """
 
 from collections.abc import Callable
@@ -41,7 +41,7 @@ def vgg16(data: Dataset) -> Net:
 
 
 def _unit(net: Net, filters: int, k: int, stride: int = 1) -> Net:
-    return net.conv(filters, k, stride, bias=False).group_norm().relu()
+    return net.conv(filters, k, stride, bias=False).batch_norm().relu()
 
 
 def _inception(net: Net, one: int, three: tuple[int, int], five: tuple[int, int], pooled: int) -> None:
@@ -81,7 +81,7 @@ def googlenet(data: Dataset) -> Net:
 
 def resnet152(data: Dataset) -> Net:
     """Return ResNet-152 (He et al. 2015, table 1)."""
-    return bottlenecks(data, 3, 8, 36, 3)
+    return bottlenecks(data, 3, 8, 36, 3, norm=Net.batch_norm)
 
 
 def bert_base(data: Dataset) -> Net:

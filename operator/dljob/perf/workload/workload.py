@@ -1,16 +1,23 @@
 """Workload: the training costs per sample and per step. It is the input of the performance model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from typing import Literal
 
+from dlcontract import Precision
 from dljob.perf.workload.datasets import DATASETS, Dataset
 from dljob.perf.workload.layers import Layer, Net
 from dljob.perf.workload.models import MODELS
 from dljob.perf.workload.references import REFERENCES
 
 REAL_NBYTES = 4
-"""Bytes of an element: parameters, gradients and activations have single precision."""
+"""Bytes of an element: parameters, gradients and, without autocast, activations have single precision."""
+HALF_NBYTES = 2
+"""Bytes of an element in 16 bits. With autocast, the backward pass keeps a copy of all parameters in 16 bits."""
+HINTED_RATIO = 0.75
+"""Assumed bytes of activations with autocast to 16 bits, divided by those in float32, of a model that only
+``spec.model.hints`` describe. It is that of a transformer, whose layer norms have float32 inputs and outputs
+(``models.decoder``: 0.74). Networks without such norms need 0.5 to 0.65."""
 
 Optimizer = Literal["SGD", "Adam", "AdamW"]
 
@@ -31,6 +38,10 @@ class Workload:
     optimizer, only one rank's part counts."""
     making_s: float = 0.0
     """Seconds that one core needs to generate a sample of synthetic data."""
+    activation_16_nbytes: float = 0.0
+    """``activation_nbytes`` with autocast to 16 bits."""
+    precision: Precision = "FP32"
+    """Number format of forward and backward pass. Parameters, gradients and optimizer state are always float32."""
 
     @cached_property
     def parameters(self) -> int:
@@ -45,9 +56,25 @@ class Workload:
         return REAL_NBYTES * self.parameters
 
     @property
+    def parameter_copies_nbytes(self) -> int:
+        """Return the bytes of the copies of parameters that autocast makes and the backward pass needs."""
+        return 0 if self.precision == "FP32" else HALF_NBYTES * self.parameters
+
+    @property
     def flops_per_sample(self) -> float:
         """Return the floating-point operations per sample in the forward and backward pass together."""
         return sum(layer.forward_FLOPs + layer.backward_FLOPs for layer in self.layers)
+
+
+def in_precision(workload: Workload, precision: Precision) -> Workload:
+    """Return the workload with forward and backward pass in ``precision``.
+
+    ``workload``: as the other functions of this module return it. ``transient_nbytes`` stays that of float32, because
+    the largest activations may be the float32 ones of norms.
+    """
+    if precision == "FP32":
+        return workload
+    return replace(workload, precision=precision, activation_nbytes=workload.activation_16_nbytes)
 
 
 def _slots(optimizer: Optimizer, momentum: float) -> int:
@@ -106,6 +133,7 @@ def of_layers(name: str, net: Net, data: Dataset, optimizer: Optimizer = "SGD", 
         sample_nbytes=data.sample_nbytes,
         making_s=data.making_s,
         optimizer_slots=_slots(optimizer, momentum),
+        activation_16_nbytes=net.kept_16_nbytes,
     )
 
 
@@ -143,6 +171,7 @@ def hinted(
             forward_FLOPs=flops_per_sample / 3 / n,
             backward_FLOPs=flops_per_sample * 2 / 3 / n,
             moved_elements=5 * elements,
+            moved_16_nbytes=5 * elements * REAL_NBYTES * HINTED_RATIO,
             output_elements=elements,
         )
         for i in range(n)
@@ -154,4 +183,5 @@ def hinted(
         transient_nbytes=2 * activation_nbytes_per_sample / n,
         sample_nbytes=sample_nbytes or 0.0,
         optimizer_slots=_slots(optimizer, momentum),
+        activation_16_nbytes=HINTED_RATIO * activation_nbytes_per_sample,
     )

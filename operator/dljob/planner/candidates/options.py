@@ -169,10 +169,10 @@ def options(
 
     One option has all nodes on which a pod with this layout fits. Let M be the largest free memory of these nodes. If
     some of them have less than M / 2, a second option excludes these. The list is empty if the pod fits on no node.
-    ``learned``: measured constants by (``request.profile``, device). ``min_ranks``: number of ranks that shard the
+    ``learned``: measured constants by (``request.key``, device). ``min_ranks``: number of ranks that shard the
     optimizer state, if ``strategy`` is Optimizer; it determines how large a batch a rank can hold.
     """
-    known = learned.get((request.profile or request.model or "", pool.device))
+    known = learned.get((request.key(workload.precision), pool.device))
     ranks_per_node = layout.ranks
     found = rank_speed(pool, layout, workload, request, learned)
     device = request.prices.device(found.device, pool.device, layout.cores)

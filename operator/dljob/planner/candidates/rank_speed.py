@@ -22,6 +22,11 @@ ASSUMED_SPREAD = 1.5
 
 The spread is the standard deviation of log(measured / predicted)."""
 
+UNKNOWN_UNITS_SPREAD = 0.7
+"""Standard deviation of log(measured / predicted) of computing times of CPUs in bfloat16. They are predicted as in
+float32, because labels do not say whether CPUs have units for it. With AVX512-BF16, an AMD EPYC needed 0.5 to 1.4 times
+the time of float32 (benchmarks/training/precision.py). The value is an assumption, which covers a factor of two."""
+
 
 @dataclass(frozen=True)
 class RankSpeed:
@@ -52,7 +57,7 @@ def rank_speed(
 def _gpu_speed(
     pool: Pool, layout: Layout, workload: Workload, request: Request, learned: Mapping[tuple[str, str], Learned]
 ) -> RankSpeed:
-    profile = request.profile or request.model or ""
+    profile = request.key(workload.precision)
     known, device = learned.get((profile, pool.device)), catalogue.gpu_or_assumed(pool.device)
     points = [(p.batch, p.compute_s) for p in known.points] if known else []
     if points:
@@ -76,7 +81,7 @@ def _cpu_speed(
     pool: Pool, layout: Layout, workload: Workload, request: Request, learned: Mapping[tuple[str, str], Learned]
 ) -> RankSpeed:
     """Return the speed of a rank on CPUs, from points of its layout, of another layout, or from the regression."""
-    known = learned.get((request.profile or request.model or "", pool.device))
+    known = learned.get((request.key(workload.precision), pool.device))
     use, whole = use_of(pool, layout), catalogue.cpu(pool.device, layout.cores)
     # Each exchange through shared memory reads and writes the data twice.
     shared_Bps = whole.memory_bandwidth_Bps * use.memory_part / 4
@@ -105,6 +110,8 @@ def _cpu_speed(
         spread = hypot(_measured_spread(points), added)
     else:
         spread = hypot(SPREAD["catalogue"], CORES_SPREAD * log2(max(1.0, layout.cores)))
+        if workload.precision != "FP32":
+            spread = hypot(spread, UNKNOWN_UNITS_SPREAD)
     slowdown = predicted_on(layout).slope_s / predicted_on(Layout(1, layout.cores)).slope_s
 
     def alone_s(step: StepPoint) -> float:

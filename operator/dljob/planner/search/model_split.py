@@ -226,6 +226,8 @@ def _left_out(kind: Kind, request: Request, model: split.Model, fixed: Sequence[
         return "only built-in models can be split"
     if request.no_split_reason is not None:
         return request.no_split_reason
+    if request.precision not in (None, "FP32"):
+        return f"spec.precision is {request.precision}, but model parallelism computes in float32"
     if request.synchronization != "Synchronous" or request.compressed:
         return "model parallelism supports neither spec.gradientCompression nor asynchronous training"
     if len(fixed) > 1 or any(part.batch_per_rank for part in fixed):

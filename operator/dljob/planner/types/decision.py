@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from dlcontract import CollectiveName
+from dlcontract import CollectiveName, Precision
 from dljob.cluster.domains import ANYWHERE, Domain
 
 Strategy = Literal["Data", "Optimizer"]
@@ -87,6 +87,8 @@ class Choice:
     micro_batches: int = 1
     """Number of micro-batches: those of a pipeline's batch, or those into which each rank divides its part of a batch
     (gradient accumulation). 1 with strategy Tensor."""
+    precision: Precision = "FP32"
+    """Number format of forward and backward pass."""
 
     @property
     def splits_model(self) -> bool:
@@ -150,6 +152,8 @@ class Decision:
     """The run whose measurement would most reduce the uncertainty of predictions; None if no run is worth it."""
     power_advice: str | None = None
     """Power limits that would save energy; only for plans that minimize energy."""
+    precision_reason: str | None = None
+    """The precision of the chosen plan and the reason for it; None for float32 if the job asks for no other."""
     batch: BatchDecision | None = None
     """The choice of the global batch size; None if the spec fixes it."""
     trade_offs: tuple[Choice, ...] = ()

@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, get_args
 
-from dlcontract import CollectiveName
+from dlcontract import CollectiveName, Precision
+from dljob.calibrate.learned import measured_key
 from dljob.cluster.catalogue import vendor
 from dljob.cluster.domains import ANYWHERE, NO_BORDERS, SAME_AS_OTHERS, Domain, Spot, Topology
 from dljob.cluster.prices import CATALOGUE_PRICES, Prices
+
+PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
 
 @dataclass(frozen=True)
@@ -111,6 +114,10 @@ class Request:
     """True if the planner may choose the number of micro-batches of data-parallel plans (gradient accumulation)."""
     may_accumulate: bool = False
     """True if the job would get gradient accumulation if it asked for it. Messages about memory then say so."""
+    precision: Precision | None = "FP32"
+    """Precision of forward and backward pass; None if the planner chooses it by the devices of a plan."""
+    may_scale_loss: bool = True
+    """True if the planner may choose FP16, which needs loss scaling."""
     compressed: bool = False
     """True if gradients are sent as BF16 or FP16, which halves their bytes."""
     synchronization: Literal["Synchronous", "Asynchronous", "StaleSynchronous"] = "Synchronous"
@@ -140,6 +147,15 @@ class Request:
     def allows_gpus(self, device: str, count: int) -> bool:
         """Return True if the vendor's quota (``gpus_max``) allows a plan with ``count`` GPUs of the type ``device``."""
         return count <= self.gpus_max.get(vendor(device), count)
+
+    def key(self, precision: Precision = "FP32") -> str:
+        """Return the name under which measurements of the job's model in this precision are stored."""
+        return measured_key(self.profile or self.model or "", precision)
+
+    @property
+    def keys(self) -> frozenset[str]:
+        """Return the names under which measurements of the job's model are stored, in any precision."""
+        return frozenset(self.key(precision) for precision in PRECISIONS)
 
     def wire_nbytes(self, gradient_nbytes: int) -> int:
         """Return the bytes to send for a gradient of ``gradient_nbytes`` bytes: half of them if it is compressed."""

@@ -199,7 +199,13 @@ def layout(accepted: StoredPlan) -> object:
     """
     plan = accepted.plan
     places = [replace(group, cpu_m=1 if group.is_gpu else max(1, group.cores)) for group in accepted.groups]
-    return places, plan.parallelism, plan.micro_batches, "measured" if plan.measure_collective else plan.collective
+    return (
+        places,
+        plan.parallelism,
+        plan.micro_batches,
+        plan.precision,
+        "measured" if plan.measure_collective else plan.collective,
+    )
 
 
 def _move(parsed: ParsedJob, draft: Draft, config: RenderConfig) -> StoredPlan | None:
