@@ -48,9 +48,24 @@ def test_every_device_is_plausible() -> None:
         assert not d.assumed, name
 
 
+def test_16_bit_peaks_are_those_without_sparsity() -> None:
+    """Tensor cores do twice as many products of 16-bit numbers as of TF32. A peak with sparsity would be fourfold.
+
+    Tensor cores of GeForce cards have half the rate with float32 sums, which for those with TF32 is twice that of FP32.
+    """
+    for name in catalogue.gpu_names():
+        d = catalogue.gpu(name)
+        assert d is not None
+        assert d.bf16_FLOPs in (0, d.fp16_FLOPs), name
+        if d.bf16_FLOPs and not name.startswith("mi"):
+            assert d.fp16_FLOPs == pytest.approx(2 * d.conv_FLOPs, rel=0.03), name
+        elif d.fp16_FLOPs:
+            assert 3.9 < d.fp16_FLOPs / d.fp32_FLOPs < 8.1, name
+
+
 def test_unknown_gpu_has_assumed_figures() -> None:
     d = catalogue.gpu_or_assumed("NVIDIA-X9000")
-    assert d.assumed
+    assert d.assumed and not d.bf16_FLOPs and not d.fp16_FLOPs
     assert d.name == "NVIDIA-X9000"
     assert d.fp32_FLOPs == catalogue.gpu_or_assumed("t4").fp32_FLOPs
 
