@@ -92,6 +92,13 @@ def test_steps_in_16_bits_equal_autocast_in_one_process(ranks: int) -> None:
     assert "misuse is found" in ended.output, ended.output
 
 
+@pytest.mark.mpi(2)
+def test_ranks_skip_the_same_updates_if_one_overflows_and_resume_their_loss_scale(tmp_path: Path) -> None:
+    ended = run_ranks(2, BODIES / "parallel/loss_scale.py", "2", tmp_path)
+    assert ended.output.count("all ranks skipped 3 of 14 updates") == 2, ended.output
+    assert ended.output.count("resumed bit for bit at a loss scale of") == 2, ended.output
+
+
 @pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long), 3])
 def test_unused_parameters_hold_up_no_reduction_and_do_not_change_the_result(ranks: int) -> None:
