@@ -67,7 +67,11 @@ def plan(request: Request, view: ClusterView, learned: Constants) -> Decision | 
         return plan_unpredicted(request, view)
     keys = request.keys
     request = replace(request, cautious=any(name in keys and known.steps for (name, _), known in learned.items()))
-    return in_best_domain(request, view, lambda asked, part: _plan_in(asked, part, learned))
+    found = in_best_domain(request, view, lambda asked, part: _plan_in(asked, part, learned))
+    if (wide := precision.in_float32(request, found)) is not None:
+        again = in_best_domain(wide, view, lambda asked, part: _plan_in(asked, part, learned))
+        return again if isinstance(again, Decision) else found
+    return found
 
 
 def _plan_in(request: Request, view: ClusterView, learned: Constants) -> Decision | Infeasible:

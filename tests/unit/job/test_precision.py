@@ -33,6 +33,12 @@ def decided(job_spec: DLJobSpec) -> Decision:
     return found
 
 
+def shown(job_spec: DLJobSpec) -> tuple[str | None, str | None]:
+    """Return the precision and its reason in status.plan."""
+    status = plan_status(job_spec, decided(job_spec), 1, "digest")
+    return status.precision, status.precision_reason
+
+
 def planned(job_spec: DLJobSpec) -> Plan:
     return trainer_plan("job", "team", "uid-1", job_spec, decided(job_spec), 3, 2, "job", "cluster.local")
 
@@ -63,9 +69,22 @@ def test_plan_and_status_name_the_precision() -> None:
     """Agents reject unknown fields. So those of earlier releases accept plans in float32, and reject all others."""
     asked = spec(precision="BF16")
     assert '"precision":"BF16"' in planned(asked).to_json() and "precision" not in planned(spec()).to_json()
-    assert plan_status(asked, decided(asked), 1, "digest").precision == "BF16"
-    assert plan_status(spec(), decided(spec()), 1, "digest").precision is None
+    assert shown(asked) == ("BF16", "BF16, as spec.precision requests")
+    assert shown(spec()) == shown(spec(precision="FP32")) == (None, None)
     assert planned(asked).digest() != planned(spec()).digest()
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({}, "FP32: cpu is not known to have units for 16-bit numbers"),
+        ({"parallelism": {"strategy": "Pipeline", "stages": 2}}, "FP32: model parallelism computes in float32"),
+        ({"parallelism": {"synchronization": "Asynchronous"}}, "FP32: asynchronous training computes in float32"),
+        ({"collective": "LayeredServer"}, "FP32: collective LayeredServer computes in float32"),
+    ],
+)
+def test_status_says_why_auto_stays_in_float32(changes: Any, why: str) -> None:
+    assert shown(spec(precision="Auto", **changes)) == ("FP32", why)
 
 
 @pytest.mark.parametrize(

@@ -124,7 +124,14 @@ class PlanStatus(ApiModel):
     ] = None
     precision: Annotated[
         str | None,
-        Field(description="Precision of forward and backward pass: BF16 or FP16. Unset for FP32 (float32)."),
+        Field(
+            description="Precision of forward and backward pass: FP32, BF16 or FP16. Unset, which means FP32, if "
+            "spec.precision asks for no other."
+        ),
+    ] = None
+    precision_reason: Annotated[
+        str | None,
+        Field(description="Why the plan has this precision, such as the units of its GPUs."),
     ] = None
     batch_choice: BatchChoice | None = None
     predicted: Predicted

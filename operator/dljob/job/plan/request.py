@@ -135,6 +135,7 @@ def planner_request(
         chooses_micro_batches=chooses_micro_batches(spec),
         may_accumulate=_may_accumulate(spec) and spec.parallelism.micro_batches is None,
         precision=precision(spec),
+        float32_reason=_float32_reason(spec),
         may_scale_loss=not spec.optimizer.find_learning_rate,
         compressed=spec.gradient_compression is not None,
         synchronization=spec.parallelism.synchronization.value,
@@ -191,13 +192,22 @@ def precision(spec: DLJobSpec) -> PlannedPrecision | None:
     """Return the precision that the spec asks for; None if the planner chooses it by the devices.
 
     A job without the field computes in float32, so that a new release does not change its results. So does a job with
-    Auto that cannot train in 16 bits.
+    Auto that cannot train in 16 bits (``_float32_reason``).
     """
     if spec.precision is not Precision.AUTO:
         return _PRECISION.get(spec.precision, "FP32") if spec.precision else "FP32"
-    able = spec.trainer.framework is Framework.DLTRAIN and spec.collective is not Collective.LAYERED_SERVER
-    split = spec.parallelism.strategy.splits_model
-    return None if able and not split and not spec.parallelism.asynchronous else "FP32"
+    return None if _float32_reason(spec) is None else "FP32"
+
+
+def _float32_reason(spec: DLJobSpec) -> str | None:
+    """Return why a job with precision Auto computes in float32 on all devices; None if the devices decide."""
+    if spec.precision is not Precision.AUTO:
+        return None
+    if spec.parallelism.strategy.splits_model:
+        return "model parallelism computes in float32"
+    if spec.parallelism.asynchronous:
+        return "asynchronous training computes in float32"
+    return "collective LayeredServer computes in float32" if spec.collective is Collective.LAYERED_SERVER else None
 
 
 def micro_batches(spec: DLJobSpec) -> int:

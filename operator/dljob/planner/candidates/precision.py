@@ -6,11 +6,12 @@ catalogue count as without such units. ``plan`` searches once for each precision
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from dlcontract import Precision
 from dljob.cluster import catalogue
 from dljob.planner.candidates.pools import Pool, wanted
-from dljob.planner.types import Choice, Infeasible, Refusal, Request
+from dljob.planner.types import Choice, Decision, Infeasible, Refusal, Request
 
 PREFERRED: tuple[Precision, ...] = ("BF16", "FP16", "FP32")
 """The order in which the planner chooses: bfloat16 has the range of float32, so it needs no loss scaling."""
@@ -109,8 +110,20 @@ def no_device(request: Request, pools: Sequence[Pool]) -> Infeasible | None:
     )
 
 
+def in_float32(request: Request, found: Decision | Infeasible) -> Request | None:
+    """Return the same request in float32 if a job with Auto does not fit into memory in 16 bits; otherwise None.
+
+    Models with group or layer norms keep more bytes in 16 bits than in float32, and 16-bit copies of all parameters.
+    """
+    if request.precision is not None or isinstance(found, Decision) or found.reason != "DoesNotFit":
+        return None
+    return replace(request, precision="FP32", float32_reason="in 16 bits, the job does not fit into memory")
+
+
 def reason(request: Request, chosen: Choice) -> str | None:
     """Return a text with the precision of a plan and the reason for it; None for a job that asks for no other."""
+    if request.float32_reason is not None:
+        return f"FP32: {request.float32_reason}"
     if request.precision is not None:
         return None if request.precision == "FP32" else f"{chosen.precision}, as spec.precision requests"
     labels = list(dict.fromkeys(group.device for group in chosen.groups))
@@ -125,6 +138,6 @@ def reason(request: Request, chosen: Choice) -> str | None:
     for label in labels:
         device = catalogue.gpu_or_assumed(label)
         fast, slow = device.matrix_FLOPs(chosen.precision), device.fp32_FLOPs
-        speeds.append(f"{label} computes products at up to {fast / 1e12:.3g} TFLOP/s instead of {slow / 1e12:.3g}")
+        speeds.append(f"{label} multiplies matrices at up to {fast / 1e12:.3g} TFLOP/s instead of {slow / 1e12:.3g}")
     scaled = "; losses are scaled, because not all devices have bfloat16" if chosen.precision == "FP16" else ""
     return f"{chosen.precision}: {', '.join(speeds)}{scaled}"

@@ -116,6 +116,8 @@ class Request:
     """True if the job would get gradient accumulation if it asked for it. Messages about memory then say so."""
     precision: Precision | None = "FP32"
     """Precision of forward and backward pass; None if the planner chooses it by the devices of a plan."""
+    float32_reason: str | None = None
+    """Why a job whose precision the planner should choose computes in float32 on all devices."""
     may_scale_loss: bool = True
     """True if the planner may choose FP16, which needs loss scaling."""
     compressed: bool = False

@@ -75,6 +75,21 @@ def test_without_loss_scaling_float16_is_never_chosen() -> None:
     assert decided(replace(RESNET, precision=None, may_scale_loss=False), gpus(A100)).chosen.precision == "BF16"
 
 
+def test_auto_stays_in_float32_if_only_that_fits_into_memory() -> None:
+    """Group norms make the built-in ResNets keep more bytes in 16 bits: 1,105 samples fit instead of 1,381."""
+    one = gpus(A100, nodes=1)
+    request = Request(
+        job="j", global_batch=1200, total_steps=10, model="resnet50", dataset="synthetic-images", nodes_max=1,
+        fixed=(FixedChoice(A100, 1, 1),),
+    )  # fmt: skip
+    assert rejected(replace(request, precision="BF16"), one).reason == "DoesNotFit"
+    found = decided(replace(request, precision=None), one)
+    assert found.chosen.precision == "FP32"
+    assert found.precision_reason == "FP32: in 16 bits, the job does not fit into memory"
+    neither = replace(request, precision=None, global_batch=1500)
+    assert rejected(neither, one).reason == "DoesNotFit"
+
+
 def test_a_job_without_the_field_is_planned_in_float32() -> None:
     found = decided(RESNET, gpus(A100))
     assert found.chosen.precision == "FP32" and found.precision_reason is None
