@@ -56,7 +56,32 @@ spec: {trainer: {framework: Torchrun, image: a/b:1, command: [torchrun, train.py
 """
 
 
+PROFILE = """
+apiVersion: dljob.dev/v1alpha1
+kind: DLProfile
+metadata: {{name: p}}
+spec: {{model: {model}, device: cpu}}
+status: {{compute: [{{batch: 32, seconds: 0.5}}]}}
+"""
+
+
 class TestPlan:
+    @pytest.mark.parametrize(
+        ("precision", "measured", "lacks"),
+        [("FP32", "mlp", None), ("BF16", "mlp", "mlp.bf16"), ("BF16", "mlp.bf16", None), ("Auto", "mlp.bf16", "mlp")],
+    )
+    def test_profiles_of_another_precision_do_not_count(
+        self, folder: Path, precision: str, measured: str, lacks: str | None, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        Path("job.yaml").write_text(MINIMAL.replace("epochs: 5", f"epochs: 5, precision: {precision}"))
+        Path("cluster.yaml").write_text("nodes: [{name: n, count: 2, cpu: 4}]")
+        Path("profiles.yaml").write_text(PROFILE.format(model=measured))
+        assert main(["plan", "job.yaml", "--cluster", "cluster.yaml", "--profiles", "profiles.yaml"]) == 0
+        printed = capsys.readouterr()
+        assert ("measurements of earlier runs" in printed.out) == (lacks is None)
+        hint = f"dljob: minimal: --profiles: found {measured}; expected {lacks}. The plan uses data sheets\n"
+        assert printed.err == (hint if lacks else "")
+
     def test_job_without_a_prediction_lists_what_is_missing(
         self, folder: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dljob.api.defaults import NO_DEFAULTS, JobDefaults
+from dljob.calibrate.learned import measured_key
 from dljob.cli import defaults, files, remote, tables, update_check
 from dljob.cli.errors import BadInputError
 from dljob.cluster import ClusterView
@@ -65,11 +66,10 @@ def run(given: argparse.Namespace) -> int:
     chosen = defaults.from_file(given.defaults) if given.defaults else None
     code = 0
     for i, job in enumerate(jobs):
-        if given.profiles and (wanted := profile_key(job.spec)) not in (models := {model for model, _ in known}):
-            hint = f"--profiles: found {', '.join(sorted(models))}; expected {wanted}. The plan uses data sheets"
-            print(f"dljob: {job.name}: {hint}", file=sys.stderr)
         own = _defaults(job, operators) if chosen is None else chosen
         found = recommend(job, view, known, own, _templates(job, operators) if chosen is None else NO_TEMPLATES)
+        if given.profiles and (hint := _unused(job, found, known)):
+            print(f"dljob: {job.name}: {hint}", file=sys.stderr)
         points = scaling(found.request, found.view, known) if isinstance(found.answer, Decision) else []
         if given.json:
             print(json.dumps(found.document() | {"scaling": curve(points)}, indent=2))
@@ -81,6 +81,15 @@ def run(given: argparse.Namespace) -> int:
     for line in refused:
         print(f"dljob: {line}", file=sys.stderr)
     return 2 if refused else code
+
+
+def _unused(job: Job, found: Recommendation, known: Mapping[tuple[str, str], Learned]) -> str | None:
+    """Return a hint for the user if no profile has the model of the job in the precision of its plan."""
+    models = {model for model, _ in known}
+    precision = found.answer.chosen.precision if isinstance(found.answer, Decision) else "FP32"
+    if (wanted := measured_key(profile_key(job.spec), precision)) in models:
+        return None
+    return f"--profiles: found {', '.join(sorted(models))}; expected {wanted}. The plan uses data sheets"
 
 
 Seen = tuple[ClusterView, Mapping[tuple[str, str], Learned], tuple[defaults.OperatorPod, ...]]
