@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dlcontract import ModelRef, OptimizerRef, Plan
 from dltrain.builtin import rank
-from dltrain.checkpoint.store import MODEL, OPTIMIZER
+from dltrain.checkpoint.store import MODEL, OPTIMIZER, STATE
 from dltrain.optim.learning_rate import rate
 from dltrain.protocol import rank_messages
 from dltrain.protocol.rank_messages import EXIT_OK, EXIT_PARAMETERS_DIVERGED, EXIT_PEER_LOST, EXIT_STOPPED
@@ -38,6 +38,11 @@ def hashes(folder: Path, step: int) -> list[str]:
     """Return the hashes of a checkpoint's tensor files."""
     path = folder / "digits-0001" / f"step-{step:010d}"
     return [hashlib.sha256((path / name).read_bytes()).hexdigest() for name in (MODEL, OPTIMIZER)]
+
+
+def loss_scale(folder: Path, step: int) -> Any:
+    """Return the state of the GradScaler in a checkpoint."""
+    return json.loads((folder / "digits-0001" / f"step-{step:010d}" / STATE).read_text())["loss_scale"]
 
 
 def weights(folder: Path, step: int) -> dict[str, Tensor]:
@@ -90,6 +95,20 @@ def test_built_in_models_learn_in_16_bits(precision: Any, tmp_path: Path) -> Non
     last = max((tmp_path / "digits-0001").glob("step-*"))
     assert all(tensor.dtype == torch.float32 for tensor in load_file(last / MODEL).values())
     assert ('"scaler"' in "".join(path.read_text() for path in last.glob("*.json"))) == (precision == "FP16")
+
+
+@pytest.mark.long
+def test_built_in_run_in_float16_resumes_its_loss_scale(tmp_path: Path) -> None:
+    """Stopped and resumed in new processes, a run ends with the loss scale and parameters of an uninterrupted one."""
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    fields: dict[str, Any] = {"shares": [70, 50], "steps": 400, "precision": "FP16"}
+    for folder in (whole, halves):
+        folder.mkdir()
+    train(make_plan(2, **fields, checkpoint=saving(whole)), whole)
+    stop_and_resume(make_plan(2, **fields, checkpoint=saving(halves)), halves, evaluations=2, steps=400)
+    assert hashes(whole, 400) == hashes(halves, 400)
+    states = [loss_scale(folder, 400) for folder in (whole, halves)]
+    assert states[0] == states[1] and states[0]["scaler"]["_growth_tracker"] > 100
 
 
 def test_parameter_server_does_not_compute(tmp_path: Path) -> None:
