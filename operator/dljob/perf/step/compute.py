@@ -24,7 +24,8 @@ ARITHMETIC_EFFICIENCY = {"cpu": 0.75, "gpu": 0.55}
 benchmarks/perfmodel/compute_constants.py and prediction.py, which found 0.7 to 0.95 of the peak of the catalogue's
 generic core. The GPU value is an assumption."""
 TENSOR_EFFICIENCY = 0.25
-"""Fraction of a tensor core's peak that TF32 convolutions reach. For 16-bit ones, the same is assumed."""
+"""Fraction of a tensor core's peak that TF32 convolutions reach. For 16-bit ones, the same is assumed; with this
+value, benchmarks/perfmodel/published_precision.py predicts 1.2 to 1.4 times NVIDIA's times of ResNet-50."""
 PRODUCT_EFFICIENCY_16 = 0.45
 """Fraction of a tensor core's peak that matrix products and attention reach in 16 bits. Narayanan et al. 2021 (table 1)
 report 44 % of an A100's peak for a model of 1.7 billion parameters, with all that is not a product in the time."""
