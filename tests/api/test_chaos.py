@@ -143,11 +143,8 @@ def test_event_that_was_forbidden_is_written_later(
         api.begin(refused)
     play.run("unheard")
     play.finish("unheard")
-    assert not play.events("unheard")
+    assert not play.kubectl.events("unheard")
     for _, api in pair:
         api.end()
-    wait_for(
-        "the events", lambda: {"Complete", "Running"} <= {event["reason"] for event in play.events("unheard")}, 40,
-        lambda: str(play.events("unheard")),
-    )  # fmt: skip
+    play.kubectl.wait_events("unheard", "Complete", "Running")
     kubectl.delete("dljob", "unheard")

@@ -91,7 +91,7 @@ def test_job_runs_from_start_to_end(play: Play) -> None:
     assert done["status"]["result"]["accuracy"] == 0.98 and done["status"]["completionTime"]
     assert "remaining" not in done["status"]
     no_pods(play.kubectl, "whole", 20)
-    assert {"Planned", "Running", "Complete"} <= {e["reason"] for e in play.events("whole")}
+    play.kubectl.wait_events("whole", "Planned", "Running", "Complete")
     assert all(c.get("lastTransitionTime") for c in done["status"]["conditions"])
 
 
@@ -202,10 +202,16 @@ def versions(kubectl: Kubectl, job: str) -> dict[tuple[str, str], str]:
     return found | {("dljob", job): kubectl.job(job)["metadata"]["resourceVersion"]}
 
 
+def counts(kubectl: Kubectl, job: str) -> list[tuple[str, int]]:
+    """Return (reason, count) of every event of a job."""
+    return [(event["reason"], event["count"]) for event in kubectl.events(job)]
+
+
 def test_restarted_operator_writes_nothing(play: Play, operator: OperatorProcess) -> None:
     play.run("steady")
     wait_for("quiet", lambda: versions(play.kubectl, "steady") == versions(play.kubectl, "steady"), 10)
-    before, events = versions(play.kubectl, "steady"), play.events("steady")
+    play.kubectl.wait_events("steady", "Planned", "Running")
+    before, events = versions(play.kubectl, "steady"), counts(play.kubectl, "steady")
     operator.stop(signal.SIGKILL)
     operator.start()
     jobs = play.kubectl.list("dljobs.dljob.dev")
@@ -214,7 +220,7 @@ def test_restarted_operator_writes_nothing(play: Play, operator: OperatorProcess
         "a look at every job", lambda: operator.metric('dljob_operator_reconciles_total{result="ok"}') >= takes, 40
     )
     assert versions(play.kubectl, "steady") == before
-    assert [(e["reason"], e["count"]) for e in play.events("steady")] == [(e["reason"], e["count"]) for e in events]
+    assert counts(play.kubectl, "steady") == events
     play.finish("steady")
 
 
@@ -278,7 +284,7 @@ def test_kubectl_rejects_unknown_fields(play: Play) -> None:
 def test_repeated_events_are_counted(play: Play) -> None:
     """Two equal events are one event with a count."""
     play.run("twice")
-    found = [e for e in play.events("twice") if e["reason"] == "Planned"]
+    found = play.kubectl.wait_events("twice", "Planned")
     assert len(found) == 1 and found[0]["count"] == 1 and json.dumps(found[0]["source"])
 
 

@@ -47,8 +47,7 @@ def test_status_shows_conditions_and_startup_times(done: dict[str, Any]) -> None
 
 
 def test_events_describe_the_run(done: dict[str, Any], kubectl: Kubectl) -> None:
-    events = [e for e in kubectl.list("events") if e["involvedObject"]["name"] == "digits"]
-    assert {"Planned", "Running", "Complete"} <= {e["reason"] for e in events}
+    kubectl.wait_events("digits", "Planned", "Running", "Complete")
 
 
 def test_pods_are_deleted_and_the_checkpoint_remains(done: dict[str, Any], kubectl: Kubectl) -> None:

@@ -42,7 +42,7 @@ def test_node_condition_after_a_failure_decides_on_it(play: Play, nodes: HollowN
     play.kubectl.wait_job("conditions", "restarting", lambda job: "Restarting" in str(job["status"]["conditions"]), 30)
     nodes.conditions[node] = {"example.com/GpuUnhealthy": "True"}
     wait_for("the failure to be ignored", lambda: allowance(play, "conditions").ignored == 1, 30)
-    [event] = [event for event in play.events("conditions") if event["reason"] == "FailureIgnored"]
+    [event] = play.kubectl.wait_events("conditions", "FailureIgnored")
     assert node in event["message"] and "example.com/GpuUnhealthy=True" in event["message"]
 
     play.report("conditions", RunPhase.RUNNING, failures=1, step=20)

@@ -54,7 +54,7 @@ def test_job_grows_onto_a_node_that_joins_and_shrinks_when_it_is_gone(
     job = kubectl.job("elastic")
     assert job["status"]["plan"]["nodes"] == 3
     play.until_reported("elastic", "Resizing", "Resized", "to 3 x", "sooner")
-    assert {"BetterPlan", "Resized"} <= {event["reason"] for event in play.events("elastic")}
+    play.kubectl.wait_events("elastic", "BetterPlan", "Resized")
 
     # The place of a pod that is lost stays reserved: no other job takes it.
     kubectl.run("delete", "pod", "--wait=false", kubectl.list("pods", "dljob.dev/job=elastic")[0]["metadata"]["name"])
@@ -73,6 +73,6 @@ def test_job_grows_onto_a_node_that_joins_and_shrinks_when_it_is_gone(
     play.until_ready("elastic", 2)
     small = play.until_reported("elastic", "Resizing", "Resized", "from 3 x", "to 2 x", "startTimeout")
     assert not small["status"].get("startTimeouts"), "it has not released its nodes"
-    assert "NodesGone" in {event["reason"] for event in play.events("elastic")}
+    play.kubectl.wait_events("elastic", "NodesGone")
     trains(play, "elastic", 800)
     kubectl.wait_phase("elastic", "Running", 30)

@@ -58,7 +58,7 @@ def test_running_job_gives_half_of_its_devices_to_a_short_one(play: Play, claim:
 
     wait_for("the long job to give way", gives_way, 60)
     play.until_reported("long", "Resizing", "Resized")
-    assert "DevicesReassigned" in {event["reason"] for event in play.events("long")}
+    play.kubectl.wait_events("long", "DevicesReassigned")
     play.until_ready("long", 1)
     play.until_ready("short", 1)
     assert (gpus(kubectl, "long"), gpus(kubectl, "short")) == (["2"], ["2"])

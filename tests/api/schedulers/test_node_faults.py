@@ -90,7 +90,7 @@ def test_job_leaves_a_node_whose_device_fails_again(play: Play, nodes: HollowNod
     fail(play, "mover", bad, 2)
     # The pods stop within a second here, so that only the event shows the reason for sure.
     play.until_reported("mover", "NodeFaulty", "Replanned")
-    [event] = [event for event in play.events("mover") if event["reason"] == "Replanning"]
+    [event] = play.kubectl.wait_events("mover", "Replanning")
     assert bad in event["message"] and "2 device faults" in event["message"]
     play.until_ready("mover")
     assert bad not in nodes_of(kubectl, "mover").values()
@@ -98,9 +98,13 @@ def test_job_leaves_a_node_whose_device_fails_again(play: Play, nodes: HollowNod
     job = kubectl.job("mover")
     [line] = [item for item in job["status"]["plan"]["rejected"] if bad in item["reason"]]
     assert line["reason"].startswith("left out because of repeated faults")
-    assert {"NodeLeftOut", "Replanning", "Replanned"} <= {event["reason"] for event in play.events("mover")}
-    events = json.loads(kubectl.run("get", "events", "-n", "default", "-o", "json"))["items"]
-    [event] = [e for e in events if (e["involvedObject"]["name"], e["reason"]) == (bad, "NodeLeftOut")]
+    play.kubectl.wait_events("mover", "NodeLeftOut", "Replanning", "Replanned")
+
+    def left() -> list[dict[str, Any]]:
+        events = json.loads(kubectl.run("get", "events", "-n", "default", "-o", "json"))["items"]
+        return [e for e in events if (e["involvedObject"]["name"], e["reason"]) == (bad, "NodeLeftOut")]
+
+    [event] = wait_for("the event of the node", left, 60)
     assert kubectl.namespace in event["message"] and "2 device faults" in event["message"]
     assert "NodeLeftOut" in kubectl.run("describe", "node", bad)
     play.report("mover", RunPhase.RUNNING, step_s=0.01)

@@ -14,6 +14,7 @@ import yaml
 from support.cluster.objects import ReadError, objects_of
 
 T = TypeVar("T")
+Objects = list[dict[str, Any]]  # Kubectl has a method of the name list.
 POLL_S = 0.2
 ROOT = Path(__file__).resolve().parents[3]
 OWNED = (
@@ -109,6 +110,23 @@ class Kubectl:
             return bool(found == phase)
 
         return self.wait_job(name, f"phase {phase}", holds, deadline_s)
+
+    def events(self, name: str) -> Objects:
+        """Return the events of a job."""
+        about = [(event, event["involvedObject"]) for event in self.list("events")]
+        return [event for event, job in about if (job["kind"], job["name"]) == ("DLJob", name)]
+
+    def wait_events(self, name: str, *reasons: str) -> Objects:
+        """Wait until the job has an event of every reason, since the operator posts events after the status.
+
+        Return the events with these reasons.
+        """
+
+        def found() -> Objects | None:
+            events = [event for event in self.events(name) if event["reason"] in reasons]
+            return events if {event["reason"] for event in events} == set(reasons) else None
+
+        return wait_for(f"events {', '.join(reasons)} of {name}", found, 60, lambda: str(self.events(name)))
 
 
 def step_of(job: dict[str, Any]) -> int:

@@ -5,7 +5,7 @@ import time
 from typing import Any
 
 import dlcontract
-from support.cluster.kubectl import Kubectl, wait_for
+from support.cluster.kubectl import Kubectl
 
 Json = dict[str, Any]
 SPEC: Json = {
@@ -70,15 +70,8 @@ class Play:
             )
 
         job = self.kubectl.wait_job(name, f"{kind}/{reason} naming {words}", reported, 30)
-        wait_for(f"an event {reason} of {name}", lambda: [e for e in self.events(name) if e["reason"] == reason], 60)
+        self.kubectl.wait_events(name, reason)
         return job
-
-    def events(self, name: str) -> list[Json]:
-        return [
-            e
-            for e in self.kubectl.list("events")
-            if e["involvedObject"]["name"] == name and e["involvedObject"]["kind"] == "DLJob"
-        ]
 
     def run(self, name: str, **changes: Any) -> None:
         """Submit a job and wait until it is in phase Running."""
