@@ -98,7 +98,9 @@ def test_job_of_a_low_priority_makes_room_and_still_learns(kubectl: Kubectl, urg
     assert again["lastCheckpoint"]["step"] >= stopped, "the checkpoint is written at the stop"
     ended = kubectl.wait_phase("low", "Complete", 900)["status"]
     assert ended["result"]["accuracy"] >= 0.97
-    assert (ended["preemptions"], ended["failures"], ended["restartsByCause"]) == (1, 0, {"PodStopped": 1})
+    assert (ended["preemptions"], ended["failures"]) == (1, 0)
+    # All pods are stopped at once. If another pod ends before the coordinator's, the coordinator counts it.
+    assert ended["restartsByCause"] in ({}, {"PodStopped": 1})
     remove(kubectl, "urgent", "low")
 
 
