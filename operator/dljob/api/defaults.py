@@ -97,6 +97,40 @@ class PriceDefaults(ApiModel):
         return self
 
 
+Watts = Annotated[float, Field(ge=0, le=1e5, allow_inf_nan=False)]
+GramsPerKwh = Annotated[float, Field(ge=0, le=1e4, allow_inf_nan=False)]
+
+
+class CarbonDefaults(ApiModel):
+    """Greenhouse gases of the electricity in g CO2 equivalent per kWh: one value, or one for each hour of the day."""
+
+    grams_per_kwh: GramsPerKwh | None = None
+    grams_per_kwh_by_hour: Annotated[tuple[GramsPerKwh, ...] | None, Field(min_length=24, max_length=24)] = None
+    """Values for the hours 0 to 23 UTC."""
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Self:
+        if self.grams_per_kwh is not None and self.grams_per_kwh_by_hour is not None:
+            raise ValueError(
+                "gramsPerKwh: found together with gramsPerKwhByHour; expected one of them. Remove one of them"
+            )
+        return self
+
+
+class EnergyDefaults(ApiModel):
+    """Power and carbon, with which the planner and the status compute the energy and the carbon of jobs."""
+
+    idle_watts: Annotated[
+        dict[Annotated[str, Field(min_length=1, max_length=63)], Watts] | None, Field(max_length=64)
+    ] = None
+    """Device type → power of one idle device. For CPU nodes, it is the power of one CPU."""
+    host_watts_per_gpu: Watts | None = None
+    """Power of the rest of a GPU node, for each of its GPUs."""
+    pue: Annotated[float | None, Field(ge=1, le=10, allow_inf_nan=False)] = None
+    """Power of the data centre divided by that of its computers (power usage effectiveness)."""
+    carbon: CarbonDefaults | None = None
+
+
 class SpotLabel(ApiModel):
     key: LabelKey
     value: LabelValue
@@ -142,6 +176,7 @@ class JobDefaults(ApiModel):
     run_policy: RunPolicyDefaults | None = None
     checkpoint: CheckpointDefaults | None = None
     prices: PriceDefaults | None = None
+    energy: EnergyDefaults | None = None
     spot: SpotDefaults | None = None
     topology: TopologyDefaults | None = None
 

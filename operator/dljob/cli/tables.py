@@ -9,7 +9,7 @@ from dljob.job.plan.request import learning_rate_rule
 from dljob.job.plan.status import enabled_by
 from dljob.planner import BatchDecision, Choice, Decision, Infeasible, Prediction
 from dljob.planner.placement import explanation
-from dljob.planner.types.texts import duration, gibibytes, joules
+from dljob.planner.types.texts import duration, gibibytes, grams, joules
 
 BAR = 30
 BASIS = {
@@ -55,10 +55,16 @@ def _row(choice: Choice, chosen: bool) -> list[str]:
         duration(p.total_s),
         joules(p.energy_J) if p.energy_J is not None else "-",
         cost(p.cost_usd),
+        *([grams(p.carbon_g)] if p.carbon_g is not None else []),
     ]
 
 
 HEADER = ["  PLAN", "STEP", "P90", "SAMPLES/S", "EFFICIENCY", "TRAINING", "ENERGY", "COST"]
+
+
+def _header(chosen: Choice) -> list[str]:
+    """Return the names of the columns of ``_row``. All plans of a job have the column CO2, or none has it."""
+    return HEADER if chosen.prediction.carbon_g is None else [*HEADER, "CO2"]
 
 
 def decision(found: Decision) -> list[str]:
@@ -70,7 +76,8 @@ def decision(found: Decision) -> list[str]:
     p = found.chosen.prediction
     if p.step_s <= 0:
         return _unpredicted(found)
-    lines = table(HEADER, [_row(c, c == found.chosen) for c in found.candidates])
+    header = _header(found.chosen)
+    lines = table(header, [_row(c, c == found.chosen) for c in found.candidates])
     lines += ["", f"Bottleneck: {p.bottleneck}", f"Step:       {_parts(p)}"]
     lines.append(
         f"Memory:     {gibibytes(p.memory_nbytes)} for the largest rank, {gibibytes(p.host_memory_nbytes)} per pod"
@@ -92,7 +99,8 @@ def decision(found: Decision) -> list[str]:
             "Trade-offs: plans that no other considered plan beats in time, energy and cost at once",
         ]
         rows = [_row(c, c == found.chosen) for c in found.trade_offs]
-        lines += table([HEADER[0], *HEADER[-3:]], [[row[0], *row[-3:]] for row in rows])
+        first = HEADER.index("TRAINING")
+        lines += table([header[0], *header[first:]], [[row[0], *row[first:]] for row in rows])
     if found.refusals:
         lines += ["", "Ruled out", *(f"  {r.summary}: {r.reason}" for r in found.refusals)]
     return lines

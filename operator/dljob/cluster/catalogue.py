@@ -46,6 +46,10 @@ class Device:
     """Peak operations per second in matrix products of float16 numbers with float32 sums; 0 without units for them."""
     assumed: bool = False
     """True if the device is not in the catalogue and its figures come from another device."""
+    host_power_W: float | None = None
+    """Power of the rest of a GPU node for each of its GPUs; None: ``perf.resources.energy.HOST_POWER_W``."""
+    pue: float | None = None
+    """Power of the data centre divided by that of its computers; None: ``perf.resources.energy.PUE``."""
 
     def matrix_FLOPs(self, precision: Precision) -> float:  # noqa: N802 - the unit is part of the name
         """Return the peak operations per second in matrix products; 0 without units for this precision."""

@@ -33,13 +33,8 @@ class Prices:
         return device
 
     def listed(self, label: str) -> float | None:
-        """Return the administrator's price of a device type, in US dollars per hour; None if there is no such price.
-
-        Names of GPUs in the catalogue also match if they differ in vendor or punctuation. Other names must be equal.
-        """
-        if label in self.usd_per_device_h or (known := gpu(label)) is None:
-            return self.usd_per_device_h.get(label)
-        return next((price for name, price in self.usd_per_device_h.items() if gpu(name) is known), None)
+        """Return the administrator's price of a device type, in US dollars per hour; None if there is no such price."""
+        return listed(self.usd_per_device_h, label)
 
     def with_energy_usd(self, devices_usd: Amount, energy_J: Amount) -> Amount:
         """Return the total price in US dollars: ``devices_usd`` plus the price of ``energy_J`` joules.
@@ -51,3 +46,13 @@ class Prices:
 
 CATALOGUE_PRICES = Prices()
 """Prices if the administrator has set none: those of the device catalogue."""
+
+
+def listed(values: Mapping[str, float], label: str) -> float | None:
+    """Return the value of a device type in a table of the administrator; None if the table lacks the type.
+
+    Names of GPUs in the catalogue also match if they differ in vendor or punctuation. Other names must be equal.
+    """
+    if label in values or (known := gpu(label)) is None:
+        return values.get(label)
+    return next((value for name, value in values.items() if gpu(name) is known), None)

@@ -11,7 +11,9 @@ from pydantic import ValidationError
 
 from dljob.api import DLJobSpec
 from dljob.api.defaults import (
+    CarbonDefaults,
     CheckpointDefaults,
+    EnergyDefaults,
     JobDefaults,
     NetworkDefaults,
     PriceDefaults,
@@ -24,7 +26,9 @@ from dljob.api.defaults import (
 )
 from dljob.cluster import quantity
 from dljob.cluster.domains import RACK_LABEL, SPOT_LABELS, Crossing, Spot, Topology
-from dljob.cluster.prices import CATALOGUE_PRICES, Prices
+from dljob.cluster.energy import CarbonIntensity, EnergySettings
+from dljob.cluster.prices import CATALOGUE_PRICES, Prices, listed
+from dljob.cluster.site import Site
 from dljob.job.spec_errors import in_words
 
 ROOT = "jobDefaults"
@@ -108,16 +112,31 @@ def applied(spec: DLJobSpec, defaults: JobDefaults) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def applied_prices(defaults: JobDefaults, devices: Iterable[str]) -> tuple[str, ...]:
-    """Return a line for each price in the defaults that applies to these device types or to energy.
+def applied_site(defaults: JobDefaults, devices: Iterable[str]) -> tuple[str, ...]:
+    """Return a line for each price and each figure about energy in the defaults that applies to these device types.
 
-    Prices are in US dollars per device-hour and per kWh, such as 'prices.usdPerKwh: 0.3'.
+    Examples: 'prices.usdPerKwh: 0.3', 'energy.pue: 1.2'.
     """
-    prices = prices_of(defaults)
-    found = {device: prices.listed(device) for device in sorted(set(devices))}
-    lines = [f"prices.usdPerDeviceHour: {device}={price:g}" for device, price in found.items() if price is not None]
-    if prices.usd_per_kwh is not None:
-        lines.append(f"prices.usdPerKwh: {prices.usd_per_kwh:g}")
+    site, kinds = site_of(defaults), sorted(set(devices))
+    tables = (("prices.usdPerDeviceHour", site.prices.usd_per_device_h), ("energy.idleWatts", site.energy.idle_W))
+    lines = [
+        f"{name}: {device}={value:g}"
+        for name, values in tables
+        for device in kinds
+        if (value := listed(values, device)) is not None
+    ]
+    carbon = site.energy.carbon
+    by_hour = len(carbon.g_per_kwh) > 1
+    single = {
+        "prices.usdPerKwh": site.prices.usd_per_kwh,
+        "energy.hostWattsPerGpu": site.energy.gpu_host_W,
+        "energy.pue": site.energy.pue,
+        "energy.carbon.gramsPerKwh": None if carbon.assumed or by_hour else carbon.g_per_kwh[0],
+    }
+    lines += [f"{name}: {value:g}" for name, value in single.items() if value is not None]
+    if by_hour:
+        least, most = min(carbon.g_per_kwh), max(carbon.g_per_kwh)
+        lines.append(f"energy.carbon.gramsPerKwhByHour: {least:g} to {most:g}")
     return tuple(lines)
 
 
@@ -163,6 +182,22 @@ def prices_of(defaults: JobDefaults) -> Prices:
     if not prices.usd_per_device_hour and prices.usd_per_kwh is None:
         return CATALOGUE_PRICES
     return Prices(prices.usd_per_device_hour or {}, prices.usd_per_kwh)
+
+
+def energy_of(defaults: JobDefaults) -> EnergySettings:
+    found = defaults.energy or EnergyDefaults()
+    given = found.carbon or CarbonDefaults()
+    carbon = CarbonIntensity()
+    if given.grams_per_kwh_by_hour is not None:
+        carbon = CarbonIntensity(given.grams_per_kwh_by_hour, assumed=False)
+    elif given.grams_per_kwh is not None:
+        carbon = CarbonIntensity((given.grams_per_kwh,), assumed=False)
+    return EnergySettings(found.idle_watts or {}, found.host_watts_per_gpu, found.pue, carbon)
+
+
+def site_of(defaults: JobDefaults) -> Site:
+    """Return what the administrator states about the cluster, with assumptions in place of what is unset."""
+    return Site(prices_of(defaults), energy_of(defaults), topology_of(defaults), spot_of(defaults))
 
 
 def spot_of(defaults: JobDefaults) -> Spot:

@@ -60,6 +60,8 @@ class ParsedJob:
     """Deadline in seconds for the prediction of a whole training by the next plan (``planning.rest.with_pace``).
 
     None: ``spec.objective.deadline`` applies."""
+    begin_hour: int = 0
+    """Hour of the day (UTC) at which the next plan begins; 0 if the carbon intensity does not depend on it."""
     within: Within | None = None
     """What Kueue admitted, if it admitted fewer pods than the plan has; the job must then be planned again."""
 

@@ -6,12 +6,14 @@ returns the plan. ``GET /healthz`` returns ok. The service is stateless, reads n
 
 import json
 import socket
+import time
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import BoundedSemaphore
 from typing import Any
 
 from dljob.cluster import ClusterView
+from dljob.cluster.energy import DAY_S
 from dljob.job.plan.recommendation import Constants, answer
 
 MAX_NBYTES = 8 * 2**20
@@ -80,7 +82,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _plan(self, body: bytes) -> None:
         try:
-            reply = answer(json.loads(body), self.server.view, self.server.constants)
+            reply = answer(json.loads(body), self.server.view, self.server.constants, time.time() % DAY_S)
         except RecursionError:
             self._refuse(HTTPStatus.BAD_REQUEST, "body: found JSON nested too deeply; expected a DLJob and a cluster")
         except json.JSONDecodeError as error:

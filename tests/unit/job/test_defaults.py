@@ -10,7 +10,17 @@ from dljob.api import DLJobSpec
 from dljob.api.defaults import NO_DEFAULTS, JobDefaults
 from dljob.cluster.domains import SAME_AS_OTHERS, Crossing, Spot, Topology
 from dljob.cluster.prices import CATALOGUE_PRICES
-from dljob.job.defaults import applied, applied_prices, parse_defaults, prices_of, spot_of, topology_of, with_defaults
+from dljob.cluster.site import ASSUMED_SITE
+from dljob.job.defaults import (
+    applied,
+    applied_site,
+    parse_defaults,
+    prices_of,
+    site_of,
+    spot_of,
+    topology_of,
+    with_defaults,
+)
 from support.builders import DIGITS
 
 Json = dict[str, Any]
@@ -28,6 +38,12 @@ FULL: Json = {
     "runPolicy": {"activeDeadlineSeconds": 3600, "ttlSecondsAfterFinished": 600},
     "checkpoint": {"volume": {"storageClassName": "shared", "shared": True}},
     "prices": {"usdPerDeviceHour": {"NVIDIA-A100-SXM4-40GB": 1.5, "cpu": 0.02}, "usdPerKwh": 0.25},
+    "energy": {
+        "idleWatts": {"NVIDIA-A100-SXM4-40GB": 50.0, "cpu": 1.5},
+        "hostWattsPerGpu": 60.0,
+        "pue": 1.2,
+        "carbon": {"gramsPerKwh": 380.0},
+    },
 }
 
 _names = st.sampled_from(["a", "b", "c"])
@@ -77,7 +93,7 @@ def test_empty_defaults_are_the_identity(spec: DLJobSpec) -> None:
     for empty in (NO_DEFAULTS, JobDefaults.model_validate({"scheduling": {"nodeSelector": {}}, "trainer": {}})):
         assert empty.empty
         assert with_defaults(spec, empty) is spec
-        assert applied(spec, empty) == applied_prices(empty, ["cpu"]) == ()
+        assert applied(spec, empty) == applied_site(empty, ["cpu"]) == ()
 
 
 @given(specs, defaults)
@@ -138,12 +154,19 @@ def test_applied_names_each_value_and_no_value_of_the_job() -> None:
     )
 
 
-def test_prices_of_the_plan_are_named() -> None:
+def test_prices_and_energy_of_the_plan_are_named() -> None:
     found = JobDefaults.model_validate(FULL)
-    assert applied_prices(found, ["Tesla-T4", "a100-sxm4-40gb"]) == (
+    assert applied_site(found, ["Tesla-T4", "a100-sxm4-40gb"]) == (
         "prices.usdPerDeviceHour: a100-sxm4-40gb=1.5",
+        "energy.idleWatts: a100-sxm4-40gb=50",
         "prices.usdPerKwh: 0.25",
+        "energy.hostWattsPerGpu: 60",
+        "energy.pue: 1.2",
+        "energy.carbon.gramsPerKwh: 380",
     )
+    by_hour = JobDefaults.model_validate({"energy": {"carbon": {"gramsPerKwhByHour": [100.0, *[50.0] * 23]}}})
+    assert applied_site(by_hour, ["cpu"]) == ("energy.carbon.gramsPerKwhByHour: 50 to 100",)
+    assert site_of(NO_DEFAULTS) == ASSUMED_SITE
     assert prices_of(NO_DEFAULTS) is CATALOGUE_PRICES
 
 
@@ -176,6 +199,15 @@ BAD: dict[str, tuple[object, tuple[str, ...]]] = {
     ),
     "text for a number": ({"runPolicy": {"ttlSecondsAfterFinished": "1h"}}, ("ttlSecondsAfterFinished", "'1h'")),
     "no price": ({"prices": {"usdPerKwh": 0}}, ("prices.usdPerKwh", "found 0", "greater than 0")),
+    "less than all power": ({"energy": {"pue": 0.9}}, ("energy.pue", "found 0.9", "greater than or equal to 1")),
+    "hours that are missing": (
+        {"energy": {"carbon": {"gramsPerKwhByHour": [100]}}},
+        ("energy.carbon.gramsPerKwhByHour", "24"),
+    ),
+    "two forms of carbon intensity": (
+        {"energy": {"carbon": {"gramsPerKwh": 1, "gramsPerKwhByHour": [1] * 24}}},
+        ("energy.carbon.gramsPerKwh", "Remove one"),
+    ),
     "two prices of a GPU": (
         {"prices": {"usdPerDeviceHour": {"Tesla-T4": 1, "t4": 2}}},
         ("prices.usdPerDeviceHour", "Tesla-T4", "t4"),

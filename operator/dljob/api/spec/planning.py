@@ -23,6 +23,7 @@ class Minimize(StrEnum):
     TIME = "Time"
     ENERGY = "Energy"
     COST = "Cost"
+    CARBON = "Carbon"
 
 
 class BatchSizeRange(ApiModel):
@@ -82,7 +83,11 @@ class Objective(ApiModel):
     )
 
     minimize: Annotated[
-        Minimize, Field(description="What the plan minimizes: Time, Energy (J) or Cost (US dollars).")
+        Minimize,
+        Field(
+            description="What the plan minimizes: Time, Energy (J), Cost (US dollars) or Carbon (g of CO2 equivalent "
+            "of the energy)."
+        ),
     ] = Minimize.TIME
     deadline: Annotated[
         Duration | None,

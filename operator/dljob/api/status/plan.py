@@ -5,6 +5,7 @@ from typing import Annotated
 from pydantic import Field
 
 from dljob.api.base import ApiModel
+from dljob.api.spec.planning import Minimize
 from dljob.api.spec.trainer import AgentSource
 
 
@@ -19,9 +20,28 @@ class Predicted(ApiModel):
     samples_per_second: Annotated[float, Field(ge=0, description="Throughput of all ranks.")]
     energy_joules: Annotated[float | None, Field(ge=0, description="Energy of the whole training.")] = None
     cost: Annotated[float | None, Field(ge=0, description="Cost of the whole training, in US dollars.")] = None
+    carbon_grams: Annotated[
+        float | None,
+        Field(
+            ge=0,
+            description="CO2 equivalent of the energy of the whole training, in grams. Unset if the administrator has "
+            "set no carbon intensity and the job does not minimize carbon.",
+        ),
+    ] = None
     memory_bytes: Annotated[int, Field(ge=0, description="Memory of the largest rank.")] = 0
     bottleneck: Annotated[str, Field(description="The dominant part of the step time.")] = ""
     basis: Annotated[str, Field(description="Where the constants come from: catalogue or profile.")] = ""
+
+    def expense(self, minimize: Minimize) -> float | None:
+        """Return the energy (J), cost (US dollars) or carbon (g) that a job minimizes; None if it minimizes time.
+
+        Return None also if this figure was not predicted.
+        """
+        return {
+            Minimize.ENERGY: self.energy_joules,
+            Minimize.COST: self.cost,
+            Minimize.CARBON: self.carbon_grams,
+        }.get(minimize)
 
 
 class PlanGroup(ApiModel):

@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from dljob.calibrate.learned import measured_key
 from dljob.cli import defaults, files, remote, tables, update_check
 from dljob.cli.errors import BadInputError
 from dljob.cluster import ClusterView
+from dljob.cluster.energy import DAY_S
 from dljob.cluster.templates import NO_TEMPLATES, NodeTemplates
 from dljob.job.identity import profile_key
 from dljob.job.plan.recommendation import Job, Recommendation, recommend
@@ -67,7 +69,8 @@ def run(given: argparse.Namespace) -> int:
     code = 0
     for i, job in enumerate(jobs):
         own = _defaults(job, operators) if chosen is None else chosen
-        found = recommend(job, view, known, own, _templates(job, operators) if chosen is None else NO_TEMPLATES)
+        templates = _templates(job, operators) if chosen is None else NO_TEMPLATES
+        found = recommend(job, view, known, own, templates, time.time() % DAY_S)
         if given.profiles and (hint := _unused(job, found, known)):
             print(f"dljob: {job.name}: {hint}", file=sys.stderr)
         points = scaling(found.request, found.view, known) if isinstance(found.answer, Decision) else []

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from math import inf
 
-from dljob.api import Minimize
 from dljob.cluster import ClusterView
 from dljob.controller.planning.answers import plan_only
 from dljob.controller.planning.growing import usable_nodes
@@ -383,11 +382,9 @@ def _has_deadline(question: ParsedJob) -> bool:
 
 
 def _expense(question: ParsedJob, plan: StoredPlan) -> float:
-    """Return the predicted energy (in J) or cost of a plan, if the job minimizes one of them; otherwise 0."""
+    """Return the predicted energy (J), cost or carbon (g) of a plan, if the job minimizes it; otherwise 0."""
     assert question.spec is not None
-    predicted = plan.status.predicted
-    least = {Minimize.ENERGY: predicted.energy_joules, Minimize.COST: predicted.cost}
-    return least.get(question.spec.objective.minimize) or 0.0
+    return plan.status.predicted.expense(question.spec.objective.minimize) or 0.0
 
 
 def _shape(view: ClusterView) -> Hashable:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import inf
 
 from dljob.cluster import ClusterView
-from dljob.job.defaults import prices_of
+from dljob.job.defaults import site_of
 from dljob.job.observed import JobSeen
 from dljob.job.plan.request import planner_request
 from dljob.job.waiting import devices_waited_for
@@ -123,5 +123,5 @@ def usable_nodes(question: ParsedJob, view: ClusterView) -> ClusterView:
     The question (the job to plan) must have a spec.
     """
     assert question.spec is not None
-    request = planner_request(question.observed.job.name, question.spec, None, prices_of(question.defaults))
+    request = planner_request(question.observed.job.name, question.spec, None, site_of(question.defaults))
     return ClusterView(tuple(usable(request, view.without(question.observed.left_out))))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dljob.api import DLJobStatus, Minimize, Predicted
+from dljob.api import DLJobStatus, Predicted
 from dljob.cluster import ClusterView
 from dljob.controller.planning.growing import usable_nodes
 from dljob.controller.planning.queueing import Ask
@@ -147,15 +147,14 @@ def _parts(question: ParsedJob, whole: ClusterView) -> Iterator[tuple[Hashable, 
 
 
 def _worth(question: ParsedJob, plan: KnownPlan) -> tuple[float, float]:
-    """Return the sort key of a plan by what the job minimizes (time, energy or cost); the best plan comes first.
+    """Return the sort key of a plan by what the job minimizes, such as time or energy; the best plan comes first.
 
     Plans without a predicted time come last. Plans that are equal otherwise are sorted by time.
     """
     assert question.spec is not None
     predicted = plan.predicted
-    expense = {Minimize.ENERGY: predicted.energy_joules, Minimize.COST: predicted.cost}
     total_s = predicted.total_seconds or float("inf")
-    return expense.get(question.spec.objective.minimize) or total_s, total_s
+    return predicted.expense(question.spec.objective.minimize) or total_s, total_s
 
 
 def _shape(plan: KnownPlan) -> Hashable:

@@ -15,11 +15,9 @@ from dljob.cluster.templates import NO_TEMPLATES, NodeTemplates
 from dljob.job.defaults import (
     ROOT,
     applied,
-    applied_prices,
+    applied_site,
     parse_defaults,
-    prices_of,
-    spot_of,
-    topology_of,
+    site_of,
     with_defaults,
 )
 from dljob.job.plan.grace import too_short_grace
@@ -130,18 +128,17 @@ def recommend(
     constants: Constants,
     defaults: JobDefaults = NO_DEFAULTS,
     templates: NodeTemplates = NO_TEMPLATES,
+    begin_s: float = 0.0,
 ) -> Recommendation:
     """Return the plan that a new job would get on the nodes of ``view``, or the reason why it would get none.
 
     ``constants``: measured constants by (model key, device type). ``defaults``: the administrator's defaults for unset
     fields of the spec. ``templates``: nodes that an autoscaler can add, used only if the nodes of ``view`` cannot run
-    the job.
+    the job. ``begin_s``: seconds from midnight UTC to the start of the training, for carbon intensities by hour.
     """
     lines = applied(job.spec, defaults)
     job = replace(job, spec=with_defaults(job.spec, defaults))
-    request = planner_request(
-        job.name, job.spec, prices=prices_of(defaults), topology=topology_of(defaults), spot=spot_of(defaults)
-    )
+    request = planner_request(job.name, job.spec, site=site_of(defaults), begin_s=begin_s)
     found = plan(request, view, constants)
     if isinstance(found, Infeasible) and (larger := plan_on_new_nodes(request, view, constants, templates)):
         decision, larger_view = larger
@@ -151,20 +148,23 @@ def recommend(
     if isinstance(found, Decision) and (short := too_short_grace(job.spec, found)):
         found = replace(found, warning="; ".join(text for text in (found.warning, short) if text))
     if isinstance(found, Decision):
-        lines += applied_prices(defaults, (group.device for group in found.chosen.groups))
+        lines += applied_site(defaults, (group.device for group in found.chosen.groups))
     if isinstance(found, Decision) and found.batch is not None:
         request = replace(request, global_batch=found.batch.chosen, total_steps=found.batch.steps, batches=None)
     return Recommendation(job, request, found, view, lines)
 
 
-def answer(question: object, view: ClusterView | None = None, constants: Constants | None = None) -> dict[str, Any]:
+def answer(
+    question: object, view: ClusterView | None = None, constants: Constants | None = None, begin_s: float = 0.0
+) -> dict[str, Any]:
     """Answer the request ``{"job": manifest, "cluster": {"nodes": […]}, "profiles": […]}`` with a recommended plan.
 
     The request may also have the key ``jobDefaults``, the chart's value of this name.
 
     ``question`` and the result are objects as read from JSON. ``view``: the cluster to plan for if ``question`` has no
     key ``cluster``; None: the key is required. ``constants``: measured constants by (model or training script, device)
-    to use if ``question`` has no key ``profiles``; None: there are none. Raise ValueError for an invalid ``question``.
+    to use if ``question`` has no key ``profiles``; None: there are none. ``begin_s``: as in ``recommend``. Raise
+    ValueError for an invalid ``question``.
     """
     keys = {"job", "cluster", "profiles", ROOT}
     if not isinstance(question, Mapping) or set(question) - keys or "job" not in question:
@@ -183,4 +183,4 @@ def answer(question: object, view: ClusterView | None = None, constants: Constan
         )
     known = parse_profiles(question["profiles"]) if "profiles" in question else constants or {}
     defaults = parse_defaults(question[ROOT]) if ROOT in question else NO_DEFAULTS
-    return recommend(job, view, known, defaults).document()
+    return recommend(job, view, known, defaults, begin_s=begin_s).document()

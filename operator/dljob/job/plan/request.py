@@ -20,8 +20,7 @@ from dljob.api import (
 from dljob.api.base import AUTO_INTERVAL
 from dljob.api.spec.planning import MAX_NODES
 from dljob.cluster import quantity
-from dljob.cluster.domains import NO_BORDERS, SAME_AS_OTHERS, Spot, Topology
-from dljob.cluster.prices import CATALOGUE_PRICES, Prices
+from dljob.cluster.site import ASSUMED_SITE, Site
 from dljob.job.identity import data_key, profile_key
 from dljob.perf.workload.datasets import DATASETS
 from dljob.planner import Batches, FixedChoice, Request, RunningBatch
@@ -81,15 +80,13 @@ def planner_request(
     name: str,
     spec: DLJobSpec,
     running: RunningBatch | None = None,
-    prices: Prices = CATALOGUE_PRICES,
-    topology: Topology = NO_BORDERS,
-    spot: Spot = SAME_AS_OTHERS,
+    site: Site = ASSUMED_SITE,
+    begin_s: float = 0.0,
 ) -> Request:
     """Return the request with which the planner is asked to plan a job with this spec. ``name``: name of the job.
 
     ``running``: the batch size of a job that has started, which the planner must not change; None for a new job.
-    ``prices``: prices of devices and of energy. ``topology``: the network between zones and between racks. ``spot``:
-    labels, prices and interruptions of spot nodes. The administrator sets the last three for all jobs.
+    ``site``: what the administrator states about the cluster. ``begin_s``: seconds from midnight UTC to the start.
     """
     hints, resources, framework = spec.model.hints, spec.resources, spec.trainer.framework
     collective, strategy = _collective(spec.collective), spec.parallelism.strategy
@@ -145,9 +142,11 @@ def planner_request(
         if spec.planning.mode is PlanningMode.FIXED
         else (),
         candidates_kept=spec.planning.candidates,
-        prices=prices,
-        topology=topology,
-        spot=spot,
+        prices=site.prices,
+        energy=site.energy,
+        begin_s=begin_s,
+        topology=site.topology,
+        spot=site.spot,
         avoid_spot=spec.scheduling.spot is SpotUse.AVOID,
         checkpoints=spec.checkpoint.enabled,
         checkpoint_interval_s=None

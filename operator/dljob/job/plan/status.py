@@ -32,6 +32,7 @@ def predicted(prediction: Prediction) -> Predicted:
         samples_per_second=figures(prediction.samples_per_s),
         energy_joules=None if prediction.energy_J is None else figures(prediction.energy_J),
         cost=None if prediction.cost_usd is None else figures(prediction.cost_usd),
+        carbon_grams=None if prediction.carbon_g is None else figures(prediction.carbon_g),
         memory_bytes=prediction.memory_nbytes,
         bottleneck=prediction.bottleneck,
         basis=prediction.basis,

@@ -25,14 +25,25 @@ The Uptime Institute reports 1.5 on average."""
 
 
 def rank_watts(device: Device, busy: float) -> float:
-    """Return a rank's mean power in watts, including its host's power and the data centre's overhead (``PUE``).
+    """Return a rank's mean power in watts, including its host's power and the data centre's overhead.
 
     ``busy``: fraction of a step in which the rank computes.
     """
     reach = device.peak_power_W - device.idle_power_W
     dynamic = reach * (busy * COMPUTING_PART + (1 - busy) * WAITING_PART)
-    host = HOST_POWER_W if device.kind == "gpu" else 0.0  # a CPU's figures include the host
-    return PUE * (device.idle_power_W + dynamic + host)
+    return overhead(device) * (device.idle_power_W + dynamic + host_watts(device))
+
+
+def host_watts(device: Device) -> float:
+    """Return the power in watts of the rest of the node for one of its GPUs; 0 for CPUs, whose figures include it."""
+    if device.kind == "cpu":
+        return 0.0
+    return HOST_POWER_W if device.host_power_W is None else device.host_power_W
+
+
+def overhead(device: Device) -> float:
+    """Return the power of the data centre with this device, divided by the power of its computers."""
+    return PUE if device.pue is None else device.pue
 
 
 def cost_usd(device: Device, seconds: float, ranks: int) -> float:

@@ -293,6 +293,7 @@ def _prediction(
         energy_J=power_W * total_s,
         cost_usd=request.prices.with_energy_usd(usd, power_W * total_s),
         bottleneck=bottleneck,
+        carbon_g=request.carbon_g(power_W * total_s, total_s),
         basis="profile" if all(p.option.learned and p.option.learned.points for p in parts) else "catalogue",
         host_memory_nbytes=max(
             memory.pod_nbytes(workload, b, p.option.ranks_per_node, p.option.pool.is_gpu, _processes(p))

@@ -27,7 +27,7 @@ def interruptions_of(request: Request, workload: Workload) -> Interruptions:
 
 
 def interrupted(found: Prediction, request: Request, workload: Workload, nodes: int) -> Prediction:
-    """Add the time, energy and cost of interruptions to ``found``, the prediction of a plan without interruptions.
+    """Add what interruptions cost to ``found``, the prediction of a plan without interruptions.
 
     ``nodes``: number of nodes in the plan. Return ``found`` if the nodes of the request's domain are never interrupted.
     """
@@ -42,5 +42,6 @@ def interrupted(found: Prediction, request: Request, workload: Workload, nodes: 
         total_p90_s=float(model.expected_s(found.total_p90_s, nodes)) + model.p90_s(found.total_p90_s, nodes),
         energy_J=None if found.energy_J is None else found.energy_J * longer,
         cost_usd=None if found.cost_usd is None else found.cost_usd * longer,
+        carbon_g=None if found.energy_J is None else request.carbon_g(found.energy_J * longer, total_s),
         interruptions=model.expected(total_s, nodes),
     )

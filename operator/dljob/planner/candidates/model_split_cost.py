@@ -108,6 +108,7 @@ def predict(candidate: SplitCandidate, request: Request, model: split.Model) -> 
         memory_nbytes=held,
         energy_J=power_W * total_s,
         cost_usd=request.prices.with_energy_usd(energy.cost_usd(option.device, total_s, ranks), power_W * total_s),
+        carbon_g=request.carbon_g(power_W * total_s, total_s),
         bottleneck=f"{longest[0]} {100 * longest[1] / step_s:.0f} %; {step.text}",
         basis="profile" if option.learned and option.learned.points else "catalogue",
         host_memory_nbytes=host,

@@ -176,6 +176,7 @@ def options(
     ranks_per_node = layout.ranks
     found = rank_speed(pool, layout, workload, request, learned)
     device = request.prices.device(found.device, pool.device, layout.cores)
+    device = request.energy.device(device, pool.device, layout.cores)
     if request.domain.price_factor != 1.0:
         device = replace(device, usd_per_h=device.usd_per_h * request.domain.price_factor)
     result = []

@@ -11,7 +11,7 @@ from dljob.planner.candidates.options import Option
 from dljob.planner.candidates.pools import Eligible
 from dljob.planner.search import objective
 from dljob.planner.types import Choice, Refusal, Request
-from dljob.planner.types.texts import duration, joules, samples
+from dljob.planner.types.texts import duration, grams, joules, samples
 
 MAX_SLOWDOWN = 1.1
 """Maximum factor by which an advised power limit may lengthen the computing time. With 10 % more time, a job saves two
@@ -120,6 +120,7 @@ def worse(request: Request, choice: Choice, chosen: Choice) -> str:
         "P90": f"slower: {duration(p.step_p90_s)} per step instead of {duration(q.step_p90_s)} (p90)",
         "Energy": f"more energy: {joules(p.energy_J or 0)} instead of {joules(q.energy_J or 0)}",
         "Cost": f"more expensive: ${p.cost_usd or 0:.3g} instead of ${q.cost_usd or 0:.3g}",
+        "Carbon": f"more carbon: {grams(p.carbon_g or 0)} of CO2 instead of {grams(q.carbon_g or 0)}",
     }["P90" if request.minimize == "Time" and objective.by_p90(request) else request.minimize]
 
 

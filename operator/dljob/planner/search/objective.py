@@ -1,4 +1,4 @@
-"""Objective of the search: time, energy or cost, optionally with a deadline."""
+"""Objective of the search: time, energy, cost or carbon, optionally with a deadline."""
 
 from math import log2
 
@@ -35,11 +35,16 @@ def by_p90(request: Request) -> bool:
 def scores(request: Request, screened: Screened) -> NDArray[np.float64]:
     """Return the score of each candidate in ``screened``; lower is better. Infeasible candidates score infinity.
 
-    The score is the time (seconds), energy (joules) or cost (US dollars) of one step. If the objective is energy or
-    cost, candidates that miss the deadline score above all that meet it (``LATE``).
+    The score is the time (seconds), energy (joules), cost (US dollars) or carbon (grams) of one step. If the objective
+    is not time, candidates that miss the deadline score above all that meet it (``LATE``).
     """
     time_s = screened.step_p90_s if by_p90(request) else screened.step_s
-    wanted = {"Time": time_s, "Energy": screened.energy_J, "Cost": screened.usd}[request.minimize]
+    wanted = {
+        "Time": time_s,
+        "Energy": screened.energy_J,
+        "Cost": screened.usd,
+        "Carbon": screened.carbon_g,
+    }[request.minimize]
     if request.deadline_s is None or request.minimize == "Time":
         return np.where(np.isfinite(screened.step_s), wanted, np.inf)
     late = screened.step_p90_s * request.total_steps + STARTUP_S > request.deadline_s
@@ -47,16 +52,17 @@ def scores(request: Request, screened: Screened) -> NDArray[np.float64]:
 
 
 def score(request: Request, prediction: Prediction) -> float:
-    """Return the score of a plan with this prediction: time, energy or cost of the whole training; lower is better.
+    """Return the score of a plan with this prediction: what the request minimizes, over the whole training.
 
-    The unit is seconds, joules or US dollars. If the objective is energy or cost, plans that miss the deadline score
-    above all plans that meet it (``LATE``).
+    Lower is better. The unit is seconds, joules, US dollars or grams. If the objective is not time, plans that miss the
+    deadline score above all plans that meet it (``LATE``).
     """
     if request.minimize == "Time":
         return prediction.total_p90_s if by_p90(request) else prediction.total_s
     if not meets(request, prediction.total_p90_s):
         return LATE * (1 + prediction.step_p90_s)
-    return (prediction.energy_J if request.minimize == "Energy" else prediction.cost_usd) or 0.0
+    found = {"Energy": prediction.energy_J, "Cost": prediction.cost_usd, "Carbon": prediction.carbon_g}
+    return found[request.minimize] or 0.0
 
 
 def size(choice: Choice) -> int:

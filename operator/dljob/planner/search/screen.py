@@ -45,6 +45,8 @@ class Screened:
     """Energy of a step in joules."""
     usd: Floats
     """Cost of a step in US dollars."""
+    carbon_g: Floats
+    """Carbon of a step in grams of CO2 equivalent, as the mean over the whole training."""
     collective: list[CollectiveName]
 
     def joined(self, other: "Screened") -> "Screened":
@@ -54,6 +56,7 @@ class Screened:
             np.concatenate([self.step_p90_s, other.step_p90_s]),
             np.concatenate([self.energy_J, other.energy_J]),
             np.concatenate([self.usd, other.usd]),
+            np.concatenate([self.carbon_g, other.carbon_g]),
             [*self.collective, *other.collective],
         )
 
@@ -127,7 +130,9 @@ class Screen:
             longer[finite] = expected_s / work_s[finite]
             step_s, p90, energy_J = step_s * longer, p90 * longer, energy_J * longer
         usd = self.request.prices.with_energy_usd(step_s * (counts @ self._usd_per_s), energy_J)
-        return Screened(step_s, p90, energy_J, usd, [self._collectives[i] for i in choice])
+        total_s = np.where(np.isfinite(step_s), step_s * self.request.total_steps, 0.0)
+        carbon_g = self.request.energy.carbon.grams(energy_J, self.request.begin_s, total_s)
+        return Screened(step_s, p90, energy_J, usd, carbon_g, [self._collectives[i] for i in choice])
 
     def _compute_s(self, counts: Counts, used: NDArray[np.bool_], ranks: NDArray[np.int64]) -> Floats:
         """Return the seconds in which the slowest rank processes its batch, for each candidate; infinite if infeasible.

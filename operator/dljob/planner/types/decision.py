@@ -17,7 +17,7 @@ With Pipeline, each rank holds some consecutive layers. With Tensor, each rank h
 
 @dataclass(frozen=True)
 class Prediction:
-    """Predicted time, memory, energy and cost of a plan. Times are in seconds, and medians unless the name has p90.
+    """Predictions for a plan. Times are in seconds, and medians unless the name has p90.
 
     ``step_s`` is the time of a step. ``compute_s``, ``communication_s`` and ``data_s`` are parts of it. ``total_s``,
     ``energy_J`` and ``cost_usd`` are those of the whole training. ``memory_nbytes``: largest memory that a rank needs.
@@ -46,6 +46,8 @@ class Prediction:
     """Seconds of a step in which the slowest rank waits for its input, because prefetching does not hide them."""
     total_p90_s: float = 0.0
     """90th percentile of the time of the whole training. A deadline must allow this time."""
+    carbon_g: float | None = None
+    """Grams of CO2 equivalent of the whole training; None if the request does not ask for it (``counts_carbon``)."""
     interruptions: float = 0.0
     """Expected number of interruptions of nodes in the whole training; 0 without spot nodes."""
 

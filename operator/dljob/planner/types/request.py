@@ -8,6 +8,7 @@ from dlcontract import CollectiveName, Precision
 from dljob.calibrate.learned import measured_key
 from dljob.cluster.catalogue import vendor
 from dljob.cluster.domains import ANYWHERE, NO_BORDERS, SAME_AS_OTHERS, Domain, Spot, Topology
+from dljob.cluster.energy import ASSUMED_ENERGY, EnergySettings
 from dljob.cluster.prices import CATALOGUE_PRICES, Prices
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -97,7 +98,7 @@ class Request:
     cpu_per_pod: float | None = None
     cpu_limit_per_pod: float | None = None
     memory_per_pod_nbytes: int | None = None
-    minimize: Literal["Time", "Energy", "Cost"] = "Time"
+    minimize: Literal["Time", "Energy", "Cost", "Carbon"] = "Time"
     deadline_s: float | None = None
     collective: CollectiveName | None = None
     """The collective that the user requests; None: the planner chooses."""
@@ -131,6 +132,9 @@ class Request:
     Predictions then differ in certainty, and the plan with the smallest median often has the largest error."""
     candidates_kept: int = 5
     prices: Prices = CATALOGUE_PRICES
+    energy: EnergySettings = ASSUMED_ENERGY
+    begin_s: float = 0.0
+    """Seconds from midnight UTC to the start of the training, for carbon intensities by hour of the day."""
     topology: Topology = NO_BORDERS
     spot: Spot = SAME_AS_OTHERS
     avoid_spot: bool = False
@@ -149,6 +153,18 @@ class Request:
     def allows_gpus(self, device: str, count: int) -> bool:
         """Return True if the vendor's quota (``gpus_max``) allows a plan with ``count`` GPUs of the type ``device``."""
         return count <= self.gpus_max.get(vendor(device), count)
+
+    @property
+    def counts_carbon(self) -> bool:
+        """Return True if predictions have the carbon of plans: the job minimizes it, or its intensity is known."""
+        return self.minimize == "Carbon" or not self.energy.carbon.assumed
+
+    def carbon_g(self, energy_J: float, total_s: float) -> float | None:
+        """Return the grams of CO2 equivalent for ``energy_J`` joules over a training of ``total_s`` seconds.
+
+        Return None if predictions do not have it (``counts_carbon``).
+        """
+        return self.energy.carbon.grams(energy_J, self.begin_s, total_s) if self.counts_carbon else None
 
     def key(self, precision: Precision = "FP32") -> str:
         """Return the name under which measurements of the job's model in this precision are stored."""

@@ -30,6 +30,14 @@ def samples(count: int) -> str:
     return f"{count} sample{'s' if count != 1 else ''}"
 
 
+def grams(carbon_g: float) -> str:
+    """Return a mass as a text: in g, in kg from 1 kg, or in t from 1 t."""
+    for unit, factor in (("t", 1e6), ("kg", 1e3)):
+        if carbon_g >= factor:
+            return f"{carbon_g / factor:.3g} {unit}"
+    return f"{carbon_g:.3g} g"
+
+
 def joules(energy_J: float) -> str:
     """Return the energy as a text: in J, in kJ if it is at least 10 kJ, or in kWh if it is at least 0.1 kWh."""
     if energy_J >= 3.6e5:

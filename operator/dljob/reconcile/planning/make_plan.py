@@ -10,7 +10,8 @@ from dljob.api import DLJobStatus, ParallelismStrategy, PlanningMode
 from dljob.api.changes import planned_fields
 from dljob.api.spec.spec import DLJobSpec
 from dljob.cluster import ClusterView, Node
-from dljob.job.defaults import applied_prices, prices_of, spot_of, topology_of
+from dljob.cluster.energy import HOUR_S
+from dljob.job.defaults import applied_site, site_of
 from dljob.job.observed import SetSeen
 from dljob.job.plan.grace import too_short
 from dljob.job.plan.request import planner_request
@@ -140,9 +141,8 @@ def _decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
     spec, view = _narrowed(parsed), parsed.observed.view
     assert view is not None
     job = parsed.observed.job
-    given = parsed.defaults
     request = planner_request(
-        job.name, spec, _running_batch(parsed), prices_of(given), topology_of(given), spot_of(given)
+        job.name, spec, _running_batch(parsed), site_of(parsed.defaults), HOUR_S * parsed.begin_hour
     )
     request = request if parsed.pace_s is None else replace(request, deadline_s=parsed.pace_s)
     splitting_disabled = _model_parallelism_was_slow(parsed)
@@ -203,7 +203,7 @@ def _attempt(
         proposed = proposed.model_copy(update={"number": shown.number})
     short = too_short(spec, proposed.grace_s, checkpoint_s, decision.chosen.prediction.step_p90_s)
     prediction, nodes = decision.chosen.prediction, usable(request, decision.domain.within(view))
-    prices = applied_prices(parsed.defaults, (group.device for group in decision.chosen.groups))
+    prices = applied_site(parsed.defaults, (group.device for group in decision.chosen.groups))
     found = StoredPlan(
         plan=proposed,
         status=plan_status(spec, decision, proposed.number, proposed.digest(), (*parsed.defaulted, *prices)),

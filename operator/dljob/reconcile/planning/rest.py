@@ -1,10 +1,11 @@
 """The rest of a running job's training: its remaining steps, the time to its deadline, and what a move would change."""
 
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 
 from dlcontract import Report, RunPhase
 from dljob.api import DLJobSpec, DLJobStatus, Minimize, PlanStatus, duration_s
+from dljob.job.defaults import energy_of
 from dljob.job.plan.request import total_steps
 from dljob.job.plan.stored import StoredPlan
 from dljob.reconcile.parsed import ParsedJob
@@ -13,7 +14,7 @@ from dljob.status import is_true
 
 START_UP_S = 20.0
 """Seconds that a change of the plan is assumed to take if the job's own start-up time was not measured."""
-UNITS = {Minimize.ENERGY: "J", Minimize.COST: "US dollars"}
+UNITS = {Minimize.ENERGY: "J", Minimize.COST: "US dollars", Minimize.CARBON: "g CO2"}
 
 
 def deadline_of(spec: DLJobSpec | None, status: DLJobStatus) -> datetime | None:
@@ -34,8 +35,11 @@ def deadline_of(spec: DLJobSpec | None, status: DLJobStatus) -> datetime | None:
 def with_pace(parsed: ParsedJob, now: datetime) -> ParsedJob:
     """Return the job with ``pace_s``: the deadline for its next plan, from its remaining steps and remaining time.
 
-    Jobs that minimize time get none, because their plan does not depend on it.
+    Jobs that minimize time get none, because their plan does not depend on it. Jobs on a site whose carbon intensity
+    depends on the hour of the day also get this hour.
     """
+    if len(energy_of(parsed.defaults).carbon.g_per_kwh) > 1:
+        parsed = replace(parsed, begin_hour=now.astimezone(UTC).hour)
     spec, before = parsed.spec, parsed.before
     due = deadline_of(spec, before)
     if spec is None or due is None or spec.missing or spec.objective.minimize is Minimize.TIME or parsed.finished:
@@ -150,11 +154,11 @@ def _slower(parsed: ParsedJob, report: Report) -> float:
 
 
 def _per_s(plan: PlanStatus, minimize: Minimize) -> float:
-    """Return the predicted power (W) or price (US dollars per second) of a plan; 1 if the job minimizes time."""
+    """Return the predicted expense of a plan per second (W, US dollars/s or g/s); 1 if the job minimizes time."""
     found = plan.predicted
     if minimize is Minimize.TIME or found.total_seconds <= 0:
         return 1.0
-    return ((found.energy_joules if minimize is Minimize.ENERGY else found.cost) or 0.0) / found.total_seconds
+    return (found.expense(minimize) or 0.0) / found.total_seconds
 
 
 def _steps(parsed: ParsedJob, spec: DLJobSpec) -> tuple[int, int]:

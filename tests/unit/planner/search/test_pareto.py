@@ -61,7 +61,10 @@ def test_promising_rows_range_from_the_fastest_to_the_most_frugal(
     time_s, energy_J, usd = np.array(rows).T
     infeasible = np.append(time_s, np.inf), np.append(energy_J, 0.0), np.append(usd, 0.0)
     found = promising(
-        Screened(infeasible[0], infeasible[0], infeasible[1], infeasible[2], ["Ring"] * len(infeasible[0])), limit
+        Screened(
+            infeasible[0], infeasible[0], infeasible[1], infeasible[2], infeasible[1], ["Ring"] * len(infeasible[0])
+        ),
+        limit,
     )
     assert 1 <= len(found) <= limit and len(rows) not in found
     assert time_s[found[0]] == time_s.min() and (energy_J[found[-1]] == energy_J.min() or usd[found[-1]] == usd.min())
