@@ -140,6 +140,16 @@ class StartupMarks(UntrustedRecord):
     first_step_unix_s: UnixTime | None = None
 
 
+class MeasuredEnergy(UntrustedRecord):
+    """Energy of the ranks' devices, from hardware counters, since the job began.
+
+    ``joules``: sum over all attempts. ``part``: the part of the running ranks whose devices have readable counters.
+    """
+
+    joules: Annotated[float, Field(ge=0, le=1e18)]
+    part: Annotated[float, Field(ge=0, le=1)]
+
+
 class StoppedEarly(UntrustedRecord):
     """The reason why a training was complete before its last step: TargetReached or NoImprovement."""
 
@@ -227,6 +237,7 @@ class Report(UntrustedRecord):
     noise: Annotated[
         Noise | None, Field(description="None: the noise scale was not measured, such as in a run on one rank.")
     ] = None
+    energy: Annotated[MeasuredEnergy | None, Field(description="None: no counter was readable so far.")] = None
     target: Annotated[TargetProgress | None, Field(description="None: no target, or no value yet.")] = None
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, populate_by_name=True)

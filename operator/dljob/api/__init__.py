@@ -52,6 +52,7 @@ from dljob.api.status.job import Condition, ConditionStatus, DLJobStatus, GroupS
 from dljob.api.status.plan import BatchCandidate, BatchChoice, Candidate, PlanGroup, PlanStatus, Predicted, Rejected
 from dljob.api.status.progress import LastCheckpoint, Measured, Progress, Result, Startup, TargetStatus
 from dljob.api.status.queue import ForecastSize, QueueStatus, RunForecast
+from dljob.api.status.usage import EnergySource, Usage, UsageRate
 
 __all__ = [
     "API_VERSION",
@@ -75,6 +76,7 @@ __all__ = [
     "DLProfileStatus",
     "Dataset",
     "Disruption",
+    "EnergySource",
     "EnvVar",
     "FailureReason",
     "FailureRule",
@@ -123,5 +125,7 @@ __all__ = [
     "Startup",
     "TargetStatus",
     "Trainer",
+    "Usage",
+    "UsageRate",
     "duration_s",
 ]

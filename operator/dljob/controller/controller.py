@@ -269,7 +269,7 @@ class Controller:
             await self._learn(job, desired.measurements)
         await self._publish(observed, desired)
         if desired.status is not None:
-            self._metrics.record_transition(before, desired.status)
+            self._metrics.record_transition(before, desired.status, observed.job.namespace)
 
     async def _apply(self, observed: Observed, desired: Desired) -> Exception | None:
         """Create the job's Secret and apply its objects. Return the first error, without raising it, or None.

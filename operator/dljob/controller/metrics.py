@@ -14,7 +14,7 @@ from prometheus_client.platform_collector import PlatformCollector
 from prometheus_client.process_collector import ProcessCollector
 
 from dlcontract.reasons import PARAMETERS_DIVERGED
-from dljob.api import ConditionStatus, DLJobStatus, Phase
+from dljob.api import ConditionStatus, DLJobStatus, Phase, Usage
 from dljob.api.changes import CHANGE_REFUSED, JOB_ENDED
 from dljob.faults import EVERY_NAMESPACE, FaultKind, LeftOut
 from dljob.scheduling import Interval
@@ -65,6 +65,11 @@ class Metrics:
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=registry)
         prefix = "dljob_operator"
+
+        def used(name: str, text: str) -> Counter:
+            # Prometheus itself adds a label namespace: that of the operator's pod.
+            return Counter(f"{prefix}_used_{name}", f"{text}, by namespace.", ["job_namespace"], registry=registry)
+
         self.reconcile_s = Histogram(
             f"{prefix}_reconcile_duration_seconds",
             "Duration of one reconcile. If the 99th percentile exceeds 1 s, check the API server's latency.",
@@ -138,6 +143,18 @@ class Metrics:
             "is unknown, or the cluster is too small for these jobs: see their condition Planned.",
             registry=registry,
         )
+        self.device_seconds = used(
+            "device_seconds", "GPUs and CPUs that jobs had, times the seconds for which they had them"
+        )
+        self.energy_J = used(
+            "energy_joules",
+            "Energy that jobs used, with hosts and the data centre's overhead: measured where counters are readable, "
+            "otherwise predicted",
+        )
+        self.cost_usd = used(
+            "cost_dollars", "US dollars that jobs cost, by the prices of the catalogue or of the administrator"
+        )
+        self.carbon_g = used("carbon_grams", "Grams of CO2 equivalent of the energy of jobs that count carbon")
         self.deadlines = Gauge(
             f"{prefix}_deadlines",
             "Jobs with spec.scheduling.finishBy that have not ended, by status of their condition DeadlineFeasible. "
@@ -259,13 +276,14 @@ class Metrics:
         for reason in _RESIZES:
             self.resizes.labels(reason)
 
-    def record_transition(self, before: DLJobStatus, after: DLJobStatus) -> None:
+    def record_transition(self, before: DLJobStatus, after: DLJobStatus, namespace: str) -> None:
         """Count what has happened to a job between two of its statuses.
 
         Count its restarts, repeated steps, preemptions, ignored failures, divergences (ranks with different
         parameters), moves to other plans and refused changes of the spec, and its end. If the job has just finished,
-        also observe the error of its predicted step time.
+        also observe the error of its predicted step time. What the job has used counts for its ``namespace``.
         """
+        self._count_usage(before.usage, after.usage, namespace)
         self.recoveries.inc(max(0, after.restarts - before.restarts))
         self.steps_repeated.inc(max(0, _steps_repeated(after) - _steps_repeated(before)))
         self.preemptions.inc(max(0, (after.preemptions or 0) - (before.preemptions or 0)))
@@ -280,6 +298,16 @@ class Metrics:
                 self.finished.labels(outcome).inc()
                 if after.measured is not None and after.measured.step_error is not None:
                     self.plan_error.observe(after.measured.step_error)
+
+    def _count_usage(self, before: Usage | None, after: Usage | None, namespace: str) -> None:
+        if after is None or after == before:
+            return
+        old = before or Usage(time=after.time)
+        self.device_seconds.labels(namespace).inc(max(0.0, after.device_seconds - old.device_seconds))
+        self.energy_J.labels(namespace).inc(max(0.0, after.energy_joules - old.energy_joules))
+        self.cost_usd.labels(namespace).inc(max(0.0, after.cost - old.cost))
+        if after.carbon_grams is not None:
+            self.carbon_g.labels(namespace).inc(max(0.0, after.carbon_grams - (old.carbon_grams or 0.0)))
 
     def forecast(self, starts: Sequence[Interval], unknown: int) -> None:
         """Set the gauges of the queue's forecast.

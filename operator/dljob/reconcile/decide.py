@@ -19,6 +19,7 @@ from dljob.reconcile.planning import make_plan, replan, resize
 from dljob.reconcile.planning.rest import with_pace
 from dljob.reconcile.rollout import bring_up, in_force, quiet
 from dljob.reconcile.spec_changes import after_end
+from dljob.reconcile.usage import with_usage
 from dljob.reconcile.volume import blocks, volume_ready
 from dljob.render import Names, RenderConfig
 from dljob.status import FALSE, TRUE, Verdict, build, events, find, pods_ready, previous
@@ -332,6 +333,7 @@ def _finish(
         wanted=draft.wanted, start_timeouts=draft.start_timeouts, preemptions=draft.preemptions, plan_only=plan_only,
     )  # fmt: skip
     status = with_deadline_risk(parsed, with_forecasts(parsed, status, now), now)
+    status = with_usage(parsed, status, accepted, now)
     if (left_s := deadline_in_s(parsed, now)) is not None:
         draft.requeue_in(left_s)
     return Desired(

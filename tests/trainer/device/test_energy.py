@@ -1,5 +1,6 @@
 """Tests of energy measurement with counters that may be missing."""
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from dltrain.agent.member.running_rank import Running
 from dltrain.agent.metrics import TrainerCollector
 from dltrain.device import energy
 from dltrain.device.energy import Meter, Packages, meter
+from dltrain.host import cgroup
 from dltrain.protocol.rank_messages import Energy, Step
 
 
@@ -32,6 +34,7 @@ def test_energy_of_cpu_packages_is_summed_across_counter_overflow(
     rapl(tmp_path, "intel-rapl:0:0", "core", 5)  # part of the package
     rapl(tmp_path, "intel-rapl:2", "psys", 7)  # contains the packages
     monkeypatch.setattr(energy, "POWERCAP", tmp_path)
+    monkeypatch.setattr(energy, "PodPart", lambda: lambda: 1.0)
     made = meter(torch.device("cpu"), 0)
     assert made is not None and made.used() == Energy(joules=0, source="RAPL")
     rapl(tmp_path, "intel-rapl:0", "package-0", 50)
@@ -40,6 +43,30 @@ def test_energy_of_cpu_packages_is_summed_across_counter_overflow(
     assert meter(torch.device("cpu"), 1) is None, "only local rank 0 measures the node"
     (tmp_path / "intel-rapl:1" / "energy_uj").unlink()
     assert made.used() is None
+
+
+def test_energy_of_cpus_counts_for_a_pod_by_its_part_of_the_cpu_time(tmp_path: Path) -> None:
+    rapl(tmp_path, "intel-rapl:0", "package-0", 0, 10_000_000)
+    pod_s, node_s = iter([1.0, 2.0, 2.0, None, 9.0, 9.5]), iter([10.0, 14.0, 16.0, 17.0, 18.0, 18.0])
+    packages = Packages(tmp_path, energy.PodPart(lambda: next(pod_s), lambda: next(node_s)))
+    found = []
+    for counted_uJ in (1_000_000, 2_000_000, 3_000_000, 4_000_000, 5_000_000):
+        rapl(tmp_path, "intel-rapl:0", "package-0", counted_uJ, 10_000_000)
+        found.append(packages())
+    parts = [0.25, 0.0, 1.0, 1.0, 1.0]  # Without readable times, the whole counts.
+    assert found == pytest.approx([sum(parts[: n + 1]) for n in range(5)])
+
+
+def test_cpu_times_are_read_from_both_versions_of_cgroups(tmp_path: Path) -> None:
+    assert cgroup.cpu_time_s(tmp_path) is None and cgroup.node_cpu_time_s(tmp_path / "stat") is None
+    (tmp_path / "cpuacct").mkdir()
+    (tmp_path / "cpuacct" / "cpuacct.usage").write_text("2500000000\n")
+    assert cgroup.cpu_time_s(tmp_path) == 2.5
+    (tmp_path / "cpu.stat").write_text("usage_usec 1500000\nuser_usec 1\n")
+    assert cgroup.cpu_time_s(tmp_path) == 1.5
+    (tmp_path / "stat").write_text("cpu  100 20 30 900 40 5 6 7 0 0\ncpu0 1 1\n")
+    assert cgroup.node_cpu_time_s(tmp_path / "stat") == 161 / os.sysconf("SC_CLK_TCK")
+    assert cgroup.node_cpu_time_s() is not None, "this machine's own"
 
 
 def test_metric_shows_energy_reported_by_the_rank() -> None:
@@ -71,7 +98,7 @@ def test_unreadable_counter_is_not_an_error(tmp_path: Path, monkeypatch: pytest.
     (tmp_path / "intel-rapl:0" / "energy_uj").mkdir()  # a directory, which root cannot read either
     assert meter(torch.device("cpu"), 0) is None
     with pytest.raises(OSError, match="intel-rapl"):
-        Meter("RAPL", Packages(tmp_path))
+        Meter("RAPL", Packages(tmp_path, lambda: 1.0))
 
 
 class Nvml:

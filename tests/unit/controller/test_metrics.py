@@ -9,14 +9,14 @@ import aiohttp
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dljob.api import Condition, DLJobStatus, Phase, Progress
+from dljob.api import Condition, DLJobStatus, Phase, Progress, Usage
 from dljob.app.health import serve
 from dljob.controller.metrics import Metrics
 
 OURS = "dljob_operator_"
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 BOUNDED = {"kind", "scope", "phase", "result", "outcome", "verb", "resource", "code", "le", "reason"}
-BOUNDED |= {"feasible", "percentile", "position"}
+BOUNDED |= {"feasible", "percentile", "position", "job_namespace"}
 
 
 def families(metrics: Metrics) -> dict[str, Any]:
@@ -59,8 +59,8 @@ def test_each_divergence_of_parameters_is_counted_once() -> None:
         status(2, "ParametersDiverged"),
     ]
     for before, after in pairwise(story):
-        metrics.record_transition(before, after)
-    metrics.record_transition(status(0), status(0, "OutOfMemory"))
+        metrics.record_transition(before, after, "team-a")
+    metrics.record_transition(status(0), status(0, "OutOfMemory"), "team-a")
     counted = {s.name: s.value for family in families(metrics).values() for s in family.samples if not s.labels}
     assert counted["dljob_operator_parameters_diverged_total"] == 3
 
@@ -71,16 +71,40 @@ def test_steps_that_were_done_twice_are_counted() -> None:
 
     metrics = Metrics()
     for before, after in pairwise([DLJobStatus(), status(None), status(3), status(3), status(8)]):
-        metrics.record_transition(before, after)
+        metrics.record_transition(before, after, "team-a")
     [sample] = families(metrics)["dljob_operator_steps_repeated"].samples
     assert sample.value == 8
+
+
+def test_use_is_summed_by_namespace() -> None:
+    def status(seconds: float, carbon_g: float | None = None) -> DLJobStatus:
+        use = Usage(
+            time=NOW, device_seconds=seconds, energy_joules=10 * seconds, cost=seconds / 4, carbon_grams=carbon_g
+        )
+        return DLJobStatus(usage=use)
+
+    metrics = Metrics()
+    for before, after in pairwise([DLJobStatus(), status(2), status(2), status(8)]):
+        metrics.record_transition(before, after, "team-a")
+    metrics.record_transition(status(8), status(9, 3.0), "team-b")
+    found = families(metrics)
+    sums = {
+        name: {s.labels["job_namespace"]: s.value for s in found[f"dljob_operator_used_{name}"].samples}
+        for name in ("device_seconds", "energy_joules", "cost_dollars", "carbon_grams")
+    }
+    assert sums == {
+        "device_seconds": {"team-a": 8, "team-b": 1},
+        "energy_joules": {"team-a": 80, "team-b": 10},
+        "cost_dollars": {"team-a": 2, "team-b": 0.25},
+        "carbon_grams": {"team-b": 3},
+    }
 
 
 def test_failures_that_rules_ignore_are_counted() -> None:
     metrics = Metrics()
     counts = (None, 1, 1, 3, None, 1)  # The record starts anew when the job's coordinator does.
     for before, after in pairwise(DLJobStatus(failures_ignored=count) for count in counts):
-        metrics.record_transition(before, after)
+        metrics.record_transition(before, after, "team-a")
     [sample] = families(metrics)["dljob_operator_failures_ignored"].samples
     assert sample.value == 4
 

@@ -188,8 +188,8 @@ class TrainerCollector(Collector):
             yield _gauge(metric.name, metric.text, {n: metric.value(step) for n, step in self._latest(Step)})
         energy = CounterMetricFamily(
             PREFIX + "energy_joules",
-            "Energy that this rank's device used since the rank started, from NVML (its GPU) or RAPL (its node's CPUs)."
-            " Absent if no counter is readable.",
+            "Energy that this rank's device used since the rank started, from NVML (its GPU) or RAPL (its pod's part "
+            "of the CPUs). Absent if no counter is readable.",
             labels=["rank", "source"],
         )
         for n, step in self._latest(Step):

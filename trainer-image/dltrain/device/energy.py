@@ -1,9 +1,10 @@
 """Energy used by a rank's device, read from hardware counters for the run's report.
 
 A GPU's counter is NVML's total energy in mJ since its driver was loaded (Volta and later, whole GPUs only). CPU
-packages have RAPL counters, which include everything that runs on the node, so only one rank of a pod reads them. Only
-root can read RAPL counters, unless the node's administrator allows it (CVE-2020-8694). A missing counter is reported as
-missing, not replaced by an estimate, because the plan has an estimate.
+packages have RAPL counters, which include everything that runs on the node. Only one rank of a pod reads them, and
+counts the pod's part: its part of the CPU time in which the node's CPUs were busy. Only root can read RAPL counters,
+unless the node's administrator allows it (CVE-2020-8694). A missing counter is reported as missing, not replaced by an
+estimate, because the plan has an estimate.
 """
 
 import ctypes
@@ -13,6 +14,7 @@ from typing import Literal
 
 import torch
 
+from dltrain.host import cgroup
 from dltrain.protocol.rank_messages import Energy
 
 POWERCAP = Path("/sys/class/powercap")
@@ -50,22 +52,45 @@ def meter(device: torch.device, local_rank: int) -> Meter | None:
             if local_rank >= torch.cuda.device_count():
                 return None  # This rank shares its GPU with a rank that reads the counter.
             return Meter("NVML", _gpu(str(torch.cuda.get_device_properties(device).uuid)))
-        return Meter("RAPL", Packages(POWERCAP)) if local_rank == 0 else None
+        return Meter("RAPL", Packages(POWERCAP, PodPart())) if local_rank == 0 else None
     except (OSError, ValueError, AttributeError):  # no library or file, no number in it, a library without the function
         return None
 
 
+class PodPart:
+    """The part of the node's CPU time that this pod has used since the last call. Call the object to get it."""
+
+    def __init__(
+        self,
+        pod_s: Callable[[], float | None] = cgroup.cpu_time_s,
+        node_s: Callable[[], float | None] = cgroup.node_cpu_time_s,
+    ) -> None:
+        """Store the present CPU times. ``pod_s``, ``node_s``: functions that return CPU seconds of pod and node."""
+        self._pod_s, self._node_s = pod_s, node_s
+        self._last = pod_s(), node_s()
+
+    def __call__(self) -> float:
+        """Return the part, from 0 to 1. If a CPU time is unreadable, or the node's has not changed, return 1."""
+        (pod_s, node_s), last = (self._pod_s(), self._node_s()), self._last
+        self._last = pod_s, node_s
+        if pod_s is None or node_s is None or last[0] is None or last[1] is None or node_s <= last[1]:
+            return 1.0
+        return min(1.0, max(0.0, pod_s - last[0]) / (node_s - last[1]))
+
+
 class Packages:
-    """The total energy of a node's CPU packages, in joules. Call the object to read it.
+    """The energy of a node's CPU packages that a pod has used, in joules. Call the object to read it.
 
     Each package's counter starts again at 0 when it reaches the end of its range. The total includes such restarts.
     """
 
-    def __init__(self, powercap: Path) -> None:
+    def __init__(self, powercap: Path, part: Callable[[], float]) -> None:
         """Find the CPU packages and read their counters. Raises OSError if there are none, or if they are unreadable.
 
-        ``powercap``: the folder of the kernel's energy counters.
+        ``powercap``: the folder of the kernel's energy counters. ``part``: returns the part of the energy since its
+        last call that the pod has used.
         """
+        self._part = part
         self._folders = sorted(
             folder
             for folder in powercap.glob("intel-rapl:*")  # AMD CPUs use this name, too.
@@ -78,16 +103,16 @@ class Packages:
             )
         self._ranges = [int((folder / "max_energy_range_uj").read_text()) for folder in self._folders]
         self._last = self._read()
-        self._total_uJ = 0
+        self._total_uJ = 0.0
 
     def __call__(self) -> float:
         """Return the joules since the object was created.
 
         A counter may wrap around at most once between two calls, so call the object often enough.
         """
-        now = self._read()
+        now, part = self._read(), self._part()
         for new, old, span in zip(now, self._last, self._ranges, strict=True):
-            self._total_uJ += new - old if new >= old else new - old + span
+            self._total_uJ += part * (new - old if new >= old else new - old + span)
         self._last = now
         return self._total_uJ / 1e6
 

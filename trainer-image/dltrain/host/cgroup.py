@@ -51,6 +51,27 @@ def _numbers(path: Path) -> dict[str, int]:
     return {name: int(number) for name, number, *_ in words if number.isdecimal()}
 
 
+def cpu_time_s(root: Path = ROOT) -> float | None:
+    """Return the CPU time in seconds that this container has used since its start, or None if it is unreadable.
+
+    It is read from cgroup v2 or, without cgroup v2, from v1.
+    """
+    with suppress(OSError, KeyError):
+        return _numbers(root / "cpu.stat")["usage_usec"] / 1e6
+    with suppress(OSError, ValueError):
+        return int((root / "cpuacct" / "cpuacct.usage").read_text()) / 1e9
+    return None
+
+
+def node_cpu_time_s(stat: Path = Path("/proc/stat")) -> float | None:
+    """Return the CPU time in seconds that the node's CPUs were busy since its start, or None if it is unreadable."""
+    try:
+        _name, user, nice, system, _idle, _iowait, irq, softirq, *_ = stat.read_text().splitlines()[0].split()
+        return (int(user) + int(nice) + int(system) + int(irq) + int(softirq)) / os.sysconf("SC_CLK_TCK")
+    except (OSError, ValueError, IndexError):
+        return None
+
+
 def cpu_quota(root: Path = ROOT) -> float:
     """Return the number of CPUs that this process may use: the minimum of its CPU affinity and its cgroup's quota.
 

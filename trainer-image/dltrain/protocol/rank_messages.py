@@ -111,7 +111,7 @@ class Chosen(Record):
 class Energy(Record):
     """The energy that a rank's device has used since the rank started.
 
-    ``source``: the counter, either NVML of the rank's GPU or RAPL of its node's CPUs.
+    ``source``: the counter, either NVML of the rank's GPU, or RAPL of its node's CPUs (the pod's part).
     """
 
     joules: Annotated[float, Field(ge=0)]

@@ -6,6 +6,7 @@ from dlcontract import (
     MAX_METRICS,
     CheckpointMark,
     Failure,
+    MeasuredEnergy,
     Mismatch,
     Outcome,
     Plan,
@@ -86,6 +87,10 @@ class Ledger:
 
         The owner of the ledger copies it from the run report.
         """
+        self.energy: MeasuredEnergy | None = None
+        """Energy of the ranks' devices so far; None: no counter was readable.
+
+        The owner of the ledger copies it from the run report."""
         self.checkpoints_skipped = 0
         self.startup = StartupMarks()
         self._before: Report | None = None
@@ -115,6 +120,7 @@ class Ledger:
         self.outcome = previous.outcome
         self.steps_repeated = previous.steps_repeated
         self.checkpoints_skipped = previous.checkpoints_skipped
+        self.energy = previous.energy
         self._metrics = dict(previous.metrics)
         self.startup = previous.startup
         self._checkpoint = previous.last_checkpoint
@@ -274,6 +280,7 @@ class Ledger:
             link_latency_s=self._link[0],
             link_bandwidth_Bps=self._link[1],
             noise=step.noise if step else None,
+            energy=self.energy,
         )
 
     def _marked(self, mark: Mark) -> bool:

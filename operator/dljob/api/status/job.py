@@ -10,6 +10,7 @@ from dljob.api.base import ApiModel
 from dljob.api.status.plan import PlanStatus
 from dljob.api.status.progress import LastCheckpoint, Measured, Progress, Result, Startup, TargetStatus
 from dljob.api.status.queue import QueueStatus, RunForecast
+from dljob.api.status.usage import Usage
 
 
 class Phase(StrEnum):
@@ -116,6 +117,10 @@ class DLJobStatus(ApiModel):
             ge=0,
             description="How often the job released its devices for a job of a higher priority. Unset if it never did.",
         ),
+    ] = None
+    usage: Annotated[
+        Usage | None,
+        Field(description="Devices, energy and money that the job has used so far. Unset before its first pod runs."),
     ] = None
     last_checkpoint: LastCheckpoint | None = None
     start_time: Annotated[datetime | None, Field(description="When the operator first accepted a plan.")] = None

@@ -82,6 +82,7 @@ PARTS: dict[str, st.SearchStrategy[Any]] = {
     "failures": counts,
     "steps_repeated": counts,
     "checkpoints_skipped": counts,
+    "energy": st.none() | some({"joules": st.sampled_from((0.0, 5e-324, 1e3, 1e18)), "part": st.floats(0, 1)}),
     "target": st.none() | targets,
     "failure": st.none() | failures,
     "last_checkpoint": st.none() | some({"step": counts, "unix_s": times}, path=texts),

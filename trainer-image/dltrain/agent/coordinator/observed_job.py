@@ -205,6 +205,7 @@ class ObservedJob:
             attempt.good_enough = self.stopping_rule.record(message) or attempt.good_enough
         self.account.history.record(message, self.ledger.leader, time.time())
         self.ledger.steps_repeated = self.account.history.steps_repeated
+        self.ledger.energy = self.account.history.energy or self.ledger.energy
         match message:
             case Step():
                 attempt.progressed = self.trained = True

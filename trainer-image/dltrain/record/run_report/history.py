@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from dlcontract import Failure, Outcome, Plan, Rank, RankMeasure, RunPhase, reasons
+from dlcontract import Failure, MeasuredEnergy, Outcome, Plan, Rank, RankMeasure, RunPhase, reasons
 from dltrain.protocol.rank_messages import (
     Checkpointed,
     CheckpointSkipped,
@@ -117,6 +117,17 @@ class History:
     def steps_repeated(self) -> int:
         """Number of steps that were done twice so far, because a restart resumed before them."""
         return self._totals.steps_repeated
+
+    @property
+    def energy(self) -> MeasuredEnergy | None:
+        """Return the measured energy of the whole run; None if no counter was readable in it."""
+        if self._totals.energy_J is None:
+            return None
+        ranks = self._placed.ranks
+        read = {n for n in self._used_J if n < len(ranks)}
+        nodes = {ranks[n].pod for n in read if not ranks[n].gpu}  # One rank reads the counters of its node's CPUs.
+        covered = sum(n in read or (not rank.gpu and rank.pod in nodes) for n, rank in enumerate(ranks))
+        return MeasuredEnergy(joules=min(self._totals.energy_J, 1e18), part=covered / len(ranks))
 
     def continue_from(self, step: int, steps_repeated: int) -> None:
         """Continue from the numbers that an earlier coordinator has reported to the operator last.

@@ -112,7 +112,7 @@ def _skipped(updates: int | None) -> str | None:
 def _energy(document: Document) -> str:
     """Return a text with the measured energy and the names of the counters that measured it.
 
-    The counter RAPL measures whole CPUs, so its energy includes other work on the same node.
+    RAPL measures whole CPUs. The pods' part is estimated by their part of the CPU time.
     """
     totals = document.totals
     if totals.energy_J is None:
@@ -120,7 +120,7 @@ def _energy(document: Document) -> str:
     pods = {rank.place.split("/")[0] for rank in document.ranks}
     read = {rank.place.split("/")[0] for rank in document.ranks if rank.energy_J is not None}
     of = f", {len(read)} of {len(pods)} pods" if len(read) < len(pods) else ""
-    whole = ", including other work on these CPUs" if "RAPL" in totals.energy_sources else ""
+    whole = ", the pods' part by CPU time" if "RAPL" in totals.energy_sources else ""
     return f"{joules(totals.energy_J)} by {' and '.join(totals.energy_sources)}{of}{whole}"
 
 
