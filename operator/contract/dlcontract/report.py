@@ -74,6 +74,15 @@ class RankMeasure(UntrustedRecord):
             "delays the step."
         ),
     ] = 0.0
+    power_W: Annotated[
+        float | None,
+        Field(
+            ge=0,
+            le=1e6,
+            description="Mean power of the rank's GPU or, on CPUs, of all CPUs that the ranks of its pod use. None: no "
+            "counter is readable, or another rank reads it.",
+        ),
+    ] = None
 
 
 class ProbePoint(UntrustedRecord):

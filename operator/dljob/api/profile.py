@@ -168,6 +168,15 @@ class DLProfileStatus(FiniteModel):
             "with computing lengthens a step.",
         ),
     ] = None
+    computing_watts: Annotated[
+        float | None,
+        Field(
+            ge=0,
+            le=1e5,
+            description="Power of one device, or of one CPU, while it computes. Unset until a run could read an energy "
+            "counter (NVML, RAPL).",
+        ),
+    ] = None
     link_latency_seconds: Annotated[
         float | None, Field(ge=0, le=MAX_S, description="Latency (alpha) of a message.")
     ] = None

@@ -77,6 +77,7 @@ def learn(
     fetch_s: float | None = None,
     cores: int | None = None,
     ranks: int = 1,
+    computing_W: float | None = None,
 ) -> Learned:
     """Return the one-device and link constants in ``before``, updated with the measurements of one more run.
 
@@ -85,9 +86,9 @@ def learn(
 
     ``steady``: measured steps of the training itself. ``probes``: short timings before the training. ``expected_s``:
     function from a batch to the seconds that the device catalogue predicts, to reject absurd measurements. ``fetch_s``:
-    measured seconds to prepare a sample. ``link_latency_s``, ``link_bandwidth_Bps``: measured latency and bandwidth of
-    links. None for these three: not measured. ``cores``, ``ranks``: those of the run, as in ``LearnedPoint``; points of
-    other values stay as they are.
+    measured seconds to prepare a sample. ``computing_W``: measured power, as in ``Learned``. ``link_latency_s``,
+    ``link_bandwidth_Bps``: measured latency and bandwidth of links. None for these four: not measured. ``cores``,
+    ``ranks``: those of the run, as in ``LearnedPoint``; points of other values stay as they are.
 
     If the run has several times for one batch, their median counts. Its logarithm is averaged with that of the time in
     ``before``, weighted by the numbers of observed steps. Impossible values are ignored.
@@ -104,6 +105,7 @@ def learn(
     return Learned(
         points=_bounded(sorted(points.values(), key=_key)),
         fetch_s=_moved(before.fetch_s, fetch_s, 1e-9, 1e4),
+        computing_W=_moved(before.computing_W, computing_W, 1e-2, 1e5),
         link_latency_s=_moved(before.link_latency_s, link_latency_s, 1e-7, 10.0),
         link_bandwidth_Bps=_moved(before.link_bandwidth_Bps, link_bandwidth_Bps, 1e3, 1e13),
     )

@@ -91,5 +91,7 @@ class Learned:
     """Measured step times of runs on several devices."""
     noise: NoiseOf | None = None
     """Gradient noise scale, which does not depend on the device."""
+    computing_W: float | None = None
+    """Power in watts of one device, or of one CPU, while it computes; without the host and the data centre."""
     fetch_s: float | None = None
     """Seconds that a rank or a data-loading process needs to prepare a sample and copy it into a batch."""

@@ -46,6 +46,8 @@ class Device:
     """Peak operations per second in matrix products of float16 numbers with float32 sums; 0 without units for them."""
     assumed: bool = False
     """True if the device is not in the catalogue and its figures come from another device."""
+    computing_power_W: float | None = None
+    """Power while computing; None: a fraction of the peak power (``perf.resources.energy.COMPUTING_PART``)."""
     host_power_W: float | None = None
     """Power of the rest of a GPU node for each of its GPUs; None: ``perf.resources.energy.HOST_POWER_W``."""
     pue: float | None = None

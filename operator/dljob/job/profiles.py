@@ -33,6 +33,7 @@ from dljob.cluster import catalogue
 from dljob.job.identity import IMAGE_PREFIX
 from dljob.perf.fit.curve import Curve
 from dljob.perf.fit.scaling import Contention
+from dljob.perf.resources import energy
 from dljob.perf.step.compute import calibrated, catalogue_curve
 from dljob.perf.workload.datasets import DATASETS
 from dljob.perf.workload.models import MODELS
@@ -41,6 +42,8 @@ from dljob.perf.workload.workload import builtin, in_precision
 STEADY_STEPS = 50
 """Number of steps over which a rank averages the times that it reports."""
 PROBE_STEPS = 5
+MIN_BUSY = 0.2
+"""Minimum part of a step in which a rank computes, so that its power says something about computing."""
 MAX_PROFILES = 256
 """Maximum number of profiles in one namespace. The profiles beyond it that were updated least recently are deleted."""
 LIFE = timedelta(days=180)
@@ -110,6 +113,7 @@ def learned(status: DLProfileStatus) -> Learned:
             for p in status.scaling
         ),
         fetch_s=status.fetch_seconds_per_sample,
+        computing_W=status.computing_watts,
         link_latency_s=status.link_latency_seconds,
         link_bandwidth_Bps=status.link_bandwidth_bytes_per_second,
         contention=_contention(status),
@@ -150,7 +154,10 @@ def of_micro_batches(report: Report, plan: Plan) -> Report:
     shares = [present.get(rank.rank, 0) for rank in plan.ranks]
     k = micro_batches_of(plan.micro_batches, [rank.share for rank in plan.ranks], shares)
     ranks = tuple(
-        m.model_copy(update={"share": ceil(m.share / k), "compute_s": m.compute_s / k, "fetch_s": m.fetch_s / k})
+        m.model_copy(
+            update={"share": ceil(m.share / k)}
+            | {part: getattr(m, part) / k for part in ("compute_s", "wait_s", "comm_s", "data_s", "fetch_s")}
+        )
         for m in report.ranks
     )
     return report.model_copy(update={"ranks": ranks})
@@ -191,6 +198,7 @@ def updated_profile(
         link_bandwidth_Bps=report.link_bandwidth_Bps,
         expected_s=_expected(model, device, cores),
         fetch_s=_fetched(report, device),
+        computing_W=_computing_watts(report, device, layout),
         cores=cores,
         ranks=ranks,
     )
@@ -208,6 +216,7 @@ def updated_profile(
         next_measurement=measure,
         noise_scale=_updated_noise(before, report, data),
         fetch_seconds_per_sample=after.fetch_s,
+        computing_watts=None if after.computing_W is None else round(after.computing_W, 2),
         link_latency_seconds=after.link_latency_s,
         link_bandwidth_bytes_per_second=after.link_bandwidth_Bps,
         observed_jobs=before.observed_jobs + 1,
@@ -231,6 +240,25 @@ def _fetched(report: Report, device: str) -> float | None:
     """
     said = [r.fetch_s / r.share for r in report.ranks if r.device == device and r.share > 0 and r.fetch_s > 0]
     return median(said) if said else None
+
+
+def _computing_watts(report: Report, device: str, layout: tuple[int, int] | None) -> float | None:
+    """Return the power of one GPU, or of one CPU, while it computes, as the median over the ranks that measured it.
+
+    The measured power is the mean of a step. While a device waits, it is assumed to draw the power that predictions
+    assume. ``layout``: (CPUs of each rank, ranks per node), if the device is a class of CPU nodes. Return None if no
+    rank could read a counter.
+    """
+    known = catalogue.cpu(device, 1.0) if layout else catalogue.gpu_or_assumed(device)
+    waiting_W, units = energy.device_watts(known, 0.0), (layout[0] or 1) * layout[1] if layout else 1
+    found = []
+    for rank in report.ranks:
+        step_s = rank.compute_s + rank.wait_s + rank.comm_s + rank.data_s
+        if rank.device == device and rank.power_W is not None and rank.compute_s > 0:
+            busy = rank.compute_s / step_s
+            if busy >= MIN_BUSY:
+                found.append((rank.power_W / units - (1 - busy) * waiting_W) / busy)
+    return max(0.0, median(found)) if found else None
 
 
 def _scaled(

@@ -11,7 +11,7 @@ from dltrain.device.energy import Meter
 from dltrain.optim.grad_scaler import LossScale
 from dltrain.optim.noise_scale import NoiseScale
 from dltrain.protocol.logged_metrics import LoggedMetrics
-from dltrain.protocol.rank_messages import Busy, Evaluated, Step
+from dltrain.protocol.rank_messages import Busy, Energy, Evaluated, Step
 from dltrain.protocol.reporter import RankReporter
 from dltrain.timing.step_times import Times, Window
 
@@ -64,6 +64,10 @@ class Progress:
         self._stale: list[float] = []
         self._ahead: float | None = None
         self._last: Step | None = None
+        self._counted: tuple[float, float] | None = None
+        """(time in seconds, joules) of the last update; None while the script may pause."""
+        self._power_W: float | None = None
+        """Last measured mean power between two updates; None if none was measured."""
 
     def due(self, last: bool) -> bool:
         """Return True if this rank should send a progress update after this step. ``last``: True for the last step.
@@ -127,6 +131,8 @@ class Progress:
             self._losses = []
         self._sent_at = time.monotonic()
         self._paused = False
+        energy = self._energy(self._sent_at)
+        measure = self._window.measure(self.rank, self.device_name, share).model_copy(update={"power_W": self._power_W})
         scale = self._loss_scale.scale
         self._last = Step(
             rank=self.rank,
@@ -140,19 +146,31 @@ class Progress:
             samples_per_s=self._window.samples_per_s,
             world_size=world_size,
             typical_s=self._window.typical_s,
-            measure=self._window.measure(self.rank, self.device_name, share),
+            measure=measure,
             gradient_nbytes=self.gradient_nbytes,
             staleness=sum(self._stale) / len(self._stale) if self._stale else None,
             ahead=self._ahead,
             noise=None if (samples := self._noise.samples) is None else Noise(samples=samples, steps=self._noise.steps),
             loss_scale=scale,
             skipped_updates=None if scale is None else self._loss_scale.skipped,
-            energy=self._meter.used() if self._meter else None,
+            energy=energy,
             gpu_memory_nbytes=self.gpu_memory_nbytes(),
         )
         self._stale = []
         self.reporter.send(self._last)
         self._metrics.send()
+
+    def _energy(self, now_s: float) -> Energy | None:
+        """Return the energy used so far, and update the mean power. ``now_s``: present time on the monotonic clock."""
+        found = self._meter.used() if self._meter else None
+        if found is None:
+            self._counted = self._power_W = None
+            return None
+        if self._counted is not None and now_s - self._counted[0] >= UPDATE_INTERVAL_S:
+            self._power_W = (found.joules - self._counted[1]) / (now_s - self._counted[0])
+        if self._counted is None or now_s - self._counted[0] >= UPDATE_INTERVAL_S:
+            self._counted = now_s, found.joules
+        return found
 
     def log(self, step: int, accuracy: Any, metrics: Mapping[str, Any]) -> None:
         """Report an accuracy and further metrics of the script to the agent, as those after ``step`` completed steps.
@@ -191,6 +209,7 @@ class Progress:
         self.busy("end of an epoch", max(END_OF_EPOCH_S, now - self._epoch_began))
         self._epoch_began = now
         self._paused = True
+        self._counted = None  # The power of a pause is not that of training.
 
     def busy(self, what: str, limit_s: float) -> None:
         """Announce to the agent that no progress update may come for up to ``limit_s`` seconds, because of ``what``."""

@@ -16,6 +16,8 @@ WAITING_PART = 0.2
 """Power above idle while a rank waits for other ranks or for the network, as a fraction of peak minus idle power.
 
 It is above 0, because a waiting rank polls."""
+MAX_OF_PEAK = 1.25
+"""Largest measured power that is believed, divided by the peak power of the catalogue. Short peaks may exceed it."""
 HOST_POWER_W = 40.0
 """Power in watts of the rest of a GPU node (fans, disks, network, idle CPUs), for each device of the node."""
 PUE = 1.4
@@ -29,9 +31,23 @@ def rank_watts(device: Device, busy: float) -> float:
 
     ``busy``: fraction of a step in which the rank computes.
     """
-    reach = device.peak_power_W - device.idle_power_W
-    dynamic = reach * (busy * COMPUTING_PART + (1 - busy) * WAITING_PART)
-    return overhead(device) * (device.idle_power_W + dynamic + host_watts(device))
+    return overhead(device) * (device_watts(device, busy) + host_watts(device))
+
+
+def device_watts(device: Device, busy: float) -> float:
+    """Return the mean power in watts of a rank's device alone. ``busy``: as in ``rank_watts``."""
+    reach, computing = device.peak_power_W - device.idle_power_W, device.computing_power_W
+    computing_W = device.idle_power_W + COMPUTING_PART * reach if computing is None else computing
+    return busy * computing_W + (1 - busy) * (device.idle_power_W + WAITING_PART * reach)
+
+
+def believable_watts(device: Device, measured_W: float) -> float:
+    """Return the measured power of a computing device, limited to values that the device can have.
+
+    It is at least the idle power, and at most ``MAX_OF_PEAK`` times the peak power. A profile that is wrong by a factor
+    of 100 must not decide which device uses the least energy.
+    """
+    return min(max(measured_W, device.idle_power_W), MAX_OF_PEAK * device.peak_power_W)
 
 
 def host_watts(device: Device) -> float:

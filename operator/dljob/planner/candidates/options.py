@@ -8,7 +8,7 @@ from dljob.calibrate.learned import Learned
 from dljob.calibrate.scaling import Posterior
 from dljob.cluster.catalogue import Device
 from dljob.perf.fit.curve import Curve
-from dljob.perf.resources import memory
+from dljob.perf.resources import energy, memory
 from dljob.perf.resources.memory import PROCESS_NBYTES
 from dljob.perf.step import communication, input_data
 from dljob.perf.step.communication import Link
@@ -177,6 +177,9 @@ def options(
     found = rank_speed(pool, layout, workload, request, learned)
     device = request.prices.device(found.device, pool.device, layout.cores)
     device = request.energy.device(device, pool.device, layout.cores)
+    if known is not None and known.computing_W is not None:
+        measured_W = known.computing_W * (1.0 if pool.is_gpu else layout.cores)
+        device = replace(device, computing_power_W=energy.believable_watts(device, measured_W))
     if request.domain.price_factor != 1.0:
         device = replace(device, usd_per_h=device.usd_per_h * request.domain.price_factor)
     result = []
