@@ -50,6 +50,15 @@ def test_events_describe_the_run(done: dict[str, Any], kubectl: Kubectl) -> None
     kubectl.wait_events("digits", "Planned", "Running", "Complete")
 
 
+def test_use_is_counted_until_the_pods_are_gone(done: dict[str, Any], kubectl: Kubectl) -> None:
+    no_pods(kubectl, "digits", 30)
+    ended = kubectl.wait_job("digits", "to use nothing", lambda job: job["status"]["usage"]["rate"]["devices"] == 0, 30)
+    used = ended["status"]["usage"]
+    plan = done["status"]["plan"]
+    assert used["deviceSeconds"] > 0 and used["cost"] > 0 and used["energySource"] in ("Measured", "Modelled", "Mixed")
+    assert used["energyJoules"] > 0.1 * plan["predicted"]["energyJoules"], "start-up counts, too"
+
+
 def test_pods_are_deleted_and_the_checkpoint_remains(done: dict[str, Any], kubectl: Kubectl) -> None:
     no_pods(kubectl, "digits", 30)
     assert done["status"]["lastCheckpoint"]["step"] == done["status"]["progress"]["steps"]
