@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
+from math import inf
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from dljob.perf.resources import memory
 from dljob.planner import FixedChoice, Infeasible, Learned, LearnedPoint, Request, plan, scaling
 from dljob.planner.candidates.pools import cores_of_rank
 from dljob.planner.search import objective
+from dljob.planner.types.texts import duration
 from support.planner_questions import A100, DIGITS, RESNET, T4, THREE, decided, rejected, view
 
 
@@ -140,6 +142,21 @@ class TestDecisions:
         assert "no plan meets the deadline of 1m00s" in decision.warning
         assert "too long" in decision.warning
         assert decision.chosen.groups == decided(RESNET, cluster).chosen.groups
+
+    def test_texts_about_the_remaining_steps_do_not_show_the_deadline_of_a_whole_training(self) -> None:
+        """A running job is planned with a deadline in proportion to its remaining steps, which its user never set."""
+        cluster = view({"count": 3, "cpu": 2, "memory": "16Gi"})
+        fastest = decided(RESNET, cluster).chosen.prediction
+        request = replace(RESNET, minimize="Energy", candidates_kept=1)
+        pace_s = (fastest.total_p90_s + objective.STARTUP_S) / 1.25
+        warning = decided(request.at_pace(pace_s), cluster).warning
+        assert warning is not None and "takes 1.25 times the time that is left" in warning
+        assert f"{duration(pace_s)}" not in warning
+        past = decided(request.at_pace(1.0), cluster).warning
+        assert past is not None and "more than 100 times" in past
+        late = [r.reason for r in decided(request.at_pace(pace_s * 1.3), cluster).refusals]
+        assert any("misses the deadline: " in reason and "times the time that is left" in reason for reason in late)
+        assert decided(request.at_pace(inf), cluster) == decided(request, cluster)
 
     def test_slower_collectives_are_listed_with_a_reason(self) -> None:
         cluster = view({"count": 5, "cpu": 8, "memory": "64Gi"})

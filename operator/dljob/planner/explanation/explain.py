@@ -16,6 +16,8 @@ from dljob.planner.types.texts import duration, grams, joules, samples
 MAX_SLOWDOWN = 1.1
 """Maximum factor by which an advised power limit may lengthen the computing time. With 10 % more time, a job saves two
 thirds of the energy that power limits can save."""
+MAX_RATIO = 100.0
+"""Largest ratio of a plan's time to the time to the deadline that texts state. Larger ones are next to no time left."""
 DIFFERENT = 0.15
 """Maximum relative difference in the number of GPUs and CPU nodes at which two candidates are similar.
 
@@ -114,7 +116,7 @@ def worse(request: Request, choice: Choice, chosen: Choice) -> str:
     """Return a text with the reason why ``choice`` is worse than ``chosen`` under the request's objective."""
     p, q = choice.prediction, chosen.prediction
     if not objective.meets(request, p.total_p90_s) and objective.meets(request, q.total_p90_s):
-        return f"misses the deadline: {duration(p.total_p90_s)} (p90)"
+        return f"misses the deadline: {_lateness(request, p.total_p90_s)}"
     return {
         "Time": f"slower: {duration(p.step_s)} per step instead of {duration(q.step_s)}",
         "P90": f"slower: {duration(p.step_p90_s)} per step instead of {duration(q.step_p90_s)} (p90)",
@@ -188,14 +190,10 @@ def power_advice(request: Request, chosen: Choice) -> str | None:
 
 
 def warning(request: Request, chosen: Choice, nodes: Eligible) -> str | None:
+    """Return a text with what users should know about the plan ``chosen``; None if there is nothing to warn about."""
     warnings = []
-    p90_s = chosen.prediction.total_p90_s + objective.STARTUP_S
-    if request.deadline_s is not None and not objective.meets(request, chosen.prediction.total_p90_s):
-        warnings.append(
-            f"no plan meets the deadline of {duration(request.deadline_s)}: the fastest one takes "
-            f"{duration(chosen.prediction.total_s)} (median), or {duration(p90_s)} (p90, with start-up), which is "
-            f"{duration(p90_s - request.deadline_s)} too long"
-        )
+    if not objective.meets(request, chosen.prediction.total_p90_s):
+        warnings.append(_missed(request, chosen))
     for pool in nodes.pools:
         if any(g.device == pool.device for g in chosen.groups):
             if pool.unequal:
@@ -208,3 +206,30 @@ def warning(request: Request, chosen: Choice, nodes: Eligible) -> str | None:
                     f"device {pool.device} is not in the catalogue: the plan assumes a T4 until a run has measured it"
                 )
     return "; ".join(warnings) or None
+
+
+def _missed(request: Request, chosen: Choice) -> str:
+    """Return the warning that not even ``chosen``, the fastest plan, meets the deadline of the request."""
+    p90_s = chosen.prediction.total_p90_s
+    assert request.deadline_s is not None
+    if request.paced:
+        return f"no plan meets the deadline: the fastest one takes {_lateness(request, p90_s)}"
+    p90_s += objective.STARTUP_S
+    return (
+        f"no plan meets the deadline of {duration(request.deadline_s)}: the fastest one takes "
+        f"{duration(chosen.prediction.total_s)} (median), or {duration(p90_s)} (p90, with start-up), which is "
+        f"{duration(p90_s - request.deadline_s)} too long"
+    )
+
+
+def _lateness(request: Request, total_p90_s: float) -> str:
+    """Return a text with the p90 of a training that misses the deadline: its time, or its ratio to the time left.
+
+    The deadline of a paced request, and this p90, are about a whole training, and users know neither.
+    """
+    assert request.deadline_s is not None
+    if not request.paced:
+        return f"{duration(total_p90_s)} (p90)"
+    ratio = (total_p90_s + objective.STARTUP_S) / request.deadline_s
+    times = f"{ratio:.3g} times" if ratio < MAX_RATIO else f"more than {MAX_RATIO:g} times"
+    return f"{times} the time that is left for the remaining steps (p90, with start-up)"

@@ -1,7 +1,8 @@
 """Request types of the planner."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from math import isinf
 from typing import Literal, get_args
 
 from dlcontract import CollectiveName, Precision
@@ -100,6 +101,9 @@ class Request:
     memory_per_pod_nbytes: int | None = None
     minimize: Literal["Time", "Energy", "Cost", "Carbon"] = "Time"
     deadline_s: float | None = None
+    paced: bool = False
+    """True if ``deadline_s`` is not the user's deadline, but that of a whole training at the pace that the remaining
+    steps need. Texts then give ratios, which are the same for the remaining steps, instead of times."""
     collective: CollectiveName | None = None
     """The collective that the user requests; None: the planner chooses."""
     strategy: Literal["Data", "Optimizer", "Pipeline", "Tensor", "Auto"] = "Data"
@@ -149,6 +153,13 @@ class Request:
     """Fields that the spec lacks and without which no time can be predicted, such as model; empty if it has them all.
 
     If a field is missing, ``plan`` uses the nodes that the request asks for, without a search."""
+
+    def at_pace(self, pace_s: float) -> "Request":
+        """Return the request with a deadline of ``pace_s`` seconds for a whole training; infinite: without a deadline.
+
+        See ``paced``.
+        """
+        return replace(self, deadline_s=None) if isinf(pace_s) else replace(self, deadline_s=pace_s, paced=True)
 
     def allows_gpus(self, device: str, count: int) -> bool:
         """Return True if the vendor's quota (``gpus_max``) allows a plan with ``count`` GPUs of the type ``device``."""

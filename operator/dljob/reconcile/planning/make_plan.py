@@ -144,7 +144,7 @@ def _decide(parsed: ParsedJob, config: RenderConfig) -> StoredPlan | Infeasible:
     request = planner_request(
         job.name, spec, _running_batch(parsed), site_of(parsed.defaults), HOUR_S * parsed.begin_hour
     )
-    request = request if parsed.pace_s is None else replace(request, deadline_s=parsed.pace_s)
+    request = request if parsed.pace_s is None else request.at_pace(parsed.pace_s)
     splitting_disabled = _model_parallelism_was_slow(parsed)
     if splitting_disabled:
         request = replace(request, no_split_reason=MODEL_PARALLELISM_WAS_SLOW)
