@@ -115,11 +115,14 @@ def draw(rng: random.Random) -> Case:
 
 
 def choose(case: Case, factors: Sequence[float], deadline_s: float) -> Plan:
-    """Return the planner's choice. ``factors``: learned true / predicted step time by device type."""
+    """Return the planner's choice. ``factors``: learned true / predicted step time by device type.
+
+    ``deadline_s``: infinite: it has passed, and the plan with the least energy is chosen.
+    """
     step_s = np.array([plan.step_s * factors[plan.device] for plan in case.plans])
     energy_J = step_s * np.array([plan.power_W for plan in case.plans])
     screened = Screened(step_s, step_s * P90, energy_J, energy_J, ["Ring"] * len(step_s))
-    request = Request("job", 1, case.steps, minimize="Energy", deadline_s=deadline_s)
+    request = Request("job", 1, case.steps, minimize="Energy").at_pace(deadline_s)
     return case.plans[int(np.argmin(objective.scores(request, screened)))]
 
 
@@ -146,10 +149,12 @@ def operator(case: Case, *, moves: bool) -> Outcome:
         if contradicted:
             factors[plan.device], expected_s = measured_s / plan.step_s, measured_s
         slower = max(1.0, measured_s / expected_s)
-        available_s = case.deadline_s - now_s
-        pace_s = pace_deadline_s(case.steps, int(left), available_s, case.restart_s, 0, slower)
+        available_s = case.deadline_s - now_s if now_s < case.deadline_s else None
+        pace_s = inf
+        if available_s is not None:
+            pace_s = pace_deadline_s(case.steps, int(left), available_s, case.restart_s, 0, slower)
         stay = rest_with_measured(int(left), measured_s, P90, plan.power_W)
-        is_late = stay.p90_s > available_s
+        is_late = available_s is not None and stay.p90_s > available_s
         between_s = min(MIN_BETWEEN_S, MIN_RESTARTS_BETWEEN * case.restart_s) if is_late else MIN_BETWEEN_S
         if now_s - moved_s < between_s or not (contradicted or pace_changed(planned_pace, pace_s)):
             continue

@@ -1,9 +1,9 @@
 """The condition DeadlineAtRisk: will a job that trains end before its deadline, by the 90th percentile?
 
-The deadline is the earlier of ``spec.objective.deadline``, counted from ``status.startTime``, and
-``spec.scheduling.finishBy``. The predicted end follows from the remaining steps and the measured step time. True:
+The deadline is the earlier of ``spec.objective.deadline`` and ``spec.scheduling.finishBy``
+(``planning.deadlines``). The predicted end follows from the remaining steps and the measured step time. True:
 PredictedLate, DeadlinePassed, or DeadlineMissed after the end. False: OnTime, or DeadlineMet after the end. A job has
-the condition from its first measured step time on.
+the condition from its first measured step time on. It keeps its last verdict while it waits, and after its end.
 
 DeadlineFeasible, in contrast, also covers waiting jobs, only ``finishBy``, and the uncertainty of the prediction.
 """
@@ -13,7 +13,8 @@ from datetime import datetime, timedelta
 from dljob.api import Condition, DLJobStatus
 from dljob.reconcile.forecasts import steady
 from dljob.reconcile.parsed import ParsedJob
-from dljob.reconcile.planning.rest import deadline_of, stay_p90_s
+from dljob.reconcile.planning.deadlines import deadline_of, waits
+from dljob.reconcile.planning.rest import stay_p90_s
 from dljob.status import FALSE, TRUE, Verdict, find, is_true
 from dljob.status import UNKNOWN as NOT_KNOWN
 from dljob.status.build import human_duration
@@ -25,13 +26,20 @@ MIN_SLACK_PART = 0.05
 
 Without it, a job whose slack is about 0 would change the condition, and cause an event, with each report."""
 _END = "the training ends by "
+_GOES_ON = "the job continues, but no longer moves to other devices to meet this deadline"
 
 
 def with_deadline_risk(parsed: ParsedJob, status: DLJobStatus, now: datetime) -> DLJobStatus:
     """Return ``status``, the new status of a job, with DeadlineAtRisk and the slack in ``forecast`` added."""
     if parsed.spec is None:
         return status  # The operator follows no spec, so it knows no deadline. The last verdict remains.
-    due, left_s = deadline_of(parsed.spec, status), stay_p90_s(parsed)
+    if parsed.finished:
+        return status  # The job has ended before. What its end meant for its deadline does not change any more.
+    due, left_s = deadline_of(parsed.spec, status, now), stay_p90_s(parsed)
+    if due is not None and waits(status) and status.completion_time is None:
+        due = parsed.spec.scheduling.finish_by
+        if due is None or due >= now:
+            return status  # Its run time does not pass. The last verdict remains until it trains again.
     before = find(parsed.before.conditions, CONDITION)
     slack_s = (due - now).total_seconds() - left_s if due is not None and left_s is not None else None
     verdict = _verdict(status, before, due, left_s, now)
@@ -62,7 +70,7 @@ def _verdict(
     if before is None and left_s is None:
         return None
     if due < now:
-        return Verdict(CONDITION, TRUE, "DeadlinePassed", f"{text}, which has passed; the job continues")
+        return Verdict(CONDITION, TRUE, "DeadlinePassed", f"{text}, which has passed; {_GOES_ON}")
     if left_s is None:
         return None  # Ranks restart, or the job waits: the last verdict remains until they train again.
     available_s = (due - now).total_seconds()

@@ -16,6 +16,7 @@ from dljob.reconcile.failures.fence import fence, stop
 from dljob.reconcile.forecasts import deadline_in_s, place_of, queue_text, with_forecasts
 from dljob.reconcile.parsed import ParsedJob, parse_observed
 from dljob.reconcile.planning import make_plan, replan, resize
+from dljob.reconcile.planning.deadlines import with_waited
 from dljob.reconcile.planning.rest import with_pace
 from dljob.reconcile.rollout import bring_up, in_force, quiet
 from dljob.reconcile.spec_changes import after_end
@@ -332,6 +333,7 @@ def _finish(
         parsed.observed, parsed.before, draft.verdicts, accepted, parsed.report, now,
         wanted=draft.wanted, start_timeouts=draft.start_timeouts, preemptions=draft.preemptions, plan_only=plan_only,
     )  # fmt: skip
+    status = with_waited(parsed.before, status, now)
     status = with_deadline_risk(parsed, with_forecasts(parsed, status, now), now)
     status = with_usage(parsed, status, accepted, now)
     if (left_s := deadline_in_s(parsed, now)) is not None:

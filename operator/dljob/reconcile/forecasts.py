@@ -16,7 +16,8 @@ from dljob.job.observed import Outlook
 from dljob.job.plan.status import figures
 from dljob.job.remaining import remaining
 from dljob.reconcile.parsed import ParsedJob
-from dljob.reconcile.planning.rest import START_UP_S, deadline_of
+from dljob.reconcile.planning.deadlines import deadlines, waits
+from dljob.reconcile.planning.rest import START_UP_S
 from dljob.scheduling import UNKNOWN
 from dljob.status import FALSE, TRUE, Verdict, find, is_true
 from dljob.status import UNKNOWN as NOT_KNOWN
@@ -70,8 +71,11 @@ def deadline_in_s(parsed: ParsedJob, now: datetime) -> float | None:
     """
     if parsed.spec is None or parsed.finished:
         return None
-    times = (parsed.spec.scheduling.finish_by, deadline_of(parsed.spec, parsed.before))
-    return min(((at - now).total_seconds() + 1.0 for at in times if at is not None and at >= now), default=None)
+    # The run time of a job that waits does not pass, and its deadline moves on.
+    times = [] if waits(parsed.before) else [*deadlines(parsed.spec, parsed.before, now)]
+    finish_by = parsed.spec.scheduling.finish_by
+    times += [finish_by] if finish_by is not None else []
+    return min(((at - now).total_seconds() + 1.0 for at in times if at >= now), default=None)
 
 
 def steady(shown: datetime | None, found: datetime | None, now: datetime) -> datetime | None:
@@ -164,6 +168,8 @@ def _sizes(plan: PlanStatus) -> tuple[ForecastSize, ...]:
 
 def _deadline(parsed: ParsedJob, status: DLJobStatus, queue: QueueStatus | None, now: datetime) -> Verdict | None:
     """Return the condition DeadlineFeasible; None for a job that never had a deadline."""
+    if parsed.finished:
+        return None  # The job has ended before. What its end meant for its deadline does not change any more.
     before = find(parsed.before.conditions, CONDITION)
     finish_by = parsed.spec.scheduling.finish_by if parsed.spec is not None else None
     if finish_by is None:

@@ -59,7 +59,7 @@ class ParsedJob:
     pace_s: float | None = None
     """Deadline in seconds for the prediction of a whole training by the next plan (``planning.rest.with_pace``).
 
-    None: ``spec.objective.deadline`` applies."""
+    None: ``spec.objective.deadline`` applies. Infinite: all deadlines have passed, and none applies."""
     begin_hour: int = 0
     """Hour of the day (UTC) at which the next plan begins; 0 if the carbon intensity does not depend on it."""
     within: Within | None = None

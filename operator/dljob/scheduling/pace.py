@@ -6,7 +6,7 @@ whole trainings. ``pace_deadline_s`` therefore returns the deadline of a whole t
 
 from dataclasses import dataclass
 from enum import StrEnum
-from math import exp, floor, log
+from math import exp, floor, isinf, log
 
 from dljob.scheduling.gain import MIN_GAIN, MIN_GAIN_S, MIN_LEFT_S
 
@@ -106,7 +106,10 @@ def pace_changed(before_s: float | None, now_s: float | None) -> bool:
     """Return True if two values of ``pace_deadline_s`` differ so much that another plan may be better.
 
     Neighbouring values do not differ enough, because rounding alone may cause their difference. None: no deadline.
+    Infinite: it has passed.
     """
     if now_s is None or before_s is None:
         return now_s is not None
+    if isinf(now_s) or isinf(before_s):
+        return now_s != before_s
     return abs(log(now_s / before_s)) > 1.5 * log(PACE_STEP)

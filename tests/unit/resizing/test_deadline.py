@@ -7,14 +7,19 @@ from typing import Any
 import pytest
 
 from dlcontract import RunPhase
+from dljob.api import DLJobStatus
 from dljob.job.identity import profile_key
 from dljob.job.observed import Observed
+from dljob.job.plan.stored import StoredPlan
 from dljob.planner import Learned, LearnedPoint
 from dljob.reconcile import needs_view
 from dljob.reconcile.parsed import parse_observed
+from dljob.reconcile.planning import make_plan
+from dljob.reconcile.planning.deadlines import deadline_of
 from dljob.reconcile.planning.make_plan import question
 from dljob.reconcile.planning.rest import with_pace
-from support.builders import DIGITS, NOW, Json, after, plan_of, report, seen, settled
+from dljob.scheduling import pace_changed
+from support.builders import CONFIG, DIGITS, NOW, Json, after, changed, plan_of, report, seen, settled
 from support.job_lifecycle import condition_of, status, step, verdict
 
 HALF_FIXED = Learned(
@@ -153,3 +158,156 @@ class TestCondition:
         slack_s = 1.05 * ONE_S - at_s - left_s
         just = reports(late, at_s, step=STEPS * 26 // 100, step_s=0.3 * (1 + 0.9 * slack_s / left_s) / 1.1)
         assert verdict(step(just, at_s), "DeadlineAtRisk")[0] == "True"
+
+
+class TestMissedDeadline:
+    """A deadline that has passed no longer changes the plan: the job goes on with the least energy or cost."""
+
+    @pytest.mark.parametrize("minimize", ["Energy", "Cost"])
+    def test_job_moves_to_no_more_nodes(self, minimize: str) -> None:
+        late = trains(job(minimize), 1.4 * ONE_S, step=STEPS // 3, step_s=0.45)
+        before = step(looks(late), 1.4 * ONE_S)
+        assert verdict(before, "Resizing") == ("True", "DeadlineAtRisk"), "it still ends sooner with more nodes"
+        missed = step(looks(late), 1.6 * ONE_S)
+        assert verdict(missed, "DeadlineAtRisk") == ("True", "DeadlinePassed")
+        assert verdict(missed, "Resizing") == ("False", "NotWorthwhile"), condition_of(missed, "Resizing").message
+        assert "deadline" not in condition_of(missed, "Resizing").message
+        decided = step(looks(after(late, before)), 1.6 * ONE_S)
+        assert verdict(decided, "Resizing") == ("False", "NotWorthwhile"), "a move that was decided, but did not begin"
+
+    def test_job_moves_to_the_plan_with_the_least_energy(self) -> None:
+        """It had three nodes for the deadline only."""
+        observed = trains(job(deadline_s=0.8 * ONE_S), 0.7 * ONE_S, step=STEPS // 3, step_s=0.2)
+        assert plan_of(observed).nodes > 1
+        assert verdict(step(looks(observed), 0.7 * ONE_S), "Resizing") == ("False", "NotWorthwhile")
+        decided = step(looks(observed), 0.9 * ONE_S)
+        found = condition_of(decided, "Resizing")
+        assert (found.status.value, found.reason) == ("True", "BetterPlan"), found.message
+        assert "to 1 x cpu" in found.message
+        leaving = step(after(observed, decided), 0.9 * ONE_S + 1)
+        assert [scale.replicas for scale in leaving.scales] == [0]
+
+    def test_a_later_deadline_still_counts(self) -> None:
+        due = (NOW + timedelta(seconds=2 * ONE_S)).isoformat()
+        spec = job(deadline_s=0.5 * ONE_S, scheduling={"finishBy": due})
+        observed = trains(spec, 0.75 * ONE_S, step=STEPS // 10, step_s=0.2)
+        decided = step(looks(observed), 0.75 * ONE_S)
+        assert verdict(decided, "DeadlineAtRisk") == ("True", "DeadlinePassed")
+        found = condition_of(decided, "Resizing")
+        assert f"{1.25 * ONE_S:.3g} s are left to the deadline" in found.message, found.message
+
+    def test_new_plan_has_no_deadline(self) -> None:
+        """Otherwise, the fastest plan would be chosen, with a warning about an impossible deadline."""
+        observed = trains(job(), 1.6 * ONE_S, step=STEPS // 3, step_s=0.45)
+        asked = with_pace(parse_observed(observed), NOW + timedelta(seconds=1.6 * ONE_S))
+        found = make_plan.decide(replace(asked, observed=looks(observed)), CONFIG)
+        assert isinstance(found, StoredPlan)
+        assert found.nodes == 1 and found.warning is None
+
+    def test_question_stays_the_same(self) -> None:
+        observed = trains(job(), 1.6 * ONE_S, step=STEPS // 3, step_s=0.45)
+        at = [with_pace(parse_observed(observed), NOW + timedelta(seconds=f * ONE_S)).pace_s for f in (1.6, 1.8)]
+        assert at[0] == at[1] and not pace_changed(*at)
+        on_time = with_pace(parse_observed(observed), NOW + timedelta(seconds=ONE_S)).pace_s
+        assert pace_changed(on_time, at[0]) and pace_changed(at[0], on_time), "the user has set a later deadline"
+
+
+class TestFirstPlan:
+    def test_earlier_deadline_counts(self) -> None:
+        """The job has not started, so that ``objective.deadline`` counts from now."""
+        due = (NOW + timedelta(days=30)).isoformat()
+        both = seen(job(deadline_s=0.8 * ONE_S, scheduling={"finishBy": due}))
+        parsed = parse_observed(both)
+        assert parsed.spec is not None
+        both = replace(both, learned={(profile_key(parsed.spec), "cpu"): HALF_FIXED})
+        assert plan_of(after(both, step(both))).nodes > 1
+
+
+class TestTimeWithoutDevices:
+    """``objective.deadline`` is a run time: the job does not use it up while it is suspended or waits for devices."""
+
+    AT_S = 0.3 * ONE_S
+    PAUSE_S = 0.6 * ONE_S
+
+    def paused(self) -> Observed:
+        observed = trains(job(), self.AT_S, step=STEPS * 3 // 10, step_s=0.3)
+        stopping = changed(observed, suspend=True)
+        stopped = replace(after(stopping, step(stopping, self.AT_S)), pods=())
+        return after(stopped, step(stopped, self.AT_S + 30))
+
+    def test_suspended_job_keeps_the_rest_of_its_deadline(self) -> None:
+        stopped = self.paused()
+        back = changed(stopped, suspend=False)
+        resumed = after(back, step(back, self.AT_S + self.PAUSE_S))
+        assert plan_of(resumed).nodes == 1, "the remaining steps meet the deadline on one node"
+        assert DLJobStatus.model_validate(resumed.job.status).waited_seconds == pytest.approx(self.PAUSE_S, abs=1)
+        trains_on = reports(settled(resumed), self.AT_S + self.PAUSE_S + 60, step=STEPS * 3 // 10 + 30, step_s=0.3)
+        found = condition_of(step(trains_on, self.AT_S + self.PAUSE_S + 61), "DeadlineAtRisk")
+        assert found.reason == "OnTime", found.message
+        due = (NOW + timedelta(seconds=1.5 * ONE_S + self.PAUSE_S)).replace(microsecond=0)
+        assert f"the deadline is {due.isoformat().replace('+00:00', 'Z')};" in found.message
+
+    def test_deadline_does_not_pass_meanwhile(self) -> None:
+        stopped = self.paused()
+        later = step(stopped, 3 * ONE_S)
+        assert verdict(later, "DeadlineAtRisk")[1] == "OnTime", "the verdict of the last training remains"
+        assert not later.events and later.requeue_after_s is None
+        paces = {with_pace(parse_observed(stopped), NOW + timedelta(seconds=f * ONE_S)).pace_s for f in (1, 2, 3)}
+        assert len(paces) == 1, "the question does not change while it waits"
+
+    def test_pauses_add_up(self) -> None:
+        resumed = self.paused()
+        for at_s in (ONE_S, 2 * ONE_S):
+            on = changed(resumed, suspend=False)
+            on = after(on, step(on, at_s))
+            off = changed(on, suspend=True)
+            resumed = after(off, step(off, at_s + 100))
+        waited = DLJobStatus.model_validate(resumed.job.status).waited_seconds
+        assert waited == pytest.approx((ONE_S - self.AT_S) + (ONE_S - 100), abs=2)
+
+    def test_job_of_an_earlier_release_keeps_its_deadline(self) -> None:
+        """Nobody knows how long it has waited: the deadline counts from its start as before."""
+        observed = trains(job(), self.AT_S, step=STEPS * 3 // 10, step_s=0.3)
+        assert "waitedSeconds" not in observed.job.status
+        parsed = parse_observed(observed)
+        assert parsed.spec is not None
+        assert deadline_of(parsed.spec, parsed.before, NOW) == NOW + timedelta(seconds=1.5 * ONE_S)
+
+    def test_finish_by_is_a_time(self) -> None:
+        due = (NOW + timedelta(seconds=2 * ONE_S)).isoformat()
+        observed = trains(job(deadline_s=None, scheduling={"finishBy": due}), 900.0, step=3000, step_s=0.3)
+        off = changed(observed, suspend=True)
+        off = replace(after(off, step(off, 1000.0)), pods=())
+        late = step(off, 2.5 * ONE_S)
+        assert verdict(late, "DeadlineAtRisk") == ("True", "DeadlinePassed")
+
+
+class TestEndedJob:
+    """An operator that is upgraded, or a user who edits an ended job, must not cause a warning about the past."""
+
+    @pytest.mark.parametrize("how", [RunPhase.SUCCEEDED, RunPhase.FAILED])
+    def test_job_that_ended_before_gets_no_condition_and_no_event(self, how: RunPhase) -> None:
+        due = (NOW + timedelta(seconds=ONE_S)).isoformat()
+        spec = job(scheduling={"finishBy": due})
+        observed = trains(spec, 0.3 * ONE_S, step=STEPS * 3 // 10, step_s=0.3)
+        observed = replace(observed, report=report(observed, how, step=STEPS, steps=STEPS))
+        ended = step(observed, 2 * ONE_S)
+        assert {"DeadlineMissed"} <= {event.reason for event in ended.events}
+        kept = after(observed, ended)
+        of_old = [c for c in kept.job.status["conditions"] if not c["type"].startswith("Deadline")]
+        upgraded = replace(kept, job=replace(kept.job, status={**kept.job.status, "conditions": of_old}))
+        found = step(upgraded, 3 * ONE_S)
+        assert not found.events
+        assert not [c.type for c in status(found).conditions if c.type.startswith("Deadline")]
+
+    def test_verdict_of_an_ended_job_does_not_change(self) -> None:
+        due = (NOW + timedelta(seconds=2 * ONE_S)).isoformat()
+        observed = trains(job(scheduling={"finishBy": due}), 0.3 * ONE_S, step=STEPS * 3 // 10, step_s=0.3)
+        done = replace(observed, report=report(observed, RunPhase.SUCCEEDED, step=STEPS, steps=STEPS))
+        ended = step(done, ONE_S)
+        assert verdict(ended, "DeadlineAtRisk") == ("False", "DeadlineMet")
+        edited = changed(after(done, ended), scheduling={"finishBy": NOW.isoformat()})
+        found = step(edited, 3 * ONE_S)
+        assert not [event for event in found.events if event.reason.startswith("Deadline")]
+        assert verdict(found, "DeadlineAtRisk") == ("False", "DeadlineMet")
+        assert verdict(found, "DeadlineFeasible") == ("True", "DeadlineMet")

@@ -92,9 +92,10 @@ class Objective(ApiModel):
     deadline: Annotated[
         Duration | None,
         Field(
-            description="Longest run time, such as 2h, counted from status.startTime. The predicted p90 run time of "
+            description="Longest run time, such as 2h, counted from status.startTime, without the time in which the "
+            "job is suspended or preempted or waits for devices (status.waitedSeconds). The predicted p90 run time of "
             "the plan must not exceed this deadline. While the job runs, the condition DeadlineAtRisk compares the "
-            "remaining steps with the remaining time."
+            "remaining steps with the remaining time. The job continues after the deadline."
         ),
     ] = None
 

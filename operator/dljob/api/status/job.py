@@ -124,6 +124,15 @@ class DLJobStatus(ApiModel):
     ] = None
     last_checkpoint: LastCheckpoint | None = None
     start_time: Annotated[datetime | None, Field(description="When the operator first accepted a plan.")] = None
+    waited_seconds: Annotated[
+        float | None,
+        Field(
+            ge=0,
+            description="Seconds since startTime in which the job was not admitted, because it was suspended or "
+            "preempted or waited for devices. They do not count towards spec.objective.deadline. A wait is added when "
+            "it ends. Unset if the job has not waited since startTime.",
+        ),
+    ] = None
     completion_time: datetime | None = None
     startup: Startup | None = None
     result: Result | None = None

@@ -2,13 +2,15 @@
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from math import inf
 
 from dlcontract import Report, RunPhase
-from dljob.api import DLJobSpec, DLJobStatus, Minimize, PlanStatus, duration_s
+from dljob.api import DLJobSpec, Minimize, PlanStatus, duration_s
 from dljob.job.defaults import energy_of
 from dljob.job.plan.request import total_steps
 from dljob.job.plan.stored import StoredPlan
 from dljob.reconcile.parsed import ParsedJob
+from dljob.reconcile.planning.deadlines import MAX_DEADLINE_S, deadlines, next_deadline
 from dljob.scheduling import Move, Rest, move_reason, pace_deadline_s, rest_after_move, rest_with_measured
 from dljob.status import is_true
 
@@ -17,33 +19,26 @@ START_UP_S = 20.0
 UNITS = {Minimize.ENERGY: "J", Minimize.COST: "US dollars", Minimize.CARBON: "g CO2"}
 
 
-def deadline_of(spec: DLJobSpec | None, status: DLJobStatus) -> datetime | None:
-    """Return the time by which a job should end: the earlier of its two deadlines; None if it has none yet.
-
-    ``spec.objective.deadline`` counts from the time when the operator first accepted a plan (``status.startTime``).
-    ``spec.scheduling.finishBy`` is a time.
-    """
-    if spec is None:
-        return None
-    found = [spec.scheduling.finish_by] if spec.scheduling.finish_by is not None else []
-    if spec.objective.deadline is not None and status.start_time is not None:
-        seconds = min(duration_s(spec.objective.deadline), timedelta(days=36500).total_seconds())
-        found.append(status.start_time + timedelta(seconds=seconds))
-    return min(found, default=None)
-
-
 def with_pace(parsed: ParsedJob, now: datetime) -> ParsedJob:
     """Return the job with ``pace_s``: the deadline for its next plan, from its remaining steps and remaining time.
 
-    Jobs that minimize time get none, because their plan does not depend on it. Jobs on a site whose carbon intensity
-    depends on the hour of the day also get this hour.
+    It is infinite once the last deadline has passed: the job then goes on with the least energy, cost or carbon. Jobs
+    that minimize time get none, because their plan does not depend on it. Jobs on a site whose carbon intensity depends
+    on the hour of the day also get this hour.
     """
     if len(energy_of(parsed.defaults).carbon.g_per_kwh) > 1:
         parsed = replace(parsed, begin_hour=now.astimezone(UTC).hour)
     spec, before = parsed.spec, parsed.before
-    due = deadline_of(spec, before)
-    if spec is None or due is None or spec.missing or spec.objective.minimize is Minimize.TIME or parsed.finished:
+    if spec is None or spec.missing or spec.objective.minimize is Minimize.TIME or parsed.finished:
         return parsed
+    if not any(deadlines(spec, before, now)):
+        return parsed
+    due = next_deadline(spec, before, now)
+    if spec.objective.deadline is not None and before.start_time is None:  # It counts from now.
+        begun = now + timedelta(seconds=min(duration_s(spec.objective.deadline), MAX_DEADLINE_S))
+        due = begun if due is None else min(due, begun)
+    if due is None:
+        return replace(parsed, pace_s=inf)
     left, total = _steps(parsed, spec)
     available_s = (due - now).total_seconds()
     report = running_report(parsed)
@@ -62,8 +57,9 @@ def running_report(parsed: ParsedJob) -> Report | None:
 
 
 def late(parsed: ParsedJob, now: datetime) -> bool:
-    """Return True if a job that trains will miss its deadline with its present plan, by the 90th percentile."""
-    due, report = deadline_of(parsed.spec, parsed.before), running_report(parsed)
+    """Return True if a job that trains will miss its next deadline with its present plan, by the 90th percentile."""
+    due = next_deadline(parsed.spec, parsed.before, now) if parsed.spec is not None else None
+    report = running_report(parsed)
     if due is None or report is None or parsed.accepted is None:
         return False
     return _stay(parsed, parsed.accepted, report).p90_s > (due - now).total_seconds()
@@ -76,7 +72,7 @@ def judge(parsed: ParsedJob, other: StoredPlan, now: datetime) -> tuple[Move | N
     """
     accepted, report, spec = parsed.accepted, running_report(parsed), parsed.spec
     assert accepted is not None and report is not None and spec is not None
-    due = deadline_of(spec, parsed.before)
+    due = next_deadline(spec, parsed.before, now)
     available_s = None if due is None else (due - now).total_seconds()
     then, left = other.plan.expected, max(0, report.steps - report.step)
     same = bool({group.device for group in other.groups} & {group.device for group in accepted.groups})
