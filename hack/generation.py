@@ -157,7 +157,7 @@ _RBAC_PARTS = {
     "self": ("In the operator's namespace", "A Role in the release's namespace."),
     "trainer": (
         "Granted to the pods of a job",
-        "A Role for each job, bound to the job's own ServiceAccount and limited to two ConfigMaps by name.",
+        "A Role for each job, bound to the job's own ServiceAccount and limited to three ConfigMaps by name.",
     ),
 }
 

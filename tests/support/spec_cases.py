@@ -33,11 +33,11 @@ CASES: dict[str, tuple[Json, str]] = {
     "hints like a known model": ({"model": {"hints": {"like": "BERT-base"}}, "trainer": {"command": ["a"]}}, ""),
     "hints of two kinds": (
         {"model": {"hints": {"like": "GPT-2", "parameters": 1}}, "trainer": {"command": ["a"]}},
-        "set either like (a known model) alone",
+        "set hints.like (a known model",
     ),
     "half of the hints": (
         {"model": {"hints": {"parameters": 1}}, "trainer": {"command": ["a"]}},
-        "or parameters and flopsPerSample",
+        "set both hints.parameters and hints.flopsPerSample",
     ),
     "own program": ({"model": {"hints": HINTS}, "trainer": {"command": ["python", "a.py"]}}, ""),
     "no dataset": ({"dataset": {}}, "exactly one of name (a built-in dataset) and uri"),
@@ -215,7 +215,7 @@ CASES: dict[str, tuple[Json, str]] = {
     ),
     "mpi without a model": (MPI_ONLY, ""),
     "mpi without a model and a command": (
-        {**MPI_ONLY, "trainer": {"framework": "MPI"}, "epochs": 1}, "model, dataset and globalBatchSize are required",
+        {**MPI_ONLY, "trainer": {"framework": "MPI"}, "epochs": 1}, "model, dataset and globalBatchSize must all be set",
     ),
     "mpi without a model by a tree": ({**MPI_ONLY, "collective": "Tree"}, "trainer.framework MPI runs programs"),
     "torchrun without a model": (TORCHRUN_ONLY, ""),
@@ -250,13 +250,13 @@ CASES: dict[str, tuple[Json, str]] = {
     "variables from nothing": ({"trainer": {"envFrom": [{"prefix": "A"}]}}, "set exactly one of secretRef and configMapRef"),
     "torchrun with both lengths": ({**TORCHRUN_ONLY, "epochs": 1, "steps": 3}, "exactly one of epochs and steps"),
     "torchrun without a model and a command": (
-        {**TORCHRUN_ONLY, "trainer": {"framework": "Torchrun"}, "epochs": 1}, "model, dataset and globalBatchSize are required",
+        {**TORCHRUN_ONLY, "trainer": {"framework": "Torchrun"}, "epochs": 1}, "model, dataset and globalBatchSize must all be set",
     ),
     "a script without a model": (
-        {**TORCHRUN_ONLY, "trainer": {"command": ["a"]}, "epochs": 1}, "model, dataset and globalBatchSize are required",
+        {**TORCHRUN_ONLY, "trainer": {"command": ["a"]}, "epochs": 1}, "model, dataset and globalBatchSize must all be set",
     ),
-    "no model at all": ({"model": None}, "model, dataset and globalBatchSize are required"),
-    "no global batch size": ({"globalBatchSize": None}, "model, dataset and globalBatchSize are required"),
+    "no model at all": ({"model": None}, "model, dataset and globalBatchSize must all be set"),
+    "no global batch size": ({"globalBatchSize": None}, "model, dataset and globalBatchSize must all be set"),
     "Fixed without groups": ({"planning": {"mode": "Fixed"}}, "list the node groups"),
     "groups without Fixed": ({"planning": {"groups": [{"device": "cpu", "nodes": 1}]}}, "list the node groups"),
     "Fixed": ({"planning": {"mode": "Fixed", "groups": [{"device": "cpu", "nodes": 1}]}}, ""),
@@ -267,8 +267,8 @@ CASES: dict[str, tuple[Json, str]] = {
         {"parallelism": {"strategy": "Optimizer"}, "collective": "Tree"}, "needs collective Ring or Torch",
     ),
     "pipeline": ({"parallelism": {"strategy": "Pipeline", "stages": 2, "microBatches": 3}}, ""),
-    "pipeline without stages": ({"parallelism": {"strategy": "Pipeline"}}, "Pipeline needs stages"),
-    "stages of nothing": ({"parallelism": {"stages": 2}}, "stages need strategy Pipeline"),
+    "pipeline without stages": ({"parallelism": {"strategy": "Pipeline"}}, "strategy Pipeline, which needs it"),
+    "stages of nothing": ({"parallelism": {"stages": 2}}, "stages is for parallelism.strategy Pipeline"),
     "micro-batches of nothing": (
         {"parallelism": {"strategy": "Tensor", "microBatches": 2}}, "microBatches needs strategy Data, Optimizer or Pipeline",
     ),
@@ -369,8 +369,8 @@ CASES: dict[str, tuple[Json, str]] = {
     ),
     "asynchronous": ({"parallelism": {"synchronization": "Asynchronous"}, "collective": "ParameterServer"}, ""),
     "within a bound": ({"parallelism": {"synchronization": "StaleSynchronous", "stalenessBound": 3}}, ""),
-    "no bound": ({"parallelism": {"synchronization": "StaleSynchronous"}}, "StaleSynchronous needs stalenessBound"),
-    "bound of nothing": ({"parallelism": {"stalenessBound": 3}}, "stalenessBound needs StaleSynchronous"),
+    "no bound": ({"parallelism": {"synchronization": "StaleSynchronous"}}, "StaleSynchronous, which needs it"),
+    "bound of nothing": ({"parallelism": {"stalenessBound": 3}}, "stalenessBound is for parallelism.synchronization StaleSynchronous"),
     "asynchronous parts": (
         {"parallelism": {"synchronization": "Asynchronous", "strategy": "Tensor"}}, "need strategy Data",
     ),
@@ -383,7 +383,7 @@ CASES: dict[str, tuple[Json, str]] = {
     ),
     "asynchronous search": (
         {"parallelism": {"synchronization": "Asynchronous"}, "optimizer": {"findLearningRate": True}},
-        "do not compute the gradient of the whole batch",
+        "need the gradient of the whole batch",
     ),
     "measured scaling": ({"optimizer": {"learningRateScaling": {"rule": "AdaScale", "baseBatchSize": 4}}}, ""),
     "measured scaling of a sharded optimizer": (

@@ -1,7 +1,8 @@
 """The output of each rank on the job's volume: ``<folder>/rank-<n>.log``, with older output in ``rank-<n>.1.log``.
 
 A thread writes the files, because a slow or missing volume must not delay the job. Output that the thread cannot write
-in time is left out, and the file says how many bytes are missing.
+in time is left out, and the file says how many bytes are missing. ``record.job_logs`` packs the last output of all
+ranks into the object ``<job>-logs``.
 """
 
 import asyncio

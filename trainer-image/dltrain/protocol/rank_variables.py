@@ -1,6 +1,7 @@
 """Names of the environment variables that an agent sets for its ranks, and the signal that it sends them.
 
-This module needs the standard library only, so that scripts can report from any Python interpreter.
+``agent.member.local_ranks`` sets them, and ``host.cgroup`` decides the number of threads (OMP_NUM_THREADS). This module
+needs the standard library only, so that scripts can report from any Python interpreter.
 """
 
 import signal

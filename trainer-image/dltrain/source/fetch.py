@@ -96,7 +96,10 @@ def _patiently(call: Callable[[], None]) -> None:
 
 
 def _archive(options: argparse.Namespace, work: Path) -> Path:
-    """Return the path of the archive, after its download if it is not on a claim."""
+    """Return the local path of the archive with the script, and check its checksum if one is given.
+
+    For a ``file://`` URI, it is the file on the mounted PersistentVolumeClaim; otherwise a downloaded copy in ``work``.
+    """
     if options.uri.startswith("file://"):
         path = Path(options.uri.removeprefix("file://"))
         if not path.is_file():

@@ -330,7 +330,7 @@ class Trainer(Ranks, MixedPrecision):
 
     @property
     def complete(self) -> bool:
-        """Return True if all steps are done; False before ``steps`` if the number of steps is unknown."""
+        """Return True if all steps are done. Without a number in the plan, ``t.steps`` must have set it before."""
         return 0 < self.total_steps <= self.step
 
     def outcome(self) -> Outcome:

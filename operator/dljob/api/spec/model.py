@@ -46,8 +46,8 @@ class ModelHints(ApiModel):
             "has(self.like) ? !has(self.parameters) && !has(self.flopsPerSample) && "
             "(!has(self.activationBytesPerSample) || self.activationBytesPerSample == 0) : "
             "has(self.parameters) && has(self.flopsPerSample)",
-            "set either like (a known model) alone, or parameters and flopsPerSample, "
-            "as python -m dltrain.profile prints them",
+            "set hints.like (a known model, such as ResNet-152) and no other hint, or set both hints.parameters and "
+            "hints.flopsPerSample, as python -m dltrain.profile prints them",
             lambda h: (
                 h.parameters is None and h.flops_per_sample is None and h.activation_bytes_per_sample == 0
                 if h.like

@@ -71,7 +71,7 @@ class Parallelism(ApiModel):
         Rule(
             "stages",
             "(has(self.strategy) && self.strategy == 'Pipeline') == has(self.stages)",
-            "strategy Pipeline needs stages, and stages need strategy Pipeline: set both or neither",
+            "parallelism.stages is for parallelism.strategy Pipeline, which needs it: set both, or set neither",
             lambda p: (p.strategy is ParallelismStrategy.PIPELINE) == (p.stages is not None),
         ),
         Rule(
@@ -113,7 +113,8 @@ class Parallelism(ApiModel):
         Rule(
             "stalenessBound",
             "(has(self.synchronization) && self.synchronization == 'StaleSynchronous') == has(self.stalenessBound)",
-            "StaleSynchronous needs stalenessBound, and stalenessBound needs StaleSynchronous: set both or neither",
+            "parallelism.stalenessBound is for parallelism.synchronization StaleSynchronous, which needs it: set both, "
+            "or set neither",
             lambda p: (p.synchronization is Synchronization.STALE_SYNCHRONOUS) == (p.staleness_bound is not None),
         ),
         Rule(

@@ -85,8 +85,8 @@ RULES = (
     Rule(
         "model",
         f"has(self.model) && has(self.dataset) && has(self.globalBatchSize) || ({_WITHOUT_MODEL})",
-        "model, dataset and globalBatchSize are required: set them, or set trainer.framework to Torchrun or MPI and "
-        "trainer.command to a script that uses torch.distributed or MPI, which needs none of them",
+        "model, dataset and globalBatchSize must all be set: set those that are missing. Or run a program of your own, "
+        "which needs none of them: set trainer.framework to Torchrun or MPI, and set trainer.command",
         lambda s: (
             (s.model.given and s.dataset.given and s.global_batch_size is not None)
             or (_OWN_GRADIENTS.holds(s) and bool(s.trainer.command))
@@ -249,9 +249,8 @@ RULES = (
         f"!{_ASYNCHRONOUS} || !has(self.optimizer) || ((!has(self.optimizer.findLearningRate) || "
         "!self.optimizer.findLearningRate) && (!has(self.optimizer.learningRateScaling) || "
         "self.optimizer.learningRateScaling.rule != 'AdaScale'))",
-        "parallelism.synchronization Asynchronous and StaleSynchronous do not compute the gradient of the whole "
-        "batch, which optimizer.findLearningRate and AdaScale need: remove optimizer.findLearningRate and AdaScale, "
-        "or choose Synchronous",
+        "optimizer.findLearningRate and the rule AdaScale of optimizer.learningRateScaling need the gradient of the "
+        "whole batch, which only parallelism.synchronization Synchronous computes: choose Synchronous, or remove them",
         lambda s: (
             not s.parallelism.asynchronous
             or not (

@@ -42,8 +42,8 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     command.add_argument(
         "--defaults",
         metavar="FILE",
-        help="the administrator's defaults: values of the chart with jobDefaults (helm get values dljob -o yaml). "
-        "Default: the defaults of the operator in the current cluster; with --cluster, no defaults",
+        help="values of the Helm chart (helm get values dljob -o yaml), whose jobDefaults fill the fields that a job "
+        "leaves unset. Without this option: those of the operator in the current cluster; with --cluster: none",
     )
     command.add_argument("--json", action="store_true", help="print one JSON document per job")
     command.add_argument("--plot", metavar="FILE.png", help="also plot the scaling curve (needs matplotlib)")

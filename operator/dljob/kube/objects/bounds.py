@@ -114,10 +114,11 @@ def bounded_answer(text: bytes) -> Any:
 
 
 def decoded_answer(text: bytes) -> Any:
-    """Decode an answer of the API server about another kind than DLJob. Raise ValueError if the text is not JSON.
+    """Decode an answer of the API server about objects of any kind except DLJob.
 
-    The size of such an object is not limited. Users can nest the ``managedFields`` of any object too deeply for the
-    decoder. Such an object is replaced by a substitute without its spec, see ``_replaced``.
+    Their size is not limited. An object that is nested too deeply for the JSON decoder, such as one with a user's
+    ``managedFields``, is replaced by a substitute without its spec, see ``_replaced``. Raise ValueError if the text is
+    not JSON.
     """
     try:
         return json.loads(text)

@@ -99,9 +99,10 @@ def _does_not_fit(parts: Sequence[Part], request: Request, workload: Workload) -
 
 
 def held_by(parts: Sequence[Part], workload: Workload) -> Workload:
-    """Return the workload with the optimizer state that one rank holds, to predict the rank's memory.
+    """Return ``workload`` with the part of its optimizer state that one rank stores, to predict the rank's memory.
 
-    If the ranks of ``parts`` shard the optimizer, this is only one rank's shard. Otherwise it is the whole state.
+    ``parts``: all groups of nodes of one candidate. If they shard the optimizer (ZeRO-1), the part is one shard.
+    Otherwise ``workload`` is unchanged.
     """
     ranks = sum(p.ranks for p in parts)
     return memory.sharded(workload, ranks) if parts[0].option.strategy == "Optimizer" else workload

@@ -22,8 +22,8 @@ from dltrain.agent.job.tls import Identity
 from dltrain.host.processes import Reaper
 from dltrain.protocol import agent_messages as proto
 from dltrain.protocol.rank_messages import Failed, Finished, Mark, Resharded, Shrunk, Step
+from dltrain.record.job_logs import LIMIT_NBYTES, RankOutput, packed, stored_nbytes
 from dltrain.record.ledger import Ledger
-from dltrain.record.outputs import LIMIT_NBYTES, RankOutput, packed, stored_nbytes
 from dltrain.record.run_report import files as runreport
 from dltrain.record.stopping_rule import StoppingRule
 

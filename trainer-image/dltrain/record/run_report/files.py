@@ -13,8 +13,8 @@ from pathlib import Path
 
 from dlcontract import Outcome, Plan, RunPhase
 from dltrain.protocol.volume_layout import claimed_term, job_directory
+from dltrain.record.job_logs import REPORT_LIMIT_NBYTES, stored_nbytes
 from dltrain.record.ledger import Ledger
-from dltrain.record.outputs import REPORT_LIMIT_NBYTES, stored_nbytes
 from dltrain.record.run_report.document import Document
 from dltrain.record.run_report.history import History
 from dltrain.record.run_report.page import page

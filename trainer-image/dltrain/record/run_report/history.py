@@ -41,7 +41,7 @@ E = TypeVar("E")
 
 
 def place(rank: Rank) -> str:
-    """Return a rank's place, ``<pod name>/<local rank>``, which does not change when a loss renumbers the ranks."""
+    """Return ``<pod name>/<local rank>``, which stays the same when ranks are renumbered because one was lost."""
     return f"{rank.pod}/{rank.local_rank}"
 
 

@@ -6,7 +6,7 @@ import random
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dltrain.record.outputs import RankOutput, packed
+from dltrain.record.job_logs import RankOutput, packed
 
 
 def text(seed: int, length: int) -> str:
