@@ -17,6 +17,8 @@ settings.register_profile("pinned", derandomize=True, deadline=None, database=No
 settings.register_profile("explore", deadline=None, database=None, print_blob=True, suppress_health_check=_SLOW)
 settings.load_profile("explore" if EXPLORE else "pinned")
 
+SHOWN_NCHARS = 4000
+"""Number of characters of a failure that are printed at once while exploring. Counterexamples are at its end."""
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -36,6 +38,12 @@ def pytest_runtest_makereport(
         report.outcome = "failed"
         report.longrepr = f"skipped under hack/test, where nothing may be skipped: {report.longrepr}"
     return report
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """While exploring, print a failure at once: a run that is ended early must not lose its counterexamples."""
+    if EXPLORE and report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
+        print(f"\nFAILED {report.nodeid}\n{str(report.longrepr)[-SHOWN_NCHARS:]}", flush=True)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
