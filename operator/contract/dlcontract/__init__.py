@@ -65,6 +65,7 @@ from dlcontract.report import (
     TargetForecast,
     TargetProgress,
 )
+from dlcontract.since import newer_parts
 from dlcontract.until import Until
 
 __all__ = [
@@ -140,6 +141,7 @@ __all__ = [
     "decided",
     "matching",
     "micro_batches_of",
+    "newer_parts",
     "reasons",
     "schema_of",
 ]

@@ -19,6 +19,8 @@ JOB_LABEL = "dljob.dev/job"
 GROUP_LABEL = "dljob.dev/group"
 SPEC_ANNOTATION = "dljob.dev/spec"
 """Annotation of a StatefulSet. Its value is the revision (``StoredPlan.revision``) of the plan that the pods run."""
+TRAINER_CONTAINER = "trainer"
+"""Name of the container of the agent and the ranks."""
 DATASET_CONTAINER = "dataset"
 """Name of the init container that fetches and verifies a job's data."""
 SOURCE_CONTAINER = "source"
@@ -114,6 +116,8 @@ class PodSeen:
     unschedulable: str | None = None
     """The scheduler's message why no node fits; None if the pod has a node or the scheduler has not tried yet."""
     fetching: Fetching | None = None
+    running_since: datetime | None = None
+    """When the container of the agent and the ranks started; None if it does not run."""
     deleting: bool = False
     fenced: bool = False
     """True if the pod is force-deleted already and remains only because of a finalizer."""

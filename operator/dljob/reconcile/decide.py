@@ -11,7 +11,7 @@ from dljob.reconcile import run
 from dljob.reconcile.admission import gang, kueue, preempted, priority_class
 from dljob.reconcile.deadline_risk import with_deadline_risk
 from dljob.reconcile.desired import Desired, Draft
-from dljob.reconcile.failures import failure_conditions, node_faults, storage_evictions
+from dljob.reconcile.failures import failure_conditions, node_faults, silent_agent, storage_evictions
 from dljob.reconcile.failures.fence import fence, stop
 from dljob.reconcile.forecasts import deadline_in_s, place_of, queue_text, with_forecasts
 from dljob.reconcile.parsed import ParsedJob, parse_observed
@@ -250,7 +250,7 @@ def _roll(
         return
     target = fence(parsed, draft, spec, failure_conditions.carried(parsed, target), now)
     bring_up(draft, observed, spec, target, config)
-    draft.verdicts.append(run.running(parsed, target))
+    draft.verdicts.append(silent_agent.explained(parsed, draft, run.running(parsed, target), target, now))
     if end := run.deadline(parsed, now):
         draft.requeue_in((end - now).total_seconds())
 

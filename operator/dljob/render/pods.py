@@ -23,7 +23,7 @@ from dljob.api import DLJobSpec
 from dljob.api.spec.environment import EnvSource
 from dljob.cluster import quantity
 from dljob.cluster.catalogue import GPU_RESOURCES, vendor
-from dljob.job.observed import JOB_LABEL, JobSeen
+from dljob.job.observed import JOB_LABEL, TRAINER_CONTAINER, JobSeen
 from dljob.job.plan.stored import NodeRequirement, PodGroup, StoredPlan
 from dljob.job.queue import Placement
 from dljob.perf.resources.memory import shm_nbytes
@@ -218,7 +218,7 @@ def _gpu_tolerations(group: PodGroup) -> list[Manifest]:
 
 def _container(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, group: PodGroup, config: RenderConfig) -> Manifest:
     container: Manifest = {
-        "name": "trainer",
+        "name": TRAINER_CONTAINER,
         **_image(spec, config),
         "env": _environment(job, spec, config),
         "ports": [

@@ -18,6 +18,7 @@ from dljob.job.observed import (
     SOURCE_CONTAINER,
     SPEC_ANNOTATION,
     SUPPORT_ANNOTATION,
+    TRAINER_CONTAINER,
     ClaimSeen,
     ClassSeen,
     Conditions,
@@ -203,6 +204,7 @@ def pod(body: Body) -> PodSeen:
         fenced="deletionTimestamp" in meta and meta.get("deletionGracePeriodSeconds") == 0,
         set=set_name,
         set_uid=set_uid,
+        running_since=next((since for item in containers if (since := _running_since(item))), None),
         fetching=next((state for item in init if (state := _fetching(item))), None),
         conditions=_conditions(conditions, without=frozenset(STARTUP_CONDITIONS)),
         eviction=eviction(body),
@@ -231,6 +233,14 @@ def _shared(charge: Charge) -> Charge:
     This saves memory, because all pods of a StatefulSet have the same charge (what a pod uses up of quotas).
     """
     return charge
+
+
+def _running_since(container: Body) -> datetime | None:
+    """Return when the container of the agent and the ranks started; None if it does not run, or for others."""
+    running = (container.get("state") or {}).get("running")
+    if container.get("name") != TRAINER_CONTAINER or not running or not running.get("startedAt"):
+        return None
+    return datetime.fromisoformat(running["startedAt"])
 
 
 def _fetching(container: Body) -> Fetching | None:
