@@ -1,6 +1,7 @@
 """Shared by all tests: the repository's root, and failing instead of skipped tests in hack/test."""
 
 import os
+import sys
 from collections.abc import Generator
 from pathlib import Path
 
@@ -43,7 +44,8 @@ def pytest_runtest_makereport(
 def pytest_runtest_logreport(report: pytest.TestReport) -> None:
     """While exploring, print a failure at once: a run that is ended early must not lose its counterexamples."""
     if EXPLORE and report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
-        print(f"\nFAILED {report.nodeid}\n{str(report.longrepr)[-SHOWN_NCHARS:]}", flush=True)
+        sys.stderr.write(f"\nFAILED {report.nodeid}\n{str(report.longrepr)[-SHOWN_NCHARS:]}\n")
+        sys.stderr.flush()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
