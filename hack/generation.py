@@ -1,6 +1,7 @@
 """Write the generated files, and check that they are fresh.
 
-The CRDs and the API reference come from the API types, the page of permissions from the chart's table.
+The CRDs and the API reference come from the API types, the page of permissions from the chart's table, and the page of
+the command line from its argument parser.
 """
 
 import argparse
@@ -12,6 +13,7 @@ from typing import Any
 
 import yaml
 
+import cliref
 import dashboard
 import metriclist
 from dljob.api import crd
@@ -199,12 +201,18 @@ def metrics() -> str:
     return "\n".join(lines) + "\n"
 
 
+def command_line() -> str:
+    """Return docs/reference/cli.md: every command of ``dljob`` with its options, from the argument parser."""
+    return "<!-- made by hack/generate from operator/dljob/cli; change that, then run it again. -->\n" + cliref.page()
+
+
 def outputs() -> dict[str, str]:
     """Return path from the repository's root → text, for every generated file."""
     files = {
         "docs/reference/api.md": reference(),
         "docs/reference/permissions.md": rbac(),
         "docs/reference/metrics.md": metrics(),
+        "docs/reference/cli.md": command_line(),
         DASHBOARD: dashboard.dashboard(),
         OVERRIDE_POLICIES: definition_yaml(admission_policies()),
     }

@@ -15,8 +15,11 @@ T = TypeVar("T")
 FIELD_OWNER = "kubectl-dljob"
 
 
-def add_namespace(command: argparse.ArgumentParser) -> None:
-    command.add_argument("-n", "--namespace", help="namespace (default: that of the kubeconfig, or 'default')")
+def add_namespace(command: argparse.ArgumentParser, before: str = "") -> None:
+    """Add the option ``--namespace``. ``before``: where else than in the kubeconfig its default comes from, first."""
+    command.add_argument(
+        "-n", "--namespace", metavar="NAME", help=f"namespace (default: that of {before}the kubeconfig, or 'default')"
+    )
 
 
 def reach(work: Callable[[Any], Awaitable[T]]) -> T:

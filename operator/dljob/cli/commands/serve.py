@@ -20,7 +20,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     )
     command.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     command.add_argument("--port", type=int, default=8470, help="port to listen on; 0: any (default: %(default)s)")
-    command.add_argument("--cluster", metavar="FILE", help="cluster for requests that contain no cluster")
+    command.add_argument("--cluster", metavar="FILE", help="file with the cluster for requests that contain none")
     command.set_defaults(run=run)
 
 

@@ -42,16 +42,31 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "command exits with 2 if the data has to be corrected first.",
     )
     command.add_argument("data", metavar="DATA", help="a table, a folder with a folder for each class, or an .npz file")
-    command.add_argument("--task", choices=TASKS, help="default: by the data")
+    command.add_argument("--task", choices=TASKS, help="what to predict; default: by the data")
     command.add_argument("--target", metavar="COLUMN", help="the column to predict; default: by its name, or the last")
     command.add_argument("--test", metavar="FILE", help="a table for the evaluation; default: a fifth of the rows")
     command.add_argument("--write", metavar="DIR", help="write the project to this folder, which must be new or empty")
-    command.add_argument("--delimiter", help="the character between columns; default: found in the file")
+    command.add_argument(
+        "--delimiter", metavar="CHARACTER", help="the character between columns; default: found in the file"
+    )
     command.add_argument("--encoding", help="the encoding of the table; default: found in the file")
-    command.add_argument("--keep", metavar="COLUMN", action="append", default=[], help="read this column in any case")
-    command.add_argument("--image-size", type=int, metavar="PIXELS", help="scale images of a folder to this side")
+    command.add_argument(
+        "--keep",
+        metavar="COLUMN",
+        action="append",
+        default=[],
+        help="use a column that would be left out; may be repeated",
+    )
+    command.add_argument(
+        "--image-size",
+        type=int,
+        metavar="PIXELS",
+        help="scale images of a folder to squares of this side; default: by their median size",
+    )
     command.add_argument("--dataset-uri", metavar="URI", help="where a job reads the data, such as pvc://CLAIM/FILE")
-    command.add_argument("--cluster", metavar="FILE", help="predict for this cluster; default: for this machine")
+    command.add_argument(
+        "--cluster", metavar="FILE", help="predict for the cluster in this file; default: for this machine"
+    )
     command.add_argument("--no-baseline", action="store_true", help="do not run the baseline")
     command.add_argument("--json", action="store_true", help="print one JSON document")
     command.set_defaults(run=run)

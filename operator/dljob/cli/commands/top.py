@@ -22,15 +22,19 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     command = commands.add_parser(
         "top",
         help="show jobs with progress, measured and predicted step time",
-        description="Show all jobs with phase, progress, steps per second, measured and predicted step time, the error "
-        "of the prediction, remaining time and restarts, the place and predicted start of waiting jobs, and how often "
-        "jobs were preempted.",
+        description="Show the jobs of a namespace with phase, progress, steps per second, measured and predicted step "
+        "time, the error of the prediction, remaining time and restarts, the place and predicted start of waiting "
+        "jobs, and how often jobs were preempted.",
     )
     remote.add_namespace(command)
     command.add_argument("-A", "--all-namespaces", action="store_true", help="show the jobs of all namespaces")
-    command.add_argument("-w", "--watch", action="store_true", help="refresh every --interval seconds until Ctrl-C")
+    command.add_argument("-w", "--watch", action="store_true", help="refresh the table until Ctrl-C")
     command.add_argument(
-        "--interval", type=float, default=2.0, metavar="SECONDS", help="refresh interval (default: %(default)s)"
+        "--interval",
+        type=float,
+        default=2.0,
+        metavar="SECONDS",
+        help="with --watch: seconds between two tables (default: %(default)s)",
     )
     command.set_defaults(run=run)
 
