@@ -39,6 +39,7 @@ def init(
     collective: str = "Auto",
     checkpoints: str | None = None,
     precision: str = "FP32",
+    activation_checkpointing: bool = False,
 ) -> "Trainer":
     """Join the other ranks of this run. Call it once, before the script creates its model.
 
@@ -50,7 +51,8 @@ def init(
     data in the same way. ``collective``: the name of an all-reduce algorithm: Ring, MPI, Tree, Butterfly,
     HalvingDoubling, Torch, or Auto, which measures several at the start and uses the fastest. ``checkpoints``: a
     directory to save checkpoints to and to resume from; None: save no checkpoints. ``precision``: FP32, BF16 or FP16,
-    for ``t.autocast`` and ``t.grad_scaler``.
+    for ``t.autocast`` and ``t.grad_scaler``. ``activation_checkpointing``: True if the modules of
+    ``t.checkpoint_activations`` keep only their inputs for the backward pass.
 
     When the script ends, all its ranks end together. An exception becomes the reason in the job's status.
     """
@@ -67,5 +69,11 @@ def init(
         ) from error
 
     return init_script(
-        batch=batch, epochs=epochs, seed=seed, collective=collective, checkpoints=checkpoints, precision=precision
+        batch=batch,
+        epochs=epochs,
+        seed=seed,
+        collective=collective,
+        checkpoints=checkpoints,
+        precision=precision,
+        activation_checkpointing=activation_checkpointing,
     )

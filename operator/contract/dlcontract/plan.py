@@ -73,6 +73,13 @@ class Plan(Record):
             "trainer that lacks it rejects a plan with another value."
         ),
     ] = "FP32"
+    activation_checkpointing: Annotated[
+        bool,
+        Field(
+            description="True if blocks of the model keep only their inputs for the backward pass, and compute their "
+            "forward pass again. A trainer that lacks this field rejects a plan with True."
+        ),
+    ] = False
     bucket_nbytes: Annotated[int, Field(ge=4096)] = 4 * 2**20
     segment_nbytes: Annotated[int, Field(ge=1024)] = 128 * 2**10
     model: ModelRef
@@ -174,6 +181,8 @@ class Plan(Record):
             )
         if self.precision != "FP32":
             self._check_precision(accumulates=accumulates)
+        if self.activation_checkpointing:
+            self._check_recomputes(accumulates=accumulates)
         if (self.staleness_bound is not None) != (self.synchronization == "StaleSynchronous"):
             raise ValueError(
                 f"staleness_bound: found {self.staleness_bound} with synchronization {self.synchronization}; expected "
@@ -224,6 +233,19 @@ class Plan(Record):
                 f"{self.synchronization}, collective {self.collective}, framework {framework} and find_rate "
                 f"{find_rate}; expected FP32, or parallelism Data or Optimizer, Synchronous, another collective than "
                 "LayeredServer, framework DLTrain, and with FP16, find_rate False"
+            )
+
+    def _check_recomputes(self, *, accumulates: bool) -> None:
+        """Raise ValueError if other fields of the plan do not allow activation checkpointing.
+
+        ``accumulates``: as in ``_check_precision``.
+        """
+        if not accumulates or self.collective == "LayeredServer" or self.model.framework != "DLTrain":
+            raise ValueError(
+                f"activation_checkpointing: found True with parallelism {self.parallelism}, synchronization "
+                f"{self.synchronization}, collective {self.collective} and framework {self.model.framework}; expected "
+                "False, or parallelism Data or Optimizer, Synchronous, another collective than LayeredServer, and "
+                "framework DLTrain"
             )
 
     def _check_asynchronous(self) -> None:

@@ -92,6 +92,15 @@ def test_steps_in_16_bits_equal_autocast_in_one_process(ranks: int) -> None:
     assert "misuse is found" in ended.output, ended.output
 
 
+@pytest.mark.mpi
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2, pytest.param(3, marks=pytest.mark.long)])
+def test_steps_with_activation_checkpointing_equal_those_without_bit_for_bit(ranks: int) -> None:
+    """With unequal local batches, micro-batches, dropout, autocast, BatchNorm and a sharded optimizer."""
+    ended = run_ranks(ranks, BODIES / "parallel/activation_checkpointing.py", str(ranks), timeout_s=200)
+    assert ended.output.count("the same with and without") == (6 if ranks == 1 else 7), ended.output
+    assert "misuse is found" in ended.output, ended.output
+
+
 @pytest.mark.mpi(2)
 def test_ranks_skip_the_same_updates_if_one_overflows_and_resume_their_loss_scale(tmp_path: Path) -> None:
     ended = run_ranks(2, BODIES / "parallel/loss_scale.py", "2", tmp_path)

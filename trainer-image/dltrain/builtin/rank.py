@@ -19,7 +19,7 @@ from dltrain.builtin.evaluation import count_correct, mean_loss
 from dltrain.builtin.probe import probe_and_rebalance
 from dltrain.builtin.range_test import find_rate
 from dltrain.data.datasets import Dataset, load
-from dltrain.models import build
+from dltrain.models import blocks_of, build
 from dltrain.optim.learning_rate import rate
 from dltrain.optim.optimizers import make_optimizer
 from dltrain.parallel.model_split.pipeline import Pipeline
@@ -47,6 +47,8 @@ def train(trainer: Trainer) -> None:
     if plan.synchronization != "Synchronous":
         _train_asynchronously(trainer, network, optimizer, data)
         return
+    if plan.activation_checkpointing:
+        trainer.checkpoint_activations(blocks_of(network))
     model, optimizer = trainer.wrap(network, optimizer, sample=x.to(trainer.device))
     _settle(trainer, data)
     loader, peak = trainer.loader(data), plan.optimizer.learning_rate

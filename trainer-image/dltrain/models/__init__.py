@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from torch import nn
 
 from dltrain.models.convolutional import digits_cnn, lenet
-from dltrain.models.gpt import gpt_mini
+from dltrain.models.gpt import Block, gpt_mini
 from dltrain.models.mlp import mlp
-from dltrain.models.resnet import resnet18, resnet50
+from dltrain.models.resnet import Residual, resnet18, resnet50
 from dltrain.protocol.errors import BadInputError
 
 
@@ -67,3 +67,8 @@ def build(name: str, data: InputShape) -> nn.Module:
         raise BadInputError(
             "spec.dataset.name", f"samples of shape {data.shape}", str(error), "choose another dataset or model"
         ) from None
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """Return the blocks of a built-in model, for activation checkpointing: residual blocks or transformer layers."""
+    return [module for module in model.modules() if isinstance(module, Residual | Block)]

@@ -25,8 +25,8 @@ class MixedPrecision:
     device: torch.device
     _loss_scale: LossScale
     _step: Step
-    _casts = _checked = False
-    """True if the training loop has called ``autocast``, and if its first step was checked."""
+    _casts = False
+    """True if the training loop has called ``autocast``."""
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Compute the forward pass and the loss in the precision of the plan, with torch's autocast.
@@ -50,10 +50,9 @@ class MixedPrecision:
 
     def _check_precision(self) -> None:
         """Raise MisuseError if the loop's first step was not computed in the precision of the plan."""
-        precision, checked = self.plan.precision, self._checked
-        self._checked = True
-        if checked or precision == "FP32" or not self._step.weight_by_samples:
-            return  # a rank without samples has no loop
+        precision = self.plan.precision
+        if precision == "FP32":
+            return
         field = f"with a plan in {precision} (spec.precision)"
         if not self._casts:
             raise MisuseError(

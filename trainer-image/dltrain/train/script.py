@@ -62,7 +62,14 @@ class _Script:
 
 
 def init_script(
-    *, batch: int, epochs: int, seed: int, collective: str, checkpoints: str | None, precision: str
+    *,
+    batch: int,
+    epochs: int,
+    seed: int,
+    collective: str,
+    checkpoints: str | None,
+    precision: str,
+    activation_checkpointing: bool,
 ) -> Trainer:
     """Implement ``dltrain.init``, which describes the arguments.
 
@@ -81,6 +88,7 @@ def init_script(
         collective=collective,
         checkpoints=checkpoints,
         precision=precision,
+        activation_checkpointing=activation_checkpointing,
     )
     trainer = session.start(script.reporter, make_plan)
     script.trainer = trainer

@@ -75,14 +75,15 @@ def local_plan(
     dataset: DatasetRef | None = None,
     optimizer: OptimizerRef | None = None,
     precision: str = "FP32",
+    activation_checkpointing: bool = False,
 ) -> Plan:
     """Return a plan for a run of ``world_size`` ranks on this machine, without an operator.
 
     ``batch``: global batch size, which is divided equally. ``epochs``: number of passes over the dataset.
     ``collective``: name of the all-reduce algorithm, or Auto. ``checkpoints``: directory; None: no checkpoints.
     ``model``: by default, the running script. ``dataset``: by default, the path in $DLJOB_DATASET. ``optimizer``: by
-    default, SGD (``OptimizerRef()``). ``precision``: FP32, BF16 or FP16. Raise BadInputError for an invalid ``batch``,
-    ``collective`` or ``precision``.
+    default, SGD (``OptimizerRef()``). ``precision``: FP32, BF16 or FP16. ``activation_checkpointing``: True to let
+    blocks keep only their inputs. Raise BadInputError for an invalid ``batch``, ``collective`` or ``precision``.
     """
     if not isinstance(batch, int) or batch < world_size:
         raise BadInputError(
@@ -119,6 +120,7 @@ def local_plan(
         checkpoint=CheckpointRef(enabled=checkpoints is not None, directory=checkpoints or ".", choose_interval=True),
         rebalance=False,
         precision=PRECISIONS[precision],
+        activation_checkpointing=activation_checkpointing,
     )
 
 

@@ -37,9 +37,9 @@ from dltrain.protocol.rank_messages import EXIT_STOPPED
 from dltrain.protocol.reporter import RankReporter
 from dltrain.timing.stopwatch import Budget, Stopwatch
 from dltrain.train import replay, usage_checks
+from dltrain.train.as_planned import AsPlanned
 from dltrain.train.gathering import Participants, averaged, differing_buffers, gathered, participants
 from dltrain.train.held_out import held_out_batches
-from dltrain.train.mixed_precision import MixedPrecision
 from dltrain.train.normalization import warn_of_batch_norm, with_batch_norm
 from dltrain.train.progress import Progress
 from dltrain.train.saving import Saved, Saving
@@ -51,7 +51,7 @@ Model = TypeVar("Model", bound=nn.Module)
 Opt = TypeVar("Opt", bound=Optimizer)
 
 
-class Trainer(Ranks, MixedPrecision):
+class Trainer(Ranks, AsPlanned):
     """The training of one model together with the other ranks. ``dltrain`` shows how a script uses a Trainer."""
 
     def __init__(
@@ -249,10 +249,10 @@ class Trainer(Ranks, MixedPrecision):
         ``accumulate``: yield the micro-batches into which the plan divides batches, so that their gradients add up. The
         optimizer, clipping and a GradScaler then have an effect only in the last micro-batch of a step. If the job asks
         its ranks to stop, save the training's state after the step, and then raise SystemExit. Raise MisuseError if the
-        script has not called ``optimizer.step()`` for a batch, or accepts no micro-batches.
+        script has not called ``optimizer.step()`` for a batch, or what the plan needs (``AsPlanned``).
         """
         check_loader("t.steps", loader)
-        usage_checks.check_accumulates(self.plan, accumulate=accumulate)
+        self._check_loop(accumulate=accumulate)
         counts = self._team.together(self.step, lambda: self._team.worker_group.gather([loader.samples]))
         usage_checks.check_samples([int(count) for (count,) in counts])
         if self._passed:
@@ -376,7 +376,7 @@ class Trainer(Ranks, MixedPrecision):
         ``fetch_s``: seconds to load the step's batch.
         """
         step, agreed = self._step, self._step.agreed_step.shared
-        self._check_precision()
+        self._check_first_step()
         if self.step == self._first + 1 and self.workers > 1:
             usage_checks.warn_of_differing_buffers(differing_buffers(self.model, self._participants()), self.rank)
         step.count(fetch_s, first=self.step == self._first + 1)
