@@ -10,6 +10,7 @@ SHA256 = "0123456789abcdef" * 4
 TORCHRUN_ONLY: Json = {
     **dict.fromkeys(MINIMAL), "trainer": {"image": "a", "command": ["torchrun", "a.py"], "framework": "Torchrun"},
 }  # fmt: skip
+GPT: Json = {"model": {"name": "gpt-mini"}, "dataset": {"name": "synthetic-tokens"}}
 OPTED_IN: Json = {"parallelism": {"gradientAccumulation": "Auto"}}
 COMMIT = "0123456789" * 4
 MPI_ONLY: Json = {**TORCHRUN_ONLY, "trainer": {"image": "a", "command": ["mpirun", "a"], "framework": "MPI"}}
@@ -303,6 +304,50 @@ CASES: dict[str, tuple[Json, str]] = {
         {"precision": "FP16", "optimizer": {"findLearningRate": True}}, "precision FP16 scales losses",
     ),
     "bfloat16 with a range test": ({"precision": "BF16", "optimizer": {"findLearningRate": True}}, ""),
+    "automatic activation checkpointing": ({"activationCheckpointing": "Auto"}, ""),
+    "automatic activation checkpointing of a pipeline": (
+        {"activationCheckpointing": "Auto", "parallelism": {"strategy": "Tensor"}}, "",
+    ),
+    "activation checkpointing": ({**GPT, "activationCheckpointing": "Always", "parallelism": {"strategy": "Auto"}}, ""),
+    "activation checkpointing without blocks": ({"activationCheckpointing": "Always"}, "needs a model with blocks: choo"),
+    "activation checkpointing without hints": (
+        {"activationCheckpointing": "Always", "model": {"hints": HINTS}, "trainer": {"command": ["a"]}},
+        "set model.hints.checkpointedActivationBytesPerSample",
+    ),
+    "activation checkpointing of a script": (
+        {
+            "activationCheckpointing": "Always", "trainer": {"command": ["a"]},
+            "model": {"hints": {**HINTS, "activationBytesPerSample": 9, "checkpointedActivationBytesPerSample": 3}},
+        }, "",
+    ),
+    "activation checkpointing like GPT-2": (
+        {"activationCheckpointing": "Always", "model": {"hints": {"like": "GPT-2"}}, "trainer": {"command": ["a"]}}, "",
+    ),
+    "activation checkpointing like VGG-16": (
+        {"activationCheckpointing": "Always", "model": {"hints": {"like": "VGG-16"}}, "trainer": {"command": ["a"]}},
+        "needs a model with blocks",
+    ),
+    "more bytes with activation checkpointing": (
+        {"model": {"hints": {**HINTS, "checkpointedActivationBytesPerSample": 3}}, "trainer": {"command": ["a"]}},
+        "must not exceed activationBytesPerSample",
+    ),
+    "bytes with activation checkpointing like GPT-2": (
+        {"model": {"hints": {"like": "GPT-2", "checkpointedActivationBytesPerSample": 3}}, "trainer": {"command": ["a"]}},
+        "must not exceed activationBytesPerSample",
+    ),
+    "activation checkpointing in parts": (
+        {**GPT, "activationCheckpointing": "Always", "parallelism": {"strategy": "Tensor"}}, "Always needs parallelism.str",
+    ),
+    "asynchronous activation checkpointing": (
+        {**GPT, "activationCheckpointing": "Always", "parallelism": {"synchronization": "Asynchronous"}},
+        "activationCheckpointing Always needs parallelism.strategy",
+    ),
+    "activation checkpointing with a layered server": (
+        {**GPT, "activationCheckpointing": "Always", "collective": "LayeredServer"}, "other than LayeredServer",
+    ),
+    "activation checkpointing of a torchrun script": (
+        {**TORCHRUN_ONLY, "activationCheckpointing": "Never"}, "activationCheckpointing needs trainer.framework DLTrain",
+    ),
     "more micro-batches than samples": (
         {"parallelism": {"strategy": "Pipeline", "stages": 2, "microBatches": 99}, "globalBatchSize": 9},
         "microBatches must not exceed globalBatchSize",

@@ -57,6 +57,7 @@ BEFORE_AND_AFTER: dict[str, tuple[Json, Json]] = {
     "parallelism.microBatches": ({"parallelism": STAGES}, {"parallelism": {**STAGES, "microBatches": 3}}),
     "parallelism.gradientAccumulation": ({}, {"parallelism": {"gradientAccumulation": "Never"}}),
     "precision": ({}, {"precision": "BF16"}),
+    "activationCheckpointing": ({}, {"activationCheckpointing": "Auto"}),
     "parallelism.synchronization": ({}, {"parallelism": {"synchronization": "Asynchronous"}}),
     "parallelism.stalenessBound": ({"parallelism": STALE}, {"parallelism": {**STALE, "stalenessBound": 3}}),
     "nodes.max": ({"nodes": {"max": 4}}, {"nodes": {"max": 5}}),

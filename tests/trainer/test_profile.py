@@ -56,6 +56,22 @@ def test_profile_of_built_in_models_matches_their_tables(name: str, data: Datase
     )
 
 
+def test_profile_of_blocks_matches_the_tables() -> None:
+    """Block inputs, what is kept outside of blocks, and what the largest block keeps."""
+    data = DATASETS["synthetic-tokens"]
+    with torch.device("meta"):
+        model = build("gpt-mini", InputShape(data.shape, data.classes, True))
+    found = profile(model, [Input(data.shape, torch.int64)], ["blocks"])
+    elements = MODELS["gpt-mini"][0](data).checkpointed_elements
+    assert elements is not None and found.checkpointed_nbytes == pytest.approx(4 * elements, rel=0.03)
+    hints = ModelSpec.model_validate(yaml.safe_load(found.hints())["model"]).hints
+    assert hints is not None and hints.checkpointed_activation_bytes_per_sample == round(found.checkpointed_nbytes)
+    assert profile(model, [Input(data.shape, torch.int64)]).checkpointed_nbytes is None
+    for path in ("nothing", "norm", "blocks.0.norm1"):
+        with pytest.raises(ValueError, match="--blocks: found no modules"):
+            profile(model, [Input(data.shape, torch.int64)], [path])
+
+
 def _convolutional(*layers: tuple[int, int, int, int] | int) -> list[Any]:
     """Build layers from (filters, side, stride, padding) of a convolution or the side of a pool of stride 2."""
     made: list[Any] = []

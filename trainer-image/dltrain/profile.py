@@ -9,6 +9,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pkgutil import resolve_name
 from typing import Any
@@ -65,6 +66,8 @@ class Profile:
     """Bytes that the forward pass saves for the backward pass, including the sample itself. A storage that several
     tensors share counts once."""
     sample_nbytes: int
+    checkpointed_nbytes: float | None = None
+    """``activation_nbytes`` with activation checkpointing of the given blocks; None without blocks."""
 
     def hints(self) -> str:
         """Return these numbers as YAML for ``spec.model.hints``, from which the operator plans a custom model."""
@@ -72,9 +75,63 @@ class Profile:
             f"model:\n  hints:\n    parameters: {self.parameters}\n"
             f"    flopsPerSample: {self.forward_FLOPs + self.backward_FLOPs:.0f}"
             f"  # forward {self.forward_FLOPs:.4g}, backward {self.backward_FLOPs:.4g}\n"
-            f"    activationBytesPerSample: {self.activation_nbytes:.0f}\n"
+            f"    activationBytesPerSample: {self.activation_nbytes:.0f}\n{self._checkpointed()}"
             f"# dataset.sampleBytes: {self.sample_nbytes} if samples are stored like the model's input\n"
         )
+
+    def _checkpointed(self) -> str:
+        if self.checkpointed_nbytes is None:
+            return ""
+        return f"    checkpointedActivationBytesPerSample: {self.checkpointed_nbytes:.0f}\n"
+
+
+class _Saved:
+    """The storages that a forward pass saves for the backward pass: outside of blocks, and in each block.
+
+    ``own``: storages that do not count, such as those of parameters. The input of a block counts outside of it, because
+    activation checkpointing keeps it; all else that a block saves is computed again when its backward pass runs.
+    """
+
+    def __init__(self, own: set[int], blocks: Sequence[nn.Module]) -> None:
+        self._own = own
+        self.whole, self._outside = dict[int, Any](), dict[int, Any]()
+        self._within: list[dict[int, Any]] = [{} for _ in blocks]
+        self._scopes = [self._outside]
+        self._handles = []
+        for block, scope in zip(blocks, self._within, strict=True):
+            self._handles += [
+                block.register_forward_pre_hook(partial(self._enter, scope), with_kwargs=True),
+                block.register_forward_hook(self._leave),
+            ]
+
+    def save(self, tensor: Tensor) -> Tensor:
+        """Count a tensor that autograd saves."""
+        storage = tensor.untyped_storage()
+        if storage._cdata not in self._own:
+            self.whole[storage._cdata] = self._scopes[-1][storage._cdata] = storage  # so that its address is not reused
+        return tensor
+
+    def _enter(self, scope: dict[int, Any], block: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        for tensor in _tensors([args, kwargs]):
+            storage = tensor.untyped_storage()
+            if storage._cdata not in self._own:
+                self._outside[storage._cdata] = storage
+        self._scopes.append(scope)
+
+    def _leave(self, *_: Any) -> None:
+        self._scopes.pop()
+
+    def nbytes(self) -> list[float]:
+        """Return the bytes of all storages, of those outside of blocks, and of each block's own. Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        for scope in self._within:
+            for key in scope.keys() & self._outside.keys():
+                del scope[key]
+        return [
+            float(sum(storage.nbytes() for storage in each.values()))
+            for each in (self.whole, self._outside, *self._within)
+        ]
 
 
 class _Fused(TorchFunctionMode):
@@ -102,34 +159,33 @@ class _Fused(TorchFunctionMode):
         )
 
 
-def _differentiable(output: Any) -> list[Tensor]:
-    """Return the tensors in a model's output that require a gradient. Search nested lists, tuples and dictionaries."""
+def _tensors(output: Any) -> list[Tensor]:
+    """Return the tensors in the arguments or in the output of a model. Search nested lists, tuples and dictionaries."""
     if isinstance(output, Tensor):
-        return [output] if output.requires_grad else []
+        return [output]
     if isinstance(output, dict):
         output = list(output.values())
     if isinstance(output, list | tuple):
-        return [tensor for part in output for tensor in _differentiable(part)]
+        return [tensor for part in output for tensor in _tensors(part)]
     return []
 
 
-def _pass(model: nn.Module, inputs: Sequence[Input], batch: int) -> tuple[float, float, float]:
+def _differentiable(output: Any) -> list[Tensor]:
+    """Return the tensors in a model's output that require a gradient."""
+    return [tensor for tensor in _tensors(output) if tensor.requires_grad]
+
+
+def _pass(model: nn.Module, inputs: Sequence[Input], batch: int, blocks: Sequence[nn.Module]) -> list[float]:
     """Run one forward and backward pass with ``batch`` samples.
 
-    Return (FLOPs of the forward pass, FLOPs of the backward pass, bytes that the forward pass saves for the backward
-    pass). The FLOPs and bytes are those of the whole batch.
+    Return a list: FLOPs of the forward pass, FLOPs of the backward pass, bytes that the forward pass saves for the
+    backward pass, those of them outside of ``blocks`` or as their inputs, and what each block saves besides. The FLOPs
+    and bytes are those of the whole batch.
     """
     samples = [torch.empty((batch, *i.shape), dtype=i.dtype, device="meta") for i in inputs]
     own = {t.untyped_storage()._cdata for t in (*model.parameters(), *model.buffers())}
-    saved: dict[int, Any] = {}
-
-    def save(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage._cdata not in own:
-            saved[storage._cdata] = storage  # A reference keeps the address from being reused.
-        return tensor
-
-    with FlopCounterMode(display=False) as forward, saved_tensors_hooks(save, lambda tensor: tensor), _Fused():
+    saved = _Saved(own, blocks)
+    with FlopCounterMode(display=False) as forward, saved_tensors_hooks(saved.save, lambda tensor: tensor), _Fused():
         outputs = _differentiable(model(*samples))
     if not outputs:
         raise ValueError(
@@ -137,24 +193,42 @@ def _pass(model: nn.Module, inputs: Sequence[Input], batch: int) -> tuple[float,
         )
     with FlopCounterMode(display=False) as backward:
         torch.autograd.backward(outputs, [torch.empty_like(output) for output in outputs])
-    nbytes = sum(storage.nbytes() for storage in saved.values())
-    return forward.get_total_flops(), backward.get_total_flops(), nbytes
+    return [forward.get_total_flops(), backward.get_total_flops(), *saved.nbytes()]
 
 
-def profile(model: nn.Module, inputs: Sequence[Input]) -> Profile:
+def blocks_at(model: nn.Module, path: str) -> list[nn.Module]:
+    """Return the blocks at ``path`` of the model, such as ``encoder.layers``: the modules of a list or Sequential.
+
+    Raise ValueError if there are none.
+    """
+    try:
+        found = list(model.get_submodule(path).children())
+    except AttributeError:
+        found = []
+    if not found:
+        raise ValueError(
+            f"--blocks: found no modules at {path!r} of the model; expected the path of a ModuleList or Sequential, "
+            "such as encoder.layers. Name the modules that the script passes to t.checkpoint_activations"
+        )
+    return found
+
+
+def profile(model: nn.Module, inputs: Sequence[Input], blocks: Sequence[str] = ()) -> Profile:
     """Return the operations and memory per sample of ``model`` in training mode. The model moves to the meta device.
 
     ``inputs``: shapes of the model's arguments. FLOPs are those of matrix products, convolutions and attention; a
-    multiply-add counts as two. Raise ValueError if the model fails on such inputs, returns no tensor with a gradient,
-    has no trainable parameter, or computes something that depends on tensor values.
+    multiply-add counts as two. ``blocks``: paths of lists of modules for which to count activation checkpointing
+    (``blocks_at``). Raise ValueError if the model fails on such inputs, returns no tensor with a gradient, has no
+    trainable parameter or no such blocks, or computes something that depends on tensor values.
     """
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
     if not parameters:
         raise ValueError("model: found no trainable parameter; expected at least one to train")
     model = model.to("meta").train()
+    wrapped = [block for path in blocks for block in blocks_at(model, path)]
     try:
         with torch.device("meta"):  # for tensors that forward() creates
-            low, high = (_pass(model, inputs, batch) for batch in BATCHES)
+            low, high = (_pass(model, inputs, batch, wrapped) for batch in BATCHES)
     except (RuntimeError, TypeError, LookupError, AttributeError, AssertionError) as error:
         if isinstance(error, NotImplementedError) or "meta tensors" in str(error):
             raise ValueError(
@@ -168,8 +242,9 @@ def profile(model: nn.Module, inputs: Sequence[Input]) -> Profile:
             "for each input of the model"
         ) from error
     samples = BATCHES[1] - BATCHES[0]
-    forward, backward, saved = ((b - a) / samples for a, b in zip(low, high, strict=True))
-    return Profile(parameters, forward, backward, saved, sum(i.nbytes for i in inputs))
+    forward, backward, saved, outside, *within = ((b - a) / samples for a, b in zip(low, high, strict=True))
+    checkpointed = outside + max(within) if within else None
+    return Profile(parameters, forward, backward, saved, sum(i.nbytes for i in inputs), checkpointed)
 
 
 def _line(error: BaseException) -> str:
@@ -226,10 +301,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         required=True,
         help="shape of one sample, such as 3,224,224 or 512:int64 (default float32); once for each input of forward()",
     )
+    parser.add_argument(
+        "--blocks",
+        metavar="PATH",
+        action="append",
+        default=[],
+        help="modules that the script passes to t.checkpoint_activations, such as encoder.layers for the modules in "
+        "model.encoder.layers; also prints the activation bytes with activation checkpointing",
+    )
     given = parser.parse_args(arguments)
     try:
         inputs = [Input.parse(text) for text in given.input]
-        sys.stdout.write(profile(load(given.model), inputs).hints())
+        sys.stdout.write(profile(load(given.model), inputs, given.blocks).hints())
     except ValueError as error:
         sys.stderr.write(f"{parser.prog}: {error}\n")
         return 2

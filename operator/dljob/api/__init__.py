@@ -13,6 +13,7 @@ from dljob.api.profile import (
 )
 from dljob.api.spec import (
     BUILTIN_MODELS,
+    ActivationCheckpointing,
     Checkpoint,
     CheckpointVolume,
     Collective,
@@ -60,6 +61,7 @@ __all__ = [
     "BUILTIN_MODELS",
     "GROUP",
     "VERSION",
+    "ActivationCheckpointing",
     "BatchCandidate",
     "BatchChoice",
     "Candidate",

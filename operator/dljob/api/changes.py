@@ -144,6 +144,7 @@ CHANGES: tuple[Change, ...] = (
             "collective": "",
             "gradientCompression": "",
             "precision": "Training continues from the checkpoint, whose parameters are float32, in the new precision.",
+            "activationCheckpointing": "Training continues from the checkpoint: results do not depend on it.",
             "parallelism": "",
             "checkpoint.enabled": "false: the job starts again from step 0.",
             "checkpoint.interval": "",

@@ -8,22 +8,26 @@ from dljob.calibrate.noise import NoiseOf
 from dljob.perf.fit.scaling import Contention
 
 _SUFFIXES: Mapping[Precision, str] = {"BF16": ".bf16", "FP16": ".fp16"}
+_CHECKPOINTED = ".checkpointed"
 
 
-def measured_key(name: str, precision: Precision) -> str:
+def measured_key(name: str, precision: Precision, recomputes: bool = False) -> str:
     """Return the key of measurements of the model ``name`` in a precision.
 
-    Profiles of releases without precisions have the key of float32, which is the name.
+    ``recomputes``: True for measurements with activation checkpointing. Profiles of releases without precisions and
+    activation checkpointing have the key of float32 without it, which is the name.
     """
-    return name + _SUFFIXES.get(precision, "")
+    return name + _SUFFIXES.get(precision, "") + _CHECKPOINTED * recomputes
 
 
-def name_and_precision(key: str) -> tuple[str, Precision]:
-    """Return the model's name and the precision of a key that ``measured_key`` made."""
+def parts_of_key(key: str) -> tuple[str, Precision, bool]:
+    """Return the arguments of ``measured_key`` that made a key: name, precision, and True if activations recompute."""
+    recomputes = key.endswith(_CHECKPOINTED)
+    key = key.removesuffix(_CHECKPOINTED)
     for precision, suffix in _SUFFIXES.items():
         if key.endswith(suffix):
-            return key.removesuffix(suffix), precision
-    return key, "FP32"
+            return key.removesuffix(suffix), precision, recomputes
+    return key, "FP32", recomputes
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,9 @@ def decision(found: Decision) -> list[str]:
     lines.append(f"Based on:   {(BASIS_OF_PARTS if found.chosen.splits_model else BASIS)[p.basis]}")
     if found.precision_reason:
         lines.append(f"Precision:  {found.precision_reason}")
+    if found.recomputation_reason:
+        used = "used" if found.chosen.recomputes else "not used"
+        lines.append(f"Activation checkpointing: {used}: {found.recomputation_reason}")
     if text := explanation(found):
         lines.append(f"Placement:  {text}")
     if found.power_advice:

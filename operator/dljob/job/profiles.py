@@ -27,7 +27,7 @@ from dljob.calibrate import (
     next_place,
     remembered,
 )
-from dljob.calibrate.learned import name_and_precision
+from dljob.calibrate.learned import parts_of_key
 from dljob.calibrate.noise import after as noise_after
 from dljob.cluster import catalogue
 from dljob.job.identity import IMAGE_PREFIX
@@ -37,7 +37,7 @@ from dljob.perf.resources import energy
 from dljob.perf.step.compute import calibrated, catalogue_curve
 from dljob.perf.workload.datasets import DATASETS
 from dljob.perf.workload.models import MODELS
-from dljob.perf.workload.workload import builtin, in_precision
+from dljob.perf.workload.workload import builtin, in_precision, recomputing
 
 STEADY_STEPS = 50
 """Number of steps over which a rank averages the times that it reports."""
@@ -345,10 +345,13 @@ def _expected(model: str, device: str, cores: int | None) -> Callable[[int], flo
 
 
 def _catalogue(model: str, device: str, cores: int | None) -> Curve | None:
-    model, precision = name_and_precision(model)
+    model, precision, recomputes = parts_of_key(model)
     name, *rest = model.split(".")
     dataset = next((part for part in rest if not part.startswith(IMAGE_PREFIX)), "")
     if name not in MODELS or (dataset and dataset not in DATASETS):
         return None
     chip = catalogue.gpu(device) or catalogue.cpu(device, float(cores or 1))
-    return catalogue_curve(in_precision(builtin(name, dataset or None), precision), chip, float(cores or 1))
+    workload = in_precision(builtin(name, dataset or None), precision)
+    if recomputes and workload.checkpointed_nbytes is not None:
+        workload = recomputing(workload)
+    return catalogue_curve(workload, chip, float(cores or 1))

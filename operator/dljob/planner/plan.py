@@ -6,6 +6,7 @@ combinations of options approximately, evaluates the most promising ones exactly
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import product
 
 from dlcontract import Precision
 from dljob.calibrate.learned import Learned
@@ -13,7 +14,7 @@ from dljob.cluster import ClusterView
 from dljob.perf.step.input_data import Stored
 from dljob.perf.workload.workload import Workload, in_precision
 from dljob.planner import batch
-from dljob.planner.candidates import precision
+from dljob.planner.candidates import precision, recomputation
 from dljob.planner.candidates.accumulation import accumulated
 from dljob.planner.candidates.evaluate import Part, evaluate
 from dljob.planner.candidates.fixed import fixed_parts
@@ -39,6 +40,7 @@ from dljob.planner.explanation.explain import (
     warning,
 )
 from dljob.planner.explanation.infeasible import no_such_device, nothing_fits, too_few
+from dljob.planner.explanation.recomputation import recomputation_reason
 from dljob.planner.placement import in_best_domain
 from dljob.planner.search import model_split, objective, probing, strategy_search
 from dljob.planner.search.enumeration import Search
@@ -55,7 +57,7 @@ MAX_REFUSALS = 20
 Constants = Mapping[tuple[str, str], Learned]
 """Learned constants by (model or training script, device)."""
 Found = tuple[list[Part], Choice | Refusal]
-Made = dict[tuple[str, bool, Layout, Stored | None, str], list[Option]]
+Made = dict[tuple[str, bool, Layout, Stored | None, str, bool], list[Option]]
 
 
 def plan(request: Request, view: ClusterView, learned: Constants) -> Decision | Infeasible:
@@ -92,6 +94,9 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
         workload = workload_of(request)
     except ValueError as error:
         return Infeasible("BadWorkload", "spec.model", str(error))
+    if (wrong := recomputation.impossible(request, workload)) is not None:
+        return wrong
+    learned = recomputation.with_estimates(request, workload, learned)
     if (wrong := no_such_device(request, view)) is not None:
         return wrong
     nodes = eligible(request, view)
@@ -110,12 +115,12 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
         found, refusals = [([], choice) for choice in asked[0]], asked[1]
     elif request.fixed:
         typed = in_precision(workload, precision.of_groups(request, nodes.pools))
-        for strategy in strategies(request):
-            parts = fixed_parts(request, nodes, typed, learned, strategy)
+        for each, strategy in product(recomputation.variants(request, typed), strategies(request)):
+            parts = fixed_parts(request, nodes, each, learned, strategy)
             if isinstance(parts, Infeasible):
                 return parts
             parts = [replace(part, option=_accumulated(part.option, request)) for part in parts]
-            found += [(parts, evaluate(parts, name, request, typed)) for name in collectives(request, parts)]
+            found += [(parts, evaluate(parts, name, request, each)) for name in collectives(request, parts)]
     else:
         if (short := too_few(request, nodes, view)) is not None:
             return short
@@ -144,11 +149,11 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
     refusals += slower(request, chosen, choices, candidates)
     measure = None
     if parts := next(parts for parts, c in found if c is chosen):
-        workload = in_precision(workload, chosen.precision)
+        typed = recomputation.of_choice(workload, chosen)
         refusals += more_cores(
-            request, chosen, parts, workload, lambda pool, each: _options(pool, each, workload, request, learned, made)
+            request, chosen, parts, typed, lambda pool, each: _options(pool, each, typed, request, learned, made)
         )
-        refusals += strategy_search.others(request, chosen, parts, workload)
+        refusals += strategy_search.others(request, chosen, parts, typed)
         option = parts[0].option.single or parts[0].option
         measure = None if request.fixed or option.micro_batches > 1 else probing.suggested(request, option)
     unique = tuple(dict.fromkeys(refusals))
@@ -162,6 +167,7 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
         trade_offs=front(chosen, choices, objective.INDISTINCT),
         checkpoint_s=checkpoint_s(workload),
         precision_reason=precision.reason(request, chosen),
+        recomputation_reason=recomputation_reason(request, workload, chosen, choices),
     )
 
 
@@ -202,12 +208,13 @@ def _candidates(
     found: list[Found] = []
     refusals = [*nodes.refusals, *precision.refusals(request, nodes.pools)]
     searches = [
-        (able, in_precision(workload, each), strategy)
+        (able, typed, strategy, typed is variants[-1] and strategy == strategies(request)[-1])
         for is_gpu in (True, False)
         for each, able in precision.searched(request, [pool for pool in nodes.pools if pool.is_gpu == is_gpu])
-        for strategy in strategies(request)
+        for variants in [recomputation.variants(request, in_precision(workload, each))]
+        for typed, strategy in product(variants, strategies(request))
     ]
-    for pools, typed, strategy in searches:
+    for pools, typed, strategy, needs_least in searches:
         is_gpu = any(pool.is_gpu for pool in pools)
         most = sum(sum(pool.free) if is_gpu else pool.nodes * layouts(pool, request)[-1].ranks for pool in pools)
         ways = [
@@ -220,7 +227,7 @@ def _candidates(
                 else _options(pool, g, typed, request, learned, made)
             )
         ]
-        if strategy == strategies(request)[-1]:  # the strategy that needs the least memory
+        if needs_least:  # of memory
             own = [option for option in ways if precision.gets(request, option.pool, typed.precision)]
             refusals += memory_refusals(own, request, typed)
         ways = [o for o in ways if o.largest_batch >= 1]
@@ -255,7 +262,7 @@ def _options(
 
     Options depend on the global batch size only through the data that the job reads from disk.
     """
-    key = (pool.device, pool.is_gpu, layout, stored_of(request), workload.precision)
+    key = (pool.device, pool.is_gpu, layout, stored_of(request), workload.precision, workload.recomputes)
     if key not in made:
         made[key] = options(pool, layout, workload, request, learned)
     return made[key]

@@ -256,5 +256,5 @@ def measurements(spec: DLJobSpec, report: Report, accepted: StoredPlan | None) -
         sharded = accepted.plan.parallelism == "Optimizer"
         place = Place(group.nodes, group.ranks_per_node, accepted.plan.collective, sharded)
     used = {device: next(iter(found)) for device, found in layouts.items() if device in measured}
-    key = measured_key(profile_key(spec), accepted.plan.precision)
+    key = measured_key(profile_key(spec), accepted.plan.precision, accepted.plan.activation_checkpointing)
     return RunMeasurements(key, report, planned, place, data_key(spec), used)

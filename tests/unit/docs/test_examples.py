@@ -24,7 +24,7 @@ JOBS |= {"dataset-uri.yaml", "gpt.yaml", "fixed-plan.yaml", "own-script.yaml", "
 JOBS |= {"stale-synchronous.yaml", "pipeline.yaml", "tensor.yaml", "batch-size.yaml", "auto-strategy.yaml"}
 JOBS |= {"kueue.yaml", "priority.yaml", "finish-by.yaml", "torchrun-minimal.yaml", "autoscaled.yaml"}
 JOBS |= {"mpi.yaml", "horovod.yaml", "script-from-git.yaml"}
-JOBS |= {"report.yaml", "until.yaml", "gradient-accumulation.yaml", "precision.yaml"}
+JOBS |= {"report.yaml", "until.yaml", "gradient-accumulation.yaml", "precision.yaml", "activation-checkpointing.yaml"}
 
 
 def documented() -> list[Any]:

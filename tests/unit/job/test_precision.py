@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from dlcontract import Plan, RankMeasure, Report, RunPhase
 from dljob.api import DLJobSpec, DLProfileStatus
-from dljob.calibrate.learned import measured_key, name_and_precision
+from dljob.calibrate.learned import measured_key, parts_of_key
 from dljob.cluster import cluster_view
 from dljob.job.plan.request import planner_request
 from dljob.job.plan.status import plan_status
@@ -111,7 +111,7 @@ def test_measurements_are_stored_by_precision() -> None:
     """The name alone is the key of float32, so profiles of earlier releases stay valid."""
     assert measured_key("resnet50.cifar", "FP32") == "resnet50.cifar"
     for precision in ("FP32", "BF16", "FP16"):
-        assert name_and_precision(measured_key("resnet50.cifar", precision)) == ("resnet50.cifar", precision)  # type: ignore[arg-type]
+        assert parts_of_key(measured_key("resnet50.cifar", precision)) == ("resnet50.cifar", precision, False)  # type: ignore[arg-type]
 
 
 def test_a_profile_of_a_precision_learns_from_a_run() -> None:

@@ -6,6 +6,7 @@ from dljob.api.spec.environment import EnvVar
 from dljob.api.spec.model import BUILTIN_MODELS, PAIRED_MODELS, BuiltinModel, ModelHints, ModelSpec, ReferenceModel
 from dljob.api.spec.optimizer import LearningRateScaling, Optimizer, OptimizerName, ScalingRule
 from dljob.api.spec.parallelism import (
+    ActivationCheckpointing,
     Collective,
     GradientAccumulation,
     GradientCompression,
@@ -47,6 +48,7 @@ __all__ = [
     "BUILTIN_MODELS",
     "PAIRED_MODELS",
     "STARTUP_CONDITIONS",
+    "ActivationCheckpointing",
     "BatchSizeRange",
     "BuiltinDataset",
     "BuiltinModel",

@@ -55,6 +55,14 @@ COMPATIBLE: Mapping[str, Mapping[AxisName, tuple[str, ...]]] = {
         "strategy": ("Data", "Optimizer", "Auto"),
         "synchronization": ("Synchronous",),
     },
+    # Of the following entry, all but the framework applies to the value Always only. Pipeline and Tensor have no blocks
+    # of their own, and asynchronous workers and a layered server have other training loops.
+    "activationCheckpointing": {
+        "framework": ("DLTrain",),
+        "collective": tuple(name for name in ("Auto", *COLLECTIVES) if name != "LayeredServer"),
+        "strategy": ("Data", "Optimizer", "Auto"),
+        "synchronization": ("Synchronous",),
+    },
     "batchSizeRange": {"strategy": ("Data",), "synchronization": ("Synchronous",), "framework": ("DLTrain",)},
 }
 

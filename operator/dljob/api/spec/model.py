@@ -37,6 +37,13 @@ PAIRED_MODELS = ("mlp", "lenet", "gpt-mini")
 """Built-in models that tensor parallelism supports, because they have pairs of linear layers, which it can split."""
 
 
+BLOCK_MODELS = ("resnet18", "resnet50", "gpt-mini")
+"""Built-in models with blocks, for activation checkpointing."""
+
+BLOCK_REFERENCES = ("ResNet-152", "BERT-base", "GPT-2", "GPT-2-medium", "GPT-2-large", "GPT-2-XL")
+"""Published models whose blocks the planner knows, for activation checkpointing."""
+
+
 class ModelHints(ApiModel):
     """Size of a model that is not built in, for the planner's predictions."""
 
@@ -52,6 +59,17 @@ class ModelHints(ApiModel):
                 h.parameters is None and h.flops_per_sample is None and h.activation_bytes_per_sample == 0
                 if h.like
                 else h.parameters is not None and h.flops_per_sample is not None
+            ),
+        ),
+        Rule(
+            "checkpointedActivationBytesPerSample",
+            "!has(self.checkpointedActivationBytesPerSample) || (has(self.activationBytesPerSample) && "
+            "self.checkpointedActivationBytesPerSample <= self.activationBytesPerSample)",
+            "checkpointedActivationBytesPerSample must not exceed activationBytesPerSample, which like does not allow: "
+            "set both as python -m dltrain.profile --blocks prints them, or remove it",
+            lambda h: (
+                h.checkpointed_activation_bytes_per_sample is None
+                or h.checkpointed_activation_bytes_per_sample <= h.activation_bytes_per_sample
             ),
         ),
     )
@@ -71,6 +89,16 @@ class ModelHints(ApiModel):
     activation_bytes_per_sample: Annotated[
         int, Field(ge=0, le=10**18, description="Bytes of activations that one sample needs for the backward pass.")
     ] = 0
+    checkpointed_activation_bytes_per_sample: Annotated[
+        int | None,
+        Field(
+            ge=1,
+            le=10**18,
+            description="The same with activation checkpointing of the modules in t.checkpoint_activations: bytes of "
+            "their inputs, of what is kept outside of them, and of what the largest of them keeps. Without this value, "
+            "activationCheckpointing Always is rejected, and Auto does not use it.",
+        ),
+    ] = None
 
 
 class ModelSpec(ApiModel):
@@ -101,6 +129,17 @@ class ModelSpec(ApiModel):
     def given(self) -> bool:
         """Return True if the job has a model (``name`` or ``hints``). Jobs with framework Torchrun or MPI need none."""
         return self.name is not None or self.hints is not None
+
+    @property
+    def has_blocks(self) -> bool:
+        """Return True if the planner knows the memory that the model needs with activation checkpointing."""
+        if self.name is not None:
+            return self.name.value in BLOCK_MODELS
+        if self.hints is None:
+            return False
+        if self.hints.like is not None:
+            return self.hints.like.value in BLOCK_REFERENCES
+        return self.hints.checkpointed_activation_bytes_per_sample is not None
 
 
 NO_MODEL = ModelSpec.model_construct()

@@ -1,4 +1,4 @@
-"""``spec.parallelism``, ``spec.collective``, ``spec.gradientCompression`` and ``spec.precision``."""
+"""``spec.parallelism``, and fields that say how ranks compute and exchange gradients."""
 
 from enum import StrEnum
 from typing import Annotated
@@ -31,6 +31,12 @@ class Precision(StrEnum):
     FP32 = "FP32"
     BF16 = "BF16"
     FP16 = "FP16"
+
+
+class ActivationCheckpointing(StrEnum):
+    NEVER = "Never"
+    AUTO = "Auto"
+    ALWAYS = "Always"
 
 
 class ParallelismStrategy(StrEnum):

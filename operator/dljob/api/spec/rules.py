@@ -1,10 +1,11 @@
 """Rules of a DLJobSpec that involve several sections."""
 
 from dljob.api.base import Rule
-from dljob.api.spec.compatibility import COMPATIBLE, Condition, chosen, compatible, compatible_with_field
+from dljob.api.spec.compatibility import Condition, chosen, compatible, compatible_with_field
+from dljob.api.spec.computation_rules import COMPUTATION_RULES
 from dljob.api.spec.model import PAIRED_MODELS
 from dljob.api.spec.optimizer import ScalingRule
-from dljob.api.spec.parallelism import ParallelismStrategy, Precision
+from dljob.api.spec.parallelism import ParallelismStrategy
 
 SPLITS_MODEL = chosen("strategy", "Pipeline", "Tensor")
 ASYNCHRONOUS = chosen("synchronization", "Asynchronous", "StaleSynchronous")
@@ -15,12 +16,6 @@ _SPLIT_COLLECTIVE = compatible("strategy", "Pipeline", "Tensor", other="collecti
 _ASYNCHRONOUS_COLLECTIVE = compatible("synchronization", "Asynchronous", "StaleSynchronous", other="collective")
 _LAYERED_SERVER = chosen("collective", "LayeredServer")
 _COMPRESSION = compatible_with_field("gradientCompression", "gradient_compression")
-_16_BITS = "!has(self.precision) || !(self.precision in ['BF16', 'FP16']) || "
-_PRECISION_FRAMEWORK = chosen("framework", *COMPATIBLE["precision"]["framework"])
-_PRECISION_PLAN = chosen("collective", *COMPATIBLE["precision"]["collective"]) & (
-    chosen("strategy", *COMPATIBLE["precision"]["strategy"])
-    & chosen("synchronization", *COMPATIBLE["precision"]["synchronization"])
-)
 _RANGE_STRATEGY = compatible_with_field("batchSizeRange", "batch_size_range", "strategy", "synchronization")
 _RANGE_FRAMEWORK = compatible_with_field("batchSizeRange", "batch_size_range", "framework")
 _IS_TORCHRUN = chosen("framework", "Torchrun")
@@ -299,28 +294,7 @@ RULES = (
         "these three values",
         _COMPRESSION.holds,
     ),
-    Rule(
-        "precision",
-        f"!has(self.precision) || ({_PRECISION_FRAMEWORK.cel})",
-        "precision needs trainer.framework DLTrain, because scripts for Torchrun and MPI choose it themselves: remove "
-        "precision, or choose DLTrain",
-        lambda s: s.precision is None or _PRECISION_FRAMEWORK.holds(s),
-    ),
-    Rule(
-        "precision",
-        f"{_16_BITS}{_PRECISION_PLAN.cel}",
-        "precision BF16 and FP16 need parallelism.strategy Data, Optimizer or Auto, parallelism.synchronization "
-        "Synchronous and a collective other than LayeredServer: set precision to Auto or FP32, or choose these values",
-        lambda s: s.precision not in (Precision.BF16, Precision.FP16) or _PRECISION_PLAN.holds(s),
-    ),
-    Rule(
-        "precision",
-        "!has(self.precision) || self.precision != 'FP16' || !has(self.optimizer) || "
-        "!has(self.optimizer.findLearningRate) || !self.optimizer.findLearningRate",
-        "precision FP16 scales losses, which optimizer.findLearningRate does not: remove optimizer.findLearningRate, "
-        "or choose BF16, FP32 or Auto",
-        lambda s: s.precision is not Precision.FP16 or not s.optimizer.find_learning_rate,
-    ),
+    *COMPUTATION_RULES,
     Rule(
         "globalBatchSize",
         _unless(_HAS_NO_BATCH, "!has(self.nodes) || !has(self.nodes.min) || self.globalBatchSize >= self.nodes.min"),

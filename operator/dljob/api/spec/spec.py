@@ -9,7 +9,13 @@ from dljob.api.spec.checkpoint import Checkpoint
 from dljob.api.spec.dataset import NO_DATASET, Dataset
 from dljob.api.spec.model import NO_MODEL, ModelSpec
 from dljob.api.spec.optimizer import Optimizer
-from dljob.api.spec.parallelism import Collective, GradientCompression, Parallelism, Precision
+from dljob.api.spec.parallelism import (
+    ActivationCheckpointing,
+    Collective,
+    GradientCompression,
+    Parallelism,
+    Precision,
+)
 from dljob.api.spec.planning import BatchSizeRange, NodeRange, Objective, Planning
 from dljob.api.spec.pods import PodTemplateOverride, Resources, RunPolicy, Scheduling, map_list
 from dljob.api.spec.rules import RULES
@@ -112,6 +118,16 @@ class DLJobSpec(ApiModel):
             "and so are norms and the loss. Auto: BF16 if all GPUs of the plan have units for bfloat16, otherwise "
             "FP16 if all have units for float16, and FP32 on CPUs and on GPUs that the catalogue lacks. A training "
             "script needs t.autocast() and, for Auto and FP16, t.grad_scaler(). Default: FP32."
+        ),
+    ] = None
+    activation_checkpointing: Annotated[
+        ActivationCheckpointing | None,
+        Field(
+            description="Activation checkpointing (recomputation): blocks of the model, such as residual blocks or "
+            "transformer layers, keep only their inputs for the backward pass, which computes their forward pass "
+            "again. This needs less memory and more time; results stay the same. Always: every plan uses it. Auto: the "
+            "planner uses it if no plan fits into memory otherwise, or if it makes a better plan. A training script "
+            "needs t.checkpoint_activations(model.blocks). Default: Never."
         ),
     ] = None
     parallelism: Annotated[Parallelism, Field(description="Parallelism strategy and synchronization.")] = Parallelism()

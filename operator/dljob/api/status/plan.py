@@ -153,6 +153,17 @@ class PlanStatus(ApiModel):
         str | None,
         Field(description="Why the plan has this precision, such as the units of its GPUs."),
     ] = None
+    activation_checkpointing: Annotated[
+        bool | None,
+        Field(
+            description="True if blocks of the model keep only their inputs for the backward pass. Unset, which means "
+            "false, if spec.activationCheckpointing does not ask for it."
+        ),
+    ] = None
+    activation_checkpointing_reason: Annotated[
+        str | None,
+        Field(description="Why the plan uses activation checkpointing or does not."),
+    ] = None
     batch_choice: BatchChoice | None = None
     predicted: Predicted
     candidates: tuple[Candidate, ...] = ()

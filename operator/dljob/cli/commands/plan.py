@@ -87,10 +87,15 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _unused(job: Job, found: Recommendation, known: Mapping[tuple[str, str], Learned]) -> str | None:
-    """Return a hint for the user if no profile has the model of the job in the precision of its plan."""
+    """Return a hint for the user if no profile has the model of the job in the precision of its plan.
+
+    With activation checkpointing, measurements without it also serve.
+    """
     models = {model for model, _ in known}
-    precision = found.answer.chosen.precision if isinstance(found.answer, Decision) else "FP32"
-    if (wanted := measured_key(profile_key(job.spec), precision)) in models:
+    chosen = found.answer.chosen if isinstance(found.answer, Decision) else None
+    precision, recomputes = (chosen.precision, chosen.recomputes) if chosen else ("FP32", False)
+    wanted = measured_key(profile_key(job.spec), precision, recomputes)
+    if wanted in models or (recomputes and measured_key(profile_key(job.spec), precision) in models):
         return None
     return f"--profiles: found {', '.join(sorted(models))}; expected {wanted}. The plan uses data sheets"
 

@@ -5,6 +5,7 @@ from math import ceil
 from dlcontract import COLLECTIVES, CollectiveName
 from dlcontract import Precision as PlannedPrecision
 from dljob.api import (
+    ActivationCheckpointing,
     Collective,
     DLJobSpec,
     Framework,
@@ -107,6 +108,7 @@ def planner_request(
         parameters=hints.parameters if hints else None,
         flops_per_sample=hints.flops_per_sample if hints else None,
         activation_nbytes_per_sample=hints.activation_bytes_per_sample if hints else None,
+        checkpointed_nbytes_per_sample=hints.checkpointed_activation_bytes_per_sample if hints else None,
         sample_nbytes=sample_nbytes,
         dataset_samples=spec.dataset.samples if spec.dataset.uri else None,
         optimizer=spec.optimizer.name.value,
@@ -134,6 +136,8 @@ def planner_request(
         precision=precision(spec),
         float32_reason=_float32_reason(spec),
         may_scale_loss=not spec.optimizer.find_learning_rate,
+        recomputation=(spec.activation_checkpointing or ActivationCheckpointing.NEVER).value,
+        no_recomputation_reason=_no_recomputation_reason(spec),
         compressed=spec.gradient_compression is not None,
         synchronization=spec.parallelism.synchronization.value,
         staleness_bound=spec.parallelism.staleness_bound,
@@ -207,6 +211,23 @@ def _float32_reason(spec: DLJobSpec) -> str | None:
     if spec.parallelism.asynchronous:
         return "asynchronous training computes in float32"
     return "collective LayeredServer computes in float32" if spec.collective is Collective.LAYERED_SERVER else None
+
+
+def _no_recomputation_reason(spec: DLJobSpec) -> str | None:
+    """Return why no plan of the job can use activation checkpointing; None if plans can."""
+    if spec.trainer.framework in _REDUCED_BY_SCRIPT:
+        return "scripts for Torchrun and MPI choose it themselves"
+    if spec.parallelism.strategy.splits_model:
+        return "model parallelism has no activation checkpointing"
+    if spec.parallelism.asynchronous:
+        return "asynchronous training has no activation checkpointing"
+    if spec.collective is Collective.LAYERED_SERVER:
+        return "collective LayeredServer has no activation checkpointing"
+    if spec.model.given and not spec.model.has_blocks:
+        if spec.model.hints is not None and spec.model.hints.like is None:
+            return "spec.model.hints.checkpointedActivationBytesPerSample is not set"
+        return "the model has no blocks"
+    return None
 
 
 def micro_batches(spec: DLJobSpec) -> int:

@@ -127,6 +127,8 @@ def plan_status(
         micro_batches=chosen.micro_batches if chosen.strategy == "Pipeline" or chosen.micro_batches > 1 else None,
         precision=chosen.precision if decision.precision_reason else None,
         precision_reason=decision.precision_reason,
+        activation_checkpointing=chosen.recomputes if decision.recomputation_reason else None,
+        activation_checkpointing_reason=decision.recomputation_reason,
         batch_choice=_batch_choice(spec, decision.batch) if decision.batch else None,
         predicted=predicted(chosen.prediction),
         candidates=tuple(_candidate(c, chosen) for c in decision.candidates),

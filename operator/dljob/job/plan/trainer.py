@@ -146,6 +146,7 @@ def trainer_plan(
         parallelism=strategy,
         micro_batches=chosen.micro_batches,
         precision=chosen.precision,
+        activation_checkpointing=chosen.recomputes,
         synchronization=spec.parallelism.synchronization.value,
         staleness_bound=spec.parallelism.staleness_bound,
         **({"segment_nbytes": TCP_SEGMENT_NBYTES} if spread else {}),

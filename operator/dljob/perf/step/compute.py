@@ -32,6 +32,8 @@ report 44 % of an A100's peak for a model of 1.7 billion parameters, with all th
 CAST_NBYTES = 18
 """Bytes per parameter and step that autocast to 16 bits reads and writes: the conversion of the parameter (4 + 2), its
 use in both passes (2 + 2), its gradient (2), and the conversion of the gradient (2 + 4). In float32 it is 3 x 4."""
+RECAST_NBYTES = 8
+"""Bytes per parameter that a second forward pass with autocast adds: another conversion (4 + 2), and its use (2)."""
 BANDWIDTH_EFFICIENCY = 0.75
 """Fraction of the peak memory bandwidth that streaming kernels reach."""
 
@@ -49,7 +51,7 @@ def host_overhead_s(workload: Workload, cores: float = 1.0) -> float:
 
     A single thread causes it, so only a rank with less than one core takes longer.
     """
-    return (STEP_OVERHEAD_S + LAYER_OVERHEAD_S * len(workload.layers)) / min(1.0, cores)
+    return (STEP_OVERHEAD_S + LAYER_OVERHEAD_S * structure.host_layers(workload)) / min(1.0, cores)
 
 
 def update_s(workload: Workload, device: Device, use: CoreUse = ONE_CORE) -> float:
@@ -58,10 +60,11 @@ def update_s(workload: Workload, device: Device, use: CoreUse = ONE_CORE) -> flo
     An update sets gradients to zero and reads them. It reads and writes parameters and optimizer state. ``use``: as in
     ``regressed``.
     """
-    if device.kind == "cpu":  # ``structure`` counts three more accesses to weights, by forward and backward pass
+    if device.kind == "cpu":  # ``structure`` also counts the accesses to weights by forward and backward pass
         accesses = 4 + 2 * workload.optimizer_slots
+        passes = sum(layer.weight_accesses * layer.parameters for layer in workload.layers) / workload.parameters
         weights = structure.total(structure.time_terms(workload, 0), structure.TIME_S)
-        return weights * accesses / (accesses + 3) / (use.traffic * _core_speed(device, use))
+        return weights * accesses / (accesses + passes) / (use.traffic * _core_speed(device, use))
     return _sheet_update_s(workload, device)
 
 
@@ -115,9 +118,10 @@ def roofline(workload: Workload, device: Device, cores: float = 1.0) -> Curve:
 
     A layer takes max((F + B) b / peak, (M b + 3 P) / bandwidth). F and B are its operations per sample in forward and
     backward pass, M the bytes per sample that it reads and writes, and P the bytes of its parameters. Peak and
-    bandwidth include the usual efficiency. The sum over the layers is piecewise linear in b, with a knot where a layer
-    turns from memory-bound to compute-bound. On a GPU, the longer of device time and host time counts, because the host
-    runs ahead of the device; on a CPU, the two add up. ``cores``: CPUs that the rank's framework threads may use.
+    bandwidth include the usual efficiency. With activation checkpointing, F and the forward pass's part of M and 3 P
+    count twice in layers of blocks. The sum over the layers is piecewise linear in b, with a knot where a layer turns
+    from memory-bound to compute-bound. On a GPU, the longer of device time and host time counts, because the host runs
+    ahead of the device; on a CPU, the two add up. ``cores``: CPUs that the rank's framework threads may use.
     """
     bandwidth = device.memory_bandwidth_Bps * BANDWIDTH_EFFICIENCY
     arithmetic, traffic, weights = (
@@ -161,9 +165,11 @@ def _line(
     """
     operations, peak_16 = layer.forward_FLOPs + layer.backward_FLOPs, device.matrix_FLOPs(precision)
     if precision != "FP32":
-        traffic, weights = layer.moved_16_nbytes, CAST_NBYTES * layer.parameters
+        recast = RECAST_NBYTES * (layer.weight_accesses - 3)
+        traffic, weights = layer.moved_16_nbytes, (CAST_NBYTES + recast) * layer.parameters
     else:
-        traffic, weights = REAL_NBYTES * layer.moved_elements, 3 * REAL_NBYTES * layer.parameters
+        traffic = REAL_NBYTES * layer.moved_elements
+        weights = layer.weight_accesses * REAL_NBYTES * layer.parameters
     if precision != "FP32" and peak_16 and layer.kind in PRODUCTS:
         speed = peak_16 * (TENSOR_EFFICIENCY if layer.is_conv else PRODUCT_EFFICIENCY_16)
     else:

@@ -7,7 +7,7 @@ and as many for the gradient of the input, except in the first layer with parame
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Literal, Self
 
@@ -31,12 +31,42 @@ class Layer:
     """Bytes that both passes read and write with autocast to 16 bits, without parameters, but with conversions."""
     follows: bool = False
     """True if the trainer treats this layer and the previous one as one module, which pipeline stages never divide."""
+    recomputable: bool = False
+    """True if the layer is in a block, and activation checkpointing computes its forward pass again."""
+    forward_elements: float = 0.0
+    """The part of ``moved_elements`` that the forward pass reads and writes."""
+    forward_16_nbytes: float = 0.0
+    """The part of ``moved_16_nbytes`` that the forward pass reads and writes."""
+    weight_accesses: int = 3
+    """How often both passes access the parameters: each reads them, and the backward pass writes their gradients."""
+
+    def recomputed(self) -> "Layer":
+        """Return the layer with activation checkpointing: if it is in a block, its forward pass runs twice."""
+        if not self.recomputable:
+            return self
+        return replace(
+            self,
+            backward_FLOPs=self.backward_FLOPs + self.forward_FLOPs,
+            moved_elements=self.moved_elements + self.forward_elements,
+            moved_16_nbytes=self.moved_16_nbytes + self.forward_16_nbytes,
+            weight_accesses=self.weight_accesses + 1,
+        )
 
 
 PRODUCTS = ("conv", "linear", "attention")
 """Kinds of layers whose time is in products of matrices, which autocast computes in 16 bits."""
 _CONVERSION_NBYTES = 6.0
 """Bytes that the conversion of an element between float32 and 16 bits reads and writes."""
+
+
+@dataclass
+class _Kept:
+    """Tensors that the backward pass needs. Negative numbers are those of masks and indices."""
+
+    elements: dict[int, float] = field(default_factory=dict)
+    """Elements of each tensor."""
+    nbytes_16: dict[tuple[int, int], float] = field(default_factory=dict)
+    """Bytes with autocast to 16 bits, by (tensor, number of a converted copy of it or 0)."""
 
 
 class Net:
@@ -48,15 +78,22 @@ class Net:
     With autocast to 16 bits, convolutions and products have 16-bit inputs and outputs, and group and layer norms
     float32 ones. Other layers compute in the type of their input. A converted tensor counts besides the original, if
     both are kept (torch's rules for CUDA; tests/trainer/models/test_workload.py compares the sums with torch's own).
+
+    With activation checkpointing (Chen et al. 2016), a block keeps only its input. When its backward pass begins, its
+    forward pass runs again, up to the last tensor that the backward pass needs, and keeps what it would keep otherwise.
     """
 
     def __init__(self, *shape: int) -> None:
         self.shape = shape
         self.layers: list[Layer] = []
         self.largest_elements = prod(shape)
-        self._kept: dict[int, float] = {}
-        self._kept_16: dict[tuple[int, int], float] = {}
-        """Kept bytes with autocast to 16 bits, by (tensor, number of a converted copy of it or 0)."""
+        self._kept = _Kept()
+        self._outside, self._blocks = _Kept(), list[_Kept]()
+        """What is kept with activation checkpointing: outside of blocks, and while a block's backward pass runs."""
+        self._scope = self._outside
+        self._needed = 0
+        """Number of layers up to the last one whose forward pass yields a kept tensor."""
+        self._copies = 0
         self._widths = {0: 4}
         """Bytes of an element of each tensor with autocast to 16 bits."""
         self._tensor = self._tensors = 0
@@ -80,26 +117,71 @@ class Net:
         yield
         self.layers[begin:] = [replace(layer, follows=True) for layer in self.layers[begin:]]
 
+    @contextmanager
+    def block(self) -> Iterator[None]:
+        """Mark all layers that are added in this context as a block: one module, which activation checkpointing wraps.
+
+        Blocks are not nested.
+        """
+        begin, start = len(self.layers), self._tensor
+        self._needed = begin
+        self._keep_in(self._outside, self._widths[start], 0)
+        self._scope = _Kept()
+        with self.as_one():
+            yield
+        self._scope.elements.pop(start, None)
+        self._scope.nbytes_16.pop((start, 0), None)
+        self._blocks.append(self._scope)
+        self._scope, end = self._outside, max(begin, self._needed)
+        self.layers[begin:end] = [replace(layer, recomputable=True) for layer in self.layers[begin:end]]
+
     @property
     def kept_elements(self) -> float:
         """Return how many elements per sample are kept for the backward pass, including the network's input."""
-        return sum(self._kept.values())
+        return sum(self._kept.elements.values())
 
     @property
     def kept_16_nbytes(self) -> float:
         """Return how many bytes per sample are kept for the backward pass with autocast to 16 bits."""
-        return sum(self._kept_16.values())
+        return sum(self._kept.nbytes_16.values())
+
+    @property
+    def checkpointed_elements(self) -> float | None:
+        """Return how many elements per sample are kept with activation checkpointing; None without blocks.
+
+        They are the inputs of all blocks, what is kept outside of blocks, and what the largest block keeps while its
+        backward pass runs.
+        """
+        if not self._blocks:
+            return None
+        return sum(self._outside.elements.values()) + max(sum(each.elements.values()) for each in self._blocks)
+
+    @property
+    def checkpointed_16_nbytes(self) -> float | None:
+        """Return how many bytes per sample are kept with activation checkpointing and autocast to 16 bits."""
+        if not self._blocks:
+            return None
+        return sum(self._outside.nbytes_16.values()) + max(sum(each.nbytes_16.values()) for each in self._blocks)
 
     def _keep(self, width: int) -> None:
         """Keep the current tensor. ``width``: bytes of an element, with autocast to 16 bits."""
-        self._kept[self._tensor] = max(self._kept.get(self._tensor, 0), prod(self.shape))
         # Each layer that needs another type converts the tensor for itself.
-        copy = 0 if width == self._widths[self._tensor] else len(self._kept_16) + 1
-        self._kept_16[self._tensor, copy] = width * prod(self.shape)
+        self._copies += 1
+        copy = 0 if width == self._widths[self._tensor] else self._copies
+        for kept in (self._kept, self._scope):
+            self._keep_in(kept, width, copy)
+        self._needed = len(self.layers)
+
+    def _keep_in(self, kept: _Kept, width: int, copy: int) -> None:
+        elements = prod(self.shape)
+        kept.elements[self._tensor] = max(kept.elements.get(self._tensor, 0), elements)
+        kept.nbytes_16[self._tensor, copy] = width * elements
 
     def _keep_besides(self, elements: float, nbytes: float) -> None:
         """Keep what is no input or output of a layer, such as a mask: ``elements`` of 4 bytes, or ``nbytes`` bytes."""
-        self._kept[-self._tensor], self._kept_16[-self._tensor, 0] = elements, nbytes
+        for kept in (self._kept, self._scope):
+            kept.elements[-self._tensor], kept.nbytes_16[-self._tensor, 0] = elements, nbytes
+        self._needed = len(self.layers)
 
     def _emit(
         self,
@@ -122,9 +204,16 @@ class Net:
         moved = prod(self.shape) * (2 + (keep == "input")) + 2 * prod(out)
         backward = forward_FLOPs * (2 if has_weights and not first else 1)
         moved_16 = width * moved + 2 * _CONVERSION_NBYTES * prod(self.shape) * (width != given)  # in both passes
+        forward = prod(self.shape) + prod(out)
+        forward_16 = width * forward + _CONVERSION_NBYTES * prod(self.shape) * (width != given)
         self.layers.append(
-            Layer(kind, parameters, tensors, forward_FLOPs, backward, moved, prod(out), kind == "conv", moved_16)
-        )
+            Layer(
+                kind, parameters, tensors, forward_FLOPs, backward, moved, prod(out), kind == "conv", moved_16,
+                forward_elements=forward, forward_16_nbytes=forward_16,
+            )
+        )  # fmt: skip
+        if kind == "norm":
+            self._needed = len(self.layers)  # its backward pass needs the mean and the deviation, which it computes
         self._tensors += 1
         self.shape, self._tensor, self._widths[self._tensors] = out, self._tensors, width
         self.largest_elements = max(self.largest_elements, prod(out))
@@ -239,8 +328,9 @@ class Net:
         kept = self._tensor
         self._emit("attention", out, flops, has_weights=True)  # each product has gradients for two factors
         if not fused:
-            self._kept[kept] += heads * tokens * tokens
-            # The softmax has float32 outputs, which are converted for the next product.
-            self._kept_16[kept, -1] = _CONVERSION_NBYTES * heads * tokens * tokens
+            for each in (self._kept, self._scope):
+                each.elements[kept] += heads * tokens * tokens
+                # The softmax has float32 outputs, which are converted for the next product.
+                each.nbytes_16[kept, -1] = _CONVERSION_NBYTES * heads * tokens * tokens
         self._keep(2)
         return self

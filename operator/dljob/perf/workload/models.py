@@ -53,7 +53,7 @@ def resnet18(data: Dataset) -> Net:
     for filters, first in ((64, 1), (128, 2), (256, 2), (512, 2)):
         for stride in (first, 1):
             start = net.at
-            with net.as_one():
+            with net.block():
                 net.conv(filters, 3, stride, bias=False).group_norm().relu().conv(filters, 3, bias=False).group_norm()
                 _shortcut(net, start, filters, stride)
     return net.global_pool().linear(data.classes)
@@ -69,7 +69,7 @@ def bottlenecks(data: Dataset, *depths: int, norm: Callable[[Net], Net] = Net.gr
         width = 64 * 2**stage
         for block in range(depth):
             stride, start = 2 if stage and not block else 1, net.at
-            with net.as_one():
+            with net.block():
                 norm(net.conv(width, 1, bias=False)).relu()
                 norm(net.conv(width, 3, stride, bias=False)).relu()
                 norm(net.conv(4 * width, 1, bias=False))
@@ -85,7 +85,7 @@ def decoder(data: Dataset, width: int, blocks: int, heads: int) -> Net:
     """Return a decoder like GPT-2 (Radford et al. 2019), with pre-norm and output weights tied to token embeddings."""
     net = Net(*data.shape).embedding(data.classes, width)
     for _ in range(blocks):
-        with net.as_one():
+        with net.block():
             net.layer_norm().linear(3 * width).attention(heads).linear(width).add()
             net.layer_norm().linear(4 * width).gelu().linear(width).add()
     with net.as_one():

@@ -88,8 +88,9 @@ def bert_base(data: Dataset) -> Net:
     """Return BERT-base (Devlin et al. 2018): 12 layers, 12 heads, width 768, post-norm, with pooler, without a head."""
     net = Net(*data.shape).embedding(data.classes, 768, positions=512, types=2).layer_norm().dropout()
     for _ in range(12):
-        net.projections(768).attention(12).linear(768).dropout().add().layer_norm()
-        net.linear(4 * 768).gelu().linear(768).dropout().add().layer_norm()
+        with net.block():
+            net.projections(768).attention(12).linear(768).dropout().add().layer_norm()
+            net.linear(4 * 768).gelu().linear(768).dropout().add().layer_norm()
     return net.first_token().linear(768).tanh()
 
 

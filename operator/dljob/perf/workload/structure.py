@@ -29,16 +29,25 @@ TIME_S: Mapping[str, float] = {
 CACHED_NBYTES = 4 * 2**20
 """Bytes of a layer's weights that stay in the cache; the rest is read from memory in every pass. The value is between
 the size of a core's L2 cache and the core's part of the L3 cache. 1 and 16 MiB fit the measurements nearly as well."""
+REDISPATCH = 1 / 3
+"""Assumed overhead of a recomputed layer's second forward pass, as a fraction of the overhead per layer, which covers
+forward pass, backward pass and update."""
 GROWTH: Mapping[str, float] = {"process": 3.51e7, "parameter_B": 1.35, "kept_B": 1.74, "largest_B": 1.17}
 """Bytes per unit of each term in ``growth_terms``."""
 
 
+def host_layers(workload: Workload) -> float:
+    """Return the number of layers, plus ``REDISPATCH`` for each layer that activation checkpointing runs again."""
+    again = sum(layer.recomputable for layer in workload.layers) if workload.recomputes else 0
+    return len(workload.layers) + REDISPATCH * again
+
+
 def host_terms(workload: Workload) -> dict[str, float]:
-    """Return {"step": 1, "layer": number of layers}.
+    """Return {"step": 1, "layer": number of layers (``host_layers``)}.
 
     These counts, multiplied by the seconds in ``HOST_S``, give the framework's overhead per step.
     """
-    return {"step": 1.0, "layer": float(len(workload.layers))}
+    return {"step": 1.0, "layer": float(host_layers(workload))}
 
 
 def time_terms(workload: Workload, batch: float) -> dict[str, float]:
@@ -49,8 +58,8 @@ def time_terms(workload: Workload, batch: float) -> dict[str, float]:
     and optimizer state.
     """
     found = dict.fromkeys(TIME_S, 0.0)
-    passes = REAL_NBYTES * (7.0 + 2.0 * workload.optimizer_slots)
     for layer in workload.layers:
+        passes = REAL_NBYTES * (4.0 + layer.weight_accesses + 2.0 * workload.optimizer_slots)
         found["convolution_FLOP" if layer.is_conv else "product_FLOP"] += batch * (
             layer.forward_FLOPs + layer.backward_FLOPs
         )

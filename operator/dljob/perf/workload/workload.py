@@ -42,6 +42,12 @@ class Workload:
     """``activation_nbytes`` with autocast to 16 bits."""
     precision: Precision = "FP32"
     """Number format of forward and backward pass. Parameters, gradients and optimizer state are always float32."""
+    checkpointed_nbytes: float | None = None
+    """``activation_nbytes`` with activation checkpointing; None if the model has no known blocks."""
+    checkpointed_16_nbytes: float | None = None
+    """``checkpointed_nbytes`` with autocast to 16 bits."""
+    recomputes: bool = False
+    """True with activation checkpointing: blocks keep only their inputs, and their forward pass runs twice."""
 
     @cached_property
     def parameters(self) -> int:
@@ -74,7 +80,27 @@ def in_precision(workload: Workload, precision: Precision) -> Workload:
     """
     if precision == "FP32":
         return workload
-    return replace(workload, precision=precision, activation_nbytes=workload.activation_16_nbytes)
+    return replace(
+        workload,
+        precision=precision,
+        activation_nbytes=workload.activation_16_nbytes,
+        checkpointed_nbytes=workload.checkpointed_16_nbytes,
+    )
+
+
+def recomputing(workload: Workload) -> Workload:
+    """Return the workload with activation checkpointing. It has blocks (``checkpointed_nbytes`` is not None).
+
+    Each block keeps only its input, and computes its forward pass again in the backward pass (Chen et al. 2016). So the
+    step has one more forward pass of the blocks, up to the last tensor of each that the backward pass needs.
+    """
+    assert workload.checkpointed_nbytes is not None, "callers check that the model has blocks"
+    return replace(
+        workload,
+        layers=tuple(layer.recomputed() for layer in workload.layers),
+        activation_nbytes=workload.checkpointed_nbytes,
+        recomputes=True,
+    )
 
 
 def _slots(optimizer: Optimizer, momentum: float) -> int:
@@ -125,6 +151,7 @@ def reference(model: str, optimizer: Optimizer = "SGD", momentum: float = 0.9) -
 
 def of_layers(name: str, net: Net, data: Dataset, optimizer: Optimizer = "SGD", momentum: float = 0.9) -> Workload:
     """Return the workload of the network ``net``, trained with this optimizer on samples like those of ``data``."""
+    elements = net.checkpointed_elements
     return Workload(
         name=name,
         layers=tuple(net.layers),
@@ -134,6 +161,8 @@ def of_layers(name: str, net: Net, data: Dataset, optimizer: Optimizer = "SGD", 
         making_s=data.making_s,
         optimizer_slots=_slots(optimizer, momentum),
         activation_16_nbytes=net.kept_16_nbytes,
+        checkpointed_nbytes=None if elements is None else REAL_NBYTES * elements,
+        checkpointed_16_nbytes=net.checkpointed_16_nbytes,
     )
 
 
@@ -148,11 +177,14 @@ def hinted(
     sample_nbytes: float | None = None,
     optimizer: Optimizer = "SGD",
     momentum: float = 0.9,
+    checkpointed_nbytes_per_sample: float | None = None,
 ) -> Workload:
-    """Return the workload of a model that only three figures in ``spec.model.hints`` describe.
+    """Return the workload of a model that only figures in ``spec.model.hints`` describe.
 
     The figures are the numbers of parameters, of operations per sample, and of activation bytes per sample. They are
-    divided evenly among equal layers. Raise ValueError if a figure is out of range.
+    divided evenly among equal layers. Raise ValueError if a figure is out of range. ``checkpointed_nbytes_per_sample``:
+    activation bytes with activation checkpointing, if the script uses it. All layers then count as recomputed, because
+    the figures do not say which ones are in blocks.
     """
     if parameters < 1 or flops_per_sample <= 0 or activation_nbytes_per_sample < 0:
         raise ValueError(
@@ -173,6 +205,9 @@ def hinted(
             moved_elements=5 * elements,
             moved_16_nbytes=5 * elements * REAL_NBYTES * HINTED_RATIO,
             output_elements=elements,
+            recomputable=checkpointed_nbytes_per_sample is not None,
+            forward_elements=2 * elements,
+            forward_16_nbytes=2 * elements * REAL_NBYTES * HINTED_RATIO,
         )
         for i in range(n)
     )
@@ -184,4 +219,7 @@ def hinted(
         sample_nbytes=sample_nbytes or 0.0,
         optimizer_slots=_slots(optimizer, momentum),
         activation_16_nbytes=HINTED_RATIO * activation_nbytes_per_sample,
+        checkpointed_nbytes=checkpointed_nbytes_per_sample,
+        # Inputs of residual blocks are sums, which are in float32 besides norms, so no bytes may be saved.
+        checkpointed_16_nbytes=checkpointed_nbytes_per_sample,
     )

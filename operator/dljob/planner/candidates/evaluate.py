@@ -190,6 +190,7 @@ def evaluate(
     how = f"{_how(collective, request)}{', sharded optimizer' if sharded else ''}" if ranks > 1 else "alone"
     how += f", {micro_batches} micro-batches" if micro_batches > 1 else ""
     how += f", {workload.precision}" if workload.precision != "FP32" else ""
+    how += ", activation checkpointing" if workload.recomputes else ""
     return Choice(
         summary=f"{describe(parts)}, {how}, {sizes}",
         groups=tuple(
@@ -217,6 +218,7 @@ def evaluate(
         strategy="Optimizer" if sharded else "Data",
         micro_batches=micro_batches,
         precision=workload.precision,
+        recomputes=workload.recomputes,
     )
 
 

@@ -116,6 +116,7 @@ def workload_of(request: Request) -> Workload:
             request.sample_nbytes,
             request.optimizer,
             request.momentum,
+            request.checkpointed_nbytes_per_sample,
         )
     if request.like is not None:
         known = reference(request.like, request.optimizer, request.momentum)
@@ -172,7 +173,7 @@ def options(
     ``learned``: measured constants by (``request.key``, device). ``min_ranks``: number of ranks that shard the
     optimizer state, if ``strategy`` is Optimizer; it determines how large a batch a rank can hold.
     """
-    known = learned.get((request.key(workload.precision), pool.device))
+    known = learned.get((request.key(workload.precision, workload.recomputes), pool.device))
     ranks_per_node = layout.ranks
     found = rank_speed(pool, layout, workload, request, learned)
     device = request.prices.device(found.device, pool.device, layout.cores)

@@ -57,7 +57,7 @@ def rank_speed(
 def _gpu_speed(
     pool: Pool, layout: Layout, workload: Workload, request: Request, learned: Mapping[tuple[str, str], Learned]
 ) -> RankSpeed:
-    profile = request.key(workload.precision)
+    profile = request.key(workload.precision, workload.recomputes)
     known, device = learned.get((profile, pool.device)), catalogue.gpu_or_assumed(pool.device)
     points = [(p.batch, p.compute_s) for p in known.points] if known else []
     if points:
@@ -81,7 +81,7 @@ def _cpu_speed(
     pool: Pool, layout: Layout, workload: Workload, request: Request, learned: Mapping[tuple[str, str], Learned]
 ) -> RankSpeed:
     """Return the speed of a rank on CPUs, from points of its layout, of another layout, or from the regression."""
-    known = learned.get((request.key(workload.precision), pool.device))
+    known = learned.get((request.key(workload.precision, workload.recomputes), pool.device))
     use, whole = use_of(pool, layout), catalogue.cpu(pool.device, layout.cores)
     # Each exchange through shared memory reads and writes the data twice.
     shared_Bps = whole.memory_bandwidth_Bps * use.memory_part / 4

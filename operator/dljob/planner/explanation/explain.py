@@ -68,7 +68,7 @@ def _fewest(option: Option, request: Request, workload: Workload, ranks: int) ->
 
 
 def _kind(choice: Choice) -> tuple[str, ...]:
-    return (choice.strategy, *sorted(g.device for g in choice.groups))
+    return (choice.strategy, *["recomputes"] * choice.recomputes, *sorted(g.device for g in choice.groups))
 
 
 def _extent(choice: Choice) -> int:

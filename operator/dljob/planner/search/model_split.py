@@ -228,6 +228,8 @@ def _left_out(kind: Kind, request: Request, model: split.Model, fixed: Sequence[
         return request.no_split_reason
     if request.precision not in (None, "FP32"):
         return f"spec.precision is {request.precision}, but model parallelism computes in float32"
+    if request.recomputation == "Always":
+        return "spec.activationCheckpointing is Always, but model parallelism has no activation checkpointing"
     if request.synchronization != "Synchronous" or request.compressed:
         return "model parallelism supports neither spec.gradientCompression nor asynchronous training"
     if len(fixed) > 1 or any(part.batch_per_rank for part in fixed):

@@ -13,6 +13,11 @@ STARTUP_S = 20.0
 INDISTINCT = 0.02
 """Maximum relative difference at which two plans tie. If the objective is Time, the plan with fewer devices wins the
 tie. If it is Energy or Cost, the faster plan wins."""
+RECOMPUTING_PAYS = 0.05
+"""Minimum fraction of the objective by which a plan with activation checkpointing must beat the best plan without it.
+
+Both predictions have most of their errors in common, but the time to recompute is an estimate until a run measures it.
+It is the least gain for which the planner chooses another batch size, too."""
 CORES_PAY = 0.1
 """Minimum fraction by which twice as many CPUs of the same nodes must shorten a step, if the objective is Time.
 
@@ -92,6 +97,17 @@ def surely_better(request: Request, parts: Choice, whole: Choice) -> bool:
     return score(request, p) * p.total_p90_s / p.total_s < score(request, q)
 
 
+def recomputing_pays(request: Request, again: Choice, plain: Choice) -> bool:
+    """Return True if the plan ``again`` with activation checkpointing is worth it, compared with the best one without.
+
+    If only one of the plans meets the deadline, that plan is better.
+    """
+    meets_it = meets(request, again.prediction.total_p90_s)
+    if meets_it != meets(request, plain.prediction.total_p90_s):
+        return meets_it
+    return score(request, again.prediction) < score(request, plain.prediction) * (1 - RECOMPUTING_PAYS)
+
+
 def best(request: Request, choices: list[Choice]) -> Choice:
     """Return the best plan by the request's objective.
 
@@ -99,12 +115,16 @@ def best(request: Request, choices: list[Choice]) -> Choice:
     save too little time (``tolerance``). Of these, return the plan
     with the fewest GPUs or CPUs if the objective is Time, and the fastest plan if it is Energy or Cost. Return a
     model-parallel plan only if it is better than the best data-parallel plan despite the uncertainty of its prediction
-    (``surely_better``), or if there is no data-parallel plan.
+    (``surely_better``), or if there is no data-parallel plan. Return a plan with activation checkpointing only if it
+    is better than the best plan without it by ``RECOMPUTING_PAYS``, or if there is no such plan.
     """
     parts, whole = ([c for c in choices if c.splits_model is split] for split in (True, False))
     if not whole:
         return _best(request, parts)
-    kept = _best(request, whole)
+    with_it, plain = ([c for c in whole if c.recomputes is recomputes] for recomputes in (True, False))
+    kept = _best(request, plain or with_it)
+    if plain and with_it and recomputing_pays(request, again := _best(request, with_it), kept):
+        kept = again
     return _best(request, [c for c in parts if surely_better(request, c, kept)] or [kept])
 
 

@@ -30,8 +30,8 @@ def others(request: Request, chosen: Choice, parts: Sequence[Part], workload: Wo
     """
     if objective.size(chosen) < 2:
         return []
-    if chosen.precision != "FP32":
-        return _sharded(request, chosen, parts, workload)  # the others compute in float32
+    if chosen.precision != "FP32" or chosen.recomputes:
+        return _sharded(request, chosen, parts, workload)  # the others compute in float32 and keep all activations
     whole = [replace(part, option=part.option.single or part.option) for part in parts]
     return [
         *_sharded(request, chosen, parts, workload),

@@ -91,6 +91,8 @@ class Choice:
     (gradient accumulation). 1 with strategy Tensor."""
     precision: Precision = "FP32"
     """Number format of forward and backward pass."""
+    recomputes: bool = False
+    """True with activation checkpointing: blocks keep only their inputs, and their forward pass runs twice."""
 
     @property
     def splits_model(self) -> bool:
@@ -156,6 +158,8 @@ class Decision:
     """Power limits that would save energy; only for plans that minimize energy."""
     precision_reason: str | None = None
     """The precision of the chosen plan and the reason for it; None for float32 if the job asks for no other."""
+    recomputation_reason: str | None = None
+    """Why the plan uses activation checkpointing or does not; None if the job does not ask for it."""
     batch: BatchDecision | None = None
     """The choice of the global batch size; None if the spec fixes it."""
     trade_offs: tuple[Choice, ...] = ()

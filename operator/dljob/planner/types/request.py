@@ -80,6 +80,8 @@ class Request:
     parameters: int | None = None
     flops_per_sample: float | None = None
     activation_nbytes_per_sample: int | None = None
+    checkpointed_nbytes_per_sample: int | None = None
+    """``activation_nbytes_per_sample`` with activation checkpointing; None if it is unknown."""
     sample_nbytes: int | None = None
     dataset_samples: int | None = None
     """Number of samples of a dataset in files; None if it is unknown or the data is built in."""
@@ -125,6 +127,10 @@ class Request:
     """Why a job whose precision the planner should choose computes in float32 on all devices."""
     may_scale_loss: bool = True
     """True if the planner may choose FP16, which needs loss scaling."""
+    recomputation: Literal["Never", "Auto", "Always"] = "Never"
+    """Use of activation checkpointing. Auto: the planner chooses."""
+    no_recomputation_reason: str | None = None
+    """Why the job cannot use activation checkpointing; None if it can."""
     compressed: bool = False
     """True if gradients are sent as BF16 or FP16, which halves their bytes."""
     synchronization: Literal["Synchronous", "Asynchronous", "StaleSynchronous"] = "Synchronous"
@@ -177,14 +183,22 @@ class Request:
         """
         return self.energy.carbon.grams(energy_J, self.begin_s, total_s) if self.counts_carbon else None
 
-    def key(self, precision: Precision = "FP32") -> str:
-        """Return the name under which measurements of the job's model in this precision are stored."""
-        return measured_key(self.profile or self.model or "", precision)
+    def key(self, precision: Precision = "FP32", recomputes: bool = False) -> str:
+        """Return the name under which measurements of the job's model in this precision are stored.
+
+        ``recomputes``: True for measurements with activation checkpointing.
+        """
+        return measured_key(self.profile or self.model or "", precision, recomputes)
 
     @property
     def keys(self) -> frozenset[str]:
-        """Return the names under which measurements of the job's model are stored, in any precision."""
-        return frozenset(self.key(precision) for precision in PRECISIONS)
+        """Return all names under which measurements of the job's model are stored."""
+        return frozenset(self.key(precision, again) for precision in PRECISIONS for again in (False, True))
+
+    @property
+    def may_recompute(self) -> bool:
+        """Return True if the job would get activation checkpointing if it asked for it."""
+        return self.recomputation == "Never" and self.no_recomputation_reason is None and not self.missing
 
     def wire_nbytes(self, gradient_nbytes: int) -> int:
         """Return the bytes to send for a gradient of ``gradient_nbytes`` bytes: half of them if it is compressed."""

@@ -204,6 +204,7 @@ def layout(accepted: StoredPlan) -> object:
         plan.parallelism,
         plan.micro_batches,
         plan.precision,
+        plan.activation_checkpointing,
         "measured" if plan.measure_collective else plan.collective,
     )
 

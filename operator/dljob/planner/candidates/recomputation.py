@@ -1,0 +1,114 @@
+"""Activation checkpointing: blocks of the model keep only their inputs and compute their forward pass again.
+
+It needs less memory and more time. So it pays only where memory limits a plan: if no plan fits without it, or if larger
+local batches allow fewer micro-batches or fewer devices. With Auto, ``plan`` searches with and without it.
+
+Times with and without it must have the same basis, or the comparison would be between a measurement and a data sheet.
+If only one of the two was measured on a device, the other is estimated from it (``with_estimates``).
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from math import hypot
+
+from dljob.calibrate.learned import Learned
+from dljob.cluster import catalogue
+from dljob.perf.fit.curve import Curve
+from dljob.perf.step.compute import calibrated, catalogue_curve, scatter
+from dljob.perf.step.step import SPREAD
+from dljob.perf.workload.workload import Workload, in_precision, recomputing
+from dljob.planner.types import Choice, Infeasible, Request
+from dljob.planner.types.request import PRECISIONS
+
+RATIO_SPREAD = 0.1
+"""Assumed standard deviation of log(real / predicted) of the ratio of the times with and without activation
+checkpointing. The ratio of operations is between 1.2 and 1.34 in all models of the layer tables."""
+
+Constants = Mapping[tuple[str, str], Learned]
+
+
+def impossible(request: Request, workload: Workload) -> Infeasible | None:
+    """Return ``Infeasible`` if the user requests activation checkpointing, but the model has no known blocks."""
+    if request.recomputation != "Always" or workload.checkpointed_nbytes is not None:
+        return None
+    return Infeasible(
+        "BadWorkload",
+        "spec.activationCheckpointing",
+        f"found Always with the model {workload.name}, whose blocks the planner does not know; expected a model with "
+        "blocks: choose Never, or set spec.model.hints.checkpointedActivationBytesPerSample",
+    )
+
+
+def variants(request: Request, workload: Workload) -> list[Workload]:
+    """Return the workloads to search: without and with activation checkpointing, or one of them.
+
+    The last one needs the least memory.
+    """
+    if request.recomputation == "Never" or request.no_recomputation_reason is not None:
+        return [workload]
+    if workload.checkpointed_nbytes is None:
+        return [workload]
+    if request.recomputation == "Always":
+        return [recomputing(workload)]
+    saves = workload.checkpointed_nbytes < workload.activation_nbytes
+    return [workload, recomputing(workload)] if saves else [workload]
+
+
+def of_choice(workload: Workload, choice: Choice) -> Workload:
+    """Return the workload as the plan's ranks compute it. ``workload``: in float32 without activation checkpointing."""
+    typed = in_precision(workload, choice.precision)
+    return recomputing(typed) if choice.recomputes else typed
+
+
+def with_estimates(request: Request, workload: Workload, learned: Constants) -> Constants:
+    """Return the measured constants, with estimates for devices that were measured either with or without recomputing.
+
+    ``learned``: measured constants by (``request.key``, device). A measured computing time is multiplied by the ratio
+    that the catalogue predicts for it. Communication stays as measured. Jobs that do not ask for activation
+    checkpointing use measurements without it only.
+    """
+    if request.recomputation == "Never" or workload.checkpointed_nbytes is None:
+        return learned
+    found = dict(learned)
+    for precision in PRECISIONS:
+        plain, again = request.key(precision), request.key(precision, True)
+        typed = in_precision(workload, precision)
+        both = {plain: typed, again: recomputing(typed)}
+        for (key, device), known in learned.items():
+            other = {plain: again, again: plain}.get(key)
+            if other is not None and known.points and not learned.get((other, device), Learned()).points:
+                found[other, device] = _estimated(known, device, both[key], both[other])
+    return found
+
+
+def _estimated(known: Learned, device: str, measured: Workload, other: Workload) -> Learned:
+    """Return constants for the workload ``other`` from those of the workload ``measured`` on the same device."""
+
+    def sheet(workload: Workload, cores: int | None) -> Curve:
+        chip = catalogue.gpu(device) or catalogue.cpu(device, float(cores or 1))
+        return catalogue_curve(workload, chip, float(cores or 1))
+
+    def ratio(batch: int, cores: int | None) -> float:
+        return sheet(other, cores).seconds(batch) / sheet(measured, cores).seconds(batch)
+
+    pairs = [(point.batch, point.compute_s) for point in known.points]
+    alone = {
+        cores: calibrated(
+            sheet(measured, cores), [(p.batch, p.compute_s) for p in known.points if p.cores == cores] or pairs
+        )
+        for cores in {step.place.cores for step in known.steps}
+    }
+    return replace(
+        known,
+        points=tuple(replace(p, compute_s=p.compute_s * ratio(p.batch, p.cores)) for p in known.points),
+        steps=tuple(
+            replace(
+                step,
+                step_s=step.step_s
+                + (ratio(step.batch, step.place.cores) - 1)
+                * min(step.step_s, alone[step.place.cores].seconds(step.batch)),
+            )
+            for step in known.steps
+        ),
+        compute_spread=hypot(known.compute_spread or hypot(SPREAD["profile"], scatter(pairs)), RATIO_SPREAD),
+    )

@@ -1,0 +1,161 @@
+"""Tests of activation checkpointing in plans: its price, the planner's choice, the reasons, and the measurements."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dljob.calibrate import LearnedPoint, StepPoint
+from dljob.calibrate.learned import Place
+from dljob.cluster import ClusterView, catalogue
+from dljob.perf.resources import memory
+from dljob.perf.step.compute import catalogue_curve, roofline, update_s
+from dljob.perf.workload.models import MODELS
+from dljob.perf.workload.references import REFERENCES
+from dljob.perf.workload.workload import Workload, builtin, hinted, in_precision, recomputing, reference
+from dljob.planner import FixedChoice, Learned, Request
+from dljob.planner.candidates.recomputation import with_estimates
+from support.planner_questions import A100, DIGITS, T4, THREE, decided, rejected, view
+
+XL = Request(
+    job="j", global_batch=128, total_steps=100, profile="x", like="GPT-2-XL", optimizer="AdamW", recomputation="Auto"
+)
+MINI = Request(job="j", global_batch=64, total_steps=10, model="gpt-mini", dataset="synthetic-tokens")
+WITH_BLOCKS = [builtin(name, None) for name in MODELS] + [reference(name) for name in REFERENCES]
+WITH_BLOCKS = [workload for workload in WITH_BLOCKS if workload.checkpointed_nbytes is not None]
+
+
+def gpus(device: str = A100, nodes: int = 4) -> ClusterView:
+    return view({
+        "count": nodes, "device": device, "devices": 8, "gpu": True, "cpu": 96, "memory": "512Gi", "bandwidth": "100G",
+    })  # fmt: skip
+
+
+def both(workload: Workload) -> list[Workload]:
+    return [workload, in_precision(workload, "BF16")]
+
+
+@pytest.mark.parametrize("workload", WITH_BLOCKS, ids=lambda w: w.name)
+@pytest.mark.parametrize("half", [False, True])
+def test_recomputing_takes_more_time_and_less_memory(workload: Workload, half: bool) -> None:
+    """The blocks' forward pass runs once more, up to the last tensor that their backward pass needs: not all of it."""
+    plain = both(workload)[half]
+    again = recomputing(plain)
+    forward = sum(layer.forward_FLOPs for layer in plain.layers)
+    more = again.flops_per_sample - plain.flops_per_sample
+    assert 0.5 * forward < more < forward
+    assert again.activation_nbytes < 0.6 * plain.activation_nbytes
+    assert (again.parameters, again.gradient_nbytes) == (plain.parameters, plain.gradient_nbytes)
+    for device in (catalogue.gpu(A100), catalogue.cpu("cpu", 4.0)):
+        assert device is not None
+        for batch in (1, 16, 256):
+            ratio = catalogue_curve(again, device).seconds(batch) / catalogue_curve(plain, device).seconds(batch)
+            assert 1.05 < ratio < 1.45, (device.name, batch)
+        assert update_s(again, device) == pytest.approx(update_s(plain, device), rel=0.02)
+    assert memory.largest_batch(again, 60e9, True) > memory.largest_batch(plain, 60e9, True)
+
+
+def test_models_without_blocks_have_no_price() -> None:
+    without = {name for name in MODELS if builtin(name, None).checkpointed_nbytes is None}
+    assert without == {"mlp", "digits-cnn", "lenet"}
+    assert hinted(10, 1e6, 1e6).checkpointed_nbytes is None
+
+
+def test_hints_price_a_whole_forward_pass() -> None:
+    plain = hinted(10**6, 6e9, 1e8, checkpointed_nbytes_per_sample=2e7)
+    again = recomputing(plain)
+    assert again.flops_per_sample == pytest.approx(4 / 3 * plain.flops_per_sample)
+    assert (again.activation_nbytes, recomputing(in_precision(plain, "FP16")).activation_nbytes) == (2e7, 2e7)
+
+
+def test_never_and_no_field_give_the_same_plan() -> None:
+    """Measurements with activation checkpointing do not change the times of jobs without it."""
+    measured = {("gpt-mini.checkpointed", "cpu"): Learned((LearnedPoint(16, 100.0, 50),))}
+    found = decided(MINI, THREE)
+    assert found == decided(MINI, THREE, measured)
+    assert not found.chosen.recomputes and found.recomputation_reason is None
+    assert all(not choice.recomputes for choice in found.candidates)
+
+
+def test_auto_makes_a_plan_fit() -> None:
+    """A published configuration: GPT-2 XL in float32, without micro-batches, does not fit on 8 A100s."""
+    never = rejected(replace(XL, recomputation="Never"), gpus(nodes=1))
+    assert never.reason == "DoesNotFit" and "spec.activationCheckpointing to Auto" in never.message
+    found = decided(XL, gpus(nodes=1))
+    assert found.chosen.recomputes and "activation checkpointing" in found.chosen.summary
+    assert (found.recomputation_reason or "").startswith("without it, no plan fits into memory; a sample keeps 406 MiB")
+    always = decided(replace(XL, recomputation="Always"), gpus(nodes=1))
+    assert always.chosen == found.chosen
+    assert (always.recomputation_reason or "").startswith("spec.activationCheckpointing is Always; ")
+    fixed = replace(XL, fixed=(FixedChoice(A100, 1, 8),))
+    assert decided(fixed, gpus()).chosen.recomputes
+    assert rejected(replace(fixed, recomputation="Never"), gpus()).reason == "DoesNotFit"
+
+
+@pytest.mark.parametrize("fixed", [(), (FixedChoice(A100, 1, 8),)])
+def test_auto_keeps_activations_if_they_fit(fixed: Any) -> None:
+    small = replace(XL, like="GPT-2", global_batch=64, fixed=fixed)
+    found = decided(small, gpus())
+    assert not found.chosen.recomputes
+    assert "no better" in (found.recomputation_reason or "")
+    assert found.chosen == decided(replace(small, recomputation="Never"), gpus()).chosen
+
+
+def test_auto_uses_fewer_nodes_for_a_lower_cost() -> None:
+    """Activations of GPT-2 large need several nodes, between which a slow network takes longer than recomputing."""
+    asked = replace(XL, like="GPT-2-large", minimize="Cost")
+    cluster = view({
+        "count": 4, "device": A100, "devices": 8, "gpu": True, "cpu": 96, "memory": "512Gi", "bandwidth": "1G",
+    })  # fmt: skip
+    plain, found = decided(replace(asked, recomputation="Never"), cluster).chosen, decided(asked, cluster)
+    assert found.chosen.recomputes
+    assert [g.nodes for g in found.chosen.groups] == [1] < [g.nodes for g in plain.groups]
+    assert (found.chosen.prediction.cost_usd or 0) < 0.95 * (plain.prediction.cost_usd or 0)
+    assert "less cost than the best plan without it" in (found.recomputation_reason or "")
+
+
+def test_auto_with_a_reason_against_it_or_without_blocks() -> None:
+    told = decided(replace(MINI, recomputation="Auto", no_recomputation_reason="because"), THREE)
+    assert (told.chosen.recomputes, told.recomputation_reason) == (False, "because")
+    none = decided(replace(DIGITS, recomputation="Auto"), THREE)
+    assert not none.chosen.recomputes and "does not know blocks" in (none.recomputation_reason or "")
+    wrong = rejected(replace(DIGITS, recomputation="Always"), THREE)
+    assert (wrong.reason, wrong.field) == ("BadWorkload", "spec.activationCheckpointing")
+
+
+def test_model_parallelism_keeps_activations() -> None:
+    asked = replace(MINI, strategy="Auto", recomputation="Always")
+    found = decided(asked, gpus(T4, 1))
+    assert any(r.summary == "Pipeline" and "activationCheckpointing" in r.reason for r in found.refusals)
+    assert all(choice.recomputes and not choice.splits_model for choice in found.candidates)
+    either = decided(replace(asked, recomputation="Auto", fixed=(FixedChoice(T4, 1, 2),)), gpus(T4, 1))
+    assert not any(choice.splits_model and choice.recomputes for choice in either.candidates)
+
+
+def test_measurements_count_with_or_without_it() -> None:
+    """A measurement without it predicts plans with it by the ratio of the catalogue, and vice versa; none is mixed."""
+    points = (LearnedPoint(16, 100.0, 50), LearnedPoint(64, 400.0, 50))
+    device = catalogue.gpu(A100)
+    assert device is not None
+    plain = reference("GPT-2", "AdamW")
+    ratio = roofline(recomputing(plain), device).seconds(16) / roofline(plain, device).seconds(16)
+    asked = replace(XL, like="GPT-2", recomputation="Always")
+    step = StepPoint(Place(1, 2), 16, 150.0)
+    for key, expected in (("x", 100.0 * ratio), ("x.checkpointed", 100.0)):
+        known = with_estimates(asked, plain, {(key, A100): Learned(points, steps=(step,))})["x.checkpointed", A100]
+        assert known.points[0].compute_s == pytest.approx(expected)
+        assert known.steps[0].step_s == pytest.approx(150.0 + expected - 100.0)
+    measured = {("x", A100): Learned(points), ("x.checkpointed", A100): Learned((LearnedPoint(16, 7.0, 50),))}
+    assert with_estimates(asked, plain, measured) == measured
+    back = with_estimates(asked, plain, {("x.checkpointed", A100): Learned(points)})["x", A100]
+    assert back.points[0].compute_s == pytest.approx(100.0 / ratio)
+    assert with_estimates(replace(asked, recomputation="Never"), plain, {("x", A100): Learned(points)}).keys() == {
+        ("x", A100)
+    }
+
+
+def test_a_slow_measurement_does_not_make_recomputing_look_fast() -> None:
+    """Steps were measured to be far slower than the data sheet says: plans with and without it share this error."""
+    points = tuple(LearnedPoint(batch, 10.0 * batch, 50) for batch in (4, 8, 16))
+    found = decided(replace(XL, like="GPT-2", global_batch=64), gpus(), {("x", A100): Learned(points)})
+    assert not found.chosen.recomputes and found.chosen.prediction.basis == "profile"
