@@ -143,6 +143,11 @@ MIG = re.compile(r"(.*)-MIG-(\d)g\.(\d+)gb", re.IGNORECASE)
 Its groups are the GPU's product name, the number of compute slices, and the memory in GiB."""
 
 
+def is_part(label: str) -> bool:
+    """Return True if the label is that of a MIG instance (a part of a GPU) of a GPU in the catalogue."""
+    return _slice(label) is not None
+
+
 def _slice(label: str) -> Device | None:
     """Return the MIG instance (part of a GPU) with this label, such as NVIDIA-A100-SXM4-40GB-MIG-1g.5gb.
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dlcontract import Plan, Report, micro_batches_of
+from dlcontract import Plan, RankMeasure, Report, micro_batches_of
 from dljob.api import ComputePoint, DLProfileStatus, NextMeasurement, NoiseScale, ScalingConstants, ScalingPoint
 from dljob.api.profile import MAX_EXPONENT, MAX_GAMMA, MAX_S
 from dljob.calibrate import (
@@ -145,22 +145,24 @@ def devices(report: Report) -> tuple[str, ...]:
 def of_micro_batches(report: Report, plan: Plan) -> Report:
     """Return the report with the local batch sizes and times of one micro-batch instead of a step, for profiles.
 
-    A step with k micro-batches is divided by k. Its update, which it makes once, is thereby underestimated, but it is
-    short compared with several micro-batches. ``plan``: the plan of the run, without model parallelism.
+    A micro-batch of the largest size, ``ceil(share / k)`` samples, takes its part of the samples of a step with k
+    micro-batches. The update, which a step makes once, is thereby underestimated, but it is short compared with several
+    micro-batches. ``plan``: the plan of the run, without model parallelism.
     """
     if plan.micro_batches == 1:
         return report
     present = {measure.rank: measure.share for measure in report.ranks}
     shares = [present.get(rank.rank, 0) for rank in plan.ranks]
     k = micro_batches_of(plan.micro_batches, [rank.share for rank in plan.ranks], shares)
-    ranks = tuple(
-        m.model_copy(
-            update={"share": ceil(m.share / k)}
-            | {part: getattr(m, part) / k for part in ("compute_s", "wait_s", "comm_s", "data_s", "fetch_s")}
-        )
-        for m in report.ranks
-    )
+    ranks = tuple(_of_micro_batch(m, k) for m in report.ranks)
     return report.model_copy(update={"ranks": ranks})
+
+
+def _of_micro_batch(measure: RankMeasure, k: int) -> RankMeasure:
+    largest = ceil(measure.share / k)
+    part = largest / measure.share if measure.share else 1 / k
+    parts = ("compute_s", "wait_s", "comm_s", "data_s", "fetch_s")
+    return measure.model_copy(update={"share": largest} | {name: part * getattr(measure, name) for name in parts})
 
 
 def updated_profile(
@@ -350,7 +352,8 @@ def _catalogue(model: str, device: str, cores: int | None) -> Curve | None:
     dataset = next((part for part in rest if not part.startswith(IMAGE_PREFIX)), "")
     if name not in MODELS or (dataset and dataset not in DATASETS):
         return None
-    chip = catalogue.gpu(device) or catalogue.cpu(device, float(cores or 1))
+    # A run on CPUs has stored its cores. Any other device is a GPU, also one that the catalogue does not know.
+    chip = catalogue.gpu_or_assumed(device) if cores is None else catalogue.cpu(device, float(cores))
     workload = in_precision(builtin(name, dataset or None), precision)
     if recomputes and workload.checkpointed_nbytes is not None:
         workload = recomputing(workload)

@@ -73,3 +73,16 @@ def test_power_that_a_device_cannot_have_is_limited() -> None:
     device = catalogue.gpu_or_assumed(A100)
     assert joules(100 * device.peak_power_W) == joules(energy.MAX_OF_PEAK * device.peak_power_W)
     assert joules(0.01) == joules(device.idle_power_W)
+
+
+@pytest.mark.parametrize(
+    "device", ["NVIDIA-GeForce-RTX-5090", "NVIDIA-L20", f"{A100}-MIG-3g.20gb", "NVIDIA-H100-80GB-HBM3-MIG-4g.40gb"]
+)
+def test_gpu_that_the_catalogue_does_not_know_learns_its_times(device: str) -> None:
+    """A time that is a hundred times shorter than that of a CPU is no mistake."""
+    report = ended(None, compute_s=0.1, wait_s=0.0, device=device)
+    measured = RankMeasure(rank=0, device=device, share=256, compute_s=0.1)
+    found = updated_profile(
+        DLProfileStatus(), "resnet50", device, report.model_copy(update={"ranks": (measured,)}), NOW
+    )
+    assert [(point.batch, point.seconds) for point in found.compute] == [(256, pytest.approx(0.1))]

@@ -208,6 +208,11 @@ class TestDecisions:
         decision = decided(DIGITS, view({"device": "NVIDIA-X9000", "gpu": True, "cpu": 8}))
         assert "NVIDIA-X9000 is not in the catalogue" in (decision.warning or "")
 
+    def test_part_of_a_gpu_is_not_called_a_t4(self) -> None:
+        part = "NVIDIA-A100-SXM4-40GB-MIG-3g.20gb"
+        decision = decided(DIGITS, view({"device": part, "gpu": True, "cpu": 8}))
+        assert f"device {part} is a part of a GPU" in (decision.warning or "") and "T4" not in (decision.warning or "")
+
     def test_different_nodes_of_one_device_give_a_warning(self) -> None:
         decision = decided(DIGITS, view({"cpu": 0.5}, {"cpu": 8}))
         assert "nodes of device cpu have different numbers of CPUs: the plan assumes the smallest, 0.5 CPUs" in (

@@ -202,9 +202,12 @@ def warning(request: Request, chosen: Choice, nodes: Eligible) -> str | None:
                     f"{pool.cpu:.3g} CPUs; label each type of node with dljob.dev/device to plan it at its own speed"
                 )
             if pool.assumed:
-                warnings.append(
-                    f"device {pool.device} is not in the catalogue: the plan assumes a T4 until a run has measured it"
+                what = (
+                    "is a part of a GPU: the plan assumes its part of the whole GPU's speed"
+                    if catalogue.is_part(pool.device)
+                    else "is not in the catalogue: the plan assumes a T4"
                 )
+                warnings.append(f"device {pool.device} {what} until a run has measured it")
     return "; ".join(warnings) or None
 
 
