@@ -9,6 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+MAX_WHOLE = 2**40
+"""Largest result of ``whole_samples``. Beyond it, rounding could hide the time of a single sample."""
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -55,10 +58,10 @@ class Curve:
     def whole_samples(self, seconds: float) -> int:
         """Return the largest whole number of samples whose step takes at most ``seconds``; 0 if no batch does.
 
-        The result is exact in spite of floating-point rounding.
+        The result is exact in spite of floating-point rounding. It is at most ``MAX_WHOLE``.
         """
-        batch = int(self.samples(seconds))
-        while self.seconds(batch + 1) <= seconds:
+        batch = int(min(self.samples(seconds), MAX_WHOLE))
+        while batch < MAX_WHOLE and self.seconds(batch + 1) <= seconds:
             batch += 1
         while batch > 0 and self.seconds(batch) > seconds:
             batch -= 1

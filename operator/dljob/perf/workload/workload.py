@@ -16,8 +16,8 @@ HALF_NBYTES = 2
 """Bytes of an element in 16 bits. With autocast, the backward pass keeps a copy of all parameters in 16 bits."""
 HINTED_RATIO = 0.75
 """Assumed bytes of activations with autocast to 16 bits, divided by those in float32, of a model that only
-``spec.model.hints`` describe. It is that of a transformer, whose layer norms have float32 inputs and outputs
-(``models.decoder``: 0.74). Networks without such norms need 0.5 to 0.65."""
+``spec.model.hints`` describe. It is above that of most layer tables (0.5 to 0.65, GPT-2 0.56, BERT 0.64) and below that
+of ResNets with group norms (1.2 to 1.3), whose norms have float32 inputs and outputs."""
 
 Optimizer = Literal["SGD", "Adam", "AdamW"]
 
@@ -168,6 +168,8 @@ def of_layers(name: str, net: Net, data: Dataset, optimizer: Optimizer = "SGD", 
 
 HINTED_LAYERS = 50
 """Assumed number of layers of a model that only ``spec.model.hints`` describe. It determines the overhead per step."""
+LEAST_FLOPs = 1.0
+"""Least operations of a sample. With fewer, rounding would hide the time of a sample in that of a step."""
 
 
 def hinted(
@@ -192,6 +194,7 @@ def hinted(
             f"{activation_nbytes_per_sample}; expected at least 1 parameter, flops_per_sample above 0 and at least 0 "
             "activation bytes"
         )
+    flops_per_sample = max(flops_per_sample, LEAST_FLOPs)
     n = min(HINTED_LAYERS, parameters)
     elements = activation_nbytes_per_sample / REAL_NBYTES / n
     layers = tuple(

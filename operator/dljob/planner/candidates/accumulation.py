@@ -102,7 +102,8 @@ def micro_batches_of(
     if found is None:
         return single, 1
     pairs = zip(found, single, strict=True)
-    k = max(ceil(max(sizes, default=0) / option.largest_batch) for sizes, option in pairs)
+    # A group with only a parameter server has no samples, and perhaps no memory for any.
+    k = max(ceil(max(sizes, default=0) / max(1, option.largest_batch)) for sizes, option in pairs)
     return [accumulating(option, k) for option in single], max(1, k)
 
 

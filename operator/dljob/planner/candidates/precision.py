@@ -132,7 +132,7 @@ def reason(request: Request, chosen: Choice) -> str | None:
     if chosen.precision == "FP32":
         lacking = [g.device for g in chosen.groups if _units(g.device, g.is_gpu) == ("FP32",)]
         if not lacking:
-            return "FP32: the devices have no units for bfloat16, and the job cannot scale losses, as FP16 needs"
+            return "FP32: not all devices have units for bfloat16, and the job cannot scale losses, as FP16 needs"
         return f"FP32: {', '.join(dict.fromkeys(lacking))} is not known to have units for 16-bit numbers"
     speeds = []
     for label in labels:
