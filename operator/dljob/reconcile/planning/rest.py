@@ -87,6 +87,8 @@ def judge(parsed: ParsedJob, other: StoredPlan, now: datetime) -> tuple[Move | N
         _per_s(other.status, spec.objective.minimize),
         _slower(parsed, report) if same else 1.0,
     )
+    if spec.objective.minimize is Minimize.CARBON:
+        stay, moved = (_in_grams(parsed, rest, now) for rest in (stay, moved))
     unit = UNITS.get(spec.objective.minimize, "s")
     text = (
         f"the remaining {left} steps take {stay.p50_s:.3g} s (<{stay.p90_s:.3g} s) and {stay.expense:.3g} {unit} with "
@@ -149,11 +151,23 @@ def _slower(parsed: ParsedJob, report: Report) -> float:
     return max(1.0, report.step_s / predicted_s)
 
 
+def _in_grams(parsed: ParsedJob, rest: Rest, now: datetime) -> Rest:
+    """Return the rest of a training with its energy (J) converted to grams of CO2, by the hours in which it runs."""
+    utc = now.astimezone(UTC)
+    begin_s = (utc - utc.replace(hour=0, minute=0, second=0, microsecond=0)).total_seconds()
+    carbon = energy_of(parsed.defaults).carbon
+    return replace(rest, expense=carbon.grams(rest.expense, begin_s, rest.p50_s))
+
+
 def _per_s(plan: PlanStatus, minimize: Minimize) -> float:
-    """Return the predicted expense of a plan per second (W, US dollars/s or g/s); 1 if the job minimizes time."""
+    """Return the predicted expense of a plan per second (W or US dollars/s); 1 if the job minimizes time.
+
+    If it minimizes carbon, return the power, because the carbon depends on the hours of the rest (``_in_grams``).
+    """
     found = plan.predicted
     if minimize is Minimize.TIME or found.total_seconds <= 0:
         return 1.0
+    minimize = Minimize.ENERGY if minimize is Minimize.CARBON else minimize
     return (found.expense(minimize) or 0.0) / found.total_seconds
 
 
