@@ -97,6 +97,15 @@ def test_manifest_has_the_scripts_and_a_valid_job(project: Path) -> None:
     assert parse_job(job).spec.model.given
 
 
+@pytest.mark.parametrize(
+    "project",
+    [
+        "classification",
+        pytest.param("regression", marks=pytest.mark.long),
+        pytest.param("images", marks=pytest.mark.long),
+    ],
+    indirect=True,
+)
 def test_project_trains_judges_and_predicts(project: Path) -> None:
     images = (project / "images.npz").exists()
     shorten(project, 3 if images else 40)
