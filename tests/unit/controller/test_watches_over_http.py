@@ -185,7 +185,7 @@ def test_end_of_the_watch_of_jobs_fails_the_probe(changes: bool) -> None:
     async def body(world: World) -> None:
         world.server.put(DLJOB, named(DLJOB, "first"))
         await until(lambda: world.cache.job(("team-a", "first")) and world.server.watched(DLJOB))
-        assert world.watches.dead() is None
+        await until(lambda: world.watches.dead() is None)
         [watcher] = [task for task in asyncio.all_tasks() if task.get_name().startswith("watcher for dljobs")]
         watcher.cancel()
         if changes:
@@ -228,7 +228,9 @@ def test_event_that_kopf_does_not_process_is_noticed(change: str, monkeypatch: p
             changed = named(DLJOB, "digits")
             server.put(DLJOB, {**changed, "metadata": changed["metadata"] | uid, "spec": {"suspend": True}})
             await until(lambda: seen() == {"suspend": True})
-        assert key in world.queued and world.watches.dead() is None
+        assert key in world.queued
+        # A busy machine may delay the bookmarks for longer than the limit. With the next one, the watch is active again.
+        await until(lambda: world.watches.dead() is None)
 
     monkeypatch.setattr(indexing, "index_resource", hanging)
     watching(body, kopf=True)
