@@ -176,7 +176,7 @@ def test_command_prints_hints(tmp_path: Path) -> None:
 
 
 REJECTED = {
-    "no factory": ("torch", "3", "expected MODULE:FACTORY"),
+    "no factory": ("torch", "3", "expected MODULE:NAME"),
     "no module": ("nowhere:model", "3", "nowhere:model: found an import error"),
     "no attribute": ("torch.nn:Nothing", "3", "torch.nn:Nothing: found an import error"),
     "no function": ("math:pi", "3", "found float; expected a function"),

@@ -259,7 +259,10 @@ def load(name: str) -> nn.Module:
     """
     module, colon, function = name.partition(":")
     if not (module and colon and function):
-        raise ValueError(f"found {name!r}; expected MODULE:FACTORY, such as train:make_model")
+        raise ValueError(
+            f"found {name!r}; expected MODULE:NAME, such as train:make_model. "
+            "NAME is a model, or a function that returns one"
+        )
     try:
         factory = resolve_name(name)
     except (ImportError, AttributeError) as error:

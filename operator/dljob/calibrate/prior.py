@@ -38,7 +38,9 @@ DEVIATION = Constants(
 
 @dataclass(frozen=True)
 class Prior:
-    """Distribution of the multi-device constants before any measurement on several devices.
+    """Distribution of the constants of communication, and of the slowdown of devices that share a node.
+
+    It holds before any step on several devices is measured.
 
     Its values were chosen so that they suit three workloads on one cluster (design note 0006). All standard deviations
     are those of log(seconds).

@@ -146,7 +146,7 @@ def _nodes(index: int, entry: object) -> Iterator[Node]:
     )
     name = entry.get("name", f"node{index}")
     if not isinstance(name, str | int) or isinstance(name, bool) or not str(name):
-        raise ValueError(f".name: found {name!r}; expected a name such as gpu")
+        raise ValueError(f".name: found {name!r}; expected a name that is not empty, such as gpu")
     is_gpu = entry.get("gpu", gpu(device) is not None)
     if not isinstance(is_gpu, bool):
         raise ValueError(f".gpu: found {is_gpu!r}; expected true or false")  # noqa: TRY004 - user input

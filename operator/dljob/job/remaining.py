@@ -1,4 +1,7 @@
-"""Predict the remaining time of a job, and the seconds that it loses if it is preempted and starts again."""
+"""Predict the remaining time of a job, and the seconds that it loses if it is preempted and starts again.
+
+The queue, preemption, forecasts and ``kubectl get dljobs`` (by ``status.build``) use the same formula, ``steps_time``.
+"""
 
 from datetime import datetime
 
@@ -53,6 +56,15 @@ def slowdown(status: DLJobStatus) -> float:
     return max(1.0, status.measured.step_seconds / status.plan.predicted.step_seconds)
 
 
+def steps_time(steps: int, step_s: float, predicted_s: float, predicted_p90_s: float) -> Interval:
+    """Return percentiles (10th, 50th, 90th) of the seconds of ``steps`` steps.
+
+    ``step_s``: median seconds of a step, measured where possible. ``predicted_s``, ``predicted_p90_s``: median and 90th
+    percentile of the predicted step time, whose ratio is the relative uncertainty; 0 if nothing is predicted.
+    """
+    return interval(steps * step_s, _ratio(predicted_s, predicted_p90_s))
+
+
 def remaining(status: DLJobStatus) -> Interval:
     """Return percentiles of the seconds that a job with this status still needs to train, without any wait for devices.
 
@@ -68,7 +80,9 @@ def remaining(status: DLJobStatus) -> Interval:
     if done is None or done.steps is None:
         return UNKNOWN if run_p90_s(predicted) is None else interval(predicted.total_seconds, _spread(predicted))
     step_s = status.measured.step_seconds if status.measured else predicted.step_seconds
-    return interval((done.steps - done.step) * step_s, _spread(predicted)) if step_s > 0 else UNKNOWN
+    if step_s <= 0:
+        return UNKNOWN
+    return steps_time(done.steps - done.step, step_s, predicted.step_seconds, predicted.step_seconds_p90)
 
 
 def remaining_p90_s(status: DLJobStatus) -> float | None:
@@ -106,5 +120,9 @@ def restart_s(status: DLJobStatus) -> float:
 
 
 def _spread(predicted: Predicted) -> float:
+    return _ratio(predicted.step_seconds, predicted.step_seconds_p90)
+
+
+def _ratio(predicted_s: float, predicted_p90_s: float) -> float:
     """Return the 90th percentile of the predicted step time divided by its median; at least 1, and 1 if unknown."""
-    return max(1.0, predicted.step_seconds_p90 / predicted.step_seconds) if predicted.step_seconds > 0 else 1.0
+    return max(1.0, predicted_p90_s / predicted_s) if predicted_s > 0 else 1.0

@@ -155,7 +155,11 @@ def _at(request: Request, batches: Batches, batch: int, noise: float) -> Request
 
 
 def _scores(asked: Mapping[int, Request], found: Mapping[int, Decision | Infeasible]) -> dict[int, tuple[bool, float]]:
-    """Return {batch size: (True if its plan misses the deadline, score)} for all batch sizes that have a plan."""
+    """Return {batch size: sort key of its plan, lower is better} for all batch sizes that have a plan.
+
+    ``asked``: the request for each batch size. ``found``: its plans, or the reason why it has none. The key is (True if
+    the chosen plan misses the deadline, score), as in ``_score``.
+    """
     return {b: _score(asked[b], answer.chosen) for b, answer in found.items() if isinstance(answer, Decision)}
 
 

@@ -1,4 +1,7 @@
-"""The scratch space of a pod: the volume at ``/tmp``, on the node's disk, for temporary files, downloads and caches."""
+"""The scratch space of a pod: the volume at ``/tmp``, on the node's disk, for temporary files, downloads and caches.
+
+The size of /dev/shm is decided in ``perf.resources.memory``.
+"""
 
 from math import ceil
 

@@ -1,4 +1,4 @@
-"""Build the DLJobStatus of a job."""
+"""Build the DLJobStatus of a job: conditions, progress, remaining time with its 90th percentile, measured times."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -23,6 +23,8 @@ from dljob.api import (
 from dljob.job.observed import JOB_LABEL, JobSeen, Observed
 from dljob.job.plan.status import figures
 from dljob.job.plan.stored import StoredPlan
+from dljob.job.remaining import steps_time
+from dljob.scheduling import Interval
 from dljob.status.conditions import Verdict, is_true, merge, phase
 
 
@@ -171,8 +173,10 @@ def _from_report(
     if status.startup is None or status.startup.first_step_seconds is None:
         changes["startup"] = _startup(job, status, report) or status.startup
     if report.phase is RunPhase.RUNNING and report.step_s and report.steps > report.step and not done:
-        left_s = (report.steps - report.step) * report.step_s
-        changes |= {"eta": _time(report.unix_s + left_s), "remaining": _remaining(left_s, accepted)}
+        expected = accepted.plan.expected if accepted is not None else None
+        predicted = (expected.step_s, expected.step_p90_s) if expected is not None else (0.0, 0.0)
+        left = steps_time(report.steps - report.step, report.step_s, *predicted)
+        changes |= {"eta": _time(report.unix_s + left.p50), "remaining": _remaining(left)}
     if report.outcome is not None and is_true(status.conditions, "Complete"):
         out = report.outcome
         changes["result"] = Result(
@@ -186,17 +190,10 @@ def _from_report(
     return changes
 
 
-def _remaining(left_s: float, accepted: StoredPlan | None) -> str:
-    """Format the remaining time ``left_s`` (in seconds) and its 90th percentile, such as 2h (<3h).
-
-    The percentile (p90) is ``left_s`` times the ratio of the p90 and the median of the predicted step time. Without a
-    predicted step time, or if both times look the same, format the remaining time alone.
-    """
-    median, p90 = human_duration(left_s), ""
-    expected = accepted.plan.expected if accepted is not None else None
-    if expected is not None and 0 < expected.step_s < expected.step_p90_s:
-        p90 = human_duration(left_s * expected.step_p90_s / expected.step_s)
-    return f"{median} (<{p90})" if p90 and p90 != median else median
+def _remaining(left: Interval) -> str:
+    """Format the remaining time and its 90th percentile, such as 2h (<3h); the time alone if both look the same."""
+    median, p90 = human_duration(left.p50), human_duration(left.p90)
+    return f"{median} (<{p90})" if p90 != median else median
 
 
 def _rounded(value: float | None, digits: int) -> float | None:

@@ -13,7 +13,7 @@ from dlcontract import (
 from dltrain.agent.job.settings import Settings, complete_environment
 from dltrain.host import cgroup
 from dltrain.host.network_interfaces import interface_of
-from dltrain.launch import commands, loopback
+from dltrain.launch import commands, loopback, rank_environment
 from dltrain.launch.shim import parse_request, request
 from dltrain.launch.spawn import is_this_python
 from dltrain.launch.zygote import can_run
@@ -128,7 +128,9 @@ def test_ranks_of_a_pod_must_be_consecutive() -> None:
 def test_ports_match_the_contract_and_are_disjoint() -> None:
     from dlcontract import MPI_PORTS
 
-    assert MPI_PORTS[0] == commands.RANK_PORTS[0] < commands.RANK_PORTS[1] < commands.MASTER_PORT == MPI_PORTS[1]
+    assert (
+        MPI_PORTS[0] == commands.RANK_PORTS[0] < commands.RANK_PORTS[1] < rank_environment.MASTER_PORT == MPI_PORTS[1]
+    )
 
 
 def test_last_message_of_an_ended_rank_survives_a_stop_request(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_ranks_of_another_launcher_do_not_train_alone() -> None:
 
 def test_missing_functions_are_named() -> None:
     ended = python("import horovod.torch as hvd; hvd.alltoall", LAYER)
-    assert "AttributeError: horovod.torch: found alltoall; expected a name of dljob's layer: " in ended.stderr
+    assert "AttributeError: horovod.torch: found alltoall; expected one of dltrain.horovod: " in ended.stderr
     assert python("import horovod.torch as hvd; print(hasattr(hvd, 'elastic'))", LAYER).stdout == "False\n"
 
 

@@ -7,7 +7,7 @@ import pytest
 from torch.distributed.run import get_args_parser
 
 from dlcontract import ModelRef, Plan, Rank
-from dltrain.launch import commands
+from dltrain.launch import rank_environment
 from dltrain.launch.launchers import TORCHRUN_FLAGS, TORCHRUN_VALUES, script_command
 
 SCRIPT = ("python", "-u", "train.py", "--epochs", "3")
@@ -94,7 +94,7 @@ def plan(**changes: object) -> Plan:
 
 def test_scripts_get_what_torchrun_and_the_plan_say() -> None:
     known = plan()
-    assert commands.framework_environment(known, known.ranks[1], "1.3", {}, Path("/run")) == {
+    assert rank_environment.framework_environment(known, known.ranks[1], "1.3", {}, Path("/run")) == {
         "TORCHELASTIC_RUN_ID": "u-1",
         "TORCHELASTIC_RESTART_COUNT": "2",
         "TORCHELASTIC_MAX_RESTARTS": "2",
@@ -103,7 +103,7 @@ def test_scripts_get_what_torchrun_and_the_plan_say() -> None:
         "DLJOB_CHECKPOINT_DIR": "/var/lib/dljob/checkpoints/j-u-1",
     }
     unknown = plan(batch_known=False, checkpoint={"enabled": False})
-    assert set(commands.framework_environment(unknown, unknown.ranks[0], "1.1", {}, Path("/run"))) == {
+    assert set(rank_environment.framework_environment(unknown, unknown.ranks[0], "1.1", {}, Path("/run"))) == {
         "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
     }  # fmt: skip
 

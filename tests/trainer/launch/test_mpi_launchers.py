@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from dlcontract import ModelRef, Plan, Rank
-from dltrain.launch import commands
+from dltrain.launch import commands, rank_environment
 from dltrain.launch.mpi_launchers import mpi_script_command
 from dltrain.launch.zygote import MPI_PROGRAM_ENV
 
@@ -105,7 +105,7 @@ def test_mpirun_needs_a_framework_with_mpi() -> None:
 
 def test_mpi_programs_get_settings_of_mpi_and_of_the_plan() -> None:
     known, base = plan("MPI", "./a"), {"PATH": "/bin", "LD_LIBRARY_PATH": "/opt/lib", "OMPI_MCA_smsc": "xpmem"}
-    found = commands.framework_environment(known, known.ranks[0], "1.1", base, Path("/run"))
+    found = rank_environment.framework_environment(known, known.ranks[0], "1.1", base, Path("/run"))
     assert found.pop("LD_LIBRARY_PATH") == f"/opt/lib:{commands.bin_dir().parent / 'lib'}"
     assert found == {
         "PATH": "/run/refused-launchers:/bin",
@@ -120,4 +120,4 @@ def test_mpi_programs_get_settings_of_mpi_and_of_the_plan() -> None:
 
 def test_scripts_with_the_dltrain_api_get_no_variables_of_other_frameworks() -> None:
     known = plan("DLTrain", "./a")
-    assert commands.framework_environment(known, known.ranks[0], "1.1", {}, Path("/run")) == {}
+    assert rank_environment.framework_environment(known, known.ranks[0], "1.1", {}, Path("/run")) == {}

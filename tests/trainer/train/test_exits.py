@@ -143,7 +143,7 @@ def test_invalid_dataset_is_reported(
     ("changes", "message"),
     [
         ({"model": ModelRef(name="vgg")}, r"spec\.model\.name: found 'vgg'; expected one of mlp, digits-cnn"),
-        ({"model": ModelRef(name="lenet")}, r"shape \(1, 8, 8\); expected images .* of 32 x 32 or 28 x 28"),
+        ({"model": ModelRef(name="lenet")}, r"shape \(1, 8, 8\); expected images .* with 32 x 32 or 28 x 28"),
         ({"model": ModelRef(name="gpt-mini")}, r"found images or tables of shape .*; expected tokens for model gpt-mini"),
         ({"dataset": DatasetRef(name="mnist")}, r"spec\.dataset\.name: found 'mnist'; expected one of digits"),
         ({"ranks": 2}, r"a process group of 1 ranks \(mpirun did not start this process\); expected 2 ranks. Start the program with mpirun -n 2"),

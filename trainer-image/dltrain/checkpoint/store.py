@@ -149,9 +149,9 @@ class Checkpoints:
     def save(self, snapshot: Snapshot) -> tuple[Path, int]:
         """Write a checkpoint durably. Return (its directory, its size in bytes).
 
-        After a transient error, write the checkpoint again. Raise OSError if writing fails, FencedError if the
-        directory stores a higher term, and ValueError for an unsupported dtype. An error leaves no part of the
-        checkpoint.
+        After a transient error, write the checkpoint again. Raise OSError if writing fails, FencedError if another
+        coordinator has taken over the job (the directory stores a higher term), and ValueError for an unsupported
+        dtype. An error leaves no part of the checkpoint.
         """
         temporary = self.directory / f".{step_name(snapshot.step)}.{os.getpid()}"
         try:

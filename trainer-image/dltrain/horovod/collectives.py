@@ -58,7 +58,7 @@ def chosen_op(op: Any, average: bool | None = None) -> ReduceOp:
         return ReduceOp.SUM if average is False else ReduceOp.AVERAGE
     if op is ReduceOp.ADASUM or not isinstance(op, ReduceOp):
         raise ValueError(
-            f"horovod.torch: found op={op!r}; expected Average, Sum, Min, Max or Product of dljob's layer. Choose one "
+            f"horovod.torch: found op={op!r}; expected Average, Sum, Min, Max or Product. Choose one "
             "of these operations, or install Horovod in the image"
         )
     return op

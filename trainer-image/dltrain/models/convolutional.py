@@ -5,7 +5,7 @@ from torch import nn
 
 def _image(shape: tuple[int, ...], sides: str, fits: bool) -> None:
     if len(shape) != 3 or not fits:
-        raise ValueError(f"images (channels, height, width) of {sides}")
+        raise ValueError(f"images (channels, height, width) with {sides}")
 
 
 def digits_cnn(shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -36,7 +36,7 @@ def lenet(shape: tuple[int, ...], classes: int) -> nn.Module:
     The network accepts images of 32 x 32, or of 28 x 28, which the first convolution pads. It has 62,006 parameters for
     images of shape (3, 32, 32) and 10 classes.
     """
-    _image(shape, "32 x 32 or 28 x 28", shape[1:] in ((32, 32), (28, 28)))
+    _image(shape, "32 x 32 or 28 x 28 pixels", shape[1:] in ((32, 32), (28, 28)))
     return nn.Sequential(
         nn.Conv2d(shape[0], 6, 5, padding=(32 - shape[1]) // 2),
         nn.ReLU(),

@@ -182,7 +182,10 @@ def describe(message: RankMessage) -> str:
             return f"dltrain: shares {message.shares} from step {message.step}: {message.reason}"
         case Shrunk():
             shrink_ms = 1e3 * message.shrink_s
-            return f"dltrain: ranks {message.alive} continue from step {message.step} after {shrink_ms:.0f} ms"
+            return (
+                f"dltrain: ranks were lost; ranks {message.alive} continue from step {message.step}, "
+                f"{shrink_ms:.0f} ms after the loss was detected"
+            )
         case Finished():
             accuracy = f", accuracy {message.outcome.accuracy:.4f}" if message.outcome.accuracy is not None else ""
             return f"dltrain: finished {message.outcome.steps} steps in {message.outcome.seconds:.1f} s{accuracy}"

@@ -12,7 +12,7 @@ from dljob.api.spec.source import Source
 
 
 class Framework(StrEnum):
-    """How the ranks of a training script find each other."""
+    """How the ranks of a training script find each other: through dltrain, torchrun's variables, or MPI."""
 
     DLTRAIN = "DLTrain"
     TORCHRUN = "Torchrun"

@@ -1,4 +1,7 @@
-"""Memory of a rank and of a pod: a fixed amount, plus an amount for each sample in the batch."""
+"""Memory of a rank and of a pod, and the size of a pod's /dev/shm.
+
+The memory is a fixed amount, plus an amount for each sample in the batch.
+"""
 
 from dataclasses import replace
 

@@ -227,7 +227,10 @@ class ObservedJob:
     def _shrank(self, message: Shrunk, attempt: Attempt) -> None:
         absent = {rank.rank for rank in attempt.plan.ranks} - set(message.alive)
         if absent - attempt.absent:
-            log.info("ranks %s continue from step %d after %.3f s", message.alive, message.step, message.shrink_s)
+            log.info(
+                "lost ranks %s; ranks %s continue from step %d, %.3f s after the loss was detected",
+                sorted(absent), message.alive, message.step, message.shrink_s,
+            )  # fmt: skip
             attempt.absent |= absent
             attempt.shrunk_s = time.monotonic()
 

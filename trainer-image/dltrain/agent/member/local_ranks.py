@@ -28,7 +28,7 @@ from dltrain.host.network_interfaces import interface_of
 from dltrain.host.output import Output
 from dltrain.host.processes import Exit, Process, Reaper, StarvedProcesses, StoppedProcesses
 from dltrain.host.tasks import Tasks
-from dltrain.launch import commands
+from dltrain.launch import commands, rank_environment
 from dltrain.launch.refused_launchers import write_refused_launchers
 from dltrain.launch.shim import ATTEMPT_ENV, parse_request
 from dltrain.launch.spawn import EXIT_CANNOT_START, ForkError, Spawner
@@ -228,13 +228,15 @@ class LocalRanks:
         if attempt != self.attempt or plan is None:
             raise ValueError(f"attempt {attempt} has ended")
         read_fd, write_fd = os.pipe()
-        env = commands.rank_environment(self._env, plan, rank, self.plan_file, self.run_dir / "ranks.sock", self.memory)
+        env = rank_environment.rank_environment(
+            self._env, plan, rank, self.plan_file, self.run_dir / "ranks.sock", self.memory
+        )
         # Without this variable, torch starts one thread for each core of the node.
         env.setdefault("OMP_NUM_THREADS", str(cgroup.threads(int(env["LOCAL_WORLD_SIZE"]))))
-        env = commands.torch_network(self._interface) | env
+        env = rank_environment.torch_network(self._interface) | env
         if mpi is not None:
             env |= mpi | commands.mpi_network(self._interface)
-        env |= commands.framework_environment(plan, rank, attempt, env, self.run_dir)
+        env |= rank_environment.framework_environment(plan, rank, attempt, env, self.run_dir)
         script = commands.rank_command(plan, env.get("PATH"))
         start = self.spawner.start(script.command, env=env | dict(script.env), cwd=str(Path.cwd()), output=write_fd)
         starting = self._starting.spawn(start)

@@ -81,6 +81,6 @@ __all__ = [
 
 def __getattr__(name: str) -> NoReturn:
     raise AttributeError(
-        f"horovod.torch: found {name}; expected a name of dljob's layer: {', '.join(__all__)}. Do without it, or "
+        f"horovod.torch: found {name}; expected one of dltrain.horovod: {', '.join(__all__)}. Do without it, or "
         "install Horovod in the image, which then takes precedence"
     )

@@ -102,7 +102,11 @@ class _Leave(torch.autograd.Function):
 
 
 def units_of(pair: Pair, rank: int, ranks: int) -> range:
-    """Return the indices of the units (attention heads or hidden features) of ``pair`` that ``rank`` computes."""
+    """Return the indices of the units that ``rank`` computes, of ``ranks`` ranks with equal parts.
+
+    ``pair``: two linear layers that are split together. The units are the attention heads or the hidden features
+    between them.
+    """
     counts = apportion(pair.units, [1] * ranks)
     return range(sum(counts[:rank]), sum(counts[: rank + 1]))
 
