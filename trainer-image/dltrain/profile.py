@@ -1,4 +1,4 @@
-"""Count the operations and memory of a PyTorch model: ``python -m dltrain.profile MODULE:FACTORY --input SHAPE``.
+"""Count the operations and memory of a PyTorch model: ``python -m dltrain.profile MODULE:NAME --input SHAPE``.
 
 The command prints ``spec.model.hints`` for a custom model. It builds the model and runs one forward and backward pass
 on PyTorch's meta device, where tensors have shapes but no values. GPT-2 XL takes seconds and no memory. Nothing is
@@ -296,7 +296,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "sample, counted on the meta device, without data, GPU or training.",
         epilog="Example: python -m dltrain.profile train:make_model --input 3,224,224",
     )
-    parser.add_argument("model", metavar="MODULE:FACTORY", help="a function without arguments that returns the model")
+    parser.add_argument("model", metavar="MODULE:NAME", help="a model, or a function that returns one")
     parser.add_argument(
         "--input",
         metavar="SHAPE[:DTYPE]",
