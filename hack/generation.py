@@ -1,7 +1,7 @@
 """Write the generated files, and check that they are fresh.
 
-The CRDs and the API reference come from the API types, the page of permissions from the chart's table, and the page of
-the command line from its argument parser.
+The CRDs and the API reference come from the API types, the page of permissions from the chart's table, the page of the
+command line from its argument parser, and the page of modules from their docstrings.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import yaml
 import cliref
 import dashboard
 import metriclist
+import modulelist
 from dljob.api import crd
 from dljob.api.change_rules import is_change_rule
 from dljob.api.changes import CHANGES, Effect
@@ -213,6 +214,7 @@ def outputs() -> dict[str, str]:
         "docs/reference/permissions.md": rbac(),
         "docs/reference/metrics.md": metrics(),
         "docs/reference/cli.md": command_line(),
+        "docs/reference/modules.md": modulelist.page(),
         DASHBOARD: dashboard.dashboard(),
         OVERRIDE_POLICIES: definition_yaml(admission_policies()),
     }

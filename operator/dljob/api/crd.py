@@ -1,4 +1,6 @@
-"""Generate the CustomResourceDefinitions from the API types. ``hack/generate`` writes them to crds/ and the chart.
+"""Generate the CustomResourceDefinitions from the API types, with the columns that ``kubectl get`` prints.
+
+``hack/generate`` writes them to crds/ and the chart.
 
 A CRD needs a *structural* schema: no ``$ref``, no ``null``, no ``additionalProperties: false``, and exclusive bounds as
 in OpenAPI 3.0. pydantic generates JSON Schema 2020-12, and ``_structural`` translates it. Validation rules have only

@@ -71,10 +71,11 @@ def remembered(points: Sequence[StepPoint], new: StepPoint, one_s: Callable[[int
 
 
 def learn_scaling(points: Sequence[StepPoint], one_s: Callable[[int], float], reference_s: float) -> Scaling | None:
-    """Return the constants fitted to the measured steps ``points``, or None without points.
+    """Fit the constants that predict a step on several devices from a step on one device; None without points.
 
-    ``one_s``: function from a batch to its step seconds on one device. ``reference_s``: a typical value of ``one_s``,
-    in seconds. It is the unit of the times in the constants, so that they suit short and long steps.
+    ``points``: steps measured on several devices. ``one_s``: function from the batch of a device to its step seconds
+    alone. ``reference_s``: a typical value of ``one_s``, in seconds. It is the unit of the times in the constants, so
+    that they suit short and long steps.
     """
     if not points:
         return None

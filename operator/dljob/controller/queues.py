@@ -61,7 +61,8 @@ class Queues:
         changed: Callable[[JobKey], None],
         silence_s: float = SILENCE_S,
     ) -> None:
-        """``changed``: called with the keys of jobs whose Workload or whose access to Kueue has changed.
+        """``changed``: called with the key of a job if its Workload has changed. It is also called for each job in a
+        queue if the API version of Kueue has changed, or the reason why the operator cannot use Kueue.
 
         ``silence_s``: seconds without an event after which a watch is opened again.
         """

@@ -128,7 +128,11 @@ class NodeFaults:
             trouble = f"{error.code} {error.reason}"
             self._read_at = self._clock()
             if trouble != self._trouble:
-                log.warning("ConfigMap %s/%s with the faults of nodes: %s", self._namespace, self._name, error)
+                log.warning(
+                    "ConfigMap %s/%s, the record of faults of nodes, could not be read or written (%s). The operator "
+                    "continues with the faults in its memory. Check the API server and the operator's permissions",
+                    self._namespace, self._name, error,
+                )  # fmt: skip
         self._trouble = trouble
         return not trouble
 

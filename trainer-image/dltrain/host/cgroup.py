@@ -1,4 +1,8 @@
-"""Memory and CPU limits of the container, read from its cgroup."""
+"""Memory and CPU limits of the container, read from its cgroup, and the number of threads of a rank that follows.
+
+``agent.member.local_ranks`` and ``train.session`` set the threads of ranks. Data-loading workers use one thread
+(``data.feeding.worker``).
+"""
 
 import os
 from contextlib import suppress

@@ -1,4 +1,7 @@
-"""Start the reductions of the buckets of gradients in order, each as soon as its gradients are complete."""
+"""Weight the gradients of each bucket by the rank's fraction of the batch, and start the reductions of buckets in order.
+
+The reduction of a bucket starts as soon as its gradients are complete.
+"""
 
 import time
 from collections import deque

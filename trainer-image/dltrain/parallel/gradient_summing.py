@@ -1,4 +1,7 @@
-"""Set up the all-reduce of gradients for a plan: its memory, and its algorithm, which may be chosen by measurement."""
+"""Set up the all-reduce of gradients for a plan: its memory, and its algorithm, which may be chosen by measurement.
+
+``data_parallel`` has the weights of the gradients, and ``bucket_reductions`` applies them.
+"""
 
 import sys
 from collections.abc import Sequence

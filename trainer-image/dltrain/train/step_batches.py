@@ -92,7 +92,11 @@ class StepBatches:
                 raise MisuseError(usage_checks.NO_UPDATE)
 
     def _numbered(self, number: int) -> Part:
-        """Return the samples of the micro-batch with this number, counted over all steps with complete batches."""
+        """Return this rank's samples of one micro-batch of the training; none if the step has fewer micro-batches.
+
+        ``number``: index of the micro-batch, counted from 0 over all steps as if each step had a complete batch. The
+        last batch of an epoch may be smaller and have fewer micro-batches.
+        """
         step, index = divmod(number, self._most)
         parts = self._micro_batches.of_step(self._part_of(step), self._shares())
         return parts[index] if index < len(parts) else Part(0, parts[0].indices[:0], 0.0, 0, False)

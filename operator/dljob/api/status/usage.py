@@ -20,7 +20,7 @@ class EnergySource(StrEnum):
 
 
 class UsageRate(ApiModel):
-    """What the job's pods use at present."""
+    """Resources that the job's pods use at present: devices, watts, and money and carbon per hour."""
 
     devices: Annotated[Amount, Field(description="GPUs and CPUs.")] = 0
     watts: Annotated[
@@ -36,7 +36,7 @@ class Usage(ApiModel):
     """What all attempts of the job have used, from its first pods to ``time``."""
 
     time: Annotated[datetime, Field(description="Until when the use is counted.")]
-    rate: Annotated[UsageRate, Field(description="What the pods use since then.")] = UsageRate()
+    rate: Annotated[UsageRate, Field(description="Use by the pods since then.")] = UsageRate()
     device_seconds: Annotated[
         Amount, Field(description="GPUs and CPUs, times the seconds for which pods had them.")
     ] = 0
