@@ -1,4 +1,4 @@
-"""List every module of the three distributions with the first sentence of its docstring, for people who look for code."""
+"""List each module of the three distributions with the first sentence of its docstring, to find a place in the code."""
 
 import ast
 import re

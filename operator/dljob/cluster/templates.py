@@ -60,8 +60,8 @@ def parse_templates(text: str) -> tuple[Node, ...]:
         raise ValueError(f"found {text!r:.200}; expected JSON, a list of node templates: {error}") from None
     if isinstance(entries, list) and any("count" not in entry for entry in entries if isinstance(entry, dict)):
         raise ValueError(
-            "autoscaling.nodeTemplates: found a template without count; expected count, the maximum number of nodes that "
-            "the autoscaler may add from it. Add count"
+            "autoscaling.nodeTemplates: found a template without count; expected count, the maximum number of nodes "
+            "that the autoscaler may add from it. Add count"
         )
     found = cluster_view({"nodes": entries}).nodes
     if len(found) > MAX_NEW_NODES:

@@ -1,4 +1,4 @@
-"""Weight the gradients of each bucket by the rank's fraction of the batch, and start the reductions of buckets in order.
+"""Weight the gradients of each bucket by the rank's fraction of the batch, and start the buckets' reductions in order.
 
 The reduction of a bucket starts as soon as its gradients are complete.
 """
