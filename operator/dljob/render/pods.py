@@ -24,7 +24,8 @@ from dljob.api.spec.environment import EnvSource
 from dljob.cluster import quantity
 from dljob.cluster.catalogue import GPU_RESOURCES, vendor
 from dljob.job.observed import JOB_LABEL, TRAINER_CONTAINER, JobSeen
-from dljob.job.plan.stored import NodeRequirement, PodGroup, StoredPlan
+from dljob.job.plan.node_terms import NodeRequirement
+from dljob.job.plan.stored import PodGroup, StoredPlan
 from dljob.job.queue import Placement
 from dljob.perf.resources.memory import shm_nbytes
 from dljob.render import agent, dataset, scratch, source

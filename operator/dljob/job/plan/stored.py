@@ -9,9 +9,8 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import groupby
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, model_validator
 
@@ -22,6 +21,7 @@ from dljob.api.defaults import JobDefaults
 from dljob.cluster import quantity
 from dljob.cluster.domains import Domain, Requirement
 from dljob.job.plan.failures import FailureRecord
+from dljob.job.plan.node_terms import NodeRequirement
 from dljob.job.queue import QueueAdmission
 from dljob.scheduling import Charge
 
@@ -32,6 +32,15 @@ PARSED_NCHARS = 2**14
 """Maximum length of the texts of a plan that is parsed only once, see ``StoredPlan.parse``.
 
 A plan of 4 ranks has about 3,000 characters. Parsed plans of thousands of ranks would need too much memory.
+"""
+MAX_PARSED = 256
+"""Maximum number of plans that are stored in this way."""
+PARSED_NRANKS = 256
+"""Maximum number of ranks of such a plan, because a short text can also state thousands of ranks."""
+MAX_AMOUNT = 2**63 - 1
+"""Largest amount of a resource, as in Kubernetes.
+
+Users can edit a stored plan, and planning adds up and divides the amounts of all jobs. Larger integers fit no float.
 """
 MAX_AVOIDED = 200
 """Maximum number of nodes that the pods of a plan avoid."""
@@ -72,31 +81,6 @@ def threads(spec: DLJobSpec, group: PodGroup) -> int:
     return max(1, int(min(cpus) / group.ranks_per_node))
 
 
-class NodeRequirement(BaseModel):
-    """A requirement on a label of the nodes of a plan's pods, as in a node affinity."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    key: Annotated[str, Field(max_length=317)]
-    operator: Literal["In", "NotIn"]
-    values: tuple[Annotated[str, Field(max_length=63)], ...]
-
-
-def node_terms(domain: Domain) -> tuple[tuple[NodeRequirement, ...], ...] | None:
-    """Return the terms of a domain (a part of the cluster) in the form of ``StoredPlan.domain``.
-
-    Each term is a tuple of requirements. A node belongs to the domain if it meets all requirements of one of the terms.
-    Return None if every node belongs to the domain.
-    """
-    return (
-        tuple(
-            tuple(NodeRequirement(key=r.key, operator=r.operator, values=r.values) for r in term)
-            for term in domain.terms
-        )
-        or None
-    )
-
-
 class StoredPlan(BaseModel):
     """The accepted plan of a job: the trainer's plan, its status, and what the operator needs in addition.
 
@@ -108,10 +92,10 @@ class StoredPlan(BaseModel):
     plan: dlcontract.Plan
     status: PlanStatus
     cpu_m: Annotated[
-        dict[str, Annotated[int, Field(ge=1)]],
+        dict[str, Annotated[int, Field(ge=1, le=MAX_AMOUNT)]],
         Field(description="CPU request of one pod by node group, in thousandths of a CPU."),
     ]
-    memory_nbytes: Annotated[int, Field(ge=1, description="Main memory of the largest pod, in bytes.")]
+    memory_nbytes: Annotated[int, Field(ge=1, le=MAX_AMOUNT, description="Main memory of the largest pod, in bytes.")]
     spec_digest: str
     spec: Annotated[
         dict[str, Any] | None,
@@ -338,7 +322,7 @@ class StoredPlan(BaseModel):
         if missing:
             raise ValueError(f"plan ConfigMap: found the keys {sorted(data)}; expected also {' and '.join(missing)}")
         texts = data[dlcontract.PLAN_KEY], data[OPERATOR_KEY]
-        found = (_parsed_once if sum(map(len, texts)) <= PARSED_NCHARS else cls._parsed)(*texts)
+        found = _parsed_once(*texts)
         return found.with_failures(_failures(data.get(dlcontract.FAILURES_KEY)))
 
     @classmethod
@@ -355,9 +339,21 @@ class StoredPlan(BaseModel):
         return found
 
 
-@lru_cache(maxsize=256)
+_KNOWN: dict[tuple[str, str], StoredPlan] = {}
+"""The plans that were parsed last, by their texts, the oldest first."""
+
+
 def _parsed_once(plan_text: str, operator_text: str) -> StoredPlan:
-    return StoredPlan._parsed(plan_text, operator_text)
+    """Return the plan with these texts. Store it for the next call if it is small."""
+    texts = plan_text, operator_text
+    if (known := _KNOWN.get(texts)) is not None:
+        return known
+    found = StoredPlan._parsed(*texts)
+    if sum(map(len, texts)) <= PARSED_NCHARS and len(found.plan.ranks) <= PARSED_NRANKS:
+        while len(_KNOWN) >= MAX_PARSED:
+            _KNOWN.pop(next(iter(_KNOWN)), None)
+        _KNOWN[texts] = found
+    return found
 
 
 def _failures(text: str | None) -> FailureRecord | None:

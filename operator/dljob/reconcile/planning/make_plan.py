@@ -14,9 +14,10 @@ from dljob.cluster.energy import HOUR_S
 from dljob.job.defaults import applied_site, site_of
 from dljob.job.observed import SetSeen
 from dljob.job.plan.grace import too_short
+from dljob.job.plan.node_terms import node_terms
 from dljob.job.plan.request import planner_request
 from dljob.job.plan.status import plan_status
-from dljob.job.plan.stored import MAX_AVOIDED, StoredPlan, node_terms
+from dljob.job.plan.stored import MAX_AVOIDED, StoredPlan
 from dljob.job.plan.trainer import trainer_plan
 from dljob.job.queue import QueueSeen
 from dljob.job.scale_up import missing_nodes, plan_on_new_nodes, waiting_text
