@@ -16,7 +16,7 @@ Permission = tuple[str, str, str]
 """API group, resource and verb."""
 
 VERBS = {
-    "get": ("get",), "labels": ("get",), "find": ("list",), "page": ("list",), "uids": ("list",), "watch": ("watch",),
+    "get": ("get",), "metadata_of": ("get",), "find": ("list",), "page": ("list",), "uids": ("list",), "watch": ("watch",),
     "create": ("create",), "replace": ("update",), "apply": ("create", "patch"), "merge": ("patch",),
     "delete": ("delete",),
 }  # fmt: skip
@@ -31,7 +31,7 @@ VARIABLE: dict[tuple[str, str], Iterable[Kind]] = {
     ("kube/applier.py", "get"): APPLIED.values(),
     ("kube/applier.py", "apply"): APPLIED.values(),
     ("kube/client.py", "delete"): (kinds.STATEFUL_SET, kinds.POD),
-    ("kube/client.py", "labels"): (kinds.SECRET,),
+    ("kube/client.py", "metadata_of"): (kinds.SECRET,),
     ("kube/client.py", "uids"): WATCHED,
     ("kube/watch/reflector.py", "page"): (*WATCHED, kinds.WORKLOAD),
     ("kube/watch/reflector.py", "watch"): (*WATCHED, kinds.WORKLOAD),

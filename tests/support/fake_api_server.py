@@ -62,6 +62,8 @@ class FakeApi:
         """Kinds whose single objects the operator may not read."""
         self.status_errors: list[ApiError] = []
         """Errors of the next writes of a job's status, in this order."""
+        self.looked_at: list[str] = []
+        """Names of the objects whose metadata were read."""
         self._version = 0
 
     def _store(self, kind: Kind, body: Json) -> Json:
@@ -86,8 +88,10 @@ class FakeApi:
             raise ApiError(404, "NotFound", name)
         return copy.deepcopy(found)
 
-    async def labels(self, kind: Kind, namespace: str | None, name: str) -> Mapping[str, str]:
-        return (await self.get(kind, namespace, name))["metadata"].get("labels") or {}
+    async def metadata_of(self, kind: Kind, namespace: str | None, name: str) -> Json:
+        self.looked_at.append(name)
+        metadata: Json = (await self.get(kind, namespace, name))["metadata"]
+        return metadata
 
     async def find(self, kind: Kind, namespace: str | None, **params: str) -> list[Json]:
         if kind.kind in self.unlisted:

@@ -206,7 +206,7 @@ class Controller:
         parsed = parse_observed(observed, policy, self._config.job_defaults)
         if policy.unlimited(annotated=job.may_override) or parsed.spec is None or parsed.finished:
             return parsed
-        names = {use.name for use in secrets(parsed.spec)}
+        names = dict.fromkeys(use.name for use in secrets(parsed.spec))  # In the order in which they are checked.
         # While all pods are ready, nothing new reads a Secret.
         if not names or parsed.spec.suspend or (parsed.accepted and len(observed.ready_pods) >= parsed.accepted.nodes):
             return parsed

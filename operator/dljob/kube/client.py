@@ -17,6 +17,8 @@ from dljob.kube import kinds, pki
 from dljob.kube.applier import Applier
 from dljob.kube.kinds import Kind
 from dljob.kube.objects.cache import Cache, JobKey
+from dljob.kube.objects.trim import owner_uid
+from dljob.kube.ownership import name_taken
 from dljob.kube.rest import FIELD_OWNER, Api, ApiError, Body, RejectedError
 from dljob.reconcile import RunMeasurements, Scale, Target
 from dljob.render import Names
@@ -61,13 +63,14 @@ class Kube:
 
         ``started``: True if the job has StatefulSets. They are applied only after the Secret, which therefore exists
         unless somebody deleted it. If ``started`` is True and the operator may neither read nor create the Secret,
-        raise no error. Otherwise, raise RejectedError if the API server rejects the Secret. Raise ApiError if a request
+        raise no error. Otherwise, raise RejectedError if the API server rejects the Secret. Raise NameTakenError if the
+        job does not control the Secret with this name: its creator would know the keys. Raise ApiError if a request
         fails for another reason.
         """
         if monotonic() - self._secrets.get(job.key, -inf) < self._resync_s:
             return
         # A full quota rejects also a Secret that exists, before the API server notices that. So it is read first.
-        exists = await self._exists(kinds.SECRET, job.namespace, name)
+        exists = await self._has(job, kinds.SECRET, name)
         if not exists:
             try:
                 await self.api.create(kinds.SECRET, _tls_secret(job, name, cluster_domain, now))
@@ -78,30 +81,38 @@ class Kube:
                     raise
         self._secrets[job.key] = monotonic()
 
-    async def _exists(self, kind: Kind, namespace: str, name: str) -> bool | None:
-        """Return True if the object exists, and False if not; None if the operator has no permission to read it."""
+    async def _has(self, job: JobSeen, kind: Kind, name: str) -> bool | None:
+        """Return True if the job controls the object, and False if no object has this name.
+
+        Return None if the operator has no permission to read it. Raise NameTakenError if it has another owner.
+        """
         try:
-            await self.api.labels(kind, namespace, name)
+            found = {"metadata": await self.api.metadata_of(kind, job.namespace, name)}
         except ApiError as error:
             if not (error.not_found or error.forbidden):
                 raise
             return False if error.not_found else None
+        if owner_uid(found) != job.uid:
+            raise name_taken(job, kind, found)
         return True
 
     async def usable_secrets(self, namespace: str, names: Iterable[str]) -> dict[str, bool]:
         """Return name → True if the Secret has the label by which its owner lets DLJobs use it, and False if not.
 
-        Secrets that do not exist are left out.
+        Secrets that do not exist are left out, and so are those after the first one that may not be used: a spec may
+        name a thousand Secrets, and a job that waits for one is reconciled again and again.
         """
         found: dict[str, bool] = {}
         for name in names:
             try:
-                labels = await self.api.labels(kinds.SECRET, namespace, name)
+                labels = (await self.api.metadata_of(kinds.SECRET, namespace, name)).get("labels") or {}
             except ApiError as error:
                 if not error.not_found:
                     raise
-            else:
-                found[name] = labels.get(SECRET_LABEL) == "true"
+                break
+            found[name] = labels.get(SECRET_LABEL) == "true"
+            if not found[name]:
+                break
         return found
 
     async def scale(self, job: JobSeen, scale: Scale) -> None:

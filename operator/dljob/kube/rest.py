@@ -88,12 +88,13 @@ class Api:
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Body:
         return await self._call("get", "GET", kind, kind.path(namespace, name))
 
-    async def labels(self, kind: Kind, namespace: str | None, name: str) -> Mapping[str, str]:
-        """Return the labels of an object. The API server sends only its metadata."""
+    async def metadata_of(self, kind: Kind, namespace: str | None, name: str) -> Body:
+        """Return the metadata of an object. The API server sends nothing else of it."""
         accept = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1"
         path = kind.path(namespace, name)
         found = await self._attempted("get", "GET", kind.plural, path, None, {}, "application/json", accept)
-        return found["metadata"].get("labels") or {}
+        metadata: Body = found["metadata"]
+        return metadata
 
     async def find(self, kind: Kind, namespace: str | None, **params: str) -> list[Body]:
         """Return all objects of a kind, which lack the fields ``kind`` and ``apiVersion``. ``namespace`` None: all.

@@ -7,6 +7,8 @@ import pytest
 
 from dljob.api.overrides import OVERRIDES_ANNOTATION, SECRET_LABEL, OverridePolicy
 from dljob.kube import JobKey
+from dljob.kube.kinds import SECRET
+from dljob.render import Names
 from support.builders import CONFIG
 from support.controller.fake_operator import SPEC, Operator, on_two_nodes
 from support.fake_api_server import FakeCluster
@@ -77,5 +79,41 @@ def test_job_waits_until_the_secret_has_the_mark() -> None:
         operator.queue.add(key)
         await operator.watch()
         assert pods_may_run(operator, key)
+
+    on_two_nodes(body, config=replace(CONFIG, overrides=SAFE))
+
+
+def test_keys_of_another_owner_are_not_used() -> None:
+    """Seen before: who knows the uid of a waiting job could create its Secret, and so know the keys of its agents."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        key = cluster.submit("waits", suspend=True, **SPEC)
+        await operator.watch()
+        job = operator.cache.job(key)
+        assert job is not None
+        cluster.secret(Names.of(job).secret)
+        await cluster.edit(key, suspend=False)
+        await operator.watch()
+        assert operator.condition(key, "PodsReady") == ("False", "NamesTaken")
+        assert Names.of(job).secret in operator.message(key, "PodsReady") and not pods_may_run(operator, key)
+        await cluster.api.delete(SECRET, key[0], Names.of(job).secret)
+        await operator.watch(30.0)
+        assert pods_may_run(operator, key)
+
+    on_two_nodes(body)
+
+
+def test_only_the_secrets_up_to_the_first_refused_one_are_read() -> None:
+    """A spec can name a thousand Secrets, and a job that waits for one of them is reconciled again and again."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        cluster.secret("s0", **{SECRET_LABEL: "true"})
+        cluster.secret("s2", **{SECRET_LABEL: "true"})
+        sources = [{"secretRef": {"name": f"s{i}"}} for i in range(30)]
+        key = cluster.submit("reader", **SPEC, trainer={"envFrom": sources})
+        await operator.watch()
+        assert operator.condition(key, "Accepted") == ("False", "SecretNotUsable")
+        assert "envFrom[1]" in operator.message(key, "Accepted")
+        assert set(cluster.api.looked_at) == {"s0", "s1"}
 
     on_two_nodes(body, config=replace(CONFIG, overrides=SAFE))
