@@ -79,6 +79,23 @@ class TestView:
     def test_unschedulable_nodes_are_excluded(self, away: Json) -> None:
         assert view([away]).nodes == ()
 
+    @pytest.mark.parametrize(
+        ("allocatable", "words"),
+        [
+            ({"nvidia.com/gpu": "9223372036854775807"}, "9.22e+18 devices"),
+            ({"cpu": "9E"}, "9e+18 CPUs"),
+            ({"memory": "9E"}, "bytes of memory"),
+        ],
+    )
+    def test_node_with_absurd_capacity_is_left_out_and_named(self, allocatable: Json, words: str) -> None:
+        """Seen before: while such a node existed, no job that could use it was planned."""
+        absurd = gpu_node("bad", 4)
+        absurd["status"]["allocatable"] |= allocatable
+        found, other = view([absurd, gpu_node("good", 4)]).nodes
+        assert "node bad" in found.left_out and words in found.left_out
+        assert (found.free_devices, found.free_cpu, found.free_memory_nbytes) == (0, 0.0, 0)
+        assert (other.left_out, other.free_devices) == (None, 4)
+
     def test_only_taints_that_repel_pods_count(self) -> None:
         taints = [
             {"key": "gpu", "value": "yes", "effect": "NoSchedule"},

@@ -8,7 +8,14 @@ from dljob.cluster import ClusterView, Node
 from dljob.kube.objects.trim import NodeSeen
 from dljob.render.pods import DEVICE_LABEL, GPU_PRODUCT_LABELS, PLAIN_CPU
 from dljob.scheduling import BoundPod, Ledger, NodeCapacity, amount, pod_requests
-from dljob.scheduling.requests import in_units, resources
+from dljob.scheduling.requests import NOTHING, Requests, in_units, resources
+
+MAX_DEVICES, MAX_CPUS, MAX_NBYTES = 2**10, 2**14, 2**50
+"""Largest plausible numbers of GPUs, CPUs and bytes of memory of a node.
+
+The largest machines have less than a tenth of them. Plans are searched over a node's devices and CPUs, so that a node
+with billions, such as from a broken device plugin, would keep every job that could use it from being planned.
+"""
 
 
 def cluster_view(nodes: Iterable[NodeSeen], pods: Iterable[Mapping[str, Any]]) -> ClusterView:
@@ -47,6 +54,8 @@ def node_capacity(node: NodeSeen) -> NodeCapacity | None:
     # If the device plugin of a GPU node does not run, the node has no free device. It must not count as a CPU node,
     # because CPU pods are not placed on nodes with a GPU label.
     is_gpu = product is not None and (total.devices > 0 or DEVICE_LABEL not in node.labels)
+    if absurd := _absurd(node.name, total):
+        total = NOTHING
     bandwidth = float(amount(node.bandwidth)) if node.bandwidth else 0.0
     shown = Node(
         name=node.name,
@@ -60,5 +69,18 @@ def node_capacity(node: NodeSeen) -> NodeCapacity | None:
         is_gpu=is_gpu,
         labels=node.labels,
         taints=tuple(taint for taint in node.taints if taint[2] != "PreferNoSchedule"),
+        left_out=absurd,
     )
     return NodeCapacity(shown, total)
+
+
+def _absurd(name: str, total: Requests) -> str | None:
+    """Return why new plans must not use a node, because it reports an absurd capacity; None if its capacity is not."""
+    for found, most, what in (
+        (total.devices, MAX_DEVICES, "devices"),
+        (total.cpu_m / 1000, MAX_CPUS, "CPUs"),
+        (total.memory_nbytes, MAX_NBYTES, "bytes of memory"),
+    ):
+        if found > most:
+            return f"node {name} reports {found:.3g} {what}, and at most {most:.3g} are plausible: correct its capacity"
+    return None
