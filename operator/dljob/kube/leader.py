@@ -9,6 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from datetime import UTC, datetime
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -31,6 +32,13 @@ GIVE_UP_S = 7.0
 This is less than ``DURATION_S``, so that two leaders are never active at the same time."""
 RIVALS_S = 10.0
 """Seconds between two checks whether another Helm release of the operator manages the same namespaces."""
+YIELD_S = 20.0
+"""Seconds for which a release that returns waits until a later one, which leads meanwhile, has given up its Lease."""
+MAX_DURATION_S = 60.0
+"""Seconds after which the Lease of another release counts as expired, whatever its duration says.
+
+Every user who may create Leases can write one that looks like a release's.
+"""
 
 
 class LeaseLostError(Exception):
@@ -63,6 +71,10 @@ class Leader:
         The deadline for the next renewal counts from here, because other operators may see the write before its answer
         arrives here.
         """
+        self._alive_at = -inf
+        """Last time at which this operator saw that its release, maybe another replica, renewed the Lease."""
+        self._returned_at: float | None = None
+        """Time when this operator took the Lease of its release while a later release was active; None otherwise."""
         self._renewed: float | None = None
         """Start of the last successful attempt to write the Lease; None while this operator is not the leader."""
         self._rivals_seen: dict[str, tuple[str, float]] = {}
@@ -92,17 +104,42 @@ class Leader:
 
     async def acquire(self) -> None:
         """Wait until this operator holds the Lease, and no other release manages the same namespaces."""
+        self._returned_at = None
         while True:
             self._active_at = self._clock()
             try:
-                self._block(await self._rival())
-                if self.blocked_by is None and await self._take():
+                earlier, later = await self._rivals(await self._own())
+                self._block(earlier)
+                if self.blocked_by is None and await self._take() and not self._must_wait(later):
                     log.info("%s is the leader", self._identity)
                     self._renewed = self._asked
                     return
             except ApiError as error:
                 log.warning("the Lease cannot be acquired: %s", error)
             await asyncio.sleep(RETRY_S if self.blocked_by is None else RIVALS_S)
+
+    async def _own(self) -> dict[str, Any] | None:
+        """Return the Lease of this release; None if it does not exist yet."""
+        try:
+            return await self._api.get(LEASE, self._namespace, self._name)
+        except ApiError as error:
+            if not error.not_found:
+                raise
+            return None
+
+    def _must_wait(self, later: str | None) -> bool:
+        """Return True if this operator, which holds its Lease, must not lead yet: a later release may still lead.
+
+        ``later``: that release, if there is one. It gives up as soon as it sees the Lease of this one. It cannot lead
+        if this release was active a moment ago, nor ``YIELD_S`` seconds after this release has become active.
+        """
+        now = self._clock()
+        if later is None or now - self._alive_at < RIVALS_S + DURATION_S:
+            return False
+        if self._returned_at is None:
+            self._returned_at = now
+            log.warning("waiting for at most %.0f s until a later release has stopped: %s", YIELD_S, later)
+        return now - self._returned_at < YIELD_S
 
     async def hold(self) -> None:
         """Renew the Lease periodically, and never return. Raise LeaseLostError when this operator loses the Lease.
@@ -125,7 +162,7 @@ class Leader:
                 else:
                     if not held:
                         raise LeaseLostError("another operator holds the Lease")
-                    self._renewed = renewed = self._asked
+                    self._renewed = self._alive_at = renewed = self._asked
                     await self._yield_to_rival()
         finally:
             self._renewed = self._active_at = None
@@ -139,7 +176,7 @@ class Leader:
             return
         try:
             async with asyncio.timeout(RENEW_S):
-                rival = await self._rival(mine=await self._api.get(LEASE, self._namespace, self._name))
+                rival, _ = await self._rivals(await self._own())
         except (ApiError, TimeoutError):
             return  # The Lease itself decides whether this operator may go on.
         if rival is not None:
@@ -152,20 +189,22 @@ class Leader:
             log.error("%s", rival)
         self.blocked_by = rival
 
-    async def _rival(self, mine: dict[str, Any] | None = None) -> str | None:
-        """Describe another Helm release that is active for the same namespaces; return None if there is none.
+    async def _rivals(self, mine: dict[str, Any] | None) -> tuple[str | None, str | None]:
+        """Describe other Helm releases that are active for the same namespaces: an earlier one, and a later one.
 
-        ``mine``: this operator's own Lease if it is the leader; None if it is not. With it, only a release that
-        acquired its Lease earlier counts, so that of two leaders only the later one stops. If the operator may not list
-        Leases, return None.
+        Each is None if there is none, or if the operator may not list Leases. ``mine``: the Lease of this release. If
+        it is None, each other release is an earlier one. The release whose Lease was created first is the earlier one:
+        the API server sets this time. All other fields can be forged by every user who may create Leases, and a user's
+        Lease must not stop an operator that is installed.
         """
+        later = None
         self._rivals_asked = now = self._clock()
         selector = ",".join(f"{key}={value}" for key, value in LEASE_LABEL.items())
         try:
             leases = await self._api.find(LEASE, None, labelSelector=selector)
         except ApiError as error:
             if error.code == 403:
-                return None
+                return None, None
             raise
         for lease in leases:
             meta, spec = lease["metadata"], lease.get("spec") or {}
@@ -177,15 +216,18 @@ class Leader:
             if version != meta["resourceVersion"]:
                 version, since = meta["resourceVersion"], now
             self._rivals_seen[where] = version, since
-            alive = now - since <= spec.get("leaseDurationSeconds", DURATION_S)
-            earlier = mine is None or _order(lease) < _order(mine)
-            if alive and earlier and self._overlaps(manages):
-                return (
+            if now - since > min(spec.get("leaseDurationSeconds", DURATION_S), MAX_DURATION_S):
+                continue
+            if self._overlaps(manages):
+                found = (
                     f"the release of Lease {meta['name']} in namespace {meta['namespace']} already manages "
                     f"{manages or 'all namespaces'}; expected no other release for {self._described()}. Uninstall one "
                     "of the two, or set watchNamespaces so that they do not overlap"
                 )
-        return None
+                if mine is None or _order(lease) < _order(mine):
+                    return found, later
+                later = found
+        return None, later
 
     def _overlaps(self, manages: str) -> bool:
         return not manages or not self._manages or not set(manages.split(",")).isdisjoint(self._manages)
@@ -203,6 +245,7 @@ class Leader:
             if lease["spec"].get("holderIdentity") == self._identity:
                 lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
                 await self._api.replace(LEASE, lease)
+                self._seen = None  # This change of the Lease does not show that another replica renews it.
         except ApiError as error:
             log.warning("the Lease was not released: %s", error)
 
@@ -221,6 +264,7 @@ class Leader:
         spec, version = lease.get("spec") or {}, lease["metadata"]["resourceVersion"]
         holder = spec.get("holderIdentity") or ""
         if self._seen is None or self._seen[0] != version:
+            self._alive_at = self._alive_at if self._seen is None else self._clock()
             self._seen = version, self._clock()
         expired = self._clock() - self._seen[1] > spec.get("leaseDurationSeconds", DURATION_S)
         if holder not in ("", self._identity) and not expired:
@@ -262,9 +306,9 @@ class Leader:
 
 
 def _order(lease: dict[str, Any]) -> tuple[str, str, str]:
-    """Return a sort key (time of acquisition, namespace, name) that tells which of two Helm releases was first.
+    """Return a sort key (time of creation, namespace, name) that tells which of two Helm releases was first.
 
     The release whose Lease has the smaller key was first. Both releases read the same Leases, and therefore agree.
     """
     meta = lease["metadata"]
-    return str((lease.get("spec") or {}).get("acquireTime", "")), meta["namespace"], meta["name"]
+    return str(meta.get("creationTimestamp", "")), meta["namespace"], meta["name"]
