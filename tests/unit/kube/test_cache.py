@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dljob.job.plan.stored import StoredPlan
 from dljob.kube import Cache
 from dljob.kube.kinds import CLAIM, CONFIG_MAP, DLJOB, NODE, POD, STATEFUL_SET, Kind
 
@@ -395,3 +396,33 @@ class TestCapacity:
     def test_deleted_node_is_not_in_the_view(self, filled: Cache) -> None:
         filled.drop(NODE, "", "n1")
         assert filled.ledger.view().nodes == ()
+
+
+def test_plans_of_one_namespace_take_a_limited_amount_of_memory(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Seen before: 500 jobs with edited plans of 1 MiB took all memory of the operator."""
+    monkeypatch.setattr("dljob.kube.objects.stored_texts.MAX_NAMESPACE_NBYTES", 10_000)
+
+    def plan(namespace: str, job: str, nbytes: int, version: int = 1) -> Json:
+        owner = {**DLJOB_OWNER, "name": job, "uid": f"uid-{job}"}
+        meta = {
+            "name": f"{job}-plan", "namespace": namespace, "uid": f"plan-{namespace}-{job}",
+            "resourceVersion": str(version), "labels": {"dljob.dev/job": job}, "ownerReferences": [owner],
+        }  # fmt: skip
+        return {"metadata": meta, "data": {"plan.json": "x" * nbytes}}
+
+    def texts(namespace: str) -> list[int]:
+        found = [cache.found(CONFIG_MAP, namespace, f"job-{i}-plan") for i in range(4)]
+        return [len(entry.seen.plan.get("plan.json", "")) for entry in found if entry is not None]
+
+    for i in range(4):
+        cache.put(CONFIG_MAP, plan("greedy", f"job-{i}", 4000))
+        cache.put(CONFIG_MAP, plan("modest", f"job-{i}", 400))
+    assert texts("greedy") == [4000, 4000, 0, 0] and texts("modest") == [400] * 4
+    beyond = cache.found(CONFIG_MAP, "greedy", "job-3-plan")
+    assert beyond is not None
+    with pytest.raises(ValueError, match="plans and reports of the jobs in this namespace"):
+        StoredPlan.parse(beyond.seen.plan)
+    cache.drop(CONFIG_MAP, "greedy", "job-0-plan")
+    cache.put(CONFIG_MAP, plan("greedy", "job-1", 1000, version=2))
+    cache.put(CONFIG_MAP, plan("greedy", "job-3", 4000, version=2))
+    assert texts("greedy") == [1000, 0, 4000]

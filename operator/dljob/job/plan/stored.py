@@ -26,6 +26,8 @@ from dljob.job.queue import QueueAdmission
 from dljob.scheduling import Charge
 
 OPERATOR_KEY = "operator.json"
+PROBLEM_KEY = "problem"
+"""Key of a message that the cache has in place of a plan that it does not store."""
 DIGEST_VERSION = "v1"
 """Version of the method of ``spec_digest``. A release with another version must also compute digests of this one."""
 PARSED_NCHARS = 2**14
@@ -33,15 +35,10 @@ PARSED_NCHARS = 2**14
 
 A plan of 4 ranks has about 3,000 characters. Parsed plans of thousands of ranks would need too much memory.
 """
-MAX_PARSED = 256
-"""Maximum number of plans that are stored in this way."""
-PARSED_NRANKS = 256
-"""Maximum number of ranks of such a plan, because a short text can also state thousands of ranks."""
+MAX_PARSED, PARSED_NRANKS = 256, 256
+"""Maximum number of such plans, and of the ranks of each: a short text can also state thousands of ranks."""
 MAX_AMOUNT = 2**63 - 1
-"""Largest amount of a resource, as in Kubernetes.
-
-Users can edit a stored plan, and planning adds up and divides the amounts of all jobs. Larger integers fit no float.
-"""
+"""Largest amount of a resource, as in Kubernetes. Users can edit a stored plan, and larger integers fit no float."""
 MAX_AVOIDED = 200
 """Maximum number of nodes that the pods of a plan avoid."""
 
@@ -318,6 +315,8 @@ class StoredPlan(BaseModel):
 
         Plans are immutable. The result for the same short texts may therefore be the same object.
         """
+        if (problem := data.get(PROBLEM_KEY)) is not None:
+            raise ValueError(problem)
         missing = [key for key in (dlcontract.PLAN_KEY, OPERATOR_KEY) if key not in data]
         if missing:
             raise ValueError(f"plan ConfigMap: found the keys {sorted(data)}; expected also {' and '.join(missing)}")
@@ -339,8 +338,7 @@ class StoredPlan(BaseModel):
         return found
 
 
-_KNOWN: dict[tuple[str, str], StoredPlan] = {}
-"""The plans that were parsed last, by their texts, the oldest first."""
+_KNOWN: dict[tuple[str, str], StoredPlan] = {}  # by their texts, the oldest first
 
 
 def _parsed_once(plan_text: str, operator_text: str) -> StoredPlan:

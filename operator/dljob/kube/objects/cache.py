@@ -31,6 +31,7 @@ from dljob.kube.objects import trim
 from dljob.kube.objects.evictions import Evictions
 from dljob.kube.objects.lost_nodes import LostNodes, failed_nodes
 from dljob.kube.objects.set_owners import SetOwners
+from dljob.kube.objects.stored_texts import StoredTexts
 from dljob.kube.objects.view import bound_pod, node_capacity
 from dljob.render import Names
 from dljob.scheduling import Ledger, LimitRange, NamespaceLimits, Quota
@@ -91,7 +92,7 @@ class Cache:
         self._queues = queues
         self.queue_api, self.queue_problem = "", ""
         """API version of Kueue's Workloads; empty if the operator cannot use Kueue. ``queue_problem``: the reason."""
-        self._lost_nodes, self._set_owners = LostNodes(now), SetOwners()
+        self._lost_nodes, self._set_owners, self._texts = LostNodes(now), SetOwners(), StoredTexts()
         self._stores = {plural: _Store() for plural in _TRIM}
         self.ledger = Ledger()
         """Capacity of the cached nodes, and what all cached pods take from it, also pods without the label of a job."""
@@ -120,6 +121,8 @@ class Cache:
         seen = None if stranger else _TRIM[kind.plural](body)
         if isinstance(seen, JobSeen) and not self._queues:
             seen = replace(seen, queue="", queue_priority="")
+        if isinstance(seen, trim.MapSeen):
+            seen = self._texts.bounded(key, seen)
         capacity_changed = self._account(kind, body, seen, old)
         if kind is NODE:
             self._lost_nodes.added(key[1])
@@ -178,6 +181,8 @@ class Cache:
         self._forget(store, (namespace, name))
         self._note(kind, (namespace, name), entry.job)
         self._deleted[entry.uid] = None
+        if kind is CONFIG_MAP:
+            self._texts.forget((namespace, name))
         if kind is POD:
             self.ledger.drop_pod(entry.uid)
         if kind is DLJOB:
@@ -269,7 +274,7 @@ class Cache:
         return [entry.seen for entry in self._stores[PROFILE.plural].entries.values()]
 
     def limits(self, namespace: str) -> NamespaceLimits:
-        """Return all quotas and limit ranges of a namespace, also those that do not apply to the pods of jobs."""
+        """Return all quotas and limit ranges of a namespace, also those that do not apply to pods of jobs."""
         quotas, ranges = (
             tuple(store.entries[namespace, name].seen for name in sorted(store.by_namespace.get(namespace, ())))
             for store in (self._stores[QUOTA.plural], self._stores[LIMIT_RANGE.plural])
