@@ -234,3 +234,37 @@ def test_event_that_kopf_does_not_process_is_noticed(change: str, monkeypatch: p
 
     monkeypatch.setattr(indexing, "index_resource", hanging)
     watching(body, kopf=True)
+
+
+def deep(levels: int) -> Json:
+    value: Json = {}
+    for _ in range(levels):
+        value = {"a": value}
+    return value
+
+
+@pytest.mark.parametrize("listed", [True, False], ids=["in a list", "in an event"])
+@pytest.mark.parametrize("levels", [450, 930])
+def test_nesting_that_json_can_decode_does_not_stop_kopf_either(levels: int, listed: bool) -> None:
+    """The JSON decoder reads fewer than about a thousand levels. A recursive function of kopf might read fewer."""
+
+    async def body(world: World) -> None:
+        server = world.server
+
+        def cached() -> set[str]:
+            return {job.name for job in world.cache.jobs()}
+
+        if not listed:
+            server.put(DLJOB, named(DLJOB, "first"))
+            await until(lambda: cached() == {"first"} and server.watched(DLJOB))
+        evil = {"podTemplateOverrides": [{"manager": "me", "spec": deep(levels)}]}
+        server.put(DLJOB, {**named(DLJOB, "evil"), "spec": evil})
+        server.put(DLJOB, named(DLJOB, "good"))
+        await until(lambda: {"evil", "good"} <= cached() and server.watched(DLJOB))
+        server.expire(DLJOB)
+        server.put(DLJOB, named(DLJOB, "later"))
+        await until(lambda: "later" in cached())
+        job = world.cache.job(("team-a", "evil"))
+        assert job is not None and job.spec_problem is not None and job.spec == {}
+
+    watching(body, kopf=True)
