@@ -3,6 +3,7 @@
 In this package, a *question* is a job to plan, reduced to what its plan depends on. An *answer* is the result.
 """
 
+from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
 
@@ -24,6 +25,11 @@ RECONCILE_S = 60.0
 """Seconds after which a waiting job is reconciled again.
 
 It is not planned again unless its question (what its plan depends on) has changed."""
+TURN_ANSWERS = 16
+"""Number of jobs of one namespace that are planned before those of the same priority in other namespaces have a turn.
+
+Otherwise, a namespace could delay all others with jobs that are first in the queue and cannot run.
+"""
 DEFAULT_POLICY = QueuePolicy()
 
 
@@ -75,3 +81,27 @@ class Answer:
 def plan_only(question: ParsedJob) -> bool:
     """Return True if the plan of the job is only shown and never runs (``planning.mode: PlanOnly``)."""
     return question.spec is not None and question.spec.planning.mode is PlanningMode.PLAN_ONLY
+
+
+class NamespaceTurns:
+    """Counts the answers for the jobs of each namespace, so that namespaces take turns."""
+
+    def __init__(self) -> None:
+        self._answers = Counter[str]()
+        self._last: dict[str, int] = {}
+        """For each namespace, the number of its last answer, counted over all namespaces."""
+
+    def begin(self) -> None:
+        """Begin a new round, because no job waits for an answer."""
+        self._answers.clear()
+
+    def answered(self, namespace: str) -> None:
+        self._last[namespace] = max(self._last.values(), default=0) + 1
+        self._answers[namespace] += 1
+
+    def of(self, namespace: str) -> tuple[int, int]:
+        """Return (the turn of a namespace; the number of its last answer). Namespaces with smaller ones come first.
+
+        The turn grows after each ``TURN_ANSWERS`` answers of a round.
+        """
+        return self._answers[namespace] // TURN_ANSWERS, self._last.get(namespace, 0)

@@ -88,8 +88,7 @@ class Planning:
         self._preempting = Preempting(cache, self._queue, self._reserving.plans, requeue, clock, now, on=preempts)
         self._assigning = Assigning(cache, self._queue, self._reserving.plans, requeue, clock, now, on=together)
         self._free: tuple[tuple[int, int], ClusterView] | None = None
-        self._served: dict[str, int] = {}
-        """For each namespace, the number of its last answered question, counted over all namespaces."""
+        self._namespaces = answers.NamespaceTurns()
         self._wakeup = asyncio.Event()
 
     def decision(self, key: JobKey, parsed: ParsedJob) -> Decision | None:
@@ -216,6 +215,7 @@ class Planning:
                 while self._asked:
                     key = min(self._asked, key=self._turn)
                     await self._answer(key, self._asked.pop(key))
+                self._namespaces.begin()
                 waiting = self._waiting_for_devices()
                 for key in await self._outlooks.refresh(waiting, self._ask, lambda: bool(self._asked)):
                     self._requeue(key)
@@ -226,7 +226,8 @@ class Planning:
                         await self._wakeup.wait()
         finally:
             self._current = self._free = self._beat_s = None
-            for state in (self._asked, self._answers, self._waiting, self._served):
+            self._namespaces = answers.NamespaceTurns()
+            for state in (self._asked, self._answers, self._waiting):
                 state.clear()
             self._reserving.forget_all()
             self._outlooks.forget_all()
@@ -244,14 +245,14 @@ class Planning:
     def _turn(self, key: JobKey) -> tuple[object, ...]:
         """Return the sort key of a job that was asked about; the question with the smallest key is answered first.
 
-        The order is that of the queue, except that namespaces with equal shares take turns, so that many jobs of one
-        namespace do not delay the jobs of the other namespaces.
+        The order is that of the queue, but namespaces take turns: with equal shares, after each job; with equal
+        priority, after ``TURN_ANSWERS`` jobs. So many jobs of one namespace do not delay those of others.
         """
-        job = self._queue.job(self._asked[key])
-        return *job.urgency, self._served.get(key[0], 0), *job.place
+        job, (turn, last) = self._queue.job(self._asked[key]), self._namespaces.of(key[0])
+        return job.urgency[0], turn, *job.urgency, last, *job.place
 
     async def _answer(self, key: JobKey, question: ParsedJob) -> None:
-        self._served[key[0]] = max(self._served.values(), default=0) + 1
+        self._namespaces.answered(key[0])
         if self._cache.job(key) is None:
             return
         self._current = (key, question)

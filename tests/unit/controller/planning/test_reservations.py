@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from dljob.controller.planning.answers import PlanningError
+from dljob.controller.planning.answers import TURN_ANSWERS, PlanningError
 from dljob.kube import JobKey
 from dljob.kube.kinds import POD, STATEFUL_SET, Kind
 from dljob.scheduling.book import PATIENCE_S
@@ -239,6 +239,30 @@ class TestFailures:
 
 
 class TestWaiting:
+    def test_namespace_with_many_jobs_does_not_delay_one_that_holds_more(self) -> None:
+        """Seen before: all jobs of a namespace that holds nothing came first, also those that can never run."""
+
+        async def body(cluster: FakeCluster, operator: Operator) -> None:
+            plan = operator.planning._planner
+
+            async def planned_slowly(*question: Any) -> Any:
+                await asyncio.sleep(1.0)
+                return await plan(*question)
+
+            operator.planning._planner = planned_slowly
+            one = {**SPEC, "nodes": {"min": 1, "max": 1}}
+            holds = cluster.submit("holds", "team-a", **one)
+            await operator.watch(3.0)
+            await cluster.bind(await cluster.create_pods(holds), "n1")
+            await operator.watch(2.0)
+            for i in range(60):
+                cluster.submit(f"many-{i}", "team-b", second=1, **{**SPEC, "nodes": {"min": 9, "max": 9}})
+            wants = cluster.submit("wants", "team-a", second=2, **one)
+            await operator.watch(2.0 * TURN_ANSWERS + 5.0)
+            assert operator.planned(wants) == "Planned"
+
+        on_two_nodes(body)
+
     def test_waiting_job_is_planned_again_only_when_capacity_grows(self) -> None:
         async def body(cluster: FakeCluster, operator: Operator) -> None:
             first = cluster.submit("first", **SPEC)
