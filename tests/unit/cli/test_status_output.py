@@ -9,7 +9,7 @@ import pytest
 
 from dljob.cli import main
 from dljob.cli.commands import records
-from dljob.cli.commands.records import outputs_of, report_of
+from dljob.cli.commands.records import MAX_UNPACKED_NBYTES, outputs_of, report_of
 from dljob.cli.commands.top import lines
 from dljob.cli.follow import Follower
 
@@ -149,6 +149,13 @@ def test_logs_are_unpacked_by_rank() -> None:
     }
     assert list(outputs_of({"binaryData": {**packed, "other": "AA=="}}).items()) == [(2, "rank 2\n"), (10, "rank 10\n")]
     assert outputs_of({}) == {}
+
+
+def test_output_that_unpacks_to_more_memory_than_there_is_is_cut() -> None:
+    """The pods of the job, and whoever may edit ConfigMaps, write it."""
+    bomb = base64.b64encode(gzip.compress(bytes(2**27), 1)).decode()
+    body = {"binaryData": {"rank-0.log.gz": bomb, "report.html.gz": bomb}}
+    assert len(outputs_of(body)[0]) == len(report_of(body, "html") or "") == MAX_UNPACKED_NBYTES
 
 
 def stored_report(**files: str) -> dict[str, Any]:

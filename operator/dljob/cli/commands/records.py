@@ -5,9 +5,9 @@ The ConfigMap ``<job>-logs`` stores both, because the job's pods no longer exist
 
 import argparse
 import base64
-import gzip
 import re
 import sys
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,9 @@ from typing import Any
 from dlcontract import config_map_names
 from dljob.cli import remote
 from dljob.cli.errors import BadInputError
+
+MAX_UNPACKED_NBYTES = 2**26
+"""Maximum number of bytes of one entry. 1 MiB, the limit of a ConfigMap, can be unpacked to 1 GiB."""
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -112,7 +115,7 @@ def outputs_of(body: Mapping[str, Any]) -> dict[int, str]:
     found = {}
     for name, data in (body.get("binaryData") or {}).items():
         if match := re.fullmatch(r"rank-(\d+)\.log\.gz", name):
-            found[int(match[1])] = gzip.decompress(base64.b64decode(data)).decode(errors="replace")
+            found[int(match[1])] = _unpacked(data)
     return dict(sorted(found.items()))
 
 
@@ -122,4 +125,10 @@ def report_of(body: Mapping[str, Any], kind: str) -> str | None:
     ``kind``: ``html`` for the page with plots, or ``json`` for its data.
     """
     data = (body.get("binaryData") or {}).get(f"report.{kind}.gz")
-    return None if data is None else gzip.decompress(base64.b64decode(data)).decode(errors="replace")
+    return None if data is None else _unpacked(data)
+
+
+def _unpacked(data: str) -> str:
+    """Decompress an entry of the ConfigMap, at most ``MAX_UNPACKED_NBYTES`` of it."""
+    unpacker = zlib.decompressobj(16 + zlib.MAX_WBITS)  # 16: with the header of gzip
+    return unpacker.decompress(base64.b64decode(data), MAX_UNPACKED_NBYTES).decode(errors="replace")
