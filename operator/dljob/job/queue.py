@@ -8,7 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from dljob.api.overrides import UNSAFE_ANNOTATIONS
 
 QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 """Label of a DLJob: name of the LocalQueue in its namespace."""
@@ -30,6 +32,12 @@ class Placement(BaseModel):
     tolerations: Annotated[tuple[dict[str, Any], ...], Field(max_length=MAX_ADMITTED_ITEMS)] = ()
     labels: Annotated[dict[str, str], Field(max_length=MAX_ADMITTED_ITEMS)] = {}
     annotations: Annotated[dict[str, str], Field(max_length=MAX_ADMITTED_ITEMS)] = {}
+
+    @field_validator("annotations")
+    @classmethod
+    def _safe(cls, annotations: dict[str, str]) -> dict[str, str]:
+        """Leave out annotations that select a security profile: users of ConfigMaps can edit a stored plan."""
+        return {name: value for name, value in annotations.items() if not name.startswith(UNSAFE_ANNOTATIONS)}
 
 
 class QueueAdmission(BaseModel):
