@@ -481,6 +481,12 @@ BAD: dict[str, tuple[str, Any, tuple[str, ...]]] = {
     "unknown collective": ("collective", "Telepathy", ("collective", "Telepathy", "Ring")),
     "unknown optimizer": ("optimizer.name", "sgd", ("optimizer.name", "sgd", "SGD")),
     "empty device": ("devices", [""], ("devices",)),
+    "two overrides of a manager": (
+        "podTemplateOverrides",
+        [{"manager": "a"}, {"manager": "a"}],
+        ("podTemplateOverrides", "manager"),
+    ),
+    "a variable twice": ("trainer.env", [{"name": "A"}, {"name": "B"}, {"name": "A"}], ("trainer.env", "name")),
     "learning rate of zero": ("optimizer.learningRate", 0, ("optimizer.learningRate", "0")),
     "momentum of one": ("optimizer.momentum", 1, ("optimizer.momentum", "1")),
     "no duration": ("objective.deadline", "soon", ("objective.deadline", "soon")),

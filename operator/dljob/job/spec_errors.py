@@ -22,6 +22,8 @@ def _in_words(error: ErrorDetails, root: str, reference: str) -> str:
     where = ".".join([root, *(str(part) for part in error["loc"])])
     if error["type"] == "value_error":  # a rule, which names its own field
         rule = error["msg"].removeprefix("Value error, ")
+        if rule.startswith("found "):  # a validator of one field, whose message is complete
+            return f"{where}: {rule}"
         return f"{where}.{rule}{_found(rule, error['input'])}"
     if error["type"] == "missing":
         return f"{where}: found nothing; expected a value. Add it"

@@ -109,7 +109,7 @@ def change_refusals(old: Json, new: Json) -> list[str]:
 
 
 def broken_rules(schema: Json, value: Any, path: str = "") -> Iterator[Broken]:
-    """Yield every rule of the schema that ``value`` breaks."""
+    """Yield every rule of the schema that ``value`` breaks, and the second of two items of a map list with equal keys."""
     for rule in schema.get("x-kubernetes-validations", ()):
         if not holds(rule["rule"], value):
             yield Broken(path, rule["message"])
@@ -118,6 +118,11 @@ def broken_rules(schema: Json, value: Any, path: str = "") -> Iterator[Broken]:
             if name in value:
                 yield from broken_rules(field, value[name], f"{path}.{name}".lstrip("."))
     if isinstance(value, list):
+        keys = schema.get("x-kubernetes-list-map-keys", ())
+        names = [{key: item.get(key) for key in keys} for item in value] if keys else []
+        for index, name in enumerate(names):
+            if name in names[:index]:
+                yield Broken(f"{path}[{index}]", f"Duplicate value: {name}")
         for index, item in enumerate(value):
             yield from broken_rules(schema.get("items", {}), item, f"{path}[{index}]")
 

@@ -3,7 +3,7 @@
 from enum import StrEnum
 from typing import Annotated, Any
 
-from pydantic import Field, WithJsonSchema
+from pydantic import AfterValidator, Field, WithJsonSchema
 
 from dlcontract import reasons
 from dljob.api.base import ApiModel, Bytes, ConditionType, DnsSubdomain, Duration, Moment, Quantity, Rule
@@ -15,6 +15,23 @@ def map_list(key: str) -> dict[str, Any]:
     ``key``: name of the field that identifies an item. Different clients can then each own some items of the list.
     """
     return {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": [key]}
+
+
+def each_once(key: str) -> AfterValidator:
+    """Return a validator of a ``map_list``: it raises ValueError if two items have an equal ``key``.
+
+    The API server refuses such a list by the schema. The validator lets ``dljob plan`` refuse it, too.
+    """
+
+    def check(items: tuple[Any, ...]) -> tuple[Any, ...]:
+        seen = set[str]()
+        for item in items:
+            if (name := getattr(item, key)) in seen:
+                raise ValueError(f"found two items with {key} {name!r}; expected each {key} once. Merge the items")
+            seen.add(name)
+        return items
+
+    return AfterValidator(check)
 
 
 Labels = dict[str, Annotated[str, Field(max_length=63)]]

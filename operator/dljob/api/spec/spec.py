@@ -17,7 +17,7 @@ from dljob.api.spec.parallelism import (
     Precision,
 )
 from dljob.api.spec.planning import BatchSizeRange, NodeRange, Objective, Planning
-from dljob.api.spec.pods import PodTemplateOverride, Resources, RunPolicy, Scheduling, map_list
+from dljob.api.spec.pods import PodTemplateOverride, Resources, RunPolicy, Scheduling, each_once, map_list
 from dljob.api.spec.rules import RULES
 from dljob.api.spec.trainer import Trainer
 from dljob.api.spec.until import Until
@@ -147,6 +147,7 @@ class DLJobSpec(ApiModel):
             description="Changes to the pod template, one entry for each manager, applied in order.",
             json_schema_extra=map_list("manager"),
         ),
+        each_once("manager"),
     ] = ()
 
     @property

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from dljob.api.base import AUTO_SIZE, ApiModel, AutoBytes, DnsSubdomain, Rule
 from dljob.api.spec.environment import EnvFrom, EnvVar
-from dljob.api.spec.pods import map_list
+from dljob.api.spec.pods import each_once, map_list
 from dljob.api.spec.source import Source
 
 
@@ -120,6 +120,7 @@ class Trainer(ApiModel):
     env: Annotated[
         tuple[EnvVar, ...],
         Field(max_length=256, description="Environment variables of every rank.", json_schema_extra=map_list("name")),
+        each_once("name"),
     ] = ()
     scratch: Annotated[
         Scratch | None,
