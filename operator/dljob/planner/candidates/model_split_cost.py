@@ -7,15 +7,14 @@ from typing import Literal
 
 from dljob.perf.resources import energy, memory
 from dljob.perf.step import model_split as split
-from dljob.perf.step.communication import SHARED_MEMORY_LATENCY_S, Link, allreduce_s
+from dljob.perf.step.communication import allreduce_s
 from dljob.perf.step.compute import STEP_OVERHEAD_S, update_s
-from dljob.perf.step.input_data import HOST_BANDWIDTH_Bps
 from dljob.perf.step.step import P90
 from dljob.perf.step.synchronization import agreement_s, straggler_factor
 from dljob.perf.workload.workload import REAL_NBYTES, Workload
 from dljob.planner.candidates.evaluate import Part, describe
 from dljob.planner.candidates.interrupted import interrupted
-from dljob.planner.candidates.options import Option, link_of, priced
+from dljob.planner.candidates.options import link_of, message_link_of, priced
 from dljob.planner.types import Choice, CollectiveName, Group, Prediction, Refusal, Request
 from dljob.planner.types.texts import gibibytes, group_names, rate
 
@@ -133,19 +132,6 @@ def choice(candidate: SplitCandidate, request: Request, prediction: Prediction) 
     )
 
 
-def _messages(option: Option, nodes: int) -> tuple[Link, float]:
-    """Return (link between pipeline stages, standard deviation of log(measured / predicted) of its times).
-
-    Messages between stages always go through main memory, even from GPUs. On one node they do not use the network.
-    """
-    link, spread = link_of([option], nodes)
-    if not option.pool.is_gpu:
-        return link, spread
-    between = Link(SHARED_MEMORY_LATENCY_S, HOST_BANDWIDTH_Bps, name="main memory") if nodes == 1 else link
-    bandwidth_Bps = 1 / (1 / between.bandwidth_Bps + 2 / option.device.host_bandwidth_Bps)
-    return Link(between.latency_s, bandwidth_Bps, between.reduce_Bps, between.name), spread
-
-
 def _pipeline(candidate: SplitCandidate, batch: int, model: split.Model) -> _Step:
     workload, option, k, p = model.workload, candidate.part.option, candidate.micro_batches, candidate.part.ranks
     stages = model.cut_into(p)
@@ -155,7 +141,7 @@ def _pipeline(candidate: SplitCandidate, batch: int, model: split.Model) -> _Ste
     update = update_s(workload, option.device)
     once_s = min(update + STEP_OVERHEAD_S, 0.9 * whole_s)
     slot_s = stages.arithmetic * (whole_s - once_s)
-    link, spread = _messages(option, candidate.part.nodes)
+    link, spread = message_link_of([option], candidate.part.nodes)
     transfer_s = 2 * (link.latency_s + REAL_NBYTES * samples * stages.boundary_elements / link.bandwidth_Bps)
     busy_s = k * slot_s + STEP_OVERHEAD_S + update * stages.parameters / workload.parameters
     idle = (p - 1) / (k + p - 1)

@@ -108,6 +108,8 @@ class Request:
     steps need. Texts then give ratios, which are the same for the remaining steps, instead of times."""
     collective: CollectiveName | None = None
     """The collective that the user requests; None: the planner chooses."""
+    reduced_by_script: bool = False
+    """True if the job's script reduces gradients itself (torchrun, MPI), whatever the collective of the plan is."""
     strategy: Literal["Data", "Optimizer", "Pipeline", "Tensor", "Auto"] = "Data"
     """The strategy that the user requests. Auto: the planner chooses."""
     no_split_reason: str | None = None
