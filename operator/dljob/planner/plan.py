@@ -43,7 +43,7 @@ from dljob.planner.explanation.explain import (
 from dljob.planner.explanation.infeasible import no_such_device, nothing_fits, too_few
 from dljob.planner.explanation.recomputation import recomputation_reason
 from dljob.planner.placement import in_best_domain
-from dljob.planner.search import model_split, objective, probing, strategy_search
+from dljob.planner.search import model_split, objective, probing, strategy_search, unsupported
 from dljob.planner.search.enumeration import Search
 from dljob.planner.search.pareto import front
 from dljob.planner.search.screen import Screen
@@ -147,9 +147,13 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
         refusals += split_up[1]
     choices = [c for _, c in found if isinstance(c, Choice)]
     refusals += [c for _, c in found if isinstance(c, Refusal)]
-    if not choices:
-        return nothing_fits(request, tuple(refusals))
-    chosen = objective.best(request, choices)
+    chosen = objective.best(request, choices) if choices else None
+    better = unsupported.search(
+        request, nodes, workload, lambda pool, each, typed: _options(pool, each, typed, request, learned, made), chosen
+    )
+    if chosen is None:
+        wrong = nothing_fits(request, tuple(refusals))
+        return replace(wrong, unsupported=better) if wrong.reason == "DoesNotFit" else wrong
     candidates = shown(request, chosen, choices)
     refusals += model_parallel_refusals(request, chosen, choices, candidates)
     refusals += slower(request, chosen, choices, candidates)
@@ -174,6 +178,7 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
         checkpoint_s=checkpoint_s(workload),
         precision_reason=precision.reason(request, chosen),
         recomputation_reason=recomputation_reason(request, workload, chosen, choices),
+        unsupported=better,
     )
 
 

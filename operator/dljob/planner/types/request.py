@@ -143,6 +143,8 @@ class Request:
     """True to compare the times of plans by their p90. ``plan`` sets this field if multi-device steps were measured.
     Predictions then differ in certainty, and the plan with the smallest median often has the largest error."""
     candidates_kept: int = 5
+    asks_unsupported: bool = False
+    """True if the result should name better plans that the trainer cannot run yet, which takes a search of its own."""
     prices: Prices = CATALOGUE_PRICES
     energy: EnergySettings = ASSUMED_ENERGY
     begin_s: float = 0.0
