@@ -93,7 +93,7 @@ def node_capacity(node: NodeSeen) -> NodeCapacity | None:
         taints=tuple(taint for taint in node.taints if taint[2] != "PreferNoSchedule"),
         left_out=absurd,
     )
-    return NodeCapacity(shown, total)
+    return NodeCapacity(shown, replace(total, devices=found.count) if found.is_gpu else total)
 
 
 def _absurd(name: str, total: Requests) -> str | None:
