@@ -1,9 +1,12 @@
-"""Compare a layered parameter server with one ring, by the model, with the published ratios on 2 to 512 nodes.
+"""Compare the model with published figures: a layered parameter server beside a ring, and large transformers on A100s.
 
     python -m benchmarks.perfmodel.literature [--alpha-us 1] [--bandwidth-GBps 14] [--reduce-GBps 50] [--message-us 0]
         [--json]
 
-The server is rank 0. It broadcasts the parameters (W bytes) and gathers each of L learnable tensors, so that
+``large_models`` has the second table, with its sources: steps of GPT and Llama with FSDP and tensor parallelism.
+
+The first one compares a layered parameter server with one ring on 2 to 512 nodes. The server is rank 0. It broadcasts
+the parameters (W bytes) and gathers each of L learnable tensors, so that
 T_server = T_broadcast(W) + sum over tensors (T_gather(v, n) + sync) + T_update. The ring all-reduces one contiguous
 buffer. Published (Caffe on the Sunway TaihuLight, 2020; links of 14 GB/s): the server takes 10 times the ring's time
 for AlexNet on 256 nodes, 77 times for GoogLeNet and 98 times for ResNet (its depth is not given, ResNet-50 here) on 32
@@ -23,6 +26,7 @@ from itertools import product
 from math import ceil, inf, log, log2
 from typing import NamedTuple, get_args
 
+from benchmarks.perfmodel import large_models
 from benchmarks.perfmodel.gradient_layouts import LAYOUTS
 
 from dljob.perf.step.communication import Gather, Link, butterfly_s, layered_server_s, ring_s
@@ -166,6 +170,7 @@ def report(given: Constants) -> dict[str, object]:
     found["latency only, Serial"] = {
         model: latency_only(len(LAYOUTS[model]), at.nodes) / at.ratio for model, at in PUBLISHED.items()
     }
+    found["large models"] = large_models.report()
     found["default / ring"] = {f"{nbytes:g}": default_over_ring(nbytes, given) for nbytes in FIGURE_7_NBYTES}
     return found
 
@@ -199,6 +204,7 @@ def show(given: Constants) -> None:
     print(f"\nMPI_Allreduce / ring on 512 nodes: published {low} to {high}; recursive doubling, predicted:")
     for nbytes in FIGURE_7_NBYTES:
         print(f"  {nbytes / 1e6:.4g} MB: {default_over_ring(nbytes, given):.1f}")
+    large_models.show()
 
 
 def main(arguments: list[str] | None = None) -> int:

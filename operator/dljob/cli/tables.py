@@ -106,7 +106,14 @@ def decision(found: Decision) -> list[str]:
         lines += table([header[0], *header[first:]], [[row[0], *row[first:]] for row in rows])
     if found.refusals:
         lines += ["", "Ruled out", *(f"  {r.summary}: {r.reason}" for r in found.refusals)]
-    return lines
+    return lines + _unsupported(found)
+
+
+def _unsupported(found: Decision | Infeasible) -> list[str]:
+    """Return the lines about plans that would fit or would be better, but that the trainer cannot run yet."""
+    if not found.unsupported:
+        return []
+    return ["", "The trainer cannot run this yet", *(f"  {u.summary}: {u.reason}" for u in found.unsupported)]
 
 
 def _unpredicted(found: Decision) -> list[str]:
@@ -132,7 +139,7 @@ def infeasible(found: Infeasible) -> list[str]:
     lines = [f"No plan is possible: {found.reason}", f"  {found.field}: {found.message}"]
     if found.refusals:
         lines += ["", "Ruled out", *(f"  {r.summary}: {r.reason}" for r in found.refusals)]
-    return lines
+    return lines + _unsupported(found)
 
 
 def batches(found: BatchDecision, rule: str | None) -> list[str]:

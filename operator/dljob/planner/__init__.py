@@ -15,6 +15,7 @@ from dljob.planner.types import (
     Refusal,
     Request,
     RunningBatch,
+    Unsupported,
 )
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "Refusal",
     "Request",
     "RunningBatch",
+    "Unsupported",
     "plan",
     "scaling",
 ]

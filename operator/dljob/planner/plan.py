@@ -29,8 +29,9 @@ from dljob.planner.candidates.options import (
     summing,
     workload_of,
 )
-from dljob.planner.candidates.pools import Eligible, Pool, eligible
+from dljob.planner.candidates.pools import KINDS, Eligible, Pool, eligible
 from dljob.planner.explanation.cores import more_cores
+from dljob.planner.explanation.devices import mixed_devices, not_on_gpus, without_gpus
 from dljob.planner.explanation.explain import (
     memory_refusals,
     model_parallel_refusals,
@@ -42,7 +43,7 @@ from dljob.planner.explanation.explain import (
 from dljob.planner.explanation.infeasible import no_such_device, nothing_fits, too_few
 from dljob.planner.explanation.recomputation import recomputation_reason
 from dljob.planner.placement import in_best_domain
-from dljob.planner.search import model_split, objective, probing, strategy_search
+from dljob.planner.search import model_split, objective, probing, strategy_search, unsupported
 from dljob.planner.search.enumeration import Search
 from dljob.planner.search.pareto import front
 from dljob.planner.search.screen import Screen
@@ -97,9 +98,14 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
     if (wrong := recomputation.impossible(request, workload)) is not None:
         return wrong
     learned = recomputation.with_estimates(request, workload, learned)
-    if (wrong := no_such_device(request, view)) is not None:
+    if (wrong := not_on_gpus(request, view) or no_such_device(request, view)) is not None:
         return wrong
-    nodes = eligible(request, view)
+    everything = eligible(request, view)
+    if (wrong := mixed_devices(request, everything)) is not None:
+        return wrong
+    nodes = without_gpus(request, everything)
+    if isinstance(nodes, Infeasible):
+        return nodes
     if (wrong := precision.no_device(request, nodes.pools)) is not None:
         return wrong
     found: list[Found] = []
@@ -141,9 +147,13 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
         refusals += split_up[1]
     choices = [c for _, c in found if isinstance(c, Choice)]
     refusals += [c for _, c in found if isinstance(c, Refusal)]
-    if not choices:
-        return nothing_fits(request, tuple(refusals))
-    chosen = objective.best(request, choices)
+    chosen = objective.best(request, choices) if choices else None
+    better = unsupported.search(
+        request, nodes, workload, lambda pool, each, typed: _options(pool, each, typed, request, learned, made), chosen
+    )
+    if chosen is None:
+        wrong = nothing_fits(request, tuple(refusals))
+        return replace(wrong, unsupported=better) if wrong.reason == "DoesNotFit" else wrong
     candidates = shown(request, chosen, choices)
     refusals += model_parallel_refusals(request, chosen, choices, candidates)
     refusals += slower(request, chosen, choices, candidates)
@@ -168,6 +178,7 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
         checkpoint_s=checkpoint_s(workload),
         precision_reason=precision.reason(request, chosen),
         recomputation_reason=recomputation_reason(request, workload, chosen, choices),
+        unsupported=better,
     )
 
 
@@ -203,14 +214,14 @@ def _candidates(
     """Return the most promising data-parallel candidates, evaluated exactly, and the rejected devices with reasons.
 
     ``nodes``: the nodes that the job may use. ``made``: cache of options (ways to use a type of device). A job never
-    mixes GPUs and CPUs, because NCCL does not span both.
+    mixes GPUs and CPUs, or GPUs of two vendors (``Pool.kind``).
     """
     found: list[Found] = []
     refusals = [*nodes.refusals, *precision.refusals(request, nodes.pools)]
     searches = [
         (able, typed, strategy, typed is variants[-1] and strategy == strategies(request)[-1])
-        for is_gpu in (True, False)
-        for each, able in precision.searched(request, [pool for pool in nodes.pools if pool.is_gpu == is_gpu])
+        for kind in KINDS
+        for each, able in precision.searched(request, [pool for pool in nodes.pools if pool.kind == kind])
         for variants in [recomputation.variants(request, in_precision(workload, each))]
         for typed, strategy in product(variants, strategies(request))
     ]

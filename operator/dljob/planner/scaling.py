@@ -26,7 +26,8 @@ def scaling(
     available = sum(pool.nodes for pool in eligible(request, view).pools)
     points = []
     for nodes in grid(min(available, request.global_batch)) if available else []:
-        found = plan(replace(request, nodes_min=nodes, nodes_max=nodes, fixed=(), deadline_s=None), view, learned)
+        asked = replace(request, nodes_min=nodes, nodes_max=nodes, fixed=(), deadline_s=None, asks_unsupported=False)
+        found = plan(asked, view, learned)
         if isinstance(found, Decision):
             points.append((nodes, found.chosen))
     return points

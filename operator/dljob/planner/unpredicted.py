@@ -12,6 +12,7 @@ from dljob.cluster.domains import domains
 from dljob.perf.resources.memory import AGENT_NBYTES, shm_nbytes
 from dljob.planner.candidates.batch_split import even
 from dljob.planner.candidates.pools import Eligible, Pool, cores_of_rank, eligible, usable, wanted
+from dljob.planner.explanation.devices import mixed_devices, not_on_gpus, without_gpus
 from dljob.planner.explanation.infeasible import no_such_device, too_few
 from dljob.planner.types import Choice, Decision, FixedChoice, Group, Infeasible, Prediction, Request
 from dljob.planner.types.texts import gibibytes, group_names
@@ -43,9 +44,14 @@ def plan_unpredicted(request: Request, view: ClusterView) -> Decision | Infeasib
 
 
 def _plan(request: Request, view: ClusterView) -> Decision | Infeasible:
-    if (wrong := no_such_device(request, view)) is not None:
+    if (wrong := not_on_gpus(request, view) or no_such_device(request, view)) is not None:
         return wrong
-    nodes = eligible(request, view)
+    everything = eligible(request, view)
+    if (wrong := mixed_devices(request, everything)) is not None:
+        return wrong
+    nodes = without_gpus(request, everything)
+    if isinstance(nodes, Infeasible):
+        return nodes
     parts = _fixed(request, nodes) if request.fixed else _chosen(request, nodes, view)
     if isinstance(parts, Infeasible):
         return parts

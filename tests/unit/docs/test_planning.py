@@ -61,6 +61,35 @@ def test_page_shows_the_output_of_the_command(case: str, tmp_path: Path, capsys:
         assert found[0] == expected
 
 
+def test_page_shows_what_the_trainer_cannot_run_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = {
+        "apiVersion": "dljob.dev/v1alpha1",
+        "kind": "DLJob",
+        "metadata": {"name": "xl"},
+        "spec": {
+            "model": {"hints": {"like": "GPT-2-XL"}},
+            "dataset": {"uri": "pvc://data/tokens", "sampleBytes": 8192, "samples": 10**6},
+            "trainer": {"command": ["python", "train.py"]},
+            "globalBatchSize": 512,
+            "steps": 1000,
+            "optimizer": {"name": "AdamW"},
+        },
+    }
+    gpus = {"count": 4, "device": "NVIDIA-A100-SXM4-80GB", "devices": 8, "cpu": 64, "memory": "1Ti", "bandwidth": "25G"}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job), encoding="utf-8")
+    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump({"nodes": [gpus]}), encoding="utf-8")
+    assert main(["plan", str(tmp_path / "job.yaml"), "--cluster", str(tmp_path / "cluster.yaml")]) == 1
+    text, title = capsys.readouterr().out, "The trainer cannot run this yet\n"
+    expected = text[text.index(title) :]
+    content = PLANNING.read_text(encoding="utf-8")
+    found = re.search(rf"^{title}.*?(?=^```$)", content, re.DOTALL | re.MULTILINE)
+    assert found
+    if os.environ.get("DLJOB_UPDATE_GOLDEN"):
+        PLANNING.write_text(content.replace(found[0], expected), encoding="utf-8")
+    else:
+        assert found[0] == expected
+
+
 def test_every_reason_is_explained() -> None:
     page = PLANNING.read_text(encoding="utf-8")
     sources = (ROOT / "operator/dljob/planner").rglob("*.py")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from dljob.job.observed import Fetching
 from dljob.kube import cluster_view
 from dljob.kube.objects import trim
+from dljob.kube.objects.view import devices_of, node_capacity
 from dljob.scheduling import Reservation, amount, without_reserved
 
 Json = dict[str, Any]
@@ -55,6 +56,25 @@ class TestView:
     def test_gpu_node_has_its_devices(self) -> None:
         [found] = view([gpu_node("g", 4)], [pod("g", {"nvidia.com/gpu": "3"})]).nodes
         assert (found.device, found.devices, found.free_devices, found.is_gpu) == (A100, 4, 1, True)
+
+    @pytest.mark.parametrize(
+        "item",
+        [
+            gpu_node("g", 8),
+            gpu_node("g", 0),
+            node("g", labels={"dljob.dev/device": "T4"}, allocatable={"amd.com/gpu": "2"}),
+            node(),
+        ],
+    )
+    def test_one_function_counts_the_devices(self, item: Json) -> None:
+        """The view of the node and the ledger's capacity agree with it, so another source changes only this function."""
+        seen = trim.node(item)
+        devices, capacity = devices_of(seen), node_capacity(seen)
+        assert capacity is not None
+        shown = capacity.node
+        assert (shown.device, shown.devices, shown.is_gpu) == (devices.type, devices.count, devices.is_gpu)
+        assert shown.free_devices == devices.count
+        assert capacity.total.devices == (devices.count if devices.is_gpu else 0)
 
     @pytest.mark.parametrize(
         ("labels", "resource", "device"),

@@ -107,3 +107,56 @@ def test_nccl_uses_the_faster_of_ring_and_double_tree(v: float, nodes: int, g: i
 def test_arrays_and_scalars_give_equal_times(v: float, ns: list[int], link: Link) -> None:
     for cost in (halving_doubling_s, double_tree_s):
         assert cost(v, np.array(ns, dtype=float), link) == pytest.approx([float(cost(v, n, link)) for n in ns])
+
+
+A100_NODE, DGX_NETWORK_Bps = 0.8 * 300e9, 8 * 25e9
+"""Bandwidth that NCCL reaches between the GPUs of a DGX A100, and that of its eight network cards (200 Gbit/s each)."""
+
+
+def bus_Bps(nbytes: float, n: int, link: Link, nodes: int) -> float:  # noqa: N802 - the unit is part of the name
+    """Return the bus bandwidth as nccl-tests define it: 2 (n-1)/n bytes over the time."""
+    return 2 * (n - 1) / n * nbytes / float(allreduce_s("NCCL", nbytes, n, link, nodes=nodes))
+
+
+@pytest.mark.parametrize(
+    ("ranks", "nodes", "published_Bps"),
+    [
+        (8, 1, 229e9),  # vTrain (MICRO 2024), artifact: 1 GiB on 8 A100
+        (4, 1, 222e9),
+        (2, 1, 197e9),
+        (32, 4, 192e9),  # NVIDIA/nccl, issue 812: DGX A100 with eight cards of 200 Gbit/s
+    ],
+)
+def test_predictions_of_large_nccl_all_reduces_agree_with_published_ones(
+    ranks: int, nodes: int, published_Bps: float
+) -> None:
+    own = Link(10e-6, A100_NODE, 1e30)
+    link = Link(60e-6, DGX_NETWORK_Bps, 1e30, near_latency_s=10e-6, near_bandwidth_Bps=A100_NODE)
+    found = bus_Bps(2**30, ranks, own if nodes == 1 else link, nodes)
+    assert found == pytest.approx(published_Bps, rel=0.25)
+
+
+def test_a_hierarchical_all_reduce_is_not_what_nccl_does() -> None:
+    """Halves within nodes and rings between them, one after the other, would reach 152 GB/s, and NCCL reaches 192."""
+    within, between = Link(0.0, A100_NODE, 1e30), Link(0.0, DGX_NETWORK_Bps, 1e30)
+    hierarchical = 2 * 15 / 16 / float(hierarchical_s(1.0, 2, 8, within, between, 1))
+    assert hierarchical < 0.85 * 192e9
+
+
+def test_the_slower_of_network_and_links_within_nodes_limits_a_ring() -> None:
+    """Eight GPUs on PCIe (16 GB/s) do not use a network of 100 GB/s; with NVLink, a network of 12.5 GB/s limits."""
+    pcie, nvlink = (Link(0.0, 100e9, 1e30, near_bandwidth_Bps=16e9), Link(0.0, 12.5e9, 1e30, near_bandwidth_Bps=240e9))
+    volume = 2 * 15 / 16 * 1e9
+    assert ring_s(1e9, 16, pcie, 2) == pytest.approx(volume / 16e9)
+    assert ring_s(1e9, 16, nvlink, 2) == pytest.approx(volume / 12.5e9)
+    assert ring_s(1e9, 2, pcie, 2) == pytest.approx(1e9 / 100e9), "one rank per node uses no link within a node"
+
+
+def test_a_tree_over_two_nodes_sends_half_of_the_bytes() -> None:
+    """NVIDIA/nccl, issue 946: a tree over two nodes may reach twice the bus bandwidth of the network."""
+    link = Link(0.0, 12.5e9, 1e30, near_bandwidth_Bps=240e9)
+    assert double_tree_s(1e9, 16, link, 2) == pytest.approx(1e9 / 12.5e9)
+    assert double_tree_s(1e9, 32, link, 4) == pytest.approx(2e9 / 12.5e9)
+    slow = replace(link, near_bandwidth_Bps=10e9)
+    assert double_tree_s(1e9, 16, slow, 2) == pytest.approx(2e9 / 10e9), "each rank sends everything up and down"
+    assert bus_Bps(1e9, 16, link, 2) > 1.8 * 12.5e9

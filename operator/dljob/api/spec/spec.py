@@ -100,7 +100,8 @@ class DLJobSpec(ApiModel):
         Collective,
         Field(
             description="All-reduce algorithm for the gradients. Auto: the planner chooses, and ranks that can use "
-            "several algorithms measure them when they start and use the fastest."
+            "several algorithms measure them when they start and use the fastest. On GPUs, gradients are reduced with "
+            "NCCL: Auto, Torch, Ring and MPI mean NCCL there, and the others exclude GPUs."
         ),
     ] = Collective.AUTO
     gradient_compression: Annotated[

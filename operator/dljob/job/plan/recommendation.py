@@ -22,7 +22,7 @@ from dljob.job.defaults import (
 )
 from dljob.job.plan.grace import too_short_grace
 from dljob.job.plan.request import planner_request
-from dljob.job.plan.status import plan_status
+from dljob.job.plan.status import plan_status, predicted
 from dljob.job.plan.trainer import trainer_plan
 from dljob.job.profiles import learned
 from dljob.job.scale_up import missing_nodes, plan_on_new_nodes, waiting_text
@@ -63,8 +63,13 @@ class Recommendation:
         """Return the recommendation as a JSON object with the keys ``job``, ``plan``, ``warning`` and ``infeasible``.
 
         ``plan`` has the form of the job's status.plan, and is None if no plan is possible. ``infeasible`` then says
-        why, and is None otherwise. ``warning``: text about the plan; None without a warning.
+        why, and is None otherwise. ``warning``: text about the plan; None without a warning. ``unsupported``: better
+        plans that the trainer cannot run yet, each with ``summary``, ``reason`` and ``predicted``.
         """
+        better = [
+            {"summary": u.summary, "reason": u.reason, "predicted": predicted(u.prediction).manifest()}
+            for u in self.answer.unsupported
+        ]
         if isinstance(self.answer, Infeasible):
             found = self.answer
             rejected = [Rejected(summary=r.summary, reason=r.reason).manifest() for r in found.refusals]
@@ -75,13 +80,14 @@ class Recommendation:
                 "transient": found.transient,
                 "rejected": rejected,
             }
-            return {"job": self.job.name, "plan": None, "warning": None, "infeasible": problem}
+            return {"job": self.job.name, "plan": None, "warning": None, "infeasible": problem, "unsupported": better}
         job = self.job
         digest = trainer_plan(
             job.name, job.namespace or "default", "none", job.spec, self.answer, 1, 1, job.name, "cluster.local"
         ).digest()
         shown = plan_status(job.spec, self.answer, 1, digest, self.defaults).manifest()
-        return {"job": job.name, "plan": shown, "warning": self.answer.warning, "infeasible": None}
+        warning = self.answer.warning
+        return {"job": job.name, "plan": shown, "warning": warning, "infeasible": None, "unsupported": better}
 
 
 def parse_job(manifest: object) -> Job:
@@ -139,6 +145,7 @@ def recommend(
     lines = applied(job.spec, defaults)
     job = replace(job, spec=with_defaults(job.spec, defaults))
     request = planner_request(job.name, job.spec, site=site_of(defaults), begin_s=begin_s)
+    request = replace(request, asks_unsupported=True)
     found = plan(request, view, constants)
     if isinstance(found, Infeasible) and (larger := plan_on_new_nodes(request, view, constants, templates)):
         decision, larger_view = larger

@@ -125,6 +125,7 @@ def planner_request(
         deadline_s=duration_s(spec.objective.deadline) if spec.objective.deadline else None,
         # Torchrun scripts and MPI programs reduce gradients themselves whatever the plan says, and ignore shares.
         collective=collective or _REDUCED_BY_SCRIPT.get(framework) or ("ParameterServer" if asynchronous else None),
+        reduced_by_script=framework in _REDUCED_BY_SCRIPT,
         strategy=strategy.value,
         no_split_reason="optimizer.findLearningRate needs ranks that hold the whole model"
         if spec.optimizer.find_learning_rate

@@ -1,6 +1,7 @@
 """Translate nodes and pods of the API server for the ledger of capacity (``dljob.scheduling``). No I/O."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from sys import intern
 from typing import Any
 
@@ -40,6 +41,32 @@ def bound_pod(body: Mapping[str, Any]) -> BoundPod | None:
     return BoundPod(intern(name), pod_requests(spec, status))  # All pods of a node share its name.
 
 
+@dataclass(frozen=True)
+class Devices:
+    """The devices of a node: their type, their number, and True if they are GPUs. A CPU node has one device."""
+
+    type: str
+    count: int
+    is_gpu: bool
+
+
+def devices_of(node: NodeSeen) -> Devices:
+    """Return the devices of a node, from its product label and from the resources that device plugins offer.
+
+    Plans, queues, quotas and forecasts get a node's devices from this function only, so another source of them, such as
+    the ResourceSlices of dynamic resource allocation, needs to be read only here.
+    """
+    count = in_units(resources(node.allocatable)).devices
+    product = next((node.labels[label] for label in GPU_PRODUCT_LABELS.values() if label in node.labels), None)
+    if count > 0 and product is None:
+        product = node.labels.get(DEVICE_LABEL)
+    # If the device plugin of a GPU node does not run, the node has no free device. It must not count as a CPU node,
+    # because CPU pods are not placed on nodes with a GPU label.
+    if product and (count > 0 or DEVICE_LABEL not in node.labels):
+        return Devices(product, count, True)
+    return Devices(node.labels.get(DEVICE_LABEL, PLAIN_CPU), 1, False)
+
+
 def node_capacity(node: NodeSeen) -> NodeCapacity | None:
     """Return a node's device type, devices and allocatable resources; None if it is not ready or not schedulable.
 
@@ -48,30 +75,25 @@ def node_capacity(node: NodeSeen) -> NodeCapacity | None:
     if not (node.ready and node.schedulable):
         return None
     total = in_units(resources(node.allocatable))
-    product = next((node.labels[label] for label in GPU_PRODUCT_LABELS.values() if label in node.labels), None)
-    if total.devices > 0 and product is None:
-        product = node.labels.get(DEVICE_LABEL)
-    # If the device plugin of a GPU node does not run, the node has no free device. It must not count as a CPU node,
-    # because CPU pods are not placed on nodes with a GPU label.
-    is_gpu = product is not None and (total.devices > 0 or DEVICE_LABEL not in node.labels)
+    found = devices_of(node)
     if absurd := _absurd(node.name, total):
-        total = NOTHING
+        total, found = NOTHING, replace(found, count=0 if found.is_gpu else 1)
     bandwidth = float(amount(node.bandwidth)) if node.bandwidth else 0.0
     shown = Node(
         name=node.name,
-        device=product if is_gpu and product else node.labels.get(DEVICE_LABEL, PLAIN_CPU),
-        devices=total.devices if is_gpu else 1,
-        free_devices=total.devices if is_gpu else 1,
+        device=found.type,
+        devices=found.count,
+        free_devices=found.count,
         cpu=total.cpu_m / 1000,
         free_cpu=total.cpu_m / 1000,
         free_memory_nbytes=total.memory_nbytes,
         link_bandwidth_Bps=bandwidth if bandwidth > 0 else None,
-        is_gpu=is_gpu,
+        is_gpu=found.is_gpu,
         labels=node.labels,
         taints=tuple(taint for taint in node.taints if taint[2] != "PreferNoSchedule"),
         left_out=absurd,
     )
-    return NodeCapacity(shown, total)
+    return NodeCapacity(shown, replace(total, devices=found.count) if found.is_gpu else total)
 
 
 def _absurd(name: str, total: Requests) -> str | None:

@@ -6,6 +6,7 @@ the number of ranks. Every function accepts numbers or arrays and returns second
 """
 
 from dataclasses import dataclass
+from math import inf
 from typing import Literal
 
 import numpy as np
@@ -19,7 +20,10 @@ Number = float | NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Link:
-    """Latency and bandwidth of the slowest link between the ranks."""
+    """Latency and bandwidth of the slowest link between the ranks.
+
+    Between nodes, the bandwidth is that of a node's network, over all its network cards.
+    """
 
     latency_s: float
     bandwidth_Bps: float
@@ -28,16 +32,24 @@ class Link:
     name: str = "link"
     near_latency_s: float | None = None
     """Latency between ranks on the same node. None: the same as ``latency_s``."""
+    near_bandwidth_Bps: float | None = None
+    """Bandwidth of a rank to others on the same node, in one direction. None: it never limits a collective."""
 
     def __post_init__(self) -> None:
         near_s = 0.0 if self.near_latency_s is None else self.near_latency_s
-        if not (self.latency_s >= 0 and near_s >= 0 and self.bandwidth_Bps > 0 and self.reduce_Bps > 0):
+        bandwidths = (self.bandwidth_Bps, self.reduce_Bps, self.inside_Bps)
+        if not (self.latency_s >= 0 and near_s >= 0 and min(bandwidths) > 0):
             raise ValueError(f"link: found {self}; expected latencies of 0 or more and bandwidths above 0")
 
     @property
     def inside_s(self) -> float:
         """Return the latency between ranks on the same node."""
         return self.latency_s if self.near_latency_s is None else self.near_latency_s
+
+    @property
+    def inside_Bps(self) -> float:  # noqa: N802 - the unit is part of the name
+        """Return the bandwidth between ranks on the same node; infinite if it limits nothing."""
+        return inf if self.near_bandwidth_Bps is None else self.near_bandwidth_Bps
 
 
 ETHERNET_BANDWIDTH_Bps = 1.25e9
@@ -58,12 +70,15 @@ def ring_s(nbytes: float, n: Number, link: Link, nodes: Number | None = None) ->
     (n-1)/n V gamma, with V = ``nbytes``, latency alpha, beta = 1 / bandwidth, and gamma seconds to reduce a byte. The
     latency part grows with n, but the volume hardly does. Each of n parts of the buffer travels n - 1 hops to be
     reduced, and then its sum travels n - 1 hops. If ``nodes`` nodes hold several ranks each, in rank order, one hop per
-    node leaves the node and takes alpha. The other hops take the lower latency within a node.
+    node leaves the node and takes alpha. The other hops take the lower latency within a node. All hops carry the same
+    bytes at the same time, so the slower of network and links within a node (NVLink, PCIe) sets the pace.
     """
     part = (n - 1) / n * nbytes
+    bandwidth_Bps = np.where(np.asarray(n) > (n if nodes is None else nodes), link.inside_Bps, inf)
+    bandwidth_Bps = np.minimum(bandwidth_Bps, link.bandwidth_Bps)
     hops = n - 1 if nodes is None else np.minimum(np.where(np.asarray(nodes) > 1, nodes, 0), n - 1)
     latency_s = hops * link.latency_s + (n - 1 - hops) * link.inside_s
-    return 2 * latency_s + 2 * part / link.bandwidth_Bps + part / link.reduce_Bps
+    return 2 * latency_s + 2 * part / bandwidth_Bps + part / link.reduce_Bps
 
 
 def scatter_gather_s(
@@ -186,10 +201,16 @@ def double_tree_s(nbytes: float, n: Number, link: Link, nodes: Number | None = N
     is added once. If nodes hold several ranks, the trees span ``nodes`` nodes and a node's ranks form a chain (NCCL
     2.4; Jeaugey 2019). Then h is ceil(log2 nodes), and each direction has n / nodes - 1 more hops with the lower
     latency within a node.
+
+    A node's network carries 2 V in each direction, and so do the links of each rank within a node. Two nodes are an
+    exception: each sends V/2 up one tree and V/2 down the other, so the network carries V (NCCL's maintainers: issue
+    946 of NVIDIA/nccl).
     """
     over = n if nodes is None else nodes
     levels_s = np.maximum(_rounds(over) - 1, 0) * link.latency_s + (np.ceil(n / over) - 1) * link.inside_s
-    pipelined = (np.sqrt(levels_s) + np.sqrt(nbytes / link.bandwidth_Bps)) ** 2
+    part = np.where(np.asarray(over) == 2, 0.5, 1.0)
+    inside = np.where(np.asarray(n) > over, 1 / link.inside_Bps, 0.0)
+    pipelined = (np.sqrt(levels_s) + np.sqrt(nbytes * np.maximum(part / link.bandwidth_Bps, inside))) ** 2
     return np.asarray(2 * (pipelined + link.latency_s) + nbytes / link.reduce_Bps)
 
 

@@ -23,10 +23,6 @@ _BETWEEN = ("activation", "attention")
 """Kinds of layers that may stand between the two linear layers of a tensor-parallel pair.
 
 Tensor parallelism can split these layers, because they compute every unit independently."""
-HEADS = 4
-"""Attention heads of gpt-mini, the only model whose attention the trainer splits."""
-
-
 MAX_STAGES = 64
 """Maximum number of pipeline stages that the API accepts."""
 
@@ -164,7 +160,7 @@ def _pairs_of(workload: Workload) -> Pairs | None:
             sums += [second.output_elements, layers[at - 1].output_elements if at else 0.0]
             # A layer does not store its number of inputs. Its operations are 2 x inputs x outputs at every position.
             inputs = round(second.forward_FLOPs / 2 / second.output_elements)
-            units.append(HEADS if middle.kind == "attention" else inputs)
+            units.append(middle.heads if middle.kind == "attention" else inputs)
             at += 2
         at += 1
     if not inside:
@@ -220,8 +216,9 @@ def state_nbytes(workload: Workload) -> float:
 
 
 def held_nbytes(workload: Workload, parameters: float) -> float:
-    """Return the bytes of some parameters of the model with their gradients and optimizer state.
+    """Return the bytes of some parameters of the model with their gradients, optimizer state and 16-bit copies.
 
     ``parameters``: the number of these parameters.
     """
-    return (2 + workload.optimizer_slots) * REAL_NBYTES * parameters
+    copies = workload.parameter_copies_nbytes * parameters / max(1, workload.parameters)
+    return (2 + workload.optimizer_slots) * REAL_NBYTES * parameters + copies

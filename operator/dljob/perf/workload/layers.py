@@ -37,6 +37,8 @@ class Layer:
     """The part of ``moved_elements`` that the forward pass reads and writes."""
     forward_16_nbytes: float = 0.0
     """The part of ``moved_16_nbytes`` that the forward pass reads and writes."""
+    heads: int = 0
+    """Number of attention heads; 0 for other layers."""
     weight_accesses: int = 3
     """How often both passes access the parameters: each reads them, and the backward pass writes their gradients."""
 
@@ -327,6 +329,7 @@ class Net:
         out = (tokens, triple // 3)
         kept = self._tensor
         self._emit("attention", out, flops, has_weights=True)  # each product has gradients for two factors
+        self.layers[-1] = replace(self.layers[-1], heads=heads)
         if not fused:
             for each in (self._kept, self._scope):
                 each.elements[kept] += heads * tokens * tokens

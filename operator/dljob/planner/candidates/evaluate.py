@@ -18,7 +18,7 @@ from dljob.planner.candidates.accumulation import micro_batches_of
 from dljob.planner.candidates.batch_split import Kind, even, even_split, split
 from dljob.planner.candidates.interrupted import interrupted
 from dljob.planner.candidates.measured import communication_ratio, predicted
-from dljob.planner.candidates.options import Option, link_of, overlap_of, priced
+from dljob.planner.candidates.options import Option, link_of, message_link_of, overlap_of, priced
 from dljob.planner.types import Choice, CollectiveName, Group, Prediction, Refusal, Request
 from dljob.planner.types.texts import gibibytes, group_names, rate, samples
 
@@ -136,8 +136,6 @@ def evaluate(
     ranks, nodes = sum(p.ranks for p in parts), sum(p.nodes for p in parts)
     layered = collective == "LayeredServer"
     serving = (1 if layered else servers) if collective in SERVERS and ranks > 1 else 0
-    if layered and parts[0].option.pool.is_gpu:
-        return Refusal(describe(parts), "collective LayeredServer needs ranks on CPUs, because MPI sends its messages")
     apart = request.synchronization != "Synchronous"
 
     def shares_with(options: Sequence[Option]) -> list[list[int]] | None:
@@ -163,7 +161,7 @@ def evaluate(
     timing = step(
         compute_s=busy_s - data_s - saved_s,
         data_s=data_s,
-        collective=priced(collective, chosen[0].pool.is_gpu),
+        collective=priced(collective, chosen[0].pool.is_gpu, request.reduced_by_script),
         gradient_nbytes=request.wire_nbytes(workload.gradient_nbytes),
         ranks=ranks,
         link=link,
@@ -178,7 +176,8 @@ def evaluate(
     )
     measured = len(known) == len(chosen) and not apart
     if apart:
-        timing = round_of(timing, ranks - serving, workload.gradient_nbytes, link, request.staleness_bound)
+        messages, _ = message_link_of(chosen, nodes)
+        timing = round_of(timing, ranks - serving, workload.gradient_nbytes, messages, request.staleness_bound)
     if measured:
         busiest = max(o.ranks_per_node for o in chosen)
         one_s = (busy_s - data_s) / slowest.option.slowdown
@@ -187,7 +186,11 @@ def evaluate(
         timing = _as_measured(timing, known, Runs(*at))
     sizes = "+".join(str(b) for s in shares for b in s) if ranks <= 8 else f"{request.global_batch} samples"
     names = group_names([p.option.label for p in parts])
-    how = f"{_how(collective, request)}{', sharded optimizer' if sharded else ''}" if ranks > 1 else "alone"
+    how = (
+        f"{_how(collective, request, chosen[0].pool.is_gpu)}{', sharded optimizer' if sharded else ''}"
+        if ranks > 1
+        else "alone"
+    )
     how += f", {micro_batches} micro-batches" if micro_batches > 1 else ""
     how += f", {workload.precision}" if workload.precision != "FP32" else ""
     how += ", activation checkpointing" if workload.recomputes else ""
@@ -261,8 +264,10 @@ def _cpus(option: Option, share: int, timing: Step, link: Link) -> float:
     return option.cores * max(LEAST_BUSY, busy)
 
 
-def _how(collective: CollectiveName, request: Request) -> str:
+def _how(collective: CollectiveName, request: Request, is_gpu: bool) -> str:
     """Describe how ranks combine gradients, such as 'Ring' or 'ParameterServer within 3 steps' (a staleness bound)."""
+    if collective != "Torch" and priced(collective, is_gpu, request.reduced_by_script) == "NCCL":
+        return f"{collective} (NCCL)"
     within = {
         "Synchronous": "",
         "Asynchronous": ", asynchronous",

@@ -1,21 +1,27 @@
-"""Predicted step time and memory of model-parallel candidates (pipeline and tensor parallelism)."""
+"""Predicted step time and memory of model-parallel candidates (pipeline and tensor parallelism).
+
+A candidate may also combine data parallelism with one of the two (a hybrid): d replicas of the model, each split over p
+ranks, compute d parts of the batch and all-reduce the gradients of each part of the model over the d ranks that hold it
+(Narayanan et al. 2021, arXiv 2104.04473, section 3). A hybrid with one replica is plain model parallelism.
+"""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, exp, hypot
 from typing import Literal
 
 from dljob.perf.resources import energy, memory
 from dljob.perf.step import model_split as split
-from dljob.perf.step.communication import SHARED_MEMORY_LATENCY_S, Link, allreduce_s
+from dljob.perf.step.communication import Link, allreduce_s
 from dljob.perf.step.compute import STEP_OVERHEAD_S, update_s
-from dljob.perf.step.input_data import HOST_BANDWIDTH_Bps
-from dljob.perf.step.step import P90
+from dljob.perf.step.step import P90, buckets, exposed_s
 from dljob.perf.step.synchronization import agreement_s, straggler_factor
+from dljob.perf.step.zero import element_nbytes
 from dljob.perf.workload.workload import REAL_NBYTES, Workload
+from dljob.planner.candidates.accumulation import update_part_s
 from dljob.planner.candidates.evaluate import Part, describe
 from dljob.planner.candidates.interrupted import interrupted
-from dljob.planner.candidates.options import Option, link_of, priced
+from dljob.planner.candidates.options import link_of, message_link_of, overlap_of, priced
 from dljob.planner.types import Choice, CollectiveName, Group, Prediction, Refusal, Request
 from dljob.planner.types.texts import gibibytes, group_names, rate
 
@@ -34,23 +40,38 @@ class SplitCandidate:
     """A candidate plan with model parallelism: a set of ranks (``part``), and the way in which they split the model.
 
     ``collective``: algorithm of the all-reduce between tensor-parallel ranks; not used by a pipeline.
-    ``micro_batches``: number of micro-batches of each batch in a pipeline; 1 with tensor parallelism.
+    ``micro_batches``: number of micro-batches of each batch in a pipeline; 1 with tensor parallelism, unless it is a
+    hybrid. ``replicas``: number of replicas of the model; the trainer can run only one.
     """
 
     part: Part
     strategy: Literal["Pipeline", "Tensor"]
     collective: CollectiveName
     micro_batches: int = 1
+    replicas: int = 1
+
+    @property
+    def split_over(self) -> int:
+        """Return the number of ranks over which each replica of the model is split."""
+        return self.part.ranks // self.replicas
+
+    def divided(self, micro_batches: int) -> "SplitCandidate":
+        """Return the candidate with another number of micro-batches."""
+        return replace(self, micro_batches=micro_batches)
 
     def describe(self) -> str:
         """Return a text such as '3 x cpu, Pipeline of 3 stages, 12 micro-batches'."""
+        if self.replicas > 1:
+            how = "pipelines of {} stages" if self.strategy == "Pipeline" else "tensor-parallel groups of {} ranks"
+            accumulated = f", {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""
+            return f"{describe([self.part])}, {self.replicas} {how.format(self.split_over)}{accumulated}"
         if self.strategy == "Tensor":
             return f"{describe([self.part])}, Tensor, {self.collective}"
         return f"{describe([self.part])}, Pipeline of {self.part.ranks} stages, {self.micro_batches} micro-batches"
 
 
 @dataclass(frozen=True)
-class _Step:
+class SplitStep:
     """Predicted parts of the time of a model-parallel step, in seconds, without input data and waiting."""
 
     busy_s: float
@@ -73,7 +94,7 @@ def predict(candidate: SplitCandidate, request: Request, model: split.Model) -> 
     Raise ValueError if the model cannot be split as the candidate demands.
     """
     part, option = candidate.part, candidate.part.option
-    ranks, batch = part.ranks, request.global_batch
+    batch = ceil(request.global_batch / candidate.replicas)
     held = _memory_nbytes(candidate, batch, model)
     if held > option.memory_nbytes:
         why = (
@@ -89,6 +110,17 @@ def predict(candidate: SplitCandidate, request: Request, model: split.Model) -> 
         )
         return Refusal(f"{describe([part])}, {candidate.strategy}", why)
     step = (_pipeline if candidate.strategy == "Pipeline" else _tensor)(candidate, batch, model)
+    return prediction_of(part, step, request, model.workload, batch, held, host)
+
+
+def prediction_of(
+    part: Part, step: SplitStep, request: Request, workload: Workload, batch: int, held: int, host: int
+) -> Prediction:
+    """Return the prediction of a plan on equal ranks from the parts of its step.
+
+    ``batch``: samples whose input a rank prepares. ``held``, ``host``: memory in bytes of a rank and of a pod.
+    """
+    option, ranks = part.option, part.ranks
     data_s = option.fetching.exposed_input_s(step.busy_s, batch)
     link, _ = link_of([option], part.nodes)
     waiting_s = step.busy_s * (straggler_factor(ranks) - 1) + agreement_s(ranks, link.latency_s)
@@ -104,7 +136,7 @@ def predict(candidate: SplitCandidate, request: Request, model: split.Model) -> 
         compute_s=step.busy_s,
         communication_s=step.moving_s,
         total_s=total_s,
-        samples_per_s=batch / step_s,
+        samples_per_s=request.global_batch / step_s,
         memory_nbytes=held,
         energy_J=power_W * total_s,
         cost_usd=request.prices.with_energy_usd(energy.cost_usd(option.device, total_s, ranks), power_W * total_s),
@@ -112,11 +144,11 @@ def predict(candidate: SplitCandidate, request: Request, model: split.Model) -> 
         bottleneck=f"{longest[0]} {100 * longest[1] / step_s:.0f} %; {step.text}",
         basis="profile" if option.learned and option.learned.points else "catalogue",
         host_memory_nbytes=host,
-        efficiency=min(1.0, option.curve.seconds(batch) / (step_s * ranks)),
+        efficiency=min(1.0, option.curve.seconds(request.global_batch) / (step_s * ranks)),
         data_s=data_s,
         total_p90_s=total_s * exp(P90 * spread),
     )
-    return interrupted(made, request, model.workload, part.nodes)
+    return interrupted(made, request, workload, part.nodes)
 
 
 def choice(candidate: SplitCandidate, request: Request, prediction: Prediction) -> Choice:
@@ -133,21 +165,8 @@ def choice(candidate: SplitCandidate, request: Request, prediction: Prediction) 
     )
 
 
-def _messages(option: Option, nodes: int) -> tuple[Link, float]:
-    """Return (link between pipeline stages, standard deviation of log(measured / predicted) of its times).
-
-    Messages between stages always go through main memory, even from GPUs. On one node they do not use the network.
-    """
-    link, spread = link_of([option], nodes)
-    if not option.pool.is_gpu:
-        return link, spread
-    between = Link(SHARED_MEMORY_LATENCY_S, HOST_BANDWIDTH_Bps, name="main memory") if nodes == 1 else link
-    bandwidth_Bps = 1 / (1 / between.bandwidth_Bps + 2 / option.device.host_bandwidth_Bps)
-    return Link(between.latency_s, bandwidth_Bps, between.reduce_Bps, between.name), spread
-
-
-def _pipeline(candidate: SplitCandidate, batch: int, model: split.Model) -> _Step:
-    workload, option, k, p = model.workload, candidate.part.option, candidate.micro_batches, candidate.part.ranks
+def _pipeline(candidate: SplitCandidate, batch: int, model: split.Model) -> SplitStep:
+    workload, option, k, p = model.workload, candidate.part.option, candidate.micro_batches, candidate.split_over
     stages = model.cut_into(p)
     samples = ceil(batch / k)
     whole_s = option.computing.seconds(samples)
@@ -155,38 +174,103 @@ def _pipeline(candidate: SplitCandidate, batch: int, model: split.Model) -> _Ste
     update = update_s(workload, option.device)
     once_s = min(update + STEP_OVERHEAD_S, 0.9 * whole_s)
     slot_s = stages.arithmetic * (whole_s - once_s)
-    link, spread = _messages(option, candidate.part.nodes)
-    transfer_s = 2 * (link.latency_s + REAL_NBYTES * samples * stages.boundary_elements / link.bandwidth_Bps)
+    sent_nbytes = element_nbytes(workload) * samples * stages.boundary_elements
     busy_s = k * slot_s + STEP_OVERHEAD_S + update * stages.parameters / workload.parameters
+
+    def moving_s(placement: Placement) -> float:
+        transfer_s = 2 * (placement.messages.latency_s + sent_nbytes / placement.messages.bandwidth_Bps)
+        reducing_s = _reducing_s(candidate, placement, stages.parameters, slot_s)
+        return split.pipeline_s(slot_s, transfer_s, p, k) - k * slot_s + reducing_s
+
+    best = min(placements(candidate), key=moving_s)
     idle = (p - 1) / (k + p - 1)
-    return _Step(
+    return SplitStep(
         busy_s=busy_s,
         mean_s=min(busy_s, (k * (whole_s - once_s) + update) / p + STEP_OVERHEAD_S),
-        moving_s=split.pipeline_s(slot_s, transfer_s, p, k) - k * slot_s,
+        moving_s=moving_s(best),
         text=f"pipeline bubble {100 * idle:.0f} %: {p} stages, {k} micro-batches",
-        spread=spread,
+        spread=best.spread,
     )
 
 
-def _tensor(candidate: SplitCandidate, batch: int, model: split.Model) -> _Step:
+def _tensor(candidate: SplitCandidate, batch: int, model: split.Model) -> SplitStep:
     part, option, pairs = candidate.part, candidate.part.option, model.pairs
     assert pairs is not None, "checked before"
-    whole_s = option.computing.seconds(batch)
+    workload, k, t = model.workload, candidate.micro_batches, candidate.split_over
+    samples = ceil(batch / k)
+    whole_s = option.computing.seconds(samples)
     fixed_s = min(option.computing.seconds(0), whole_s)
-    busy_s = fixed_s + (whole_s - fixed_s) * split.kept_part(pairs.arithmetic, pairs.units, part.ranks)
-    link, spread = link_of([option], part.nodes)
+    each_s = (whole_s - fixed_s) * split.kept_part(pairs.arithmetic, pairs.units, t)
+    busy_s = fixed_s + each_s + (k - 1) * (each_s + fixed_s - update_part_s(option))
+    nodes = part.nodes if candidate.replicas == 1 else ceil(t / option.ranks_per_node)
+    link, spread = link_of([option], nodes)
     name = priced(candidate.collective, option.pool.is_gpu)
-    sums = {
-        n: float(allreduce_s(name, REAL_NBYTES * batch * n, float(part.ranks), link, nodes=part.nodes))
-        for n in set(pairs.summed_elements)
-    }
-    return _Step(
+    nbytes = element_nbytes(workload) * samples
+    sums = {n: float(allreduce_s(name, nbytes * n, float(t), link, nodes=nodes)) for n in set(pairs.summed_elements)}
+    placement, *_ = placements(candidate)
+    held = split.kept_part(pairs.parameters / workload.parameters, pairs.units, t) * workload.parameters
+    reducing_s = _reducing_s(candidate, placement, int(held), busy_s / k)
+    return SplitStep(
         busy_s=busy_s,
         mean_s=busy_s,
-        moving_s=sum(sums[n] for n in pairs.summed_elements),
+        moving_s=k * sum(sums[n] for n in pairs.summed_elements) + reducing_s,
         text=f"all-reduce of activations: {candidate.collective} over {link.name}, {rate(link.bandwidth_Bps)}",
         spread=spread,
     )
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the ranks of a replica are, and which links they use.
+
+    ``messages``: link between neighbouring pipeline stages. ``reducing``: link between the ranks that hold the same
+    part of the model, of which ``nodes`` nodes have some. ``spread``: standard deviation of log(measured / predicted).
+    """
+
+    messages: Link
+    reducing: Link
+    nodes: int
+    spread: float
+
+
+def placements(candidate: SplitCandidate) -> list[Placement]:
+    """Return the ways to place the ranks of each replica on nodes with g ranks each.
+
+    The first one has the p ranks of a replica beside each other. So on each node, min(p, g) groups of ranks reduce
+    gradients and share the node's network. If the number of replicas is a multiple of g, there is another one, in which
+    all ranks of a node hold the same stage: gradients stay within few nodes, and the g messages of a node share its
+    network.
+    """
+    part, option, p, d = candidate.part, candidate.part.option, candidate.split_over, candidate.replicas
+    g = option.ranks_per_node
+    if d == 1:
+        messages, spread = message_link_of([option], part.nodes)
+        return [Placement(messages, messages, 1, spread)]
+    messages, spread = message_link_of([option], ceil(p / g))
+    nodes = min(part.nodes, ceil(d / max(1, g // p)))
+    found = [Placement(messages, _shared(link_of([option], nodes)[0], min(p, g) if nodes > 1 else 1), nodes, spread)]
+    if d % g == 0 and g > 1 and part.nodes > 1:
+        between, spread = message_link_of([option], part.nodes)
+        found.append(Placement(_shared(between, g), link_of([option], d // g)[0], d // g, spread))
+    return found
+
+
+def _shared(link: Link, flows: int) -> Link:
+    return replace(link, bandwidth_Bps=link.bandwidth_Bps / flows)
+
+
+def _reducing_s(candidate: SplitCandidate, placement: Placement, parameters: int, last_s: float) -> float:
+    """Return the exposed seconds of the all-reduce of the gradients of ``parameters`` over the replicas.
+
+    ``last_s``: computing seconds of the last micro-batch, with whose backward pass the all-reduce overlaps.
+    """
+    if candidate.replicas == 1:
+        return 0.0
+    option, nbytes, d = candidate.part.option, REAL_NBYTES * parameters, float(candidate.replicas)
+    name = priced("Torch" if option.pool.is_gpu else "Ring", option.pool.is_gpu)
+    parts = buckets(nbytes)
+    total_s = allreduce_s(name, float(nbytes), d, placement.reducing, parts, nodes=placement.nodes)
+    return float(exposed_s(total_s, last_s, parts, overlap_of([option])))
 
 
 def _memory_nbytes(candidate: SplitCandidate, batch: int, model: split.Model) -> int:
@@ -195,10 +279,10 @@ def _memory_nbytes(candidate: SplitCandidate, batch: int, model: split.Model) ->
     On CPUs, this includes the parameters and optimizer state of the whole model (``split.state_nbytes``). Each rank
     first creates the whole model in main memory, and the whole state passes through main memory for a checkpoint.
     """
-    workload, ranks, is_gpu = model.workload, candidate.part.ranks, candidate.part.option.pool.is_gpu
+    workload, ranks, is_gpu = model.workload, candidate.split_over, candidate.part.option.pool.is_gpu
+    samples = ceil(batch / candidate.micro_batches)
     if candidate.strategy == "Pipeline":
         stages = model.cut_into(ranks)
-        samples = ceil(batch / candidate.micro_batches)
         held = split.held_nbytes(workload, stages.parameters)
         kept = samples * stages.activations(candidate.micro_batches) * workload.activation_nbytes
     else:
@@ -207,7 +291,7 @@ def _memory_nbytes(candidate: SplitCandidate, batch: int, model: split.Model) ->
         share = split.kept_part(pairs.parameters / workload.parameters, pairs.units, ranks)
         held = split.held_nbytes(workload, share * workload.parameters)
         outputs = split.kept_part(pairs.outputs, pairs.units, ranks)
-        samples, kept = batch, batch * outputs * workload.activation_nbytes
+        kept = samples * outputs * workload.activation_nbytes
     kept += memory.PREFETCHED_BATCHES * batch * workload.sample_nbytes
     state = 0.0 if is_gpu else split.state_nbytes(workload)
     return int(state + memory.held_nbytes(held, kept, samples * workload.transient_nbytes, is_gpu))

@@ -23,6 +23,13 @@ from dljob.planner.types import CollectiveName, Request, Strategy
 GPU_LATENCY_S = 10e-6
 """Latency between GPUs of one node, including the NCCL call."""
 
+NCCL_PART = 0.8
+"""Part of a GPU's data-sheet bandwidth to other GPUs of its node (NVLink, PCIe) that NCCL's all-reduce reaches.
+
+Published measurements of large messages (vTrain, MICRO 2024, artifact): 229 of 300 GB/s on 8 A100, and 134.5 of 150
+GB/s on 8 V100. On networks between nodes NCCL reaches nearly all: 192 of 200 GB/s on DGX A100 (issue 812 of
+NVIDIA/nccl), so their bandwidth counts as stated."""
+
 AUTO: dict[bool, tuple[CollectiveName, ...]] = {
     False: ("Ring", "HalvingDoubling", "Butterfly", "Tree", "ParameterServer"),
     True: ("Torch",),
@@ -269,12 +276,12 @@ def link_of(chosen: list[Option], nodes: int) -> tuple[Link, float]:
     devices or shared memory. Between nodes, its bandwidth is the measured one, else the one in the nodes' annotations,
     else that of 10 Gbit Ethernet. If a plan may span racks or zones, the network between them limits the link.
     The ranks of a node do not divide the bandwidth, because in a ring in rank order, every node has one flow in and one
-    flow out.
+    flow out. The links between the GPUs of a node have a bandwidth of their own (``Link.near_bandwidth_Bps``).
     """
     near_s = near_latency_s(chosen[0].pool.is_gpu)
     if nodes == 1:
         (only,) = chosen
-        bandwidth_Bps = only.device.peer_bandwidth_Bps
+        bandwidth_Bps = peer_Bps(only)
         return Link(near_s, bandwidth_Bps, _reduce_Bps(chosen), "the node's own links"), LINK_SPREAD["catalogue"]
     latencies = [o.learned.link_latency_s for o in chosen if o.learned and o.learned.link_latency_s is not None]
     measured = [o.learned.link_bandwidth_Bps for o in chosen if o.learned and o.learned.link_bandwidth_Bps]
@@ -294,7 +301,29 @@ def link_of(chosen: list[Option], nodes: int) -> tuple[Link, float]:
         name = "the network between racks or zones" if slower else name
         bandwidth_Bps = min(bandwidth_Bps, crossing.bandwidth_Bps or bandwidth_Bps)
         latency_s = max(latency_s, crossing.latency_s or 0.0)
-    return Link(latency_s, bandwidth_Bps, _reduce_Bps(chosen), name, min(near_s, latency_s)), spread
+    near_Bps = min((peer_Bps(o) for o in chosen if o.pool.is_gpu and o.ranks_per_node > 1), default=None)
+    return Link(latency_s, bandwidth_Bps, _reduce_Bps(chosen), name, min(near_s, latency_s), near_Bps), spread
+
+
+def message_link_of(chosen: list[Option], nodes: int) -> tuple[Link, float]:
+    """Return (link for MPI's messages between ranks, standard deviation of log(measured / predicted) of its times).
+
+    MPI sends the messages of pipelines and of asynchronous servers, always through main memory, even from GPUs. On one
+    node they do not use the network.
+    """
+    link, spread = link_of(chosen, nodes)
+    if not chosen[0].pool.is_gpu:
+        return link, spread
+    memory_link = Link(communication.SHARED_MEMORY_LATENCY_S, input_data.HOST_BANDWIDTH_Bps, name="main memory")
+    between = memory_link if nodes == 1 else link
+    host_Bps = min(option.device.host_bandwidth_Bps for option in chosen)
+    bandwidth_Bps = 1 / (1 / between.bandwidth_Bps + 2 / host_Bps)
+    return Link(between.latency_s, bandwidth_Bps, between.reduce_Bps, between.name), spread
+
+
+def peer_Bps(option: Option) -> float:  # noqa: N802 - the unit is part of the name
+    """Return the bandwidth in bytes/s between two ranks on the same node, in one direction, that collectives reach."""
+    return option.device.peer_bandwidth_Bps * (NCCL_PART if option.pool.is_gpu else 1.0)
 
 
 def near_latency_s(is_gpu: bool) -> float:
@@ -311,16 +340,30 @@ def summing(option: Option) -> tuple[CollectiveName, ...]:
     return tuple(n for n in names if n in HALVES) if option.strategy == "Optimizer" else names
 
 
-def priced(collective: CollectiveName, is_gpu: bool) -> communication.Collective:
-    """Return the collective whose time formula applies on these devices: on GPUs, ``Torch`` means NCCL."""
-    return "NCCL" if is_gpu and collective == "Torch" else collective
+NCCL_NAMES: tuple[CollectiveName, ...] = ("Torch", "Ring", "MPI")
+"""Collectives that a job on GPUs may name. The trainer uses NCCL for all of them.
+
+``Ring`` and ``MPI`` are accepted because specs of earlier releases name them, and because NCCL does what they say: it
+reduces along rings where that is fast, or chooses. The other names promise algorithms that NCCL does not have."""
+
+
+def priced(collective: CollectiveName, is_gpu: bool, by_script: bool = False) -> communication.Collective:
+    """Return the collective whose time formula applies on these devices: on GPUs, ``NCCL_NAMES`` mean NCCL.
+
+    ``by_script``: True if a script reduces gradients itself (``Request.reduced_by_script``), for example with MPI.
+    """
+    nccl = is_gpu and (collective == "Torch" or (collective in NCCL_NAMES and not by_script))
+    return "NCCL" if nccl else collective
 
 
 def _reduce_Bps(chosen: list[Option]) -> float:  # noqa: N802 - the unit is part of the name
     """Return the bytes per second at which the slowest device adds a received buffer to its own.
 
-    It is a third of the memory bandwidth, because adding two buffers reads both and writes a third.
+    On CPUs, it is a third of the memory bandwidth, because adding two buffers reads both and writes a third. On GPUs,
+    it is infinite: NCCL's kernels add a part of a buffer while they receive the next one.
     """
+    if chosen[0].pool.is_gpu:
+        return inf
     return min(o.device.memory_bandwidth_Bps for o in chosen) / 3
 
 

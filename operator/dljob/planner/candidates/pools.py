@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from dljob.cluster import ClusterView, Node
-from dljob.cluster.catalogue import GPU_RESOURCES, VENDORS, canonical, gpu
+from dljob.cluster.catalogue import GPU_RESOURCES, VENDORS, canonical, gpu, vendor
 from dljob.cluster.domains import Crossing
 from dljob.perf.resources.memory import PROCESS_NBYTES
 from dljob.planner.types import Refusal, Request
@@ -47,8 +47,25 @@ class Pool:
         return self.is_gpu and gpu(self.device) is None
 
     @property
+    def kind(self) -> str:
+        """Return the kind of the device: 'CPUs', 'NVIDIA GPUs' or 'AMD GPUs'. A job uses devices of one kind only.
+
+        The trainer image has one build of PyTorch, for CUDA or for ROCm, and NCCL does not span GPUs and CPUs.
+        """
+        return kind_of(self.device, self.is_gpu)
+
+    @property
     def nodes(self) -> int:
         return len(self.free)
+
+
+KINDS = ("NVIDIA GPUs", "AMD GPUs", "CPUs")
+"""All kinds of devices, in the order in which the search goes through them."""
+
+
+def kind_of(device: str, is_gpu: bool) -> str:
+    """Return the kind of a device, one of ``KINDS``."""
+    return {"nvidia": "NVIDIA GPUs", "amd": "AMD GPUs"}[vendor(device)] if is_gpu else "CPUs"
 
 
 def _tolerates(tolerations: Iterable[Mapping[str, object]], taint: tuple[str, str, str]) -> bool:

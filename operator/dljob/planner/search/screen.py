@@ -82,6 +82,7 @@ class Screen:
         self._latency_s = np.array([link.latency_s for link, _ in links])
         self._bandwidth_Bps = np.array([link.bandwidth_Bps for link, _ in links])
         self._reduce_Bps = np.array([link.reduce_Bps for link, _ in links])
+        self._near_Bps = np.array([link.inside_Bps for link, _ in links])
         self._link_spread = np.array([spread for _, spread in links])
         self._own = [link_of([o], 1)[0] for o in options]
         self._idle_W = np.array([energy.rank_watts(o.device, 0.0) * o.ranks_per_node for o in options])
@@ -175,7 +176,7 @@ class Screen:
         for i, collective in enumerate(self._collectives):
             total = np.zeros(len(counts))
             for link, rows in groups:
-                name = priced(collective, is_gpu)
+                name = priced(collective, is_gpu, self.request.reduced_by_script)
                 total[rows] = allreduce_s(
                     name, nbytes, n[rows], link, parts, nodes=nodes[rows], tensors=self.workload.tensors
                 )
@@ -270,6 +271,7 @@ class Screen:
                 np.where(used, self._latency_s, 0.0).max(axis=1),
                 np.where(used, self._bandwidth_Bps, np.inf).min(axis=1),
                 np.where(used, self._reduce_Bps, np.inf).min(axis=1),
+                np.where(used, self._near_Bps, np.inf).min(axis=1),
             ],
             axis=1,
         )
@@ -279,6 +281,6 @@ class Screen:
         return list(zip(links, rows, strict=True))
 
     def _between(self, key: Floats) -> Link:
-        latency_s, bandwidth_Bps, reduce_Bps = map(float, key[1:])
+        latency_s, bandwidth_Bps, reduce_Bps, near_Bps = map(float, key[1:])
         near_s = min(latency_s, near_latency_s(self.options[0].pool.is_gpu))
-        return Link(latency_s, bandwidth_Bps, reduce_Bps, near_latency_s=near_s)
+        return Link(latency_s, bandwidth_Bps, reduce_Bps, near_latency_s=near_s, near_bandwidth_Bps=near_Bps)

@@ -12,6 +12,7 @@ from dljob.planner.types.decision import (
     Prediction,
     Refusal,
     Strategy,
+    Unsupported,
 )
 from dljob.planner.types.request import Batches, FixedChoice, Request, RunningBatch
 
@@ -31,4 +32,5 @@ __all__ = [
     "Request",
     "RunningBatch",
     "Strategy",
+    "Unsupported",
 ]

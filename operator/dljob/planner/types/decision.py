@@ -109,6 +109,19 @@ class Refusal:
 
 
 @dataclass(frozen=True)
+class Unsupported:
+    """A plan that would fit or would be better, but that the trainer cannot run yet. It is never chosen.
+
+    ``summary``: text such as '4 x a100 (8 ranks each), ZeRO-3'. ``reason``: text such as 'would fit: 31.2 GiB per rank,
+    1.93s per step'.
+    """
+
+    summary: str
+    reason: str
+    prediction: Prediction
+
+
+@dataclass(frozen=True)
 class BatchOption:
     """A global batch size that was planned, to compare it with the chosen one."""
 
@@ -168,6 +181,8 @@ class Decision:
     """The part of the cluster for which the chosen plan was predicted. The plan's pods must be bound to this part."""
     checkpoint_s: float = 0.0
     """Predicted seconds to write a checkpoint; 0 if the model is unknown."""
+    unsupported: tuple[Unsupported, ...] = ()
+    """Better plans that the trainer cannot run yet; empty unless the request asks for them (``asks_unsupported``)."""
 
 
 @dataclass(frozen=True)
@@ -186,3 +201,5 @@ class Infeasible:
     """Found value, expected value and remedy."""
     transient: bool = False
     refusals: tuple[Refusal, ...] = ()
+    unsupported: tuple[Unsupported, ...] = ()
+    """Plans that would fit, but that the trainer cannot run yet; empty unless the request asks for them."""

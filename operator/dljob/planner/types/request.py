@@ -108,6 +108,8 @@ class Request:
     steps need. Texts then give ratios, which are the same for the remaining steps, instead of times."""
     collective: CollectiveName | None = None
     """The collective that the user requests; None: the planner chooses."""
+    reduced_by_script: bool = False
+    """True if the job's script reduces gradients itself (torchrun, MPI), whatever the collective of the plan is."""
     strategy: Literal["Data", "Optimizer", "Pipeline", "Tensor", "Auto"] = "Data"
     """The strategy that the user requests. Auto: the planner chooses."""
     no_split_reason: str | None = None
@@ -141,6 +143,8 @@ class Request:
     """True to compare the times of plans by their p90. ``plan`` sets this field if multi-device steps were measured.
     Predictions then differ in certainty, and the plan with the smallest median often has the largest error."""
     candidates_kept: int = 5
+    asks_unsupported: bool = False
+    """True if the result should name better plans that the trainer cannot run yet, which takes a search of its own."""
     prices: Prices = CATALOGUE_PRICES
     energy: EnergySettings = ASSUMED_ENERGY
     begin_s: float = 0.0

@@ -1,0 +1,97 @@
+"""Sharded training state (ZeRO): memory of a rank, and exposed communication of a step, for each stage.
+
+n ranks hold P parameters in units, which are gathered and reduced as a whole (such as transformer layers). Stage 1
+shards the optimizer state, stage 2 also the gradients, and stage 3 (FSDP) also the parameters (Rajbhandari et al. 2020,
+arXiv 1910.02054, sections 5 and 7). A rank sends, in messages of P (n - 1)/n elements in total each:
+
+    stages 0, 1   per step: a reduce-scatter of gradients, and an all-gather (of gradients or new parameters)
+    stage 2       per micro-batch: a reduce-scatter; per step: an all-gather of the new parameters
+    stage 3       per micro-batch: an all-gather for the forward pass, one for the backward pass, a reduce-scatter
+
+So with one micro-batch, stage 3 sends 1.5 times the bytes of data parallelism. With gradient accumulation, stages 2 and
+3 repeat it for each micro-batch, because no rank has room for all gradients.
+"""
+
+from math import ceil
+from typing import Literal
+
+from dljob.perf.step.communication import Link, scatter_gather_s
+from dljob.perf.step.step import BUCKET_NBYTES, buckets, exposed_s
+from dljob.perf.workload.workload import HALF_NBYTES, REAL_NBYTES, Workload
+
+Stage = Literal[0, 1, 2, 3]
+"""0: plain data parallelism, in which each rank holds all state."""
+GATHERED_UNITS = 2
+"""Units whose parameters a rank of stage 3 holds as a whole: the one that it computes, and the next one."""
+
+
+def unit_parameters(workload: Workload) -> int:
+    """Return the number of parameters of a unit, which is gathered and reduced as a whole.
+
+    It is that of the layer with the most parameters, but at least that of a bucket. In transformers, this is the token
+    embedding, which has about as many as a whole transformer layer: 210 and 201 million with 4,096 hidden features.
+    """
+    largest = max((layer.parameters for layer in workload.layers), default=0)
+    return min(workload.parameters, max(largest, BUCKET_NBYTES // REAL_NBYTES))
+
+
+def units(workload: Workload) -> int:
+    """Return the number of units of the model; at least 1."""
+    return max(1, ceil(workload.parameters / max(1, unit_parameters(workload))))
+
+
+def element_nbytes(workload: Workload) -> int:
+    """Return the bytes of a parameter that stage 3 gathers: it gathers them in the precision of the passes."""
+    return REAL_NBYTES if workload.precision == "FP32" else HALF_NBYTES
+
+
+def state_nbytes(workload: Workload, stage: Stage, ranks: int) -> float:
+    """Return the bytes of parameters, gradients, optimizer state and 16-bit copies that one of ``ranks`` ranks holds.
+
+    With P parameters in float32 and s slots of optimizer state, stage 0 needs (4 + 4 + 4 s) P bytes. Each stage divides
+    one more of the three terms by the number of ranks. With stages 2 and 3, the gradient of one unit exists as a whole
+    while it is computed. With stage 3, so do the parameters of ``GATHERED_UNITS`` units, and the 16-bit copies are
+    those of the gathered parameters. No stage needs more than the one before.
+    """
+    whole = float(REAL_NBYTES * workload.parameters)
+    unit = unit_parameters(workload)
+    optimizer = workload.optimizer_slots * whole / (ranks if stage >= 1 else 1)
+    gradients = min(whole, whole / ranks + REAL_NBYTES * unit) if stage >= 2 else whole
+    copies = float(workload.parameter_copies_nbytes)
+    parameters = whole + copies
+    if stage == 3:
+        gathered = GATHERED_UNITS * element_nbytes(workload) * unit
+        parameters = min(parameters, whole / ranks + gathered)
+    return parameters + gradients + optimizer
+
+
+def exposed_communication_s(
+    workload: Workload,
+    stage: Literal[2, 3],
+    ranks: int,
+    link: Link,
+    nodes: int,
+    micro_batch_s: float,
+    micro_batches: int,
+    overlap: float,
+) -> float:
+    """Return the seconds of a step's communication that computing does not hide, for stage 2 or 3.
+
+    ``micro_batch_s``: computing seconds of one of ``micro_batches`` micro-batches. ``overlap``: fraction of the pass
+    that can hide communication. Collectives are rings, as NCCL's reduce-scatter and all-gather are. In stage 3, the
+    gather of the first unit and the last reduce-scatter are never hidden.
+    """
+    if ranks == 1:
+        return 0.0
+    n, k = float(ranks), micro_batches
+    gradient = float(workload.gradient_nbytes)
+    if stage == 2:
+        parts = buckets(workload.gradient_nbytes)
+        scatter_s, gather_s = scatter_gather_s(gradient, n, link, parts, nodes)
+        return float(k * exposed_s(scatter_s, micro_batch_s, parts, overlap) + gather_s)
+    parts = units(workload)
+    scatter_s, _ = scatter_gather_s(gradient, n, link, parts, nodes)
+    _, gather_s = scatter_gather_s(float(element_nbytes(workload) * workload.parameters), n, link, parts, nodes)
+    whole_s = float(2 * gather_s + scatter_s)
+    hidden_s = overlap * micro_batch_s * (parts - 1) / parts
+    return k * max(whole_s - hidden_s, whole_s / parts)

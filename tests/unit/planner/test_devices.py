@@ -1,0 +1,103 @@
+"""Tests of the devices of a plan: a job uses one kind of device, and NCCL alone reduces gradients on GPUs."""
+
+from dataclasses import replace
+
+import pytest
+
+from dljob.cluster import ClusterView, Node
+from dljob.planner import Decision, FixedChoice, Infeasible, Request, plan
+from support.planner_questions import RESNET, decided
+
+GPUS = tuple(Node(f"a{i}", "NVIDIA-A100-SXM4-40GB", 4, 4, 32, 32, 2**38, is_gpu=True) for i in range(2))
+AMD = tuple(Node(f"m{i}", "AMD-Instinct-MI250X", 4, 4, 32, 32, 2**38, is_gpu=True) for i in range(2))
+CPUS = tuple(Node(f"c{i}", "cpu", cpu=16, free_cpu=16, free_memory_nbytes=2**36) for i in range(4))
+ON_CPUS_ONLY = ("Tree", "Butterfly", "HalvingDoubling", "ParameterServer", "LayeredServer")
+
+
+def wrong(request: Request, nodes: tuple[Node, ...]) -> Infeasible:
+    found = plan(request, ClusterView(nodes), {})
+    assert isinstance(found, Infeasible), found
+    return found
+
+
+@pytest.mark.parametrize("collective", ON_CPUS_ONLY)
+class TestCollectivesOnGPUs:
+    def test_a_spec_that_names_gpus_is_refused(self, collective: str) -> None:
+        found = wrong(replace(RESNET, collective=collective, devices=("a100",)), GPUS + CPUS)
+        assert (found.reason, found.field, found.transient) == ("CollectiveNotOnGPUs", "spec.collective", False)
+        fixed = replace(RESNET, collective=collective, fixed=(FixedChoice("a100", 1, 4),))
+        assert wrong(fixed, GPUS).reason == "CollectiveNotOnGPUs"
+
+    def test_a_cluster_with_gpus_only_has_no_plan(self, collective: str) -> None:
+        assert wrong(replace(RESNET, collective=collective), GPUS).reason == "CollectiveNotOnGPUs"
+
+    def test_other_jobs_use_cpus_and_say_why(self, collective: str) -> None:
+        found = decided(replace(RESNET, collective=collective), ClusterView(GPUS + CPUS))
+        assert not any(group.is_gpu for choice in found.candidates for group in choice.groups)
+        line = next(r for r in found.refusals if "NVIDIA-A100" in r.summary)
+        assert "spec.collective" in line.reason
+        assert "Auto or Torch" in line.reason
+
+
+@pytest.mark.parametrize("collective", [None, "Torch"])
+def test_nccl_runs_on_gpus(collective: str | None) -> None:
+    found = decided(replace(RESNET, collective=collective), ClusterView(GPUS + CPUS))
+    assert found.chosen.groups[0].is_gpu
+    assert {c.collective for c in found.candidates if c.groups[0].is_gpu} == {"Torch"}
+
+
+@pytest.mark.parametrize("collective", ["Ring", "MPI"])
+def test_names_of_what_nccl_does_have_its_price(collective: str) -> None:
+    asked, nccl = (decided(replace(RESNET, collective=each), ClusterView(GPUS)).chosen for each in (collective, None))
+    assert asked.prediction.step_s == nccl.prediction.step_s
+    assert f"{collective} (NCCL)" in asked.summary
+
+
+def test_compressed_gradients_need_cpus() -> None:
+    found = wrong(replace(RESNET, collective="Ring", compressed=True), GPUS)
+    assert (found.reason, found.field) == ("CollectiveNotOnGPUs", "spec.gradientCompression")
+
+
+def test_asynchronous_training_and_scripts_that_reduce_gradients_run_on_gpus() -> None:
+    """An asynchronous server exchanges messages through main memory, and what an MPI program does is its own."""
+    server = replace(RESNET, collective="ParameterServer", synchronization="Asynchronous", nodes_min=2)
+    assert decided(server, ClusterView(GPUS)).chosen.groups[0].is_gpu
+    script = replace(RESNET, collective="MPI", reduced_by_script=True)
+    assert decided(script, ClusterView(GPUS)).chosen.groups[0].is_gpu
+
+
+def test_an_asynchronous_server_on_gpus_sends_through_main_memory() -> None:
+    """A round of the three workers carries 2 V bytes for each of them over PCIe and main memory, not over NVLink."""
+    node = ClusterView((Node("a", "NVIDIA-A100-SXM4-40GB", 4, 4, 32, 32, 2**38, is_gpu=True),))
+    asked = replace(
+        RESNET, collective="ParameterServer", synchronization="Asynchronous", fixed=(FixedChoice("a100", 1, 4),)
+    )
+    found = decided(asked, node).chosen.prediction
+    gradient = 4 * 25.5e6
+    assert found.communication_s > 2 * 3 * gradient / 32e9 - found.compute_s
+    assert found.communication_s > 2 * gradient / 32e9
+
+
+class TestOneKindOfDevice:
+    @pytest.mark.parametrize(
+        "devices",
+        [
+            ("NVIDIA-A100-SXM4-40GB", "AMD-Instinct-MI250X"),
+            ("NVIDIA-A100-SXM4-40GB", "cpu"),
+            ("AMD-Instinct-MI250X", "cpu"),
+        ],
+    )
+    @pytest.mark.parametrize("missing", [(), ("model",)])
+    def test_groups_of_two_kinds_are_refused(self, devices: tuple[str, ...], missing: tuple[str, ...]) -> None:
+        fixed = tuple(FixedChoice(device, 1) for device in devices)
+        found = wrong(replace(RESNET, fixed=fixed, missing=missing), GPUS + AMD + CPUS)
+        assert (found.reason, found.field, found.transient) == ("MixedDevices", "spec.planning.groups", False)
+
+    def test_no_candidate_mixes_vendors(self) -> None:
+        view = ClusterView(GPUS + AMD + CPUS)
+        found = plan(replace(RESNET, global_batch=4096, candidates_kept=100), view, {})
+        assert isinstance(found, Decision)
+        kinds = [{g.device for g in choice.groups} for choice in found.candidates]
+        assert {"NVIDIA-A100-SXM4-40GB"} in kinds
+        assert {"AMD-Instinct-MI250X"} in kinds
+        assert all(len(each) == 1 for each in kinds)
