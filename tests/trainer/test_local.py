@@ -57,6 +57,11 @@ def test_built_in_model_trains_locally(ranks: int, tmp_path: Path) -> None:
     document = Document.parse((tmp_path / "report.json").read_bytes())
     assert document.phase == "Succeeded" and document.step == 80 and document.points[-1].loss is not None
     assert "<html" in (tmp_path / "report.html").read_text() and "run report" in ended.output
+    assert document.analysis is not None and document.outcome is not None
+    found = document.analysis.analysis
+    assert (found.task, found.samples) == ("classification", 30) and found.classification is not None
+    assert found.classification.names == ("setosa", "versicolor", "virginica")
+    assert document.outcome.accuracy == found.classification.accuracy, "both ranks' samples count once"
 
 
 def test_lenet_learns_real_images() -> None:

@@ -10,6 +10,7 @@ The same script runs with plain ``python``, with ``mpirun -n 2``, and in a DLJob
 module is cheap: ``init`` imports torch and starts MPI.
 
 A script for another framework calls ``dltrain.report`` after its steps instead, which needs the standard library only.
+``dltrain.evaluate`` analyses predictions on held-out data for either.
 """
 
 import sys
@@ -23,12 +24,13 @@ if sys.version_info < (3, 11):  # noqa: UP036
     )
 
 from dltrain import data
+from dltrain.reporting.evaluation import evaluate
 from dltrain.reporting.script_reports import busy, report, stop_requested
 
 if TYPE_CHECKING:
     from dltrain.train.trainer import Trainer
 
-__all__ = ["busy", "data", "init", "report", "stop_requested"]
+__all__ = ["busy", "data", "evaluate", "init", "report", "stop_requested"]
 
 
 def init(

@@ -15,8 +15,8 @@ from dltrain.protocol.rank_messages import Checkpointed, Energy, Evaluated, Resh
 from dltrain.protocol.volume_layout import TERM, job_directory
 from dltrain.record.ledger import Ledger
 from dltrain.record.run_report import files
-from dltrain.record.run_report.document import Document
-from dltrain.record.run_report.history import CAPACITY, History, place, thinned
+from dltrain.record.run_report.document import CAPACITY, Document, place, thinned
+from dltrain.record.run_report.history import History
 from dltrain.record.run_report.page import duration, page
 from dltrain.record.run_report.plots import Curve, Mark, bars, lines, ticks
 from support.trainer.plans import make_plan, saving

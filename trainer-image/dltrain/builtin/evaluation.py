@@ -1,4 +1,4 @@
-"""The loss of the built-in trainer, and the count of correct predictions."""
+"""The loss of the built-in trainer, the count of correct predictions, and their analysis."""
 
 from collections.abc import Callable
 
@@ -7,6 +7,7 @@ import torch
 from numpy.typing import NDArray
 from torch.nn.functional import cross_entropy
 
+from dltrain.analysis.collection import Collection
 from dltrain.data.datasets import Dataset
 
 _BATCH = 256
@@ -39,3 +40,22 @@ def count_correct(
             right += (logits.argmax(-1) == y).sum()
             seen += y.numel()
     return int(right), seen
+
+
+@torch.no_grad()
+def collect(
+    predict: Callable[[torch.Tensor], torch.Tensor | None],
+    data: Dataset,
+    chosen: NDArray[np.int64],
+    device: torch.device,
+) -> Collection:
+    """Return the predictions for the held-out samples with numbers ``chosen``, for an analysis of all ranks.
+
+    ``predict``: as for ``count_correct``.
+    """
+    found = Collection("language" if data.shape.tokens else "classification")
+    for begin in range(0, len(chosen), _BATCH):
+        numbers = chosen[begin : begin + _BATCH]
+        x, y = (part.to(device) for part in data.test(numbers))
+        found.add(predict(x), y, numbers)
+    return found

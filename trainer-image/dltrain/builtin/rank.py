@@ -3,7 +3,7 @@
 An agent starts this command with mpirun. It can also be started by hand.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
@@ -13,9 +13,10 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
+from dltrain.analysis.collection import Collection
 from dltrain.asynchronous import training
 from dltrain.batch.shares import apportion
-from dltrain.builtin.evaluation import count_correct, mean_loss
+from dltrain.builtin.evaluation import collect, count_correct, mean_loss
 from dltrain.builtin.probe import probe_and_rebalance
 from dltrain.builtin.range_test import find_rate
 from dltrain.data.datasets import Dataset, load
@@ -25,6 +26,7 @@ from dltrain.optim.optimizers import make_optimizer
 from dltrain.parallel.model_split.pipeline import Pipeline
 from dltrain.protocol.errors import BadInputError
 from dltrain.protocol.rank_messages import PLAN_ENV
+from dltrain.reporting.evaluation import share
 from dltrain.train import session
 from dltrain.train.trainer import Trainer
 
@@ -108,14 +110,40 @@ def _settle(trainer: Trainer, data: Dataset) -> None:
 
 
 def evaluate(trainer: Trainer, model: nn.Module, data: Dataset) -> float:
-    """Return the accuracy on the held-out samples (for tokens: positions). All workers compute it together."""
+    """Return the accuracy on the held-out samples (for tokens: positions). All workers compute it together.
+
+    At the end of the training, also report an analysis of the predictions. A job with a target (``spec.until``) may end
+    after any evaluation, so each one is analysed.
+    """
     chosen = np.arange(data.test_samples) if trainer.plan.splits_model else _mine(trainer, data)
+    predict = partial(trainer.parallel.predict, model)
     model.eval()
     with trainer.autocast():
-        found = count_correct(partial(trainer.parallel.predict, model), data, chosen, trainer.device)
-    right, seen = trainer.sum(found)
+        if trainer.complete or trainer.plan.until is not None:
+            accuracy = _analysed(trainer, predict, data, chosen)
+        else:
+            right, seen = trainer.sum(count_correct(predict, data, chosen, trainer.device))
+            accuracy = right / seen
     model.train()
-    return right / seen
+    return accuracy
+
+
+def _analysed(
+    trainer: Trainer,
+    predict: Callable[[torch.Tensor], torch.Tensor | None],
+    data: Dataset,
+    chosen: NDArray[np.int64],
+) -> float:
+    """Analyse the predictions of all workers, and return the accuracy.
+
+    If each rank computes a part of each layer, all ranks have the same predictions. Only those of rank 0 count then.
+    """
+    found = collect(predict, data, chosen, trainer.device)
+    if trainer.rank and trainer.plan.splits_model and not isinstance(trainer.parallel, Pipeline):
+        found = Collection()
+    analysis = share(found, data.labels, trainer)
+    figures = None if analysis is None else analysis.classification or analysis.language
+    return 0.0 if figures is None else figures.accuracy
 
 
 def _mine(trainer: Trainer, data: Dataset) -> NDArray[np.int64]:
@@ -152,8 +180,8 @@ def _train_asynchronously(trainer: Trainer, network: nn.Module, optimizer: Optim
         trainer, network, optimizer, loader, lambda model, batch: mean_loss(model(batch[0]), batch[1]), end_of_epoch
     )
     if trainer.shares[trainer.rank]:
-        correct, seen = trainer.sum(right(_mine(trainer, data)))
-        trainer.log(accuracy=correct / seen)
+        network.eval()
+        trainer.log(accuracy=_analysed(trainer, network, data, _mine(trainer, data)))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 The bundled datasets are small files beside this module, made by hack/make_datasets.py. Synthetic samples are computed
 from the seed and the number of the sample. The dataset python-source is the text of Python's standard library. A path
-names an ``.npz`` file with the arrays x, y, x_test and y_test, or an ``.npy`` or ``.bin`` file of tokens.
+names an ``.npz`` file with the arrays x, y, x_test and y_test, or an ``.npy`` or ``.bin`` file of tokens. The ``.npz``
+file may also have an array labels with the names of the classes.
 """
 
 from pathlib import Path
@@ -22,6 +23,8 @@ from dltrain.protocol.errors import BadInputError
 
 FOLDER = Path(__file__).parent
 BUNDLED = ("digits", "breast-cancer", "wine", "iris")
+LABELS = {"breast-cancer": ("malignant", "benign"), "iris": ("setosa", "versicolor", "virginica")}
+"""Names of the classes of bundled datasets, as in scikit-learn. The classes of the others are numbers."""
 ENLARGED = {"digits-32": ("digits", 4)}
 """Name of a dataset → (bundled dataset, integer factor by which its images are enlarged by nearest neighbour).
 
@@ -43,6 +46,9 @@ class Dataset(Protocol):
     train_samples: int
     test_samples: int
 
+    labels: tuple[str, ...]
+    """Names of the classes, by class number; empty if unknown, and for tokens."""
+
     def train(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]: ...
 
     def test(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]: ...
@@ -51,17 +57,22 @@ class Dataset(Protocol):
 class ArrayDataset:
     """A dataset of arrays in memory: training samples x with targets y, held-out samples x_test with targets y_test.
 
+    ``labels``: names of the classes; by default, those in the array of this name, if there is one.
+
     If x has two dimensions and contains integers, and y has the same shape, the samples are sequences of tokens.
     Otherwise, a uint8 x contains images, whose values are multiplied by ``scale``.
     """
 
-    def __init__(self, arrays: dict[str, NDArray[np.generic]], scale: float = 1 / 255) -> None:
+    def __init__(
+        self, arrays: dict[str, NDArray[np.generic]], scale: float = 1 / 255, labels: tuple[str, ...] = ()
+    ) -> None:
         x, y, x_test, y_test = (torch.from_numpy(np.ascontiguousarray(arrays[key])) for key in KEYS)
         tokens = x.dim() == 2 and not x.is_floating_point() and y.shape == x.shape
         self._train, self._test = (self._prepare(a, b, tokens, scale) for a, b in ((x, y), (x_test, y_test)))
         self.train_samples, self.test_samples = len(x), len(x_test)
         top = max(int(part.max()) for pair in (self._train, self._test) for part in pair[1 - tokens :])
         self.shape = InputShape(tuple(x.shape[1:]), top + 1, tokens)
+        self.labels = labels or tuple(str(name) for name in arrays.get("labels", ()))
 
     @staticmethod
     def _prepare(x: Tensor, y: Tensor, tokens: bool, scale: float) -> tuple[Tensor, Tensor]:
@@ -104,7 +115,7 @@ def load(ref: DatasetRef, seed: int = 0) -> Dataset:
             found, scale = dict(arrays), float(arrays["scale"]) if "scale" in arrays else 1.0
         if times > 1:
             found |= {key: found[key].repeat(times, axis=-2).repeat(times, axis=-1) for key in ("x", "x_test")}
-        return ArrayDataset(found, scale)
+        return ArrayDataset(found, scale, LABELS.get(ref.name, ()))
     if ref.name == PYTHON_SOURCE:
         return python_source()
     if ref.path is None:

@@ -13,6 +13,7 @@ TRAIN_SAMPLES, TEST_SAMPLES = 10_000, 1_000
 class _Synthetic:
     shape: InputShape
     train_samples, test_samples = TRAIN_SAMPLES, TEST_SAMPLES
+    labels: tuple[str, ...] = ()
 
     def __init__(self, seed: int) -> None:
         self.seed = seed

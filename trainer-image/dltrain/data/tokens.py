@@ -34,6 +34,7 @@ class TokenText:
         """
         self._tokens = tokens
         self.test_samples = test_samples
+        self.labels: tuple[str, ...] = ()
         self.train_samples = (len(tokens) - 1) // POSITIONS - test_samples
         self.shape = InputShape((POSITIONS,), vocabulary, tokens=True)
 

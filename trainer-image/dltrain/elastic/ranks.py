@@ -44,6 +44,13 @@ class Ranks:
         """Return the number of ranks that train now: the planned ranks without those that were lost."""
         return len(self._team.elastic.alive)
 
+    def collect(self, data: bytes) -> list[bytes]:
+        """Return the ``data`` of each worker, in the order of the workers. All workers must call this method together.
+
+        If ranks are lost during the call, the result has the data of the remaining ranks.
+        """
+        return self._team.together(self.step, lambda: self._team.worker_group.collect(data))
+
     def reshard(self, shares: Sequence[int], reason: str) -> None:
         """Set the local batch sizes of all ranks from the next step on. Every rank must pass the same values.
 

@@ -11,6 +11,7 @@ from pydantic import Field, TypeAdapter
 
 from dlcontract import EXIT_BAD_INPUT as EXIT_BAD_INPUT
 from dlcontract import MAX_METRICS, CheckpointMark, Failure, Noise, Outcome, Plan, ProbePoint, RankMeasure, Record
+from dltrain.analysis.result import Analysis
 from dltrain.protocol.rank_variables import MEMORY_ENV as MEMORY_ENV
 from dltrain.protocol.rank_variables import PLAN_ENV as PLAN_ENV
 from dltrain.protocol.rank_variables import SOCKET_ENV as SOCKET_ENV
@@ -205,6 +206,15 @@ class Logged(Record):
     values: Annotated[dict[str, float], Field(max_length=MAX_METRICS)]
 
 
+class Analyzed(Record):
+    """The analysis of all ranks' predictions on held-out data after ``step`` steps. One of the ranks sends it."""
+
+    type: Literal["analyzed"] = "analyzed"
+    rank: int
+    step: int
+    analysis: Analysis
+
+
 class Compared(Record):
     """The result of comparing the parameters of all ranks after ``step`` steps. ``agree``: True if they are equal."""
 
@@ -336,6 +346,7 @@ RankMessage = Annotated[
     | Step
     | Evaluated
     | Logged
+    | Analyzed
     | Compared
     | Checkpointed
     | CheckpointSkipped

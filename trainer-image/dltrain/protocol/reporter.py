@@ -21,6 +21,7 @@ from dltrain.protocol.activity import activity
 from dltrain.protocol.rank_messages import (
     SOCKET_ENV,
     WHERE,
+    Analyzed,
     Busy,
     Checkpointed,
     CheckpointSkipped,
@@ -175,6 +176,8 @@ def describe(message: RankMessage) -> str:
             return f"dltrain: step {message.step} accuracy {message.accuracy:.4f}"
         case Logged():
             return f"dltrain: step {message.step} " + ", ".join(f"{k} {v:.6g}" for k, v in message.values.items())
+        case Analyzed():
+            return f"dltrain: step {message.step} {message.analysis.line()}"
         case Checkpointed():
             next_one = f", the next one {message.interval_s:.0f} s later" if message.interval_s is not None else ""
             return f"dltrain: checkpoint {message.mark.path} in {message.duration_s:.2f} s{next_one}"

@@ -1,4 +1,4 @@
-"""``dltrain.report`` and ``dltrain.busy``: send a script's progress to the agent of its pod, or print it.
+"""``dltrain.report`` and others: send a script's progress to the agent of its pod, or print it.
 
 A thread sends the updates. A report therefore takes microseconds, and a lost or stalled agent never delays or ends the
 training.
@@ -16,11 +16,15 @@ import threading
 import time
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, Protocol
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Protocol
 
 from dltrain.protocol.activity import activity
 from dltrain.protocol.rank_variables import SOCKET_ENV, WHERE
 from dltrain.reporting.reported_progress import ReportedProgress, Update, line
+
+if TYPE_CHECKING:
+    from dltrain.analysis.result import Analysis
 
 INTERVAL_S = 0.25
 """Minimum seconds between two progress updates (messages to the agent). Reports in between wait for the next update."""
@@ -36,7 +40,7 @@ MAX_QUEUED = 1000
 
 
 class Trainer(Protocol):
-    """The methods of a trainer to which ``report`` and ``busy`` pass their values if the script uses ``dltrain.init``.
+    """The methods of a trainer to which this package's functions pass their values if the script uses ``dltrain.init``.
 
     Such a trainer counts and reports steps by itself.
     """
@@ -44,6 +48,10 @@ class Trainer(Protocol):
     def log(self, *, loss: Any = None, accuracy: Any = None, **metrics: Any) -> None: ...
 
     def busy(self, what: str, limit_s: float) -> None: ...
+
+    def collect(self, data: bytes) -> list[bytes]: ...
+
+    def analyzed(self, analysis: "Analysis") -> None: ...
 
 
 class ScriptReports:
@@ -53,7 +61,7 @@ class ScriptReports:
     """
 
     def __init__(self, environ: Mapping[str, str]) -> None:
-        self._rank = _number(environ, "RANK", "OMPI_COMM_WORLD_RANK", default=0)
+        self._rank = _rank(environ)
         world_size = _number(environ, "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", default=1)
         samples = _number(environ, "DLJOB_GLOBAL_BATCH_SIZE", default=0) or None
         self._progress = ReportedProgress(self._rank, world_size, samples, self._warn)
@@ -104,6 +112,20 @@ class ScriptReports:
         if os.getpid() == self._pid:
             limit_s = min(max(float(limit_s), 1e-3), 86_400.0)
             self._put([{"type": "busy", "rank": self._rank, "what": str(what), "limit_s": limit_s}])
+
+    def analyzed(self, analysis: "Analysis", step: int | None) -> None:
+        """Send an analysis of held-out predictions to the agent, or print its line. Only rank 0 does so.
+
+        ``step``: number of completed steps; None: that of the last report.
+        """
+        if os.getpid() != self._pid or self._rank:
+            return
+        if not self._path:
+            print(f"dltrain: {analysis.line()}", file=sys.stderr, flush=True)  # noqa: T201
+            return
+        with self._lock:
+            at = max(0, self._progress.step if step is None else step)
+            self._put([*self._progress.updates(tensors=True), _analyzed(self._rank, at, analysis)])
 
     def stop_requested(self) -> bool:
         """Return True if the agent has asked this script to stop and the script has reached the requested step."""
@@ -175,13 +197,27 @@ class ScriptReports:
         print(f"dltrain.report: {text}", file=sys.stderr, flush=True)  # noqa: T201
 
 
+def _rank(environ: Mapping[str, str]) -> int:
+    return _number(environ, "RANK", "OMPI_COMM_WORLD_RANK", default=0)
+
+
 def _number(environ: Mapping[str, str], *names: str, default: int) -> int:
     """Return the value of the first of the environment variables ``names`` that is a number; ``default`` if none is."""
     return next((int(environ[name]) for name in names if environ.get(name, "").isdecimal()), default)
 
 
+def _analyzed(rank: int, step: int, analysis: "Analysis") -> Update:
+    """Return the message ``protocol.rank_messages.Analyzed`` as a dictionary."""
+    return {"type": "analyzed", "rank": rank, "step": step, "analysis": asdict(analysis)}
+
+
 _reports: ScriptReports | None = None
 _trainer: Trainer | None = None
+
+
+def trainer() -> Trainer | None:
+    """Return the trainer of a script that has called ``dltrain.init``, or None."""
+    return _trainer
 
 
 def set_trainer(trainer: Trainer) -> None:
@@ -223,6 +259,20 @@ def report(
     if _reports is None:
         _reports = ScriptReports(os.environ)
     _reports.add(step, steps, loss, epoch, accuracy, samples, metrics)
+
+
+def send_analysis(analysis: "Analysis", step: int | None) -> None:
+    """Report an analysis of held-out predictions for a script without a trainer.
+
+    ``step``: number of completed steps; None: that of the last ``report``. The agent knows a script from its first
+    ``report`` on. Before that and without a step, the analysis is only printed.
+    """
+    if step is not None and _reports is None:
+        report(step=step)
+    if _reports is not None:
+        _reports.analyzed(analysis, step)
+    elif _rank(os.environ) == 0:
+        print(f"dltrain: {analysis.line()}", file=sys.stderr, flush=True)  # noqa: T201
 
 
 def busy(what: str, seconds: float) -> None:

@@ -1,13 +1,37 @@
-"""Split held-out data over the ranks."""
+"""Split held-out data over the ranks, and report what the model predicts for them."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from dlcontract import Plan
+from dltrain.analysis.result import Analysis
 from dltrain.batch.micro_batches import MicroBatches
 from dltrain.batch.sampling import once
 from dltrain.data.feeding.feed import Feed
 from dltrain.data.feeding.loader import Loader, check_loader
+from dltrain.elastic.ranks import Ranks
+from dltrain.train.progress import Progress
+
+
+class HeldOut(Ranks):
+    """The part of ``Trainer`` with which a script evaluates its model on held-out data."""
+
+    plan: Plan
+    rank: int
+    progress: Progress
+
+    def held_out(self, loader: Loader) -> Iterator[Any]:
+        """Yield this rank's part of the held-out data once, in batches of its local batch size.
+
+        Each sample is on exactly one rank. Ranks may get different numbers of batches, or no batch, so call ``sum``
+        only after the loop. ``dltrain.evaluate`` analyses the predictions of all ranks.
+        """
+        return self.progress.evaluating(held_out_batches(loader, self.shares, self.rank, self.plan))
+
+    def analyzed(self, analysis: Analysis) -> None:
+        """Report the analysis that ``dltrain.evaluate`` has made of all workers' predictions. The first worker does."""
+        if self._team.worker_group.rank == 0:
+            self.progress.analyzed(self.step, analysis)
 
 
 def held_out_batches(loader: Loader, shares: Sequence[int], rank: int, plan: Plan) -> Iterator[Any]:

@@ -7,11 +7,12 @@ from math import inf, isfinite, nan
 from typing import Any
 
 from dlcontract import Noise, Outcome
+from dltrain.analysis.result import Analysis
 from dltrain.device.energy import Meter
 from dltrain.optim.grad_scaler import LossScale
 from dltrain.optim.noise_scale import NoiseScale
 from dltrain.protocol.logged_metrics import LoggedMetrics
-from dltrain.protocol.rank_messages import Busy, Energy, Evaluated, Step
+from dltrain.protocol.rank_messages import Analyzed, Busy, Energy, Evaluated, Step
 from dltrain.protocol.reporter import RankReporter
 from dltrain.timing.step_times import Times, Window
 
@@ -193,6 +194,10 @@ class Progress:
                     warnings.warn(f"{text}. Divide a percentage by 100", stacklevel=3)
                 metrics = {**metrics, "accuracy": accuracy}
         self._metrics.add(step, metrics)
+
+    def analyzed(self, step: int, analysis: Analysis) -> None:
+        """Report an analysis of all ranks' predictions on held-out data, as that after ``step`` completed steps."""
+        self.reporter.send(Analyzed(rank=self.rank, step=step, analysis=analysis))
 
     def outcome(self, steps: int, seconds: float, checkpoint: str | None) -> Outcome:
         """Return the result of a run that has ended, with its last loss and accuracy.

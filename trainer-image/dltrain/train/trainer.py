@@ -24,7 +24,6 @@ from dltrain.data.feeding.source import Collate
 from dltrain.device import randomness
 from dltrain.device.energy import meter
 from dltrain.device.rank_device import peak_nbytes
-from dltrain.elastic.ranks import Ranks
 from dltrain.elastic.team import Team
 from dltrain.host.cgroup import cpus
 from dltrain.optim.grad_scaler import LossScale
@@ -39,7 +38,7 @@ from dltrain.timing.stopwatch import Budget, Stopwatch
 from dltrain.train import replay, usage_checks
 from dltrain.train.as_planned import AsPlanned
 from dltrain.train.gathering import Participants, averaged, differing_buffers, gathered, participants
-from dltrain.train.held_out import held_out_batches
+from dltrain.train.held_out import HeldOut
 from dltrain.train.normalization import warn_of_batch_norm, with_batch_norm
 from dltrain.train.progress import Progress
 from dltrain.train.saving import Saved, Saving
@@ -51,7 +50,7 @@ Model = TypeVar("Model", bound=nn.Module)
 Opt = TypeVar("Opt", bound=Optimizer)
 
 
-class Trainer(Ranks, AsPlanned):
+class Trainer(HeldOut, AsPlanned):
     """The training of one model together with the other ranks. ``dltrain`` shows how a script uses a Trainer."""
 
     def __init__(
@@ -319,14 +318,6 @@ class Trainer(Ranks, AsPlanned):
         weights. All ranks must call this method equally often.
         """
         return averaged(value, self._participants())
-
-    def held_out(self, loader: Loader) -> Iterator[Any]:
-        """Yield this rank's part of the held-out data once, in batches of its local batch size.
-
-        Each sample is on exactly one rank. Ranks may get different numbers of batches, or no batch, so call ``sum``
-        only after the loop.
-        """
-        return self.progress.evaluating(held_out_batches(loader, self.shares, self.rank, self.plan))
 
     @property
     def complete(self) -> bool:

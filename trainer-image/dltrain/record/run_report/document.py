@@ -4,14 +4,19 @@ The size is bounded for runs of any length: a point averages over more and more 
 Documentation: ``docs/reference/run-report.md``.
 """
 
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import ConfigDict, Field
 
-from dlcontract import Failure, Outcome, Record, RunPhase
+from dlcontract import Failure, Outcome, Rank, Record, RunPhase
+from dltrain.analysis.result import Analysis
 from dltrain.protocol.rank_messages import Summing
 
 SCHEMA = 1
+CAPACITY = 512
+"""Maximum number of points in the report's curve of steps, and of entries in each of its lists."""
+E = TypeVar("E")
 
 
 class Point(Record):
@@ -58,6 +63,14 @@ class LoggedValues(Record):
     step: int
     unix_s: float
     values: dict[str, float]
+
+
+class HeldOutAnalysis(Record):
+    """The last analysis of predictions on held-out data, made after ``step`` steps."""
+
+    step: int
+    unix_s: float
+    analysis: Analysis
 
 
 class PlanEntry(Record):
@@ -188,6 +201,9 @@ class Document(Record):
     points: tuple[Point, ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
     metrics: tuple[LoggedValues, ...] = ()
+    analysis: Annotated[HeldOutAnalysis | None, Field(description="None: the run has not called dltrain.evaluate.")] = (
+        None
+    )
     plans: tuple[PlanEntry, ...] = ()
     splits: tuple[Split, ...] = ()
     sums: Annotated[tuple[Summing, ...], Field(description="All-reduce algorithms chosen at the start.")] = ()
@@ -233,3 +249,19 @@ def merged(first: Point, second: Point) -> Point:
             b if b is not None else a
         )  # fmt: skip
     return second.model_copy(update=means | {"steps": steps})
+
+
+def place(rank: Rank) -> str:
+    """Return ``<pod name>/<local rank>``, which stays the same when ranks are renumbered because one was lost."""
+    return f"{rank.pod}/{rank.local_rank}"
+
+
+def thinned(entries: Sequence[E], capacity: int = CAPACITY) -> list[E]:
+    """Return at most ``capacity`` (at least 2) of the ``entries``, always with the first and the last entry.
+
+    Omit every second entry, repeatedly, until the number is small enough.
+    """
+    kept = list(entries)
+    while len(kept) > max(2, capacity):
+        kept = [*kept[:-1:2], kept[-1]]
+    return kept

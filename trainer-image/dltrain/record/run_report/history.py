@@ -4,11 +4,11 @@ If steps are repeated after a restart, they replace the earlier ones, so that a 
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping
 
 from dlcontract import Failure, MeasuredEnergy, Outcome, Plan, Rank, RankMeasure, RunPhase, reasons
 from dltrain.protocol.rank_messages import (
+    Analyzed,
     Checkpointed,
     CheckpointSkipped,
     Chosen,
@@ -20,40 +20,25 @@ from dltrain.protocol.rank_messages import (
     Step,
 )
 from dltrain.record.run_report.document import (
+    CAPACITY,
     AttemptRecord,
     Checkpoint,
     Document,
     Evaluation,
     Fault,
+    HeldOutAnalysis,
     LoggedValues,
     PlanEntry,
     Point,
     RankTotal,
     Split,
     merged,
+    place,
+    thinned,
 )
 
-CAPACITY = 512
-"""Maximum number of points in the report's curve of steps, and of entries in each of its lists."""
 SHARES = 20_000
 """Maximum number of local batch sizes that one report stores, summed over all changes of the split and all ranks."""
-E = TypeVar("E")
-
-
-def place(rank: Rank) -> str:
-    """Return ``<pod name>/<local rank>``, which stays the same when ranks are renumbered because one was lost."""
-    return f"{rank.pod}/{rank.local_rank}"
-
-
-def thinned(entries: Sequence[E], capacity: int = CAPACITY) -> list[E]:
-    """Return at most ``capacity`` (at least 2) of the ``entries``, always with the first and the last entry.
-
-    Omit every second entry, repeatedly, until the number is small enough.
-    """
-    kept = list(entries)
-    while len(kept) > max(2, capacity):
-        kept = [*kept[:-1:2], kept[-1]]
-    return kept
 
 
 class History:
@@ -81,7 +66,7 @@ class History:
         before = self._document
         self._points, self._min_steps = list(before.points), before.least_steps
         self._evaluations, self._checkpoints = list(before.evaluations), list(before.checkpoints)
-        self._metrics = list(before.metrics)
+        self._metrics, self._analysis = list(before.metrics), before.analysis
         self._plans, self._splits, self._attempts = list(before.plans), list(before.splits), list(before.attempts)
         self._faults, self._sums = list(before.faults), before.sums
         self._totals = before.totals
@@ -197,6 +182,8 @@ class History:
             case Logged() if message.rank == leader:
                 logged = LoggedValues(step=message.step, unix_s=unix_s, values=message.values)
                 self._metrics = thinned([*self._metrics, logged])
+            case Analyzed():
+                self._analysis = HeldOutAnalysis(step=message.step, unix_s=unix_s, analysis=message.analysis)
             case Chosen() if message.rank == leader and not self._sums:
                 self._sums = message.sums
             case Checkpointed():
@@ -242,6 +229,7 @@ class History:
                 "points": tuple(self._points),
                 "evaluations": tuple(self._evaluations),
                 "metrics": tuple(self._metrics),
+                "analysis": self._analysis,
                 "plans": tuple(self._plans),
                 "splits": tuple(self._splits),
                 "sums": self._sums,
@@ -357,6 +345,7 @@ class History:
         self._points = [point for point in self._points if point.step <= step]
         self._evaluations = [entry for entry in self._evaluations if entry.step <= step]
         self._metrics = [entry for entry in self._metrics if entry.step <= step]
+        self._analysis = None if self._analysis and self._analysis.step > step else self._analysis
 
     def _resumed(self, unix_s: float) -> None:
         if self._down_since is None:

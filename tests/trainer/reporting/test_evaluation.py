@@ -1,0 +1,60 @@
+"""Tests of ``dltrain.evaluate`` in scripts without ``dltrain.init``: what arrives at the agent, and what is printed."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dltrain.protocol.rank_messages import SOCKET_ENV, Analyzed, Step
+from support.trainer.listener import Listener
+from support.trainer.ranks import BODIES, environment, run_ranks
+
+WITHIN_S = 240
+SCRIPT = """import numpy as np, dltrain
+{first}
+found = dltrain.evaluate({predictions}, np.array([0, 1, 1]), labels=["cat", "dog"]{more})
+assert found.classification.accuracy == 2 / 3 and "torch" not in __import__("sys").modules
+"""
+
+
+def ended(script: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", script]
+    variables = environment(**{"RANK": "0"} | environ)
+    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=WITHIN_S, check=False)
+
+
+def script(first: str = "", predictions: str = "np.array([[2.0, 1], [3, 0], [0, 1]])", more: str = "") -> str:
+    return SCRIPT.format(first=first, predictions=predictions, more=more)
+
+
+def test_without_an_agent_rank_0_prints_the_figures() -> None:
+    run = ended(script())
+    assert run.returncode == 0, run.stderr
+    assert run.stderr.startswith("dltrain: accuracy 0.6667 on 3 held-out samples, without inputs 0.6667, worst class ")
+    assert ended(script("dltrain.report(step=1)"), RANK="1", WORLD_SIZE="2").stderr == ""
+
+
+@pytest.mark.parametrize(("first", "more", "step"), [("dltrain.report(step=7)", "", 7), ("", ", step=9", 9)])
+def test_analysis_arrives_at_the_agent_after_the_step(first: str, more: str, step: int, tmp_path: Path) -> None:
+    with Listener(tmp_path) as agent:
+        run = ended(script(first, more=more), **{SOCKET_ENV: agent.path})
+        assert (run.returncode, run.stderr) == (0, "")
+        agent.wait_for(Analyzed, 1)
+        (message,) = agent.of(Analyzed)
+        assert isinstance(agent.messages[0], Step), "an agent learns from a step that the script reports"
+    assert (message.rank, message.step, message.analysis.samples) == (0, step, 3)
+    assert message.analysis.classification is not None
+    assert message.analysis.classification.names == ("cat", "dog")
+
+
+@pytest.mark.mpi
+def test_ranks_of_mpi_and_of_torch_distributed_analyse_together(tmp_path: Path) -> None:
+    run = run_ranks(2, BODIES / "training/analysed_ranks.py", tmp_path / "store", OMP_NUM_THREADS="1")
+    assert run.code == 0, run.output
+    assert run.output.count("dltrain: accuracy 1 on 3 held-out samples") == 2, run.output
+
+
+def test_no_samples_no_analysis() -> None:
+    run = ended("import dltrain; assert dltrain.evaluate(iter(())) is None")
+    assert (run.returncode, run.stderr) == (0, "")

@@ -1,0 +1,93 @@
+"""Analyse the predictions of one rank, batch by batch, and merge the parts of all ranks."""
+
+import json
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from dltrain.analysis.classes import ClassPart
+from dltrain.analysis.residuals import ResidualPart
+from dltrain.analysis.result import Analysis, Task
+from dltrain.analysis.scores import array, scored, task_of
+
+TASKS: tuple[Task, ...] = ("classification", "regression", "language")
+
+
+class Collection:
+    """The predictions of one rank. Call ``add`` for each batch, then ``merged`` with the ``packed`` parts of all ranks.
+
+    ``task``: None to derive it from the first batch. Raise ValueError for another name.
+    """
+
+    def __init__(self, task: Task | None = None) -> None:
+        if task is not None and task not in TASKS:
+            raise ValueError(f"task: found {task!r}; expected {', '.join(TASKS)}. Leave it out to derive it")
+        self._task = task
+        self._part: ClassPart | ResidualPart | None = None
+        self._seen = 0
+        self._numbered = False
+        """True if the script has given the numbers of samples."""
+
+    def add(self, predictions: Any, targets: Any, index: Any = None) -> None:
+        """Add a batch. ``scores.task_of`` lists the shapes. ``index``: number of each sample in the held-out data.
+
+        By default, samples are numbered in their order, over all ranks. Raise ValueError for values that do not fit.
+        """
+        if predictions is None or len(predictions) == 0:
+            return
+        truth = array(targets)
+        if not hasattr(predictions, "shape"):
+            predictions = array(predictions)
+        if self._task is None:
+            self._task = task_of(predictions, truth)
+        if self._part is None:
+            self._part = ResidualPart() if self._task == "regression" else ClassPart(tokens=self._task == "language")
+        numbers = np.arange(self._seen, self._seen + len(truth))
+        if index is not None:
+            numbers, self._numbered = array(index).astype(np.int64).reshape(-1), True
+            if len(numbers) != len(truth):
+                raise ValueError(f"index: found {len(numbers)} numbers; expected one for each of {len(truth)} samples")
+        self._seen += len(truth)
+        if isinstance(self._part, ResidualPart):
+            self._part.add(array(predictions), truth, numbers)
+        else:
+            batch = scored(predictions, truth)
+            self._part.add(batch, numbers[batch.position // max(1, truth.size // len(truth))])
+
+    def packed(self) -> bytes:
+        """Return this rank's part for ``merged``. It is small unless a classifier of many classes often errs."""
+        part = self._part.state() if self._part is not None else None
+        offset = 0 if self._numbered else self._seen
+        return json.dumps({"task": self._task, "offset": offset, "part": part}).encode()
+
+
+def merged(parts: Iterable[bytes], labels: Sequence[str] = ()) -> Analysis | None:
+    """Return the analysis of all ranks' predictions, or None if there are none.
+
+    ``parts``: results of ``Collection.packed``, by rank. ``labels``: names of the classes, by class number. Raise
+    ValueError if ranks have different tasks.
+    """
+    total: ClassPart | ResidualPart | None = None
+    found: Task | None = None
+    offset = 0
+    for text in parts:
+        content = json.loads(text)
+        if content["part"] is not None:
+            if found not in (None, content["task"]):
+                raise ValueError(f"task: found {found} and {content['task']} on different ranks; expected one task")
+            found = content["task"]
+            kind = ResidualPart if found == "regression" else ClassPart
+            part = kind.of_state(content["part"], offset)
+            if total is None:
+                total = part
+            else:
+                total.merge(part)  # type: ignore[arg-type]  # Equal tasks have parts of one class.
+        offset += content["offset"]
+    if total is None or found is None or not (total.samples or total.invalid):
+        return None
+    if isinstance(total, ResidualPart):
+        return Analysis(found, total.samples, total.invalid, regression=total.regression())
+    if found == "language":
+        return Analysis(found, total.samples, total.invalid, language=total.language())
+    return Analysis(found, total.samples, total.invalid, classification=total.classification(labels))

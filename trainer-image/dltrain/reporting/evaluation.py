@@ -1,0 +1,94 @@
+"""``dltrain.evaluate``: analyse predictions on held-out data over all ranks, and put the result into the run report.
+
+Importing this module needs the standard library only. ``evaluate`` needs numpy, and torch only for tensors.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from dltrain.reporting import script_reports
+
+if TYPE_CHECKING:
+    from dltrain.analysis.collection import Collection
+    from dltrain.analysis.result import Analysis, Task
+
+
+def evaluate(
+    predictions: Any,
+    targets: Any = None,
+    *,
+    labels: Sequence[str] = (),
+    index: Any = None,
+    task: "Task | None" = None,
+    step: int | None = None,
+) -> "Analysis | None":
+    """Analyse a model's predictions on held-out data, and show the analysis in the run report and the job's status.
+
+    Call it on every rank, each with its part of the held-out data. Parts may differ in size and may be empty. All ranks
+    get the same analysis, which covers all parts; None if there are no samples. The last analysis of a run counts.
+
+    ``predictions``, ``targets``: arrays, tensors or lists of numbers. For a classifier: logits or probabilities of
+    shape (n, classes), or class numbers of shape (n,), with class numbers as targets. For a regression: numbers of any
+    shape, and targets of the same shape. For a language model: logits of shape (n, t, vocabulary) with targets of shape
+    (n, t). Targets of -100 do not count, nor do predictions that are NaN or infinite, which the analysis counts.
+
+    Without ``targets``, ``predictions`` is an iterable of batches, each a tuple (predictions, targets) or (predictions,
+    targets, index). Only sums are stored, so held-out data of any size fit into memory:
+
+        dltrain.evaluate((model(x), y) for x, y in t.held_out(loader))
+
+    ``labels``: names of the classes, by class number. ``index``: the number of each sample in the held-out data, for
+    the list of the most-wrong examples; by default, samples are numbered in the order of the ranks. ``task``:
+    classification, regression or language, if the shapes do not show it. ``step``: number of completed steps, for
+    scripts that do not call ``dltrain.init``; default: that of the last ``dltrain.report``.
+
+    Raise ValueError for shapes or class numbers that do not fit.
+    """
+    from dltrain.analysis.collection import Collection
+
+    collection = Collection(task)
+    if targets is None:
+        for batch in predictions:
+            collection.add(*batch)
+    else:
+        collection.add(predictions, targets, index)
+    return share(collection, labels, script_reports.trainer(), step)
+
+
+def share(
+    collection: "Collection", labels: Sequence[str], trainer: script_reports.Trainer | None, step: int | None = None
+) -> "Analysis | None":
+    """Merge the collections of all ranks, and report the analysis to the agent. Return the analysis, on every rank.
+
+    ``trainer``: the trainer whose workers have collections; None: the script has no trainer.
+    """
+    from dltrain.analysis.collection import merged
+
+    parts = trainer.collect(collection.packed()) if trainer is not None else _collect(collection.packed())
+    found = merged(parts, [str(label) for label in labels])
+    if found is None:
+        return None
+    if trainer is not None:
+        trainer.analyzed(found)
+    else:
+        script_reports.send_analysis(found, step)
+    return found
+
+
+def _collect(data: bytes) -> list[bytes]:
+    """Return the ``data`` of every rank of a script without a trainer, over torch.distributed or MPI.
+
+    A script that uses neither has one rank.
+    """
+    torch = sys.modules.get("torch")
+    group = getattr(torch, "distributed", None)
+    if group is not None and group.is_available() and group.is_initialized() and group.get_world_size() > 1:
+        found: list[Any] = [None] * group.get_world_size()
+        group.all_gather_object(found, data)
+        return found
+    mpi = sys.modules.get("mpi4py.MPI")
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized() and mpi.COMM_WORLD.Get_size() > 1:
+        everyone: list[bytes] = mpi.COMM_WORLD.allgather(data)
+        return everyone
+    return [data]
