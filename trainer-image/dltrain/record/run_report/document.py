@@ -5,7 +5,7 @@ Documentation: ``docs/reference/run-report.md``.
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
 
 from pydantic import ConfigDict, Field
 
@@ -63,6 +63,30 @@ class LoggedValues(Record):
     step: int
     unix_s: float
     values: dict[str, float]
+
+
+FindingName = Literal[
+    "InvalidPredictions",
+    "ConstantLoss",
+    "NotLearning",
+    "LearningRateTooHigh",
+    "NoBetterThanBaseline",
+    "Overfitting",
+    "NotConverged",
+    "MissedClass",
+    "NoisyLoss",
+    "Overconfident",
+    "Underconfident",
+]
+"""Names of the findings about a run, the most important one first."""
+
+
+class Finding(Record):
+    """Something that the curves or the predictions of a run show. ``message``: in words, with a remedy."""
+
+    ORDER: ClassVar[tuple[str, ...]] = get_args(FindingName)
+    name: FindingName
+    message: str
 
 
 class HeldOutAnalysis(Record):
@@ -204,6 +228,9 @@ class Document(Record):
     analysis: Annotated[HeldOutAnalysis | None, Field(description="None: the run has not called dltrain.evaluate.")] = (
         None
     )
+    findings: Annotated[
+        tuple[Finding, ...], Field(description="What the curves and the analysis show. Empty: no problem found.")
+    ] = ()
     plans: tuple[PlanEntry, ...] = ()
     splits: tuple[Split, ...] = ()
     sums: Annotated[tuple[Summing, ...], Field(description="All-reduce algorithms chosen at the start.")] = ()

@@ -36,6 +36,7 @@ from dltrain.record.run_report.document import (
     place,
     thinned,
 )
+from dltrain.record.run_report.learning_curves import diagnose
 
 SHARES = 20_000
 """Maximum number of local batch sizes that one report stores, summed over all changes of the split and all ranks."""
@@ -215,7 +216,7 @@ class History:
         ``phase``, ``term``: the job's phase and its coordinator's term. ``unix_s``: present Unix time. ``outcome``: the
         result of the run; None if it has not finished.
         """
-        return self._document.model_copy(
+        document = self._document.model_copy(
             update={
                 "phase": phase,
                 "term": term,
@@ -239,6 +240,7 @@ class History:
                 "ranks": tuple(self._ranks[name] for name in sorted(self._ranks)),
             }
         )
+        return document.model_copy(update={"findings": diagnose(document)})
 
     def _stepped(self, message: Step, leader: int, unix_s: float) -> None:
         before = self._last_steps.get(message.rank)
