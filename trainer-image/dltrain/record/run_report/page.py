@@ -4,12 +4,13 @@ The file is also well-formed XML, so that tools can read its tables. Text from t
 escaped. A content security policy forbids scripts and requests.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import UTC, datetime
 
 from dlcontract import MAX_METRICS
 from dltrain.record.run_report.document import Document
-from dltrain.record.run_report.plots import Curve, Mark, bars, clean, lines, number
+from dltrain.record.run_report.held_out import findings, held_out
+from dltrain.record.run_report.plots import Curve, Mark, bars, clean, lines, number, table
 
 LINES = 8
 """Maximum number of ranks with a curve in a plot."""
@@ -39,6 +40,10 @@ svg text { fill: var(--soft); font: 11px system-ui, sans-serif; }
   display: inline-block; width: .8rem; height: .8rem; border-radius: 2px; margin-right: .35rem; }
 table { border-collapse: collapse; font-size: .85rem; } td, th { text-align: left; padding: .15rem .8rem .15rem 0;
   border-bottom: 1px solid var(--grid); vertical-align: top; } td { font-variant-numeric: tabular-nums; }
+.cell { fill: var(--c0); } .cell.off { fill: var(--c1); } svg .on { fill: var(--ink); }
+.even { stroke: var(--soft); stroke-dasharray: 4 4; } .findings { list-style: none; margin: 1rem 0; padding: 0; }
+.findings li { background: var(--box); padding: .5rem .75rem; border-left: 4px solid var(--c1); border-radius: 4px;
+  margin: .4rem 0; } .findings li.good { border-color: var(--c2); }
 pre { white-space: pre-wrap; margin: .2rem 0; } .scroll { overflow-x: auto; } summary { cursor: pointer; }
 """ + "".join(
     f".line.c{i} {{ stroke: var(--c{i}) }} .dot.c{i}, .bar.c{i} {{ fill: var(--c{i}) }} "
@@ -56,7 +61,10 @@ def page(document: Document) -> str:
         f'<p class="soft">{clean(document.model)} on {clean(document.dataset or "its own data")}, '
         f"batch {number(document.global_batch)}, seed {document.seed}; {document.phase.value}, step {steps}; "
         f"began {_date(document.started_unix_s)}, as of {_date(document.updated_unix_s)}</p>",
+        *findings(document),
         _figures(document),
+        *held_out(document),
+        "<h2>Training</h2>",
         f'<div class="plots">{"".join(_plots(document))}</div>',
         *_tables(document),
     ]
@@ -195,7 +203,7 @@ def _tables(document: Document) -> Iterable[str]:
             )
             for fault in document.faults
         ]  # fmt: skip
-        yield "<h2>Faults</h2>" + _table(("when", "step", "cause", "rank", "resumed after", "message"), rows)
+        yield "<h2>Faults</h2>" + table(("when", "step", "cause", "rank", "resumed after", "message"), rows)
         tail = next((f.failure.log_tail for f in reversed(document.faults) if f.failure.log_tail), "")
         if tail:
             yield f"<details><summary>Last log of a rank that failed</summary><pre>{clean(tail)}</pre></details>"
@@ -205,27 +213,20 @@ def _tables(document: Document) -> Iterable[str]:
          "" if p.predicted_total_s is None else duration(p.predicted_total_s))
         for p in document.plans
     ]  # fmt: skip
-    yield "<h2>Plans</h2>" + _table(("plan", "when", "step", "ranks", "collective", "step", "training"), plans)
+    yield "<h2>Plans</h2>" + table(("plan", "when", "step", "ranks", "collective", "step", "training"), plans)
     if document.splits:
         kept = document.splits[-20:]
         shares = [(number(s.step), s.reason, ", ".join(f"{n} {v}" for n, v in s.shares.items())) for s in kept]
         yield f'<h2>Local batch sizes</h2><p class="soft">{document.totals.splits} changes; the last ones:</p>'
-        yield _table(("from step", "reason", "samples"), shares)
+        yield table(("from step", "reason", "samples"), shares)
     names = ("step", "steps", "loss", "learning_rate", "gradient_norm", "step_s", "predicted_s", "samples_per_s",
              "compute_s", "comm_s", "wait_s", "data_s", "world_size", "noise_samples")  # fmt: skip
     values = [[_value(getattr(point, name)) for name in names] for point in document.points]
-    yield f"<details><summary>Values of the series</summary>{_table(names, values, 'series')}</details>"
+    yield f"<details><summary>Values of the series</summary>{table(names, values, 'series')}</details>"
     evaluations = [(str(entry.step), _value(entry.accuracy), _value(entry.loss)) for entry in document.evaluations]
     if evaluations:
-        table = _table(("step", "accuracy", "loss"), evaluations, "evaluations")
-        yield f"<details><summary>Evaluations</summary>{table}</details>"
-
-
-def _table(head: Sequence[str], rows: Iterable[Sequence[str]], name: str = "") -> str:
-    identity = f' id="{name}"' if name else ""
-    top = "".join(f"<th>{clean(cell)}</th>" for cell in head)
-    cells = "".join("<tr>" + "".join(f"<td>{clean(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table{identity}><thead><tr>{top}</tr></thead><tbody>{cells}</tbody></table></div>'
+        values_table = table(("step", "accuracy", "loss"), evaluations, "evaluations")
+        yield f"<details><summary>Evaluations</summary>{values_table}</details>"
 
 
 def _value(value: float | None) -> str:

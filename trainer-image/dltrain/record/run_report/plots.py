@@ -1,9 +1,9 @@
-"""Plots as SVG elements: lines over steps or time, and stacked bars.
+"""Plots as SVG elements: lines over steps or time, stacked bars, matrices and points; and tables.
 
 The page's style sheet defines the colours (CSS classes ``c0`` to ``c7``) for light and dark mode.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 from math import floor, log10
@@ -119,6 +119,14 @@ def lines(
     return _figure(title, "".join(parts), HEIGHT, [curve.name for curve in curves])
 
 
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], name: str = "") -> str:
+    """Return an HTML table. ``head``: names of the columns. ``name``: its id, for tools that read the page."""
+    identity = f' id="{name}"' if name else ""
+    top = "".join(f"<th>{clean(cell)}</th>" for cell in head)
+    cells = "".join("<tr>" + "".join(f"<td>{clean(cell)}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table{identity}><thead><tr>{top}</tr></thead><tbody>{cells}</tbody></table></div>'
+
+
 def bars(title: str, x_label: str, parts: Sequence[str], rows: Sequence[tuple[str, Sequence[float]]]) -> str:
     """Return a plot with one stacked bar per row as an HTML element.
 
@@ -146,6 +154,91 @@ def bars(title: str, x_label: str, parts: Sequence[str], rows: Sequence[tuple[st
         )
     drawn.append(f'<text x="{(left + WIDTH) / 2:.0f}" y="{height - 6}" text-anchor="middle">{clean(x_label)}</text>')
     return _figure(title, "".join(drawn), height, parts)
+
+
+def matrix(title: str, names: Sequence[str], rows: Sequence[Sequence[int]]) -> str:
+    """Return a confusion matrix as an HTML element. ``rows``: counts by target, then by prediction.
+
+    The darker a cell, the larger its part of the row. Cells of errors have another colour than those on the diagonal.
+    """
+    size, left, top = min(44.0, (WIDTH - 120) / max(1, len(names))), 110, 24
+    width = left + size * len(names)
+    drawn = [f'<text x="{left + size * len(names) / 2:.0f}" y="12" text-anchor="middle">predicted</text>']
+    for row, counts in enumerate(rows):
+        y, total = top + size * row, sum(counts) or 1
+        label = clean(_short(names[row]))
+        drawn.append(f'<text x="{left - 6}" y="{y + size / 2 + 4:.1f}" text-anchor="end">{label}</text>')
+        for column, count in enumerate(counts):
+            x = left + size * column
+            part = count / total
+            shade = 0.05 + 0.6 * part if row == column else 0.1 + 0.6 * part**0.5  # Few errors must be visible, too.
+            off = "" if row == column else " off"
+            drawn.append(
+                f'<rect class="cell{off}" x="{x + 0.5:.1f}" y="{y + 0.5:.1f}" width="{size - 1:.1f}" '
+                f'height="{size - 1:.1f}" fill-opacity="{shade if count else 0.02:.2f}"><title>'
+                f"{clean(names[row])} as {clean(names[column])}: {count}, {100 * part:.3g} %</title></rect>"
+            )
+            if count:
+                drawn.append(
+                    f'<text class="on" x="{x + size / 2:.1f}" y="{y + size / 2 + 4:.1f}" text-anchor="middle">'
+                    f"{count if count < 10_000 else f'{count:.0e}'}</text>"
+                )
+    bottom = top + size * len(names)
+    for column, name in enumerate(names):
+        x = left + size * (column + 0.5)
+        if all(len(each) * 6 < size for each in names):
+            drawn.append(f'<text x="{x:.1f}" y="{bottom + 14:.1f}" text-anchor="middle">{clean(name)}</text>')
+        else:
+            at = f'transform="translate({x + 4:.1f} {bottom + 8:.1f}) rotate(-45)"'
+            drawn.append(f'<text {at} text-anchor="end">{clean(_short(name))}</text>')
+    short = all(len(each) * 6 < size for each in names)
+    return _figure(title, "".join(drawn), round(bottom + (20 if short else 72)), [], width=max(440, round(width + 4)))
+
+
+def _short(name: str) -> str:
+    """Return at most 14 characters of a name. Names of classes often differ at their ends only."""
+    return name if len(name) <= 14 else f"{name[:7]}…{name[-6:]}"
+
+
+def points(
+    title: str,
+    x_label: str,
+    y_label: str,
+    pairs: Sequence[tuple[float, float, str]],
+    *,
+    extent: tuple[float, float] | None = None,
+    weights: Sequence[float] = (),
+) -> str:
+    """Return points (x, y, tooltip) beside the line y = x as an HTML element; an empty string without points.
+
+    ``extent``: ends of both axes; default: those of the values. ``weights``: from 0 to 1, for each point; the points
+    are then joined by lines, and a point with a larger weight is larger.
+    """
+    if not pairs:
+        return ""
+    values = [value for x, y, _ in pairs for value in (x, y)]
+    low, high = extent or _extent(min(values), max(values), 0.03)
+
+    def at_x(x: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * (x - low) / (high - low)
+
+    def at_y(y: float) -> float:
+        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * (y - low) / (high - low)
+
+    marks, radii = ticks(low, high), [2 + 5 * weight**0.5 for weight in weights] or [3.0] * len(pairs)
+    drawn = [
+        _frame(title, [(at_x(x), x) for x in marks], [(at_y(y), y) for y in marks], x_label, y_label),
+        f'<line class="even" x1="{at_x(low):.1f}" y1="{at_y(low):.1f}" x2="{at_x(high):.1f}" y2="{at_y(high):.1f}"/>',
+    ]
+    if weights:
+        path = " ".join(f"{at_x(x):.1f},{at_y(y):.1f}" for x, y, _ in pairs)
+        drawn.append(f'<polyline class="line c0" points="{path}"/>')
+    drawn += [
+        f'<circle class="dot c0" cx="{at_x(x):.1f}" cy="{at_y(y):.1f}" r="{radius:.1f}">'
+        f"<title>{clean(text)}</title></circle>"
+        for (x, y, text), radius in zip(pairs, radii, strict=True)
+    ]
+    return _figure(title, "".join(drawn), HEIGHT, [])
 
 
 def _held(curve: Curve) -> list[tuple[float, float]]:
@@ -176,10 +269,10 @@ def _frame(
     return "".join(parts)
 
 
-def _figure(title: str, drawn: str, height: int, names: Sequence[str]) -> str:
+def _figure(title: str, drawn: str, height: int, names: Sequence[str], width: int = WIDTH) -> str:
     keys = "".join(f'<span><i class="key c{i % COLOURS}"></i>{clean(name)}</span>' for i, name in enumerate(names))
     legend = f'<div class="legend">{keys}</div>' if len(names) > 1 else ""
     return (
         f"<figure><figcaption>{clean(title)}</figcaption>"
-        f'<svg viewBox="0 0 {WIDTH} {height}" role="img" aria-label="{clean(title)}">{drawn}</svg>{legend}</figure>'
+        f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{clean(title)}">{drawn}</svg>{legend}</figure>'
     )
