@@ -18,6 +18,7 @@ They are stored because the pod, and its log with it, is deleted after the job h
 """
 MAX_METRICS, MAX_METRIC_NAME = 16, 48
 """Maximum number of metrics that a script may log, and maximum length of a metric's name."""
+MAX_WORST_CLASSES, MAX_FINDINGS = 3, 8
 MetricName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_./-]*$", max_length=MAX_METRIC_NAME)]
 MAX_NOISE = 1e9
 """Largest valid gradient noise scale, in samples.
@@ -166,6 +167,38 @@ class StoppedEarly(UntrustedRecord):
     message: Annotated[str, Field(max_length=512)]
 
 
+class ClassScore(UntrustedRecord):
+    """The F1 of a class on held-out data, and its number of samples there."""
+
+    name: Annotated[str, Field(max_length=64)]
+    f1: Annotated[float, Field(ge=0, le=1)]
+    samples: Count
+
+
+class AnalysisSummary(UntrustedRecord):
+    """The short form of the analysis of predictions on held-out data (``dltrain.evaluate``).
+
+    ``metric``, ``value``: the main metric of the task. ``baseline``: that metric of a model that ignores its inputs.
+    """
+
+    task: Annotated[str, Field(pattern=r"^[a-z][a-z-]*$", max_length=32)]
+    samples: Count
+    metric: MetricName
+    value: float
+    baseline: float | None = None
+    calibration_error: Annotated[
+        float | None, Field(ge=0, le=1, description="None: the predictions have no probabilities.")
+    ] = None
+    worst_classes: Annotated[tuple[ClassScore, ...], Field(max_length=MAX_WORST_CLASSES)] = ()
+
+
+class RunFinding(UntrustedRecord):
+    """Something that the curves or the predictions of a run show, in words."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Z][A-Za-z0-9]*$", max_length=64)]
+    message: Annotated[str, Field(max_length=512)]
+
+
 class Outcome(UntrustedRecord):
     steps: Count
     seconds: Seconds
@@ -174,6 +207,10 @@ class Outcome(UntrustedRecord):
     checkpoint: Annotated[str | None, Field(max_length=1024)] = None
     report: Annotated[str | None, Field(max_length=1024, description="Path of the run report.")] = None
     stopped: Annotated[StoppedEarly | None, Field(description="None: the training made all of its steps.")] = None
+    analysis: Annotated[AnalysisSummary | None, Field(description="None: the script analysed no predictions.")] = None
+    findings: Annotated[
+        tuple[RunFinding, ...], Field(max_length=MAX_FINDINGS, description="The most important one first.")
+    ] = ()
 
 
 class TargetForecast(UntrustedRecord):

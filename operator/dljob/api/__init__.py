@@ -51,7 +51,17 @@ from dljob.api.spec import (
 from dljob.api.spec.dataset import BUILTIN_DATASETS, Dataset
 from dljob.api.status.job import Condition, ConditionStatus, DLJobStatus, GroupStatus, Phase
 from dljob.api.status.plan import BatchCandidate, BatchChoice, Candidate, PlanGroup, PlanStatus, Predicted, Rejected
-from dljob.api.status.progress import LastCheckpoint, Measured, Progress, Result, Startup, TargetStatus
+from dljob.api.status.progress import (
+    ClassScore,
+    LastCheckpoint,
+    Measured,
+    Progress,
+    Result,
+    ResultAnalysis,
+    ResultFinding,
+    Startup,
+    TargetStatus,
+)
 from dljob.api.status.queue import ForecastSize, QueueStatus, RunForecast
 from dljob.api.status.usage import EnergySource, Usage, UsageRate
 
@@ -67,6 +77,7 @@ __all__ = [
     "Candidate",
     "Checkpoint",
     "CheckpointVolume",
+    "ClassScore",
     "Collective",
     "ComputePoint",
     "Condition",
@@ -116,6 +127,8 @@ __all__ = [
     "Resize",
     "Resources",
     "Result",
+    "ResultAnalysis",
+    "ResultFinding",
     "Rule",
     "RunForecast",
     "RunPolicy",

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dljob.api import DLJobStatus, Phase
+from dljob.api import DLJobStatus, Phase, ResultAnalysis
 from dljob.planner.types.texts import duration
 
 FOLLOWED_CONDITIONS = {
@@ -111,6 +111,10 @@ class Follower:
             if (result := status.result) is not None:
                 accuracy = f", accuracy {100 * result.accuracy:.1f} %" if result.accuracy is not None else ""
                 _say(f"{result.steps} steps in {duration(result.seconds)}{accuracy}")
+                if (found := result.analysis) is not None:
+                    _say(_described(found))
+                for finding in result.findings or ():
+                    _say(f"{finding.name}: {finding.message}")
             return 0
         if status.phase is Phase.FAILED:
             return 1
@@ -133,3 +137,14 @@ class Follower:
 def _say(line: str) -> None:
     print(line, flush=True)
     sys.stdout.flush()
+
+
+def _described(found: ResultAnalysis) -> str:
+    """Return the analysis of the predictions on held-out data in one line."""
+    parts = [f"held-out {found.metric} {found.value:.4g}"]
+    if found.baseline is not None:
+        parts.append(f"without inputs {found.baseline:.4g}")
+    if found.calibration_error is not None:
+        parts.append(f"calibration error {found.calibration_error:.2g}")
+    parts += [f"class {each.name}: F1 {each.f1:.3g}" for each in (found.worst_classes or ())[:1]]
+    return ", ".join(parts)

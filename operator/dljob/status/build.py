@@ -8,8 +8,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from dlcontract import Report, RunPhase, TargetProgress
+from dlcontract import AnalysisSummary, Report, RunPhase, TargetProgress
 from dljob.api import (
+    ClassScore,
     DLJobStatus,
     GroupStatus,
     LastCheckpoint,
@@ -17,6 +18,8 @@ from dljob.api import (
     PlanStatus,
     Progress,
     Result,
+    ResultAnalysis,
+    ResultFinding,
     Startup,
     TargetStatus,
 )
@@ -186,6 +189,8 @@ def _from_report(
             accuracy=_rounded(out.accuracy, 6),
             checkpoint=out.checkpoint,
             report=out.report,
+            analysis=None if out.analysis is None else _analysis(out.analysis),
+            findings=tuple(ResultFinding(name=each.name, message=each.message) for each in out.findings) or None,
         )
     return changes
 
@@ -194,6 +199,21 @@ def _remaining(left: Interval) -> str:
     """Format the remaining time and its 90th percentile, such as 2h (<3h); the time alone if both look the same."""
     median, p90 = human_duration(left.p50), human_duration(left.p90)
     return f"{median} (<{p90})" if p90 != median else median
+
+
+def _analysis(found: AnalysisSummary) -> ResultAnalysis:
+    return ResultAnalysis(
+        task=found.task,
+        samples=found.samples,
+        metric=found.metric,
+        value=float(f"{found.value:.6g}"),
+        baseline=None if found.baseline is None else float(f"{found.baseline:.6g}"),
+        calibration_error=_rounded(found.calibration_error, 4),
+        worst_classes=tuple(
+            ClassScore(name=each.name, f1=round(each.f1, 4), samples=each.samples) for each in found.worst_classes
+        )
+        or None,
+    )
 
 
 def _rounded(value: float | None, digits: int) -> float | None:

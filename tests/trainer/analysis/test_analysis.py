@@ -169,6 +169,8 @@ def test_values_that_are_not_finite_are_counted_apart() -> None:
     assert (found.samples, found.invalid) == (58, 2)
     numbers = analysis(np.array([1.0, np.nan, 3.0]), np.array([1.0, 2.0, np.inf]))
     assert (numbers.samples, numbers.invalid) == (1, 2)
+    huge = analysis(np.array([1e139, -1e200, 3.0]), np.array([0.0, 0.0, 3.0]))
+    assert huge.regression is not None and np.isfinite(huge.regression.rmse) and huge.invalid == 1
     only = analysis(np.full((4, 3), np.nan), np.zeros(4, int))
     assert (only.samples, only.invalid, only.metric) == (0, 4, ("accuracy", 0.0))
 

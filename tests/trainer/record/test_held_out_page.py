@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pytest
 
-from dlcontract import RunPhase
+from dlcontract import Outcome, RunPhase
 from dltrain.analysis.collection import Collection, merged
 from dltrain.analysis.result import MAX_CLASSES, MAX_NAME, Analysis
 from dltrain.protocol.rank_messages import Analyzed, Step
@@ -15,6 +15,7 @@ from dltrain.record.run_report.document import Document, Finding
 from dltrain.record.run_report.held_out import TITLES
 from dltrain.record.run_report.history import History
 from dltrain.record.run_report.page import page
+from dltrain.record.run_report.summary import with_summary
 from support.trainer.plans import make_plan
 
 
@@ -77,6 +78,21 @@ def test_regression_and_language_model() -> None:
     random = np.random.default_rng(0)
     text = "".join(tree(analysis(random.normal(size=(9, 5, 7)), random.integers(0, 7, (9, 5)))).itertext())
     assert "perplexity of guessing7" in text and "Calibration: accuracy by confidence" in text
+
+
+def test_short_form_for_the_operator_is_bounded() -> None:
+    random = np.random.default_rng(0)
+    names = tuple(f"{number:04d}" + "n" * MAX_NAME for number in range(300))
+    scores = random.normal(size=(2_000, 300))
+    made = document(analysis(scores, random.integers(0, 300, 2_000), names))
+    long = made.model_copy(update={"findings": (Finding(name="Overfitting", message="x" * 2_000),) * 20})
+    short = with_summary(Outcome(steps=20, seconds=1), long)
+    assert Outcome.model_validate_json(short.model_dump_json()) == short and len(short.model_dump_json()) < 6_000
+    assert short.analysis is not None and len(short.analysis.worst_classes) == 3 and len(short.findings) == 8
+    x = np.linspace(0, 1, 50)
+    numbers = with_summary(short, document(analysis(x, x))).analysis
+    assert numbers is not None and (numbers.metric, numbers.value, numbers.baseline) == ("R2", 1, 0)
+    assert numbers.calibration_error is None and numbers.worst_classes == ()
 
 
 def test_largest_page_fits_into_the_config_map() -> None:

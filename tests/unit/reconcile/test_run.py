@@ -222,6 +222,24 @@ class TestReports:
                 holder[place[-1]] = huge
                 status(step(replace(observed, report=json.dumps(claimed))))
 
+    def test_result_shows_the_analysis_and_the_findings(self) -> None:
+        observed = training()
+        analysis = {
+            "task": "classification", "samples": 360, "metric": "accuracy", "value": 0.97222222222, "baseline": 0.1,
+            "calibration_error": 0.0123456, "worst_classes": [{"name": "8", "f1": 0.84931506, "samples": 40}],
+        }  # fmt: skip
+        findings = [{"name": "Overfitting", "message": "The loss is 0.1 and 0.4. Stop earlier"}]
+        outcome = OUTCOME.model_dump(mode="json") | {"analysis": analysis, "findings": findings}
+        shown = status(step(replace(observed, report=report(observed, RunPhase.SUCCEEDED, outcome=outcome)))).result
+        assert shown is not None and shown.analysis is not None
+        assert shown.manifest()["analysis"] == {
+            "task": "classification", "samples": 360, "metric": "accuracy", "value": 0.972222, "baseline": 0.1,
+            "calibrationError": 0.0123, "worstClasses": [{"name": "8", "f1": 0.8493, "samples": 40}],
+        }  # fmt: skip
+        assert shown.manifest()["findings"] == findings
+        earlier = status(step(replace(observed, report=report(observed, RunPhase.SUCCEEDED, outcome=OUTCOME)))).result
+        assert earlier is not None and "analysis" not in earlier.manifest() and "findings" not in earlier.manifest()
+
     def test_unknown_fields_of_a_newer_trainer_are_ignored(self) -> None:
         observed = training()
         measures: list[dict[str, object]] = [{"rank": 0, "share": 1, "compute_s": 1.0}]

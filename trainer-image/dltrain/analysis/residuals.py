@@ -11,6 +11,8 @@ from dltrain.analysis.result import MAX_POINTS, MAX_WRONG, Regression, WrongExam
 from dltrain.analysis.rounding import rounded
 
 PROBABILITIES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+LARGEST = 1e140
+"""Larger values count as infinite, because their squares, or sums of these, would be."""
 _GROWTH = 1.02
 _SMALLEST = 1e-12
 """Quantiles come from counts of residuals in bins whose ends grow by the factor ``_GROWTH``, from ``_SMALLEST`` on.
@@ -50,7 +52,7 @@ class ResidualPart:
             )
         predicted, target = (each.astype(np.float64).reshape(-1) for each in (predictions, targets))
         index = np.repeat(index, predicted.size // max(1, len(index)))
-        valid = np.isfinite(predicted) & np.isfinite(target)
+        valid = (np.abs(predicted) < LARGEST) & (np.abs(target) < LARGEST)  # False for NaN, too.
         self.invalid += int((~valid).sum())
         predicted, target, index = predicted[valid], target[valid], index[valid]
         if not len(predicted):

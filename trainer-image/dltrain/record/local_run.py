@@ -59,10 +59,14 @@ class LocalRun:
 
     def _write(self, phase: RunPhase, outcome: Outcome | None = None) -> None:
         self._written_s = time.monotonic()
+        document = self._history.document(phase, 1, time.time(), outcome)
+        if phase is RunPhase.SUCCEEDED:
+            for finding in document.findings:
+                print(f"dltrain: {finding.name}: {finding.message}", file=sys.stderr, flush=True)  # noqa: T201
         if self._folder is None:
             return
         try:
-            files.write(self._folder, files.rendered(self._history.document(phase, 1, time.time(), outcome)))
+            files.write(self._folder, files.rendered(document))
         except OSError as error:  # The training is worth more than its report.
             found = f"--report: found {self._folder}, which cannot be written ({error})"
             print(f"dltrain: {found}; expected a writable folder. Name another folder", file=sys.stderr)  # noqa: T201

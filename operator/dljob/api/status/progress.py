@@ -92,6 +92,38 @@ class Startup(ApiModel):
     total_seconds: Annotated[float | None, Field(description="Total time from creation to the first step.")] = None
 
 
+class ClassScore(ApiModel):
+    name: Annotated[str, Field(max_length=64)]
+    f1: Annotated[float, Field(ge=0, le=1, description="Harmonic mean of precision and recall.")]
+    samples: Annotated[int, Field(ge=0, description="Held-out samples of the class.")]
+
+
+class ResultAnalysis(ApiModel):
+    """Figures of the model's predictions on held-out data. The run report has all of them."""
+
+    task: Annotated[str, Field(max_length=32, description="classification, regression or language.")]
+    samples: Annotated[int, Field(ge=0, description="Held-out samples; tokens of a language model.")]
+    metric: Annotated[str, Field(max_length=48, description="Main metric: accuracy, R2, RMSE or perplexity.")]
+    value: float
+    baseline: Annotated[
+        float | None, Field(description="The same metric of a model that ignores its inputs. Unset if undefined.")
+    ] = None
+    calibration_error: Annotated[
+        float | None,
+        Field(ge=0, le=1, description="Expected calibration error. Unset if the predictions have no probabilities."),
+    ] = None
+    worst_classes: Annotated[
+        tuple[ClassScore, ...] | None, Field(max_length=3, description="Classes with the lowest F1.")
+    ] = None
+
+
+class ResultFinding(ApiModel):
+    """Something that the curves or the predictions of the run show."""
+
+    name: Annotated[str, Field(max_length=64)]
+    message: Annotated[str, Field(max_length=512, description="In words, with a remedy.")]
+
+
 class Result(ApiModel):
     """The result of a complete job."""
 
@@ -105,4 +137,11 @@ class Result(ApiModel):
         Field(
             description="Path of the run report on the volume, a page with plots. A JSON file beside it has the data."
         ),
+    ] = None
+    analysis: Annotated[
+        ResultAnalysis | None, Field(description="Unset if the script did not call dltrain.evaluate.")
+    ] = None
+    findings: Annotated[
+        tuple[ResultFinding, ...] | None,
+        Field(max_length=8, description="Over-fitting and the like, the most important first. Unset: none found."),
     ] = None

@@ -56,9 +56,16 @@ failures = some(
     log_tail=texts, counts=st.booleans(), retry=st.booleans(), unreachable=st.booleans(),
 )  # fmt: skip
 stops = some({"reason": st.sampled_from(("TargetReached", "NoImprovement", "X" * 64)), "message": texts})
+finite = st.floats(allow_nan=False, allow_infinity=False)
+scores = some({"name": st.text(max_size=64), "f1": st.floats(0, 1), "samples": counts})
+analyses = some(
+    {"task": st.sampled_from(("classification", "ranking")), "samples": counts, "metric": st.sampled_from(("R2", "a/b")),
+     "value": finite}, baseline=finite, calibration_error=st.floats(0, 1), worst_classes=st.lists(scores, max_size=3),
+)  # fmt: skip
+findings = some({"name": st.sampled_from(("Overfitting", "X" * 64)), "message": st.text(max_size=512)})
 outcomes = some(
     {"steps": counts, "seconds": seconds}, loss=losses, accuracy=st.floats(0, 1), checkpoint=texts, report=texts,
-    stopped=stops,
+    stopped=stops, analysis=analyses, findings=st.lists(findings, max_size=8),
 )  # fmt: skip
 steps = {"step": counts, "earliest_step": counts, "latest_step": counts}
 values = st.floats(allow_nan=False, allow_infinity=False)

@@ -296,6 +296,7 @@ class Coordinator:
     async def _succeed(self, attempt: Attempt) -> None:
         outcome = self.job.outcome_of(attempt)
         report = await self.job.account.write(RunPhase.SUCCEEDED, time.time(), outcome)
+        outcome = self.job.account.summarized(outcome, time.time())
         outcome = self.job.ledger.outcome = outcome.model_copy(update={"report": report})
         finished_marker.write(self.job.plan, outcome)
         self.job.ledger.failure = None

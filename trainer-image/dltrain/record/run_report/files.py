@@ -18,6 +18,7 @@ from dltrain.record.ledger import Ledger
 from dltrain.record.run_report.document import Document
 from dltrain.record.run_report.history import History
 from dltrain.record.run_report.page import page
+from dltrain.record.run_report.summary import with_summary
 
 log = logging.getLogger(__name__)
 
@@ -143,6 +144,13 @@ class RunReportWriter:
             return await asyncio.to_thread(packed, self._last)
         document = self.history.document(phase, self._ledger.term, unix_s, outcome)
         return await asyncio.to_thread(lambda: packed(rendered(document)))
+
+    def summarized(self, outcome: Outcome, unix_s: float) -> Outcome:
+        """Return the ``outcome`` of a run that has succeeded, with the short form of its analysis and findings.
+
+        ``unix_s``: present Unix time.
+        """
+        return with_summary(outcome, self.history.document(RunPhase.SUCCEEDED, self._ledger.term, unix_s, outcome))
 
     def _begin(self, document: Document, *, last: bool = False) -> asyncio.Future[None]:
         self._written_unix_s, self._written_faults = document.updated_unix_s, self.history.faults
