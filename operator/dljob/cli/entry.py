@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from dljob.cli.commands import plan, records, run, serve, suggest, top
+from dljob.cli.commands import model, plan, records, run, serve, suggest, top
 from dljob.cli.errors import BadInputError
 
 EXAMPLES = """examples:
@@ -19,6 +19,7 @@ EXAMPLES = """examples:
   dljob top -A                                  show all jobs with progress and step times
   dljob logs digits --rank 0                    print the last output of a rank after the job has ended
   dljob report digits                           save the run report of a job that has ended, a page with plots
+  dljob get-model digits DIR                    copy the model of a job that has ended to this machine
   dljob serve --port 8470                       serve the planner over HTTP
 """
 
@@ -37,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top_level.add_argument("--version", action="version", version=f"dljob {_version()}")
     commands = top_level.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (suggest, plan, run, top, records, serve):
+    for command in (suggest, plan, run, top, records, model, serve):
         command.add_to(commands)
     return top_level
 

@@ -1,0 +1,280 @@
+"""Tests of ``dljob get-model`` against an API server over HTTP whose pods run their commands on this machine."""
+
+import asyncio
+import hashlib
+import io
+import json
+import re
+import sys
+import tarfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+
+from dlcontract import CHECKPOINT_DIR
+from dljob.cli import entry, reader_pod, remote
+from dljob.cli.commands import model
+from dljob.cli.errors import BadInputError
+from dljob.cli.pod_exec import ExecError
+from dljob.kube import Api
+from support.manifests.schema_validation import assert_valid
+
+Json = dict[str, Any]
+NAMESPACE, UID = "team-a", "0c8ad8a4"
+
+
+def job(phase: str = "Complete", *, checkpoint: str | None = "step-0000000300", **spec: Any) -> Json:
+    path = f"{CHECKPOINT_DIR}/digits-{UID}/{checkpoint}"
+    return {
+        "metadata": {"name": "digits", "namespace": NAMESPACE, "uid": UID},
+        "spec": {"trainer": {"image": "trainer:1"}, **spec},
+        "status": {"phase": phase, **({"result": {"checkpoint": path}} if checkpoint else {})},
+    }
+
+
+@dataclass
+class Cluster:
+    """An API server with one job and its volume, which is the folder ``volume``. Pods run at once."""
+
+    volume: Path
+    job: Json | None = field(default_factory=job)
+    claim: bool = True
+    pod_status: Json = field(default_factory=lambda: {"containerStatuses": [{"state": {"running": {}}}]})
+    cut: int | None = None
+    """Number of bytes of the output after which the connection breaks."""
+    exec_code: int = 0
+    operator_image: str = ""
+    pods: dict[str, Json] = field(default_factory=dict)
+    created: list[Json] = field(default_factory=list)
+
+    @asynccontextmanager
+    async def serve(self) -> AsyncIterator[str]:
+        app = web.Application()
+        app.router.add_route("*", "/{path:.*}", self._answer)
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        try:
+            yield f"http://127.0.0.1:{runner.addresses[0][1]}"
+        finally:
+            await runner.cleanup()
+
+    async def _answer(self, request: web.Request) -> web.StreamResponse:
+        parts = request.path.strip("/").split("/")
+        resource, name = parts[-2:] if parts[-1] != "exec" else ("exec", parts[-2])
+        if resource == "exec":
+            return await self._run(request)
+        if resource == "dljobs" and self.job is not None and name == "digits":
+            return web.json_response(self.job)
+        if resource == "persistentvolumeclaims" and self.claim and name == "digits-checkpoints":
+            return web.json_response({})
+        if request.method == "POST" and parts[-1] == "pods":
+            body = await request.json()
+            self.created.append(body)
+            self.pods[body["metadata"]["name"]] = body | {"status": self.pod_status}
+            return web.json_response(body, status=201)
+        if parts[-1] == "pods":
+            assert request.query["labelSelector"] == "app.kubernetes.io/name=dljob"
+            env = [{"name": "DLJOB_TRAINER_IMAGE", "value": self.operator_image}]
+            items = [{"spec": {"containers": [{"env": env}]}}] if self.operator_image else []
+            return web.json_response({"items": items})
+        if resource == "pods" and name in self.pods:
+            found = self.pods.pop(name) if request.method == "DELETE" else self.pods[name]
+            return web.json_response(found)
+        message = f'{resource} "{name}" not found'
+        return web.json_response({"kind": "Status", "reason": "NotFound", "message": message}, status=404)
+
+    async def _run(self, request: web.Request) -> web.StreamResponse:
+        """Run the command that the pod is to run, with the volume's folder in place of its mount."""
+        if self.exec_code:
+            return web.json_response({"message": "no"}, status=self.exec_code)
+        assert request.query["container"] == reader_pod.CONTAINER
+        socket = web.WebSocketResponse(protocols=("v4.channel.k8s.io",))
+        await socket.prepare(request)
+        assert socket.ws_protocol == "v4.channel.k8s.io"
+        words = [word.replace(CHECKPOINT_DIR, str(self.volume)) for word in request.query.getall("command")]
+        pipe = asyncio.subprocess.PIPE
+        process = await asyncio.create_subprocess_exec(sys.executable, *words[1:], stdout=pipe, stderr=pipe)
+        assert process.stdout is not None and process.stderr is not None
+        sent = 0
+        await socket.send_bytes(b"\x01")  # As API servers do, to open the channel.
+        while data := await process.stdout.read(1000):
+            sent += len(data)
+            if self.cut is not None and sent > self.cut:
+                process.kill()
+                await process.wait()
+                await socket.close()
+                return socket
+            await socket.send_bytes(b"\x01" + data)
+        await socket.send_bytes(b"\x02" + await process.stderr.read())
+        end: Json = {"status": "Success"}
+        if code := await process.wait():
+            end = {"status": "Failure", "message": f"command terminated with exit code {code}"}
+        await socket.send_bytes(b"\x03" + json.dumps(end).encode())
+        await socket.close()
+        return socket
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    """A cluster with a finished job, whose volume has two checkpoints. The command line connects to it."""
+    folder = tmp_path / "volume" / f"digits-{UID}"
+    for step in ("step-0000000200", "step-0000000300"):
+        (folder / step).mkdir(parents=True)
+        files = {"model.safetensors": step.encode() * 5000, "optimizer.safetensors": b"o", "state.json": b"{}"}
+        for name, content in files.items():
+            (folder / step / name).write_bytes(content)
+        sums = {name: {"sha256": hashlib.sha256(content).hexdigest()} for name, content in files.items()}
+        (folder / step / "manifest.json").write_text(json.dumps({"files": sums}))
+    for name in ("report.json", "report.html", "predict.py", "model.json"):
+        (folder / name).write_text(name)
+    (folder / "logs").mkdir()
+    (folder / "logs/rank-0.log").write_text("hello")
+    (folder / "link").symlink_to("/etc/passwd")
+    made = Cluster(tmp_path / "volume")
+
+    @asynccontextmanager
+    async def connected() -> AsyncIterator[Api]:
+        async with made.serve() as url, aiohttp.ClientSession() as session:
+            yield Api(session, url)
+
+    monkeypatch.setattr(remote, "_api", connected)
+    yield made
+    assert not made.pods, "the pod is deleted in any case"
+
+
+def get(folder: Path, *more: str) -> int:
+    return entry.main(["get-model", "digits", str(folder), "-n", NAMESPACE, *more])
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+
+
+def test_model_of_the_last_checkpoint_is_copied(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert get(tmp_path / "new/model") == 0
+    expected = ["manifest.json", "model.json", "model.safetensors", "predict.py", "report.html", "report.json"]
+    assert names(tmp_path / "new/model") == expected
+    assert (tmp_path / "new/model/model.safetensors").read_bytes() == b"step-0000000300" * 5000
+    assert capsys.readouterr().out.splitlines() == [str(tmp_path / "new/model" / name) for name in expected]
+    assert names(tmp_path / "new") == [f"model/{name}" for name in expected], "no temporary folder is left"
+
+
+def test_whole_folder_of_the_job_is_copied(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "all").mkdir()
+    assert get(tmp_path / "all", "--all") == 0
+    found = names(tmp_path / "all")
+    assert "logs/rank-0.log" in found and "step-0000000200/optimizer.safetensors" in found and len(found) >= 13
+    assert not any(path.is_symlink() for path in (tmp_path / "all").rglob("*"))
+
+
+def test_pod_is_restricted_and_reads_only(cluster: Cluster, tmp_path: Path) -> None:
+    assert cluster.job is not None
+    cluster.job["spec"]["podTemplateOverrides"] = {"tolerations": [{"key": "pool", "operator": "Exists"}]}
+    cluster.job["spec"]["trainer"] |= {"imagePullSecrets": ["registry"], "imagePullPolicy": "Always"}
+    assert get(tmp_path / "model", "--image", "other:2") == 0
+    (body,) = cluster.created
+    spec, (container,) = body["spec"], body["spec"]["containers"]
+    assert (
+        spec["securityContext"]["runAsNonRoot"]
+        and spec["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault"
+    )
+    assert container["securityContext"] == {
+        "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+    }  # fmt: skip
+    assert container["volumeMounts"][0]["readOnly"] and not spec["automountServiceAccountToken"]
+    assert (container["image"], spec["imagePullSecrets"]) == ("other:2", [{"name": "registry"}])
+    assert spec["tolerations"] and spec["activeDeadlineSeconds"] > 0
+    assert body["metadata"]["ownerReferences"][0]["uid"] == UID
+    assert_valid(body)
+    assert "dljob.dev/job" not in body["metadata"]["labels"], "the operator must not count it as a pod of the job"
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"job": None}, "JOB: found no DLJob digits in namespace team-a; expected an existing job"),
+        ({"job": job("Running")}, "digits: found phase Running; expected a job that has ended"),
+        ({"job": job(checkpoint=None)}, "digits: found no checkpoint in its status"),
+        ({"claim": False}, "digits: found no volume claim digits-checkpoints in namespace team-a; expected the claim"),
+        ({"job": job(checkpoint="step-0000000400")}, "cannot copy .*step-0000000400 from claim .*: found no folder"),
+        ({"exec_code": 403}, "cannot copy .*: the API server does not permit it; expected the permission"),
+        ({"cut": 3000}, "cannot copy .*: the connection broke before all files were copied"),
+        (
+            {"pod_status": {"containerStatuses": [{"state": {"waiting": {"reason": "InvalidImageName", "message": "x"}}}]}},
+            "pod digits-reader-.*: found InvalidImageName: x; expected it to run within",
+        ),
+        (
+            {"pod_status": {"phase": "Failed", "message": "node has no disk"}},
+            "pod digits-reader-.*: found node has no disk; expected it to run within",
+        ),
+        (
+            {"pod_status": {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
+                                            "message": "0/3 nodes"}]}},
+            "pod digits-reader-.*: found Unschedulable: 0/3 nodes; expected it to run within 0 s",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_in_one_line(
+    changes: Json, message: str, cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in changes.items():
+        setattr(cluster, name, value)
+    late = ["--timeout", "0"] if "0 s" in message else []
+    assert get(tmp_path / "model", *late) == 2
+    errors = capsys.readouterr().err
+    assert re.match(f"dljob: .*{message}", errors) and len(errors.splitlines()) == 1, errors
+    assert not list(tmp_path.glob("*model*")), "nothing is left"
+
+
+def test_job_without_checkpoints(cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cluster.job = {**job(), "spec": {"checkpoint": {"enabled": False}}}
+    assert get(tmp_path / "model") == 2
+    assert "digits: found spec.checkpoint.enabled: false; expected a job with checkpoints" in capsys.readouterr().err
+
+
+def test_folder_that_is_not_empty_is_rejected(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model/mine").touch()
+    assert get(tmp_path / "model") == 2 and names(tmp_path / "model") == ["mine"]
+
+
+def test_damaged_file_is_rejected(cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (cluster.volume / f"digits-{UID}/step-0000000300/model.safetensors").write_bytes(b"damaged")
+    assert get(tmp_path / "model") == 2
+    assert capsys.readouterr().err.startswith("dljob: model.safetensors: found SHA-256 ")
+    assert not (tmp_path / "model").exists()
+
+
+def test_image_comes_from_the_operator_if_the_job_names_none(cluster: Cluster, tmp_path: Path) -> None:
+    cluster.job = {**job(), "spec": {}}
+    assert get(tmp_path / "model") == 2 and not cluster.created, "without an operator, the image is unknown"
+    cluster.operator_image = "trainer:3"
+    assert get(tmp_path / "model") == 0
+    assert cluster.created[0]["spec"]["containers"][0]["image"] == "trainer:3"
+
+
+def test_paths_that_leave_the_folder_are_left_out(tmp_path: Path) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w|") as archive:
+        for name in ("../outside", "/absolute", "inside/a", "b"):
+            entry_ = tarfile.TarInfo(name)
+            entry_.size = 1
+            archive.addfile(entry_, io.BytesIO(b"x"))
+
+    async def parts(data: bytes) -> AsyncIterator[bytes]:
+        yield data
+
+    assert asyncio.run(model.receive(parts(buffer.getvalue()), tmp_path / "new")) == ["b", "inside/a"]
+    assert names(tmp_path) == ["new/b", "new/inside/a"]
+    with pytest.raises((ExecError, BadInputError)):
+        asyncio.run(model.receive(parts(b"no archive" * 100), tmp_path / "other"))
+    assert names(tmp_path) == ["new/b", "new/inside/a"]
