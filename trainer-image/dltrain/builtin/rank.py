@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from dltrain.analysis.collection import Collection
 from dltrain.asynchronous import training
 from dltrain.batch.shares import apportion
+from dltrain.builtin import saved_model
 from dltrain.builtin.evaluation import collect, count_correct, mean_loss
 from dltrain.builtin.probe import probe_and_rebalance
 from dltrain.builtin.range_test import find_rate
@@ -52,6 +53,8 @@ def train(trainer: Trainer) -> None:
     if plan.activation_checkpointing:
         trainer.checkpoint_activations(blocks_of(network))
     model, optimizer = trainer.wrap(network, optimizer, sample=x.to(trainer.device))
+    if trainer.rank == 0:
+        saved_model.write(plan, data)
     _settle(trainer, data)
     loader, peak = trainer.loader(data), plan.optimizer.learning_rate
     if plan.optimizer.find_rate:
@@ -162,6 +165,8 @@ def _train_asynchronously(trainer: Trainer, network: nn.Module, optimizer: Optim
     Rank 0 evaluates the model after each of its epochs. At the end, all workers evaluate it together.
     """
     trainer.model = network.to(trainer.device)
+    if trainer.rank == 0:
+        saved_model.write(trainer.plan, data)
     _settle(trainer, data)
 
     def right(chosen: NDArray[np.int64]) -> tuple[int, int]:

@@ -46,6 +46,8 @@ class Dataset(Protocol):
     train_samples: int
     test_samples: int
 
+    scale: float | None
+    """Factor by which inputs of type uint8 were multiplied; None: the inputs are of another type."""
     labels: tuple[str, ...]
     """Names of the classes, by class number; empty if unknown, and for tokens."""
 
@@ -72,6 +74,7 @@ class ArrayDataset:
         self.train_samples, self.test_samples = len(x), len(x_test)
         top = max(int(part.max()) for pair in (self._train, self._test) for part in pair[1 - tokens :])
         self.shape = InputShape(tuple(x.shape[1:]), top + 1, tokens)
+        self.scale = scale if x.dtype is torch.uint8 and not tokens else None
         self.labels = labels or tuple(str(name) for name in arrays.get("labels", ()))
 
     @staticmethod

@@ -14,6 +14,7 @@ class _Synthetic:
     shape: InputShape
     train_samples, test_samples = TRAIN_SAMPLES, TEST_SAMPLES
     labels: tuple[str, ...] = ()
+    scale: float | None = None
 
     def __init__(self, seed: int) -> None:
         self.seed = seed

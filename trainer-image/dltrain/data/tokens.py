@@ -35,6 +35,7 @@ class TokenText:
         self._tokens = tokens
         self.test_samples = test_samples
         self.labels: tuple[str, ...] = ()
+        self.scale: float | None = None
         self.train_samples = (len(tokens) - 1) // POSITIONS - test_samples
         self.shape = InputShape((POSITIONS,), vocabulary, tokens=True)
 
