@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from dltrain.protocol.rank_messages import SOCKET_ENV, Analyzed, Step
+from dltrain.record.run_report.document import Document
 from support.trainer.listener import Listener
 from support.trainer.ranks import BODIES, environment, run_ranks
 
@@ -53,6 +54,17 @@ def test_ranks_of_mpi_and_of_torch_distributed_analyse_together(tmp_path: Path) 
     run = run_ranks(2, BODIES / "training/analysed_ranks.py", tmp_path / "store", OMP_NUM_THREADS="1")
     assert run.code == 0, run.output
     assert run.output.count("dltrain: accuracy 1 on 3 held-out samples") == 2, run.output
+
+
+@pytest.mark.mpi
+def test_ranks_of_a_script_with_init_analyse_together(tmp_path: Path) -> None:
+    run = run_ranks(2, BODIES / "training/evaluated_script.py", tmp_path, OMP_NUM_THREADS="1")
+    assert run.code == 0 and "accuracy" in run.output, run.output
+    document = Document.parse((tmp_path / "report.json").read_bytes())
+    assert document.analysis is not None and document.analysis.step == document.step == 40
+    classes = document.analysis.analysis.classification
+    assert classes is not None and classes.names == ("setosa", "versicolor", "virginica")
+    assert document.outcome is not None and document.outcome.accuracy == classes.accuracy > 0.5
 
 
 def test_no_samples_no_analysis() -> None:
