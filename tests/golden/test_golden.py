@@ -83,6 +83,18 @@ CASES = {
         "globalBatchSize": 120,
         "checkpoint": {"interval": "5s", "volume": {"size": "256Mi", "reclaimPolicy": "Delete"}},
     }),
+    "checkpoints-in-s3": Case(
+        on_nodes(3, checkpoint={"uri": "s3://models/team-a", "secretName": "s3", "keep": 2})
+    ),
+    "staged-script": Case({
+        "nodes": {"min": 2, "max": 2},
+        "trainer": {
+            "image": "registry.example/ours:7", "framework": "Torchrun", "command": ["python", "train.py"],
+            "scratch": {"size": "4Gi"},
+        },
+        "checkpoint": {"uri": "s3://models", "stagingSize": "50Gi"},
+        "resources": {"memory": "1Gi"},
+    }),
     "mixed": Case(
         {
             "model": {"name": "resnet50"},

@@ -454,6 +454,31 @@ CASES: dict[str, tuple[Json, str]] = {
         {"checkpoint": {"volume": {"claimName": "a", "shared": False}}}, "shared has no effect on an existing claim",
     ),
     "claim": ({"checkpoint": {"volume": {"claimName": "a"}}}, ""),
+    "checkpoints in an object store": (
+        {"checkpoint": {"uri": "s3://models.example/team-a/digits/", "secretName": "s3", "stagingSize": "9Gi"}}, "",
+    ),
+    "checkpoints in a bucket": ({"checkpoint": {"uri": "s3://models", "stagingSize": "Auto", "keep": 5}}, ""),
+    "checkpoints in an object store, with a size": ({"checkpoint": {"uri": "s3://a-1", "volume": {"size": "2Gi"}}}, ""),
+    "checkpoints at another scheme": ({"checkpoint": {"uri": "gs://models/a"}}, "other schemes"),
+    "checkpoints without a bucket": ({"checkpoint": {"uri": "s3:///a"}}, "uri must name a bucket"),
+    "checkpoints in a bucket with capitals": ({"checkpoint": {"uri": "s3://Models/a"}}, "uri must name a bucket"),
+    "checkpoints with a query": ({"checkpoint": {"uri": "s3://models/a?b"}}, "other characters"),
+    "checkpoints with a quote": ({"checkpoint": {"uri": "s3://models/a\"b"}}, "other characters"),
+    "checkpoints with an empty folder": ({"checkpoint": {"uri": "s3://models//a"}}, "uri must name a bucket"),
+    "object store and claim": (
+        {"checkpoint": {"uri": "s3://models", "volume": {"claimName": "a"}}}, "need no claim: remove uri",
+    ),
+    "object store and storage class": (
+        {"checkpoint": {"uri": "s3://models", "volume": {"storageClassName": "a"}}}, "need no claim: remove uri",
+    ),
+    "object store and shared claim": (
+        {"checkpoint": {"uri": "s3://models", "volume": {"shared": True}}}, "need no claim: remove uri",
+    ),
+    "credentials without an object store": (
+        {"checkpoint": {"secretName": "a"}}, "secretName is for checkpoints in an object store: set uri",
+    ),
+    "staging without an object store": ({"checkpoint": {"stagingSize": "1Gi"}}, "set uri, or remove stagingSize"),
+    "staging without space": ({"checkpoint": {"uri": "s3://models", "stagingSize": "0Gi"}}, "must be more than 0"),
 }  # fmt: skip
 
 

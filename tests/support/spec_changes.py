@@ -31,6 +31,13 @@ BEFORE_AND_AFTER: dict[str, tuple[Json, Json]] = {
     "dataset.sha256": ({"dataset": URI}, {"dataset": {**URI, "sha256": "f" * 64}}),
     "dataset.size": ({"dataset": FETCHED}, {"dataset": {**FETCHED, "size": "3Gi"}}),
     "dataset.secretName": ({"dataset": FETCHED}, {"dataset": {**FETCHED, "secretName": "s"}}),
+    "checkpoint.uri": ({"checkpoint": {"uri": "s3://models/a"}}, {"checkpoint": {"uri": "s3://models/b"}}),
+    "checkpoint.secretName": (
+        {"checkpoint": {"uri": "s3://models/a"}}, {"checkpoint": {"uri": "s3://models/a", "secretName": "s"}},
+    ),
+    "checkpoint.stagingSize": (
+        {"checkpoint": {"uri": "s3://models/a"}}, {"checkpoint": {"uri": "s3://models/a", "stagingSize": "9Gi"}},
+    ),
     "dataset.cacheClaimName": ({"dataset": FETCHED}, {"dataset": {**FETCHED, "cacheClaimName": "c"}}),
     "batchSizeRange": ({}, {"batchSizeRange": RANGE}),
     "batchSizeRange.min": ({"batchSizeRange": RANGE}, {"batchSizeRange": {**RANGE, "min": 3}}),

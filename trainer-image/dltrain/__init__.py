@@ -52,9 +52,9 @@ def init(
     order and the random generators of torch, numpy and Python, so that all ranks create the same model and split the
     data in the same way. ``collective``: the name of an all-reduce algorithm: Ring, MPI, Tree, Butterfly,
     HalvingDoubling, Torch, or Auto, which measures several at the start and uses the fastest. ``checkpoints``: a
-    directory to save checkpoints to and to resume from; None: save no checkpoints. ``precision``: FP32, BF16 or FP16,
-    for ``t.autocast`` and ``t.grad_scaler``. ``activation_checkpointing``: True if the modules of
-    ``t.checkpoint_activations`` keep only their inputs for the backward pass.
+    directory or ``s3://BUCKET/PREFIX`` to save checkpoints to and to resume from; None: save no checkpoints.
+    ``precision``: FP32, BF16 or FP16, for ``t.autocast`` and ``t.grad_scaler``. ``activation_checkpointing``: True if
+    the modules of ``t.checkpoint_activations`` keep only their inputs for the backward pass.
 
     When the script ends, all its ranks end together. An exception becomes the reason in the job's status.
     """

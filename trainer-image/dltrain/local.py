@@ -41,7 +41,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--learning-rate", type=float, default=0.05, help="default: 0.05")
     parser.add_argument("--collective", default="Auto", help="as spec.collective; default: Auto, the fastest")
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
-    parser.add_argument("--checkpoints", help="a folder to save checkpoints to and to resume from")
+    parser.add_argument(
+        "--checkpoints", help="a folder, or s3://BUCKET/PREFIX, to save checkpoints to and to resume from"
+    )
     parser.add_argument("--report", help="a folder for the run report; default: beside the checkpoints, if any")
     given = parser.parse_args(arguments)
     if (given.script is None) == (given.model is None):

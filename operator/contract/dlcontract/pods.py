@@ -18,7 +18,9 @@ METRICS_PORT = 9470
 TLS_DIR = "/etc/dljob/tls"
 """Mount path of the job's Secret, which contains the files ca.crt, tls.crt and tls.key."""
 CHECKPOINT_DIR = "/var/lib/dljob/checkpoints"
-"""Mount path of the checkpoint volume."""
+"""Mount path of the checkpoint volume, or with ``spec.checkpoint.uri`` of a volume on the node's disk."""
+CHECKPOINT_SECRET_DIR = "/var/lib/dljob/checkpoint-secret"
+"""Mount path of the Secret with the credentials for ``spec.checkpoint.uri``: one file for each key."""
 DATASET_DIR = "/var/lib/dljob/dataset"
 """Mount path of the training data: the read-only volume of a pvc:// dataset, or the volume with fetched data."""
 

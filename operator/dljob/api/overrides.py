@@ -106,6 +106,8 @@ def _unsafe_container(container: Mapping[str, Any], path: str) -> Iterator[str]:
 def secrets(spec: DLJobSpec) -> tuple[SecretUse, ...]:
     """Return the Secrets whose content the pods of a job can read, except those for pulling images."""
     found = [SecretUse("spec.dataset.secretName", spec.dataset.secret_name)] if spec.dataset.secret_name else []
+    if spec.checkpoint.enabled and spec.checkpoint.secret_name:
+        found.append(SecretUse("spec.checkpoint.secretName", spec.checkpoint.secret_name))
     if spec.trainer.source is not None and (secret := spec.trainer.source.secret) is not None:
         found.append(SecretUse(f"spec.trainer.source.{secret[0]}", secret[1]))
     for i, own in enumerate(spec.trainer.env):
@@ -160,7 +162,7 @@ _ASKS = (
     f"has(object.metadata.annotations) && '{OVERRIDES_ANNOTATION}' in object.metadata.annotations && "
     f"object.metadata.annotations['{OVERRIDES_ANNOTATION}'] == '{ALL_OVERRIDES}'"
 )
-_CODE_FIELDS = ("podTemplateOverrides", "trainer", "dataset", "model", "scheduling")
+_CODE_FIELDS = ("podTemplateOverrides", "trainer", "dataset", "model", "scheduling", "checkpoint.?secretName")
 """Fields of the spec that decide what the pods run.
 
 In a job with ``OVERRIDES_ANNOTATION``, only users who may create pods may change these fields. Other users, such as an

@@ -78,7 +78,7 @@ def with_defaults(spec: DLJobSpec, defaults: JobDefaults) -> DLJobSpec:
             ttl_seconds_after_finished=policy.ttl_seconds_after_finished,
         ),
     }
-    if spec.checkpoint.enabled and spec.checkpoint.volume.claim_name is None:  # Only then dljob creates a claim.
+    if spec.checkpoint.creates_claim:
         shared = volume.shared if spec.checkpoint.volume.storage_class_name is None else None
         claimed = _completed(spec.checkpoint.volume, storage_class_name=volume.storage_class_name, shared=shared)
         changes["checkpoint"] = spec.checkpoint.model_copy(update={"volume": claimed})

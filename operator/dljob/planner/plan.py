@@ -11,6 +11,7 @@ from itertools import product
 from dlcontract import Precision
 from dljob.calibrate.learned import Learned
 from dljob.cluster import ClusterView
+from dljob.perf.resources.memory import STORE_CLIENT_NBYTES
 from dljob.perf.step.input_data import Stored
 from dljob.perf.workload.workload import Workload, in_precision
 from dljob.planner import batch
@@ -93,6 +94,8 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
     """
     try:
         workload = workload_of(request)
+        if request.checkpoints_in_store:
+            workload = replace(workload, beside_ranks_nbytes=STORE_CLIENT_NBYTES)
     except ValueError as error:
         return Infeasible("BadWorkload", "spec.model", str(error))
     if (wrong := recomputation.impossible(request, workload)) is not None:
@@ -175,7 +178,7 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
         measure,
         power_advice(request, chosen),
         trade_offs=front(chosen, choices, objective.INDISTINCT),
-        checkpoint_s=checkpoint_s(workload),
+        checkpoint_s=checkpoint_s(workload, in_store=request.checkpoints_in_store),
         precision_reason=precision.reason(request, chosen),
         recomputation_reason=recomputation_reason(request, workload, chosen, choices),
         unsupported=better,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dljob.cluster import ClusterView
 from dljob.cluster.catalogue import gpu_or_assumed, vendor
 from dljob.cluster.domains import domains
-from dljob.perf.resources.memory import AGENT_NBYTES, shm_nbytes
+from dljob.perf.resources.memory import AGENT_NBYTES, STORE_CLIENT_NBYTES, shm_nbytes
 from dljob.planner.candidates.batch_split import even
 from dljob.planner.candidates.pools import Eligible, Pool, cores_of_rank, eligible, usable, wanted
 from dljob.planner.explanation.devices import mixed_devices, not_on_gpus, without_gpus
@@ -58,7 +58,7 @@ def _plan(request: Request, view: ClusterView) -> Decision | Infeasible:
     shares = _shares(request, [choice for _, choice in parts])
     if isinstance(shares, Infeasible):
         return shares
-    memory_nbytes = max(_memory_nbytes(pool, choice) for pool, choice in parts)
+    memory_nbytes = max(_memory_nbytes(pool, choice, in_store=request.checkpoints_in_store) for pool, choice in parts)
     names = group_names([pool.device for pool, _ in parts])
     groups = tuple(
         Group(
@@ -195,10 +195,15 @@ def _shares(request: Request, choices: Sequence[FixedChoice]) -> list[list[int]]
     return split
 
 
-def _memory_nbytes(pool: Pool, choice: FixedChoice) -> int:
-    """Return the main memory in bytes that a pod requests. It is an assumption, because the model is unknown."""
+def _memory_nbytes(pool: Pool, choice: FixedChoice, *, in_store: bool) -> int:
+    """Return the main memory in bytes that a pod requests. It is an assumption, because the model is unknown.
+
+    ``in_store``: True if the checkpoints are in an object store.
+    """
     each = ASSUMED_GPU_NBYTES if pool.is_gpu else ASSUMED_NBYTES
     assumed = AGENT_NBYTES + shm_nbytes(choice.ranks_per_node, pool.is_gpu) + choice.ranks_per_node * each
+    if in_store:
+        assumed += STORE_CLIENT_NBYTES
     free = min(pool.memory_nbytes[: choice.nodes])
     return max(2**29, min(assumed, int(MAX_NODE_SHARE * free)))
 

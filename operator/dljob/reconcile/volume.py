@@ -86,6 +86,8 @@ def _source(observed: Observed, spec: DLJobSpec, accepted: StoredPlan) -> Verdic
 def _checkpoints(observed: Observed, spec: DLJobSpec, accepted: StoredPlan) -> Verdict:
     if not spec.checkpoint.enabled:
         return Verdict("VolumeReady", TRUE, "NotNeeded", "spec.checkpoint.enabled is false")
+    if spec.checkpoint.uri is not None:
+        return Verdict("VolumeReady", TRUE, "NotNeeded", f"checkpoints are in {spec.checkpoint.uri}")
     volume, nodes = spec.checkpoint.volume, accepted.nodes
     name = volume.claim_name or Names.of(observed.job).claim
     claim = observed.claims.get(name)

@@ -6,7 +6,6 @@ from typing import Any
 
 from dlcontract import (
     AGENT_PORT,
-    CHECKPOINT_DIR,
     CLUSTER_DOMAIN_VARIABLE,
     CPUS_VARIABLE,
     DATASET_VARIABLE,
@@ -28,7 +27,7 @@ from dljob.job.plan.node_terms import NodeRequirement
 from dljob.job.plan.stored import PodGroup, StoredPlan
 from dljob.job.queue import Placement
 from dljob.perf.resources.memory import shm_nbytes
-from dljob.render import agent, dataset, scratch, source
+from dljob.render import agent, checkpoints, dataset, scratch, source
 from dljob.render.config import Manifest, RenderConfig
 from dljob.render.disruption import marked
 from dljob.render.gang import with_pod_group
@@ -351,9 +350,7 @@ def _mounts(spec: DLJobSpec) -> list[Manifest]:
         {"name": "tls", "mountPath": TLS_DIR, "readOnly": True},
         {"name": "api", "mountPath": API_DIR, "readOnly": True},
     ]
-    if spec.checkpoint.enabled:
-        mounts.append({"name": "checkpoints", "mountPath": CHECKPOINT_DIR})
-    return mounts + agent.mount(spec) + source.mount(spec) + dataset.mount(spec)
+    return mounts + checkpoints.mounts(spec) + agent.mount(spec) + source.mount(spec) + dataset.mount(spec)
 
 
 def _api_access() -> list[Manifest]:
@@ -379,7 +376,4 @@ def _volumes(job: JobSeen, spec: DLJobSpec, group: PodGroup) -> list[Manifest]:
         {"name": "tls", "secret": {"secretName": names.secret, "defaultMode": 0o440}},
         {"name": "api", "projected": {"defaultMode": 0o644, "sources": _api_access()}},
     ]
-    if spec.checkpoint.enabled:
-        claim = spec.checkpoint.volume.claim_name or names.claim
-        volumes.append({"name": "checkpoints", "persistentVolumeClaim": {"claimName": claim}})
-    return volumes + agent.volume(spec) + source.volumes(spec) + dataset.volume(spec)
+    return volumes + checkpoints.volumes(spec, names) + agent.volume(spec) + source.volumes(spec) + dataset.volume(spec)

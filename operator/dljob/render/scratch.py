@@ -8,8 +8,8 @@ from math import ceil
 from dljob.api import DLJobSpec
 from dljob.api.base import AUTO_SIZE
 from dljob.cluster import quantity
-from dljob.perf.workload.workload import REAL_NBYTES, builtin, reference
-from dljob.render import agent, dataset, source
+from dljob.perf.workload.workload import REAL_NBYTES
+from dljob.render import agent, checkpoints, dataset, source
 from dljob.render.config import Manifest
 
 DIRECTORY = "/tmp"
@@ -75,13 +75,16 @@ def variables(spec: DLJobSpec) -> dict[str, Manifest]:
 def storage(spec: DLJobSpec) -> tuple[dict[str, str], dict[str, str]]:
     """Return the trainer container's requests and limits of ephemeral storage (space on the node's disk).
 
-    Both have the form of ``resources`` in a container, in bytes. Both are empty without ``spec.trainer.scratch``. The
-    kubelet counts all volumes on the node's disk against the limit of the pod, so fetched data, files of
-    ``trainer.source`` and an injected agent are included.
+    Both have the form of ``resources`` in a container, in bytes. Without ``spec.trainer.scratch``, there is no limit,
+    and a request only for checkpoints on their way to an object store (``spec.checkpoint.uri``). The kubelet counts all
+    volumes on the node's disk against the limit of the pod, so fetched data, files of ``trainer.source`` and an
+    injected agent are included.
     """
+    staged = checkpoints.staging(spec)
     if spec.trainer.scratch is None:
-        return {}, {}
-    others = (*dataset.volume(spec), *agent.volume(spec), *source.volumes(spec))
+        nbytes = sum(int(quantity(item["emptyDir"]["sizeLimit"])) for item in staged)
+        return ({"ephemeral-storage": str(nbytes)} if staged else {}), {}
+    others = (*staged, *dataset.volume(spec), *agent.volume(spec), *source.volumes(spec))
     nbytes = int(quantity(size(spec)))
     nbytes += sum(int(quantity(item["emptyDir"]["sizeLimit"])) for item in others if "emptyDir" in item)
     return {"ephemeral-storage": str(nbytes)}, {"ephemeral-storage": str(nbytes + RESERVE_NBYTES)}
@@ -94,13 +97,4 @@ def _auto_nbytes(spec: DLJobSpec) -> int:
     ``_MOST_NBYTES``. If the spec does not give the size of the model or of the dataset, this part counts as 0 bytes.
     """
     data = (spec.dataset.samples or 0) * (spec.dataset.sample_bytes or 0)
-    return min(int(quantity(DEFAULT_SIZE)) + COPIES * REAL_NBYTES * _parameters(spec) + data, _MOST_NBYTES)
-
-
-def _parameters(spec: DLJobSpec) -> int:
-    hints = spec.model.hints
-    if hints is None:
-        if spec.model.name is None:
-            return 0  # A job with trainer.framework Torchrun or MPI need not describe its model.
-        return builtin(spec.model.name.value, spec.dataset.name.value if spec.dataset.name else None).parameters
-    return hints.parameters or (reference(hints.like.value).parameters if hints.like else 0)
+    return min(int(quantity(DEFAULT_SIZE)) + COPIES * REAL_NBYTES * checkpoints.parameters(spec) + data, _MOST_NBYTES)

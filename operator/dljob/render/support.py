@@ -106,13 +106,15 @@ def _service(job: JobSeen) -> Manifest:
 
 
 def checkpoint_claim(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan) -> Manifest | None:
-    """Return the volume claim for checkpoints. Return None if the user names a claim or disables checkpoints.
+    """Return the volume claim for checkpoints, or None if the job needs none.
+
+    It needs none if the user names a claim or an object store, or disables checkpoints.
 
     The claim of a job on one node has the access mode ReadWriteOnce unless the spec asks for a shared volume, because
     most default storage classes do not support ReadWriteMany.
     """
     volume = spec.checkpoint.volume
-    if not spec.checkpoint.enabled or volume.claim_name:
+    if not spec.checkpoint.creates_claim:
         return None
     claim: Manifest = {
         "accessModes": ["ReadWriteMany" if accepted.nodes > 1 or volume.shared else "ReadWriteOnce"],

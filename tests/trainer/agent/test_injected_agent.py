@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from dlcontract import Report, RunPhase
+from dlcontract import CheckpointRef, Report, RunPhase
 from support.trainer.foreign_images import AGENT, debian_11, empty, inject, injected_agent
-from support.trainer.pods import Job, leave
+from support.trainer.object_store import server
+from support.trainer.pods import Job, job, leave
 
 pytestmark = [
     pytest.mark.mpi,
@@ -167,3 +168,24 @@ def test_agent_of_the_image_takes_precedence_where_there_is_one(tree: Path, tmp_
     own.chmod(0o755)
     preferred = subprocess.run(command, env={}, capture_output=True, text=True, check=True)
     assert preferred.stdout == "own []\n"
+
+
+STAGED = """
+import os
+folder = os.environ["DLJOB_CHECKPOINT_DIR"]
+assert not any(name.startswith("AWS_SECRET") for name in os.listdir(folder))
+open(folder + "/weights.bin", "wb").write(b"1234")
+"""
+
+
+@pytest.mark.long
+def test_checkpoints_of_a_script_are_uploaded_by_the_injected_agent(tree: Path) -> None:
+    with server("0.0.0.0") as store, job(1) as one:
+        inject(one, tree, debian_11())
+        checkpoint = CheckpointRef(directory=str(one.checkpoints), uri="s3://models/injected")
+        model = {"command": ("python3", script(one, STAGED)), "framework": "Torchrun"}
+        plan = one.plan(["x"], model=one.plan(["x"]).model.model_copy(update=model), checkpoint=checkpoint)
+        host = one.pods[0].address.rpartition(".")[0] + ".254"
+        one.start(plan, **store.environ(host))
+        assert result(one).phase is RunPhase.SUCCEEDED, one.logs()
+        assert list(store.last_commit("models", "injected/")["files"]) == ["weights.bin"]

@@ -49,6 +49,6 @@ def test_interval_of_any_curve_is_ordered(losses: list[float]) -> None:
      (b"\xff", None), (b"[]", None)],
 )  # fmt: skip
 def test_damaged_rate_file_is_ignored(content: bytes, rate: float | None, tmp_path: Path) -> None:
-    assert saved_rate(tmp_path / "rate.json") is None
+    assert saved_rate((tmp_path / "rate.json").read_bytes) is None
     (tmp_path / "rate.json").write_bytes(content)
-    assert saved_rate(tmp_path / "rate.json") == rate
+    assert saved_rate((tmp_path / "rate.json").read_bytes) == rate

@@ -72,6 +72,13 @@ def test_all_uses_of_secrets_are_found() -> None:
     assert found[2].field == "spec.podTemplateOverrides[1].spec.containers[0].env[0].valueFrom.secretKeyRef.name"
 
 
+def test_secret_for_checkpoints_is_found() -> None:
+    stored = {"uri": "s3://models/a", "secretName": "one"}
+    found = secrets(DLJobSpec.model_validate({**DIGITS, "checkpoint": stored}))
+    assert found == (SecretUse("spec.checkpoint.secretName", "one"),)
+    assert not secrets(DLJobSpec.model_validate({**DIGITS, "checkpoint": {**stored, "enabled": False}}))
+
+
 @pytest.mark.parametrize(
     ("source", "field"),
     [

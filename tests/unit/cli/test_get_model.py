@@ -29,6 +29,11 @@ Json = dict[str, Any]
 NAMESPACE, UID = "team-a", "0c8ad8a4"
 
 
+def stored_in_s3() -> Json:
+    found = job()
+    return {**found, "spec": {**found["spec"], "checkpoint": {"uri": "s3://models/a"}}}
+
+
 def job(phase: str = "Complete", *, checkpoint: str | None = "step-0000000300", **spec: Any) -> Json:
     path = f"{CHECKPOINT_DIR}/digits-{UID}/{checkpoint}"
     return {
@@ -204,6 +209,10 @@ def test_pod_is_restricted_and_reads_only(cluster: Cluster, tmp_path: Path) -> N
         ({"job": None}, "JOB: found no DLJob digits in namespace team-a; expected an existing job"),
         ({"job": job("Running")}, "digits: found phase Running; expected a job that has ended"),
         ({"job": job(checkpoint=None)}, "digits: found no checkpoint in its status"),
+        (
+            {"job": stored_in_s3()},
+            "digits: found spec.checkpoint.uri: s3://models/a; expected a job with a checkpoint volume. Copy the model",
+        ),
         ({"claim": False}, "digits: found no volume claim digits-checkpoints in namespace team-a; expected the claim"),
         ({"job": job(checkpoint="step-0000000400")}, "cannot copy .*step-0000000400 from claim .*: found no folder"),
         ({"exec_code": 403}, "cannot copy .*: the API server does not permit it; expected the permission"),

@@ -14,7 +14,7 @@ from support.job_lifecycle import training
 PATHS_0_2_0 = frozenset(json.loads(Path(__file__).with_name("plan-0.2.0.json").read_text()))
 """Fields of a plan of release 0.2.0, and their values where a field allows only some: ``collective=Ring``."""
 SINCE_0_2_0 = {
-    "batch_known", "checkpoint.interrupted_s", "collective=LayeredServer", "failure_rules", "model.framework=MPI",
+    "batch_known", "checkpoint.interrupted_s", "checkpoint.uri", "collective=LayeredServer", "failure_rules", "model.framework=MPI",
     "activation_checkpointing", "precision", "until",
 }  # fmt: skip
 """New fields and values, each without the fields below it. ``dlcontract.since`` has a part for each."""
@@ -63,6 +63,7 @@ BASE = json.loads(plan_of(training()).plan.to_json())
         ({"batch_known": False}, "a script without spec.globalBatchSize"),
         ({"micro_batches": 2}, "gradient accumulation (spec.parallelism.gradientAccumulation)"),
         ({"checkpoint": {**BASE.get("checkpoint", {}), "interrupted_s": 3600.0}}, "interruptions of spot nodes"),
+        ({"checkpoint": {**BASE.get("checkpoint", {}), "uri": "s3://models/a"}}, "spec.checkpoint.uri"),
         ({"model": {"command": ["mpirun", "x"], "framework": "MPI"}}, "spec.trainer.framework MPI"),
     ],
 )

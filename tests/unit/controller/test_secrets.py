@@ -25,6 +25,7 @@ USES: dict[str, tuple[Json, str]] = {
         {"trainer": {"envFrom": [{"prefix": "A_", "secretRef": {"name": NAME}}]}},
         "spec.trainer.envFrom[0].secretRef.name",
     ),
+    "checkpoints": ({"checkpoint": {"uri": "s3://models/a", "secretName": NAME}}, "spec.checkpoint.secretName"),
     "data": (
         {"dataset": {"uri": "https://example.invalid/a.npz", "samples": 100, "secretName": NAME}},
         "spec.dataset.secretName",

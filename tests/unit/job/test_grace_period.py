@@ -8,6 +8,7 @@ import pytest
 from dlcontract import CheckpointMark
 from dljob.job.observed import Observed
 from dljob.job.plan.grace import MARGIN, MAX_RAISED_S, REST_S
+from dljob.perf.resources.memory import STORE_CLIENT_NBYTES
 from dljob.reconcile import reconcile
 from dljob.status import find
 from support.builders import CONFIG, DIGITS, NOW, Json, after, changed, nodes, plan_of, planned, rendered, report, seen
@@ -34,6 +35,17 @@ def test_predicted_checkpoint_fits_into_the_grace_period_with_a_margin() -> None
     plan = planned(observed(LARGE)).plan
     assert plan.grace_s >= MARGIN * 40 + plan.expected.step_p90_s + REST_S
     assert plan.grace_s <= MAX_RAISED_S and in_template(observed(LARGE)) == plan.grace_s
+
+
+def test_checkpoint_in_an_object_store_takes_longer_and_the_plan_says_what_it_assumes() -> None:
+    there = seen({**DIGITS, "model": LARGE, "trainer": COMMAND, "checkpoint": {"uri": "s3://models"}}, BIG_NODES)
+    here = planned(observed(LARGE))
+    found = planned(there)
+    assert found.plan.grace_s >= MARGIN * 80 + found.plan.expected.step_p90_s + REST_S > here.plan.grace_s
+    assert found.warning is not None and "takes 80.0 s, at 100 MB/s to the object store" in found.warning
+    assert here.warning is None or "object store" not in here.warning
+    assert found.memory_nbytes == here.memory_nbytes + STORE_CLIENT_NBYTES
+    assert found.plan.checkpoint.uri == "s3://models" and not found.plan.checkpoint.on_volume
 
 
 def test_small_checkpoint_leaves_the_default() -> None:

@@ -199,6 +199,7 @@ class TestVolumes:
         ("checkpoint", "observed", "expected", "blocked"),
         [
             ({"enabled": False}, {"classes": ()}, ("True", "NotNeeded"), False),
+            ({"uri": "s3://models/a"}, {"classes": ()}, ("True", "NotNeeded"), False),
             ({}, {"classes": ()}, ("False", "NoDefaultStorageClass"), True),
             ({}, {"classes": None}, ("Unknown", "Binding"), False),
             ({"volume": {"storageClassName": "fast"}}, {}, ("False", "StorageClassNotFound"), True),

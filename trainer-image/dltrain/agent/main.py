@@ -32,6 +32,7 @@ from dltrain.agent.job.settings import Settings, complete_environment
 from dltrain.agent.job.shrink import shrink_plan
 from dltrain.agent.member.local_ranks import LocalRanks
 from dltrain.agent.member.member import Member
+from dltrain.agent.member.staged_checkpoints import claimed_term
 from dltrain.agent.member.tunnel import Tunnel, is_tunnel, serve
 from dltrain.agent.metrics import TrainerCollector
 from dltrain.host.processes import Reaper
@@ -193,6 +194,9 @@ class Agent:
         if not first or self._told_to_stop.is_set():
             return None
         previous = await self.exchange.previous_report()
+        claimed = await claimed_term(self.reaper, self.env, plan, self.settings.run_dir / "asked-plan.json")
+        if claimed >= plan.term:
+            plan = plan.model_copy(update={"term": claimed + 1})
         job = ObservedJob(
             self.settings, self.identity, self.reaper, self.env, self.reporter, plan, previous, acting=acting
         )

@@ -10,7 +10,6 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from math import exp, isfinite, log
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,10 +17,10 @@ from torch import Tensor, nn
 
 from dltrain.batch.micro_batches import MicroBatches
 from dltrain.batch.sampling import Sampler
+from dltrain.checkpoint.job_files import JobFiles
 from dltrain.data.feeding.loader import Loader
 from dltrain.data.feeding.source import Request
 from dltrain.device import randomness
-from dltrain.protocol.volume_layout import job_directory
 from dltrain.train.trainer import Trainer
 
 LOW, HIGH, STEPS = 1e-6, 10.0, 100
@@ -138,33 +137,32 @@ def find_rate(trainer: Trainer, loader: Loader, loss_of: Callable[[nn.Module, An
 
     An attempt is a launch of the job's ranks. All ranks must call this function together, and get the same rate. If the
     loss never falls enough in the test, return the learning rate of the plan. If checkpoints are enabled, rank 0 writes
-    the curve as JSON and as a plot to the job's checkpoint directory. ``loss_of``: function that returns the loss of
+    the curve as JSON and as a plot beside the job's checkpoints. ``loss_of``: function that returns the loss of
     (model, batch).
     """
-    plan, folder = trainer.plan, job_directory(trainer.plan)
-    saved = saved_rate(folder / JSON) if trainer.rank == 0 and plan.checkpoint.enabled else None
+    plan = trainer.plan
+    files = JobFiles(plan) if trainer.rank == 0 and plan.checkpoint.enabled else None
+    saved = saved_rate(lambda: files.read(JSON)) if files is not None else None
     if encoded := trainer.process_group.broadcast(b"" if saved is None else repr(saved).encode()):
         return float(encoded)
     trainer.busy("learning rate range test", LIMIT_S)
     rates, losses = ramp(trainer, loader, loss_of)
     found = interval(rates, losses)
     rate = found.rate if found else plan.optimizer.learning_rate
-    if trainer.rank == 0 and plan.checkpoint.enabled:
+    if files is not None:
         curve = {"rate": rate, "found": asdict(found) if found else None, "rates": rates, "losses": losses}
-        (folder / PLOT).write_text(plot(rates, losses, found), encoding="utf-8")
-        temporary = folder / f".{JSON}"
-        temporary.write_text(json.dumps(curve, indent=1), encoding="utf-8")
-        temporary.rename(folder / JSON)
+        files.write(PLOT, plot(rates, losses, found).encode())
+        files.write(JSON, json.dumps(curve, indent=1).encode())
     return rate
 
 
-def saved_rate(path: Path) -> float | None:
-    """Return the learning rate in the file ``path`` of an earlier test, or None if the file is missing or damaged.
+def saved_rate(read: Callable[[], bytes]) -> float | None:
+    """Return the learning rate in the file of an earlier test, or None if the file is missing or damaged.
 
-    Raise OSError if the file exists but cannot be read.
+    ``read``: returns the file's content. Raise its OSError if the file exists but cannot be read.
     """
     try:
-        rate = float(json.loads(path.read_bytes())["rate"])
+        rate = float(json.loads(read())["rate"])
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
     return rate if isfinite(rate) and rate > 0 else None

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
@@ -62,9 +62,16 @@ def identity(name: str, model: Mapping[str, Tensor]) -> str:
 class Stored:
     """A checkpoint whose hashes were verified. Its tensors are read one at a time, when they are needed."""
 
-    def __init__(self, folder: Path, state: bytes, names: Iterable[str]) -> None:
-        """Open the checkpoint. ``state``: content of its file ``STATE``. ``names``: its file names. Raise OSError."""
-        self.folder = folder
+    def __init__(
+        self, folder: Path, state: bytes, names: Iterable[str], place: str | None = None, unix_s: float | None = None
+    ) -> None:
+        """Open the checkpoint. ``state``: content of its file ``STATE``. ``names``: its file names. Raise OSError.
+
+        ``place``: where users find the checkpoint, by default ``folder``. ``unix_s``: time at which it was written, by
+        default that of the folder.
+        """
+        self.folder, self.place = folder, place if place is not None else str(folder)
+        self.unix_s = unix_s if unix_s is not None else folder.stat().st_mtime
         self.state: dict[str, Any] = json.loads(state)
         self.step: int = self.state.pop("step")
         self.files = {name: tensor_file.TensorFile(folder / name) for name in names if name != STATE}
@@ -77,6 +84,26 @@ class Stored:
             parts.append({entry: file.read(entry) for entry in file.entries} if file is not None else {})
         model, optimizer, kept = parts
         return Snapshot(self.step, model, optimizer, self.state, kept)
+
+
+class CheckpointStore(Protocol):
+    """The checkpoints of one job, on a volume (``Checkpoints``) or in an object store (``RemoteCheckpoints``)."""
+
+    @property
+    def place(self) -> str:
+        """The directory or URI of the checkpoints."""
+
+    def steps(self) -> list[int]:
+        """Return the steps of all checkpoints, oldest first. Raise OSError."""
+
+    def save(self, snapshot: Snapshot) -> tuple[Path | str, int]:
+        """Write a checkpoint durably. Return (its place, its size in bytes). Raise OSError, FencedError, ValueError."""
+
+    def load(self) -> Stored | None:
+        """Return the newest valid checkpoint; None if there is none. Raise BadInputError, CheckpointVolumeError."""
+
+    def release(self) -> None:
+        """Delete local copies of the checkpoint that ``load`` has returned. It must not be used any more."""
 
 
 class Checkpoints:
@@ -110,6 +137,13 @@ class Checkpoints:
                 raise CheckpointError(directory, error) from None
             found = f"{directory}: {error.strerror or error}"
             raise BadInputError(_FIELD, found, "a directory this user can write to", _REMEDY) from None
+
+    @property
+    def place(self) -> str:
+        return str(self.directory)
+
+    def release(self) -> None:
+        """Do nothing: ``load`` makes no copies."""
 
     def _open(self) -> None:
         self.directory.mkdir(parents=True, exist_ok=True)

@@ -44,7 +44,7 @@ def write(path: Path, tensors: Mapping[str, Tensor]) -> Written:
     """
     digest, nbytes = hashlib.sha256(), 0
     with path.open("wb", buffering=0) as file:
-        for piece in _pieces(tensors):
+        for piece in pieces(tensors):
             digest.update(piece)
             rest = memoryview(piece)
             nbytes += len(rest)
@@ -110,8 +110,12 @@ def content(tensor: Tensor) -> NDArray[np.uint8]:
     return cast(NDArray[np.uint8], tensor.detach().reshape(-1).view(torch.uint8).numpy())
 
 
-def _pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """Yield the file's header, then the tensors' bytes, sorted by decreasing element size so that all are aligned."""
+def pieces(tensors: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
+    """Yield the content of a file with ``tensors``, at most ``PIECE_NBYTES`` bytes of a tensor at a time.
+
+    The file's header comes first, then the tensors' bytes, sorted by decreasing element size so that all are aligned.
+    The tensors must be contiguous and in main memory. Raise ValueError for a dtype that the format does not support.
+    """
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
     header: dict[str, object] = {}
     at = 0

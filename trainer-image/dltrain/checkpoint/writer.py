@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from math import inf
+from pathlib import Path
 from typing import Any
 
 from torch import Tensor
@@ -20,15 +21,17 @@ from dltrain.checkpoint import memory_copy
 from dltrain.checkpoint.interval import Interval
 from dltrain.checkpoint.memory_copy import NOTHING
 from dltrain.checkpoint.state import Staging, Target, capture, load_together
-from dltrain.checkpoint.store import Checkpoints, Snapshot, Stored, identity
+from dltrain.checkpoint.store import Checkpoints, CheckpointStore, Snapshot, Stored, identity
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.protocol.errors import BadInputError, CheckpointError, CheckpointVolumeError, FencedError
 from dltrain.protocol.rank_messages import Checkpointed, CheckpointSkipped
 from dltrain.protocol.reporter import RankReporter
-from dltrain.protocol.volume_layout import job_directory
+from dltrain.protocol.volume_layout import checkpoint_place, job_directory
 
 SLOWEST_S, SLOWEST_BPS = 60.0, 10e6
 """The slowest supported volume: latency in seconds, and bytes per second."""
+RESTORED = "restored"
+"""Name of the folder on the local disk for the files of a checkpoint from an object store, until they are loaded."""
 RECENT = 3
 """Number of recent checkpoints from which the time that a checkpoint needs is estimated: as long as the slowest one."""
 
@@ -38,6 +41,26 @@ def patience_s(nbytes: int) -> float:
     return SLOWEST_S + nbytes / SLOWEST_BPS
 
 
+def open_checkpoints(plan: Plan, identity: str) -> CheckpointStore:
+    """Return the checkpoints of the plan's job, on its volume or in its object store, for the model ``identity``.
+
+    It claims the plan's term. Raise BadInputError, FencedError, CheckpointError and CheckpointVolumeError like
+    ``Checkpoints`` and ``RemoteCheckpoints``.
+    """
+    keep, folder = plan.checkpoint.keep, job_directory(plan)
+    if plan.checkpoint.uri is None:
+        return Checkpoints(folder, identity, keep, plan.term)
+    from dltrain.checkpoint.remote_store import RemoteCheckpoints  # takes time, and only these jobs need it
+    from dltrain.object_store.client import ObjectStore
+
+    return RemoteCheckpoints(ObjectStore(checkpoint_place(plan)), identity, keep, folder / RESTORED, plan.term)
+
+
+def _writing_error(place: str, error: OSError) -> CheckpointError:
+    field = "spec.checkpoint.uri" if place.startswith("s3://") else "spec.checkpoint.volume"
+    return CheckpointError(place, error, field)
+
+
 class Writer:
     """Write one checkpoint at a time in the background.
 
@@ -45,7 +68,10 @@ class Writer:
     """
 
     def __init__(
-        self, checkpoints: Checkpoints, reporter: RankReporter | None, on_cost: Callable[[float], float] | None = None
+        self,
+        checkpoints: CheckpointStore,
+        reporter: RankReporter | None,
+        on_cost: Callable[[float], float] | None = None,
     ) -> None:
         """Create the writer. ``reporter``: None to report no checkpoints.
 
@@ -108,7 +134,7 @@ class Writer:
             self._error = error
             return
         except OSError as error:
-            self._error = error if self._reporter is None else CheckpointError(self.checkpoints.directory, error)
+            self._error = error if self._reporter is None else _writing_error(self.checkpoints.place, error)
             return
         duration_s = time.perf_counter() - began
         self.last = CheckpointMark(step=snapshot.step, unix_s=time.time(), path=str(path), duration_s=duration_s)
@@ -225,21 +251,24 @@ class CheckpointManager:
         stored = self._newest_in_memory()
         rows = self.process_group.gather([stored.step if stored is not None else NOTHING, float(self.copies)])
         steps, self.copied_anywhere = [row[0] for row in rows], any(row[1] for row in rows)
-        holder, folder = steps.index(max(steps)), None
+        holder, place = steps.index(max(steps)), None
         if self.process_group.rank == 0:
             checkpoints = self._open()
             found = checkpoints.load() if self._may_hold_newer(checkpoints, max(steps)) else None
             if found is not None and found.step > max(steps):
-                holder, stored, folder = 0, found, found.folder
+                holder, stored, place = 0, found, found.place
         holder = int(self.process_group.broadcast(str(holder).encode()))
         mine = stored if holder == self.process_group.rank else None
-        if (snapshot := load_together(mine, self.process_group, holder, target, self._check)) is None:
+        snapshot = load_together(mine, self.process_group, holder, target, self._check)
+        if self._writer is not None:
+            self._writer.checkpoints.release()
+        if snapshot is None:
             return None
-        if folder is not None and self._writer is not None:
-            self._writer.last = CheckpointMark(step=snapshot.step, unix_s=folder.stat().st_mtime, path=str(folder))
+        if place is not None and stored is not None and self._writer is not None:
+            self._writer.last = CheckpointMark(step=snapshot.step, unix_s=stored.unix_s, path=place)
             self._begun = snapshot.step
         if self.process_group.rank == 0:
-            place = folder if folder is not None else f"the memory of rank {holder}'s pod"
+            place = place or f"the memory of rank {holder}'s pod"
             print(f"dltrain: resumed from step {snapshot.step} in {place}", file=sys.stderr, flush=True)  # noqa: T201
         return snapshot
 
@@ -251,8 +280,8 @@ class CheckpointManager:
             self._warn(error)
             return None
 
-    def _may_hold_newer(self, checkpoints: Checkpoints, step: float) -> bool:
-        """Return True if the volume holds a checkpoint after ``step``, or if its directory cannot be read."""
+    def _may_hold_newer(self, checkpoints: CheckpointStore, step: float) -> bool:
+        """Return True if the volume or store has a checkpoint after ``step``, or if it cannot be read."""
         try:
             return max(checkpoints.steps(), default=NOTHING) > step
         except OSError:
@@ -269,8 +298,8 @@ class CheckpointManager:
             self._warn(error)
             return None
 
-    def _open(self) -> Checkpoints:
-        checkpoints = Checkpoints(job_directory(self.plan), self._identity, self.plan.checkpoint.keep, self.plan.term)
+    def _open(self) -> CheckpointStore:
+        checkpoints = open_checkpoints(self.plan, self._identity)
         self._writer = Writer(checkpoints, self.reporter, self._add_cost)
         return checkpoints
 
@@ -289,7 +318,7 @@ class CheckpointManager:
             ("seed", "spec.seed", self.plan.seed),
         ):
             if state[key] != here:
-                expected = f"{state[key]}, as in the checkpoint in {job_directory(self.plan)}"
+                expected = f"{state[key]}, as in the checkpoint in {checkpoint_place(self.plan)}"
                 remedy = f"set {field} to its previous value, or use another checkpoint volume"
                 raise BadInputError(field, str(here), expected, remedy)
 
@@ -336,9 +365,9 @@ class CheckpointManager:
             return
         try:
             gpus = self.process_group.local_size if self.plan.ranks[self.process_group.rank].gpu else 0
-            if not memory_copy.room_for(writer.checkpoints.directory, snapshot, gpus):
+            if not memory_copy.room_for(Path(writer.checkpoints.place), snapshot, gpus):
                 raise OSError(
-                    f"{writer.checkpoints.directory}: found too little free memory; expected room for two "
+                    f"{writer.checkpoints.place}: found too little free memory; expected room for two "
                     "copies of the training state"
                 )
             writer.begin(snapshot)

@@ -63,3 +63,12 @@ class Output:
     def _write(self, lines: list[bytes]) -> None:
         sys.stdout.buffer.write(b"".join(self._prefix + line + b"\n" for line in lines))
         sys.stdout.buffer.flush()
+
+
+def available(fd: int) -> str:
+    """Return the text in a pipe, at most 4096 bytes, without waiting for more; empty if there is none."""
+    os.set_blocking(fd, False)
+    try:
+        return os.read(fd, 4096).decode(errors="replace").strip()
+    except BlockingIOError:
+        return ""

@@ -13,6 +13,8 @@ from dltrain.protocol.rank_messages import (
     EXIT_USER_ERROR,
 )
 
+_CHECKPOINT_FIELD = "spec.checkpoint.volume"
+
 
 class PeerLostError(RuntimeError):
     """A rank died or was disconnected, so a collective operation failed.
@@ -41,12 +43,22 @@ class MisuseError(ValueError):
 
 
 class CheckpointError(OSError):
-    """Writing a checkpoint failed: the volume is full, missing or read-only."""
+    """Writing a checkpoint failed: the volume is full, missing or read-only.
 
-    def __init__(self, directory: object, error: OSError) -> None:
+    ``field``: the field of the job's spec that says where the checkpoints are.
+    """
+
+    def __init__(self, directory: object, error: Exception, field: str = _CHECKPOINT_FIELD) -> None:
+        if field == _CHECKPOINT_FIELD:
+            expected = "room for one more checkpoint than checkpoint.keep. Enlarge the volume or lower checkpoint.keep"
+        else:
+            expected = (
+                "an object store that takes checkpoints. Check the store, the permissions of the job's credentials "
+                "and the quota of the bucket"
+            )
         super().__init__(
-            f"spec.checkpoint.volume: found {directory}: {error.strerror or error}; expected room for one more "
-            "checkpoint than checkpoint.keep. Enlarge the volume or lower checkpoint.keep; saved checkpoints are intact"
+            f"{field}: found {directory}: {getattr(error, 'strerror', None) or error}; expected {expected}; saved "
+            "checkpoints are intact"
         )
 
 
@@ -57,17 +69,21 @@ class VolumeError(OSError):
     """
 
     def __init__(self, field: str, path: object, error: OSError) -> None:
-        super().__init__(
-            f"{field}: found {path}: {error.strerror or error}; expected a volume that can be read and written. Check "
-            "the storage server, the node's mount and the PersistentVolume; nothing was deleted"
-        )
+        if str(path).startswith("s3://"):
+            expected = "an object store that can be read and written. Check the store, its endpoint and the network"
+        else:
+            expected = (
+                "a volume that can be read and written. Check the storage server, the node's mount and the "
+                "PersistentVolume"
+            )
+        super().__init__(f"{field}: found {path}: {error.strerror or error}; expected {expected}; nothing was deleted")
 
 
 class CheckpointVolumeError(VolumeError):
     """Operations on the checkpoint volume failed even after repetitions. A restart may succeed."""
 
-    def __init__(self, path: object, error: OSError) -> None:
-        super().__init__("spec.checkpoint.volume", path, error)
+    def __init__(self, path: object, error: OSError, field: str = _CHECKPOINT_FIELD) -> None:
+        super().__init__(field, path, error)
 
 
 class SampleError(RuntimeError):

@@ -20,9 +20,15 @@ def job_directory(plan: Plan) -> Path:
     return Path(plan.checkpoint.directory) / f"{plan.job}-{plan.uid}"
 
 
+def checkpoint_place(plan: Plan) -> str:
+    """Return where users find the job's checkpoints: a directory, or a URI such as s3://bucket/prefix/job-uid."""
+    uri = plan.checkpoint.uri
+    return str(job_directory(plan)) if uri is None else f"{uri.rstrip('/')}/{plan.job}-{plan.uid}"
+
+
 def logs_directory(plan: Plan) -> Path | None:
     """Return the directory with the output of each rank, or None if the job has no volume."""
-    return job_directory(plan) / "logs" if plan.checkpoint.enabled else None
+    return job_directory(plan) / "logs" if plan.checkpoint.on_volume else None
 
 
 def step_name(step: int) -> str:
@@ -33,8 +39,11 @@ def claimed_term(plan: Plan) -> int:
     """Return the term in the job's term file, a file beside the checkpoints.
 
     A term is a number that rises whenever another coordinator (the agent that directs the job) takes over. The file
-    contains the highest term of all runs of this job that write checkpoints. Return 0 if it is missing or unreadable.
+    contains the highest term of all runs of this job that write checkpoints. Return 0 if it is missing or unreadable,
+    or if the job has no volume.
     """
+    if not plan.checkpoint.on_volume:
+        return 0
     try:
         return term_in(job_directory(plan))
     except OSError:

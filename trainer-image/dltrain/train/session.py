@@ -3,6 +3,7 @@
 import os
 import socket
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable
@@ -80,10 +81,11 @@ def local_plan(
     """Return a plan for a run of ``world_size`` ranks on this machine, without an operator.
 
     ``batch``: global batch size, which is divided equally. ``epochs``: number of passes over the dataset.
-    ``collective``: name of the all-reduce algorithm, or Auto. ``checkpoints``: directory; None: no checkpoints.
-    ``model``: by default, the running script. ``dataset``: by default, the path in $DLJOB_DATASET. ``optimizer``: by
-    default, SGD (``OptimizerRef()``). ``precision``: FP32, BF16 or FP16. ``activation_checkpointing``: True to let
-    blocks keep only their inputs. Raise BadInputError for an invalid ``batch``, ``collective`` or ``precision``.
+    ``collective``: name of the all-reduce algorithm, or Auto. ``checkpoints``: directory, or an s3:// URI; None: no
+    checkpoints. ``model``: by default, the running script. ``dataset``: by default, the path in $DLJOB_DATASET.
+    ``optimizer``: by default, SGD (``OptimizerRef()``). ``precision``: FP32, BF16 or FP16.
+    ``activation_checkpointing``: True to let blocks keep only their inputs. Raise BadInputError for an invalid
+    ``batch``, ``collective`` or ``precision``.
     """
     if not isinstance(batch, int) or batch < world_size:
         raise BadInputError(
@@ -117,11 +119,19 @@ def local_plan(
         optimizer=optimizer or OptimizerRef(),
         epochs=epochs,
         seed=seed,
-        checkpoint=CheckpointRef(enabled=checkpoints is not None, directory=checkpoints or ".", choose_interval=True),
+        checkpoint=_local_checkpoints(checkpoints),
         rebalance=False,
         precision=PRECISIONS[precision],
         activation_checkpointing=activation_checkpointing,
     )
+
+
+def _local_checkpoints(place: str | None) -> CheckpointRef:
+    """Return where a local run keeps its checkpoints. ``place``: a directory, an s3:// URI, or None for none."""
+    if place is None or not place.startswith("s3://"):
+        return CheckpointRef(enabled=place is not None, directory=place or ".", choose_interval=True)
+    scratch = Path(tempfile.gettempdir()) / f"dltrain-checkpoints-{os.getuid()}"
+    return CheckpointRef(directory=str(scratch), uri=place, choose_interval=True)
 
 
 def _report_folder(plan: Plan) -> Path | None:
@@ -131,7 +141,7 @@ def _report_folder(plan: Plan) -> Path | None:
     """
     if given := os.environ.get(REPORT_VARIABLE):
         return Path(given)
-    return job_directory(plan) if plan.checkpoint.enabled else None
+    return job_directory(plan) if plan.checkpoint.on_volume else None
 
 
 def _named(error: ValidationError) -> BadInputError:

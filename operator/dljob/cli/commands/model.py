@@ -84,6 +84,12 @@ def source(job: Mapping[str, Any], *, whole: bool) -> tuple[str, str]:
             f"{name}: found phase {phase or 'none'}; expected a job that has ended ({', '.join(ENDED)}). Wait for it, "
             "or copy files from its first pod with kubectl cp"
         )
+    if uri := checkpoint.get("uri"):
+        path = (status.get("lastCheckpoint") or {}).get("path") or uri
+        raise BadInputError(
+            f"{name}: found spec.checkpoint.uri: {uri}; expected a job with a checkpoint volume. Copy the model from "
+            f"the object store, for example with: aws s3 cp --recursive {path} model"
+        )
     claim = (checkpoint.get("volume") or {}).get("claimName") or f"{name}-checkpoints"
     if whole:
         return claim, f"{CHECKPOINT_DIR}/{name}-{meta['uid']}"

@@ -23,6 +23,7 @@ from dljob.job.defaults import (
 from dljob.job.plan.grace import too_short_grace
 from dljob.job.plan.request import planner_request
 from dljob.job.plan.status import plan_status, predicted
+from dljob.job.plan.store_bandwidth import assumed_bandwidth
 from dljob.job.plan.trainer import trainer_plan
 from dljob.job.profiles import learned
 from dljob.job.scale_up import missing_nodes, plan_on_new_nodes, waiting_text
@@ -152,9 +153,9 @@ def recommend(
         awaited = waiting_text(missing_nodes(decision, view))
         found = replace(decision, warning="; ".join(text for text in (decision.warning, awaited) if text))
         view = larger_view
-    if isinstance(found, Decision) and (short := too_short_grace(job.spec, found)):
-        found = replace(found, warning="; ".join(text for text in (found.warning, short) if text))
     if isinstance(found, Decision):
+        notes = (found.warning, too_short_grace(job.spec, found), assumed_bandwidth(job.spec, found.checkpoint_s))
+        found = replace(found, warning="; ".join(text for text in notes if text) or None)
         lines += applied_site(defaults, (group.device for group in found.chosen.groups))
     if isinstance(found, Decision) and found.batch is not None:
         request = replace(request, global_batch=found.batch.chosen, total_steps=found.batch.steps, batches=None)

@@ -154,6 +154,7 @@ def planner_request(
         spot=site.spot,
         avoid_spot=spec.scheduling.spot is SpotUse.AVOID,
         checkpoints=spec.checkpoint.enabled,
+        checkpoints_in_store=spec.checkpoint.enabled and spec.checkpoint.uri is not None,
         checkpoint_interval_s=None
         if spec.checkpoint.interval == AUTO_INTERVAL
         else duration_s(spec.checkpoint.interval),

@@ -78,7 +78,8 @@ def _min_ranks(spec: DLJobSpec, choice: Choice) -> int:
 
 
 def _checkpoint(spec: DLJobSpec, domain: Domain) -> dlcontract.CheckpointRef:
-    given = dlcontract.CheckpointRef(enabled=spec.checkpoint.enabled, keep=spec.checkpoint.keep)
+    place = {"uri": spec.checkpoint.uri} if spec.checkpoint.enabled and spec.checkpoint.uri else {}
+    given = dlcontract.CheckpointRef(enabled=spec.checkpoint.enabled, keep=spec.checkpoint.keep, **place)
     if spec.checkpoint.interval == AUTO_INTERVAL:
         per_node_h = domain.interruptions_per_h
         expected = {"interrupted_s": 3600 / per_node_h} if spec.checkpoint.enabled and per_node_h else {}

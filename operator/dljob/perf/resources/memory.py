@@ -16,6 +16,9 @@ AGENT_NBYTES = 128 * 2**20
 """Main memory of a pod besides its ranks: the agent, its preloaded interpreter and MPI's daemon. A pod that trains
 digits-cnn peaked at only 226 MiB, because its rank shares most of the interpreter with the agent. A rank that runs a
 training script shares nothing."""
+STORE_CLIENT_NBYTES = 160 * 2**20
+"""Main memory of a pod for the client of an object store with checkpoints, and for the parts that are on their way. A
+process that wrote and read an object of 240 MiB in parts of 8 MiB peaked at 132 MiB."""
 GPU_PROCESS_NBYTES = 2 * 2**30
 """Main memory of a rank that trains on a GPU, besides training state and batches: CUDA's libraries and context, pinned
 memory and NCCL's buffers. The value is an assumption. It is generous, because it determines the pod's memory limit, and
@@ -118,7 +121,7 @@ def pod_nbytes(workload: Workload, batch: int, ranks: int, is_gpu: bool, workers
 
     The pod has ``ranks`` ranks with ``batch`` samples each. ``workers``: data-loading processes of each rank.
     """
-    fixed = AGENT_NBYTES + shm_nbytes(ranks, is_gpu)
+    fixed = AGENT_NBYTES + workload.beside_ranks_nbytes + shm_nbytes(ranks, is_gpu)
     ahead = workers * (WORKER_NBYTES + int(PREFETCHED_BATCHES * batch * workload.sample_nbytes))
     if not is_gpu:
         return fixed + ranks * (rank_nbytes(workload, batch, is_gpu) + ahead)

@@ -14,6 +14,8 @@ RESTART_S = 120.0
 """Assumed seconds from an interruption to the first new step: another node, pods, ranks, and loading the checkpoint."""
 CHECKPOINT_BANDWIDTH_Bps = 2e8
 """Assumed bytes per second at which a checkpoint is written. During training, the trainer measures the real time."""
+STORE_BANDWIDTH_Bps = 1e8
+"""Assumed bytes per second at which a checkpoint is written to an object store, which is not known before the run."""
 SHORTEST_S, LONGEST_S = 5.0, 1800.0
 MAX_COST_FRACTION = 0.02
 """Maximum fraction of the training time for checkpoints.

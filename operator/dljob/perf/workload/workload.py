@@ -46,6 +46,9 @@ class Workload:
     """``activation_nbytes`` with activation checkpointing; None if the model has no known blocks."""
     checkpointed_16_nbytes: float | None = None
     """``checkpointed_nbytes`` with autocast to 16 bits."""
+    beside_ranks_nbytes: int = 0
+    """Main memory in bytes that a pod needs besides its ranks and its agent, such as for the client of an object
+    store."""
     recomputes: bool = False
     """True with activation checkpointing: blocks keep only their inputs, and their forward pass runs twice."""
 

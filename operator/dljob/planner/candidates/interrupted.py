@@ -2,15 +2,18 @@
 
 from dataclasses import replace
 
-from dljob.perf.step.interruptions import CHECKPOINT_BANDWIDTH_Bps, Interruptions
+from dljob.perf.step.interruptions import CHECKPOINT_BANDWIDTH_Bps, Interruptions, STORE_BANDWIDTH_Bps
 from dljob.perf.workload.workload import Workload
 from dljob.planner.types import Prediction, Request
 
 
-def checkpoint_s(workload: Workload) -> float:
-    """Return the predicted seconds to write a checkpoint, which has the parameters and the optimizer's state."""
+def checkpoint_s(workload: Workload, *, in_store: bool = False) -> float:
+    """Return the predicted seconds to write a checkpoint, which has the parameters and the optimizer's state.
+
+    ``in_store``: True if the checkpoints are in an object store, and not on a volume.
+    """
     nbytes = workload.gradient_nbytes * (1 + workload.optimizer_slots)
-    return max(0.1, nbytes / CHECKPOINT_BANDWIDTH_Bps)
+    return max(0.1, nbytes / (STORE_BANDWIDTH_Bps if in_store else CHECKPOINT_BANDWIDTH_Bps))
 
 
 def interruptions_of(request: Request, workload: Workload) -> Interruptions:
@@ -20,7 +23,7 @@ def interruptions_of(request: Request, workload: Workload) -> Interruptions:
     """
     return Interruptions(
         request.domain.interruptions_per_h,
-        checkpoint_s(workload),
+        checkpoint_s(workload, in_store=request.checkpoints_in_store),
         request.checkpoint_interval_s,
         request.checkpoints,
     )

@@ -303,11 +303,12 @@ def _host_nbytes(part: Part, batch: int, workload: Workload, held: int) -> int:
     ``held``: memory in bytes that a rank needs on its device. It counts only on CPUs, where it is main memory.
     ``batch``: global batch size in samples; it counts only on GPUs, whose ranks prepare samples in main memory.
     """
+    beside_ranks = memory.AGENT_NBYTES + workload.beside_ranks_nbytes
     if not part.option.pool.is_gpu:
         ranks = part.option.ranks_per_node
-        return memory.AGENT_NBYTES + memory.shm_nbytes(ranks, is_gpu=False) + ranks * held
-    share = memory.pod_nbytes(workload, batch, 1, is_gpu=True) - memory.AGENT_NBYTES
-    return memory.AGENT_NBYTES + part.option.ranks_per_node * share
+        return beside_ranks + memory.shm_nbytes(ranks, is_gpu=False) + ranks * held
+    share = memory.pod_nbytes(workload, batch, 1, is_gpu=True) - beside_ranks
+    return beside_ranks + part.option.ranks_per_node * share
 
 
 def _host_room_nbytes(part: Part, request: Request) -> int:

@@ -195,7 +195,9 @@ def options(
     for nodes, free_nbytes in _tiers(pool, layout, request):
         free = request.memory_per_pod_nbytes or free_nbytes
         # A pod's memory limit also bounds its page cache. The default limit leaves nothing for the cache.
-        beside_ranks = memory.AGENT_NBYTES + memory.shm_nbytes(ranks_per_node, pool.is_gpu)
+        beside_ranks = (
+            memory.AGENT_NBYTES + workload.beside_ranks_nbytes + memory.shm_nbytes(ranks_per_node, pool.is_gpu)
+        )
         cache_nbytes = (request.memory_per_pod_nbytes or 0) - beside_ranks - ranks_per_node * PROCESS_NBYTES
         fetching = input_data.fetching(
             workload,

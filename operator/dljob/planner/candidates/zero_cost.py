@@ -82,7 +82,7 @@ def predict(found: ZeroCandidate, request: Request, workload: Workload) -> Predi
 def _host_nbytes(part: Part, workload: Workload, samples: int, held: int) -> int:
     """Return the main memory in bytes of a pod: for checkpoints, each GPU rank copies its shards to main memory."""
     ranks, is_gpu = part.option.ranks_per_node, part.option.pool.is_gpu
-    fixed = memory.AGENT_NBYTES + memory.shm_nbytes(ranks, is_gpu)
+    fixed = memory.AGENT_NBYTES + workload.beside_ranks_nbytes + memory.shm_nbytes(ranks, is_gpu)
     if not is_gpu:
         return fixed + ranks * held
     copies = (1 + workload.optimizer_slots) * REAL_NBYTES * workload.parameters / part.ranks

@@ -155,6 +155,8 @@ class Request:
     """True if no rank may run on a spot node (``spec.scheduling.spot``)."""
     checkpoints: bool = True
     """False if the job writes no checkpoints."""
+    checkpoints_in_store: bool = False
+    """True if the checkpoints are in an object store. Pods then need memory for its client."""
     checkpoint_interval_s: float | None = None
     """The checkpoint interval that the user fixes; None: the trainer chooses it."""
     domain: Domain = ANYWHERE

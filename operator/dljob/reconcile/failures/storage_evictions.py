@@ -15,7 +15,7 @@ from dljob.job.observed import Eviction
 from dljob.job.plan.failures import MAX_EVICTED, FailureRecord
 from dljob.reconcile.desired import Draft
 from dljob.reconcile.parsed import ParsedJob
-from dljob.render import dataset, scratch
+from dljob.render import checkpoints, dataset, scratch
 from dljob.status import FALSE, TRUE, Event, Verdict, find
 from dljob.status.events import MAX_MESSAGE
 
@@ -133,6 +133,11 @@ def ending(parsed: ParsedJob) -> Verdict | None:
 def _volume_exceeded(name: str, limit: str, spec: DLJobSpec) -> str:
     if name == scratch.volume(spec)["name"]:
         return f"{_size(spec)}; the files in {scratch.DIRECTORY} exceed this size. {_raise(spec)}"
+    if name in {item["name"] for item in checkpoints.staging(spec)}:
+        return (
+            f"spec.checkpoint.stagingSize: found {checkpoints.staging_size(spec)}; the files in $DLJOB_CHECKPOINT_DIR, "
+            "or the checkpoint that is restored, exceed this size. Set a larger size, or keep fewer checkpoints"
+        )
     if name in {item["name"] for item in dataset.volume(spec)}:
         found = spec.dataset.size or f"{dataset.DEFAULT_SIZE} (the default)"
         return f"spec.dataset.size: found {found}; the data is larger. Set a larger size, or use dataset.cacheClaimName"

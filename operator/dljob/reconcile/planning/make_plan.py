@@ -17,6 +17,7 @@ from dljob.job.plan.grace import too_short
 from dljob.job.plan.node_terms import node_terms
 from dljob.job.plan.request import planner_request
 from dljob.job.plan.status import plan_status
+from dljob.job.plan.store_bandwidth import assumed_bandwidth
 from dljob.job.plan.stored import MAX_AVOIDED, StoredPlan
 from dljob.job.plan.trainer import trainer_plan
 from dljob.job.queue import QueueSeen
@@ -190,7 +191,8 @@ def _attempt(
     term = current.plan.term if current else parsed.report.term if parsed.report else 1
     service = Names.of(job).service
     saved = parsed.before.last_checkpoint
-    checkpoint_s = saved.write_seconds if saved is not None and saved.write_seconds else decision.checkpoint_s
+    measured_s = saved.write_seconds if saved is not None else None
+    checkpoint_s = measured_s or decision.checkpoint_s
     proposed = trainer_plan(
         job.name, job.namespace, job.uid, spec, decision, last + 1, term, service, config.cluster_domain,
         checkpoint_s=checkpoint_s,
@@ -202,6 +204,7 @@ def _attempt(
         proposed = current.plan
     elif shown is not None and shown.digest == proposed.digest():  # Only the plan's ConfigMap was deleted.
         proposed = proposed.model_copy(update={"number": shown.number})
+    assumed = assumed_bandwidth(spec, decision.checkpoint_s, measured_s)
     short = too_short(spec, proposed.grace_s, checkpoint_s, decision.chosen.prediction.step_p90_s)
     prediction, nodes = decision.chosen.prediction, usable(request, decision.domain.within(view))
     prices = applied_site(parsed.defaults, (group.device for group in decision.chosen.groups))
@@ -214,7 +217,7 @@ def _attempt(
         spec=planned_fields(parsed.own_spec),
         resizes=0,
         splitting_disabled=splitting_disabled,
-        warning="; ".join(text for text in (decision.warning, short) if text) or None,
+        warning="; ".join(filter(None, (decision.warning, short, assumed))) or None,
         defaults=None if parsed.defaults.empty else parsed.defaults,
         avoid=_avoided(parsed, decision),
         domain=node_terms(decision.domain),

@@ -15,6 +15,7 @@ from support.job_lifecycle import condition_of, started, status, step, training,
 # As kubelets write them, by the format strings of Kubernetes' pkg/kubelet/eviction/helpers.go.
 TMP = 'Usage of EmptyDir volume "tmp" exceeds the limit "2Gi". '
 DATASET = 'Usage of EmptyDir volume "dataset" exceeds the limit "2Gi". '
+STAGED = 'Usage of EmptyDir volume "checkpoints" exceeds the limit "3Gi". '
 OTHER = 'Usage of EmptyDir volume "cache" exceeds the limit "1Gi". '
 POD = "Pod ephemeral local storage usage exceeds the total limit of containers 21Gi. "
 CONTAINER = 'Container trainer exceeded its local ephemeral storage limit "21Gi". '
@@ -28,6 +29,7 @@ MEMORY = (
 PRESSURE = "The node had condition: [DiskPressure]. "
 SCRATCH: dict[str, Any] = {**DIGITS, "trainer": {"scratch": {"size": "20Gi"}}}
 AUTO: dict[str, Any] = {**DIGITS, "trainer": {"scratch": {"size": "Auto"}}}
+S3: dict[str, Any] = {**DIGITS, "checkpoint": {"uri": "s3://models"}}
 FETCHED = {"dataset": {"uri": "https://data.example/x.npz", "samples": 9}, "trainer": {"scratch": {"size": "20Gi"}}}
 
 
@@ -44,6 +46,7 @@ def evicted(observed: Observed, message: str = TMP, n: int = 1) -> Observed:
         (TMP, SCRATCH, True, ("spec.trainer.scratch.size: found 20Gi;", "such as 40Gi")),
         (TMP, AUTO, True, ("found Auto (3Gi)", "such as 6Gi")),
         (DATASET, {**DIGITS, **FETCHED}, True, ("spec.dataset.size: found 2Gi (the default)",)),
+        (STAGED, S3, True, ("spec.checkpoint.stagingSize: found 3Gi", "Set a larger size")),
         (OTHER, SCRATCH, True, ("spec.podTemplateOverrides: found sizeLimit 1Gi of the emptyDir volume cache",)),
         (POD, SCRATCH, True, ("found 20Gi", "exceed the limit of ephemeral storage (21Gi)")),
         (CONTAINER, SCRATCH, True, ("found 20Gi", "exceed the limit of ephemeral storage (21Gi)")),

@@ -30,7 +30,7 @@ def read(plan: Plan) -> Outcome | None:
 
     The marker is a file on the checkpoint volume. Also return None if it cannot be read, after a warning in the log.
     """
-    if not plan.checkpoint.enabled:
+    if not plan.checkpoint.on_volume:
         return None
     try:
         marker = Marker.model_validate_json(marker_path(plan).read_bytes())
@@ -45,9 +45,10 @@ def read(plan: Plan) -> Outcome | None:
 def write(plan: Plan, outcome: Outcome) -> None:
     """Write the job's finished marker, a file with the result ``outcome``, durably to the checkpoint volume.
 
-    Do nothing if the job writes no checkpoints. If writing fails, log a warning; the job's report still has the result.
+    Do nothing if the job has no checkpoint volume. If writing fails, log a warning; the job's report still has the
+    result.
     """
-    if not plan.checkpoint.enabled:
+    if not plan.checkpoint.on_volume:
         return
     path = marker_path(plan)
     temporary = path.with_suffix(".new")

@@ -143,4 +143,4 @@ def term_after(plan: Plan, previous: Report | None) -> int:
     volume, because agents that have just started have seen no term.
     """
     reported = previous.term if previous is not None and previous.uid == plan.uid else 0
-    return max(reported, claimed_term(plan) if plan.checkpoint.enabled else 0) + 1
+    return max(reported, claimed_term(plan)) + 1

@@ -21,11 +21,12 @@ from pydantic import ValidationError
 from dlcontract import MAX_OUTPUT, Plan, Rank
 from dltrain.agent.member.mpi_daemon import MpiDaemon
 from dltrain.agent.member.running_rank import Running
+from dltrain.agent.member.staged_checkpoints import StagedCheckpoints
 from dltrain.agent.member.tunnel import Tunnel
 from dltrain.host import cgroup
 from dltrain.host.log_files import LogFiles
 from dltrain.host.network_interfaces import interface_of
-from dltrain.host.output import Output
+from dltrain.host.output import Output, available
 from dltrain.host.processes import Exit, Process, Reaper, StarvedProcesses, StoppedProcesses
 from dltrain.host.tasks import Tasks
 from dltrain.launch import commands, rank_environment
@@ -85,6 +86,7 @@ class LocalRanks:
         self._pod, self._interface = pod, interface_of(pod_ip)
         self._env, self._emit = env, emit
         self._daemon = MpiDaemon(reaper, env, pod_ip, run_dir, tunnel)
+        self.staged = StagedCheckpoints(reaper, env, pod, self.plan_file, emit)
         self._plan: Plan | None = None
         self._tasks: Tasks[Any] = Tasks()
         self._starting: Tasks[Process] = Tasks()
@@ -160,6 +162,7 @@ class LocalRanks:
             ending.append(self._daemon.process)
         for process in ending:
             process.kill()
+        await self.staged.end()
         if ending:
             log.info("attempt %s ends; killed %d processes", attempt, len(ending))
             await asyncio.gather(*(process.ended for process in ending))
@@ -187,6 +190,7 @@ class LocalRanks:
         Ranks of a script without ``dltrain.init`` get SIGTERM. If the script calls ``dltrain.stop_requested``, its
         ranks are asked to stop after ``at_step`` steps instead, once the coordinator has chosen this number.
         """
+        self.staged.stopping = True
         for run in self.running.values():
             if run.writer is None or run.needs_sigterm:
                 run.process.send(15)
@@ -245,7 +249,7 @@ class LocalRanks:
         os.close(write_fd)
         started.set()  # Coroutines that wait for this event resume after this function has returned.
         if starting.cancelled() or starting.exception() is not None:
-            text = _available(read_fd)
+            text = available(read_fd)
             os.close(read_fd)
         if starting.cancelled():
             raise ValueError(f"attempt {attempt} has ended")
@@ -279,6 +283,8 @@ class LocalRanks:
         end = await run.process.ended
         await run.output.drained()
         killed = self._out_of_memory(end)
+        if len(self.running) == 1:
+            end = await self.staged.ranks_ended(attempt, run.rank.rank, end)
         if self.running.get(run.rank.rank) is run:
             del self.running[run.rank.rank]
         self._emit(
@@ -390,12 +396,3 @@ class LocalRanks:
         gone.cancel()
         end = await run.finished
         return f"exit {end.code}\n" if end.signal is None else f"signal {end.signal}\n"
-
-
-def _available(fd: int) -> str:
-    """Return the text in a pipe, at most 4096 bytes, without waiting for more; empty if there is none."""
-    os.set_blocking(fd, False)
-    try:
-        return os.read(fd, 4096).decode(errors="replace").strip()
-    except BlockingIOError:
-        return ""

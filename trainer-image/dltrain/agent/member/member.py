@@ -11,6 +11,8 @@ import logging
 from dlcontract import Plan, RunPhase
 from dltrain.agent.job.shrink import shrink_plan
 from dltrain.agent.member.local_ranks import Event, LocalRanks
+from dltrain.agent.member.staged_checkpoints import is_staged
+from dltrain.host.tasks import Tasks
 from dltrain.protocol import agent_messages as proto
 from dltrain.protocol.rank_messages import AttemptPlan
 
@@ -38,6 +40,7 @@ class Member:
         self._job_uid = job_uid
         self._obeyed: proto.Channel | None = None
         self._obeys = ""
+        self._tasks: Tasks[None] = Tasks()
 
     @property
     def has_coordinator(self) -> bool:
@@ -115,6 +118,11 @@ class Member:
             return f"plan: found the digest {plan.digest()}; expected {assign.digest}"
         return None
 
+    async def _restore(self, attempt: str, plan: Plan, channel: proto.Channel) -> None:
+        """Restore the script's checkpoints in this pod's folder. Then tell the coordinator that the pod is prepared."""
+        if await self.local.staged.restore(attempt, plan) and attempt == self.local.attempt:
+            channel.send(proto.Prepared(attempt=attempt))
+
     async def _obey(self, line: proto.Line, channel: proto.Channel) -> None:
         assert self.plan is not None
         match line:
@@ -127,8 +135,13 @@ class Member:
                     )
                 current_plan = plan.model_copy(update={"term": self.term})
                 history = {"prior_faults": line.faults, "prior_trained_s": line.trained_s}
-                await self.local.begin(line.attempt, AttemptPlan.of(current_plan, **history))
-                channel.send(proto.Prepared(attempt=line.attempt))
+                attempt_plan = AttemptPlan.of(current_plan, **history)
+                await self.local.begin(line.attempt, attempt_plan)
+                if is_staged(attempt_plan):
+                    # Further messages must be obeyed meanwhile, because this can take minutes.
+                    self._tasks.spawn(self._restore(line.attempt, attempt_plan, channel))
+                else:
+                    channel.send(proto.Prepared(attempt=line.attempt))
             case proto.StartDaemon() if line.attempt == self.local.attempt:
                 self.local.start_daemon(line.arguments, line.host)
             case proto.StartRanks() if line.attempt == self.local.attempt:

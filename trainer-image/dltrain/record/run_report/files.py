@@ -31,10 +31,10 @@ LIMIT_S = 10.0
 def read(plan: Plan) -> Document | None:
     """Return the existing run report of this job, or None if there is no report of this job.
 
-    The result is also None if checkpoints are disabled, if the report cannot be read, or if it belongs to an earlier
-    job with the same name (another ``uid``).
+    The result is also None if the job has no checkpoint volume, if the report cannot be read, or if it belongs to an
+    earlier job with the same name (another ``uid``).
     """
-    if not plan.checkpoint.enabled:
+    if not plan.checkpoint.on_volume:
         return None
     path = job_directory(plan) / JSON
     try:
@@ -123,7 +123,7 @@ class RunReportWriter:
         self.history.halted(unix_s)
         plan = self._ledger.plan
         self._last = None
-        if not plan.checkpoint.enabled:
+        if not plan.checkpoint.on_volume:
             return None
         try:
             async with asyncio.timeout(LIMIT_S):
@@ -158,7 +158,7 @@ class RunReportWriter:
         return self._writing
 
     def _write(self, plan: Plan, document: Document, last: bool) -> None:
-        if not plan.checkpoint.enabled:
+        if not plan.checkpoint.on_volume:
             return
         try:
             if claimed_term(plan) > document.term:

@@ -1,0 +1,27 @@
+"""A script for torchrun or MPI that trains nothing: rank 0 saves the step in $DLJOB_CHECKPOINT_DIR, all ranks resume.
+
+Arguments: the steps, and the step at which rank 0 saves and then waits until a file ``go`` is in the folder of the job.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import dltrain
+
+steps, hold, go = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ["RANK"]))
+folder = Path(os.environ["DLJOB_CHECKPOINT_DIR"])
+saved = folder / "checkpoint" / "step.json"
+begin = json.loads(saved.read_text())["step"] if saved.exists() else 0
+print(f"rank {rank} starts at step {begin}", flush=True)
+for step in range(begin + 1, steps + 1):
+    if rank == 0 and step in (hold, steps):
+        saved.parent.mkdir(exist_ok=True)
+        (saved.parent / "weights.bin").write_bytes(bytes(range(256)) * step)
+        saved.write_text(json.dumps({"step": step}))
+    dltrain.report(step=step, steps=steps, loss=1 / step)
+    while step == hold and not go.exists():
+        time.sleep(0.02)

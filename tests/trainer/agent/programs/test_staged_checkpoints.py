@@ -1,0 +1,140 @@
+"""Tests of scripts whose checkpoint folder is staged in an object store, with real agents and moto's server."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from dlcontract import CheckpointRef, ModelRef, Plan, RunPhase
+from support.trainer.object_store import Server, server
+from support.trainer.pods import TERM, UID, Job
+from support.trainer.ranks import SPEAKING
+
+pytestmark = [
+    pytest.mark.mpi,
+    pytest.mark.skipif(os.getuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2 for namespaces"),
+]
+SCRIPT = SPEAKING.replace("speaking_rank", "checkpointing_script")
+
+
+@pytest.fixture
+def store() -> Iterator[Server]:
+    with server("0.0.0.0") as running:
+        yield running
+
+
+def disk_of_each_pod(job: Job) -> list[Path]:
+    """Give each pod a directory of its own at the path of the checkpoints, as an emptyDir is. Return them."""
+    disks = []
+    for pod in job.pods:
+        disk = pod.directory / "disk"
+        disk.mkdir(exist_ok=True)
+        os.chown(disk, UID, 0)
+        at = pod.command.index("sh")
+        pod.command[at:at] = ["sh", "-c", f'mount --bind {disk} {job.checkpoints} && exec "$@"', "sh"]
+        disks.append(disk)
+    return disks
+
+
+def staged(job: Job, framework: str, *arguments: str, **fields: object) -> Plan:
+    model = ModelRef(command=("python", SCRIPT, *arguments), framework=framework)
+    checkpoint = CheckpointRef(directory=str(job.checkpoints), uri="s3://models/scripts")
+    return job.plan(model=model, checkpoint=checkpoint, **fields)
+
+
+def environ(job: Job, store: Server) -> dict[str, str]:
+    host = job.pods[0].address.rpartition(".")[0] + ".254"
+    return {"DLTRAIN_IMPORT_AHEAD": "off", **store.environ(host)}
+
+
+@pytest.mark.parametrize("framework", ["Torchrun", pytest.param("MPI", marks=pytest.mark.long)])
+def test_pods_that_lose_their_disks_resume_from_the_store(two: Job, store: Server, framework: str) -> None:
+    disks, go = disk_of_each_pod(two), two.directory / "go"
+    plan = staged(two, framework, "6", "4", str(go))
+    two.start(plan, **environ(two, store))
+    two.until(lambda r: r.step >= 4)
+    two.wait(lambda: "[checkpoints] dltrain: uploaded 2 files" in two.pods[0].text())
+    for pod, disk in zip(two.pods, disks, strict=True):
+        pod.kill()
+        shutil.rmtree(disk / f"test-{plan.uid}")
+        (disk / f".test-{plan.uid}.json").unlink()
+        pod.log.unlink()
+    go.touch()
+    for pod in two.pods:
+        pod.start(**environ(two, store))
+    two.until(lambda r: r.phase is RunPhase.SUCCEEDED)
+    for rank, pod in enumerate(two.pods):
+        assert f"[rank {rank}] rank {rank} starts at step 4" in pod.text()
+    assert (disks[1] / f"test-{plan.uid}/checkpoint/weights.bin").read_bytes() == bytes(range(256)) * 4
+    assert store.last_commit("models", "scripts/")["files"].keys() == {"checkpoint/step.json", "checkpoint/weights.bin"}
+
+
+@pytest.mark.long
+def test_folder_is_uploaded_when_a_script_ends(two: Job, store: Server) -> None:
+    disk_of_each_pod(two)
+    plan = staged(two, "Torchrun", "3", "3", str(two.checkpoints))
+    two.start(plan, **environ(two, store))
+    two.until(lambda r: r.phase is RunPhase.SUCCEEDED)
+    [size] = [file[1] for name, file in store.last_commit("models", "scripts/")["files"].items() if "bin" in name]
+    assert size == 3 * 256
+
+
+@pytest.mark.long
+def test_missing_permission_fails_the_job_with_its_name(two: Job, store: Server) -> None:
+    disk_of_each_pod(two)
+    store.refuse("PutObject", 403, "AccessDenied")
+    two.start(staged(two, "Torchrun", "3", "3", "/"), **environ(two, store))
+    failure = two.until(lambda r: r.phase is RunPhase.FAILED).failure
+    assert failure is not None and failure.reason == "BadInput" and not failure.retry
+    assert "spec.checkpoint.uri" in failure.message and "s3:PutObject on bucket 'models'" in failure.message
+
+
+@pytest.mark.long
+def test_folder_is_uploaded_when_the_pods_stop(two: Job, store: Server) -> None:
+    disk_of_each_pod(two)
+    two.start(staged(two, "Torchrun", "9", "4", "/nowhere"), **environ(two, store))
+    two.until(lambda r: r.step >= 4)
+    for pod in two.pods:
+        pod.signal(TERM)
+    for pod in two.pods:
+        pod.wait()
+    assert set(store.last_commit("models", "scripts/")["files"]) == {"checkpoint/step.json", "checkpoint/weights.bin"}
+
+
+@pytest.mark.long
+def test_three_pods_without_a_shared_volume_train_and_resume(three: Job, store: Server) -> None:
+    """The pods of a built-in model are lost together, with their disks and their copies in memory."""
+    disks = disk_of_each_pod(three)
+    checkpoint = CheckpointRef(directory=str(three.checkpoints), uri="s3://models/builtin", interval_s=0.5)
+    plan = three.plan(model=ModelRef(name="mlp"), steps=100_000, checkpoint=checkpoint)
+    host = environ(three, store)
+    three.start(plan, **host)
+    saved = three.until(lambda r: r.last_checkpoint).last_checkpoint
+    assert saved is not None and (saved.path or "").startswith("s3://models/builtin/test-")
+    for pod, disk in zip(three.pods, disks, strict=True):
+        pod.kill()
+        for folder in (disk, pod.directory / "memory"):
+            for path in folder.iterdir():
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        pod.log.unlink()
+    for pod in three.pods:
+        pod.start(**host)
+    step = saved.step
+    three.until(lambda r: r.term == 2 and r.last_checkpoint and r.last_checkpoint.step > step)
+    assert "dltrain: resumed from step" in three.pods[0].text() and " in s3://models/builtin/" in three.pods[0].text()
+    for disk in disks:
+        assert not [path for path in disk.rglob("*") if path.is_file()], "neither logs nor reports nor copies"
+
+
+@pytest.mark.long
+def test_files_of_other_pods_are_named(two: Job, store: Server) -> None:
+    disk_of_each_pod(two)
+    program = "import os; r = os.environ['RANK']; open(os.environ['DLJOB_CHECKPOINT_DIR'] + '/part-' + r, 'w').write(r)"
+    plan = staged(two, "Torchrun", "1", "1", "/")
+    plan = plan.model_copy(update={"model": plan.model.model_copy(update={"command": ("python", "-c", program)})})
+    two.start(plan, **environ(two, store))
+    two.until(lambda r: r.phase is RunPhase.SUCCEEDED)
+    assert "found 1 files that ranks of this pod wrote, such as part-1" in two.pods[1].text()
+    assert list(store.last_commit("models", "scripts/")["files"]) == ["part-0"]

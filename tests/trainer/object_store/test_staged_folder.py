@@ -1,0 +1,237 @@
+"""Tests of the folder of a script that is staged in an object store."""
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from dltrain.object_store import stage
+from dltrain.object_store.client import ObjectStore
+from dltrain.object_store.commit_log import CommitLog, DamagedError
+from dltrain.object_store.staged_folder import ChangedError, StagedFolder, scan
+from dltrain.protocol.errors import CheckpointVolumeError
+from support.trainer.object_store import Server
+
+Make = Callable[..., StagedFolder]
+LATER = 2e9
+"""A time at which all files of a test have settled."""
+
+
+@pytest.fixture
+def make(tmp_path: Path, store: Server) -> Make:
+    def made(disk: str = "a", term: int = 1, keep: int = 2) -> StagedFolder:
+        folder = tmp_path / disk / "job"
+        folder.parent.mkdir(exist_ok=True)
+        return StagedFolder(folder, CommitLog(ObjectStore("s3://models/job"), term), keep)
+
+    return made
+
+
+def write(folder: StagedFolder, **files: str) -> None:
+    for name, text in files.items():
+        path = folder.folder / name.replace("__", "/").replace("_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
+def read(folder: StagedFolder) -> dict[str, str]:
+    return {path: (folder.folder / path).read_text() for path, seen in scan(folder.folder).items() if seen != "step.5"}
+
+
+def test_folder_is_restored_on_another_disk(make: Make) -> None:
+    first = make()
+    assert first.restore(LATER) == 0 and first.folder.is_dir()
+    write(first, step_5__weights_bin="five", step_5__state_json="{}", latest="5")
+    (first.folder / "best").symlink_to("step.5")
+    assert first.upload() is not None and first.upload() is None, "nothing has changed since"
+    other = make("b", term=2)
+    assert other.restore(LATER) > 0
+    assert read(other)["step.5/weights.bin"] == "five" and (other.folder / "best").readlink() == Path("step.5")
+    assert scan(other.folder) == scan(first.folder), "also the times, by which scripts sort checkpoints"
+
+
+def test_only_changed_files_are_uploaded(make: Make, store: Server) -> None:
+    folder = make()
+    folder.restore(LATER)
+    write(folder, a_bin="one", b_bin="two")
+    folder.upload()
+    store.requests.clear()
+    write(folder, b_bin="other")
+    entry = folder.upload()
+    assert entry is not None and store.requests.count("PutObject") == 2, "the file and the marker"
+    (folder.folder / "a.bin").unlink()
+    folder.upload()
+    other = make("b")
+    other.restore(LATER)
+    assert read(other) == {"b.bin": "other"}
+
+
+def test_old_commits_are_pruned_with_files_that_no_commit_needs(make: Make, store: Server) -> None:
+    folder = make(keep=2)
+    folder.restore(LATER)
+    write(folder, same="same")
+    for number in range(4):
+        write(folder, each=f"{number}")
+        folder.upload()
+    keys = store.keys("models", "job/data/")
+    assert len(keys) == 3, "one file that both commits share, and one of each"
+    assert len(folder.log.commits()) == 2
+
+
+def test_folder_that_changes_during_the_upload_is_not_committed(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make()
+    folder.restore(LATER)
+    write(folder, a_bin="one")
+    upload = folder.log.store.upload
+
+    def slow(*arguments: object) -> object:
+        write(folder, b_bin="new")
+        return upload(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(folder.log.store, "upload", slow)
+    with pytest.raises(ChangedError):
+        folder.upload()
+    assert not folder.log.commits()
+
+
+def test_logs_need_not_settle(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make()
+    folder.restore(LATER)
+    write(folder, a_bin="one", train_log="1")
+    upload = folder.log.store.upload
+
+    def slow(*arguments: object) -> object:
+        write(folder, train_log="1234")
+        return upload(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(folder.log.store, "upload", slow)
+    entry = folder.upload()
+    assert entry is not None and entry.files["train.log"].nbytes == 1
+    assert folder.upload() is None and folder.upload(final=True) is not None
+
+
+def test_settled_content_of_a_pod_that_survives_is_kept(make: Make) -> None:
+    folder = make()
+    folder.restore(LATER)
+    write(folder, a_bin="one")
+    folder.upload()
+    write(folder, a_bin="newer")
+    again = make()
+    again.restore(LATER)
+    assert read(again) == {"a.bin": "newer"}
+    other = make("b", term=2)
+    other.restore(LATER)
+    assert read(other) == {"a.bin": "newer"}, "it was uploaded"
+
+
+def test_content_that_was_still_being_written_is_discarded(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make()
+    folder.restore(LATER)
+    write(folder, a_bin="one", b_bin="two")
+    folder.upload()
+    write(folder, a_bin="ha", c_bin="half")
+    again = make()
+    again.restore(time.time())
+    assert read(again) == {"a.bin": "one", "b.bin": "two"}
+    assert "discarded 2 files that were still being written, such as a.bin" in capsys.readouterr().err
+
+
+def test_disk_of_an_earlier_leader_is_not_uploaded(make: Make) -> None:
+    folder = make()
+    folder.restore(LATER)
+    write(folder, a_bin="one")
+    folder.upload()
+    write(folder, a_bin="stale")
+    other = make("b", term=2)
+    other.restore(LATER)
+    write(other, a_bin="two")
+    other.upload()
+    back = make("a", term=3)
+    back.restore(LATER)
+    assert read(back) == {"a.bin": "two"}
+
+
+@pytest.mark.parametrize("path", ["../evil", "/tmp/evil", "link/evil"])
+def test_files_outside_of_the_folder_are_refused(make: Make, tmp_path: Path, path: str) -> None:
+    folder = make()
+    folder.restore(LATER)
+    write(folder, a_bin="one")
+    entry = folder.upload()
+    assert entry is not None
+    about = {"mtimes_ns": {path: 1}, "links": {"link": str(tmp_path)}}
+    folder.log.commit("folder", {path: entry.files["a.bin"]}, about)
+    with pytest.raises(DamagedError):
+        folder.restore_entry(folder.log.commits()[-1])
+    other = make("b")
+    other.restore(LATER)
+    assert read(other) == {"a.bin": "one"} and not list(tmp_path.rglob("evil"))
+
+
+def test_damaged_file_falls_back_to_the_commit_before(make: Make, store: Server) -> None:
+    folder = make()
+    folder.restore(LATER)
+    for text in ("one", "two"):
+        write(folder, a_bin=text)
+        entry = folder.upload()
+    assert entry is not None
+    store.client().put_object(Bucket="models", Key=f"job/{entry.files['a.bin'].key}", Body=b"bad")
+    other = make("b")
+    other.restore(LATER)
+    assert read(other) == {"a.bin": "one"}
+
+
+def test_unreadable_commit_is_no_fresh_start(make: Make, store: Server) -> None:
+    folder = make()
+    folder.restore(LATER)
+    write(folder, a_bin="one")
+    folder.upload()
+    store.refuse("GetObject", 500, "InternalError", key="data/")
+    with pytest.raises(CheckpointVolumeError):
+        make("b").restore(LATER)
+    store.allow_all()
+    other = make("b")
+    other.restore(LATER)
+    assert read(other) == {"a.bin": "one"}
+
+
+def test_watch_uploads_what_has_settled(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stage, "POLL_S", 0.01)
+    monkeypatch.setattr(stage, "SETTLE_S", 0.05)
+    folder, stop = make(), threading.Event()
+    folder.restore(LATER)
+    watching = threading.Thread(target=stage.watch, args=(folder, stop))
+    watching.start()
+    write(folder, a_bin="one")
+    reader = make("b")
+    deadline_s = time.monotonic() + 30
+    while not reader.log.commits():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
+    write(folder, b_bin="last")
+    stop.set()
+    watching.join(30)
+    reader.restore(LATER)
+    assert read(reader) == {"a.bin": "one", "b.bin": "last"}
+
+
+def test_folder_that_never_settles_is_named(
+    make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(stage, "POLL_S", 0.01)
+    monkeypatch.setattr(stage, "UNSETTLED_S", 0.05)
+    folder, stop = make(), threading.Event()
+    folder.restore(LATER)
+    watching = threading.Thread(target=stage.watch, args=(folder, stop))
+    watching.start()
+    deadline_s, told = time.monotonic() + 30, ""
+    while "found changes all the time, last in a.txt" not in told:
+        assert time.monotonic() < deadline_s
+        write(folder, a_txt=os.urandom(8).hex() * len(told[:9] + "x"))
+        told += capsys.readouterr().err
+    stop.set()
+    watching.join(30)
+    assert len(json.dumps(read(folder))) > 9 and folder.log.commits()

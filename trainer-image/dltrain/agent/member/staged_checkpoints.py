@@ -1,0 +1,184 @@
+"""The checkpoints of a script in an object store: run ``dltrain.object_store.stage`` beside the ranks of this pod.
+
+A process of its own copies the files, so that hashing and large transfers never delay the heartbeats of the agent.
+"""
+
+import logging
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from dlcontract import Failure, Plan, reasons
+from dltrain.host.output import Output
+from dltrain.host.processes import Exit, Process, Reaper
+from dltrain.launch.injected import is_injected
+from dltrain.object_store.staged_folder import Seen, scan
+from dltrain.protocol.agent_messages import RankUpdate
+from dltrain.protocol.rank_messages import EXIT_BAD_INPUT, EXIT_NOT_FETCHED, EXIT_OK, EXIT_PEER_LOST, Busy, Failed
+from dltrain.protocol.volume_layout import job_directory
+
+log = logging.getLogger(__name__)
+
+UPLOAD_S, UPLOAD_BPS = 60.0, 10e6
+"""The slowest supported object store: latency in seconds, and bytes per second."""
+MAX_BUSY_S = 86_400.0
+
+
+def is_staged(plan: Plan) -> bool:
+    """Return True if the plan's script has a checkpoint folder that is copied to an object store and back.
+
+    Scripts that use ``dltrain.init`` and built-in models write to the object store themselves.
+    """
+    return plan.checkpoint.enabled and plan.checkpoint.uri is not None and plan.model.framework != "DLTrain"
+
+
+class StagedCheckpoints:
+    """The copies of the checkpoint folder of this pod's ranks. Jobs without such a folder never start a process."""
+
+    def __init__(
+        self, reaper: Reaper, env: dict[str, str], pod: str, plan_file: Path, emit: Callable[[RankUpdate], None]
+    ) -> None:
+        """Store what the processes need. ``env``: the container's environment. ``plan_file``: file with the plan.
+
+        ``emit`` is called with a failed copy, and with an upload for which the ranks wait.
+        """
+        self._reaper, self._env, self._pod, self._plan_file, self._emit = reaper, env, pod, plan_file, emit
+        self.stopping = False
+        """True if the ranks were asked to stop. Their folder is then uploaded even if they do not exit with 0."""
+        self._plan: Plan | None = None
+        self._attempt = ""
+        self._restored: dict[str, Seen] = {}
+        self._process: Process | None = None
+        self._output: Output | None = None
+        self._ended_unix_s = 0.0
+        """Time at which the last ranks of this pod ended. What changed shortly before may be incomplete."""
+
+    @property
+    def _leads(self) -> bool:
+        return self._plan is not None and self._plan.ranks[0].pod == self._pod
+
+    async def restore(self, attempt: str, plan: Plan) -> bool:
+        """Make the folder of this pod equal to the commit with which the ranks continue, and start to watch it.
+
+        Return True if the ranks may start. Otherwise the attempt has ended, or the failure was emitted.
+        """
+        self._attempt, self._plan, self.stopping = attempt, plan, False
+        end = await self._run("restore", "--ended", str(self._ended_unix_s or time.time()))
+        if attempt != self._attempt:
+            return False
+        if end.code != EXIT_OK:
+            self._fail(attempt, end)
+            return False
+        if self._leads:
+            self._start("watch")
+        else:
+            self._restored = scan(job_directory(plan))
+        return True
+
+    async def ranks_ended(self, attempt: str, rank: int, end: Exit) -> Exit:
+        """Upload the folder a last time after the last rank of this pod has ended with the exit status ``end``.
+
+        If the rank failed, do nothing, because it may have left incomplete files: ``restore`` then decides about them.
+        Return the exit status to report: ``end``, or a failure if the upload failed.
+        """
+        self._ended_unix_s = time.time()
+        if self._plan is None or attempt != self._attempt:
+            return end
+        folder = job_directory(self._plan)
+        if not self._leads:
+            self._warn_of_strays(folder)
+        process = self._process
+        if process is None or not (end.code == 0 or self.stopping):
+            return end
+        nbytes = sum(seen[0] for seen in scan(folder).values() if not isinstance(seen, str))
+        limit_s = min(MAX_BUSY_S, UPLOAD_S + nbytes / UPLOAD_BPS)
+        self._emit(RankUpdate(attempt=attempt, message=Busy(rank=rank, what="upload of checkpoints", limit_s=limit_s)))
+        process.send(signal.SIGTERM)
+        copied = await process.ended
+        if copied.signal == signal.SIGTERM and attempt == self._attempt:  # It was still starting.
+            copied = await self._run("upload")
+        if copied.code == EXIT_OK or attempt != self._attempt:
+            return end
+        self._fail(attempt, copied)
+        return Exit(code=copied.code or EXIT_NOT_FETCHED)
+
+    async def end(self) -> None:
+        """Kill the process that copies, and wait until it has ended. What it has not committed is not a checkpoint."""
+        self._attempt, self._plan = "", None
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            await process.ended
+
+    def _start(self, mode: str, *arguments: str) -> Process:
+        leads = ("--leads",) if self._leads else ()
+        command = (mode, "--plan", str(self._plan_file), "--attempt", self._attempt, *leads, *arguments)
+        self._process, self._output = _started(self._reaper, self._env, command)
+        return self._process
+
+    async def _run(self, mode: str, *arguments: str) -> Exit:
+        process = self._start(mode, *arguments)
+        end = await process.ended
+        if self._process is process:
+            self._process = None
+        return end
+
+    def _fail(self, attempt: str, end: Exit) -> None:
+        """Emit the failure of the process that copies, which has ended with the exit status ``end``."""
+        lines = self._output.tail.strip().splitlines() if self._output is not None else []
+        message = lines[-1].removeprefix("dltrain: ") if lines else f"the copy of the checkpoints ended with {end}"
+        if self._plan is None:
+            return
+        rank = next(each.rank for each in self._plan.ranks if each.pod == self._pod)
+        found = {EXIT_BAD_INPUT: reasons.BAD_INPUT, EXIT_PEER_LOST: reasons.COORDINATOR_LOST}
+        reason = reasons.CHECKPOINT_FAILED if end.code is None else found.get(end.code, reasons.CHECKPOINT_FAILED)
+        failure = Failure(
+            reason=reason,
+            message=message[:8192],
+            rank=rank,
+            host=self._pod,
+            exit_code=end.code,
+            retry=reason != reasons.BAD_INPUT,
+            counts=reason != reasons.COORDINATOR_LOST,
+        )
+        self._emit(RankUpdate(attempt=attempt, message=Failed(rank=rank, failure=failure)))
+
+    def _warn_of_strays(self, folder: Path) -> None:
+        strays = sorted(path for path, seen in scan(folder).items() if self._restored.get(path) != seen)
+        if strays:
+            log.warning(
+                "checkpoint.uri: found %d files that ranks of this pod wrote, such as %s; expected checkpoints of rank "
+                "0 alone, because only the folder of its pod is uploaded. Let rank 0 write the whole state, or use "
+                "checkpoint.volume with a shared claim", len(strays), strays[0],
+            )  # fmt: skip
+
+
+async def claimed_term(reaper: Reaper, env: dict[str, str], plan: Plan, plan_file: Path) -> int:
+    """Return the highest term that any run of this job has claimed in its object store; 0 without one, or on errors.
+
+    ``plan_file``: a file to write for the process that asks the store. The ranks report errors of the store later.
+    """
+    if plan.checkpoint.uri is None or not plan.checkpoint.enabled:
+        return 0
+    plan_file.write_text(plan.to_json())
+    process, output = _started(reaper, env, ("term", "--plan", str(plan_file), "--attempt", ""))
+    end = await process.ended
+    await output.drained()
+    found = re.search(r"^term (\d+)$", output.tail, re.MULTILINE)
+    return int(found[1]) if end.code == EXIT_OK and found is not None else 0
+
+
+def _started(reaper: Reaper, env: dict[str, str], arguments: Sequence[str]) -> tuple[Process, Output]:
+    """Start ``dltrain.object_store.stage`` with these arguments, and copy its output to the log of the agent."""
+    read_fd, write_fd = os.pipe()
+    isolated = ("-I",) if is_injected() else ()
+    command = (sys.executable, *isolated, "-m", "dltrain.object_store.stage", *arguments)
+    try:
+        process = reaper.start(command, env=env, output=write_fd)
+    finally:
+        os.close(write_fd)
+    return process, Output("[checkpoints] ", read_fd)

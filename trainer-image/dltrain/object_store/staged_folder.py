@@ -1,0 +1,248 @@
+"""The folder in which a script writes its checkpoints, on the local disk: uploaded when it settles, and restored.
+
+A commit holds the whole folder at one time. A file that has not changed since the last commit is not uploaded again.
+The folder counts as settled if nothing in it has changed for ``SETTLE_S`` seconds, except logs, to which a script adds
+lines all the time. A script that is still writing therefore never leaves a half-written checkpoint in a commit.
+"""
+
+import fnmatch
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from dltrain.object_store.commit_log import CommitLog, DamagedError, Entry, StoredFile
+from dltrain.object_store.reading import LogReader, fetch, tell
+
+KIND = "folder"
+SETTLE_S = 3.0
+"""Seconds without a change after which the content of the folder is complete."""
+LOGS = ("events.out.tfevents.*", "*.log", "*.jsonl", "*.csv")
+"""Patterns of names of files that need not settle. A commit contains what is in them at that time."""
+_READ_NBYTES = 4 * 2**20
+
+Seen = tuple[int, int] | str
+"""State of a file: (size in bytes, time of the last change in ns), or the target of a symbolic link."""
+
+
+class ChangedError(Exception):
+    """The folder has changed during the upload. The upload is repeated when the folder has settled again."""
+
+
+def scan(folder: Path) -> dict[str, Seen]:
+    """Return path in the folder → state, for all files and symbolic links. Files that vanish meanwhile are left out."""
+    found: dict[str, Seen] = {}
+    for parent, folders, names in os.walk(folder):
+        for name in (*names, *folders):
+            path = Path(parent, name)
+            with suppress(OSError):
+                key = path.relative_to(folder).as_posix()
+                if path.is_symlink():
+                    found[key] = str(path.readlink())
+                elif path.is_file():
+                    stat = path.stat()
+                    found[key] = (stat.st_size, stat.st_mtime_ns)
+    return found
+
+
+def without_logs(seen: Mapping[str, Seen]) -> dict[str, Seen]:
+    """Return the entries of ``seen`` whose changes must settle."""
+    return {path: state for path, state in seen.items() if not is_log(path)}
+
+
+def is_log(path: str) -> bool:
+    return any(fnmatch.fnmatch(PurePosixPath(path).name, pattern) for pattern in LOGS)
+
+
+class StagedFolder:
+    """The folder ``folder`` and its commits in the log. ``keep``: number of commits to keep.
+
+    The file ``note`` beside the folder says from which commit the content of the folder comes.
+    """
+
+    def __init__(self, folder: Path, log: CommitLog, keep: int) -> None:
+        self.folder, self.log, self.keep = folder, log, keep
+        self._note = folder.with_name(f".{folder.name}.json")
+        self._reader = LogReader(log, KIND)
+        self._base: Entry | None = None
+        """The commit from which the content of the folder comes, or to which it was uploaded last."""
+        self._uploads = 0
+
+    @property
+    def committed(self) -> dict[str, Seen]:
+        """What the last commit contains, in the form of ``scan``."""
+        return {} if self._base is None else _seen(self._base)
+
+    def open(self) -> None:
+        """Continue with the content of the folder and the commit from which it comes. Raise OSError, DamagedError."""
+        sequence = self._read_note().get("sequence", 0)
+        self._base = self.log.entry(sequence) if sequence else None
+
+    def restore(self, ended_unix_s: float) -> int:
+        """Claim the term, and make folder and log agree. Return the number of the commit in both; 0 for none.
+
+        If the folder has newer content that had settled at ``ended_unix_s``, the time at which the ranks ended, upload
+        it. Otherwise, restore the newest valid commit. Raise the errors of ``LogReader`` and ``upload``.
+        """
+        self._reader.open()
+        here, note = scan(self.folder), self._read_note()
+        sequence = self._reader.newest(lambda entry: self._reusable(entry, note, here, ended_unix_s))
+        if sequence is None and here and note:
+            self._base = None  # Nothing was uploaded yet. With a volume, the script would find what is there, too.
+            self.upload(final=True)
+        elif sequence is None:
+            self._clear({})
+            self._base = None
+        if self._base is not None and without_logs(self.committed) != without_logs(scan(self.folder)):
+            self.upload(final=True)
+        self._write_note()
+        return 0 if self._base is None else self._base.sequence
+
+    def _reusable(self, entry: Entry, note: Mapping[str, Any], here: Mapping[str, Seen], ended_unix_s: float) -> int:
+        """Make the folder a successor of ``entry``: keep it if it is one and has settled, or else restore the entry."""
+        changed = [path for path, state in without_logs(here).items() if _seen(entry).get(path) != state]
+        newest = max((_changed_s(self.folder / path) for path in changed), default=0.0)
+        if note.get("sequence") == entry.sequence and newest <= ended_unix_s - SETTLE_S:
+            self._base = entry
+        else:
+            if note.get("sequence") == entry.sequence and changed:
+                tell(f"discarded {len(changed)} files that were still being written, such as {sorted(changed)[0]}")
+            self.restore_entry(entry)
+        return entry.sequence
+
+    def restore_sequence(self, sequence: int) -> None:
+        """Restore the commit with this number, which another pod has chosen; 0: none. Raise OSError, DamagedError."""
+        if sequence:
+            self.restore_entry(self.log.entry(sequence))
+        else:
+            self._clear({})
+        self._write_note()
+
+    def restore_entry(self, entry: Entry) -> None:
+        """Make the folder equal to a commit. Files that are equal already are not downloaded. Raise OSError.
+
+        Raise DamagedError if the commit or one of its files is damaged.
+        """
+        wanted = _seen(entry)
+        for path in wanted:
+            pure = PurePosixPath(path)
+            in_link = any(isinstance(wanted.get(str(parent)), str) for parent in pure.parents)
+            if not pure.parts or pure.is_absolute() or ".." in pure.parts or in_link:
+                raise DamagedError(f"found the path {path!r} in entry {entry.sequence}")
+        self._base = None
+        here = self._clear(wanted)
+        for path, state in wanted.items():
+            if here.get(path) == state:
+                continue
+            target = self.folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if isinstance(state, str):
+                target.symlink_to(state)
+                continue
+            partial = self.folder.with_name(f".{self.folder.name}.part")
+            fetch(self.log.store, entry.files[path], partial)
+            os.utime(partial, ns=(state[1], state[1]))
+            partial.replace(target)
+        self._base = entry
+
+    def _clear(self, wanted: Mapping[str, Seen]) -> dict[str, Seen]:
+        """Delete all files that differ from ``wanted``. Return the state of those that are left."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        left = {}
+        for path, state in scan(self.folder).items():
+            if wanted.get(path) == state:
+                left[path] = state
+            else:
+                (self.folder / path).unlink(missing_ok=True)
+        for parent, _, _ in os.walk(self.folder, topdown=False):
+            if Path(parent) != self.folder:
+                with suppress(OSError):  # Only empty folders can be deleted.
+                    Path(parent).rmdir()
+        return left
+
+    def upload(self, *, final: bool = False) -> Entry | None:
+        """Commit the content of the folder, if it differs from the last commit. Return the commit, or None.
+
+        ``final``: also commit if only logs differ. Raise ChangedError if the folder changes meanwhile, FencedError if
+        another run has taken over, and OSError if the upload fails. The last commit then stays valid.
+        """
+        before, committed = scan(self.folder), self.committed
+        select = dict if final else without_logs
+        if select(before) == select(committed):
+            return None
+        self._uploads += 1
+        files: dict[str, StoredFile] = {}
+        links: dict[str, str] = {}
+        times: dict[str, int] = {}
+        for path, state in before.items():
+            if isinstance(state, str):
+                links[path] = state
+            elif self._base is not None and committed.get(path) == state:
+                files[path], times[path] = self._base.files[path], state[1]
+            else:
+                try:
+                    files[path] = self._upload_file(path, state[0])
+                    times[path] = state[1]
+                except FileNotFoundError:
+                    if not is_log(path):
+                        raise ChangedError(path) from None
+        after = without_logs(scan(self.folder))
+        if changed := [path for path, state in after.items() if before.get(path) != state] or (
+            after.keys() ^ without_logs(before).keys()
+        ):
+            raise ChangedError(sorted(changed)[0])
+        self._base = self.log.commit(KIND, files, {"mtimes_ns": times, "links": links})
+        self._write_note()
+        self._reader.prune(self.keep)
+        return self._base
+
+    def _upload_file(self, path: str, nbytes: int) -> StoredFile:
+        key = self.log.data_key(f"{self._uploads:06d}/{path}")
+        with (self.folder / path).open("rb") as file:
+            return StoredFile(key, *self.log.store.upload(key, _pieces(file, nbytes, path), nbytes))
+
+    def _read_note(self) -> dict[str, Any]:
+        try:
+            found = json.loads(self._note.read_text())
+        except (FileNotFoundError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def _write_note(self) -> None:
+        """Note the last commit. The folder of a new pod lacks the note."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        temporary = self._note.with_suffix(".new")
+        sequence = 0 if self._base is None else self._base.sequence
+        temporary.write_text(json.dumps({"sequence": sequence}))
+        temporary.replace(self._note)
+
+
+def _seen(entry: Entry) -> dict[str, Seen]:
+    """Return what a commit contains, in the form of ``scan``. Raise DamagedError if it is invalid."""
+    try:
+        times, links = entry.about["mtimes_ns"], entry.about["links"]
+        files: dict[str, Seen] = {path: (file.nbytes, int(times[path])) for path, file in entry.files.items()}
+        return files | {str(path): str(target) for path, target in links.items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DamagedError(f"found an invalid entry {entry.sequence} ({type(error).__name__}: {error})") from None
+
+
+def _pieces(file: Any, nbytes: int, path: str) -> Iterator[bytes]:
+    """Yield the first ``nbytes`` bytes of an open file. Raise ChangedError if it has become shorter."""
+    while nbytes:
+        piece = file.read(min(nbytes, _READ_NBYTES))
+        if not piece:
+            raise ChangedError(path)
+        nbytes -= len(piece)
+        yield piece
+
+
+def _changed_s(path: Path) -> float:
+    try:
+        stat = path.lstat()
+    except OSError:
+        return time.time()
+    return max(stat.st_mtime, stat.st_ctime)
