@@ -75,4 +75,6 @@ def test_killed_training_ends_with_the_same_bits(
     assert one.step == other.step == plan.steps
     for mine, theirs in ((one.model, other.model), (one.optimizer, other.optimizer)):
         assert mine.keys() == theirs.keys() and all(torch.equal(mine[name], theirs[name]) for name in mine)
+    beside = ObjectStore(checkpoint_place(whole))
+    assert b'"mlp"' in beside.read("model.json") and b"python predict.py" in beside.read("predict.py")
     assert not list((tmp_path / "disk").rglob("*.safetensors")), "the local copy was deleted"

@@ -2,12 +2,12 @@
 
 import json
 import logging
-import os
 from pathlib import Path
 
 from dlcontract import Plan
+from dltrain.checkpoint.job_files import JobFiles
 from dltrain.data.datasets import Dataset
-from dltrain.protocol.volume_layout import job_directory
+from dltrain.protocol.volume_layout import checkpoint_place, job_directory
 
 log = logging.getLogger(__name__)
 
@@ -15,20 +15,21 @@ ABOUT, SCRIPT = "model.json", "predict.py"
 
 
 def write(plan: Plan, data: Dataset) -> None:
-    """Write both files to the folder of the job's checkpoints, if the plan has checkpoints.
+    """Write both files beside the job's checkpoints, on the volume or in the object store, if the plan has checkpoints.
 
     Call it before the training, so that a job that ends early has them, too. An error is only logged: the training is
     worth more.
     """
     if not plan.checkpoint.enabled:
         return
-    folder = job_directory(plan)
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        _write(folder / ABOUT, json.dumps(about(plan, data), indent=1))
-        _write(folder / SCRIPT, Path(__file__).with_name(SCRIPT).read_text(encoding="utf-8"))
+        if plan.checkpoint.on_volume:
+            job_directory(plan).mkdir(parents=True, exist_ok=True)
+        files = JobFiles(plan)
+        files.write(ABOUT, json.dumps(about(plan, data), indent=1).encode())
+        files.write(SCRIPT, Path(__file__).with_name(SCRIPT).read_bytes())
     except OSError as error:
-        log.warning("cannot write %s and %s to %s: %s", ABOUT, SCRIPT, folder, error)
+        log.warning("cannot write %s and %s to %s: %s", ABOUT, SCRIPT, checkpoint_place(plan), error)
 
 
 def about(plan: Plan, data: Dataset) -> dict[str, object]:
@@ -46,9 +47,3 @@ def about(plan: Plan, data: Dataset) -> dict[str, object]:
         "labels": list(data.labels),
         "scale": data.scale,
     }
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)
