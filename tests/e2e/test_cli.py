@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
@@ -42,7 +43,7 @@ def test_command_line_and_operator_make_the_same_plan(kubectl: Kubectl) -> None:
     assert shown["collective"] == status["collective"]
 
 
-def test_run_follows_a_job_to_its_end(kubectl: Kubectl) -> None:
+def test_run_follows_a_job_to_its_end(kubectl: Kubectl, tmp_path: Path) -> None:
     manifest = yaml.safe_dump(example("digits.yaml", job="followed", epochs=6))
     ended = dljob(kubectl, "run", "-", "--namespace", kubectl.namespace, "--timeout", "240", stdin=manifest)
     assert ended.returncode == 0, ended.stdout + ended.stderr
@@ -51,6 +52,12 @@ def test_run_follows_a_job_to_its_end(kubectl: Kubectl) -> None:
     top = dljob(kubectl, "top", "--namespace", kubectl.namespace)
     (line,) = [line for line in top.stdout.splitlines() if line.startswith("followed ")]
     assert line.split()[1] == "Complete"
+    assert kubectl.job("followed")["status"]["result"]["analysis"]["samples"] == 360
+    folder = tmp_path / "model"
+    copied = dljob(kubectl, "get-model", "followed", str(folder), "--namespace", kubectl.namespace)
+    assert copied.returncode == 0, copied.stderr
+    assert {"model.safetensors", "model.json", "predict.py", "report.html"} <= {path.name for path in folder.iterdir()}
+    assert not kubectl.list("pods", "app.kubernetes.io/name=dljob-reader"), "the pod is deleted"
 
 
 def test_run_of_a_failing_job_gives_exit_code_1(kubectl: Kubectl) -> None:

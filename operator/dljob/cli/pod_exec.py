@@ -6,7 +6,9 @@ from typing import Any
 
 PROTOCOL = "v4.channel.k8s.io"
 """In this protocol, the first byte of a message is its channel: 1 is standard output, 2 standard error, 3 the end."""
-HEARTBEAT_S = 20.0
+SILENCE_S = 120.0
+"""Seconds without a message after which the connection counts as broken. Not every API server answers pings."""
+AFTER_END_S = 2.0
 _STDOUT, _STDERR, _END = 1, 2, 3
 MAX_ERRORS = 4096
 
@@ -30,10 +32,16 @@ async def output(api: Any, namespace: str, pod: str, container: str, command: Se
     url = api.server + POD.path(namespace, pod, "exec")
     errors, ended = b"", False
     try:
-        async with api.session.ws_connect(
-            url, params=params, protocols=(PROTOCOL,), heartbeat=HEARTBEAT_S, max_msg_size=0
-        ) as connection:
-            async for message in connection:
+        async with api.session.ws_connect(url, params=params, protocols=(PROTOCOL,), max_msg_size=0) as connection:
+            while True:  # Output could arrive after the end of the command. The server closes the connection.
+                try:
+                    message = await connection.receive(timeout=AFTER_END_S if ended else SILENCE_S)
+                except TimeoutError:
+                    if not ended:
+                        raise
+                    break
+                if message.type in (aiohttp.WSMsgType.CLOSE, aiohttp.WSMsgType.CLOSED, aiohttp.WSMsgType.ERROR):
+                    break
                 if message.type is not aiohttp.WSMsgType.BINARY or not message.data:
                     continue
                 channel, data = message.data[0], message.data[1:]
@@ -52,7 +60,9 @@ async def output(api: Any, namespace: str, pod: str, container: str, command: Se
                 "or mount the claim in a pod of your own"
             ) from None
         raise ExecError(f"the API server answered with code {error.status}: {error.message}") from None
-    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+    except TimeoutError:
+        raise ExecError(f"nothing arrived for {SILENCE_S:.0f} s. Try again") from None
+    except (aiohttp.ClientError, OSError) as error:
         raise ExecError(f"the connection failed: {error or type(error).__name__}. Try again") from None
     if not ended:
         raise ExecError("the connection broke before all files were copied. Try again")

@@ -13,6 +13,8 @@ UID = 65532
 """User and group of trainer pods, which have written the files."""
 _HOPELESS = {"InvalidImageName", "ErrImageNeverPull", "CreateContainerConfigError", "CreateContainerError"}
 _WAIT = f"import time; time.sleep({LIMIT_S})"
+LEFT_OUT = ("optimizer.safetensors", "state.json")
+"""Files of a checkpoint that only a resumed training needs."""
 _SEND = """
 import os, sys, tarfile
 folder, whole = sys.argv[1], sys.argv[2] == "all"
@@ -25,7 +27,7 @@ with tarfile.open(fileobj=sys.stdout.buffer, mode="w|") as tar:
         tar.add(folder, arcname="")
         sys.exit()
     for name in sorted(os.listdir(folder)):
-        if os.path.isfile(os.path.join(folder, name)) and name not in ("optimizer.safetensors", "state.json"):
+        if os.path.isfile(os.path.join(folder, name)) and name not in sys.argv[3:]:
             tar.add(os.path.join(folder, name), arcname=name)
     for name in ("model.json", "predict.py", "report.json", "report.html"):
         if os.path.isfile(os.path.join(beside, name)):
@@ -92,7 +94,7 @@ def command(folder: str, *, whole: bool) -> list[str]:
     ``whole``: all files and folders; otherwise the files of a checkpoint without what only a resumed training needs,
     and the files about the model and the run beside the folder.
     """
-    return ["python3", "-c", _SEND, folder, "all" if whole else "model"]
+    return ["python3", "-c", _SEND, folder, "all" if whole else "model", *LEFT_OUT]
 
 
 def running(pod: Mapping[str, Any]) -> bool:

@@ -263,6 +263,14 @@ def test_damaged_file_is_rejected(cluster: Cluster, tmp_path: Path, capsys: pyte
     assert not (tmp_path / "model").exists()
 
 
+def test_file_that_has_not_arrived_is_noticed(
+    cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (cluster.volume / f"digits-{UID}/step-0000000300/model.safetensors").unlink()
+    assert get(tmp_path / "model") == 2 and not (tmp_path / "model").exists()
+    assert "model.safetensors has not arrived" in capsys.readouterr().err
+
+
 def test_image_comes_from_the_operator_if_the_job_names_none(cluster: Cluster, tmp_path: Path) -> None:
     cluster.job = {**job(), "spec": {}}
     assert get(tmp_path / "model") == 2 and not cluster.created, "without an operator, the image is unknown"

@@ -261,6 +261,8 @@ def _check_sums(folder: Path) -> None:
         sums = {}
     for name, claim in sums.items():
         path, expected = folder / str(name), claim.get("sha256") if isinstance(claim, dict) else None
+        if not path.is_file() and name not in reader_pod.LEFT_OUT:
+            raise ExecError(f"{name} has not arrived. Try again")
         if path.is_file() and expected:
             with path.open("rb") as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
