@@ -112,7 +112,7 @@ def test_gpt_learns_real_text(tmp_path: Path) -> None:
 
 def test_failed_checkpoint_write_is_reported_in_one_line_and_leaves_no_files(tmp_path: Path) -> None:
     words = ["-m", "dltrain.local", "--model", "mlp", "--epochs", "1", "--checkpoints", str(tmp_path)]
-    ended = run(["sh", "-c", 'ulimit -f 64; exec "$@"', "sh", sys.executable, *words], BUSY_S)
+    ended = run(["sh", "-c", 'ulimit -f 192; exec "$@"', "sh", sys.executable, *words], BUSY_S)
     assert ended.code == EXIT_USER_ERROR and "Traceback" not in ended.output, ended.output
     assert f"CheckpointFailed: spec.checkpoint.volume: found {tmp_path}/local-local: File too large; expected room" in (
         ended.output

@@ -39,6 +39,9 @@ def test_model_parallel_run_learns_digits_and_resumes_after_a_stop(kind: Any, mo
     assert {outcome.steps for outcome in outcomes} == {12 * 12}
     assert len({outcome.accuracy for outcome in outcomes}) == 1, "every rank has the same accuracy"
     assert all(outcome.accuracy is not None and outcome.accuracy > 0.9 for outcome in outcomes)
+    (analyzed,) = listener.of(rank_messages.Analyzed)
+    assert analyzed.analysis.samples == 360, "each sample counts once, even if several ranks have its logits"
+    assert analyzed.analysis.metric == ("accuracy", outcomes[0].accuracy)
     losses = {message.step: message.loss for message in listener.of(rank_messages.Step) if message.rank == 0}
     assert min(losses) < max(losses) and losses[min(losses)] > 2 * losses[max(losses)] > 0  # type: ignore[operator]
 
