@@ -77,9 +77,14 @@ def test_keep_newest_checkpoints(opened: Open, store: Server) -> None:
     assert checkpoints.steps() == [3, 4] and not data_of(store, 2) and len(data_of(store, 3)) == 4
 
 
-@pytest.mark.parametrize("operation", ["PutObject", "ListObjectsV2"])
 @pytest.mark.parametrize(
-    ("status", "code"), [(500, "InternalError"), (503, "SlowDown"), (0, "truncated"), (0, "lost answer")]
+    ("operation", "status", "code"),
+    [
+        ("PutObject", 503, "SlowDown"),
+        ("PutObject", 0, "truncated"),
+        ("PutObject", 0, "lost answer"),
+        ("ListObjectsV2", 500, "InternalError"),
+    ],
 )
 def test_transient_errors_are_repeated(opened: Open, store: Server, operation: str, status: int, code: str) -> None:
     checkpoints = opened()

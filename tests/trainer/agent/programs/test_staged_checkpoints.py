@@ -61,10 +61,11 @@ def test_pods_that_lose_their_disks_resume_from_the_store(two: Job, store: Serve
         shutil.rmtree(disk / f"test-{plan.uid}")
         (disk / f".test-{plan.uid}.json").unlink()
         pod.log.unlink()
+    two.report_file.unlink()  # The store knows the last term, too.
     go.touch()
     for pod in two.pods:
         pod.start(**environ(two, store))
-    two.until(lambda r: r.phase is RunPhase.SUCCEEDED)
+    assert two.until(lambda r: r.phase is RunPhase.SUCCEEDED).term == 2
     for rank, pod in enumerate(two.pods):
         assert f"[rank {rank}] rank {rank} starts at step 4" in pod.text()
     assert (disks[1] / f"test-{plan.uid}/checkpoint/weights.bin").read_bytes() == bytes(range(256)) * 4
