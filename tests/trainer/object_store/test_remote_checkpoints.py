@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from dlcontract import reasons
+from dlcontract import CheckpointRef, reasons
 from dltrain.checkpoint import remote_store
+from dltrain.checkpoint.job_files import JobFiles
 from dltrain.checkpoint.remote_store import RemoteCheckpoints
 from dltrain.checkpoint.store import Snapshot
 from dltrain.checkpoint.writer import Writer
@@ -16,6 +17,7 @@ from dltrain.object_store import client
 from dltrain.object_store.client import ObjectStore
 from dltrain.protocol.errors import BadInputError, CheckpointError, CheckpointVolumeError, FencedError, failure
 from support.trainer.object_store import Server
+from support.trainer.plans import make_plan
 
 PREFIX = "job/"
 Open = Callable[..., RemoteCheckpoints]
@@ -351,3 +353,14 @@ def test_names_of_files_are_those_of_the_trainer(opened: Open, store: Server) ->
     checkpoints.save(snapshot(1))
     entry = checkpoints.log.commits()[-1]
     assert set(entry.files) == remote_store._NAMES
+
+
+def test_small_files_of_a_job_are_beside_its_checkpoints(store: Server, tmp_path: Path) -> None:
+    plan = make_plan(1, checkpoint=CheckpointRef(directory=str(tmp_path / "disk"), uri="s3://models/a/"))
+    files = JobFiles(plan)
+    with pytest.raises(FileNotFoundError):
+        files.read("learning-rate.json")
+    for content in (b"1", b"2"):
+        files.write("learning-rate.json", content)
+    assert files.read("learning-rate.json") == b"2" and not (tmp_path / "disk").exists()
+    assert store.keys("models") == ["a/digits-0001/learning-rate.json"]

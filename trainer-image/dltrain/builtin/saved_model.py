@@ -7,7 +7,8 @@ from pathlib import Path
 from dlcontract import Plan
 from dltrain.checkpoint.job_files import JobFiles
 from dltrain.data.datasets import Dataset
-from dltrain.protocol.volume_layout import checkpoint_place, job_directory
+from dltrain.protocol.errors import BadInputError
+from dltrain.protocol.volume_layout import checkpoint_place
 
 log = logging.getLogger(__name__)
 
@@ -23,12 +24,10 @@ def write(plan: Plan, data: Dataset) -> None:
     if not plan.checkpoint.enabled:
         return
     try:
-        if plan.checkpoint.on_volume:
-            job_directory(plan).mkdir(parents=True, exist_ok=True)
         files = JobFiles(plan)
         files.write(ABOUT, json.dumps(about(plan, data), indent=1).encode())
         files.write(SCRIPT, Path(__file__).with_name(SCRIPT).read_bytes())
-    except OSError as error:
+    except (OSError, BadInputError) as error:  # The first checkpoint reports the error, if it persists.
         log.warning("cannot write %s and %s to %s: %s", ABOUT, SCRIPT, checkpoint_place(plan), error)
 
 

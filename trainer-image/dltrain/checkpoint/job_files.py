@@ -1,5 +1,7 @@
 """Small files of a job beside its checkpoints, on the volume or in the object store."""
 
+import os
+
 from dlcontract import Plan
 from dltrain.protocol.volume_layout import checkpoint_place, job_directory
 
@@ -24,6 +26,7 @@ class JobFiles:
         if self._store is not None:
             self._store.write(name, content)
             return
-        temporary = self._folder / f".{name}"
+        self._folder.mkdir(parents=True, exist_ok=True)
+        temporary = self._folder / f".{name}.{os.getpid()}"
         temporary.write_bytes(content)
-        temporary.rename(self._folder / name)
+        temporary.replace(self._folder / name)
