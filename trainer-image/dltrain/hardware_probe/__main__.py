@@ -114,7 +114,7 @@ def _measured(device: str, scratch: Path, peer: tuple[str, int] | None, node_lin
     return HardwareMeasure(
         device=machine.gpu_name(chip) if on_gpu else machine.processor(),
         kind="gpu" if on_gpu else "cpu",
-        **facts,  # type: ignore[arg-type]
+        **facts,
         driver=machine.driver() if on_gpu else "",
         steps=tuple(steps),
         memory=tuple(rates),

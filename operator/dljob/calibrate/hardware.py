@@ -1,0 +1,172 @@
+"""Compare the steps of the hardware probe with data sheets: fit the factors of measured to predicted times.
+
+Each factor belongs to one part of a step (``TimeFactors``). The fit is the maximum a posteriori estimate of the
+logarithms of the factors: each is distributed normally around 0 with the deviation ``PRIOR``, so that a part that the
+measured networks hardly use keeps its data sheet. Errors of measurements have Student's t distribution, so that a
+disturbed step has little weight.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+
+from dlcontract.hardware import REFERENCE_NETS, HardwareMeasure, LinkRate, TimedStep
+from dljob.cluster import catalogue
+from dljob.cluster.catalogue import Device, TimeFactors
+from dljob.cluster.hardware import Hardware, LinkSpeed
+from dljob.perf.fit.fitting import Floats
+from dljob.perf.step.compute import catalogue_curve
+from dljob.perf.step.core_scaling import SERIAL, CoreUse
+from dljob.perf.workload.datasets import Dataset
+from dljob.perf.workload.layers import Net
+from dljob.perf.workload.workload import Workload, in_precision, of_layers
+
+PRIOR = 0.7
+"""Standard deviation of the logarithm of a factor before the measurement: a factor of 2."""
+SERIAL_PRIOR = 1.0
+"""The same for the serial fraction of the arithmetic on several cores."""
+NOISE = 0.1
+"""Standard deviation of log(measured / predicted) of a step, from noise and from the shape of the formulas."""
+TAIL = 4.0
+"""Degrees of freedom of the noise."""
+ROUNDS = 20
+DISTURBED = 1.1
+"""A step on several cores that takes this many times its time on one core was disturbed, and does not count. The same
+holds for the bandwidth of several cores if it is so many times below that of one core."""
+CPU_PARTS = ("host", "convolution", "product", "activation", "weight")
+GPU_PARTS = (*CPU_PARTS, "half")
+
+
+@cache
+def workload(net: str) -> Workload:
+    """Return the workload of a reference network. Raise KeyError if this release does not know it."""
+    known = REFERENCE_NETS[net]
+    table = Net(*known.shape)
+    for name, *sizes in known.layers:
+        if name == "conv":
+            table.conv(sizes[0], 3)
+        elif name == "pool":
+            table.pool(2)
+        else:
+            getattr(table, name)(*sizes)
+    return of_layers(net, table, Dataset(0, 0, known.shape, 10, 4 * int(np.prod(known.shape))))
+
+
+def compared(measure: HardwareMeasure, device: Device | None = None) -> Hardware:
+    """Return the measured hardware, with factors relative to ``device``; None: as the document names it.
+
+    ``device``: by the data sheet; for CPUs, one core. The result is not bounded (``Hardware.believed``).
+    """
+    on_gpu = measure.kind == "gpu"
+    if device is None:
+        device = catalogue.gpu_or_assumed(measure.device) if on_gpu else catalogue.cpu("cpu", 1.0)
+    rates = sorted(measure.memory, key=lambda rate: rate.cores)
+    one_Bps = next((rate.Bps for rate in rates if rate.cores == 1), None)
+    memory_cores = None
+    if one_Bps is not None and not on_gpu and len(rates) > 1:
+        found = max(rate.Bps for rate in rates if rate.cores > 1) / one_Bps
+        memory_cores = max(1.0, found) if found >= 1 / DISTURBED else None
+    factors, serial, deviation = _fit(measure, device, memory_cores)
+    return Hardware(
+        factors=factors,
+        deviation=deviation,
+        serial=serial,
+        memory_cores=memory_cores,
+        memory_Bps=one_Bps,
+        disk_Bps=measure.disk.read_Bps if measure.disk and measure.disk.direct else None,
+        near=_speed(measure.near),
+        far=_speed(measure.far),
+    )
+
+
+def _speed(link: LinkRate | None) -> LinkSpeed | None:
+    return None if link is None else LinkSpeed(link.latency_s, link.Bps)
+
+
+def usable(measure: HardwareMeasure) -> list[TimedStep]:
+    """Return the steps of networks that this release knows, without disturbed ones on several cores."""
+    known = [step for step in measure.steps if step.net in REFERENCE_NETS]
+    single = {(step.net, step.batch): step.s for step in known if step.cores == 1}
+    return [
+        step
+        for step in known
+        if step.cores == 1 or step.s <= DISTURBED * single.get((step.net, step.batch), float("inf"))
+    ]
+
+
+def _fit(
+    measure: HardwareMeasure, device: Device, memory_cores: float | None
+) -> tuple[TimeFactors, float | None, float]:
+    """Return (factors, serial fraction or None, standard deviation of log(measured / fitted))."""
+    steps = usable(measure)
+    if not steps:
+        return TimeFactors(), None, 0.0
+    on_gpu = device.kind == "gpu"
+    parts = GPU_PARTS if on_gpu else CPU_PARTS
+    scales = not on_gpu and any(step.cores > 1 for step in steps)
+    spread = np.array([PRIOR] * len(parts) + [SERIAL_PRIOR] * scales)
+    log_s = np.log([step.s for step in steps])
+
+    def predicted(logs: Floats) -> Floats:
+        factors = TimeFactors(**dict(zip(parts, np.exp(logs).tolist(), strict=False)))
+        serial = min(1.0, SERIAL * float(np.exp(logs[-1]))) if scales else SERIAL
+        return np.log([_step_s(step, measure, device, factors, serial, memory_cores) for step in steps])
+
+    logs = _map_estimate(predicted, log_s, spread)
+    residuals = log_s - predicted(logs)
+    weights = _weights(residuals)
+    deviation = float(np.sqrt((weights * residuals**2).sum() / weights.sum()))
+    factors = TimeFactors(**dict(zip(parts, np.exp(logs).tolist(), strict=False)))
+    return factors, min(1.0, SERIAL * float(np.exp(logs[-1]))) if scales else None, deviation
+
+
+def _step_s(
+    step: TimedStep,
+    measure: HardwareMeasure,
+    device: Device,
+    factors: TimeFactors,
+    serial: float,
+    memory_cores: float | None,
+) -> float:
+    typed = in_precision(workload(step.net), step.precision)
+    if device.kind == "gpu":
+        return catalogue_curve(typed, replace(device, factors=factors)).seconds(step.batch)
+    use = CoreUse(float(step.cores), 1, float(max(measure.node_cores, step.cores)), serial, memory_cores)
+    chip = replace(device, factors=factors, fp32_FLOPs=device.fp32_FLOPs * step.cores)
+    return catalogue_curve(typed, chip, float(step.cores), use).seconds(step.batch)
+
+
+def _weights(residuals: Floats) -> Floats:
+    """Return the weights of measurements with Student's t distribution (iteratively reweighted least squares)."""
+    return np.asarray((TAIL + 1) / (TAIL + (residuals / NOISE) ** 2))
+
+
+def _map_estimate(predicted: Callable[[Floats], Floats], log_s: Floats, spread: Floats) -> Floats:
+    """Return the most probable logarithms: Gauss-Newton with numeric derivatives, shortened until the fit improves."""
+    at = np.zeros(len(spread))
+
+    def misfit(tried: Floats, weights: Floats) -> float:
+        return float((weights * (log_s - predicted(tried)) ** 2).sum() / NOISE**2 + ((tried / spread) ** 2).sum())
+
+    for _ in range(ROUNDS):
+        base = predicted(at)
+        weights = _weights(log_s - base)
+        slopes = _slopes(predicted, at, base)
+        normal = (slopes.T * weights) @ slopes / NOISE**2 + np.diag(1 / spread**2)
+        move = np.linalg.solve(normal, (slopes.T * weights) @ (log_s - base) / NOISE**2 - at / spread**2)
+        length, now = 1.0, misfit(at, weights)
+        while length > 0.01 and not misfit(at + length * move, weights) <= now:
+            length /= 2
+        if length <= 0.01:
+            break
+        at = at + length * move
+        if float(np.abs(length * move).max()) < 1e-3:
+            break
+    return np.asarray(at)
+
+
+def _slopes(predicted: Callable[[Floats], Floats], at: Floats, base: Floats, step: float = 1e-3) -> Floats:
+    columns: Sequence[Floats] = [(predicted(at + step * unit) - base) / step for unit in np.eye(len(at))]
+    return np.stack(columns, axis=1)
