@@ -100,12 +100,12 @@ def _measured(device: str, scratch: Path, peer: tuple[str, int] | None, node_lin
     alone = crowded <= networks.CROWDED
     if not alone:
         what = f"other processes used them (steps took {crowded:.1f} times their CPU time)"
-        notes.append(f"cores: {what}; several cores were not measured")
+        notes.append(f"cores: {what}; several cores and the link between them were not measured")
     rates = memory.memory_rates(chip, cores if alone else 1.0, cgroup.free_nbytes())
     stored, note = disk.disk_rates(scratch)
     notes.append(note)
     near = far = None
-    if node_link:
+    if node_link and alone:
         near, note = within.measure(scratch)
         notes.append(note)
     if peer is not None:
