@@ -3,12 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dljob.api.defaults import JobDefaults
 from dljob.cluster.catalogue import GPU_RESOURCES, vendor
 from dljob.job.probe_targets import Target
-from dljob.render.config import Manifest
+from dljob.render.config import Manifest, RenderConfig
 from dljob.render.pods import UID
 
 PROBE_LABEL = "dljob.dev/hardware-probe"
+BY_COMMAND, BY_OPERATOR = "command", "operator"
+"""Values of ``PROBE_LABEL``: who started the pod, and deletes it."""
+DEVICE_ANNOTATION, NODE_ANNOTATION = "dljob.dev/probed-device", "dljob.dev/probed-node"
 CONTAINER = "probe"
 PEER_PORT = 28470
 DEADLINE_S = 600
@@ -26,17 +30,40 @@ class ProbeImage:
     pull_secrets: tuple[str, ...] = ()
     runtime_class: str | None = None
     tolerations: tuple[Manifest, ...] = ()
+    pull_policy: str = "IfNotPresent"
 
 
-def probe_pod(name: str, namespace: str, target: Target, image: ProbeImage, peer: str | None = None) -> Manifest:
-    """Return the pod that measures ``target``. ``peer``: address of a pod on another node that answers messages."""
+def configured(config: RenderConfig) -> ProbeImage:
+    """Return the operator's trainer image, with the administrator's defaults for pods of jobs."""
+    return with_defaults(config.trainer_image, config.job_defaults, config.image_pull_policy)
+
+
+def with_defaults(image: str, defaults: JobDefaults, pull_policy: str = "IfNotPresent") -> ProbeImage:
+    """Return the image with the pull secrets, the runtime class and the tolerations of jobs."""
+    scheduling, trainer = defaults.scheduling, defaults.trainer
+    return ProbeImage(
+        image,
+        tuple(trainer.image_pull_secrets or ()) if trainer else (),
+        scheduling.runtime_class_name if scheduling else None,
+        tuple(item.manifest() for item in scheduling.tolerations or ()) if scheduling else (),
+        pull_policy,
+    )
+
+
+def probe_pod(
+    name: str, namespace: str, target: Target, image: ProbeImage, peer: str | None = None, by: str = BY_COMMAND
+) -> Manifest:
+    """Return the pod that measures ``target``.
+
+    ``peer``: address of a pod on another node that answers messages. ``by``: who starts the pod.
+    """
     arguments = ["--device", "gpu" if target.is_gpu else "cpu", "--scratch", SCRATCH]
     if not target.is_gpu and target.cpu >= 2:
         arguments.append("--node-link")
     if peer is not None:
         host = f"[{peer}]" if ":" in peer else peer
         arguments += ["--peer", f"{host}:{PEER_PORT}"]
-    return _pod(name, namespace, target.node, target, image, arguments)
+    return _pod(name, namespace, target.node, target, image, arguments, by=by)
 
 
 def peer_pod(name: str, namespace: str, target: Target, image: ProbeImage) -> Manifest:
@@ -54,6 +81,7 @@ def _pod(
     image: ProbeImage,
     arguments: Sequence[str],
     computes: bool = True,
+    by: str = BY_COMMAND,
 ) -> Manifest:
     requests: Manifest = {"cpu": f"{int(1000 * min(1.0, target.cpu)) if computes else 100}m", "memory": MEMORY}
     limits: Manifest = {"memory": MEMORY}  # no limit of CPUs: on an idle node, the probe uses all of them
@@ -82,6 +110,7 @@ def _pod(
             {
                 "name": CONTAINER,
                 "image": image.image,
+                "imagePullPolicy": image.pull_policy,
                 "command": ["python", "-m", "dltrain.hardware_probe", *arguments],
                 "resources": {"requests": requests, "limits": limits},
                 "securityContext": {
@@ -103,10 +132,11 @@ def _pod(
         pod["imagePullSecrets"] = [{"name": each} for each in image.pull_secrets]
     if image.runtime_class:
         pod["runtimeClassName"] = image.runtime_class
-    labels = {"app.kubernetes.io/managed-by": "dljob", PROBE_LABEL: "true"}
+    labels = {"app.kubernetes.io/managed-by": "dljob", PROBE_LABEL: by}
+    annotations = {DEVICE_ANNOTATION: target.device, NODE_ANNOTATION: node}
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": name, "namespace": namespace, "labels": labels},
+        "metadata": {"name": name, "namespace": namespace, "labels": labels, "annotations": annotations},
         "spec": pod,
     }

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 
 from dlcontract.hardware import HardwareMeasure
+from dljob.api.defaults import NO_DEFAULTS
 from dljob.api.profile import HardwareProfile
 from dljob.cli import defaults, probe_pods, remote
 from dljob.cli.errors import BadInputError
@@ -20,7 +21,7 @@ from dljob.job.hardware import hardware_of, hardware_profile
 from dljob.job.observed import JOB_LABEL
 from dljob.job.probe_targets import probe_targets
 from dljob.job.profiles import hardware_body
-from dljob.render.probe import ProbeImage
+from dljob.render.probe import ProbeImage, with_defaults
 
 LOCAL_LIMIT_S = 180.0
 
@@ -139,14 +140,8 @@ def _image(operators: Sequence[defaults.OperatorPod], given: argparse.Namespace)
             "--image: found no operator in the cluster whose trainer image could be used; expected an image with "
             "dltrain. Name it with --image"
         )
-    own = defaults.of_namespace(operators, given.namespace or _namespace(operators)) if operators else None
-    scheduling, trainer = (own.scheduling, own.trainer) if own is not None else (None, None)
-    return ProbeImage(
-        image,
-        tuple(trainer.image_pull_secrets or ()) if trainer else (),
-        scheduling.runtime_class_name if scheduling else None,
-        tuple(item.manifest() for item in scheduling.tolerations or ()) if scheduling else (),
-    )
+    own = defaults.of_namespace(operators, given.namespace or _namespace(operators)) if operators else NO_DEFAULTS
+    return with_defaults(image, own)
 
 
 def _namespace(operators: Sequence[defaults.OperatorPod]) -> str:
