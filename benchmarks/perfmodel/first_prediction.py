@@ -146,12 +146,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--model", choices=sorted({model for model, *_ in CASES}))
-    parser.add_argument("--json", type=Path, help="file for the rows and the probes' documents")
+    parser.add_argument("--json", type=Path, help="file of rows and probes to create or extend")
     options = parser.parse_args()
     structures.prepare()
     torch.set_num_threads(1)
-    rows: list[dict[str, Any]] = []
-    probes: list[dict[str, Any]] = []
+    before = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
+    rows: list[dict[str, Any]] = before.get("rows", [])
+    probes: list[dict[str, Any]] = before.get("probes", [])
     for _ in range(options.rounds):
         known, document = probed()
         probes.append(document.manifest())
@@ -163,7 +164,8 @@ def main() -> None:
         if options.json:
             options.json.write_text(json.dumps({"machine": machine(), "rows": rows, "probes": probes}))
     crowded = median(float(each.get("crowded", 1.0)) for each in probes)
-    print(f"\n{options.rounds} rounds, one core per rank; {machine()}; elapsed / CPU time of the probe {crowded:.2f}\n")
+    print(f"\n{len(probes)} probes, {len(rows)} runs, one core per rank; {machine()}")
+    print(f"elapsed time / CPU time of the probe: {crowded:.2f}\n")
     print("\n".join(table(rows)))
 
 

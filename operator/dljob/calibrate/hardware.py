@@ -6,7 +6,7 @@ measured networks hardly use keeps its data sheet. Errors of measurements have S
 disturbed step has little weight.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 
@@ -18,7 +18,7 @@ from dljob.cluster.catalogue import Device, TimeFactors
 from dljob.cluster.hardware import Hardware, LinkSpeed
 from dljob.perf.fit.fitting import Floats
 from dljob.perf.step.compute import catalogue_curve
-from dljob.perf.step.core_scaling import SERIAL, CoreUse
+from dljob.perf.step.core_scaling import SATURATING_PART, SERIAL, CoreUse
 from dljob.perf.workload.datasets import Dataset
 from dljob.perf.workload.layers import Net
 from dljob.perf.workload.workload import Workload, in_precision, of_layers
@@ -27,14 +27,15 @@ PRIOR = 0.7
 """Standard deviation of the logarithm of a factor before the measurement: a factor of 2."""
 SERIAL_PRIOR = 1.0
 """The same for the serial fraction of the arithmetic on several cores."""
+MEMORY_PRIOR = 0.5
+"""The same for the number of cores that use the whole memory bandwidth."""
 NOISE = 0.1
 """Standard deviation of log(measured / predicted) of a step, from noise and from the shape of the formulas."""
 TAIL = 4.0
 """Degrees of freedom of the noise."""
 ROUNDS = 20
 DISTURBED = 1.1
-"""A step on several cores that takes this many times its time on one core was disturbed, and does not count. The same
-holds for the bandwidth of several cores if it is so many times below that of one core."""
+"""A step on several cores that takes this many times its time on one core was disturbed, and does not count."""
 CPU_PARTS = ("host", "convolution", "product", "activation", "weight")
 GPU_PARTS = (*CPU_PARTS, "half")
 
@@ -62,18 +63,13 @@ def compared(measure: HardwareMeasure, device: Device | None = None) -> Hardware
     on_gpu = measure.kind == "gpu"
     if device is None:
         device = catalogue.gpu_or_assumed(measure.device) if on_gpu else catalogue.cpu("cpu", 1.0)
-    rates = sorted(measure.memory, key=lambda rate: rate.cores)
-    one_Bps = next((rate.Bps for rate in rates if rate.cores == 1), None)
-    memory_cores = None
-    if one_Bps is not None and not on_gpu and len(rates) > 1:
-        found = max(rate.Bps for rate in rates if rate.cores > 1) / one_Bps
-        memory_cores = max(1.0, found) if found >= 1 / DISTURBED else None
-    factors, serial, deviation = _fit(measure, device, memory_cores)
+    one_Bps = next((rate.Bps for rate in measure.memory if rate.cores == 1), None)
+    factors, scaling, deviation = _fit(measure, device)
     return Hardware(
         factors=factors,
         deviation=deviation,
-        serial=serial,
-        memory_cores=memory_cores,
+        serial=scaling[0] if scaling else None,
+        memory_cores=scaling[1] if scaling else None,
         memory_Bps=one_Bps,
         disk_Bps=measure.disk.read_Bps if measure.disk and measure.disk.direct else None,
         near=_speed(measure.near),
@@ -96,30 +92,34 @@ def usable(measure: HardwareMeasure) -> list[TimedStep]:
     ]
 
 
-def _fit(
-    measure: HardwareMeasure, device: Device, memory_cores: float | None
-) -> tuple[TimeFactors, float | None, float]:
-    """Return (factors, serial fraction or None, standard deviation of log(measured / fitted))."""
+def _fit(measure: HardwareMeasure, device: Device) -> tuple[TimeFactors, tuple[float, float] | None, float]:
+    """Return (factors, scaling, standard deviation of log(measured / fitted)).
+
+    The scaling is (serial fraction of the arithmetic, cores that use the whole memory bandwidth), or None if no steps
+    on several cores are usable. The bandwidth of large copies is no measure of the latter, because most traffic of small
+    networks stays in caches.
+    """
     steps = usable(measure)
     if not steps:
         return TimeFactors(), None, 0.0
-    on_gpu = device.kind == "gpu"
-    parts = GPU_PARTS if on_gpu else CPU_PARTS
-    scales = not on_gpu and any(step.cores > 1 for step in steps)
-    spread = np.array([PRIOR] * len(parts) + [SERIAL_PRIOR] * scales)
+    parts = GPU_PARTS if device.kind == "gpu" else CPU_PARTS
+    scales = device.kind == "cpu" and any(step.cores > 1 for step in steps)
+    spread = np.array([PRIOR] * len(parts) + [SERIAL_PRIOR, MEMORY_PRIOR] * scales)
     log_s = np.log([step.s for step in steps])
+    saturating = max(2.0, SATURATING_PART * measure.node_cores)
+
+    def of(logs: Floats) -> tuple[TimeFactors, tuple[float, float] | None]:
+        values = np.exp(logs).tolist()
+        factors = TimeFactors(**dict(zip(parts, values, strict=False)))
+        return factors, (min(1.0, SERIAL * values[-2]), max(1.0, saturating * values[-1])) if scales else None
 
     def predicted(logs: Floats) -> Floats:
-        factors = TimeFactors(**dict(zip(parts, np.exp(logs).tolist(), strict=False)))
-        serial = min(1.0, SERIAL * float(np.exp(logs[-1]))) if scales else SERIAL
-        return np.log([_step_s(step, measure, device, factors, serial, memory_cores) for step in steps])
+        return np.log([_step_s(step, measure, device, *of(logs)) for step in steps])
 
     logs = _map_estimate(predicted, log_s, spread)
     residuals = log_s - predicted(logs)
     weights = _weights(residuals)
-    deviation = float(np.sqrt((weights * residuals**2).sum() / weights.sum()))
-    factors = TimeFactors(**dict(zip(parts, np.exp(logs).tolist(), strict=False)))
-    return factors, min(1.0, SERIAL * float(np.exp(logs[-1]))) if scales else None, deviation
+    return *of(logs), float(np.sqrt((weights * residuals**2).sum() / weights.sum()))
 
 
 def _step_s(
@@ -127,13 +127,15 @@ def _step_s(
     measure: HardwareMeasure,
     device: Device,
     factors: TimeFactors,
-    serial: float,
-    memory_cores: float | None,
+    scaling: tuple[float, float] | None,
 ) -> float:
+    """Return the predicted seconds of a step with these factors. ``scaling``: as in ``_fit``."""
     typed = in_precision(workload(step.net), step.precision)
     if device.kind == "gpu":
         return catalogue_curve(typed, replace(device, factors=factors)).seconds(step.batch)
-    use = CoreUse(float(step.cores), 1, float(max(measure.node_cores, step.cores)), serial, memory_cores)
+    use = CoreUse(float(step.cores), 1, float(max(measure.node_cores, step.cores)))
+    if scaling is not None:
+        use = replace(use, serial=scaling[0], memory_cores=scaling[1])
     chip = replace(device, factors=factors, fp32_FLOPs=device.fp32_FLOPs * step.cores)
     return catalogue_curve(typed, chip, float(step.cores), use).seconds(step.batch)
 
@@ -153,7 +155,7 @@ def _map_estimate(predicted: Callable[[Floats], Floats], log_s: Floats, spread: 
     for _ in range(ROUNDS):
         base = predicted(at)
         weights = _weights(log_s - base)
-        slopes = _slopes(predicted, at, base)
+        slopes = _slopes(predicted, at)
         normal = (slopes.T * weights) @ slopes / NOISE**2 + np.diag(1 / spread**2)
         move = np.linalg.solve(normal, (slopes.T * weights) @ (log_s - base) / NOISE**2 - at / spread**2)
         length, now = 1.0, misfit(at, weights)
@@ -167,6 +169,7 @@ def _map_estimate(predicted: Callable[[Floats], Floats], log_s: Floats, spread: 
     return np.asarray(at)
 
 
-def _slopes(predicted: Callable[[Floats], Floats], at: Floats, base: Floats, step: float = 1e-3) -> Floats:
-    columns: Sequence[Floats] = [(predicted(at + step * unit) - base) / step for unit in np.eye(len(at))]
-    return np.stack(columns, axis=1)
+def _slopes(predicted: Callable[[Floats], Floats], at: Floats, step: float = 1e-3) -> Floats:
+    """Return central differences, which also see what lies on one side of a kink."""
+    units = step * np.eye(len(at))
+    return np.stack([(predicted(at + unit) - predicted(at - unit)) / (2 * step) for unit in units], axis=1)

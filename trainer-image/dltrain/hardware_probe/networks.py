@@ -32,13 +32,13 @@ class Case:
     times: list[tuple[float, float]] = field(default_factory=list)
 
     def timed(self, on_gpu: bool) -> TimedStep:
-        """Return the time of a step: the lower quartile, because disturbances only ever add to a time.
+        """Return the time of a step. Disturbances only ever add to it.
 
-        On one core, CPU times count, which exclude other processes. With several cores, or on a GPU, elapsed times
-        count.
+        On one core, it is the lower quartile of CPU times, which exclude other processes. On a GPU, it is that of
+        elapsed times. With several cores, it is the shortest elapsed time, because each thread can be disturbed.
         """
         times = sorted(wall if on_gpu or self.cores > 1 else cpu for wall, cpu in self.times)
-        seconds = times[len(times) // 4]
+        seconds = times[0 if self.cores > 1 else len(times) // 4]
         return TimedStep(
             net=self.net,
             batch=self.batch,
@@ -124,19 +124,27 @@ def _has_half_units(device: torch.device) -> bool:
 def timed_steps(device: torch.device, cores: float, budget_s: float) -> tuple[list[TimedStep], float]:
     """Return the timed steps, and the median of (elapsed time / CPU time) on one core, which is 1 on an idle node.
 
-    Steps on one core come first. If they show that other processes use the cores (``CROWDED``), steps on several cores
-    are left out: threads that wait for a thread without a core say nothing about the hardware.
+    Steps on one core come first, and once more in the end. If one of the two shows that other processes use the cores
+    (``CROWDED``), steps on several cores are left out: threads that wait for a thread without a core say nothing about
+    the hardware.
     """
     todo = list(cases(device, cores))[:MAX_TIMED]
     on_gpu = device.type == "cuda"
     single, several = ([case for case in todo if (case.cores == 1) == one] for one in (True, False))
     _run_in_turns(single, budget_s * (0.6 if several else 1.0))
-    ratios = [wall / max(cpu, 1e-9) for case in single for wall, cpu in case.times]
-    crowded = 1.0 if on_gpu else max(1.0, float(f"{median(ratios):.3g}"))
+    crowded = 1.0 if on_gpu else _crowded(single)
+    if several and crowded <= CROWDED:
+        _run_in_turns(several, 0.4 * budget_s)
+        again = [Case(case.net, case.batch, 1, case.precision, case.run) for case in single]
+        _run_in_turns(again, 0.0)
+        crowded = max(crowded, _crowded(again))
     if crowded > CROWDED:
         several = []
-    _run_in_turns(several, 0.4 * budget_s)
     return [case.timed(on_gpu) for case in (*single, *several)], crowded
+
+
+def _crowded(single: list[Case]) -> float:
+    return max(1.0, float(f"{median(wall / max(cpu, 1e-9) for case in single for wall, cpu in case.times):.3g}"))
 
 
 def _run_in_turns(todo: list[Case], budget_s: float) -> None:
