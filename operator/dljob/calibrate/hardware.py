@@ -96,8 +96,8 @@ def _fit(measure: HardwareMeasure, device: Device) -> tuple[TimeFactors, tuple[f
     """Return (factors, scaling, standard deviation of log(measured / fitted)).
 
     The scaling is (serial fraction of the arithmetic, cores that use the whole memory bandwidth), or None if no steps
-    on several cores are usable. The bandwidth of large copies is no measure of the latter, because most traffic of small
-    networks stays in caches.
+    on several cores are usable. The bandwidth of large copies is no measure of the latter, because most traffic of
+    small networks stays in caches.
     """
     steps = usable(measure)
     if not steps:

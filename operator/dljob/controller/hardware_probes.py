@@ -60,6 +60,7 @@ class HardwareProbes:
             starts,
             {pod.node for pod in jobs if pod.node is not None},
             any(pod.node is None for pod in jobs),
+            configured(self._config).tolerations,
         )
         for action in actions:
             await self._act(action, now)

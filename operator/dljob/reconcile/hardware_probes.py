@@ -1,6 +1,6 @@
 """Decide when the operator measures the hardware of a device class, from what it sees now. No I/O and no clock."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from dljob.calibrate.learned import Learned, hardware_of
@@ -65,17 +65,18 @@ def decide(
     starts: Mapping[str, Starts],
     busy: Collection[str],
     waiting: bool,
+    tolerations: Sequence[Mapping[str, object]] = (),
 ) -> tuple[Action, ...]:
     """Return what to do now: at most one pod runs at a time, and each class is measured once.
 
     ``pods``: those of the operator. ``starts``: tries by class. ``busy``: nodes on which pods of jobs run; a probe on
     such a node would disturb the job, so its pod is deleted. ``waiting``: True if pods of jobs wait for a node. They
-    may get any node, so no probe starts, and one that has not begun to run is deleted.
+    may get any node, so no probe starts, and one that has not begun to run is deleted. ``tolerations``: those of pods.
     """
     found: list[Action] = [_of_pod(pod, known, busy, waiting) for pod in pods if _is_over(pod, known, busy, waiting)]
     if pods or waiting:
         return tuple(found)
-    targets, _ = probe_targets(view, known, busy=busy)
+    targets, _ = probe_targets(view, known, busy=busy, tolerations=tolerations)
     for target in targets:
         before = starts.get(target.device)
         if before is None or (before.count < MAX_STARTS and before.ago_s >= RETRY_S):

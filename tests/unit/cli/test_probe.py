@@ -137,6 +137,14 @@ class TestTargets:
         assert (reason in why[0]) if reason else not why
         assert not {target.node for target in found} & set(options.get("busy", ()))
 
+    @pytest.mark.parametrize(
+        ("key", "effect", "able"), [("team", "NoSchedule", False), ("team", "PreferNoSchedule", True)]
+    )
+    def test_a_tainted_node_is_measured_only_with_a_toleration(self, key: str, effect: str, able: bool) -> None:
+        tainted = view({"cpu": 4, "taints": [{"key": key, "effect": effect}]})
+        assert bool(probe_targets(tainted, {})[0]) == able
+        assert probe_targets(tainted, {}, tolerations=[{"key": key, "operator": "Exists"}])[0]
+
     def test_a_full_node_is_not_measured(self) -> None:
         full = view(
             {"cpu": 4, "device": A100, "devices": 1, "free": 0}, {"cpu": "250m"}, {"memory": "1Gi", "device": "s"}

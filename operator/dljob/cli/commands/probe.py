@@ -111,12 +111,15 @@ async def _in_cluster(api: Any, given: argparse.Namespace) -> int:
         if JOB_LABEL in (pod["metadata"].get("labels") or {})
         and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
     }
-    targets, why = probe_targets(view, known, given.device, given.node, {name for name in busy if name})
+    image = _image(operators, given)
+    targets, why = probe_targets(
+        view, known, given.device, given.node, {name for name in busy if name}, image.tolerations
+    )
     if why and not targets and why[0].startswith("--"):
         raise BadInputError(why[0])
     for line in why:
         print(f"dljob: {line}", file=sys.stderr)
-    image, namespace = _image(operators, given), given.namespace or _namespace(operators)
+    namespace = given.namespace or _namespace(operators)
     failed = sum("not measured" in line for line in why)
     for target in targets:
         print(f"dljob: measuring {target.device} on {target.node}", file=sys.stderr, flush=True)
