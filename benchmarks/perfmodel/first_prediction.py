@@ -1,17 +1,23 @@
 """Compare first predictions by data sheets and by the hardware probe with measured steps, on this machine.
 
-    python -m benchmarks.perfmodel.first_prediction [--rounds 3] [--json FILE] [--model digits-cnn]
+    python -m benchmarks.perfmodel.first_prediction [--rounds 3] [--json FILE] [--model digits-cnn] [--computing]
 
 In each round, the hardware probe runs first. Then the built-in trainer runs each case (model, batch, one or two ranks
 with one core each, MPI over shared memory), and no measurement of a case enters its prediction. Three times are
 compared with their predictions: the median step, the lower decile of the steps, and the CPU time of computing on one
 rank, without trainer and communication. The median step and the decile are equal on an idle machine. On a busy one,
 only the CPU time says what the hardware can do. Ratios are predicted / measured, medians over the rounds. Last come the
-medians of the absolute errors over the cases.
+medians of the absolute errors over the cases. ``--computing`` measures the CPU times alone, also on a busy machine.
+
+The constants of the data sheet were measured on machines much like this one may be. Without the newer vector units, a
+processor has other ratios of arithmetic to memory, as an older one has. PyTorch's libraries leave them unused with
+ONEDNN_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2 ATEN_CPU_CAPABILITY=default in the environment, which counts for
+the probe and for the models.
 """
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -80,17 +86,21 @@ class Case:
             raise SystemExit(f"{self.name}: {found.message}")
         return spec, found
 
-    def measured(self) -> dict[str, float]:
+    def computing_s(self) -> float:
+        """Return the CPU time in seconds of the computing of a step, without trainer and communication."""
+        return structures.measured(lambda: structures.of_built_in(self.model, self.dataset, self.batch)).cpu_s
+
+    def measured(self, computing_only: bool) -> dict[str, float]:
         """Return the seconds of a step: median, lower decile and, on one rank, CPU time of computing."""
+        if computing_only:
+            return {"computing": self.computing_s()}
         spec, decision = self.decided({})
         todo = trainer_plan("benchmark", "default", "0", spec, decision, 1, 1, "benchmark", "cluster.local")
         steps_s = train(todo, 300, self.ranks, "self,sm").steps_s
         steady = steps_s[int(WARM_UP * len(steps_s)) :]
         found = {"step": median(steady), "decile": quantiles(steady, n=10)[0]}
         if self.ranks == 1:
-            found["computing"] = structures.measured(
-                lambda: structures.of_built_in(self.model, self.dataset, self.batch)
-            ).cpu_s
+            found["computing"] = self.computing_s()
         return found
 
 
@@ -98,15 +108,15 @@ def probed() -> tuple[Constants, HardwareMeasure]:
     """Run the hardware probe, and return the constants that plans use, and its document."""
     command = [sys.executable, "-m", "dltrain.hardware_probe", "--device", "cpu", "--node-link"]
     ran = subprocess.run(
-        command, env={"PYTHONPATH": PYTHONPATH, "PATH": "/usr/bin:/bin"}, stdout=subprocess.PIPE, text=True, check=True
+        command, env=os.environ | {"PYTHONPATH": PYTHONPATH}, stdout=subprocess.PIPE, text=True, check=True
     )
     measure = HardwareMeasure.parse(ran.stdout.splitlines()[-1])
     return {(KEY, "cpu"): Learned(hardware=hardware_of(hardware_profile(measure, "cpu"), "cpu"))}, measure
 
 
-def row(case: Case, known: Constants) -> dict[str, Any]:
+def row(case: Case, known: Constants, computing_only: bool) -> dict[str, Any]:
     """Measure a case, and return it with both predictions."""
-    found: dict[str, Any] = {"case": case.name, "measured": case.measured()}
+    found: dict[str, Any] = {"case": case.name, "measured": case.measured(computing_only)}
     sources: dict[str, Constants] = {"data sheets": {}, "probe": known}
     for name, constants in sources.items():
         prediction = case.decided(constants)[1].chosen.prediction
@@ -121,6 +131,8 @@ def table(rows: list[dict[str, Any]]) -> list[str]:
     """Return a table of the medians over the rounds for each kind of time, and the errors over all cases."""
     lines = []
     for kind, words in KINDS.items():
+        if not any(kind in each["measured"] for each in rows):
+            continue
         lines += [f"{words}", "| case | measured, ms | data sheets, ms (ratio) | probe, ms (ratio) |", "|---" * 4 + "|"]
         errors: dict[str, list[float]] = {}
         for name in dict.fromkeys(each["case"] for each in rows if kind in each["measured"]):
@@ -147,6 +159,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--model", choices=sorted({model for model, *_ in CASES}))
     parser.add_argument("--json", type=Path, help="file of rows and probes to create or extend")
+    parser.add_argument("--computing", action="store_true", help="measure CPU times of computing alone")
     options = parser.parse_args()
     structures.prepare()
     torch.set_num_threads(1)
@@ -157,9 +170,9 @@ def main() -> None:
         known, document = probed()
         probes.append(document.manifest())
         for model, dataset, batch, steps in CASES:
-            for ranks in (1, 2):
+            for ranks in (1,) if options.computing else (1, 2):
                 if options.model in (None, model):
-                    rows.append(row(Case(model, dataset, batch, steps, ranks), known))
+                    rows.append(row(Case(model, dataset, batch, steps, ranks), known, options.computing))
                     print(".", end="", file=sys.stderr, flush=True)
         if options.json:
             options.json.write_text(json.dumps({"machine": machine(), "rows": rows, "probes": probes}))
