@@ -37,7 +37,8 @@ def test_cluster_wide_permissions() -> None:
     objects = render()
     assert permissions(operators(objects)["rules"]) == permissions(TABLE["cluster"] + TABLE["jobs"])
     assert [r["metadata"]["name"] for r in of_kind(objects, "Role")] == ["dljob-self"]
-    assert permissions(one(objects, "Role")["rules"]) == permissions(TABLE["self"])
+    by_default = [rule for rule in TABLE["self"] if rule.get("feature") != "probes"]
+    assert permissions(one(objects, "Role")["rules"]) == permissions(by_default)
 
 
 @pytest.mark.parametrize(
@@ -128,6 +129,18 @@ def test_feature_that_is_off_has_no_permissions(feature: str, resource: str) -> 
     role = own_role(objects)
     assert role is not None and resource not in {name for _, name, _ in permissions(role["rules"])}
     assert "leases" not in {name for _, name, _ in permissions(operators(objects)["rules"])} or feature == "nodeFaults"
+
+
+def test_only_hardware_probes_may_create_pods_and_only_in_the_own_namespace() -> None:
+    role = own_role(render({"probes": {"enabled": True}}))
+    assert role is not None
+    assert {verb for _, name, verb in permissions(role["rules"]) if name == "pods"} == {"create", "list", "delete"}
+    without = own_role(render({}))
+    assert without is not None
+    assert "pods" not in {name for _, name, _ in permissions(without["rules"])}
+    for values in ({}, {"probes": {"enabled": True}}):
+        rules = permissions(operators(render(values))["rules"])
+        assert ("", "pods", "create") not in rules
 
 
 def test_without_both_features_there_is_no_role_in_the_own_namespace() -> None:

@@ -80,6 +80,11 @@ def test_node_faults_reach_the_settings() -> None:
     assert Settings.of(environment({"nodeFaults": {"enabled": False}})).fault_policy is None
 
 
+def test_hardware_probes_are_off_unless_switched_on() -> None:
+    assert not Settings.of(environment({})).probes
+    assert Settings.of(environment({"probes": {"enabled": True}})).probes
+
+
 def test_operator_watches_all_namespaces_by_default() -> None:
     assert Settings.of(environment({})).watch_namespaces == ()
     assert Settings.of(environment({"singleNamespaceInstall": True})).watch_namespaces == ("dljob-system",)

@@ -38,6 +38,8 @@
   value: {{ int .Values.autoscaling.startTimeoutSeconds | quote }}
 - name: DLJOB_SHARE_PROFILES
   value: {{ .Values.profiles.shared | quote }}
+- name: DLJOB_PROBES
+  value: {{ .Values.probes.enabled | quote }}
 - name: DLJOB_NODE_FAULTS
   value: {{ ternary (int .Values.nodeFaults.limit) 0 .Values.nodeFaults.enabled | quote }}
 - name: DLJOB_NODE_FAULT_WINDOW_SECONDS

@@ -1,7 +1,7 @@
-"""DLProfile: measurements of one model on one device type. The operator writes it; it outlives jobs."""
+"""DLProfile: measurements of one model on one device type, or of the hardware itself. It outlives jobs."""
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -14,6 +14,7 @@ It exceeds the limit for times in reports (``dlcontract``), and is low enough th
 """
 MAX_EXPONENT = 100.0
 MAX_GAMMA = 1e6
+MAX_NOTE = 512
 
 
 class FiniteModel(ApiModel):
@@ -125,8 +126,84 @@ class NoiseScale(FiniteModel):
     runs: Annotated[int, Field(ge=1, description="Number of measured runs.")] = 1
 
 
+class ProbedStep(FiniteModel):
+    """Measured training step of one of the probe's small networks."""
+
+    net: Annotated[str, Field(max_length=96)]
+    batch: Annotated[int, Field(ge=1)]
+    cores: Annotated[int, Field(ge=1)] = 1
+    seconds: Annotated[float, Field(gt=0, le=MAX_S)]
+    precision: Annotated[Literal["FP32", "BF16", "FP16"], Field(description="Number format of both passes.")] = "FP32"
+
+
+class ProbedLink(FiniteModel):
+    """Measured messages between two processes."""
+
+    latency_seconds: Annotated[float, Field(gt=0, le=MAX_S)]
+    bandwidth_bytes_per_second: Annotated[float, Field(gt=0)]
+
+
+class HardwareFactors(FiniteModel):
+    """Measured time divided by the time that the data sheet predicts, for each part of a step."""
+
+    host: Annotated[float, Field(gt=0, description="Overhead of the framework.")] = 1.0
+    convolution: Annotated[float, Field(gt=0, description="Arithmetic of convolutions.")] = 1.0
+    product: Annotated[float, Field(gt=0, description="Arithmetic of matrix products.")] = 1.0
+    half: Annotated[float, Field(gt=0, description="Arithmetic in 16 bits on units for it.")] = 1.0
+    activation: Annotated[float, Field(gt=0, description="Memory traffic of activations.")] = 1.0
+    weight: Annotated[float, Field(gt=0, description="Memory traffic of parameters and optimizer state.")] = 1.0
+
+
+class HardwareProfile(FiniteModel):
+    """Measured hardware of a device class. Plans use it in place of data sheets until a run has measured the model."""
+
+    origin: Annotated[str, Field(max_length=32, description="What measured it: probe.")] = "probe"
+    kind: Literal["cpu", "gpu"] = "cpu"
+    product: Annotated[str, Field(max_length=96, description="Name of the processor or GPU.")] = ""
+    node: Annotated[str, Field(max_length=253, description="Node on which it was measured.")] = ""
+    cores: Annotated[float, Field(gt=0, description="CPUs that the probe could use.")] = 1.0
+    node_cores: Annotated[int, Field(ge=1, description="CPUs of the node.")] = 1
+    kernel: Annotated[str, Field(max_length=96)] = ""
+    driver: Annotated[str, Field(max_length=96, description="Version of the GPU's driver.")] = ""
+    torch: Annotated[str, Field(max_length=96, description="Version of PyTorch.")] = ""
+    factors: HardwareFactors = HardwareFactors()
+    deviation: Annotated[
+        float,
+        Field(ge=0, le=MAX_EXPONENT, description="Standard deviation of log(measured / fitted) of the steps below."),
+    ] = 0.0
+    serial_fraction: Annotated[
+        float | None, Field(ge=0, le=1, description="Part of the arithmetic that more cores do not speed up.")
+    ] = None
+    memory_cores: Annotated[
+        float | None, Field(gt=0, description="Number of cores that use the whole memory bandwidth of the node.")
+    ] = None
+    memory_bytes_per_second: Annotated[
+        float | None, Field(gt=0, description="Bandwidth of copies by one core, or by a GPU.")
+    ] = None
+    disk_read_bytes_per_second: Annotated[
+        float | None, Field(gt=0, description="Reads past the page cache. Unset: not possible on this file system.")
+    ] = None
+    disk_write_bytes_per_second: Annotated[float | None, Field(gt=0)] = None
+    node_link: Annotated[ProbedLink | None, Field(description="Two MPI ranks of a node.")] = None
+    network_link: Annotated[ProbedLink | None, Field(description="Two pods on different nodes, over TCP.")] = None
+    crowded: Annotated[
+        float, Field(ge=1, description="Elapsed time of steps on one core, divided by their CPU time.")
+    ] = 1.0
+    steps: Annotated[tuple[ProbedStep, ...], Field(max_length=48, description="Measured steps.")] = ()
+    notes: Annotated[
+        tuple[Annotated[str, Field(max_length=MAX_NOTE)], ...],
+        Field(max_length=8, description="What was not measured, and why."),
+    ] = ()
+
+
 class DLProfileSpec(FiniteModel):
-    model: Annotated[str, Field(description="Model: spec.model.name, or a digest of the training script.")]
+    model: Annotated[
+        str,
+        Field(
+            description="Model: spec.model.name, or a digest of the training script. hardware: the device itself, for "
+            "plans of models that were never measured."
+        ),
+    ]
     device: Annotated[str, Field(description="Device type.")]
     namespace: Annotated[
         str | None,
@@ -183,6 +260,9 @@ class DLProfileStatus(FiniteModel):
     link_bandwidth_bytes_per_second: Annotated[
         float | None, Field(gt=0, description="Effective bandwidth (1/beta) between ranks.")
     ] = None
+    hardware: Annotated[HardwareProfile | None, Field(description="Measured hardware, if spec.model is hardware.")] = (
+        None
+    )
     observed_jobs: Annotated[int, Field(ge=0, description="Runs whose measurements are in this profile.")] = 0
     updated: datetime | None = None
 

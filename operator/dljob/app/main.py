@@ -22,6 +22,7 @@ from dljob.app.pod_groups import pod_group_api, until_changed
 from dljob.app.settings import Settings
 from dljob.controller.connection import TOKEN, connect, keep_token_fresh
 from dljob.controller.controller import Controller
+from dljob.controller.hardware_probes import HardwareProbes
 from dljob.controller.metrics import Metrics
 from dljob.controller.planning.background import Planning
 from dljob.controller.planning.process import PlannerProcess
@@ -126,9 +127,12 @@ class Operator:
             await stack.enter_async_context(watches.session)
             if settings.leader_election:
                 stack.push_async_callback(lambda: background.run(leader.release()))
+            probes = None
+            if settings.probes:
+                probes = HardwareProbes(api, self._cache, settings.namespace, config, utc_now)
             tasks = {
                 "heartbeat": self._beat(),
-                "work": self._work(self._controller, planning, planner, watches, background, queues),
+                "work": self._work(self._controller, planning, planner, watches, background, queues, probes),
                 "watches": watches.reflect(),
                 "resync": self._resync(kube, node_faults),
             }
@@ -180,6 +184,7 @@ class Operator:
         watches: Watches,
         background: BackgroundLoop,
         queues: Queues | None,
+        probes: HardwareProbes | None,
     ) -> None:
         """Wait until the cache holds all objects. Then run the planner and the workers that reconcile jobs.
 
@@ -200,6 +205,8 @@ class Operator:
             tasks: dict[str, Coroutine[Any, Any, Any]] = {"planning": _planning(planner, planning)}
             for i in range(self._settings.concurrency):
                 tasks[f"worker {i}"] = controller.work()
+            if probes is not None:
+                tasks["hardware probes"] = probes.run()
             if leader is not None:
                 tasks["Lease"] = background.run(leader.hold())
             try:

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from dlcontract import Precision
 from dljob.calibrate.noise import NoiseOf
+from dljob.cluster.hardware import KEY, Hardware
 from dljob.perf.fit.scaling import Contention
 
 _SUFFIXES: Mapping[Precision, str] = {"BF16": ".bf16", "FP16": ".fp16"}
@@ -97,5 +98,13 @@ class Learned:
     """Gradient noise scale, which does not depend on the device."""
     computing_W: float | None = None
     """Power in watts of one device, or of one CPU, while it computes; without the host and the data centre."""
+    hardware: Hardware | None = None
+    """Measured hardware of the device class, in the constants of the key (``cluster.hardware.KEY``, device) only."""
     fetch_s: float | None = None
     """Seconds that a rank or a data-loading process needs to prepare a sample and copy it into a batch."""
+
+
+def hardware_of(device: str, learned: Mapping[tuple[str, str], Learned]) -> Hardware | None:
+    """Return the measured hardware of a device class, or None if it was not measured."""
+    found = learned.get((KEY, device))
+    return found.hardware if found else None

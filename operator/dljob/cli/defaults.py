@@ -16,6 +16,7 @@ from dljob.job.defaults import ROOT, parse_defaults
 
 NAME_LABEL, CONTAINER = "app.kubernetes.io/name", "operator"
 DEFAULTS_VARIABLE, NAMESPACES_VARIABLE = "DLJOB_JOB_DEFAULTS", "DLJOB_WATCH_NAMESPACES"
+IMAGE_VARIABLE = "DLJOB_TRAINER_IMAGE"
 TEMPLATES_VARIABLE, TEMPLATES_VALUE = "DLJOB_NODE_TEMPLATES", "autoscaling.nodeTemplates"
 
 
@@ -30,6 +31,7 @@ class OperatorPod:
     """The administrator's defaults of jobs, as JSON."""
     templates: str = "[]"
     """Nodes that an autoscaler can add, as JSON."""
+    trainer_image: str = ""
 
 
 def from_file(path: str) -> JobDefaults:
@@ -63,7 +65,7 @@ def operator_pods(pods: Iterable[Mapping[str, Any]]) -> tuple[OperatorPod, ...]:
                 names = tuple(name.strip() for name in env[NAMESPACES_VARIABLE].split(",") if name.strip())
                 full = f"{pod['metadata'].get('namespace')}/{pod['metadata']['name']}"
                 texts = env.get(DEFAULTS_VARIABLE) or "{}", env.get(TEMPLATES_VARIABLE) or "[]"
-                found.append(OperatorPod(full, names, *texts))
+                found.append(OperatorPod(full, names, *texts, env.get(IMAGE_VARIABLE) or ""))
     return tuple(found)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from dljob.cli.commands import model, plan, records, run, serve, suggest, top
+from dljob.cli.commands import model, plan, probe, records, run, serve, suggest, top
 from dljob.cli.errors import BadInputError
 
 EXAMPLES = """examples:
@@ -15,6 +15,7 @@ EXAMPLES = """examples:
   dljob plan job.yaml                           show the plan for the current cluster, and the reasons
   dljob plan job.yaml --cluster cluster.yaml    show the plan for a cluster described in a file
   dljob plan job.yaml --json | jq .plan         print the plan as JSON
+  dljob probe                                   measure the hardware of nodes, for first plans of new models
   dljob run job.yaml                            apply the job and follow it; exit with 1 if it fails
   dljob top -A                                  show all jobs with progress and step times
   dljob logs digits --rank 0                    print the last output of a rank after the job has ended
@@ -38,7 +39,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top_level.add_argument("--version", action="version", version=f"dljob {_version()}")
     commands = top_level.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for command in (suggest, plan, run, top, records, model, serve):
+    for command in (suggest, plan, probe, run, top, records, model, serve):
         command.add_to(commands)
     return top_level
 

@@ -14,10 +14,12 @@ from dljob.planner.types.texts import duration, gibibytes, grams, joules
 BAR = 30
 BASIS = {
     "catalogue": "data sheets; later plans use the measurements of the first run",
+    "probe": "measured hardware (dljob probe); later plans use the measurements of the first run",
     "profile": "measurements of earlier runs (kubectl get dlprofiles)",
 }
 BASIS_OF_PARTS = {
     "catalogue": "data sheets; later plans do not use measurements of runs with model parallelism",
+    "probe": "measured hardware (dljob probe); later plans do not use measurements of runs with model parallelism",
     "profile": "measurements of earlier runs without model parallelism (kubectl get dlprofiles)",
 }
 

@@ -20,6 +20,27 @@ It is the on-demand price of a virtual CPU with 4 GiB of memory in general-purpo
 
 
 @dataclass(frozen=True)
+class TimeFactors:
+    """Measured time divided by the time that data sheets predict, for each part of a step; 1 without a measurement."""
+
+    host: float = 1.0
+    """Overhead of the framework."""
+    convolution: float = 1.0
+    """Arithmetic of convolutions."""
+    product: float = 1.0
+    """Arithmetic of matrix products and all other layers."""
+    half: float = 1.0
+    """Arithmetic of products and convolutions in 16 bits, on GPUs with units for them."""
+    activation: float = 1.0
+    """Memory traffic of activations."""
+    weight: float = 1.0
+    """Memory traffic of parameters, gradients and optimizer state."""
+
+
+NOMINAL = TimeFactors()
+
+
+@dataclass(frozen=True)
 class Device:
     """The performance, power and price of one GPU, or of those CPUs of a CPU node that one rank uses together."""
 
@@ -52,6 +73,8 @@ class Device:
     """Power of the rest of a GPU node for each of its GPUs; None: ``perf.resources.energy.HOST_POWER_W``."""
     pue: float | None = None
     """Power of the data centre divided by that of its computers; None: ``perf.resources.energy.PUE``."""
+    factors: TimeFactors = NOMINAL
+    """Measured times, relative to the data sheet."""
 
     def matrix_FLOPs(self, precision: Precision) -> float:  # noqa: N802 - the unit is part of the name
         """Return the peak operations per second in matrix products; 0 without units for this precision."""

@@ -12,8 +12,16 @@ from typing import Any
 from pydantic import ValidationError
 
 from dlcontract import Plan, RankMeasure, Report, micro_batches_of
-from dljob.api import ComputePoint, DLProfileStatus, NextMeasurement, NoiseScale, ScalingConstants, ScalingPoint
-from dljob.api.profile import MAX_EXPONENT, MAX_GAMMA, MAX_S
+from dljob.api import (
+    API_VERSION,
+    ComputePoint,
+    DLProfileStatus,
+    NextMeasurement,
+    NoiseScale,
+    ScalingConstants,
+    ScalingPoint,
+)
+from dljob.api.profile import MAX_EXPONENT, MAX_GAMMA, MAX_S, HardwareProfile
 from dljob.calibrate import (
     Learned,
     LearnedPoint,
@@ -30,6 +38,8 @@ from dljob.calibrate import (
 from dljob.calibrate.learned import parts_of_key
 from dljob.calibrate.noise import after as noise_after
 from dljob.cluster import catalogue
+from dljob.cluster.hardware import KEY
+from dljob.job.hardware import hardware_of
 from dljob.job.identity import IMAGE_PREFIX
 from dljob.perf.fit.curve import Curve
 from dljob.perf.fit.scaling import Contention
@@ -62,6 +72,17 @@ def profile_name(model: str, device: str, namespace: str | None = None) -> str:
     return f"{readable}-{digest}"
 
 
+def hardware_body(profile: HardwareProfile, device: str, now: datetime) -> dict[str, Any]:
+    """Return the DLProfile object with a device class's measured hardware, which plans of all namespaces use."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "DLProfile",
+        "metadata": {"name": profile_name(KEY, device)},
+        "spec": {"model": KEY, "device": device},
+        "status": DLProfileStatus(hardware=profile, updated=now).manifest(),
+    }
+
+
 def expired(profiles: Iterable[Mapping[str, Any]], now: datetime) -> Iterator[str]:
     """Yield the names of the DLProfiles to delete, because they are too old or too many.
 
@@ -92,15 +113,19 @@ def learned_by_model(profiles: Iterable[Mapping[str, Any]], namespace: str) -> d
     usable = [profile for profile in profiles if profile["spec"].get("namespace") in (None, namespace)]
     for profile in sorted(usable, key=lambda each: each["spec"].get("namespace") is not None):
         try:
-            constants = learned(DLProfileStatus.model_validate(profile.get("status") or {}, extra="ignore"))
+            status = DLProfileStatus.model_validate(profile.get("status") or {}, extra="ignore")
+            constants = learned(status, profile["spec"]["device"])
         except ValidationError:
             continue  # Edited by hand.
         found[profile["spec"]["model"], profile["spec"]["device"]] = constants
     return found
 
 
-def learned(status: DLProfileStatus) -> Learned:
-    """Convert the status of a DLProfile to the measured constants that the planner uses."""
+def learned(status: DLProfileStatus, device: str = "") -> Learned:
+    """Convert the status of a DLProfile to the measured constants that the planner uses.
+
+    ``device``: the profile's device type, whose data sheet bounds measured hardware.
+    """
     known = status.constants
     return Learned(
         points=tuple(
@@ -120,6 +145,7 @@ def learned(status: DLProfileStatus) -> Learned:
         compute_spread=known.compute_deviation if known else None,
         link_spread=known.communication_deviation if known else None,
         noise=_noise(status),
+        hardware=hardware_of(status.hardware, device) if status.hardware else None,
     )
 
 

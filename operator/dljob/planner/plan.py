@@ -174,7 +174,7 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
         chosen,
         candidates,
         unique[:MAX_REFUSALS],
-        warning(request, chosen, nodes),
+        warning(request, chosen, nodes, learned),
         measure,
         power_advice(request, chosen),
         trade_offs=front(chosen, choices, objective.INDISTINCT),

@@ -30,7 +30,13 @@ class Predicted(ApiModel):
     ] = None
     memory_bytes: Annotated[int, Field(ge=0, description="Memory of the largest rank.")] = 0
     bottleneck: Annotated[str, Field(description="The dominant part of the step time.")] = ""
-    basis: Annotated[str, Field(description="Where the constants come from: catalogue or profile.")] = ""
+    basis: Annotated[
+        str,
+        Field(
+            description="Where the constants come from: catalogue (data sheets), probe (measured hardware) or "
+            "profile (measured runs)."
+        ),
+    ] = ""
 
     def expense(self, minimize: Minimize) -> float | None:
         """Return the energy (J), cost (US dollars) or carbon (g) that a job minimizes; None if it minimizes time.

@@ -12,7 +12,7 @@ from dljob.api.defaults import NO_DEFAULTS, JobDefaults
 from dljob.calibrate.learned import measured_key
 from dljob.cli import defaults, files, remote, tables, update_check
 from dljob.cli.errors import BadInputError
-from dljob.cluster import ClusterView
+from dljob.cluster import ClusterView, hardware
 from dljob.cluster.energy import DAY_S
 from dljob.cluster.templates import NO_TEMPLATES, NodeTemplates
 from dljob.job.identity import profile_key
@@ -91,7 +91,9 @@ def _unused(job: Job, found: Recommendation, known: Mapping[tuple[str, str], Lea
 
     With activation checkpointing, measurements without it also serve.
     """
-    models = {model for model, _ in known}
+    models = {model for model, _ in known} - {hardware.KEY}
+    if not models:
+        return None
     chosen = found.answer.chosen if isinstance(found.answer, Decision) else None
     precision, recomputes = (chosen.precision, chosen.recomputes) if chosen else ("FP32", False)
     wanted = measured_key(profile_key(job.spec), precision, recomputes)

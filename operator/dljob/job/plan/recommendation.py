@@ -125,7 +125,7 @@ def parse_profiles(documents: object) -> dict[tuple[str, str], Learned]:
             profile = DLProfile.model_validate({"spec": body.get("spec"), "status": body.get("status") or {}})
         except ValidationError as error:
             raise ValueError(in_words(error, f"profiles[{i}]")) from None
-        constants[profile.spec.model, profile.spec.device] = learned(profile.status)
+        constants[profile.spec.model, profile.spec.device] = learned(profile.status, profile.spec.device)
     return constants
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from dlcontract import Precision
-from dljob.cluster.catalogue import Device
+from dljob.cluster.catalogue import Device, TimeFactors
 from dljob.perf.fit.curve import Curve, nondecreasing
 from dljob.perf.fit.few_points import knots_through
 from dljob.perf.step.core_scaling import ONE_CORE, CoreUse
@@ -46,12 +46,13 @@ STEP_OVERHEAD_S = 300e-6
 benchmarks/perfmodel/compute_constants.py measured it."""
 
 
-def host_overhead_s(workload: Workload, cores: float = 1.0) -> float:
+def host_overhead_s(workload: Workload, cores: float = 1.0, factor: float = 1.0) -> float:
     """Return the framework's overhead per step in seconds, which does not depend on the batch.
 
-    A single thread causes it, so only a rank with less than one core takes longer.
+    A single thread causes it, so only a rank with less than one core takes longer. ``factor``: measured overhead,
+    relative to that of the constants.
     """
-    return (STEP_OVERHEAD_S + LAYER_OVERHEAD_S * structure.host_layers(workload)) / min(1.0, cores)
+    return factor * (STEP_OVERHEAD_S + LAYER_OVERHEAD_S * structure.host_layers(workload)) / min(1.0, cores)
 
 
 def update_s(workload: Workload, device: Device, use: CoreUse = ONE_CORE) -> float:
@@ -64,13 +65,20 @@ def update_s(workload: Workload, device: Device, use: CoreUse = ONE_CORE) -> flo
         accesses = 4 + 2 * workload.optimizer_slots
         passes = sum(layer.weight_accesses * layer.parameters for layer in workload.layers) / workload.parameters
         weights = structure.total(structure.time_terms(workload, 0), structure.TIME_S)
-        return weights * accesses / (accesses + passes) / (use.traffic * _core_speed(device, use))
+        return (
+            device.factors.weight * weights * accesses / (accesses + passes) / (use.traffic * _core_speed(device, use))
+        )
     return _sheet_update_s(workload, device)
 
 
 def _sheet_update_s(workload: Workload, device: Device) -> float:
     accesses = 4 + 2 * workload.optimizer_slots
-    return accesses * workload.gradient_nbytes / (device.memory_bandwidth_Bps * BANDWIDTH_EFFICIENCY)
+    return (
+        device.factors.weight
+        * accesses
+        * workload.gradient_nbytes
+        / (device.memory_bandwidth_Bps * BANDWIDTH_EFFICIENCY)
+    )
 
 
 def catalogue_curve(workload: Workload, device: Device, cores: float = 1.0, use: CoreUse | None = None) -> Curve:
@@ -92,12 +100,13 @@ def regressed(workload: Workload, device: Device, use: CoreUse = ONE_CORE) -> Cu
     The coefficients are the times on one core. ``core_scaling`` divides them by the speed of more cores, separately for
     arithmetic and for memory traffic. The framework's overhead runs in one thread, so it takes longer below one CPU,
     but no less time above. ``use``: the cores of the rank and of its neighbours on the node. If ``device`` has another
-    peak than so many cores of the catalogue, its cores are assumed to be faster or slower.
+    peak than so many cores of the catalogue, its cores are assumed to be faster or slower. Measured factors of the
+    device (``Device.factors``) multiply the terms.
     """
-    host = structure.total(structure.host_terms(workload), structure.HOST_S) / min(1.0, use.cores)
+    host = device.factors.host * structure.total(structure.host_terms(workload), structure.HOST_S) / min(1.0, use.cores)
     host += use.fork_s * len(workload.layers)
     speed = _core_speed(device, use)
-    fixed, one = (_on_cores(structure.time_terms(workload, b), use) / speed for b in (0, 1))
+    fixed, one = (_on_cores(structure.time_terms(workload, b), use, device.factors) / speed for b in (0, 1))
     return Curve((0.0,), (host + fixed,), max(one - fixed, 1e-12))
 
 
@@ -106,9 +115,22 @@ def _core_speed(device: Device, use: CoreUse) -> float:
     return device.fp32_FLOPs / (structure.CORE_FLOPs * use.cores)
 
 
-def _on_cores(terms: Mapping[str, float], use: CoreUse) -> float:
+_FACTORS = {
+    "convolution_FLOP": "convolution",
+    "product_FLOP": "product",
+    "convolution_B": "activation",
+    "pool_B": "activation",
+    "other_B": "activation",
+    "weight_B": "weight",
+    "large_weight_B": "weight",
+}
+"""Term of ``structure.time_terms`` → the field of ``TimeFactors`` that measures it."""
+
+
+def _on_cores(terms: Mapping[str, float], use: CoreUse, factors: TimeFactors) -> float:
     """Return the seconds of the terms of ``structure.time_terms`` on these cores."""
-    seconds = {name: structure.TIME_S[name] * amount for name, amount in terms.items()}
+    by_part = vars(factors)
+    seconds = {name: float(by_part[_FACTORS[name]]) * structure.TIME_S[name] * amount for name, amount in terms.items()}
     arithmetic_s = sum(each for name, each in seconds.items() if name.endswith("_FLOP"))
     return arithmetic_s / use.arithmetic + (sum(seconds.values()) - arithmetic_s) / use.traffic
 
@@ -130,7 +152,7 @@ def roofline(workload: Workload, device: Device, cores: float = 1.0) -> Curve:
             *(_line(layer, device, bandwidth, workload.precision) for layer in workload.layers), strict=True
         )
     )
-    host = host_overhead_s(workload, cores)
+    host = host_overhead_s(workload, cores, device.factors.host)
     fixed = _sheet_update_s(workload, device) + (host if device.kind == "cpu" else 0.0)
     crosses = (arithmetic > traffic) & (weights > 0)
     crossings = np.unique(weights[crosses] / (arithmetic - traffic)[crosses])
@@ -161,8 +183,9 @@ def _line(
 
     Traffic is data that the layer reads from and writes to memory. The parameters' traffic occurs once per step.
     ``bandwidth_Bps``: the reachable memory bandwidth. A 16-bit ``precision`` without units on the device has the speed
-    of float32.
+    of float32. The measured factors of the device multiply all times.
     """
+    factors = device.factors
     operations, peak_16 = layer.forward_FLOPs + layer.backward_FLOPs, device.matrix_FLOPs(precision)
     if precision != "FP32":
         recast = RECAST_NBYTES * (layer.weight_accesses - 3)
@@ -171,11 +194,16 @@ def _line(
         traffic = REAL_NBYTES * layer.moved_elements
         weights = layer.weight_accesses * REAL_NBYTES * layer.parameters
     if precision != "FP32" and peak_16 and layer.kind in PRODUCTS:
-        speed = peak_16 * (TENSOR_EFFICIENCY if layer.is_conv else PRODUCT_EFFICIENCY_16)
+        speed = peak_16 * (TENSOR_EFFICIENCY if layer.is_conv else PRODUCT_EFFICIENCY_16) / factors.half
     else:
         peak = device.conv_FLOPs if layer.is_conv else device.fp32_FLOPs
         speed = peak * (TENSOR_EFFICIENCY if peak > device.fp32_FLOPs else ARITHMETIC_EFFICIENCY[device.kind])
-    return operations / speed, traffic / bandwidth_Bps, weights / bandwidth_Bps
+        speed /= factors.convolution if layer.is_conv else factors.product
+    return (
+        operations / speed,
+        factors.activation * traffic / bandwidth_Bps,
+        factors.weight * weights / bandwidth_Bps,
+    )
 
 
 def at_least(curve: Curve, floor_s: float) -> Curve:

@@ -46,11 +46,14 @@ class CoreUse:
     cores: float = 1.0
     ranks: int = 1
     node_cores: float | None = None
+    serial: float = SERIAL
+    memory_cores: float | None = None
+    """Measured number of cores that use the whole memory bandwidth of the node; None: ``SATURATING_PART``."""
 
     @property
     def arithmetic(self) -> float:
         """Return the speed of arithmetic, relative to one core."""
-        return self.cores if self.cores <= 1 else self.cores / (1 + SERIAL * (self.cores - 1))
+        return self.cores if self.cores <= 1 else self.cores / (1 + self.serial * (self.cores - 1))
 
     @property
     def traffic(self) -> float:
@@ -60,9 +63,11 @@ class CoreUse:
     @property
     def memory_part(self) -> float:
         """Return the part of the memory bandwidth that a rank's cores want and get; 1 if the memory keeps up."""
-        if self.node_cores is None:
+        saturating = self.memory_cores
+        if saturating is None and self.node_cores is None:
             return 1.0
-        saturating = max(2.0, SATURATING_PART * self.node_cores)
+        if saturating is None:
+            saturating = max(2.0, SATURATING_PART * (self.node_cores or 0.0))
         return min(1.0, saturating / (self.cores * self.ranks))
 
     @property

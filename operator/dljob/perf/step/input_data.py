@@ -144,10 +144,11 @@ def fetching(
     ranks_per_node: int = 1,
     by_program: bool = False,
     measured_s: float | None = None,
+    disk_Bps: float = DISK_BANDWIDTH_Bps,
 ) -> Fetching:
     """Return the input times per sample of one rank.
 
-    Disk: stored bytes x ``cold_part`` x ranks / 500 MB/s (a node's ranks share its disk). Main memory: 2 x bytes /
+    Disk: stored bytes x ``cold_part`` x ranks / ``disk_Bps`` (a node's ranks share its disk). Main memory: 2 x bytes /
     10 GB/s. GPU: bytes / bandwidth of the GPU's link to the host. Preparing and copying use one core, and take longer
     if the rank has less than one. If the rank computes on the same cores, preparing and copying delay the computing by
     1/``cores`` of their time.
@@ -160,7 +161,7 @@ def fetching(
     nbytes, core, gpu = workload.sample_nbytes, min(1.0, cores), device.kind == "gpu"
     disk_s = 0.0
     if stored is not None:
-        disk_s = stored.nbytes * cold_part(stored, cache_nbytes) * ranks_per_node / DISK_BANDWIDTH_Bps
+        disk_s = stored.nbytes * cold_part(stored, cache_nbytes) * ranks_per_node / disk_Bps
     making_s, memory_s = workload.making_s / core, 2 * nbytes / HOST_BANDWIDTH_Bps / core
     if measured_s is not None:
         disk_s, making_s, memory_s = 0.0, measured_s, 0.0

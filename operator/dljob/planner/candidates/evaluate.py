@@ -19,7 +19,7 @@ from dljob.planner.candidates.batch_split import Kind, even, even_split, split
 from dljob.planner.candidates.interrupted import interrupted
 from dljob.planner.candidates.measured import communication_ratio, predicted
 from dljob.planner.candidates.options import Option, link_of, message_link_of, overlap_of, priced
-from dljob.planner.types import Choice, CollectiveName, Group, Prediction, Refusal, Request
+from dljob.planner.types import Basis, Choice, CollectiveName, Group, Prediction, Refusal, Request
 from dljob.planner.types.texts import gibibytes, group_names, rate, samples
 
 LEAST_BUSY = 0.25
@@ -302,7 +302,7 @@ def _prediction(
         cost_usd=request.prices.with_energy_usd(usd, power_W * total_s),
         bottleneck=bottleneck,
         carbon_g=request.carbon_g(power_W * total_s, total_s),
-        basis="profile" if all(p.option.learned and p.option.learned.points for p in parts) else "catalogue",
+        basis=basis_of([p.option for p in parts]),
         host_memory_nbytes=max(
             memory.pod_nbytes(workload, b, p.option.ranks_per_node, p.option.pool.is_gpu, _processes(p))
             for p, b in held
@@ -312,6 +312,16 @@ def _prediction(
         total_p90_s=total_s * exp(P90 * timing.spread),
     )
     return interrupted(made, request, workload, sum(p.nodes for p in parts))
+
+
+def basis_of(chosen: Sequence[Option]) -> Basis:
+    """Return where the constants of a plan come from: the weakest source among its options.
+
+    They are, from the strongest: runs of the job's model, the hardware probe, and data sheets.
+    """
+    if all(o.learned and o.learned.points for o in chosen):
+        return "profile"
+    return "probe" if all(o.hardware or (o.learned and o.learned.points) for o in chosen) else "catalogue"
 
 
 def _processes(part: Part) -> int:

@@ -19,7 +19,7 @@ from dljob.perf.step.synchronization import agreement_s, straggler_factor
 from dljob.perf.step.zero import element_nbytes
 from dljob.perf.workload.workload import REAL_NBYTES, Workload
 from dljob.planner.candidates.accumulation import update_part_s
-from dljob.planner.candidates.evaluate import Part, describe
+from dljob.planner.candidates.evaluate import Part, basis_of, describe
 from dljob.planner.candidates.interrupted import interrupted
 from dljob.planner.candidates.options import link_of, message_link_of, overlap_of, priced
 from dljob.planner.types import Choice, CollectiveName, Group, Prediction, Refusal, Request
@@ -142,7 +142,7 @@ def prediction_of(
         cost_usd=request.prices.with_energy_usd(energy.cost_usd(option.device, total_s, ranks), power_W * total_s),
         carbon_g=request.carbon_g(power_W * total_s, total_s),
         bottleneck=f"{longest[0]} {100 * longest[1] / step_s:.0f} %; {step.text}",
-        basis="profile" if option.learned and option.learned.points else "catalogue",
+        basis=basis_of([option]),
         host_memory_nbytes=host,
         efficiency=min(1.0, option.curve.seconds(request.global_batch) / (step_s * ranks)),
         data_s=data_s,

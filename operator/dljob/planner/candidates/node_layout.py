@@ -5,10 +5,11 @@ that more threads do not speed up. The planner compares both (``perf.step.core_s
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log2
 
 from dljob.calibrate.learned import LearnedPoint
+from dljob.cluster.hardware import Hardware
 from dljob.perf.step.core_scaling import CORES_SPREAD, CoreUse
 from dljob.planner.candidates.pools import Pool, cores_of_rank
 from dljob.planner.types import Request
@@ -131,6 +132,10 @@ def _distance(a: Layout, b: Layout) -> float:
     return abs(log2(max(1.0, a.cores) / max(1.0, b.cores))) + abs(log2(a.ranks / b.ranks))
 
 
-def use_of(pool: Pool, layout: Layout) -> CoreUse:
-    """Return the use of the cores of a CPU node by a layout."""
-    return CoreUse(layout.cores, layout.ranks, max(pool.cpu, layout.cpus))
+def use_of(pool: Pool, layout: Layout, hardware: Hardware | None = None) -> CoreUse:
+    """Return the use of the cores of a CPU node by a layout. ``hardware``: that of the nodes, if it was measured."""
+    use = CoreUse(layout.cores, layout.ranks, max(pool.cpu, layout.cpus))
+    if hardware is None:
+        return use
+    serial = use.serial if hardware.serial is None else hardware.serial
+    return replace(use, serial=serial, memory_cores=hardware.memory_cores)

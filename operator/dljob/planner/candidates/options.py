@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import inf
 
-from dljob.calibrate.learned import Learned
+from dljob.calibrate.learned import Learned, hardware_of
 from dljob.calibrate.scaling import Posterior
 from dljob.cluster.catalogue import Device
+from dljob.cluster.hardware import Hardware
 from dljob.perf.fit.curve import Curve
 from dljob.perf.resources import energy, memory
 from dljob.perf.resources.memory import PROCESS_NBYTES
@@ -70,6 +71,7 @@ class Option:
     """Memory in bytes that one rank may use: GPU memory or, on CPUs, main memory."""
     compute_spread: float
     learned: Learned | None
+    """Measured constants of the job's model on this type of device; None without a measurement."""
     cores: float
     """Number of CPUs that each rank computes with; it may be a fraction."""
     slowdown: float = 1.0
@@ -88,6 +90,8 @@ class Option:
     micro_batches: int = 1
     """Number of micro-batches of a step, whose gradients are accumulated. Both curves and ``largest_batch`` include all
     of them."""
+    hardware: Hardware | None = None
+    """Measured hardware of this type of device; None without a measurement."""
     single: "Option | None" = None
     """This option with one micro-batch, if the number of micro-batches is not settled yet (see ``accumulation``)."""
 
@@ -181,7 +185,8 @@ def options(
     optimizer state, if ``strategy`` is Optimizer; it determines how large a batch a rank can hold.
     """
     known = learned.get((request.key(workload.precision, workload.recomputes), pool.device))
-    ranks_per_node = layout.ranks
+    ranks_per_node, hardware = layout.ranks, hardware_of(pool.device, learned)
+    disk_Bps = input_data.DISK_BANDWIDTH_Bps if hardware is None or hardware.disk_Bps is None else hardware.disk_Bps
     found = rank_speed(pool, layout, workload, request, learned)
     device = request.prices.device(found.device, pool.device, layout.cores)
     device = request.energy.device(device, pool.device, layout.cores)
@@ -208,6 +213,7 @@ def options(
             ranks_per_node,
             by_program=request.model is None,
             measured_s=known.fetch_s if known else None,
+            disk_Bps=disk_Bps,
         )
         room = device.memory_nbytes or (free - beside_ranks) / ranks_per_node
         result.append(
@@ -223,6 +229,7 @@ def options(
                 memory_nbytes=room,
                 compute_spread=found.spread,
                 learned=known,
+                hardware=hardware,
                 slowdown=found.slowdown,
                 cores=layout.cores,
                 strategy=strategy,
@@ -276,7 +283,8 @@ def link_of(chosen: list[Option], nodes: int) -> tuple[Link, float]:
 
     The spread is the standard deviation of log(measured / predicted). Within a node, the link is a direct one between
     devices or shared memory. Between nodes, its bandwidth is the measured one, else the one in the nodes' annotations,
-    else that of 10 Gbit Ethernet. If a plan may span racks or zones, the network between them limits the link.
+    else that of 10 Gbit Ethernet. A job's own measurement wins over that of
+    the hardware probe. If a plan may span racks or zones, the network between them limits the link.
     The ranks of a node do not divide the bandwidth, because in a ring in rank order, every node has one flow in and one
     flow out. The links between the GPUs of a node have a bandwidth of their own (``Link.near_bandwidth_Bps``).
     """
@@ -284,17 +292,25 @@ def link_of(chosen: list[Option], nodes: int) -> tuple[Link, float]:
     if nodes == 1:
         (only,) = chosen
         bandwidth_Bps = peer_Bps(only)
+        if only.hardware is not None and only.hardware.near is not None and not only.pool.is_gpu:
+            near_s, spread = max(near_s, only.hardware.near.latency_s), LINK_SPREAD["probe"]
+            return Link(near_s, bandwidth_Bps, _reduce_Bps(chosen), "the node's measured links"), spread
         return Link(near_s, bandwidth_Bps, _reduce_Bps(chosen), "the node's own links"), LINK_SPREAD["catalogue"]
     latencies = [o.learned.link_latency_s for o in chosen if o.learned and o.learned.link_latency_s is not None]
     measured = [o.learned.link_bandwidth_Bps for o in chosen if o.learned and o.learned.link_bandwidth_Bps]
+    probed = [o.hardware.far for o in chosen if o.hardware and o.hardware.far]
     stated = [o.pool.bandwidth_Bps for o in chosen if o.pool.bandwidth_Bps]
     if measured:
         bandwidth_Bps, name = min(measured), "the measured network"
+    elif probed:
+        bandwidth_Bps, name = min(link.bandwidth_Bps for link in probed), "the network measured by the probe"
+        latencies = latencies or [link.latency_s for link in probed]
     elif stated:
         bandwidth_Bps, name = min(stated), "the network"
     else:
         bandwidth_Bps, name = communication.ETHERNET_BANDWIDTH_Bps, "an assumed network"
-    spread = LINK_SPREAD["profile" if measured and latencies else "catalogue"]
+    whole = len(probed) == len(chosen)
+    spread = LINK_SPREAD["profile" if measured and latencies else "probe" if probed and whole else "catalogue"]
     learned = [o.learned.link_spread for o in chosen if o.learned and o.learned.link_spread is not None]
     spread = max(learned) if measured and len(learned) == len(chosen) else spread
     latency_s = max(latencies, default=communication.TCP_LATENCY_S)

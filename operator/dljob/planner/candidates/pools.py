@@ -68,7 +68,7 @@ def kind_of(device: str, is_gpu: bool) -> str:
     return {"nvidia": "NVIDIA GPUs", "amd": "AMD GPUs"}[vendor(device)] if is_gpu else "CPUs"
 
 
-def _tolerates(tolerations: Iterable[Mapping[str, object]], taint: tuple[str, str, str]) -> bool:
+def tolerates(tolerations: Iterable[Mapping[str, object]], taint: tuple[str, str, str]) -> bool:
     """Return True if a toleration matches the taint by Kubernetes' rules.
 
     A toleration without an effect matches all effects. With the operator ``Exists``, a toleration matches all values,
@@ -125,7 +125,7 @@ def _why_not(node: Node, request: Request) -> str | None:
     for taint in node.taints:
         if node.is_gpu and taint[0] in GPU_RESOURCES.values():
             continue  # pods that request GPUs tolerate this taint
-        if taint[2] in ("NoSchedule", "NoExecute") and not _tolerates(request.tolerations, taint):
+        if taint[2] in ("NoSchedule", "NoExecute") and not tolerates(request.tolerations, taint):
             return f"taint {taint[0]}{'=' + taint[1] if taint[1] else ''}:{taint[2]} is not tolerated"
     if node.free_devices < 1:
         return "no free device"

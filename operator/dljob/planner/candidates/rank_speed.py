@@ -4,9 +4,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import hypot, log2
 
-from dljob.calibrate.learned import Learned, StepPoint
+from dljob.calibrate.learned import Learned, StepPoint, hardware_of
 from dljob.cluster import catalogue
 from dljob.cluster.catalogue import Device
+from dljob.cluster.hardware import Hardware
 from dljob.perf.fit.curve import Curve
 from dljob.perf.step.compute import calibrated, catalogue_curve, scatter, update_s
 from dljob.perf.step.core_scaling import CORES_SPREAD
@@ -59,12 +60,17 @@ def _gpu_speed(
 ) -> RankSpeed:
     profile = request.key(workload.precision, workload.recomputes)
     known, device = learned.get((profile, pool.device)), catalogue.gpu_or_assumed(pool.device)
+    hardware = hardware_of(pool.device, learned)
+    if hardware is not None:
+        device = hardware.device(device)
     points = [(p.batch, p.compute_s) for p in known.points] if known else []
     if points:
         spread = _measured_spread(points)
     else:
         points, spread = carried(profile, pool.device, workload, learned)
-        if not points:
+        if not points and hardware is not None:
+            spread = _probed_spread(hardware)
+        elif not points:
             spread = SPREAD["catalogue"] * (ASSUMED_SPREAD if device.assumed else 1.0)
     if known is not None and known.compute_spread is not None:
         spread = known.compute_spread
@@ -82,7 +88,13 @@ def _cpu_speed(
 ) -> RankSpeed:
     """Return the speed of a rank on CPUs, from points of its layout, of another layout, or from the regression."""
     known = learned.get((request.key(workload.precision, workload.recomputes), pool.device))
-    use, whole = use_of(pool, layout), catalogue.cpu(pool.device, layout.cores)
+    hardware = hardware_of(pool.device, learned)
+
+    def chip(cores: float) -> Device:
+        sheet = catalogue.cpu(pool.device, cores)
+        return sheet if hardware is None else hardware.device(sheet, cores)
+
+    use, whole = use_of(pool, layout, hardware), chip(layout.cores)
     # Each exchange through shared memory reads and writes the data twice.
     shared_Bps = whole.memory_bandwidth_Bps * use.memory_part / 4
     device = replace(
@@ -94,7 +106,7 @@ def _cpu_speed(
 
     def predicted_on(each: Layout) -> Curve:
         if each not in curves:
-            curves[each] = catalogue_curve(workload, catalogue.cpu(pool.device, each.cores), use=use_of(pool, each))
+            curves[each] = catalogue_curve(workload, chip(each.cores), use=use_of(pool, each, hardware))
         return curves[each]
 
     def measured(each: Layout) -> tuple[Curve, list[tuple[int, float]], float]:
@@ -109,7 +121,9 @@ def _cpu_speed(
     elif points:
         spread = hypot(_measured_spread(points), added)
     else:
-        spread = hypot(SPREAD["catalogue"], CORES_SPREAD * log2(max(1.0, layout.cores)))
+        spread = SPREAD["catalogue"] if hardware is None else _probed_spread(hardware)
+        if hardware is None or hardware.serial is None:
+            spread = hypot(spread, CORES_SPREAD * log2(max(1.0, layout.cores)))
         if workload.precision != "FP32":
             spread = hypot(spread, UNKNOWN_UNITS_SPREAD)
     slowdown = predicted_on(layout).slope_s / predicted_on(Layout(1, layout.cores)).slope_s
@@ -121,6 +135,13 @@ def _cpu_speed(
 
     once_s = update_s(workload, device, use)
     return RankSpeed(device, computing, spread, max(1.0, slowdown), 0.0 if points else once_s, once_s, alone_s)
+
+
+def _probed_spread(hardware: Hardware) -> float:
+    """Return the spread of a model that was never measured, on measured hardware; at most that of data sheets."""
+    if hardware.doubts:
+        return SPREAD["catalogue"]
+    return min(SPREAD["catalogue"], hypot(SPREAD["probe"], hardware.deviation))
 
 
 def _measured_spread(points: Sequence[tuple[int, float]]) -> float:

@@ -1,7 +1,9 @@
 """Explanations of the chosen plan: other candidates, reasons for rejecting candidates, and warnings."""
 
+from collections.abc import Mapping
 from math import ceil
 
+from dljob.calibrate.learned import Learned, hardware_of
 from dljob.cluster import catalogue
 from dljob.perf.resources import memory, power
 from dljob.perf.workload.workload import Workload
@@ -189,8 +191,13 @@ def power_advice(request: Request, chosen: Choice) -> str | None:
     return "; ".join(lines) or None
 
 
-def warning(request: Request, chosen: Choice, nodes: Eligible) -> str | None:
-    """Return a text with what users should know about the plan ``chosen``; None if there is nothing to warn about."""
+def warning(
+    request: Request, chosen: Choice, nodes: Eligible, learned: Mapping[tuple[str, str], Learned]
+) -> str | None:
+    """Return a text with what users should know about the plan ``chosen``; None if there is nothing to warn about.
+
+    ``learned``: measured constants by (model or training script, device).
+    """
     warnings = []
     if not objective.meets(request, chosen.prediction.total_p90_s):
         warnings.append(_missed(request, chosen))
@@ -201,7 +208,12 @@ def warning(request: Request, chosen: Choice, nodes: Eligible) -> str | None:
                     f"nodes of device {pool.device} have different numbers of CPUs: the plan assumes the smallest, "
                     f"{pool.cpu:.3g} CPUs; label each type of node with dljob.dev/device to plan it at its own speed"
                 )
-            if pool.assumed:
+            hardware = hardware_of(pool.device, learned)
+            if hardware is not None and hardware.doubts:
+                warnings.append(
+                    f"hardware profile of {pool.device}: {'; '.join(hardware.doubts)}. Measure again with dljob probe"
+                )
+            if pool.assumed and hardware is None:
                 what = (
                     "is a part of a GPU: the plan assumes its part of the whole GPU's speed"
                     if catalogue.is_part(pool.device)

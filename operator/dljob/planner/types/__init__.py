@@ -2,6 +2,7 @@
 
 from dlcontract import CollectiveName
 from dljob.planner.types.decision import (
+    Basis,
     BatchDecision,
     BatchOption,
     Choice,
@@ -17,6 +18,7 @@ from dljob.planner.types.decision import (
 from dljob.planner.types.request import Batches, FixedChoice, Request, RunningBatch
 
 __all__ = [
+    "Basis",
     "BatchDecision",
     "BatchOption",
     "Batches",

@@ -14,6 +14,9 @@ Parallelism = Literal["Data", "Optimizer", "Pipeline", "Tensor"]
 
 With Pipeline, each rank holds some consecutive layers. With Tensor, each rank holds a part of the split layers."""
 
+Basis = Literal["catalogue", "probe", "profile"]
+"""Where the constants of a prediction come from: data sheets, measured hardware, or runs of the job's model."""
+
 
 @dataclass(frozen=True)
 class Prediction:
@@ -37,7 +40,7 @@ class Prediction:
     """Text that names the part of the step that takes the most time.
 
     Example: 'communication 63 %: Ring over the network, 10 Gbit/s'."""
-    basis: Literal["catalogue", "profile"]
+    basis: Basis
     host_memory_nbytes: int = 0
     """Main memory in bytes of the pod that needs the most, with all its ranks. Its container should request it."""
     efficiency: float = 1.0

@@ -1,0 +1,176 @@
+"""The document of the hardware probe (``dltrain.hardware_probe``), and the small networks that the probe trains.
+
+The operator knows the cost of the networks from their layers, and compares it with the measured times. The document is
+untrusted input for the operator: parse it with ``HardwareMeasure.parse``. Its JSON is shorter than ``MAX_NBYTES``, the
+limit of a container's termination message.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field
+
+from dlcontract.plan_parts import Precision
+from dlcontract.record import Text, UntrustedRecord
+
+MAX_NBYTES = 4096
+MAX_TIMED = 48
+Rate = Annotated[float, Field(gt=0, le=1e18)]
+StepSeconds = Annotated[float, Field(gt=0, le=1e5)]
+Cores = Annotated[int, Field(ge=1, le=10_000)]
+Label = Annotated[str, Field(max_length=96)]
+
+
+@dataclass(frozen=True)
+class ReferenceNet:
+    """A small network that the probe trains.
+
+    ``shape``: that of one sample. ``layers``: each a name and its sizes. ``conv``: 3 x 3 with so many filters, without
+    a change of the image's size; ``pool``: maximum of 2 x 2; ``linear``: so many outputs; ``relu``, ``gelu``,
+    ``flatten`` and ``layer_norm`` without sizes. ``batches``: local batch sizes on a CPU; the last one is also measured
+    on several cores, if ``scales``. ``gpu_batches``: the same on a GPU. ``half``: measured in 16 bits too.
+    """
+
+    shape: tuple[int, ...]
+    layers: tuple[tuple[str, *tuple[int, ...]], ...]
+    batches: tuple[int, ...]
+    gpu_batches: tuple[int, ...]
+    scales: bool = False
+    half: bool = False
+
+
+_TOKEN_BLOCK = (("layer_norm",), ("linear", 512), ("gelu",), ("linear", 128))
+
+REFERENCE_NETS: Mapping[str, ReferenceNet] = {
+    "small-dense": ReferenceNet(
+        (48,),
+        (("linear", 96), ("relu",), ("linear", 96), ("relu",), ("linear", 10)),
+        (4, 64),
+        (64,),
+    ),
+    "wide-dense": ReferenceNet(
+        (512,),
+        (("linear", 2048), ("relu",), ("linear", 2048), ("relu",), ("linear", 10)),
+        (8, 128),
+        (64, 4096),
+        scales=True,
+        half=True,
+    ),
+    "small-conv": ReferenceNet(
+        (3, 12, 12),
+        (
+            ("conv", 12), ("relu",), ("pool",), ("conv", 24), ("relu",),
+            ("flatten",), ("linear", 32), ("relu",), ("linear", 10),
+        ),
+        (4, 48),
+        (48,),
+    ),
+    "conv": ReferenceNet(
+        (3, 32, 32),
+        (
+            ("conv", 32), ("relu",), ("conv", 32), ("relu",), ("pool",), ("conv", 64), ("relu",),
+            ("flatten",), ("linear", 10),
+        ),
+        (4, 24),
+        (32, 1024),
+        scales=True,
+        half=True,
+    ),
+    "deep-conv": ReferenceNet(
+        (3, 16, 16),
+        (*(("conv", 64), ("relu",)) * 8, ("flatten",), ("linear", 10)),
+        (2, 8),
+        (16, 512),
+        scales=True,
+    ),
+    "tokens": ReferenceNet(
+        (64, 128),
+        (*_TOKEN_BLOCK * 2, ("flatten",), ("linear", 10)),
+        (2, 16),
+        (16, 1024),
+        scales=True,
+        half=True,
+    ),
+}  # fmt: skip
+"""The networks by name. None of them is a built-in model, so that predictions of those remain predictions.
+
+They cover what the terms of the operator's regression stand for: overhead of few and many layers, products,
+convolutions, activations, and weights that fit into the cache or not."""
+
+
+class TimedStep(UntrustedRecord):
+    """Time of one training step (forward, backward, SGD with momentum) of a reference network."""
+
+    net: Label
+    batch: Annotated[int, Field(ge=1, le=2**20)]
+    cores: Cores = 1
+    s: StepSeconds
+    precision: Precision = "FP32"
+
+
+class MemoryRate(UntrustedRecord):
+    """Bytes per second that ``cores`` cores together, or a GPU, read and write while they copy."""
+
+    cores: Cores = 1
+    Bps: Rate
+
+
+class DiskRate(UntrustedRecord):
+    """Bytes per second of a scratch file. ``direct``: True if reads did not go through the page cache."""
+
+    read_Bps: Rate | None = None
+    write_Bps: Rate | None = None
+    direct: bool = False
+
+
+class LinkRate(UntrustedRecord):
+    """Latency and bandwidth of messages to another process: on the same node by MPI, to another pod by TCP."""
+
+    latency_s: Annotated[float, Field(gt=0, le=10)]
+    Bps: Rate
+    peer: Label = ""
+
+
+class HardwareMeasure(UntrustedRecord):
+    """What the probe measured on one node."""
+
+    schema_: Annotated[Literal[1], Field(alias="schema")] = 1
+    device: Label
+    """Product name of the GPU, or of the processor."""
+    kind: Literal["cpu", "gpu"] = "cpu"
+    cores: Annotated[float, Field(gt=0, le=10_000)]
+    """CPUs that the probe could use."""
+    node_cores: Cores
+    kernel: Label = ""
+    driver: Label = ""
+    torch: Label = ""
+    steps: Annotated[tuple[TimedStep, ...], Field(max_length=MAX_TIMED)] = ()
+    memory: Annotated[tuple[MemoryRate, ...], Field(max_length=16)] = ()
+    disk: DiskRate | None = None
+    near: LinkRate | None = None
+    far: LinkRate | None = None
+    crowded: Annotated[float, Field(ge=1, le=1e6)] = 1.0
+    """Median of (elapsed time / CPU time) of steps on one core. Well above 1, other processes used the cores too."""
+    took_s: Annotated[float, Field(ge=0, le=1e5)] = 0.0
+    notes: Annotated[tuple[Text, ...], Field(max_length=8)] = ()
+    """What could not be measured, and why."""
+
+    @classmethod
+    def parse(cls, text: str | bytes) -> Self:
+        """Parse the probe's JSON. Raise ValueError with the field, the value and what is expected."""
+        return cls.model_validate_json(text)
+
+    def to_json(self) -> str:
+        """Return the document as JSON with at most ``MAX_NBYTES`` bytes. Notes, then steps are left out to fit."""
+        notes, steps = list(self.notes), list(self.steps)
+        while True:
+            cut = self.model_copy(update={"notes": tuple(notes), "steps": tuple(steps)})
+            text = cut.model_dump_json(by_alias=True, exclude_defaults=True)
+            if len(text.encode()) <= MAX_NBYTES:
+                return text
+            (notes or steps).pop()
+
+    def manifest(self) -> dict[str, Any]:
+        """Return the document as a JSON object, without values that equal the defaults."""
+        return self.model_dump(mode="json", by_alias=True, exclude_defaults=True)

@@ -1,0 +1,175 @@
+"""Compare the steps of the hardware probe with data sheets: fit the factors of measured to predicted times.
+
+Each factor belongs to one part of a step (``TimeFactors``). The fit is the maximum a posteriori estimate of the
+logarithms of the factors: each is distributed normally around 0 with the deviation ``PRIOR``, so that a part that the
+measured networks hardly use keeps its data sheet. Errors of measurements have Student's t distribution, so that a
+disturbed step has little weight.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+
+from dlcontract.hardware import REFERENCE_NETS, HardwareMeasure, LinkRate, TimedStep
+from dljob.cluster import catalogue
+from dljob.cluster.catalogue import Device, TimeFactors
+from dljob.cluster.hardware import Hardware, LinkSpeed
+from dljob.perf.fit.fitting import Floats
+from dljob.perf.step.compute import catalogue_curve
+from dljob.perf.step.core_scaling import SATURATING_PART, SERIAL, CoreUse
+from dljob.perf.workload.datasets import Dataset
+from dljob.perf.workload.layers import Net
+from dljob.perf.workload.workload import Workload, in_precision, of_layers
+
+PRIOR = 0.7
+"""Standard deviation of the logarithm of a factor before the measurement: a factor of 2."""
+SERIAL_PRIOR = 1.0
+"""The same for the serial fraction of the arithmetic on several cores."""
+MEMORY_PRIOR = 0.5
+"""The same for the number of cores that use the whole memory bandwidth."""
+NOISE = 0.1
+"""Standard deviation of log(measured / predicted) of a step, from noise and from the shape of the formulas."""
+TAIL = 4.0
+"""Degrees of freedom of the noise."""
+ROUNDS = 20
+DISTURBED = 1.1
+"""A step on several cores that takes this many times its time on one core was disturbed, and does not count."""
+CPU_PARTS = ("host", "convolution", "product", "activation", "weight")
+GPU_PARTS = (*CPU_PARTS, "half")
+
+
+@cache
+def workload(net: str) -> Workload:
+    """Return the workload of a reference network. Raise KeyError if this release does not know it."""
+    known = REFERENCE_NETS[net]
+    table = Net(*known.shape)
+    for name, *sizes in known.layers:
+        if name == "conv":
+            table.conv(sizes[0], 3)
+        elif name == "pool":
+            table.pool(2)
+        else:
+            getattr(table, name)(*sizes)
+    return of_layers(net, table, Dataset(0, 0, known.shape, 10, 4 * int(np.prod(known.shape))))
+
+
+def compared(measure: HardwareMeasure, device: Device | None = None) -> Hardware:
+    """Return the measured hardware, with factors relative to ``device``; None: as the document names it.
+
+    ``device``: by the data sheet; for CPUs, one core. The result is not bounded (``Hardware.believed``).
+    """
+    on_gpu = measure.kind == "gpu"
+    if device is None:
+        device = catalogue.gpu_or_assumed(measure.device) if on_gpu else catalogue.cpu("cpu", 1.0)
+    one_Bps = next((rate.Bps for rate in measure.memory if rate.cores == 1), None)
+    factors, scaling, deviation = _fit(measure, device)
+    return Hardware(
+        factors=factors,
+        deviation=deviation,
+        serial=scaling[0] if scaling else None,
+        memory_cores=scaling[1] if scaling else None,
+        memory_Bps=one_Bps,
+        disk_Bps=measure.disk.read_Bps if measure.disk and measure.disk.direct else None,
+        near=_speed(measure.near),
+        far=_speed(measure.far),
+    )
+
+
+def _speed(link: LinkRate | None) -> LinkSpeed | None:
+    return None if link is None else LinkSpeed(link.latency_s, link.Bps)
+
+
+def usable(measure: HardwareMeasure) -> list[TimedStep]:
+    """Return the steps of networks that this release knows, without disturbed ones on several cores."""
+    known = [step for step in measure.steps if step.net in REFERENCE_NETS]
+    single = {(step.net, step.batch): step.s for step in known if step.cores == 1}
+    return [
+        step
+        for step in known
+        if step.cores == 1 or step.s <= DISTURBED * single.get((step.net, step.batch), float("inf"))
+    ]
+
+
+def _fit(measure: HardwareMeasure, device: Device) -> tuple[TimeFactors, tuple[float, float] | None, float]:
+    """Return (factors, scaling, standard deviation of log(measured / fitted)).
+
+    The scaling is (serial fraction of the arithmetic, cores that use the whole memory bandwidth), or None if no steps
+    on several cores are usable. The bandwidth of large copies is no measure of the latter, because most traffic of
+    small networks stays in caches.
+    """
+    steps = usable(measure)
+    if not steps:
+        return TimeFactors(), None, 0.0
+    parts = GPU_PARTS if device.kind == "gpu" else CPU_PARTS
+    scales = device.kind == "cpu" and any(step.cores > 1 for step in steps)
+    spread = np.array([PRIOR] * len(parts) + [SERIAL_PRIOR, MEMORY_PRIOR] * scales)
+    log_s = np.log([step.s for step in steps])
+    saturating = max(2.0, SATURATING_PART * measure.node_cores)
+
+    def of(logs: Floats) -> tuple[TimeFactors, tuple[float, float] | None]:
+        values = np.exp(logs).tolist()
+        factors = TimeFactors(**dict(zip(parts, values, strict=False)))
+        return factors, (min(1.0, SERIAL * values[-2]), max(1.0, saturating * values[-1])) if scales else None
+
+    def predicted(logs: Floats) -> Floats:
+        return np.log([_step_s(step, measure, device, *of(logs)) for step in steps])
+
+    logs = _map_estimate(predicted, log_s, spread)
+    residuals = log_s - predicted(logs)
+    weights = _weights(residuals)
+    return *of(logs), float(np.sqrt((weights * residuals**2).sum() / weights.sum()))
+
+
+def _step_s(
+    step: TimedStep,
+    measure: HardwareMeasure,
+    device: Device,
+    factors: TimeFactors,
+    scaling: tuple[float, float] | None,
+) -> float:
+    """Return the predicted seconds of a step with these factors. ``scaling``: as in ``_fit``."""
+    typed = in_precision(workload(step.net), step.precision)
+    if device.kind == "gpu":
+        return catalogue_curve(typed, replace(device, factors=factors)).seconds(step.batch)
+    use = CoreUse(float(step.cores), 1, float(max(measure.node_cores, step.cores)))
+    if scaling is not None:
+        use = replace(use, serial=scaling[0], memory_cores=scaling[1])
+    chip = replace(device, factors=factors, fp32_FLOPs=device.fp32_FLOPs * step.cores)
+    return catalogue_curve(typed, chip, float(step.cores), use).seconds(step.batch)
+
+
+def _weights(residuals: Floats) -> Floats:
+    """Return the weights of measurements with Student's t distribution (iteratively reweighted least squares)."""
+    return np.asarray((TAIL + 1) / (TAIL + (residuals / NOISE) ** 2))
+
+
+def _map_estimate(predicted: Callable[[Floats], Floats], log_s: Floats, spread: Floats) -> Floats:
+    """Return the most probable logarithms: Gauss-Newton with numeric derivatives, shortened until the fit improves."""
+    at = np.zeros(len(spread))
+
+    def misfit(tried: Floats, weights: Floats) -> float:
+        return float((weights * (log_s - predicted(tried)) ** 2).sum() / NOISE**2 + ((tried / spread) ** 2).sum())
+
+    for _ in range(ROUNDS):
+        base = predicted(at)
+        weights = _weights(log_s - base)
+        slopes = _slopes(predicted, at)
+        normal = (slopes.T * weights) @ slopes / NOISE**2 + np.diag(1 / spread**2)
+        move = np.linalg.solve(normal, (slopes.T * weights) @ (log_s - base) / NOISE**2 - at / spread**2)
+        length, now = 1.0, misfit(at, weights)
+        while length > 0.01 and not misfit(at + length * move, weights) <= now:
+            length /= 2
+        if length <= 0.01:
+            break
+        at = at + length * move
+        if float(np.abs(length * move).max()) < 1e-3:
+            break
+    return np.asarray(at)
+
+
+def _slopes(predicted: Callable[[Floats], Floats], at: Floats, step: float = 1e-3) -> Floats:
+    """Return central differences, which also see what lies on one side of a kink."""
+    units = step * np.eye(len(at))
+    return np.stack([(predicted(at + unit) - predicted(at - unit)) / (2 * step) for unit in units], axis=1)

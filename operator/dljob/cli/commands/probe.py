@@ -1,0 +1,155 @@
+"""``dljob probe``: measure the hardware of device classes, so that first plans need no data sheets."""
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from dlcontract.hardware import HardwareMeasure
+from dljob.api.defaults import NO_DEFAULTS
+from dljob.api.profile import HardwareProfile
+from dljob.cli import defaults, probe_pods, remote
+from dljob.cli.errors import BadInputError
+from dljob.cli.hardware_tables import hardware_table
+from dljob.job.hardware import hardware_of, hardware_profile
+from dljob.job.observed import JOB_LABEL
+from dljob.job.probe_targets import probe_targets
+from dljob.job.profiles import hardware_body
+from dljob.render.probe import ProbeImage, with_defaults
+
+LOCAL_LIMIT_S = 180.0
+
+
+def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    command = commands.add_parser(
+        "probe",
+        help="measure the hardware of nodes, for the first plan of new models",
+        description="Run the trainer image's hardware probe for 10 to 20 seconds on one free node of each device class "
+        "that was not measured. Print a table of data sheet and measurement, and store a DLProfile for each class. "
+        "Later plans use it until a run has measured the model itself. The pods are deleted afterwards.",
+        epilog="The command exits with 1 if a class could not be measured. docs/how-to/measure-your-pool.md lists the "
+        "permissions that it needs.",
+    )
+    command.add_argument(
+        "--device", metavar="CLASS", action="append", default=[], help="only this class, also if it was measured before"
+    )
+    command.add_argument("--node", metavar="NODE", help="measure on this node")
+    command.add_argument("--link", action="store_true", help="also measure the network between two nodes of a class")
+    command.add_argument("--image", help="image with the probe (default: the operator's trainer image)")
+    command.add_argument(
+        "-n", "--namespace", metavar="NAME", help="namespace of the pods (default: that of the operator)"
+    )
+    command.add_argument(
+        "--timeout", type=float, default=300.0, metavar="SECONDS", help="limit for each pod (default: 300)"
+    )
+    command.add_argument(
+        "--local", action="store_true", help="measure this machine, without a cluster (needs the package dltrain)"
+    )
+    command.add_argument(
+        "--output",
+        metavar="FILE",
+        help="with --local: write the profile here (default: hardware-profile.yaml), for dljob plan --profiles",
+    )
+    command.set_defaults(run=run)
+
+
+def run(given: argparse.Namespace) -> int:
+    cluster_only = {"--node": given.node, "--link": given.link, "--image": given.image, "--namespace": given.namespace}
+    if given.local:
+        if wrong := [name for name, value in cluster_only.items() if value]:
+            raise BadInputError(f"{wrong[0]}: found this option with --local; expected one of them. Remove {wrong[0]}")
+        if len(given.device) > 1:
+            raise BadInputError(f"--device: found {len(given.device)} classes; expected one with --local")
+        return _local(given.device, Path(given.output or "hardware-profile.yaml"))
+    if given.output is not None:
+        raise BadInputError(
+            "--output: found this option without --local; expected both. Without --local, the cluster stores profiles "
+            "(kubectl get dlprofiles -o yaml)"
+        )
+    return remote.reach(lambda api: _in_cluster(api, given))
+
+
+def _local(devices: Sequence[str], output: Path) -> int:
+    """Measure this machine, and write its profile as the class ``devices[0]``, or as ``cpu`` or the GPU's name."""
+    if find_spec("dltrain") is None:
+        raise BadInputError(
+            "--local: found no Python package dltrain; expected it, with PyTorch, in this environment. Run pip install "
+            "./operator/contract ./trainer-image in a clone of dljob"
+        )
+    command = [sys.executable, "-m", "dltrain.hardware_probe", "--node-link"]
+    try:
+        ran = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=LOCAL_LIMIT_S, check=True)
+        measure = HardwareMeasure.parse(ran.stdout.splitlines()[-1])
+    except (OSError, subprocess.SubprocessError, ValueError, IndexError) as error:
+        raise BadInputError(f"--local: the hardware probe failed: {' '.join(str(error).split())[:300]}") from None
+    device = devices[0] if devices else measure.device if measure.kind == "gpu" else "cpu"
+    profile = hardware_profile(measure, device)
+    _show(device, profile)
+    text = yaml.safe_dump(hardware_body(profile, device, datetime.now(UTC)), sort_keys=False)
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BadInputError(f"--output: {output}: {error.strerror}") from None
+    print(f"\nwritten to {output}; plan with it: dljob plan JOB.yaml --cluster CLUSTER.yaml --profiles {output}")
+    return 0
+
+
+async def _in_cluster(api: Any, given: argparse.Namespace) -> int:
+    from dljob.kube.kinds import POD
+
+    view, known, operators = await remote.observe(api)
+    pods = await api.find(POD, None)
+    busy = {
+        (pod.get("spec") or {}).get("nodeName")
+        for pod in pods
+        if JOB_LABEL in (pod["metadata"].get("labels") or {})
+        and (pod.get("status") or {}).get("phase") not in ("Succeeded", "Failed")
+    }
+    image = _image(operators, given)
+    targets, why = probe_targets(
+        view, known, given.device, given.node, {name for name in busy if name}, image.tolerations
+    )
+    if why and not targets and why[0].startswith("--"):
+        raise BadInputError(why[0])
+    for line in why:
+        print(f"dljob: {line}", file=sys.stderr)
+    namespace = given.namespace or _namespace(operators)
+    failed = sum("not measured" in line for line in why)
+    for target in targets:
+        print(f"dljob: measuring {target.device} on {target.node}", file=sys.stderr, flush=True)
+        try:
+            profile = await probe_pods.probed(api, namespace, target, image, given.timeout, given.link)
+        except BadInputError as error:
+            print(f"dljob: {target.device}: {error}", file=sys.stderr)
+            failed += 1
+            continue
+        name = await probe_pods.stored(api, target.device, profile)
+        _show(target.device, profile)
+        print(f"  stored as dlprofile/{name}", flush=True)
+    return 1 if failed else 0
+
+
+def _image(operators: Sequence[defaults.OperatorPod], given: argparse.Namespace) -> ProbeImage:
+    """Return the image of the options or of the operator, with the administrator's defaults for pods of jobs."""
+    image = given.image or next((pod.trainer_image for pod in operators if pod.trainer_image), None)
+    if image is None:
+        raise BadInputError(
+            "--image: found no operator in the cluster whose trainer image could be used; expected an image with "
+            "dltrain. Name it with --image"
+        )
+    own = defaults.of_namespace(operators, given.namespace or _namespace(operators)) if operators else NO_DEFAULTS
+    return with_defaults(image, own)
+
+
+def _namespace(operators: Sequence[defaults.OperatorPod]) -> str:
+    return operators[0].name.partition("/")[0] if operators else remote.default_namespace()
+
+
+def _show(device: str, profile: HardwareProfile) -> None:
+    print("\n".join(hardware_table(device, profile, hardware_of(profile, device))), flush=True)

@@ -1,0 +1,87 @@
+"""Format measured hardware as a table beside the data sheet. The module does no I/O."""
+
+from dljob.api.profile import HardwareProfile, ProbedLink
+from dljob.cli.tables import table
+from dljob.cluster.catalogue import Device
+from dljob.cluster.hardware import Hardware
+from dljob.job.hardware import sheet_of
+from dljob.perf.step import communication, input_data
+from dljob.perf.step.compute import ARITHMETIC_EFFICIENCY, BANDWIDTH_EFFICIENCY, TENSOR_EFFICIENCY
+from dljob.perf.workload import structure
+
+HEADER = ["", "DATA SHEET", "MEASURED", "RATIO"]
+
+
+def hardware_table(device: str, profile: HardwareProfile, hardware: Hardware) -> list[str]:
+    """Return the lines of the table of a device class, with its doubts and what was not measured.
+
+    Rates of computing are those that plans expect to be reached, not peaks. ``hardware``: the bounded constants.
+    """
+    sheet, factors = sheet_of(device, profile.kind), hardware.factors
+    per = "of the GPU" if profile.kind == "gpu" else "of a core"
+    product, convolution, traffic = _sheet_rates(sheet)
+    rows = [
+        _row(f"matrix products {per}", product, product / factors.product, "FLOP/s"),
+        _row(f"convolutions {per}", convolution, convolution / factors.convolution, "FLOP/s"),
+        _row(f"activations {per}", traffic, traffic / factors.activation, "B/s"),
+        _row(f"parameters {per}", traffic, traffic / factors.weight, "B/s"),
+    ]
+    overhead_s = structure.HOST_S["step"] + 10 * structure.HOST_S["layer"]
+    rows.append(_row("overhead of 10 layers", overhead_s, overhead_s * factors.host, "s"))
+    if profile.kind == "gpu":
+        rows.append(["16-bit products", "", "", f"{1 / factors.half:.2f}"])
+    rows += _optional_rows(profile, hardware, sheet)
+    where = f" on {profile.node}" if profile.node else ""
+    lines = [f"{device}: {profile.product}, {profile.cores:g} of {profile.node_cores} CPUs{where}"]
+    lines += [f"  {line}" for line in table(HEADER, rows)]
+    lines += [f"  Note:    {note}" for note in profile.notes]
+    lines += [f"  Warning: {doubt}" for doubt in hardware.doubts]
+    return lines
+
+
+def _sheet_rates(sheet: Device) -> tuple[float, float, float]:
+    """Return the (products, convolutions, memory traffic) per second that plans expect by the data sheet."""
+    if sheet.kind == "cpu":
+        return (
+            1 / structure.TIME_S["product_FLOP"],
+            1 / structure.TIME_S["convolution_FLOP"],
+            sheet.memory_bandwidth_Bps,
+        )
+    has_units = sheet.conv_FLOPs > sheet.fp32_FLOPs
+    conv = sheet.conv_FLOPs * (TENSOR_EFFICIENCY if has_units else ARITHMETIC_EFFICIENCY["gpu"])
+    return sheet.fp32_FLOPs * ARITHMETIC_EFFICIENCY["gpu"], conv, sheet.memory_bandwidth_Bps * BANDWIDTH_EFFICIENCY
+
+
+def _optional_rows(profile: HardwareProfile, hardware: Hardware, sheet: Device) -> list[list[str]]:
+    rows = []
+    if hardware.memory_Bps is not None:
+        rows.append(_row("copies in memory", sheet.memory_bandwidth_Bps, hardware.memory_Bps, "B/s"))
+    if hardware.disk_Bps is not None:
+        rows.append(_row("disk, reading", input_data.DISK_BANDWIDTH_Bps, hardware.disk_Bps, "B/s"))
+    if profile.disk_write_bytes_per_second is not None:
+        rows.append(["disk, writing", "", _figure(profile.disk_write_bytes_per_second, "B/s"), ""])
+    near = sheet.peer_bandwidth_Bps, communication.SHARED_MEMORY_LATENCY_S
+    far = communication.ETHERNET_BANDWIDTH_Bps, communication.TCP_LATENCY_S
+    rows += _link_rows("within the node", profile.node_link, *near) if hardware.near else []
+    rows += _link_rows("between nodes", profile.network_link, *far) if hardware.far else []
+    return rows
+
+
+def _link_rows(where: str, link: ProbedLink | None, bandwidth_Bps: float, latency_s: float) -> list[list[str]]:
+    assert link is not None, "the bounded constants have the link, so the profile has it"
+    return [
+        _row(f"link {where}", bandwidth_Bps, link.bandwidth_bytes_per_second, "B/s"),
+        _row(f"latency {where}", latency_s, link.latency_seconds, "s"),
+    ]
+
+
+def _row(name: str, sheet: float, measured: float, unit: str) -> list[str]:
+    return [name, _figure(sheet, unit), _figure(measured, unit), f"{measured / sheet:.2f}"]
+
+
+def _figure(value: float, unit: str) -> str:
+    """Return a value with three digits and a decimal prefix, such as ``1.25 GB/s`` or ``60 us``."""
+    for factor, prefix in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""), (1e-3, "m"), (1e-6, "u")):
+        if value >= factor:
+            return f"{value / factor:.3g} {prefix}{unit}"
+    return f"{value / 1e-9:.3g} n{unit}"

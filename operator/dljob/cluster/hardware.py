@@ -1,0 +1,106 @@
+"""Measured hardware of a device class. It replaces data sheets in predictions for models that were never measured.
+
+The hardware probe measures it (``dljob probe``), and ``calibrate.hardware`` compares the measurements with data sheets.
+"""
+
+from dataclasses import dataclass, field, fields, replace
+from typing import Self
+
+from dljob.cluster.catalogue import NOMINAL, Device, TimeFactors
+
+KEY = "hardware"
+"""Model key of profiles with measured hardware. No job has it: the keys of jobs are names of built-in models, or begin
+with ``program-``."""
+MAX_FACTOR = 10.0
+"""Largest believable ratio between a measured time and the time by the data sheet, in both directions. Processors in
+use differ from the catalogue's generic core by less than a factor of 4."""
+MAX_ASSUMED_FACTOR = 100.0
+"""The same for a GPU that is not in the catalogue, and therefore has the figures of another one."""
+DISK_LIMITS_Bps = (1e6, 1e11)
+LINK_LIMITS_Bps = (1e5, 1e12)
+LATENCY_LIMITS_s = (1e-8, 1.0)
+MEMORY_LIMITS_Bps = (1e8, 1e14)
+
+
+@dataclass(frozen=True)
+class LinkSpeed:
+    latency_s: float
+    bandwidth_Bps: float
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """Measured constants of one device class. None: not measured."""
+
+    factors: TimeFactors = NOMINAL
+    deviation: float = 0.0
+    """Standard deviation of log(measured / predicted) of the probe's own steps, with these factors."""
+    serial: float | None = None
+    """Fraction of the arithmetic that more cores do not speed up (``perf.step.core_scaling``)."""
+    memory_cores: float | None = None
+    """Number of cores that use the whole memory bandwidth of the node."""
+    memory_Bps: float | None = None
+    """Bandwidth of copies by one core, or by a GPU."""
+    disk_Bps: float | None = None
+    near: LinkSpeed | None = None
+    """Messages between two ranks of a node."""
+    far: LinkSpeed | None = None
+    """Messages between two pods on different nodes."""
+    doubts: tuple[str, ...] = field(default=())
+    """Values that were not believed, and what is used instead, for users."""
+
+    def device(self, device: Device, cores: float = 1.0) -> Device:
+        """Return the device with the measured times. ``device``: by the data sheet. ``cores``: those of the rank."""
+        changed = replace(device, factors=self.factors)
+        if device.kind == "cpu" and self.memory_Bps is not None:
+            changed = replace(changed, memory_bandwidth_Bps=self.memory_Bps * cores)
+        if device.kind == "cpu" and self.near is not None:
+            changed = replace(changed, peer_bandwidth_Bps=self.near.bandwidth_Bps)
+        return changed
+
+    def believed(self, assumed: bool = False) -> Self:
+        """Return the values within the bounds of what data sheets allow, and the doubts about the others.
+
+        A factor beyond its bound gets the value of the bound, so that the plan still makes sense. Another impossible
+        value counts as not measured. ``assumed``: True if the catalogue does not have the device.
+        """
+        most = MAX_ASSUMED_FACTOR if assumed else MAX_FACTOR
+        doubts: list[str] = []
+        bounded = {}
+        for each in fields(TimeFactors):
+            value = getattr(self.factors, each.name)
+            bounded[each.name] = min(max(value, 1 / most), most)
+            if bounded[each.name] != value:
+                doubts.append(
+                    f"{each.name}: found {value:.3g} times the time of the data sheet; expected {1 / most:g} to "
+                    f"{most:g} times. The plan uses {bounded[each.name]:g}"
+                )
+        return replace(
+            self,
+            factors=TimeFactors(**bounded),
+            memory_Bps=_believed_rate("memory", self.memory_Bps, MEMORY_LIMITS_Bps, doubts),
+            disk_Bps=_believed_rate("disk", self.disk_Bps, DISK_LIMITS_Bps, doubts),
+            near=_believed_link("link within the node", self.near, doubts),
+            far=_believed_link("link between nodes", self.far, doubts),
+            doubts=tuple(doubts),
+        )
+
+
+def _believed_rate(name: str, value: float | None, limits: tuple[float, float], doubts: list[str]) -> float | None:
+    if value is None or limits[0] <= value <= limits[1]:
+        return value
+    doubts.append(f"{name}: found {value:.3g} B/s; expected {limits[0]:g} to {limits[1]:g} B/s. Not used")
+    return None
+
+
+def _believed_link(name: str, link: LinkSpeed | None, doubts: list[str]) -> LinkSpeed | None:
+    if link is None:
+        return None
+    (short, long), (slow, fast) = LATENCY_LIMITS_s, LINK_LIMITS_Bps
+    if short <= link.latency_s <= long and slow <= link.bandwidth_Bps <= fast:
+        return link
+    doubts.append(
+        f"{name}: found {link.latency_s:.3g} s and {link.bandwidth_Bps:.3g} B/s; expected {short:g} to {long:g} s and "
+        f"{slow:g} to {fast:g} B/s. Not used"
+    )
+    return None

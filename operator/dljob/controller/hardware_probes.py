@@ -1,0 +1,119 @@
+"""Measure the hardware of device classes while the operator runs (chart value ``probes.enabled``)."""
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any
+
+from dlcontract.hardware import HardwareMeasure
+from dljob.job.hardware import hardware_profile
+from dljob.job.profiles import MANAGED_LABEL, MANAGER, hardware_body, learned_by_model
+from dljob.kube import Api, ApiError, Cache
+from dljob.kube.kinds import POD, PROFILE
+from dljob.reconcile.hardware_probes import Action, ProbePod, Remove, Start, Starts, Store, decide
+from dljob.render import RenderConfig
+from dljob.render.probe import BY_OPERATOR, DEVICE_ANNOTATION, NODE_ANNOTATION, PROBE_LABEL, configured, probe_pod
+
+log = logging.getLogger("dljob")
+
+LOOK_S = 10.0
+
+
+class HardwareProbes:
+    """Start and delete the probe's pods in the operator's namespace, and store what they measure.
+
+    Only the leading operator may use it.
+    """
+
+    def __init__(
+        self, api: Api, cache: Cache, namespace: str, config: RenderConfig, now: Callable[[], datetime]
+    ) -> None:
+        self._api, self._cache, self._namespace, self._config, self._now = api, cache, namespace, config, now
+        self._starts: dict[str, tuple[int, datetime]] = {}
+        self._said = ""
+
+    async def run(self) -> None:
+        """Look again and again, until cancelled. An error of the API server is logged once and tried again."""
+        while True:
+            try:
+                await self.look()
+                self._said = ""
+            except ApiError as error:
+                if str(error) != self._said:
+                    log.warning("hardware probes: %s", error)
+                    self._said = str(error)
+            await asyncio.sleep(LOOK_S)
+
+    async def look(self) -> None:
+        """Decide once, and act."""
+        now = self._now()
+        listed = await self._api.find(POD, self._namespace, labelSelector=f"{PROBE_LABEL}={BY_OPERATOR}")
+        pods = [_seen(body, now) for body in listed]
+        jobs = [pod for job in self._cache.jobs() for pod in self._cache.pods_of(job.key)]
+        starts = {device: Starts(count, (now - last).total_seconds()) for device, (count, last) in self._starts.items()}
+        actions = decide(
+            self._cache.ledger.view(),
+            learned_by_model(self._cache.profiles(), self._namespace),
+            pods,
+            starts,
+            {pod.node for pod in jobs if pod.node is not None},
+            any(pod.node is None for pod in jobs),
+            configured(self._config).tolerations,
+        )
+        for action in actions:
+            await self._act(action, now)
+
+    async def _act(self, action: Action, now: datetime) -> None:
+        if isinstance(action, Start):
+            target = action.target
+            name = f"dljob-probe-{secrets.token_hex(3)}"
+            self._starts[target.device] = (self._starts.get(target.device, (0, now))[0] + 1, now)
+            log.info("measuring the hardware of %s on node %s in pod %s", target.device, target.node, name)
+            body = probe_pod(name, self._namespace, target, configured(self._config), by=BY_OPERATOR)
+            await self._api.create(POD, body)
+            return
+        if isinstance(action, Store):
+            await self._store(action.pod, now)
+        elif isinstance(action, Remove):
+            log.info("hardware probe of %s: pod %s is deleted: %s", action.pod.device, action.pod.name, action.why)
+        await self._api.delete(POD, self._namespace, action.pod.name, grace_s=0)
+
+    async def _store(self, pod: ProbePod, now: datetime) -> None:
+        """Store what a pod has measured. If its message is no document of the probe, log that."""
+        try:
+            measure = HardwareMeasure.parse(pod.message)
+        except ValueError as error:
+            reason = " ".join(str(error).split())[:200]
+            log.warning("hardware probe of %s: found %r; %s", pod.device, pod.message[:60], reason)
+            return
+        body = hardware_body(hardware_profile(measure, pod.device, pod.node), pod.device, now)
+        name = body["metadata"]["name"]
+        head = {key: value for key, value in body.items() if key != "status"}
+        head["metadata"] = {"name": name, "labels": {MANAGED_LABEL: MANAGER}}
+        try:
+            await self._api.create(PROFILE, head)
+        except ApiError as error:
+            if not error.conflict:  # it exists without measurements
+                raise
+        answer = await self._api.merge(PROFILE, None, name, {"status": body["status"]}, subresource="status")
+        self._cache.put(PROFILE, answer)
+        log.info("hardware of %s: measured on node %s, stored as dlprofile/%s", pod.device, pod.node, name)
+
+
+def _seen(body: Mapping[str, Any], now: datetime) -> ProbePod:
+    meta, status = body["metadata"], body.get("status") or {}
+    marks = meta.get("annotations") or {}
+    message = ""
+    for each in status.get("containerStatuses") or ():
+        message = ((each.get("state") or {}).get("terminated") or {}).get("message") or message
+    created = datetime.fromisoformat(str(meta["creationTimestamp"]))
+    return ProbePod(
+        meta["name"],
+        str(marks.get(DEVICE_ANNOTATION, "")),
+        str(marks.get(NODE_ANNOTATION, "")),
+        str(status.get("phase") or "Pending"),
+        message or str(status.get("message") or ""),
+        (now - created).total_seconds(),
+    )

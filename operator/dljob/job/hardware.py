@@ -1,0 +1,73 @@
+"""Translate between the probe's document, the hardware in DLProfile objects, and the planner's constants. No I/O."""
+
+from dataclasses import asdict
+
+from dlcontract.hardware import HardwareMeasure
+from dljob.api.profile import MAX_NOTE, HardwareFactors, HardwareProfile, ProbedLink, ProbedStep
+from dljob.calibrate.hardware import compared
+from dljob.cluster import catalogue
+from dljob.cluster.catalogue import Device, TimeFactors
+from dljob.cluster.hardware import Hardware, LinkSpeed
+
+
+def sheet_of(device: str, kind: str) -> Device:
+    """Return the data sheet of a device class: of the GPU, or of one core. ``kind``: cpu or gpu."""
+    return catalogue.gpu_or_assumed(device) if kind == "gpu" else catalogue.cpu(device, 1.0)
+
+
+def hardware_profile(measure: HardwareMeasure, device: str, node: str = "") -> HardwareProfile:
+    """Return the profile of a device class from the probe's document. ``node``: name of the measured node."""
+    found = compared(measure, sheet_of(device, measure.kind))
+
+    def link(speed: LinkSpeed | None) -> ProbedLink | None:
+        if speed is None:
+            return None
+        return ProbedLink(latency_seconds=speed.latency_s, bandwidth_bytes_per_second=speed.bandwidth_Bps)
+
+    return HardwareProfile(
+        kind=measure.kind,
+        product=measure.device,
+        node=node,
+        cores=measure.cores,
+        node_cores=measure.node_cores,
+        kernel=measure.kernel,
+        driver=measure.driver,
+        torch=measure.torch,
+        factors=HardwareFactors(**{name: _short(value) for name, value in asdict(found.factors).items()}),
+        deviation=_short(found.deviation),
+        serial_fraction=None if found.serial is None else _short(found.serial),
+        memory_cores=None if found.memory_cores is None else _short(found.memory_cores),
+        memory_bytes_per_second=found.memory_Bps,
+        disk_read_bytes_per_second=found.disk_Bps,
+        disk_write_bytes_per_second=measure.disk.write_Bps if measure.disk else None,
+        node_link=link(found.near),
+        network_link=link(found.far),
+        crowded=measure.crowded,
+        steps=tuple(
+            ProbedStep(net=step.net, batch=step.batch, cores=step.cores, seconds=step.s, precision=step.precision)
+            for step in measure.steps
+        ),
+        notes=tuple(note[:MAX_NOTE] for note in measure.notes),
+    )
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.4g}")
+
+
+def hardware_of(profile: HardwareProfile, device: str) -> Hardware:
+    """Return the planner's constants of a hardware profile, bounded by the data sheet (``Hardware.believed``)."""
+
+    def link(found: ProbedLink | None) -> LinkSpeed | None:
+        return None if found is None else LinkSpeed(found.latency_seconds, found.bandwidth_bytes_per_second)
+
+    return Hardware(
+        factors=TimeFactors(**profile.factors.model_dump()),
+        deviation=profile.deviation,
+        serial=profile.serial_fraction,
+        memory_cores=profile.memory_cores,
+        memory_Bps=profile.memory_bytes_per_second,
+        disk_Bps=profile.disk_read_bytes_per_second,
+        near=link(profile.node_link),
+        far=link(profile.network_link),
+    ).believed(assumed=sheet_of(device, profile.kind).assumed)

@@ -1,0 +1,85 @@
+"""Choose which device classes to measure, and on which nodes. No I/O."""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from dljob.calibrate.learned import Learned, hardware_of
+from dljob.cluster import ClusterView, Node
+from dljob.cluster.catalogue import GPU_RESOURCES
+from dljob.perf.resources.memory import PROCESS_NBYTES
+from dljob.planner.candidates.pools import tolerates
+
+MIN_CPU = 0.5
+"""Free CPUs that a node needs. With less, the probe would measure its share instead of the node."""
+MIN_MEMORY_NBYTES = 2 * 2**30 + PROCESS_NBYTES // 4
+
+
+@dataclass(frozen=True)
+class Target:
+    """A device class to measure on ``node``. ``peer``: another node of the class for the link; None if there is none.
+
+    ``cpu``: free CPUs of the node.
+    """
+
+    device: str
+    is_gpu: bool
+    node: str
+    cpu: float
+    peer: str | None = None
+
+
+def probe_targets(
+    view: ClusterView,
+    known: Mapping[tuple[str, str], Learned],
+    devices: Sequence[str] = (),
+    node: str | None = None,
+    busy: Collection[str] = (),
+    tolerations: Sequence[Mapping[str, object]] = (),
+) -> tuple[list[Target], list[str]]:
+    """Return one target for each device class that no measurement knows, and why others have none.
+
+    ``devices``: only these classes, also those that were measured before; empty: all. ``node``: only this node, and the
+    class of its device. ``busy``: names of nodes on which pods of jobs run. Such nodes are not measured, because the
+    probe and the job would disturb each other. ``tolerations``: those of the probe's pods.
+    """
+    named = [each for each in view.nodes if each.name == node]
+    if node is not None and not named:
+        return [], [f"--node: found no node {node}; expected one of the cluster's nodes"]
+    classes = [each.device for each in named] or list(devices) or list(view.device_types)
+    found, why = [], []
+    for device in dict.fromkeys(classes):
+        nodes = named or [each for each in view.nodes if each.device == device]
+        if not nodes:
+            what = ", ".join(view.device_types) or "no nodes"
+            why.append(f"--device: found {device}; expected one of {what}")
+        elif not devices and node is None and hardware_of(device, known) is not None:
+            why.append(f"{device}: measured before; measure it again with --device {device}")
+        elif not (able := [each for each in nodes if _obstacle(each, busy, tolerations) is None]):
+            reasons = {_obstacle(each, busy, tolerations) or "" for each in nodes}
+            why.append(f"{device}: not measured, because on its nodes {' or '.join(sorted(reasons))}")
+        else:
+            able.sort(key=lambda each: (-each.free_cpu, each.name))
+            others = [each for each in view.nodes if each.device == device and each != able[0]]
+            peers = [each.name for each in others if _obstacle(each, (), tolerations) is None]
+            first = able[0]
+            found.append(Target(device, first.is_gpu, first.name, first.free_cpu, next(iter(peers), None)))
+    return found, why
+
+
+def _obstacle(node: Node, busy: Collection[str], tolerations: Sequence[Mapping[str, object]]) -> str | None:
+    """Return why a node cannot be measured now, or None."""
+    for taint in node.taints:
+        of_gpus = node.is_gpu and taint[0] in GPU_RESOURCES.values()
+        if taint[2] in ("NoSchedule", "NoExecute") and not of_gpus and not tolerates(tolerations, taint):
+            return f"the taint {taint[0]} is not tolerated"
+    if node.left_out is not None:
+        return "repeated faults occurred"
+    if node.name in busy:
+        return "pods of jobs run"
+    if node.free_devices < 1:
+        return "no device is free"
+    if node.free_cpu < MIN_CPU:
+        return f"fewer than {MIN_CPU:g} CPUs are free"
+    if node.free_memory_nbytes < MIN_MEMORY_NBYTES:
+        return "too little memory is free"
+    return None

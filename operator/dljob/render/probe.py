@@ -1,0 +1,142 @@
+"""The pod that measures the hardware of a node. It meets the Pod Security Standard ``restricted``."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dljob.api.defaults import JobDefaults
+from dljob.cluster.catalogue import GPU_RESOURCES, vendor
+from dljob.job.probe_targets import Target
+from dljob.render.config import Manifest, RenderConfig
+from dljob.render.pods import UID
+
+PROBE_LABEL = "dljob.dev/hardware-probe"
+BY_COMMAND, BY_OPERATOR = "command", "operator"
+"""Values of ``PROBE_LABEL``: who started the pod, and deletes it."""
+DEVICE_ANNOTATION, NODE_ANNOTATION = "dljob.dev/probed-device", "dljob.dev/probed-node"
+CONTAINER = "probe"
+PEER_PORT = 28470
+DEADLINE_S = 600
+"""Seconds after which Kubernetes ends the pod, with the time to pull its image. The program takes 10 to 20 s."""
+SCRATCH, SCRATCH_SIZE, MEMORY = "/scratch", "1Gi", "2Gi"
+SERVES_S = 300
+"""Seconds for which the peer answers. The command deletes it earlier."""
+
+
+@dataclass(frozen=True)
+class ProbeImage:
+    """The image of the probe's pods, and how nodes get it and run it."""
+
+    image: str
+    pull_secrets: tuple[str, ...] = ()
+    runtime_class: str | None = None
+    tolerations: tuple[Manifest, ...] = ()
+    pull_policy: str = "IfNotPresent"
+
+
+def configured(config: RenderConfig) -> ProbeImage:
+    """Return the operator's trainer image, with the administrator's defaults for pods of jobs."""
+    return with_defaults(config.trainer_image, config.job_defaults, config.image_pull_policy)
+
+
+def with_defaults(image: str, defaults: JobDefaults, pull_policy: str = "IfNotPresent") -> ProbeImage:
+    """Return the image with the pull secrets, the runtime class and the tolerations of jobs."""
+    scheduling, trainer = defaults.scheduling, defaults.trainer
+    return ProbeImage(
+        image,
+        tuple(trainer.image_pull_secrets or ()) if trainer else (),
+        scheduling.runtime_class_name if scheduling else None,
+        tuple(item.manifest() for item in scheduling.tolerations or ()) if scheduling else (),
+        pull_policy,
+    )
+
+
+def probe_pod(
+    name: str, namespace: str, target: Target, image: ProbeImage, peer: str | None = None, by: str = BY_COMMAND
+) -> Manifest:
+    """Return the pod that measures ``target``.
+
+    ``peer``: address of a pod on another node that answers messages. ``by``: who starts the pod.
+    """
+    arguments = ["--device", "gpu" if target.is_gpu else "cpu", "--scratch", SCRATCH]
+    if not target.is_gpu and target.cpu >= 2:
+        arguments.append("--node-link")
+    if peer is not None:
+        host = f"[{peer}]" if ":" in peer else peer
+        arguments += ["--peer", f"{host}:{PEER_PORT}"]
+    return _pod(name, namespace, target.node, target, image, arguments, by=by)
+
+
+def peer_pod(name: str, namespace: str, target: Target, image: ProbeImage) -> Manifest:
+    """Return the pod that answers the messages of a probe, on the target's second node."""
+    assert target.peer is not None, "the caller chose a target with a second node"
+    arguments = ["--serve", str(PEER_PORT), "--seconds", str(SERVES_S)]
+    return _pod(name, namespace, target.peer, target, image, arguments, computes=False)
+
+
+def _pod(
+    name: str,
+    namespace: str,
+    node: str,
+    target: Target,
+    image: ProbeImage,
+    arguments: Sequence[str],
+    computes: bool = True,
+    by: str = BY_COMMAND,
+) -> Manifest:
+    requests: Manifest = {"cpu": f"{int(1000 * min(1.0, target.cpu)) if computes else 100}m", "memory": MEMORY}
+    limits: Manifest = {"memory": MEMORY}  # no limit of CPUs: on an idle node, the probe uses all of them
+    tolerations = [dict(item) for item in image.tolerations]
+    if target.is_gpu:
+        resource = GPU_RESOURCES[vendor(target.device)]
+        tolerations.append({"key": resource, "operator": "Exists", "effect": "NoSchedule"})
+        if computes:
+            requests[resource] = limits[resource] = "1"
+    own = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
+    pod: Manifest = {
+        "restartPolicy": "Never",
+        "activeDeadlineSeconds": DEADLINE_S,
+        "terminationGracePeriodSeconds": 0,
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": UID,
+            "runAsGroup": UID,
+            "fsGroup": UID,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [own]}}},
+        "containers": [
+            {
+                "name": CONTAINER,
+                "image": image.image,
+                "imagePullPolicy": image.pull_policy,
+                "command": ["python", "-m", "dltrain.hardware_probe", *arguments],
+                "resources": {"requests": requests, "limits": limits},
+                "securityContext": {
+                    "allowPrivilegeEscalation": False,
+                    "readOnlyRootFilesystem": True,
+                    "capabilities": {"drop": ["ALL"]},
+                },
+                "volumeMounts": [{"name": "scratch", "mountPath": SCRATCH}, {"name": "tmp", "mountPath": "/tmp"}],
+            }
+        ],
+        "volumes": [
+            {"name": "scratch", "emptyDir": {"sizeLimit": SCRATCH_SIZE}},
+            {"name": "tmp", "emptyDir": {"sizeLimit": "256Mi"}},
+        ],
+    }
+    if tolerations:
+        pod["tolerations"] = tolerations
+    if image.pull_secrets:
+        pod["imagePullSecrets"] = [{"name": each} for each in image.pull_secrets]
+    if image.runtime_class:
+        pod["runtimeClassName"] = image.runtime_class
+    labels = {"app.kubernetes.io/managed-by": "dljob", PROBE_LABEL: by}
+    annotations = {DEVICE_ANNOTATION: target.device, NODE_ANNOTATION: node}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": namespace, "labels": labels, "annotations": annotations},
+        "spec": pod,
+    }

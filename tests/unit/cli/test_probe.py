@@ -1,0 +1,300 @@
+"""Tests of ``dljob probe``: which nodes it measures, its pods, and what it prints and stores."""
+
+import argparse
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dlcontract.hardware import DiskRate, HardwareMeasure, LinkRate, MemoryRate, TimedStep
+from dljob.calibrate.learned import Learned
+from dljob.cli import files, main, probe_pods
+from dljob.cli.commands import probe
+from dljob.cli.errors import BadInputError
+from dljob.cli.hardware_tables import hardware_table
+from dljob.cluster.hardware import KEY, Hardware
+from dljob.job.hardware import hardware_of, hardware_profile
+from dljob.job.observed import JOB_LABEL
+from dljob.job.probe_targets import Target, probe_targets
+from dljob.kube.kinds import NODE, POD, PROFILE
+from dljob.render.probe import ProbeImage, peer_pod, probe_pod
+from support.fake_api_server import FakeApi
+from support.planner_questions import view
+
+MEASURE = HardwareMeasure(
+    device="A Processor",
+    cores=4,
+    node_cores=4,
+    steps=(TimedStep(net="conv", batch=24, s=0.05), TimedStep(net="wide-dense", batch=128, s=0.05)),
+    memory=(MemoryRate(Bps=9e9), MemoryRate(cores=4, Bps=2e10)),
+    disk=DiskRate(read_Bps=2e9, write_Bps=1e9, direct=True),
+    near=LinkRate(latency_s=1e-6, Bps=4e9),
+    notes=("a note",),
+)
+A100 = "NVIDIA-A100-SXM4-40GB"
+TWO = view({"count": 2, "cpu": 4, "device": "plain"}, {"count": 2, "cpu": 64, "device": A100, "devices": 8})
+KNOWN = {(KEY, "plain"): Learned(hardware=Hardware())}
+
+
+class Kubelet(FakeApi):
+    """An API server whose pods run at once, and end with ``message``."""
+
+    def __init__(self, message: str, phase: str = "Succeeded") -> None:
+        super().__init__()
+        self.message, self.phase, self.created = message, phase, list[str]()
+
+    async def create(self, kind: Any, body: Any) -> Any:
+        self.created.append(body["metadata"]["name"])
+        return await super().create(kind, body)
+
+    async def get(self, kind: Any, namespace: str | None, name: str) -> Any:
+        found = await super().get(kind, namespace, name)
+        if kind is POD and "peer" in name:
+            return found | {"status": {"phase": "Running", "podIP": "10.0.0.7"}}
+        ended = {"message": self.message, "exitCode": int(self.phase == "Failed")}
+        statuses = [{"name": "probe", "state": {"terminated": ended}}]
+        return found | {"status": {"phase": self.phase, "containerStatuses": statuses}} if kind is POD else found
+
+    async def find(self, kind: Any, namespace: str | None, **_: str) -> Any:
+        return await super().find(kind, namespace)  # the fake has no selectors of fields that differ
+
+    @property
+    def pods(self) -> list[str]:
+        return [name for plural, _, name in self.objects if plural == "pods" and name.startswith("dljob-probe")]
+
+
+def node(name: str, device: str = "plain", cpu: str = "4") -> dict[str, Any]:
+    size = {"cpu": cpu, "memory": "16Gi", "pods": "110"}
+    status = {"allocatable": size, "capacity": size, "conditions": [{"type": "Ready", "status": "True"}]}
+    labels = {"dljob.dev/device": device, "kubernetes.io/hostname": name}
+    return {"metadata": {"name": name, "labels": labels}, "spec": {}, "status": status}
+
+
+OPERATOR = {
+    "metadata": {"namespace": "dljob-system", "name": "operator-1", "labels": {"app.kubernetes.io/name": "dljob"}},
+    "spec": {
+        "containers": [
+            {
+                "name": "operator",
+                "env": [
+                    {"name": "DLJOB_WATCH_NAMESPACES", "value": ""},
+                    {"name": "DLJOB_TRAINER_IMAGE", "value": "example.org/trainer:1"},
+                    {"name": "DLJOB_JOB_DEFAULTS", "value": '{"trainer": {"imagePullSecrets": ["pull"]}}'},
+                ],
+            }
+        ]
+    },
+}
+
+
+def cluster(message: str, phase: str = "Succeeded") -> Kubelet:
+    api = Kubelet(message, phase)
+
+    async def fill() -> None:
+        for name in ("a", "b"):
+            await FakeApi.create(api, NODE, node(name))
+        await FakeApi.create(api, POD, OPERATOR)
+
+    asyncio.run(fill())
+    return api
+
+
+def given(*arguments: str) -> argparse.Namespace:
+    from dljob.cli.entry import parser
+
+    return parser().parse_args(["probe", *arguments])
+
+
+class TestTargets:
+    def test_each_class_without_a_measurement_has_one_target_and_a_second_node(self) -> None:
+        found, why = probe_targets(TWO, {})
+        assert [(t.device, t.is_gpu, t.node, t.peer) for t in found] == [
+            (A100, True, "n1-0", "n1-1"),
+            ("plain", False, "n0-0", "n0-1"),
+        ]
+        assert not why
+
+    @pytest.mark.parametrize(
+        ("options", "devices", "reason"),
+        [
+            ({"known": KNOWN}, [A100], "measured before"),
+            ({"known": KNOWN, "devices": ["plain"]}, ["plain"], None),
+            ({"known": KNOWN, "node": "n0-1"}, ["plain"], None),
+            ({"devices": ["other"]}, [], "--device: found other"),
+            ({"node": "missing"}, [], "--node: found no node missing"),
+            ({"busy": {"n0-0", "n0-1"}}, [A100], "pods of jobs run"),
+            ({"busy": {"n0-0"}, "devices": ["plain"]}, ["plain"], None),
+        ],
+    )
+    def test_classes_are_left_out_with_a_reason(
+        self, options: dict[str, Any], devices: list[str], reason: str | None
+    ) -> None:
+        found, why = probe_targets(TWO, **{"known": {}} | options)
+        assert [target.device for target in found] == devices
+        assert (reason in why[0]) if reason else not why
+        assert not {target.node for target in found} & set(options.get("busy", ()))
+
+    @pytest.mark.parametrize(
+        ("key", "effect", "able"), [("team", "NoSchedule", False), ("team", "PreferNoSchedule", True)]
+    )
+    def test_a_tainted_node_is_measured_only_with_a_toleration(self, key: str, effect: str, able: bool) -> None:
+        tainted = view({"cpu": 4, "taints": [{"key": key, "effect": effect}]})
+        assert bool(probe_targets(tainted, {})[0]) == able
+        assert probe_targets(tainted, {}, tolerations=[{"key": key, "operator": "Exists"}])[0]
+
+    def test_a_full_node_is_not_measured(self) -> None:
+        full = view(
+            {"cpu": 4, "device": A100, "devices": 1, "free": 0}, {"cpu": "250m"}, {"memory": "1Gi", "device": "s"}
+        )
+        found, why = probe_targets(full, {})
+        assert not found
+        assert len(why) == 3
+        assert all("not measured" in line for line in why)
+
+
+class TestPods:
+    TARGET = Target("plain", False, "a", 4.0, "b")
+    IMAGE = ProbeImage("example.org/trainer:1", ("pull",), "runtime", ({"key": "team", "operator": "Exists"},))
+
+    def test_the_pod_is_restricted_and_bounded(self) -> None:
+        pod = probe_pod("p", "ns", self.TARGET, self.IMAGE)["spec"]
+        (container,) = pod["containers"]
+        assert pod["securityContext"]["runAsNonRoot"]
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert container["securityContext"] == {
+            "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]},
+        }  # fmt: skip
+        assert pod["activeDeadlineSeconds"] <= 600
+        assert pod["restartPolicy"] == "Never"
+        assert not pod["automountServiceAccountToken"]
+        assert all("emptyDir" in volume for volume in pod["volumes"])
+        assert container["resources"]["requests"] == {"cpu": "1000m", "memory": "2Gi"}
+        assert "--peer" not in container["command"]
+        assert pod["imagePullSecrets"] == [{"name": "pull"}]
+        assert pod["tolerations"] == [{"key": "team", "operator": "Exists"}]
+
+    def test_a_gpu_pod_asks_for_one_gpu_and_tolerates_its_taint(self) -> None:
+        pod = probe_pod("p", "ns", Target(A100, True, "g", 0.5), ProbeImage("i"))["spec"]
+        (container,) = pod["containers"]
+        assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
+        assert container["resources"]["requests"]["cpu"] == "500m"
+        assert pod["tolerations"][0]["key"] == "nvidia.com/gpu"
+        assert container["command"][-4:-2] == ["--device", "gpu"]
+
+    @pytest.mark.parametrize(("address", "peer"), [("10.0.0.7", "10.0.0.7:28470"), ("fd00::7", "[fd00::7]:28470")])
+    def test_the_peer_runs_on_the_other_node(self, address: str, peer: str) -> None:
+        assert probe_pod("p", "ns", self.TARGET, self.IMAGE, address)["spec"]["containers"][0]["command"][-1] == peer
+        other = peer_pod("q", "ns", self.TARGET, self.IMAGE)["spec"]
+        (term,) = other["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+            "nodeSelectorTerms"
+        ]
+        assert term["matchFields"][0]["values"] == ["b"]
+        assert "--serve" in other["containers"][0]["command"]
+
+
+class TestInCluster:
+    def test_a_class_is_measured_stored_and_shown_and_the_pods_are_deleted(
+        self, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        api = cluster(MEASURE.to_json())
+        assert asyncio.run(probe._in_cluster(api, given("--link"))) == 0
+        assert len(api.created) == 2
+        assert not api.pods
+        (profile,) = (body for (plural, _, _), body in api.objects.items() if plural == PROFILE.plural)
+        assert profile["spec"] == {"model": "hardware", "device": "plain"}
+        assert profile["status"]["hardware"]["node"] == "a"
+        out = capsys.readouterr().out
+        assert "DATA SHEET" in out
+        assert profile["metadata"]["name"] in out
+        # The next call leaves the class out.
+        assert asyncio.run(probe._in_cluster(api, given())) == 0
+        assert len(api.created) == 2
+        assert "measured before" in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("message", "phase", "said"),
+        [
+            ("no JSON", "Succeeded", "expected the document of the hardware probe"),
+            ("out of memory", "Failed", "exit code 1: out of memory"),
+        ],
+    )
+    def test_a_failed_probe_has_one_line_and_leaves_nothing(
+        self, message: str, phase: str, said: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        api = cluster(message, phase)
+        assert asyncio.run(probe._in_cluster(api, given())) == 1
+        assert said in capsys.readouterr().err
+        assert not api.pods
+        assert not [key for key in api.objects if key[0] == PROFILE.plural]
+
+    def test_nodes_with_pods_of_jobs_are_not_measured(self, capsys: pytest.CaptureFixture[str]) -> None:
+        api = cluster(MEASURE.to_json())
+        for name in ("a", "b"):
+            body = {
+                "metadata": {"namespace": "team", "name": f"job-{name}", "labels": {JOB_LABEL: "job"}},
+                "spec": {"nodeName": name, "containers": []},
+                "status": {"phase": "Running"},
+            }
+            asyncio.run(FakeApi.create(api, POD, body))
+        assert asyncio.run(probe._in_cluster(api, given())) == 1
+        assert "pods of jobs run" in capsys.readouterr().err
+        assert not api.created
+
+    def test_a_pod_that_does_not_start_is_deleted_after_the_limit(self) -> None:
+        api = cluster("", phase="Pending")
+        assert asyncio.run(probe._in_cluster(api, given("--timeout", "0.1"))) == 1
+        assert not api.pods
+
+    def test_without_an_operator_the_image_must_be_named(self) -> None:
+        api = Kubelet("")
+        asyncio.run(FakeApi.create(api, NODE, node("a")))
+        with pytest.raises(BadInputError, match="--image"):
+            asyncio.run(probe._in_cluster(api, given("--namespace", "n")))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "field"),
+    [
+        (["--local", "--node", "a"], "--node"),
+        (["--local", "--device", "a", "--device", "b"], "--device"),
+        (["--output", "file"], "--output"),
+    ],
+)
+def test_options_that_exclude_each_other_have_one_error(
+    arguments: list[str], field: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["probe", *arguments]) == 2
+    assert field in capsys.readouterr().err
+
+
+def test_a_local_profile_is_what_plan_reads(tmp_path: Path) -> None:
+    from datetime import UTC, datetime
+
+    from dljob.job.profiles import hardware_body
+
+    path = tmp_path / "hardware.yaml"
+    body = hardware_body(hardware_profile(MEASURE, "plain"), "plain", datetime.now(UTC))
+    path.write_text(yaml.safe_dump(body), encoding="utf-8")
+    found = files.profiles(str(path))
+    assert found[KEY, "plain"].hardware == hardware_of(hardware_profile(MEASURE, "plain"), "plain")
+
+
+def test_the_table_shows_sheet_measurement_ratio_and_doubts() -> None:
+    profile = hardware_profile(MEASURE, "plain", "a")
+    absurd = profile.model_copy(update={"disk_read_bytes_per_second": 1.0})
+    lines = "\n".join(hardware_table("plain", absurd, hardware_of(absurd, "plain")))
+    assert "500 MB/s" not in lines, "an impossible rate is not shown as measured"
+    assert "Warning: disk: found 1 B/s" in lines
+    assert "Note:    a note" in lines
+    lines = "\n".join(hardware_table("plain", profile, hardware_of(profile, "plain")))
+    assert "500 MB/s" in lines
+    assert "4.00" in lines
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(probe_pods, "LOOK_S", 0.01)
+    yield

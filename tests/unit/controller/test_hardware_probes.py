@@ -1,0 +1,90 @@
+"""The operator's hardware probes on an API server in memory: pods come and go, and profiles are stored."""
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from dlcontract.hardware import HardwareMeasure, TimedStep
+from dljob.controller.hardware_probes import HardwareProbes
+from dljob.kube import ApiError, Cache
+from dljob.kube.kinds import NODE, POD, PROFILE
+from dljob.render import RenderConfig
+from support.fake_api_server import FakeApi
+
+MEASURE = HardwareMeasure(device="A Processor", cores=4, node_cores=4, steps=(TimedStep(net="conv", batch=24, s=0.05),))
+
+
+class Operator:
+    def __init__(self, *nodes: str) -> None:
+        self.api, self.cache = FakeApi(), Cache()
+        self.now = datetime(2026, 1, 1, tzinfo=UTC)
+        self.probes = HardwareProbes(
+            self.api,  # type: ignore[arg-type]
+            self.cache,
+            "dljob-system",
+            RenderConfig("example.org/trainer:1", "Always"),
+            lambda: self.now,
+        )
+        size = {"cpu": "4", "memory": "16Gi", "pods": "110"}
+        for i, name in enumerate(nodes):
+            meta = {"name": name, "uid": f"u{i}", "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"}
+            conditions = [{"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}]
+            status = {"allocatable": size, "capacity": size, "conditions": conditions}
+            body = {"metadata": meta | {"labels": {}}, "spec": {}, "status": status}
+            self.cache.put(NODE, body)
+
+    def look(self) -> list[dict[str, Any]]:
+        asyncio.run(self.probes.look())
+        return [body for (plural, _, _), body in self.api.objects.items() if plural == POD.plural]
+
+    def end(self, message: str, phase: str = "Succeeded") -> None:
+        for (plural, _, _), body in self.api.objects.items():
+            if plural == POD.plural:
+                ended = {"terminated": {"message": message, "exitCode": int(phase == "Failed")}}
+                body["status"] = {"phase": phase, "containerStatuses": [{"name": "probe", "state": ended}]}
+
+    @property
+    def profiles(self) -> list[dict[str, Any]]:
+        return [body for (plural, _, _), body in self.api.objects.items() if plural == PROFILE.plural]
+
+
+def test_a_class_is_measured_once() -> None:
+    operator = Operator("n0", "n1")
+    (pod,) = operator.look()
+    assert pod["metadata"]["namespace"] == "dljob-system"
+    (container,) = pod["spec"]["containers"]
+    assert (container["image"], container["imagePullPolicy"]) == ("example.org/trainer:1", "Always")
+    assert len(operator.look()) == 1, "it still runs"
+    operator.end(MEASURE.to_json())
+    assert operator.look() == []
+    (profile,) = operator.profiles
+    assert profile["metadata"]["labels"] == {"app.kubernetes.io/managed-by": "dljob"}
+    assert profile["status"]["hardware"]["node"] == "n0"
+    operator.now += timedelta(days=1)
+    assert operator.look() == []
+
+
+def test_what_is_no_document_is_not_stored_and_tried_again_later() -> None:
+    operator = Operator("n0")
+    operator.look()
+    operator.end("something else")
+    assert operator.look() == []
+    assert operator.profiles == []
+    assert operator.look() == []
+    operator.now += timedelta(hours=1)
+    assert len(operator.look()) == 1
+
+
+def test_a_cluster_that_refuses_the_pod_is_not_asked_without_pause() -> None:
+    operator = Operator("n0")
+    operator.api.refused.add("Pod")
+    try:
+        operator.look()
+    except ApiError as error:
+        assert error.forbidden
+    operator.api.refused.clear()
+    assert operator.look() == []
+
+
+def test_a_cluster_without_nodes_is_left_alone() -> None:
+    assert Operator().look() == []

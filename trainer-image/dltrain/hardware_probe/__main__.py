@@ -1,0 +1,144 @@
+"""The command line of the probe; see the package's docstring."""
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dlcontract.hardware import LinkRate
+
+TERMINATION_LOG = Path("/dev/termination-log")
+STEPS_S = 6.0
+"""Seconds for the steps of the reference networks. With the rest, the probe takes 10 to 20 s."""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, and print the document. Return 0, or EXIT_BAD_INPUT for options that cannot be used here."""
+    parser = argparse.ArgumentParser(
+        prog="python -m dltrain.hardware_probe",
+        description="Measure compute, memory, disk and links of this machine in 10 to 20 seconds, and print JSON.",
+    )
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "gpu"), default="auto", help="default: a GPU if there is one"
+    )
+    parser.add_argument(
+        "--scratch", metavar="DIR", help="folder whose disk is measured; default: the one for temporary files"
+    )
+    parser.add_argument("--peer", metavar="HOST:PORT", help="also measure the link to a probe that serves there")
+    parser.add_argument(
+        "--serve", metavar="PORT", type=int, help="only answer peers on this TCP port, without measuring"
+    )
+    parser.add_argument("--seconds", type=float, default=60.0, help="with --serve: how long; default: 60")
+    parser.add_argument("--node-link", action="store_true", help="also measure messages between two MPI ranks here")
+    given = parser.parse_args(arguments)
+    from dltrain.protocol.errors import BadInputError
+    from dltrain.protocol.rank_messages import EXIT_BAD_INPUT
+
+    try:
+        peer = None if given.peer is None else _peer(given.peer)
+        if given.serve is not None:
+            from dltrain.hardware_probe import link
+
+            link.serve(given.serve, given.seconds)
+            return 0
+        text = _measured(given.device, _scratch(given.scratch), peer, given.node_link)
+    except BadInputError as error:
+        print(f"dltrain: BadInput: {error}", file=sys.stderr)  # noqa: T201
+        return EXIT_BAD_INPUT
+    if TERMINATION_LOG.exists() and os.access(TERMINATION_LOG, os.W_OK):
+        TERMINATION_LOG.write_text(text, encoding="utf-8")
+    print(text, flush=True)  # noqa: T201
+    return 0
+
+
+def _scratch(given: str | None) -> Path:
+    """Return the folder to write to: the given one, or the one for temporary files."""
+    from dltrain.protocol.errors import BadInputError
+
+    try:
+        folder = Path(given or tempfile.gettempdir())
+    except FileNotFoundError as error:
+        raise BadInputError("--scratch", str(error), "a folder to write to", "name one with --scratch") from None
+    if not os.access(folder, os.W_OK):
+        raise BadInputError("--scratch", f"{folder}, which cannot be written", "a writable folder", "name another one")
+    return folder
+
+
+def _peer(text: str) -> tuple[str, int]:
+    from dltrain.protocol.errors import BadInputError
+
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise BadInputError("--peer", repr(text), "HOST:PORT", "name the address at which a probe with --serve listens")
+    return host.strip("[]"), int(port)
+
+
+def _measured(device: str, scratch: Path, peer: tuple[str, int] | None, node_link: bool) -> str:
+    import torch
+
+    from dlcontract.hardware import HardwareMeasure
+    from dltrain.hardware_probe import disk, machine, memory, networks
+    from dltrain.hardware_probe import node_link as within
+    from dltrain.host import cgroup
+    from dltrain.protocol.errors import BadInputError
+
+    begin = time.monotonic()
+    has_gpu = torch.cuda.is_available()
+    if device == "gpu" and not has_gpu:
+        raise BadInputError("--device", "gpu, but PyTorch sees no GPU", "a GPU", "choose cpu, or request a GPU")
+    on_gpu = device == "gpu" or (device == "auto" and has_gpu)
+    chip = torch.device("cuda", 0) if on_gpu else torch.device("cpu")
+    facts, notes = machine.facts(), list[str | None]()
+    cores = float(facts["cores"])
+    _say(f"measuring {machine.gpu_name(chip) if on_gpu else machine.processor()}, {cores:g} cores")
+    steps, crowded = networks.timed_steps(chip, cores, STEPS_S)
+    _say(f"timed {len(steps)} steps; measuring memory, disk and links")
+    alone = crowded <= networks.CROWDED
+    if not alone:
+        what = f"other processes used them (steps took {crowded:.1f} times their CPU time)"
+        notes.append(f"cores: {what}; several cores and the link between them were not measured")
+    rates = memory.memory_rates(chip, cores if alone else 1.0, cgroup.free_nbytes())
+    stored, note = disk.disk_rates(scratch)
+    notes.append(note)
+    near = far = None
+    if node_link and alone:
+        near, note = within.measure(scratch)
+        notes.append(note)
+    if peer is not None:
+        far, note = _far(peer)
+        notes.append(note)
+    return HardwareMeasure(
+        device=machine.gpu_name(chip) if on_gpu else machine.processor(),
+        kind="gpu" if on_gpu else "cpu",
+        **facts,
+        driver=machine.driver() if on_gpu else "",
+        steps=tuple(steps),
+        memory=tuple(rates),
+        disk=stored,
+        near=near,
+        far=far,
+        crowded=crowded,
+        took_s=round(time.monotonic() - begin, 2),
+        notes=tuple(note for note in notes if note),
+    ).to_json()
+
+
+def _far(peer: tuple[str, int]) -> "tuple[LinkRate | None, str | None]":
+    from dltrain.hardware_probe import link
+
+    try:
+        return link.measure(*peer), None
+    except OSError as error:
+        return None, f"link to {peer[0]}: {error.strerror or error}; not measured"
+
+
+def _say(line: str) -> None:
+    print(f"probe: {line}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+if __name__ == "__main__":
+    sys.exit(main())

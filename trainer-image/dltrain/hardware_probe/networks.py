@@ -1,0 +1,168 @@
+"""Build the reference networks, and time their training steps."""
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from statistics import median
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from dlcontract import Precision
+from dlcontract.hardware import MAX_TIMED, REFERENCE_NETS, ReferenceNet, TimedStep
+
+WARM_UP_STEPS, TURN_STEPS = 2, 3
+CROWDED = 1.3
+"""Ratio of elapsed time to CPU time from which on other processes use the cores too much to measure several of them."""
+MAX_CORE_COUNTS = 5
+"""Maximum number of core counts to measure, so that the document stays short."""
+_TYPES = {"BF16": torch.bfloat16, "FP16": torch.float16}
+
+
+@dataclass
+class Case:
+    """A step to time: ``run`` makes it. ``times``: (elapsed seconds, CPU seconds of the process) of each run."""
+
+    net: str
+    batch: int
+    cores: int
+    precision: Precision
+    run: Callable[[], None]
+    times: list[tuple[float, float]] = field(default_factory=list)
+
+    def timed(self, on_gpu: bool) -> TimedStep:
+        """Return the time of a step. Disturbances only ever add to it.
+
+        On one core, it is the lower quartile of CPU times, which exclude other processes. On a GPU, it is that of
+        elapsed times. With several cores, it is the shortest elapsed time, because each thread can be disturbed.
+        """
+        times = sorted(wall if on_gpu or self.cores > 1 else cpu for wall, cpu in self.times)
+        seconds = times[0 if self.cores > 1 else len(times) // 4]
+        return TimedStep(
+            net=self.net,
+            batch=self.batch,
+            cores=self.cores,
+            s=float(f"{max(seconds, 1e-7):.4g}"),
+            precision=self.precision,
+        )
+
+
+def module(net: ReferenceNet) -> nn.Sequential:
+    """Return the network as a PyTorch module."""
+    parts: list[nn.Module] = []
+    shape = net.shape
+    for name, *sizes in net.layers:
+        if name == "conv":
+            parts.append(nn.Conv2d(shape[0], sizes[0], 3, padding=1))
+            shape = (sizes[0], *shape[1:])
+        elif name == "linear":
+            parts.append(nn.Linear(shape[-1], sizes[0]))
+            shape = (*shape[:-1], sizes[0])
+        elif name == "pool":
+            parts.append(nn.MaxPool2d(2))
+            shape = (shape[0], shape[1] // 2, shape[2] // 2)
+        elif name == "flatten":
+            parts.append(nn.Flatten())
+            shape = (torch.Size(shape).numel(),)
+        else:
+            parts.append({"relu": nn.ReLU(), "gelu": nn.GELU(), "layer_norm": nn.LayerNorm(shape[-1])}[name])
+    return nn.Sequential(*parts)
+
+
+def training_step(net: ReferenceNet, batch: int, device: torch.device, precision: Precision) -> Callable[[], None]:
+    """Return a function that makes a training step like the trainer's, and waits until the device has finished it."""
+    model = module(net).to(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4, momentum=0.9)
+    x = torch.randn(batch, *net.shape, device=device)
+    y = torch.zeros(batch, dtype=torch.int64, device=device)
+
+    def run() -> None:
+        optimizer.zero_grad(set_to_none=False)
+        with torch.autocast(device.type, _TYPES.get(precision, torch.bfloat16), enabled=precision != "FP32"):
+            loss = cross_entropy(model(x).reshape(batch, -1), y)
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+    return run
+
+
+def core_counts(cores: float) -> list[int]:
+    """Return 1, the powers of two below the number of cores, and this number; at most ``MAX_CORE_COUNTS`` of them."""
+    most = max(1, int(cores))
+    found = sorted({*(1 << i for i in range(most.bit_length())), most})
+    found = [each for each in found if each <= most]
+    if len(found) > MAX_CORE_COUNTS:
+        last = len(found) - 1
+        found = [found[round(i * last / (MAX_CORE_COUNTS - 1))] for i in range(MAX_CORE_COUNTS)]
+    return found
+
+
+def cases(device: torch.device, cores: float) -> Iterator[Case]:
+    """Yield the steps to time on a device; on a CPU, also with several of the ``cores``."""
+    for name, net in REFERENCE_NETS.items():
+        if device.type == "cuda":
+            precisions: tuple[Precision, ...] = ("FP32", "BF16") if net.half and _has_half_units(device) else ("FP32",)
+            for precision in precisions:
+                for batch in net.gpu_batches:
+                    yield Case(name, batch, 1, precision, training_step(net, batch, device, precision))
+            continue
+        steps = {batch: training_step(net, batch, device, "FP32") for batch in net.batches}
+        for batch, run in steps.items():
+            yield Case(name, batch, 1, "FP32", run)
+        if net.scales:
+            for count in core_counts(cores)[1:]:
+                yield Case(name, net.batches[-1], count, "FP32", steps[net.batches[-1]])
+
+
+def _has_half_units(device: torch.device) -> bool:
+    return torch.cuda.get_device_capability(device) >= (8, 0)
+
+
+def timed_steps(device: torch.device, cores: float, budget_s: float) -> tuple[list[TimedStep], float]:
+    """Return the timed steps, and the median of (elapsed time / CPU time) on one core, which is 1 on an idle node.
+
+    Steps on one core come first, and once more in the end. If one of the two shows that other processes use the cores
+    (``CROWDED``), steps on several cores are left out: threads that wait for a thread without a core say nothing about
+    the hardware.
+    """
+    todo = list(cases(device, cores))[:MAX_TIMED]
+    on_gpu = device.type == "cuda"
+    single, several = ([case for case in todo if (case.cores == 1) == one] for one in (True, False))
+    _run_in_turns(single, budget_s * (0.6 if several else 1.0))
+    crowded = 1.0 if on_gpu else _crowded(single)
+    if several and crowded <= CROWDED:
+        _run_in_turns(several, 0.4 * budget_s)
+        again = [Case(case.net, case.batch, 1, case.precision, case.run) for case in single]
+        _run_in_turns(again, 0.0)
+        crowded = max(crowded, _crowded(again))
+    if crowded > CROWDED:
+        several = []
+    return [case.timed(on_gpu) for case in (*single, *several)], crowded
+
+
+def _crowded(single: list[Case]) -> float:
+    return max(1.0, float(f"{median(wall / max(cpu, 1e-9) for case in single for wall, cpu in case.times):.3g}"))
+
+
+def _run_in_turns(todo: list[Case], budget_s: float) -> None:
+    """Time the cases until ``budget_s`` seconds have passed, but each at least once.
+
+    The cases take turns, so that a disturbance does not hit all runs of one case. A turn has ``TURN_STEPS`` steps and
+    one before them that does not count, because it finds the data of another case in the caches.
+    """
+    end = time.perf_counter() + budget_s
+    for case in todo:
+        torch.set_num_threads(case.cores)
+        for _ in range(WARM_UP_STEPS):
+            case.run()
+    while todo and (time.perf_counter() < end or not todo[-1].times):
+        for case in todo:
+            torch.set_num_threads(case.cores)
+            case.run()
+            for _ in range(TURN_STEPS):
+                wall, cpu = time.perf_counter(), time.process_time()
+                case.run()
+                case.times.append((time.perf_counter() - wall, time.process_time() - cpu))
