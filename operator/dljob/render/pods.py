@@ -27,12 +27,13 @@ from dljob.job.plan.node_terms import NodeRequirement
 from dljob.job.plan.stored import PodGroup, StoredPlan
 from dljob.job.queue import Placement
 from dljob.perf.resources.memory import shm_nbytes
-from dljob.render import agent, checkpoints, dataset, scratch, source
+from dljob.render import agent
 from dljob.render.config import Manifest, RenderConfig
 from dljob.render.disruption import marked
 from dljob.render.gang import with_pod_group
 from dljob.render.names import Names, labels
 from dljob.render.overrides import merged
+from dljob.render.volumes import checkpoints, dataset, scratch, source
 
 UID = 65532
 """User id of the processes in trainer pods. This user has no permissions on the node. The image works with any id."""

@@ -8,7 +8,7 @@ from dlcontract import CHECKPOINT_DIR, CHECKPOINT_SECRET_DIR
 from dljob.api import DLJobSpec
 from dljob.cluster import quantity
 from dljob.job.defaults import parse_defaults, with_defaults
-from dljob.render import checkpoints, scratch
+from dljob.render.volumes import checkpoints, scratch
 from support.builders import CPUS, DIGITS, rendered, seen
 
 Json = dict[str, Any]

@@ -7,7 +7,7 @@ import pytest
 from dljob.api import DLJobSpec
 from dljob.cluster import quantity
 from dljob.job.defaults import parse_defaults
-from dljob.render import scratch
+from dljob.render.volumes import scratch
 from support.builders import DIGITS, rendered, seen
 
 BERT: dict[str, Any] = {

@@ -15,7 +15,7 @@ from dljob.job.observed import Eviction
 from dljob.job.plan.failures import MAX_EVICTED, FailureRecord
 from dljob.reconcile.desired import Draft
 from dljob.reconcile.parsed import ParsedJob
-from dljob.render import checkpoints, dataset, scratch
+from dljob.render.volumes import checkpoints, dataset, scratch
 from dljob.status import FALSE, TRUE, Event, Verdict, find
 from dljob.status.events import MAX_MESSAGE
 

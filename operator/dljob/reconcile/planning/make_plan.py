@@ -18,7 +18,7 @@ from dljob.job.plan.node_terms import node_terms
 from dljob.job.plan.request import planner_request
 from dljob.job.plan.status import plan_status
 from dljob.job.plan.store_bandwidth import assumed_bandwidth
-from dljob.job.plan.stored import MAX_AVOIDED, StoredPlan
+from dljob.job.plan.stored import StoredPlan
 from dljob.job.plan.trainer import trainer_plan
 from dljob.job.queue import QueueSeen
 from dljob.job.scale_up import missing_nodes, plan_on_new_nodes, waiting_text
@@ -26,6 +26,7 @@ from dljob.planner import Decision, Group, Infeasible, Request, RunningBatch
 from dljob.planner.candidates.pools import room_cpu, usable
 from dljob.planner.plan import plan
 from dljob.reconcile.parsed import ParsedJob
+from dljob.reconcile.planning import left_out
 from dljob.reconcile.planning.limits import within_limits
 from dljob.reconcile.rollout import quiet
 from dljob.render import Names, RenderConfig, gang
@@ -45,8 +46,6 @@ RETRY_S = 15.0
 
 PLACEMENT = ("scheduling.nodeSelector: ", "scheduling.tolerations: ")
 """Prefixes of the lines in ``ParsedJob.defaulted`` about defaults that limit the nodes of a job."""
-MAX_NAMED = 5
-"""Maximum number of nodes that the message about left-out nodes names."""
 
 _IN_EACH_RECONCILE = {
     "Accepted", "Admitted", "Planned", "VolumeReady", "PodsReady", "Running", "ReportValid", "Suspended",
@@ -179,7 +178,7 @@ def _attempt(
     if isinstance(decision, Infeasible):
         larger = plan_on_new_nodes(request, existing, learned, config.node_templates)
         if larger is None:
-            return _but_for_left_out(parsed, request, whole, decision)
+            return left_out.named(parsed, request, whole, decision)
         decision, view = larger
         new_nodes = missing_nodes(decision, decision.domain.within(existing))
     decision = _fitting(job.name, decision)
@@ -219,7 +218,7 @@ def _attempt(
         splitting_disabled=splitting_disabled,
         warning="; ".join(filter(None, (decision.warning, short, assumed))) or None,
         defaults=None if parsed.defaults.empty else parsed.defaults,
-        avoid=_avoided(parsed, decision),
+        avoid=left_out.avoided(parsed, decision),
         domain=node_terms(decision.domain),
         pod_group_api=gang.api_for(spec, config),
         topology_key=gang.topology_key(spec, config, decision.domain, request.topology.rack_label),
@@ -239,41 +238,6 @@ def _too_large(found: StoredPlan) -> Infeasible | None:
         f"at most {MAX_PLAN_NBYTES} bytes. Lower spec.nodes.max, or use fewer nodes in spec.planning.groups"
     )
     return Infeasible("PlanTooLarge", "spec.nodes", text)
-
-
-def _but_for_left_out(parsed: ParsedJob, request: Request, view: ClusterView, found: Infeasible) -> Infeasible:
-    """Return an error that names the left-out nodes, if a plan would be possible with these nodes; otherwise ``found``.
-
-    Left-out nodes are nodes with repeated faults, which plans must not use. The job does not use them even if it must
-    wait, because another failure there could end the job. ``view``: the cluster, including these nodes. ``found``:
-    the error without them.
-    """
-    devices = {node.name: node.device for node in view.nodes}
-    left_out = [item for name, item in sorted(parsed.observed.left_out.items()) if name in devices]
-    if not left_out or isinstance(plan(request, view, parsed.observed.learned), Infeasible):
-        return found
-    listed = ", ".join(map(str, left_out[:MAX_NAMED])) + (
-        f" and {len(left_out) - MAX_NAMED} more" if len(left_out) > MAX_NAMED else ""
-    )
-    text = (
-        f"found nodes that are left out of plans because of repeated faults: {listed}; expected enough other nodes: "
-        "wait until plans may use these nodes again, repair them, add nodes or lower spec.nodes.min. An "
-        f"administrator can let plans use a node at once: kubectl annotate node {left_out[0].node} "
-        f"dljob.dev/ignore-faults=true ({found.field}: {found.message})"
-    )
-    return Infeasible("NodesLeftOut", "spec.nodes", text, transient=True, refusals=found.refusals)
-
-
-def _avoided(parsed: ParsedJob, decision: Decision) -> tuple[str, ...] | None:
-    """Return the names of the nodes that the pods must avoid; None if there is no such node.
-
-    These are the nodes with repeated faults (``Observed.left_out``) that have a device type of the plan.
-    """
-    assert parsed.observed.view is not None
-    devices = {group.device for group in decision.chosen.groups}
-    left_out = parsed.observed.left_out
-    found = [node.name for node in parsed.observed.view.nodes if node.name in left_out and node.device in devices]
-    return tuple(sorted(found)[:MAX_AVOIDED]) or None
 
 
 def _model_parallelism_was_slow(parsed: ParsedJob) -> bool:

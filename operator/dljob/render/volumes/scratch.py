@@ -9,8 +9,9 @@ from dljob.api import DLJobSpec
 from dljob.api.base import AUTO_SIZE
 from dljob.cluster import quantity
 from dljob.perf.workload.workload import REAL_NBYTES
-from dljob.render import agent, checkpoints, dataset, source
+from dljob.render import agent
 from dljob.render.config import Manifest
+from dljob.render.volumes import checkpoints, dataset, source
 
 DIRECTORY = "/tmp"
 DEFAULT_SIZE = "2Gi"

@@ -1,0 +1,45 @@
+"""Nodes with repeated faults, which plans leave out: name them where a job waits, and keep its pods off them."""
+
+from dljob.cluster import ClusterView
+from dljob.job.plan.stored import MAX_AVOIDED
+from dljob.planner import Decision, Infeasible, Request
+from dljob.planner.plan import plan
+from dljob.reconcile.parsed import ParsedJob
+
+MAX_NAMED = 5
+"""Maximum number of nodes that the message about left-out nodes names."""
+
+
+def named(parsed: ParsedJob, request: Request, view: ClusterView, found: Infeasible) -> Infeasible:
+    """Return an error that names the left-out nodes, if a plan would be possible with these nodes; otherwise ``found``.
+
+    Left-out nodes are nodes with repeated faults, which plans must not use. The job does not use them even if it must
+    wait, because another failure there could end the job. ``view``: the cluster, including these nodes. ``found``:
+    the error without them.
+    """
+    devices = {node.name: node.device for node in view.nodes}
+    left_out = [item for name, item in sorted(parsed.observed.left_out.items()) if name in devices]
+    if not left_out or isinstance(plan(request, view, parsed.observed.learned), Infeasible):
+        return found
+    listed = ", ".join(map(str, left_out[:MAX_NAMED])) + (
+        f" and {len(left_out) - MAX_NAMED} more" if len(left_out) > MAX_NAMED else ""
+    )
+    text = (
+        f"found nodes that are left out of plans because of repeated faults: {listed}; expected enough other nodes: "
+        "wait until plans may use these nodes again, repair them, add nodes or lower spec.nodes.min. An "
+        f"administrator can let plans use a node at once: kubectl annotate node {left_out[0].node} "
+        f"dljob.dev/ignore-faults=true ({found.field}: {found.message})"
+    )
+    return Infeasible("NodesLeftOut", "spec.nodes", text, transient=True, refusals=found.refusals)
+
+
+def avoided(parsed: ParsedJob, decision: Decision) -> tuple[str, ...] | None:
+    """Return the names of the nodes that the pods must avoid; None if there is no such node.
+
+    These are the nodes with repeated faults (``Observed.left_out``) that have a device type of the plan.
+    """
+    assert parsed.observed.view is not None
+    devices = {group.device for group in decision.chosen.groups}
+    left_out = parsed.observed.left_out
+    found = [node.name for node in parsed.observed.view.nodes if node.name in left_out and node.device in devices]
+    return tuple(sorted(found)[:MAX_AVOIDED]) or None
