@@ -11,6 +11,9 @@ For each backend, two ratios are fitted to the logarithms of the times:
     latency     latency per message of the backend / that of the link
     bandwidth   bandwidth of the backend / that of the link
 
+Within a machine, both are then divided by those of MPI: there, an exchange of large messages between processes that
+share busy processors says little about a link. The planner's assumption for links within a node then is that of MPI.
+
 The times follow the formulas of ``dljob.perf.step.communication``. The fastest of all rounds counts, because other work
 on the machine only slows an all-reduce down. Ratios, not times, are stored, because such work slows down all backends.
 The spread is the standard deviation of log(measured / predicted) for buffers of 64 KiB or more, with ratios that were
@@ -132,6 +135,15 @@ def constants(found: Iterable[Point]) -> dict[str, dict[str, float]]:
     return result
 
 
+def relative(found: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """Return the constants with latency and bandwidth divided by those of MPI."""
+    own = found["MPI"]
+    return {
+        way: row | {"latency": row["latency"] / own["latency"], "bandwidth": row["bandwidth"] / own["bandwidth"]}
+        for way, row in found.items()
+    }
+
+
 def show(where: str, found: Sequence[Point], fits: dict[str, dict[str, float]]) -> None:
     """Print the constants, and each measured time divided by the time that they predict."""
     print(
@@ -180,6 +192,7 @@ def main(arguments: list[str] | None = None) -> int:
     within = points(Case("memory", 2, None, SIZES_WITHIN), 3 * options.rounds)
     result: dict[str, Any] = {"within": constants(within)}
     show("one machine, 2 ranks: measured / predicted", within, result["within"])
+    result["within"] = relative(result["within"])
     if not shaped:
         return 0
     cases = [Case("shaped", ranks, 1e6 * rate, SIZES) for rate in options.rates for ranks in sorted(set(options.ranks))]
@@ -207,8 +220,8 @@ def document(found: dict[str, dict[str, dict[str, float]]], about: str, options:
     text = (
         "Ratios of each communication backend: its latency per message and its bandwidth, divided by those of an "
         "exchange of messages on the same link (bandwidth between machines: by the rate of the link). between: on "
-        "links between machines; within: on one machine. spread: standard deviation of log(measured / predicted) of "
-        "buffers from 64 KiB, with ratios that were fitted to other numbers of ranks. "
+        "links between machines; within: on one machine, divided by those of MPI. spread: standard deviation of "
+        "log(measured / predicted) of buffers from 64 KiB, with ratios that were fitted to other numbers of ranks. "
         "bucket_nbytes: part of the gradients that is reduced at once, by default of the implementation."
     )
     source = {

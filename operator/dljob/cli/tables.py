@@ -238,10 +238,8 @@ def frameworks(found: Sequence[FrameworkPlan]) -> list[str]:
     lines += [f"  {each.name}: no plan: {each.reason}" for each in found if each.choice is None]
     if any(each.backend for each in found):
         origin = source()
-        lines.append(
-            f"  Constants of communication: measured on {origin.date} by {origin.command} ({origin.machine}; "
-            f"{origin.links})"
-        )
+        where = f"{origin.machine.split(', ')[0]}; {origin.links}"
+        lines.append(f"  Constants of communication: measured on {origin.date} by {origin.command} ({where})")
     return lines
 
 

@@ -28,6 +28,13 @@ def test_fit_finds_the_ratios_and_the_spread_of_the_rest() -> None:
     assert 0.1 < spread(points(3.0, 0.8, {2: 1.0, 3: 1.2, 4: 1.0})) < 0.3
 
 
+def test_ratios_within_a_machine_are_those_to_mpi() -> None:
+    own = {"latency": 4.0, "bandwidth": 2.0, "spread": 0.5, "points": 7}
+    found = framework_constants.relative({"MPI": own, "Gloo": own | {"latency": 8.0, "bandwidth": 1.0}})
+    assert found["MPI"] == own | {"latency": 1.0, "bandwidth": 1.0}
+    assert (found["Gloo"]["latency"], found["Gloo"]["bandwidth"], found["Gloo"]["spread"]) == (2.0, 0.5, 0.5)
+
+
 def test_exchanges_give_the_link() -> None:
     latency_s, bandwidth_Bps = link_of([(n, 1e-4 + n / 1e7) for n in (2**3, 2**16, 2**20)])
     assert latency_s == pytest.approx(1e-4, rel=0.02) and bandwidth_Bps == pytest.approx(1e7, rel=0.01)

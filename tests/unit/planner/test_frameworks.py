@@ -1,13 +1,14 @@
 """Tests of the comparison of frameworks, and of the constants of communication backends behind it."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from dljob.calibrate.learned import Place, StepPoint
-from dljob.perf.step.backends import Backend, Ratios, backend, source
+from dljob.perf.step.backends import Backend, BackendName, Ratios, backend, source
 from dljob.perf.step.communication import Link
 from dljob.planner import FrameworkPlan, Learned, LearnedPoint, Request, compare
 from dljob.planner.candidates.measured import communication_ratio
@@ -112,3 +113,12 @@ def test_constants_have_a_source() -> None:
     for name in ("MPI", "Gloo", "ParameterServer"):
         for ratios in (backend(name).between, backend(name).within):
             assert ratios.latency > 0 and ratios.bandwidth > 0 and ratios.spread > 0
+
+
+def test_documented_ratios_are_the_stored_ones() -> None:
+    text = (Path(__file__).parents[3] / "docs/explanation/planning.md").read_text()
+    rows: dict[BackendName, str] = {"Gloo": "gloo", "ParameterServer": "parameter server"}
+    rows["MPI"] = "dltrain over MPI (ring, halving-doubling, butterfly)"
+    for name, label in rows.items():
+        ratios = backend(name).between
+        assert f"| {label} | {ratios.latency:.2f} | {ratios.bandwidth:.2f} | {ratios.spread:.2f} |" in text
