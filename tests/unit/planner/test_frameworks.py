@@ -12,7 +12,8 @@ from dljob.perf.step.backends import Backend, BackendName, Ratios, backend, sour
 from dljob.perf.step.communication import Link
 from dljob.planner import FrameworkPlan, Learned, LearnedPoint, Request, compare
 from dljob.planner.candidates.measured import communication_ratio
-from support.planner_questions import A100, DIGITS, THREE, view
+from dljob.planner.frameworks import MPI_COLLECTIVES
+from support.planner_questions import A100, DIGITS, THREE, decided, view
 
 NAMES = ["dltrain over MPI", "Torchrun with gloo", "parameter server"]
 BUSY = Request(job="j", global_batch=96, total_steps=100, model="resnet18", dataset="digits-32", nodes_min=2)
@@ -122,3 +123,14 @@ def test_documented_ratios_are_the_stored_ones() -> None:
     for name, label in rows.items():
         ratios = backend(name).between
         assert f"| {label} | {ratios.latency:.2f} | {ratios.bandwidth:.2f} | {ratios.spread:.2f} |" in text
+
+
+def test_dltrain_over_mpi_never_is_a_server() -> None:
+    """With slow messages, the planner itself would choose a server."""
+    known = {("mlp", "cpu"): Learned((LearnedPoint(16, 1e-4),), 5e-3, 1e9)}
+    request = Request(job="j", global_batch=32, total_steps=100, model="mlp", dataset="iris", nodes_min=3, nodes_max=3)
+    assert decided(request, THREE, known).chosen.collective == "ParameterServer"
+    mpi, gloo, server = (each.choice for each in compare(request, THREE, known, uneven=True))
+    assert mpi is not None and server is not None and gloo is not None
+    assert mpi.collective in MPI_COLLECTIVES
+    assert server.prediction.step_s < mpi.prediction.step_s < gloo.prediction.step_s
