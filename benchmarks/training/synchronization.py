@@ -12,8 +12,8 @@ not compete for the processors of this machine. Each kind runs with equal worker
               their sum must be the step. SSP, asynchronous: computing of the slowest worker plus the server's time for
               the updates of all workers, one after another. Their round is shorter, as workers overlap these phases
 
-The model (``perf.step.synchronization``, ``perf.step.asynchronous``) gets the measured computing time of a step without
-variation, and the measured time of the server for one update, or of the all-reduce.
+The model (``perf.step.synchronization``, ``perf.step.asynchronous``) gets the mean computing time of the workers of
+each run, and the time of an all-reduce without variation, or of the server for one update of a single worker.
 """
 
 import argparse
@@ -109,39 +109,45 @@ class Row:
 
 def rows(options: argparse.Namespace) -> list[Row]:
     """Run all kinds with equal workers and with a slowed one, and predict each."""
-    n, v = options.workers, options.variation
     # Without variation and alone, a worker's gaps between computing are the all-reduce, or the server's service.
-    even = run("Synchronous", n, 1.0, 0.0, options)
+    even = run("Synchronous", options.workers, 1.0, 0.0, options)
     alone = run("Asynchronous", 1, 1.0, 0.0, options)
-    think_s, reduce_s = even.compute_s[0], even.step_s - fmean(even.compute_s)
-    alone_s = alone.compute_s[0]
-    service_s = max(1e-6, alone.step_s - alone_s)
+    reduce_s, service_s = (max(1e-6, each.step_s - fmean(each.compute_s)) for each in (even, alone))
     print(
-        f"a step computes for {1e3 * think_s:.1f} ms; an all-reduce of {n} ranks takes {1e3 * reduce_s:.1f} ms, an "
-        f"update by the server {1e3 * service_s:.1f} ms",
+        f"an all-reduce of {options.workers} ranks takes {1e3 * reduce_s:.1f} ms, an update by the server "
+        f"{1e3 * service_s:.1f} ms",
         flush=True,
     )
-    pause_v = v * options.pause / think_s  # only the pause varies
     found = []
     for factor in (1.0, options.slow):
-        thinks = [think_s + (factor - 1) * options.pause, *[think_s] * (n - 1)]
-        slowest = max(thinks)
         for kind in KINDS:
-            measured = run(kind, n, factor, v, options)
-            if kind == "Synchronous":
-                # The slow rank is the last in nearly every step, and waits for nobody.
-                step_s = reduce_s + (think_s * straggler_factor(n, pause_v) if factor == 1 else slowest)
-                updates, phases_s = n / step_s, measured.sum_s
-            else:
-                round_s = n / asynchronous_updates_per_s(n, slowest, service_s, pause_v)
-                stale = stale_factor(n, options.bound, pause_v) if kind == "StaleSynchronous" and factor == 1 else 1.0
-                step_s = round_s + slowest * (stale - 1)
-                updates = n / step_s
-                if kind == "Asynchronous":
-                    updates = min(sum(1 / (z + service_s) for z in thinks), 1 / service_s)
-                phases_s = max(measured.compute_s) + n * service_s
-            found.append(Row(kind, factor, measured, step_s, updates, phases_s))
+            measured = run(kind, options.workers, factor, options.variation, options)
+            found.append(predicted(kind, factor, measured, reduce_s, service_s, options))
     return found
+
+
+def predicted(
+    kind: Kind, slow_factor: float, measured: Measured, reduce_s: float, service_s: float, options: argparse.Namespace
+) -> Row:
+    """Return a run with its prediction from the computing times of its workers, of which the first may be slowed.
+
+    ``reduce_s``: seconds of an all-reduce. ``service_s``: seconds of the server for an update.
+    """
+    thinks, n = measured.compute_s, len(measured.compute_s)
+    think_s, slowed = fmean(thinks[1:]), slow_factor > 1
+    variation = options.variation * options.pause / think_s  # only the pause varies
+    slowest_s = max(thinks) if slowed else think_s
+    if kind == "Synchronous":
+        # A slowed rank is the last in nearly every step, and waits for nobody.
+        step_s = reduce_s + (slowest_s if slowed else think_s * straggler_factor(n, variation))
+        return Row(kind, slow_factor, measured, step_s, n / step_s, measured.sum_s)
+    round_s = n / asynchronous_updates_per_s(n, slowest_s, service_s, variation)
+    bounded = kind == "StaleSynchronous" and not slowed
+    step_s = round_s + (slowest_s * (stale_factor(n, options.bound, variation) - 1) if bounded else 0.0)
+    updates = n / step_s
+    if kind == "Asynchronous":
+        updates = min(sum(1 / (z + service_s) for z in thinks), 1 / service_s)
+    return Row(kind, slow_factor, measured, step_s, updates, max(thinks) + n * service_s)
 
 
 def show(found: Sequence[Row]) -> None:

@@ -73,6 +73,24 @@ def test_pace_of_workers_counts_steps_while_all_train() -> None:
     assert found.phases_s["compute_s"] == 1.0 and found.sum_s == pytest.approx(1.375)
 
 
+def test_a_bound_makes_workers_wait_for_a_slowed_one_and_no_bound_does_not() -> None:
+    """Without an all-reduce and a server's time, BSP and SSP go at the pace of the slowed worker."""
+    options: Any = SimpleNamespace(variation=0.3, pause=0.1, bound=2)
+    measured = synchronization.Measured(0.2, 10.0, dict.fromkeys(synchronization.PHASES, 0.05), (0.2, 0.1, 0.1))
+    found = {
+        kind: synchronization.predicted(kind, 2.0, measured, 1e-9, 1e-9, options) for kind in synchronization.KINDS
+    }
+    assert [row.predicted_step_s for row in found.values()] == pytest.approx([0.2, 0.2, 0.2])
+    rates = [row.predicted_updates_per_s for row in found.values()]
+    assert rates == pytest.approx([15, 15, 25]), "without a bound, 1 / 0.2 + 2 / 0.1 updates in a second"
+    even = synchronization.Measured(0.1, 30.0, measured.phases_s, (0.1, 0.1, 0.1))
+    bsp, ssp, asp = (
+        synchronization.predicted(kind, 1.0, even, 1e-9, 1e-9, options).predicted_step_s
+        for kind in synchronization.KINDS
+    )
+    assert bsp > ssp > asp > 0.0999
+
+
 def test_pauses_are_equal_for_all_kinds_and_have_their_mean() -> None:
     drawn = pauses_s(1, 0.1, 0.3, 4000)
     assert drawn == pauses_s(1, 0.1, 0.3, 4000) != pauses_s(2, 0.1, 0.3, 4000)
