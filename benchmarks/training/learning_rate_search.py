@@ -12,7 +12,8 @@ size, so that larger batches make fewer updates. Arms:
 
 Both curves get a polynomial of high degree and a logarithmic fit (``dltrain.builtin.range_test``). The tables have
 means over seeds, and paired differences with their standard error. Ranks weight gradients by local batch sizes, so even
-and uneven local batches must end at equal accuracies, but for rounding.
+and uneven local batches must end at equal accuracies, but for rounding. A run whose loss is no longer finite has
+diverged, and counts with the accuracy that it had reached.
 """
 
 import argparse
@@ -73,8 +74,9 @@ def show(dataset: str, rows: Rows) -> None:
     seeds = len({row["seed"] for row in rows})
     batch = DATASETS[dataset]
     print(f"\n## {dataset}, {seeds} seeds\n\n| batch | arm | rate, geometric mean | accuracy, even, % ", end="")
-    print("| accuracy, uneven, % | uneven - even, points | search - given (even), points | tests without a rate |")
-    print("|---|---|---|---|---|---|---|---|")
+    more = "accuracy, uneven, % | uneven - even, points | search - given (even), points"
+    print(f"| {more} | diverged | tests without a rate |")
+    print("|---|---|---|---|---|---|---|---|---|")
     for factor, way in product(factors, WAYS):
         arm = {"factor": factor, "way": way}
         own = [row for row in rows if arm.items() <= row.items()]
@@ -84,6 +86,7 @@ def show(dataset: str, rows: Rows) -> None:
         cells = [
             f"{factor} x {batch}", way, f"{geometric_mean(row['rate'] for row in own):.3g}",
             *(f"{mean:.2f}" for mean in means), text(split), "-" if way == GIVEN else text(gain),
+            f"{sum(row['diverged'] for row in own)} of {len(own)}",
             "-" if way == GIVEN else f"{sum(not row['found'] for row in own)} of {len(own)}",
         ]  # fmt: skip
         print(f"| {' | '.join(cells)} |")

@@ -20,6 +20,7 @@ from dltrain.data.datasets import load
 from dltrain.models import build
 from dltrain.optim.learning_rate import rate
 from dltrain.optim.optimizers import make_optimizer
+from dltrain.protocol.errors import DivergedError
 from dltrain.protocol.reporter import RankReporter
 from dltrain.train.trainer import Trainer
 
@@ -52,7 +53,8 @@ def main() -> None:
 def trained(plan: Plan, process_group: ProcessGroup, way: str) -> dict[str, Any]:
     """Train the plan's model as the built-in trainer does. Return its accuracy, and its peak learning rate.
 
-    ``way``: GIVEN, or the curve of the range test. ``found`` is False if the test found no rate.
+    ``way``: GIVEN, or the curve of the range test. ``found`` is False if the test found no rate. ``diverged`` is True
+    if the loss was no longer finite, on all ranks; the accuracy is then that of the parameters before this step.
     """
     trainer = Trainer(plan, process_group, RankReporter.open(), torch.device("cpu"), "cpu")
     data = load(plan.dataset, plan.seed)
@@ -64,16 +66,20 @@ def trained(plan: Plan, process_group: ProcessGroup, way: str) -> dict[str, Any]
     if way != GIVEN:
         interval = ramp(trainer, loader, partial(loss_and_accuracy, trainer)).interval(way)
         peak, found = (interval.rate, True) if interval else (peak, False)
-    for x, y in trainer.steps(loader):
-        for group in optimizer.param_groups:
-            group["lr"] = rate(peak, trainer.step, trainer.total_steps)
-        loss = mean_loss(model(x), y)
-        trainer.log(loss=loss)
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
+    diverged = False
+    try:
+        for x, y in trainer.steps(loader):
+            for group in optimizer.param_groups:
+                group["lr"] = rate(peak, trainer.step, trainer.total_steps)
+            loss = mean_loss(model(x), y)
+            trainer.log(loss=loss)
+            loss.backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    except DivergedError:
+        diverged = True
     accuracy = evaluate(trainer, model, data)
     trainer.close()
-    return {"accuracy": accuracy, "rate": peak, "found": found, "steps": trainer.step}
+    return {"accuracy": accuracy, "rate": peak, "found": found, "diverged": diverged, "steps": trainer.step}
 
 
 if __name__ == "__main__":
