@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dlcontract import CheckpointRef, DatasetRef, Plan, Rank
+from dlcontract import CheckpointRef, DatasetRef, Plan, Rank, Role
 from dltrain.protocol.rank_messages import PLAN_ENV, SOCKET_ENV
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,7 +23,7 @@ RANK = ("-m", "dltrain.builtin.rank")
 def local_plan(shares: Sequence[int], **fields: Any) -> Plan:
     """Return a plan of CPU ranks on digits with these fixed local batch sizes, no checkpoints.
 
-    ``fields`` override fields of the plan.
+    A local batch size of 0 is that of a parameter server. ``fields`` override fields of the plan.
     """
     defaults: dict[str, Any] = {
         "job": "benchmark",
@@ -31,7 +31,15 @@ def local_plan(shares: Sequence[int], **fields: Any) -> Plan:
         "uid": "benchmark",
         "number": 1,
         "ranks": tuple(
-            Rank(rank=r, pod=f"local-{r}", host="127.0.0.1", group="cpu", device="cpu", share=share)
+            Rank(
+                rank=r,
+                pod=f"local-{r}",
+                host="127.0.0.1",
+                group="cpu",
+                device="cpu",
+                share=share,
+                role=Role.WORKER if share else Role.SERVER,
+            )
             for r, share in enumerate(shares)
         ),
         "global_batch": sum(shares),

@@ -6,13 +6,16 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 
 from dltrain.comm.autotuning import Auto
 from dltrain.comm.core.collective import Collective
 from dltrain.comm.core.shared_region import Region
+from dltrain.comm.core.waiting import complete, wait_until
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.comm.selection import choose
 
@@ -21,6 +24,14 @@ TURN_S = 0.02
 SEGMENT_NBYTES = 56 * 2**10
 OURS, OPEN_MPI, SEGMENTED, GLOO = "auto", "Open MPI", "Open MPI's segmented ring", "gloo"
 RING, SERVER = "ring", "parameter server"
+HALVING, BUTTERFLY = "halving-doubling", "butterfly"
+EXCHANGE = "exchange"
+"""Not an all-reduce: a message from each rank to the next."""
+STRATEGIES = {
+    OURS: "Auto", GLOO: "Torch", RING: "Ring", SERVER: "ParameterServer",
+    HALVING: "HalvingDoubling", BUTTERFLY: "Butterfly",
+}  # fmt: skip
+"""Candidate → dljob's collective."""
 
 
 def main() -> None:
@@ -66,13 +77,15 @@ def candidate(
     from mpi4py import MPI
 
     count = nbytes // 4
+    if name == EXCHANGE:
+        return partial(exchange, process_group, np.zeros(nbytes, np.uint8), np.empty(nbytes, np.uint8))
     if name in (OPEN_MPI, SEGMENTED):
         buffer = torch.zeros(count).numpy()
         comm = process_group.comm if name == OPEN_MPI else segmented(process_group.comm)
         return lambda: comm.Allreduce(MPI.IN_PLACE, buffer)
     region = Region.make(process_group.comm, nbytes) if name == OURS else None
     memory = region.empty(count, torch.float32) if region is not None else torch.zeros(count)
-    strategy = {OURS: "Auto", GLOO: "Torch", RING: "Ring", SERVER: "ParameterServer"}[name]
+    strategy = STRATEGIES[name]
     servers = (process_group.size - 1,)
     made.append(
         choose(
@@ -86,6 +99,13 @@ def candidate(
         )
     )
     return lambda own=made[-1]: own.allreduce(0)  # type: ignore[misc]
+
+
+def exchange(process_group: ProcessGroup, outgoing: Any, incoming: Any) -> None:
+    """Send a buffer to the next rank while one comes from the previous rank, as in dltrain's probe of the link."""
+    right, left = (process_group.rank + 1) % process_group.size, (process_group.rank - 1) % process_group.size
+    requests = [process_group.comm.Irecv(incoming, left), process_group.comm.Isend(outgoing, right)]
+    wait_until(partial(complete, requests))
 
 
 def segmented(comm: Any) -> Any:

@@ -303,6 +303,10 @@ CASES: dict[str, tuple[Json, str]] = {
     "float16 with a range test": (
         {"precision": "FP16", "optimizer": {"findLearningRate": True}}, "precision FP16 scales losses",
     ),
+    "search by the accuracy": ({"optimizer": {"findLearningRate": True, "learningRateCurve": "Accuracy"}}, ""),
+    "curve without a search": (
+        {"optimizer": {"learningRateCurve": "Loss"}}, "learningRateCurve is the curve of the learning-rate range test",
+    ),
     "bfloat16 with a range test": ({"precision": "BF16", "optimizer": {"findLearningRate": True}}, ""),
     "automatic activation checkpointing": ({"activationCheckpointing": "Auto"}, ""),
     "automatic activation checkpointing of a pipeline": (

@@ -45,6 +45,10 @@ BEFORE_AND_AFTER: dict[str, tuple[Json, Json]] = {
     "epochs": ({}, {"epochs": 2}),
     "until": ({"until": TARGET}, {"until": {**TARGET, "atLeast": 0.98}}),
     "steps": ({"epochs": None, "steps": 5}, {"epochs": None, "steps": 6}),
+    "optimizer.learningRateCurve": (
+        {"optimizer": {"findLearningRate": True}},
+        {"optimizer": {"findLearningRate": True, "learningRateCurve": "Accuracy"}},
+    ),
     "optimizer.learningRateScaling": ({}, {"optimizer": {"learningRateScaling": SCALING}}),
     "trainer.command": ({}, {"trainer": {"command": ["a"]}}),
     "trainer.args": (SCRIPT, {**SCRIPT, "trainer": {"command": ["a"], "args": ["c"]}}),

@@ -73,6 +73,9 @@ class OptimizerRef(Record):
     momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     find_rate: Annotated[bool, Field(description="True: a learning-rate range test replaces learning_rate.")] = False
+    rate_curve: Annotated[
+        Literal["Loss", "Accuracy"], Field(description="The curve that the range test analyzes, with find_rate.")
+    ] = "Loss"
     scaling: Literal["Linear", "SquareRoot", "AdaScale"] | None = None
     base_batch: Annotated[int | None, Field(ge=1, description="Batch size for learning_rate, with scaling.")] = None
 

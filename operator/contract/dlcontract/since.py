@@ -14,6 +14,7 @@ from dlcontract.rank_groups import RANK_GROUPS
 _PARTS: tuple[tuple[str, str, Callable[[Plan], bool]], ...] = (
     ("0.3.0", "spec.until", lambda plan: plan.until is not None),
     ("0.3.0", "spec.precision", lambda plan: plan.precision != "FP32"),
+    ("0.3.0", "spec.optimizer.learningRateCurve Accuracy", lambda plan: plan.optimizer.rate_curve != "Loss"),
     ("0.3.0", "spec.activationCheckpointing", lambda plan: plan.activation_checkpointing),
     ("0.3.0", "spec.runPolicy.failureRules", lambda plan: bool(plan.failure_rules)),
     ("0.3.0", "spec.collective LayeredServer", lambda plan: plan.collective == "LayeredServer"),

@@ -98,6 +98,7 @@ CHANGES: tuple[Change, ...] = (
     Change("optimizer.momentum", Effect.FIXED, _IN_CHECKPOINT),
     Change("optimizer.weightDecay", Effect.FIXED, _IN_CHECKPOINT),
     Change("optimizer.findLearningRate", Effect.FIXED, "The learning rate is searched before the first step."),
+    Change("optimizer.learningRateCurve", Effect.FIXED, "The learning rate is searched before the first step."),
     Change("trainer.framework", Effect.FIXED, "Each framework has its own kind of script."),
     Change(
         "trainer.command",

@@ -7,7 +7,8 @@ from dljob.api.spec.trainer import AgentSource
 from dljob.job.plan.recommendation import Recommendation
 from dljob.job.plan.request import learning_rate_rule
 from dljob.job.plan.status import enabled_by
-from dljob.planner import BatchDecision, Choice, Decision, Infeasible, Prediction
+from dljob.perf.step.backends import source
+from dljob.planner import BatchDecision, Choice, Decision, FrameworkPlan, Infeasible, Prediction
 from dljob.planner.placement import explanation
 from dljob.planner.types.texts import duration, gibibytes, grams, joules
 
@@ -202,6 +203,44 @@ def recommendation(found: Recommendation) -> list[str]:
         rule = learning_rate_rule(found.job.spec, found.answer.batch.chosen)
         body += batches(found.answer.batch, f"{rule[0]} from batch size {rule[1]}" if rule else None)
     return [_head(found), "", *body]
+
+
+def frameworks(found: Sequence[FrameworkPlan]) -> list[str]:
+    """Return lines with a table of the same job with each framework, their bottlenecks and the source of constants."""
+    if not found:
+        return ["", "Frameworks: no comparison, because the times of this job cannot be predicted"]
+    planned = [(each, each.choice, each.choice.prediction) for each in found if each.choice is not None]
+    lines = ["", "Frameworks: the same job, each with its best plan"]
+    if planned:
+        fastest = min(p.step_s for _, _, p in planned)
+        rows = [
+            [
+                ("* " if p.step_s == fastest else "  ") + each.name,
+                duration(p.step_s),
+                duration(p.step_p10_s),
+                duration(p.step_p90_s),
+                f"{p.samples_per_s:.4g}",
+                f"{p.throughput_per_latency:.4g}",
+                f"{p.step_s / fastest:.2f}",
+            ]
+            for each, _, p in planned
+        ]
+        header = ["  FRAMEWORK", "STEP", "P10", "P90", "SAMPLES/S", "SAMPLES/S PER STEP S", "STEP / FASTEST"]
+        lines += table(header, rows)
+        lines += ["", *(f"  {each.name}: {choice.summary}; {p.bottleneck}" for each, choice, p in planned)]
+        low = min(p.step_p90_s for _, _, p in planned if p.step_s == fastest)
+        close = [each.name for each, _, p in planned if p.step_s != fastest and p.step_p10_s < low]
+        if close:
+            lines.append(
+                f"  The interval from P10 to P90 of {' and that of '.join(close)} overlaps that of the fastest. "
+                "Measure them if the difference matters"
+            )
+    lines += [f"  {each.name}: no plan: {each.reason}" for each in found if each.choice is None]
+    if any(each.backend for each in found):
+        origin = source()
+        where = f"{origin.machine.split(', ')[0]}; {origin.links}"
+        lines.append(f"  Constants of communication: measured on {origin.date} by {origin.command} ({where})")
+    return lines
 
 
 def scaling_curve(points: Sequence[tuple[int, Choice]], chosen: Choice) -> list[str]:

@@ -1,6 +1,7 @@
 """The planner: a pure function from a request, a cluster view and learned constants to ``Decision | Infeasible``."""
 
 from dljob.calibrate.learned import Learned, LearnedPoint
+from dljob.planner.frameworks import FrameworkPlan, compare
 from dljob.planner.plan import plan
 from dljob.planner.scaling import scaling
 from dljob.planner.types import (
@@ -24,6 +25,7 @@ __all__ = [
     "Choice",
     "Decision",
     "FixedChoice",
+    "FrameworkPlan",
     "Group",
     "Infeasible",
     "Learned",
@@ -33,6 +35,7 @@ __all__ = [
     "Request",
     "RunningBatch",
     "Unsupported",
+    "compare",
     "plan",
     "scaling",
 ]

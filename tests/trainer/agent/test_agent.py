@@ -76,7 +76,7 @@ def test_built_in_model_from_the_zygote(two: Job) -> None:
     families = {f.name: f for f in text_string_to_metric_families(two.pods[0].get("/metrics")[1])}
     parts = ["compute", "forward", "backward", "wait", "communication", "data", "sum", "fetch"]
     shown = [f"step_{part}_seconds" for part in parts] + [
-        "samples_per_second", "loss", "accuracy_ratio", "learning_rate", "gradient_norm", "world_size",
+        "samples_per_second", "throughput_per_latency", "loss", "accuracy_ratio", "learning_rate", "gradient_norm", "world_size",
         "gradient_bandwidth_bytes_per_second", "link_bandwidth_bytes_per_second", "checkpoint_duration_seconds",
         "checkpoint_timestamp_seconds", "checkpoint_cost_seconds", "checkpoint_interval_seconds", "parameters_agree",
     ]  # fmt: skip

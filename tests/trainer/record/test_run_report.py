@@ -91,6 +91,8 @@ def test_report_of_a_run_with_faults_and_restart() -> None:
     assert [total.steps for total in document.ranks] == [22, 21]
     assert document.ranks[1].wait_s == pytest.approx(0.21) and document.ranks[0].wait_s == 0
     assert document.prediction_error == pytest.approx(-0.2)
+    assert document.samples_per_s == pytest.approx(document.points[0].samples_per_s)
+    assert "throughput / step time" in page(document)
     assert Document.parse(document.to_json()) == document
 
 

@@ -255,13 +255,16 @@ def test_found_learning_rate_trains_like_a_given_one(parallelism: Any, tmp_path:
     searched, given = tmp_path / "searched", tmp_path / "given"
     for folder in (searched, given):
         folder.mkdir()
-    search, steps = OptimizerRef(find_rate=True, learning_rate=1e-9), 60
+    # The sharded optimizer's search is by the accuracy, and the other one by the loss.
+    by = "Accuracy" if parallelism == "Optimizer" else "Loss"
+    search, steps = OptimizerRef(find_rate=True, learning_rate=1e-9, rate_curve=by), 60
     plan = make_plan(2, shares=[80, 40], optimizer=search, steps=steps, parallelism=parallelism)
     plan = plan.model_copy(update={"checkpoint": saving(searched)})
     train(plan, searched)
     curve = json.loads((searched / "digits-0001" / "learning-rate.json").read_text())
     assert curve["found"]["low"] < curve["rate"] < curve["found"]["high"]
     assert 1e-3 < curve["rate"] < 1 and len(curve["rates"]) == len(curve["losses"]) > 60
+    assert curve["curve"] == by and max(curve["accuracies"]) > 0.7 and len(curve["accuracies"]) == len(curve["rates"])
     svg = ElementTree.parse(searched / "digits-0001" / "learning-rate.svg")
     assert any(f"learning rate {curve['rate']:.3g}" in (text.text or "") for text in svg.iter())
     known = OptimizerRef(learning_rate=curve["rate"])

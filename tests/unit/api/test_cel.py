@@ -120,6 +120,7 @@ specs = st.fixed_dictionaries(
         "collective": st.sampled_from(["Auto", "Ring", "Tree", "ParameterServer", "LayeredServer"]),
         "optimizer": some(
             findLearningRate=st.booleans(),
+            learningRateCurve=st.sampled_from(["Loss", "Accuracy"]),
             learningRateScaling=st.fixed_dictionaries(
                 {"rule": st.sampled_from(["Linear", "AdaScale"]), "baseBatchSize": small}
             ),

@@ -126,6 +126,36 @@ class TestPlan:
         assert main(["plan", "job.yaml", "--cluster", "cluster.yaml"]) == 0
         assert line in capsys.readouterr().out.splitlines()
 
+    def test_frameworks_are_compared_side_by_side(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (folder / "cluster.yaml").write_text("nodes: [{name: n, count: 4, cpu: 2, bandwidth: 125M}]")
+        (folder / "job.yaml").write_text(MINIMAL.replace("epochs: 5", "epochs: 5, nodes: {min: 2}"))
+        command = ["plan", "job.yaml", "--cluster", "cluster.yaml", "--compare", "frameworks"]
+        assert main(command) == 0
+        text = capsys.readouterr().out
+        shown = text[text.index("\nFrameworks: ") :]
+        for word in (
+            "P10",
+            "P90",
+            "SAMPLES/S PER STEP S",
+            "dltrain over MPI",
+            "Torchrun with gloo",
+            "parameter server",
+        ):
+            assert word in shown
+        assert "measured on 20" in shown and "benchmarks.training.framework_constants" in shown
+        assert main([*command, "--json"]) == 0
+        found = json.loads(capsys.readouterr().out)["frameworks"]
+        assert [row["name"] for row in found] == ["dltrain over MPI", "Torchrun with gloo", "parameter server"]
+        for row in found:
+            assert row["stepSecondsP10"] < row["stepSeconds"] < row["stepSecondsP90"]
+            ratio = row["samplesPerSecond"] / row["stepSeconds"]
+            assert row["throughputPerLatency"] == pytest.approx(ratio, rel=1e-2)
+
+    def test_job_without_a_prediction_has_no_comparison(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        (folder / "job.yaml").write_text(TORCHRUN)
+        assert main(["plan", "job.yaml", "--cluster", "cluster.yaml", "--compare", "frameworks"]) == 0
+        assert "Frameworks: no comparison" in capsys.readouterr().out
+
     def test_plan_prints_a_table_with_the_chosen_plan_marked(
         self, folder: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -50,6 +50,14 @@ class TestTop:
             "n/j", "Running", "3", "3/3", "25", "%", "100", "10ms", "12ms", "+20", "%", "1m", "2",
         ]  # fmt: skip
 
+    def test_rates_are_shown_on_request(self) -> None:
+        measured = {"stepSeconds": 0.010, "samplesPerSecond": 9600, "stepError": 0.2}
+        running, pending = job("Running", plan=PLAN, measured=measured), job("Pending")
+        pending["metadata"]["name"] = "a"
+        head, first, second = lines([running, pending], with_namespace=False, with_rates=True)
+        assert head.split()[-4:] == ["SAMPLES/S", "PER", "STEP", "S"]
+        assert (first.split()[-2:], second.split()[-2:]) == (["-", "-"], ["9600", "9.6e+05"])
+
     def test_queues_are_shown_if_a_job_is_in_one(self) -> None:
         queued, other = job("Suspended"), job("Running")
         queued["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team-a"}

@@ -15,7 +15,7 @@ PATHS_0_2_0 = frozenset(json.loads(Path(__file__).with_name("plan-0.2.0.json").r
 """Fields of a plan of release 0.2.0, and their values where a field allows only some: ``collective=Ring``."""
 SINCE_0_2_0 = {
     "batch_known", "checkpoint.interrupted_s", "checkpoint.uri", "collective=LayeredServer", "failure_rules", "model.framework=MPI",
-    "activation_checkpointing", "precision", "until",
+    "activation_checkpointing", "optimizer.rate_curve", "precision", "until",
 }  # fmt: skip
 """New fields and values, each without the fields below it. ``dlcontract.since`` has a part for each."""
 
@@ -58,6 +58,7 @@ BASE = json.loads(plan_of(training()).plan.to_json())
     [
         ({"until": {"metric": "accuracy", "at_least": 0.9}}, "spec.until"),
         ({"precision": "BF16"}, "spec.precision"),
+        ({"optimizer": {"find_rate": True, "rate_curve": "Accuracy"}}, "spec.optimizer.learningRateCurve Accuracy"),
         ({"activation_checkpointing": True}, "spec.activationCheckpointing"),
         ({"failure_rules": [{"action": "FailJob", "reasons": ["Hung"]}]}, "spec.runPolicy.failureRules"),
         ({"batch_known": False}, "a script without spec.globalBatchSize"),

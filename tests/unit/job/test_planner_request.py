@@ -209,7 +209,11 @@ def test_training_options_are_in_the_plan() -> None:
     scaling = {"rule": "AdaScale", "baseBatchSize": 16}
     optimizer = planned(spec(optimizer={"learningRateScaling": scaling})).optimizer
     assert (optimizer.scaling, optimizer.base_batch) == ("AdaScale", 16)
-    assert planned(spec(optimizer={"findLearningRate": True})).optimizer.find_rate
+    search = planned(spec(optimizer={"findLearningRate": True})).optimizer
+    assert (search.find_rate, search.rate_curve) == (True, "Loss")
+    by_accuracy = planned(spec(optimizer={"findLearningRate": True, "learningRateCurve": "Accuracy"}))
+    assert by_accuracy.optimizer.rate_curve == "Accuracy"
+    assert any("learningRateCurve" in name for name, _ in dlcontract.newer_parts(by_accuracy))
     assert planned(spec(runPolicy={"compareParametersSteps": 7})).compare_steps == 7
     assert output.model.sync_batch_norm and not planned(spec()).model.sync_batch_norm
 

@@ -124,6 +124,12 @@ STEP_METRICS = (
     StepMetric(
         "samples_per_second", "Throughput of the whole job, as this rank sees it.", lambda s: s.samples_per_s or None
     ),
+    StepMetric(
+        "throughput_per_latency",
+        "samples_per_second divided by step_seconds. It rises only if the job gets faster: a larger batch that raises "
+        "samples_per_second by less than step_seconds lowers it.",
+        lambda s: s.samples_per_s / s.step_s if s.samples_per_s and s.step_s else None,
+    ),
     StepMetric("loss", "Last training loss.", lambda s: s.loss),
     StepMetric("learning_rate", "Current learning rate.", lambda s: s.learning_rate),
     StepMetric("gradient_norm", "Last norm of the gradient.", lambda s: s.gradient_norm),

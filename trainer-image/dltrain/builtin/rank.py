@@ -58,7 +58,7 @@ def train(trainer: Trainer) -> None:
     _settle(trainer, data)
     loader, peak = trainer.loader(data), plan.optimizer.learning_rate
     if plan.optimizer.find_rate:
-        peak = find_rate(trainer, loader, partial(_loss, trainer))
+        peak = find_rate(trainer, loader, partial(loss_and_accuracy, trainer))
     scaler = trainer.grad_scaler()
     for x, y in trainer.steps(loader, accumulate=True):
         for group in optimizer.param_groups:
@@ -76,6 +76,16 @@ def _loss(trainer: Trainer, model: nn.Module, batch: Sequence[torch.Tensor]) -> 
     x, y = batch
     with trainer.autocast():
         return mean_loss(model(x), y)
+
+
+def loss_and_accuracy(
+    trainer: Trainer, model: nn.Module, batch: Sequence[torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the mean loss of a batch, as ``_loss``, and the fraction of correct predictions."""
+    x, y = batch
+    with trainer.autocast():
+        logits = model(x)
+        return mean_loss(logits, y), (logits.detach().argmax(-1) == y).float().mean()
 
 
 def _differentiate(trainer: Trainer, model: nn.Module, scaler: GradScaler, x: torch.Tensor, y: torch.Tensor) -> None:

@@ -4,7 +4,7 @@ from dljob.api.spec.checkpoint import Checkpoint, CheckpointVolume, ReclaimPolic
 from dljob.api.spec.dataset import BUILTIN_DATASETS, BuiltinDataset, Dataset
 from dljob.api.spec.environment import EnvVar
 from dljob.api.spec.model import BUILTIN_MODELS, PAIRED_MODELS, BuiltinModel, ModelHints, ModelSpec, ReferenceModel
-from dljob.api.spec.optimizer import LearningRateScaling, Optimizer, OptimizerName, ScalingRule
+from dljob.api.spec.optimizer import LearningRateScaling, Optimizer, OptimizerName, RateCurve, ScalingRule
 from dljob.api.spec.parallelism import (
     ActivationCheckpointing,
     Collective,
@@ -83,6 +83,7 @@ __all__ = [
     "PodTemplateOverride",
     "Precision",
     "PullPolicy",
+    "RateCurve",
     "ReclaimPolicy",
     "ReferenceModel",
     "Resize",

@@ -20,6 +20,11 @@ class ScalingRule(StrEnum):
     ADA_SCALE = "AdaScale"
 
 
+class RateCurve(StrEnum):
+    LOSS = "Loss"
+    ACCURACY = "Accuracy"
+
+
 class LearningRateScaling(ApiModel):
     """How a learning rate for one batch size is scaled to globalBatchSize."""
 
@@ -42,6 +47,13 @@ class Optimizer(ApiModel):
             "globalBatchSize: remove learningRateScaling or findLearningRate",
             lambda o: not o.find_learning_rate or o.learning_rate_scaling is None,
         ),
+        Rule(
+            "learningRateCurve",
+            "!has(self.learningRateCurve) || (has(self.findLearningRate) && self.findLearningRate)",
+            "learningRateCurve is the curve of the learning-rate range test: set findLearningRate to true or remove "
+            "learningRateCurve",
+            lambda o: o.learning_rate_curve is None or o.find_learning_rate,
+        ),
     )
 
     name: Annotated[OptimizerName, Field(description="SGD, Adam or AdamW.")] = OptimizerName.SGD
@@ -53,6 +65,13 @@ class Optimizer(ApiModel):
             "test finds no rate, learningRate is used. Built-in models only."
         ),
     ] = False
+    learning_rate_curve: Annotated[
+        RateCurve | None,
+        Field(
+            description="Curve by which findLearningRate chooses. Loss (default): where the training loss falls. "
+            "Accuracy: where the accuracy of a classifier rises."
+        ),
+    ] = None
     learning_rate_scaling: Annotated[
         LearningRateScaling | None,
         Field(

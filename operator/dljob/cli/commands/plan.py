@@ -18,7 +18,7 @@ from dljob.cluster.templates import NO_TEMPLATES, NodeTemplates
 from dljob.job.identity import profile_key
 from dljob.job.plan.recommendation import Job, Recommendation, recommend
 from dljob.job.plan.status import figures
-from dljob.planner import Choice, Decision, Learned, scaling
+from dljob.planner import Choice, Decision, FrameworkPlan, Learned, compare, scaling
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -44,6 +44,12 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         metavar="FILE",
         help="values of the Helm chart (helm get values dljob -o yaml), whose jobDefaults fill the fields that a job "
         "leaves unset. Without this option: those of the operator in the current cluster; with --cluster: none",
+    )
+    command.add_argument(
+        "--compare",
+        choices=["frameworks"],
+        help="also show the same job with dltrain over MPI, with Torchrun and gloo, and with a parameter server: step "
+        "time with its 10th and 90th percentile, throughput, and throughput divided by step time",
     )
     command.add_argument("--json", action="store_true", help="print one JSON document per job")
     command.add_argument("--plot", metavar="FILE.png", help="also plot the scaling curve (needs matplotlib)")
@@ -74,10 +80,15 @@ def run(given: argparse.Namespace) -> int:
         if given.profiles and (hint := _unused(job, found, known)):
             print(f"dljob: {job.name}: {hint}", file=sys.stderr)
         points = scaling(found.request, found.view, known) if isinstance(found.answer, Decision) else []
+        compared = None
+        if given.compare:
+            compared = compare(found.request, found.view, known, found.job.spec.planning.uneven)
         if given.json:
-            print(json.dumps(found.document() | {"scaling": curve(points)}, indent=2))
+            more = {} if compared is None else {"frameworks": [framework(each) for each in compared]}
+            print(json.dumps(found.document() | {"scaling": curve(points)} | more, indent=2))
         else:
-            print("\n".join(["---"] * (i > 0) + _lines(found, points)))
+            lines = _lines(found, points) + (tables.frameworks(compared) if compared is not None else [])
+            print("\n".join(["---"] * (i > 0) + lines))
         if given.plot and isinstance(found.answer, Decision):
             draw(Path(given.plot), i, found, points)
         code = code if isinstance(found.answer, Decision) else 1
@@ -163,6 +174,28 @@ def curve(points: Sequence[tuple[int, Choice]]) -> list[dict[str, float]]:
         }
         for nodes, choice in points
     ]
+
+
+def framework(found: FrameworkPlan) -> dict[str, Any]:
+    """Return a row of the comparison of frameworks as an object of the list for the key ``frameworks`` of the output.
+
+    ``reason``: why there is no plan; only then, the other keys but ``name`` are missing. Times are in seconds.
+    """
+    if found.choice is None:
+        return {"name": found.name, "reason": found.reason}
+    p = found.choice.prediction
+    return {
+        "name": found.name,
+        "plan": found.choice.summary,
+        "nodes": sum(group.nodes for group in found.choice.groups),
+        "collective": found.choice.collective,
+        "stepSecondsP10": figures(p.step_p10_s),
+        "stepSeconds": figures(p.step_s),
+        "stepSecondsP90": figures(p.step_p90_s),
+        "samplesPerSecond": figures(p.samples_per_s),
+        "throughputPerLatency": figures(p.throughput_per_latency),
+        "bottleneck": p.bottleneck,
+    }
 
 
 def draw(path: Path, index: int, found: Recommendation, points: Sequence[tuple[int, Choice]]) -> None:

@@ -16,6 +16,8 @@ from dljob.job.queue import QUEUE_LABEL
 from dljob.planner.types.texts import duration
 
 HEADER = ["NAME", "PHASE", "NODES", "READY", "PROGRESS", "STEP/S", "MEASURED", "PREDICTED", "ERROR", "LEFT", "RESTARTS"]
+RATES = ["SAMPLES/S", "PER STEP S"]
+"""Columns of throughput, and of throughput divided by step time."""
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -28,6 +30,9 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     )
     remote.add_namespace(command)
     command.add_argument("-A", "--all-namespaces", action="store_true", help="show the jobs of all namespaces")
+    command.add_argument(
+        "--rates", action="store_true", help="also show samples per second, and these divided by the step time"
+    )
     command.add_argument("-w", "--watch", action="store_true", help="refresh the table until Ctrl-C")
     command.add_argument(
         "--interval",
@@ -48,7 +53,7 @@ def run(given: argparse.Namespace) -> int:
         if given.watch:
             print("\x1b[H\x1b[2J", end="")
         where = "any namespace" if namespace is None else f"namespace {namespace}"
-        print("\n".join(lines(jobs, namespace is None)) if jobs else f"no DLJobs in {where}", flush=True)
+        print("\n".join(lines(jobs, namespace is None, given.rates)) if jobs else f"no DLJobs in {where}", flush=True)
         if not given.watch:
             return 0
         time.sleep(given.interval)
@@ -61,12 +66,13 @@ async def _jobs(api: Any, namespace: str | None) -> list[Mapping[str, Any]]:
     return found
 
 
-def lines(jobs: Sequence[Mapping[str, Any]], with_namespace: bool) -> list[str]:
+def lines(jobs: Sequence[Mapping[str, Any]], with_namespace: bool, with_rates: bool = False) -> list[str]:
     """Return the lines of a table with a header and one line per job, sorted by namespace and name.
 
-    ``jobs``: the jobs as the API server returns them. ``with_namespace``: show each job as namespace/name. If a job
-    waits for devices, two more columns show the place in the queue and the predicted start. If a job was preempted, one
-    more column shows how often. If a job is in a queue of Kueue, the last column names the queues.
+    ``jobs``: the jobs as the API server returns them. ``with_namespace``: show each job as namespace/name.
+    ``with_rates``: add two columns with the throughput and the throughput divided by the step time. If a job waits for
+    devices, two more columns show the place in the queue and the predicted start. If a job was preempted, one more
+    column shows how often. If a job is in a queue of Kueue, the last column names the queues.
     """
     queues, waits = any(_queue(body) for body in jobs), any(_waits(body) for body in jobs)
     preempted = any(_preemptions(body) for body in jobs)
@@ -74,19 +80,24 @@ def lines(jobs: Sequence[Mapping[str, Any]], with_namespace: bool) -> list[str]:
     for body in sorted(jobs, key=lambda b: (b["metadata"]["namespace"], b["metadata"]["name"])):
         metadata = body["metadata"]
         name = f"{metadata['namespace']}/{metadata['name']}" if with_namespace else metadata["name"]
-        place = ["-", "-"]
+        place, rates = ["-", "-"], ["-", "-"]
         try:
             status = DLJobStatus.model_validate(body.get("status") or {})
             rows.append([name, *cells(status)])
+            if (measured := status.measured) is not None and measured.step_seconds:
+                throughput = measured.samples_per_second
+                rates = [f"{throughput:.4g}", f"{throughput / measured.step_seconds:.4g}"]
             if (queue := status.queue) is not None:
                 start = queue.forecast_start
                 place = [f"{queue.position}/{queue.jobs}", f"{start.astimezone(UTC):%Y-%m-%dT%H:%MZ}" if start else "?"]
         except ValidationError:
             rows.append([name, "?", *["-"] * (len(HEADER) - 2)])
+        rows[-1] += rates if with_rates else []
         rows[-1] += place if waits else []
         rows[-1] += [str(_preemptions(body))] if preempted else []
         rows[-1] += [_queue(body) or "-"] if queues else []
     more = [
+        *(RATES if with_rates else []),
         *(["PLACE", "STARTS"] if waits else []),
         *(["PREEMPTED"] if preempted else []),
         *(["QUEUE"] if queues else []),

@@ -164,6 +164,7 @@ def trainer_plan(
             momentum=optimizer.momentum,
             weight_decay=optimizer.weight_decay,
             find_rate=optimizer.find_learning_rate,
+            rate_curve=optimizer.learning_rate_curve.value if optimizer.learning_rate_curve else "Loss",
             scaling=rule[0].value if rule else None,
             base_batch=rule[1] if rule else None,
         ),

@@ -32,9 +32,9 @@ LINK_SPREAD = {"catalogue": 0.5, "probe": 0.4, "profile": 0.2}
 """The same for communication. ``probe``: a link that the hardware probe measured, but without the collective."""
 
 
-def buckets(gradient_nbytes: int) -> int:
+def buckets(gradient_nbytes: int, bucket_nbytes: int = BUCKET_NBYTES) -> int:
     """Return the number of buckets (parts that are reduced one after another) of a gradient; at least 1."""
-    return max(1, ceil(gradient_nbytes / BUCKET_NBYTES))
+    return max(1, ceil(gradient_nbytes / bucket_nbytes))
 
 
 def exposed_s(communication_s: Number, compute_s: Number, parts: int, overlap: Number) -> Number:
@@ -84,6 +84,7 @@ def step(
     sharded: bool = False,
     micro_batches: int = 1,
     tensors: int = 1,
+    bucket_nbytes: int = BUCKET_NBYTES,
 ) -> Step:
     """Predict the time of a synchronous step, and its uncertainty, from the times of its slowest rank.
 
@@ -97,13 +98,13 @@ def step(
     optimizer. Then the reduce-scatter of gradients overlaps with the backward pass, but the all-gather of new
     parameters after the update does not. ``micro_batches``: number of equal micro-batches in ``compute_s``, of which
     only the last one overlaps with communication. ``tensors``: number of parameter tensors, used only by LayeredServer,
-    whose gathers overlap with the backward pass and whose broadcast does not.
+    whose gathers overlap with the backward pass and whose broadcast does not. ``bucket_nbytes``: size of a bucket.
 
     ``compute_spread`` applies to computing and input, ``link_spread`` to communication and waiting. Both are standard
     deviations of log(measured / predicted). The two errors are independent, so the step's spread is the root of the sum
     of both squares, each weighted by its part of the step time.
     """
-    parts = buckets(gradient_nbytes)
+    parts = buckets(gradient_nbytes, bucket_nbytes)
     total = allreduce_s(collective, float(gradient_nbytes), float(ranks), link, parts, servers, nodes, tensors)
     last_s = compute_s / micro_batches
     communication_s = float(exposed_s(total, last_s, parts, overlap))

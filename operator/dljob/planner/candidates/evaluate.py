@@ -149,7 +149,7 @@ def evaluate(
     shares = shares_of(parts, request.global_batch, request.uneven, serving, first=layered)
     if shares is None:
         return _does_not_fit(parts, request, workload)
-    link, link_spread = link_of(chosen, nodes)
+    link, link_spread = link_of(chosen, nodes, request.backend)
     at_work = [(p, max(s)) for p, s in zip(parts, shares, strict=True) if max(s)]
     busy_s, slowest, share = max(((p.option.curve.seconds(b), p, b) for p, b in at_work), key=lambda item: item[0])
     data_s = slowest.option.data_s(share)
@@ -173,6 +173,7 @@ def evaluate(
         sharded=sharded,
         micro_batches=micro_batches,
         tensors=workload.tensors,
+        bucket_nbytes=request.bucket_nbytes,
     )
     measured = len(known) == len(chosen) and not apart
     if apart:
@@ -181,7 +182,8 @@ def evaluate(
     if measured:
         busiest = max(o.ranks_per_node for o in chosen)
         one_s = (busy_s - data_s) / slowest.option.slowdown
-        ratio = float(communication_ratio(collective, workload.gradient_nbytes, ranks, nodes, link, workload.tensors))
+        nbytes = workload.gradient_nbytes
+        ratio = float(communication_ratio(collective, nbytes, ranks, nodes, link, workload.tensors, request.backend))
         at = (np.array([float(x)]) for x in (nodes, busiest, ranks, share, one_s, ratio))
         timing = _as_measured(timing, known, Runs(*at))
     sizes = "+".join(str(b) for s in shares for b in s) if ranks <= 8 else f"{request.global_batch} samples"

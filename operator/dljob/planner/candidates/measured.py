@@ -16,6 +16,8 @@ import numpy as np
 from dljob.calibrate.learned import LearnedPoint, StepPoint
 from dljob.calibrate.scaling import Posterior, fit
 from dljob.perf.fit.scaling import Floats, Runs
+from dljob.perf.step.backends import Backend
+from dljob.perf.step.backends import backend as measured_backend
 from dljob.perf.step.communication import Link, Number, allreduce_s, ring_s
 from dljob.perf.step.step import P90, buckets
 from dljob.planner.types import CollectiveName
@@ -25,18 +27,30 @@ LEVEL = 0.8
 
 
 def communication_ratio(
-    collective: CollectiveName, nbytes: int, ranks: Number, nodes: Number, link: Link, tensors: int = 1
+    collective: CollectiveName,
+    nbytes: int,
+    ranks: Number,
+    nodes: Number,
+    link: Link,
+    tensors: int = 1,
+    backend: Backend | None = None,
 ) -> Floats:
     """Return the predicted communication time of a collective divided by that of a ring at the same placement.
 
     The model that is fitted to measured steps predicts the time of a ring, and multiplies it by this ratio. The ratio
     is 1 for Ring, and for Torch, whose steps are measured directly. ``tensors``: number of parameter tensors, used only
-    by LayeredServer.
+    by LayeredServer. ``backend``: communication backend as which ``link`` is used; the steps were measured with MPI.
+    None: MPI. The ranks are all on one node, or all on several.
     """
-    if collective in ("Ring", "Torch"):
+    if collective in ("Ring", "Torch") and backend is None:
         return np.ones(np.shape(ranks))
     parts, n, over = buckets(nbytes), np.asarray(ranks, dtype=float), np.asarray(nodes, dtype=float)
-    ring = parts * ring_s(nbytes / parts, n, link, over)
+    ring_link = link
+    if backend is not None:
+        count = int(np.max(over))
+        ring_link, _ = measured_backend("MPI").over(backend.undone(link, count), 0.0, count)
+    ring = parts * ring_s(nbytes / parts, n, ring_link, over)
+    parts = parts if backend is None else buckets(nbytes, backend.bucket_nbytes)
     return np.asarray(allreduce_s(collective, float(nbytes), n, link, parts, nodes=over, tensors=tensors) / ring)
 
 

@@ -12,6 +12,7 @@ from dljob.perf.fit.curve import Curve
 from dljob.perf.resources import energy, memory
 from dljob.perf.resources.memory import PROCESS_NBYTES
 from dljob.perf.step import communication, input_data
+from dljob.perf.step.backends import Backend
 from dljob.perf.step.communication import Link
 from dljob.perf.step.step import LINK_SPREAD, OVERLAP_EFFICIENCY
 from dljob.perf.workload.workload import Workload, builtin, hinted, reference
@@ -278,7 +279,16 @@ def sharing_options(
     return found
 
 
-def link_of(chosen: list[Option], nodes: int) -> tuple[Link, float]:
+def link_of(chosen: list[Option], nodes: int, backend: Backend | None = None) -> tuple[Link, float]:
+    """Return (slowest link between the ranks of these options, spread of its prediction), as ``backend`` uses it.
+
+    ``backend``: None for the link itself.
+    """
+    link, spread = _link_of(chosen, nodes)
+    return (link, spread) if backend is None else backend.over(link, spread, nodes)
+
+
+def _link_of(chosen: list[Option], nodes: int) -> tuple[Link, float]:
     """Return (slowest link between the ranks of these options, spread of its prediction).
 
     The spread is the standard deviation of log(measured / predicted). Within a node, the link is a direct one between

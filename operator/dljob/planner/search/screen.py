@@ -78,13 +78,13 @@ class Screen:
             [np.minimum(o.curve.samples_array(self._grid_s), o.largest_batch) * o.ranks_per_node for o in options]
         )
         self._spread = np.array([o.compute_spread for o in options])
-        links = [link_of([o], 2) for o in options]
+        links = [link_of([o], 2, request.backend) for o in options]
         self._latency_s = np.array([link.latency_s for link, _ in links])
         self._bandwidth_Bps = np.array([link.bandwidth_Bps for link, _ in links])
         self._reduce_Bps = np.array([link.reduce_Bps for link, _ in links])
         self._near_Bps = np.array([link.inside_Bps for link, _ in links])
         self._link_spread = np.array([spread for _, spread in links])
-        self._own = [link_of([o], 1)[0] for o in options]
+        self._own = [link_of([o], 1, request.backend)[0] for o in options]
         self._idle_W = np.array([energy.rank_watts(o.device, 0.0) * o.ranks_per_node for o in options])
         self._busy_W = np.array([energy.rank_watts(o.device, 1.0) * o.ranks_per_node for o in options])
         self._usd_per_s = np.array([energy.cost_usd(o.device, 1.0, o.ranks_per_node) for o in options])
@@ -167,7 +167,7 @@ class Screen:
         overlap = np.array([overlap_of([o]) for o in self.options])
         overlaps = np.where(used, overlap, 1.0).min(axis=1)
         wire_nbytes = self.request.wire_nbytes(self.workload.gradient_nbytes)
-        nbytes, parts = float(wire_nbytes), buckets(wire_nbytes)
+        nbytes, parts = float(wire_nbytes), buckets(wire_nbytes, self.request.bucket_nbytes)
         n, nodes = np.maximum(ranks, 1).astype(float), np.maximum(counts.sum(axis=1), 1).astype(float)
         is_gpu = self.options[0].pool.is_gpu
         groups = self._links(counts, used)
@@ -216,7 +216,13 @@ class Screen:
             ratio = np.ones(len(rows_measured))
             for link, rows in links:
                 ratio[rows] = communication_ratio(
-                    collective, self.workload.gradient_nbytes, n[rows], nodes[rows], link, self.workload.tensors
+                    collective,
+                    self.workload.gradient_nbytes,
+                    n[rows],
+                    nodes[rows],
+                    link,
+                    self.workload.tensors,
+                    self.request.backend,
                 )
             found_s, of_it = self._slowest(used[rows_measured], n, nodes, compute_s[rows_measured], ratio)
             better = found_s < best_s
@@ -283,4 +289,6 @@ class Screen:
     def _between(self, key: Floats) -> Link:
         latency_s, bandwidth_Bps, reduce_Bps, near_Bps = map(float, key[1:])
         near_s = min(latency_s, near_latency_s(self.options[0].pool.is_gpu))
+        if self.request.backend is not None:
+            near_s *= self.request.backend.within.latency
         return Link(latency_s, bandwidth_Bps, reduce_Bps, near_latency_s=near_s, near_bandwidth_Bps=near_Bps)

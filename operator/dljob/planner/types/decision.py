@@ -54,6 +54,16 @@ class Prediction:
     interruptions: float = 0.0
     """Expected number of interruptions of nodes in the whole training; 0 without spot nodes."""
 
+    @property
+    def step_p10_s(self) -> float:
+        """Return the 10th percentile of the step time. Errors of predictions are symmetric in their logarithm."""
+        return self.step_s**2 / self.step_p90_s if self.step_p90_s else self.step_s
+
+    @property
+    def throughput_per_latency(self) -> float:
+        """Return samples per second divided by the step time in seconds; higher is better. 0 if it is not predicted."""
+        return self.samples_per_s / self.step_s if self.step_s else 0.0
+
 
 @dataclass(frozen=True)
 class Group:

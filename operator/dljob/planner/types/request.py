@@ -11,6 +11,8 @@ from dljob.cluster.catalogue import vendor
 from dljob.cluster.domains import ANYWHERE, NO_BORDERS, SAME_AS_OTHERS, Domain, Spot, Topology
 from dljob.cluster.energy import ASSUMED_ENERGY, EnergySettings
 from dljob.cluster.prices import CATALOGUE_PRICES, Prices
+from dljob.perf.step.backends import Backend
+from dljob.perf.step.step import BUCKET_NBYTES
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
@@ -161,6 +163,9 @@ class Request:
     """The checkpoint interval that the user fixes; None: the trainer chooses it."""
     domain: Domain = ANYWHERE
     """The part of the cluster to plan for, such as a zone. The function ``plan`` sets this field."""
+    backend: Backend | None = None
+    """Communication backend whose measured constants predict the communication. None: that of the job, predicted
+    without constants of an implementation."""
     missing: tuple[str, ...] = ()
     """Fields that the spec lacks and without which no time can be predicted, such as model; empty if it has them all.
 
@@ -205,6 +210,11 @@ class Request:
     def may_recompute(self) -> bool:
         """Return True if the job would get activation checkpointing if it asked for it."""
         return self.recomputation == "Never" and self.no_recomputation_reason is None and not self.missing
+
+    @property
+    def bucket_nbytes(self) -> int:
+        """Return the size of a bucket: the part of the gradients that is reduced at once."""
+        return BUCKET_NBYTES if self.backend is None else self.backend.bucket_nbytes
 
     def wire_nbytes(self, gradient_nbytes: int) -> int:
         """Return the bytes to send for a gradient of ``gradient_nbytes`` bytes: half of them if it is compressed."""

@@ -250,6 +250,12 @@ class Document(Record):
         return cls.model_validate_json(text)
 
     @property
+    def samples_per_s(self) -> float | None:
+        """The mean throughput over all steps, by the time in steps. None: no step took time."""
+        spent_s = sum(p.step_s * p.steps for p in self.points)
+        return sum(p.samples_per_s * p.step_s * p.steps for p in self.points) / spent_s if spent_s else None
+
+    @property
     def prediction_error(self) -> float | None:
         """The relative error (predicted - measured) / measured of the step time, over all steps with a prediction.
 

@@ -89,6 +89,7 @@ def _figures(document: Document) -> str:
     )
     steps = sum(point.steps for point in document.points)
     mean_s = sum(point.step_s * point.steps for point in document.points) / steps if steps else None
+    rate = document.samples_per_s
     predicted_s = document.plans[-1].predicted_step_s if document.plans else None
     error = document.prediction_error
     noise = document.points[-1].noise_samples if document.points else None
@@ -99,6 +100,8 @@ def _figures(document: Document) -> str:
         ("time since the start", duration(document.updated_unix_s - document.started_unix_s)),
         ("time in steps", duration(totals.training_s)),
         ("step, mean", None if mean_s is None else duration(mean_s)),
+        ("throughput, mean", None if rate is None else f"{rate:.4g} samples/s"),
+        ("throughput / step time", None if rate is None or not mean_s else f"{rate / mean_s:.4g} samples/s²"),
         ("step, predicted", None if predicted_s is None else duration(predicted_s)),
         ("prediction error", None if error is None else f"{100 * error:+.1f} %"),
         ("faults", faults or "none"),
