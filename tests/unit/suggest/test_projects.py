@@ -143,7 +143,8 @@ def test_hints_are_the_size_of_the_model(project: Path) -> None:
     ("arguments", "expected"),
     [
         (["missing.csv"], "no such file"),
-        (["data.parquet"], "Convert Parquet"),
+        (["data.parquet"], "pip install pyarrow"),
+        (["data.xlsx"], "Excel"),
         (["data.csv", "--target", "price"], "--target"),
         (["data.csv", "--task", "image-classification"], "folder for each class"),
     ],
@@ -153,6 +154,7 @@ def test_bad_input_is_one_line(
 ) -> None:
     write_table(tmp_path / "data.csv", "classification")
     (tmp_path / "data.parquet").write_bytes(b"PAR1")
+    (tmp_path / "data.xlsx").write_bytes(b"PK")
     assert main(["suggest", str(tmp_path / arguments[0]), *arguments[1:]]) == 2
     error = capsys.readouterr().err
     assert expected in error

@@ -7,8 +7,8 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +18,12 @@ from dljob.cli import files
 from dljob.cli.errors import BadInputError
 from dljob.cluster import ClusterView, cluster_view
 from dljob.suggest.errors import DataError
-from dljob.suggest.inspection.images import ImageFacts, inspect_images
-from dljob.suggest.inspection.table import CLASSIFICATION, REGRESSION, TableFacts, inspect_table
 from dljob.suggest.project import render
-from dljob.suggest.reading.images import Images, images_of_arrays, read_arrays, read_folder
-from dljob.suggest.reading.table import Table, read_table
 from dljob.suggest.recommendation import model
 from dljob.suggest.recommendation.page import page
 from dljob.suggest.recommendation.prediction import predicted
+from dljob.suggest.subject import TASKS, Facts, Options, Subject, read_subject
 
-TASKS = {"tabular-classification": CLASSIFICATION, "tabular-regression": REGRESSION, "image-classification": None}
-TABLES = frozenset({".csv", ".tsv", ".txt", ".data", ".tab"})
 BASELINE_LIMIT_S = 300.0
 
 
@@ -36,12 +31,14 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     command = commands.add_parser(
         "suggest",
         help="look at data, recommend a model and write a project that trains it",
-        description="Look at a table (CSV, TSV), a folder of images or an .npz file. Print what it holds, what a "
-        "scikit-learn baseline reaches, the recommended model with two alternatives, and the time, memory, energy and "
+        description="Look at a table (CSV, TSV, JSON Lines, Parquet), or images (folder, WebDataset archive, .npz). "
+        "Print what it holds, what a scikit-learn baseline reaches, the recommended model with two alternatives, and the time, memory, energy and "
         "cost that the planner predicts. With --write, also write a project of PyTorch scripts and a manifest. The "
         "command exits with 2 if the data has to be corrected first.",
     )
-    command.add_argument("data", metavar="DATA", help="a table, a folder with a folder for each class, or an .npz file")
+    command.add_argument(
+        "data", metavar="DATA", help="a table, a folder with a folder for each class, a .tar archive, or .npz"
+    )
     command.add_argument("--task", choices=TASKS, help="what to predict; default: by the data")
     command.add_argument("--target", metavar="COLUMN", help="the column to predict; default: by its name, or the last")
     command.add_argument("--test", metavar="FILE", help="a table for the evaluation; default: a fifth of the rows")
@@ -72,21 +69,10 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     command.set_defaults(run=run)
 
 
-@dataclass(frozen=True)
-class _Subject:
-    """The data with its facts, and the function that renders a project for settings."""
-
-    facts: TableFacts | ImageFacts
-    source: render.Source
-    models: Callable[[model.Baseline | None], list[model.Settings]]
-    project: Callable[[model.Settings], dict[str, str]]
-    images: Images | None = None
-
-
 def run(given: argparse.Namespace) -> int:
     folder = _target_folder(given.write)
     try:
-        subject = _subject(given)
+        subject = read_subject(_options(given))
     except DataError as error:
         raise BadInputError(str(error)) from None
     baseline = None if given.no_baseline else _baseline(subject)
@@ -107,6 +93,20 @@ def run(given: argparse.Namespace) -> int:
     return 0
 
 
+def _options(given: argparse.Namespace) -> Options:
+    return Options(
+        data=Path(given.data),
+        task=given.task,
+        target=given.target,
+        test=Path(given.test) if given.test else None,
+        delimiter=given.delimiter,
+        encoding=given.encoding,
+        keep=tuple(given.keep),
+        image_size=given.image_size,
+        dataset_uri=given.dataset_uri,
+    )
+
+
 def _target_folder(name: str | None) -> Path | None:
     if name is None:
         return None
@@ -116,90 +116,20 @@ def _target_folder(name: str | None) -> Path | None:
     return folder
 
 
-def _subject(given: argparse.Namespace) -> _Subject:
-    path = Path(given.data)
-    wanted = TASKS[given.task] if given.task else None
-    if not path.exists():
-        raise DataError(
-            f"{path}: found no such file or folder; expected data on this machine. Correct the path; --dataset-uri "
-            "names the place from which a job reads the data."
-        )
-    suffix = path.suffix.lower()
-    if path.is_dir() or suffix == ".npz":
-        arrays = None if path.is_dir() else read_arrays(path)
-        if arrays is not None and arrays["x"].ndim == 2:
-            raise DataError(
-                f"{path}: x: found the shape {arrays['x'].shape}; expected images of shape (n, height, width). "
-                "Save a table as CSV, with a row of column names."
-            )
-        _reject(given, "an image data set", "target", "test", "delimiter", "encoding")
-        if wanted is not None:
-            raise DataError(f"--task: found {given.task}; expected image-classification, because {path} holds images.")
-        images = read_folder(path, given.image_size) if arrays is None else images_of_arrays(path, arrays)
-        return _of_images(given, images)
-    if given.task == "image-classification":
-        raise DataError(f"{path}: found a file; expected a folder with a folder for each class, or an .npz file.")
-    if suffix not in TABLES:
-        raise DataError(
-            f"{path}: found the suffix {suffix or '(none)'}; expected a table ({', '.join(sorted(TABLES))}), .npz, or "
-            "a folder of images. Convert Parquet, Excel and JSON files to CSV first."
-        )
-    table = read_table(path, given.delimiter, given.encoding)
-    test = read_table(Path(given.test), table.delimiter, table.encoding) if given.test else None
-    return _of_table(given, table, test, wanted)
-
-
-def _reject(given: argparse.Namespace, what: str, *options: str) -> None:
-    for option in options:
-        if getattr(given, option) is not None:
-            raise DataError(f"--{option}: found this option for {what}; expected it for a table only. Remove it.")
-
-
-def _of_table(given: argparse.Namespace, table: Table, test: Table | None, task: str | None) -> _Subject:
-    facts = inspect_table(table, given.target, task, test, given.keep)
-    nbytes = sum(len(cell) + 1 for row in table.cells for cell in row)
-    source = render.Source(
-        table.path.resolve(),
-        test.path.resolve() if test else None,
-        given.dataset_uri,
-        facts.rows if test else round(0.8 * facts.rows),
-        max(1, nbytes // len(table.cells)),
-    )
-    return _Subject(
-        facts,
-        source,
-        lambda baseline: model.table_models(facts, baseline),
-        lambda settings: render.table_project(table, facts, source, settings, None),
-    )
-
-
-def _of_images(given: argparse.Namespace, images: Images) -> _Subject:
-    facts = inspect_images(images)
-    samples = facts.images if facts.test_images else round(0.8 * facts.images)
-    source = render.Source(images.path.resolve(), None, given.dataset_uri, samples, images.x[0].nbytes)
-    return _Subject(
-        facts,
-        source,
-        lambda baseline: model.image_models(facts),
-        lambda settings: render.image_project(facts, source, settings, None),
-        images,
-    )
-
-
-def _write(folder: Path, subject: _Subject, settings: model.Settings) -> None:
+def _write(folder: Path, subject: Subject, settings: model.Settings) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in subject.project(settings).items():
+        for name, text in subject.project(settings, None).items():
             (folder / name).write_text(text, encoding="utf-8")
-        if subject.images is not None:
+        if subject.arrays is not None:
             packed = io.BytesIO()
-            np.savez_compressed(packed, **subject.images.arrays())  # type: ignore[arg-type]
+            np.savez_compressed(packed, **subject.arrays)
             (folder / "images.npz").write_bytes(packed.getvalue())
     except OSError as error:
         raise BadInputError(f"--write: {folder}: {error.strerror}. Choose another folder.") from None
 
 
-def _baseline(subject: _Subject) -> model.Baseline | None:
+def _baseline(subject: Subject) -> model.Baseline | None:
     """Run the baseline of the project in a process of its own. Return None, with a line for the user, without it."""
     with tempfile.TemporaryDirectory() as folder:
         _write(Path(folder), subject, subject.models(None)[0])
@@ -234,7 +164,7 @@ def _this_machine() -> ClusterView:
     return cluster_view({"nodes": [{"name": "this-machine", "cpu": len(os.sched_getaffinity(0)), "memory": memory}]})
 
 
-def _document(facts: TableFacts | ImageFacts, rows: list[Any], baseline: model.Baseline | None) -> Mapping[str, Any]:
+def _document(facts: Facts, rows: list[Any], baseline: model.Baseline | None) -> Mapping[str, Any]:
     return {
         "facts": asdict(facts),
         "baseline": None if baseline is None else asdict(baseline),

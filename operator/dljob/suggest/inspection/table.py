@@ -76,7 +76,7 @@ def inspect_table(
         )
     if gap := len(goal) - len(known):
         first = table.lines[next(i for i, cell in enumerate(goal) if cell in MISSING)]
-        findings.append(f"{_rows(gap)} without a target are left out; the first is line {first}.")
+        findings.append(f"{_rows(gap)} without a target are left out; the first is {table.unit} {first}.")
     if len(known) < MIN_ROWS:
         raise DataError(f"{table.path}: found {len(known)} rows with a target; expected at least {MIN_ROWS}. Add rows.")
     rows = [table.cells[i] for i in known]
@@ -142,8 +142,8 @@ def _task(
         for i, value in zip(known, values, strict=True):
             if value != value:
                 raise DataError(
-                    f"{table.path}: line {table.lines[i]}: column {target!r}: found {table.column(target)[i]!r:.60}; "
-                    "expected a number, because the task is regression. Correct it, or pass --task "
+                    f"{table.path}: {table.unit} {table.lines[i]}: column {target!r}: found "
+                    f"{table.column(target)[i]!r:.60}; expected a number, because the task is regression. Correct it, or pass --task "
                     "tabular-classification."
                 )
         return task, decimal, {}
@@ -209,8 +209,8 @@ def _of_column(column: Column, table: Table, known: Sequence[int], rows: int) ->
         line = table.lines[known[column.first_invalid]]
         cell = table.column(column.name)[known[column.first_invalid]]
         found.append(
-            f"Column {column.name!r} has {column.invalid} cells that are no numbers, such as {cell!r:.40} in line "
-            f"{line}. They count as missing."
+            f"Column {column.name!r} has {column.invalid} cells that are no numbers, such as {cell!r:.40} in "
+            f"{table.unit} {line}. They count as missing."
         )
     if column.kind is Kind.CATEGORY and column.distinct > 100:
         found.append(

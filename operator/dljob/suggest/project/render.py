@@ -13,13 +13,20 @@ from dlcontract import CHECKPOINT_DIR
 from dljob.suggest.inspection.columns import MISSING, Kind
 from dljob.suggest.inspection.images import ImageFacts
 from dljob.suggest.inspection.table import CLASSIFICATION, TableFacts
-from dljob.suggest.reading.table import Table
+from dljob.suggest.reading.table import CSV, JSON_LINES, PARQUET, Table
 from dljob.suggest.recommendation.model import Settings
 
+TEMPLATES = files("dljob.suggest.project") / "templates"
 SCRIPTS = ("data.py", "model.py", "train.py", "predict.py", "baseline.py")
 IN_JOB = ("data.py", "model.py", "train.py")
 """Scripts that a job's pods need."""
 LINE = 100
+FORMS = {
+    CSV: (("csv",), ""),
+    JSON_LINES: (("json",), ""),
+    PARQUET: ((), "from pyarrow import parquet\n"),
+}
+"""Format of a table → modules of the standard library and other imports of the function that reads it."""
 """Longest line of a rendered constant."""
 
 
@@ -41,6 +48,7 @@ def table_project(
     columns = {c.name: c.format if c.kind is Kind.DATE else c.kind.value for c in facts.columns}
     left_out = "".join(f"# Left out: {name!r}, because {reason}.\n" for name, reason in facts.left_out.items())
     values = {
+        **_reader(table, "hashlib", "math"),
         "encoding": repr(table.encoding),
         "delimiter": repr(table.delimiter),
         "decimal": repr(facts.decimal),
@@ -75,6 +83,20 @@ def image_project(facts: ImageFacts, source: Source, settings: Settings, limit_s
     return _project("images", values, settings, source, facts, limit_s)
 
 
+def _reader(table: Table, *modules: str) -> dict[str, str]:
+    """Return the values of a template that reads a table and imports these modules of the standard library."""
+    own, other = FORMS[table.form]
+    return {
+        "imports": "\n".join(f"import {name}" for name in sorted((*modules, *own))),
+        "reader_import": other,
+        "reader": _shared(f"records.{table.form}").rstrip("\n"),
+    }
+
+
+def _shared(name: str) -> str:
+    return (TEMPLATES / "shared" / f"{name}.txt").read_text(encoding="utf-8")
+
+
 def scoring(facts: TableFacts | ImageFacts) -> str:
     """Return scikit-learn's name of the measure by which models are compared."""
     if isinstance(facts, TableFacts) and facts.task != CLASSIFICATION:
@@ -97,13 +119,12 @@ def _project(
         "class_weights": repr(settings.class_weights),
         "time_limit_s": "None" if limit_s is None else f"{limit_s:g}",
     }
-    templates = files("dljob.suggest.project") / "templates"
     project = {
-        name: Template((templates / kind / f"{name}.txt").read_text(encoding="utf-8")).substitute({**values, **common})
+        name: Template((TEMPLATES / kind / f"{name}.txt").read_text(encoding="utf-8")).substitute({**values, **common})
         for name in SCRIPTS
     }
     project["job.yaml"] = job_yaml(project, settings, source)
-    readme = Template((templates / "shared" / "README.md.txt").read_text(encoding="utf-8"))
+    readme = Template(_shared("README.md"))
     project["README.md"] = readme.substitute(_readme_values(kind, settings, source, facts))
     return project
 
