@@ -59,7 +59,7 @@ def inspect_table(
     """
     findings = list(table.notes)
     if target is None:
-        target = next((n for usual in TARGET_NAMES for n in table.names if n.strip().lower() == usual), table.names[-1])
+        target = target_name(table) or table.names[-1]
         findings.append(f"The target is the column {target!r}, because --target is not set.")
     for option, wanted in (("--target", [target]), ("--keep", keep)):
         if unknown := [name for name in wanted if name not in table.names]:
@@ -122,6 +122,11 @@ def inspect_table(
     return TableFacts(target, task, tuple(columns), left_out, len(rows), test_rows, classes, tuple(findings), decimal)
 
 
+def target_name(table: Table) -> str | None:
+    """Return the column with a usual name of targets, or None."""
+    return next((n for usual in TARGET_NAMES for n in table.names if n.strip().lower() == usual), None)
+
+
 def _task(
     table: Table, target: str, task: str | None, goal: Sequence[str], known: Sequence[int]
 ) -> tuple[str, str, dict[str, int]]:
@@ -143,8 +148,8 @@ def _task(
             if value != value:
                 raise DataError(
                     f"{table.path}: {table.unit} {table.lines[i]}: column {target!r}: found "
-                    f"{table.column(target)[i]!r:.60}; expected a number, because the task is regression. Correct it, or pass --task "
-                    "tabular-classification."
+                    f"{table.column(target)[i]!r:.60}; expected a number, because the task is regression. Correct it, "
+                    "or pass --task tabular-classification."
                 )
         return task, decimal, {}
     classes = dict(counts.most_common())

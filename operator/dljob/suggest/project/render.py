@@ -13,6 +13,7 @@ from dlcontract import CHECKPOINT_DIR
 from dljob.suggest.inspection.columns import MISSING, Kind
 from dljob.suggest.inspection.images import ImageFacts
 from dljob.suggest.inspection.table import CLASSIFICATION, TableFacts
+from dljob.suggest.inspection.text import TextFacts
 from dljob.suggest.reading.table import CSV, JSON_LINES, PARQUET, Table
 from dljob.suggest.recommendation.model import Settings
 
@@ -21,6 +22,7 @@ SCRIPTS = ("data.py", "model.py", "train.py", "predict.py", "baseline.py")
 IN_JOB = ("data.py", "model.py", "train.py")
 """Scripts that a job's pods need."""
 LINE = 100
+Facts = TableFacts | ImageFacts | TextFacts
 FORMS = {
     CSV: (("csv",), ""),
     JSON_LINES: (("json",), ""),
@@ -39,6 +41,8 @@ class Source:
     uri: str | None
     samples: int
     sample_nbytes: int
+    memory_nbytes: int = 0
+    """Memory that the scripts take for the data, at most."""
 
 
 def table_project(
@@ -48,7 +52,7 @@ def table_project(
     columns = {c.name: c.format if c.kind is Kind.DATE else c.kind.value for c in facts.columns}
     left_out = "".join(f"# Left out: {name!r}, because {reason}.\n" for name, reason in facts.left_out.items())
     values = {
-        **_reader(table, "hashlib", "math"),
+        **reader(table, "hashlib", "math"),
         "encoding": repr(table.encoding),
         "delimiter": repr(table.delimiter),
         "decimal": repr(facts.decimal),
@@ -59,12 +63,10 @@ def table_project(
         "missing": "{" + ", ".join(map(repr, sorted(MISSING))) + "}",
         "width": repr(settings.width),
         "dropout": repr(settings.dropout),
-        "data": repr(str(source.data)),
-        "test_data": repr(str(source.test)) if source.test else "None",
         "penalty": f"{settings.penalty:.4g}",
         "scoring": repr(scoring(facts)),
     }
-    return _project("table", values, settings, source, facts, limit_s)
+    return project_files("table", values, settings, source, facts, limit_s)
 
 
 def image_project(facts: ImageFacts, source: Source, settings: Settings, limit_s: float | None) -> dict[str, str]:
@@ -80,51 +82,57 @@ def image_project(facts: ImageFacts, source: Source, settings: Settings, limit_s
         "flip": repr(settings.flip),
         "scoring": repr(scoring(facts)),
     }
-    return _project("images", values, settings, source, facts, limit_s)
+    return project_files("images", values, settings, source, facts, limit_s)
 
 
-def _reader(table: Table, *modules: str) -> dict[str, str]:
-    """Return the values of a template that reads a table and imports these modules of the standard library."""
+def reader(table: Table | None, *modules: str) -> dict[str, str]:
+    """Return the values of a template that reads a table, or none. ``modules``: the other modules that it imports."""
+    if table is None:
+        return {"imports": "\n".join(f"import {name}" for name in modules), "reader_import": "", "reader": ""}
     own, other = FORMS[table.form]
     return {
         "imports": "\n".join(f"import {name}" for name in sorted((*modules, *own))),
         "reader_import": other,
-        "reader": _shared(f"records.{table.form}").rstrip("\n"),
+        "reader": shared(f"records.{table.form}").rstrip("\n"),
     }
 
 
-def _shared(name: str) -> str:
+def shared(name: str) -> str:
+    """Return a template of the folder ``shared``."""
     return (TEMPLATES / "shared" / f"{name}.txt").read_text(encoding="utf-8")
 
 
-def scoring(facts: TableFacts | ImageFacts) -> str:
+def scoring(facts: Facts) -> str:
     """Return scikit-learn's name of the measure by which models are compared."""
     if isinstance(facts, TableFacts) and facts.task != CLASSIFICATION:
         return "r2"
     return "balanced_accuracy" if facts.rare else "accuracy"
 
 
-def _project(
+def project_files(
     kind: str,
     values: Mapping[str, str],
     settings: Settings,
     source: Source,
-    facts: TableFacts | ImageFacts,
+    facts: Facts,
     limit_s: float | None,
 ) -> dict[str, str]:
+    """Return file name → content of a project. ``values``: those of the templates of ``kind``."""
     common = {
         "batch": repr(settings.batch),
         "epochs": repr(settings.epochs),
         "learning_rate": f"{settings.learning_rate:g}",
         "class_weights": repr(settings.class_weights),
-        "time_limit_s": "None" if limit_s is None else f"{limit_s:g}",
+        "time_limit_s": f"{limit_s or 0:.0f}",
+        "out_of_time": shared("out_of_time").rstrip("\n"),
     }
+    values = {"data": repr(str(source.data)), "test_data": repr(str(source.test)) if source.test else "None", **values}
     project = {
         name: Template((TEMPLATES / kind / f"{name}.txt").read_text(encoding="utf-8")).substitute({**values, **common})
         for name in SCRIPTS
     }
     project["job.yaml"] = job_yaml(project, settings, source)
-    readme = Template(_shared("README.md"))
+    readme = Template(shared("README.md"))
     project["README.md"] = readme.substitute(_readme_values(kind, settings, source, facts))
     return project
 
@@ -204,8 +212,13 @@ def job_yaml(project: Mapping[str, str], settings: Settings, source: Source) -> 
     return shown
 
 
-def _readme_values(kind: str, settings: Settings, source: Source, facts: TableFacts | ImageFacts) -> dict[str, str]:
-    if isinstance(facts, TableFacts):
+def _readme_values(kind: str, settings: Settings, source: Source, facts: Facts) -> dict[str, str]:
+    if isinstance(facts, TextFacts):
+        what = f"tells {len(facts.classes)} classes of texts apart" if facts.classes else "continues texts"
+        goal = f"{what}, and learns from `{source.data.name}`"
+        predict = 'python predict.py "a text"'
+        data = f"`{source.data}`"
+    elif isinstance(facts, TableFacts):
         goal = f"predicts the column `{facts.target}` of `{source.data.name}`"
         predict = f"python predict.py new.csv   # a table with the columns of {source.data.name}"
         data = f"`{source.data}`"

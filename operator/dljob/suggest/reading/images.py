@@ -107,6 +107,11 @@ def decoded_images(
     return Images(path, x, y, classes, x_test, y_test, tuple(notes))
 
 
+def has_images(path: Path) -> bool:
+    """Return True if there is an image in the folder or below it."""
+    return any(file.suffix.lower() in SUFFIXES for file in path.rglob("*"))
+
+
 def _files(path: Path) -> dict[str, list[ImageFile]]:
     """Return class → image files in its folder, for the folders that have images."""
     found = {}

@@ -160,6 +160,21 @@ def _delimiter(lines: Sequence[str]) -> str:
     return max(DELIMITERS, key=quality)
 
 
+def looks_delimited(path: Path) -> bool:
+    """Return True if nearly all of the first lines of a file have the same number of fields, which is more than one."""
+    with path.open("rb") as file:
+        lines = file.read(100_000).decode("utf-8", "replace").splitlines()[:SNIFFED_LINES]
+    filled = [line for line in lines if line.strip()]
+    if len(filled) < 2:
+        return False
+    try:
+        widths = [len(row) for row in csv.reader(filled, delimiter=_delimiter(filled), skipinitialspace=True)]
+    except csv.Error:
+        return False
+    width, count = Counter(widths).most_common(1)[0]
+    return width > 1 and count >= 0.9 * len(widths) and widths[0] == width
+
+
 def _rows(
     path: Path, text: str, delimiter: str
 ) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...], tuple[int, ...]]:

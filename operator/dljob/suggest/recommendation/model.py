@@ -1,5 +1,6 @@
 """Choose a model and its settings. Constants name the reason or the measurement behind them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
@@ -35,6 +36,10 @@ class Settings:
     epochs: int
     learning_rate: float
     width: int = 0
+    layers: int = 0
+    length: int = 0
+    """Words or bytes that the model reads of a document."""
+    vocabulary: int = 0
     stages: tuple[int, ...] = ()
     dropout: float = 0.0
     penalty: float = 0.0
@@ -57,15 +62,16 @@ class Baseline:
     """What models without deep learning reach. ``scoring``: name of the measure in scikit-learn."""
 
     scoring: str
-    linear: Score
-    trees: Score
+    scores: Mapping[str, Score]
+    """Name of the model → its score."""
     strength: float = 1.0
     """Weight of half the squared coefficients (classification) or all of them (regression) beside the summed loss."""
 
     @property
     def trees_win(self) -> bool:
         """Return True if trees are better than the linear model by more than a standard error."""
-        return self.trees.validation > self.linear.validation + max(self.linear.error, self.trees.error)
+        linear, trees = self.scores["linear model"], self.scores.get("trees")
+        return trees is not None and trees.validation > linear.validation + max(linear.error, trees.error)
 
 
 def table_inputs(facts: TableFacts) -> int:
@@ -104,7 +110,7 @@ def _table(facts: TableFacts, baseline: Baseline | None, name: str, why: str, wi
     weights = inputs * outputs + deep
     biases = outputs + (2 * width + outputs if width else 0)
     train = facts.rows if facts.test_rows else round(0.8 * facts.rows)
-    batch = _power_of_two(train / 8, 16, 512)
+    batch = power_of_two(train / 8, 16, 512)
     steps = ceil(train / batch)
     strength = baseline.strength if baseline else 1.0
     classify = facts.task == CLASSIFICATION
@@ -150,7 +156,7 @@ def _images(facts: ImageFacts, name: str, why: str, first: int, depth: int) -> S
         inputs, pixels = outputs, pixels // 4
     head = 4 * stages[-1] * len(facts.classes)
     train = facts.images if facts.test_images else round(0.8 * facts.images)
-    batch = _power_of_two(train / 16, 16, 128)
+    batch = power_of_two(train / 16, 16, 128)
     colours = facts.channels == 3
     return Settings(
         name=name,
@@ -170,7 +176,8 @@ def _images(facts: ImageFacts, name: str, why: str, first: int, depth: int) -> S
     )
 
 
-def _power_of_two(value: float, low: int, high: int) -> int:
+def power_of_two(value: float, low: int, high: int) -> int:
+    """Return the largest power of two between ``low``, one itself, and ``high`` that ``value`` reaches, or ``low``."""
     found = low
     while found * 2 <= min(value, high):
         found *= 2
