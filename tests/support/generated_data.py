@@ -106,7 +106,11 @@ def tables() -> list[Case]:
         Case("enormous numbers", table(BASIC | {"big": spread(-1e300, 1e300)})),
         Case("enormous target", table({"a": real, "target": lambda i, d: f"{1e30 * (math.sin(i) + 2):.6g}"})),
         Case("infinite cells", table(BASIC | {"c": lambda i, d: "inf" if i == 3 else f"{d.random():.3f}"})),
-        Case("outlier", table(NUMBERS | {"c": lambda i, d: 1e12 if i == 7 else f"{d.random():.3f}"})),
+        Case(
+            "outlier",
+            table(NUMBERS | {"c": lambda i, d: 1e12 if i == 7 else f"{d.random():.3f}"}),
+            ("--target", "price"),
+        ),
         Case("outlier in the target", table({"a": real, "y": lambda i, d: 1e9 if i == 7 else f"{math.sin(i):.3f}"})),
         Case("constant column", table(BASIC | {"fixed": chosen(7)})),
         Case("empty column", table(BASIC | {"nothing": chosen("")})),

@@ -37,6 +37,16 @@ TEXT_NAMES = ("text", "document", "content", "sentence", "review", "message", "b
 TEXT_TASKS = (TEXT_CLASSIFICATION, LANGUAGE_MODELLING)
 TASKS = (*TABULAR, IMAGE_CLASSIFICATION, *TEXT_TASKS)
 
+# Memory of the data in the written scripts, at most. A test measures it.
+ROW_NBYTES, CELL_NBYTES = 600, 260
+"""Of a row, and of each cell: two dictionaries of texts, while the file is read."""
+INPUT_NBYTES = 28
+"""Of an input of the model: two float64 and three float32, while blocks are joined."""
+PIXEL_NBYTES = 20
+"""Of a byte of a pixel: two copies, and four float32."""
+TEXT_NBYTES, DOCUMENT_NBYTES = 10, 8000
+"""Of a byte of text: some copies of up to four bytes. Of a document: 256 numbers and weights of words, twice."""
+
 Facts = TableFacts | ImageFacts | TextFacts
 
 
@@ -198,10 +208,12 @@ def _of_texts(options: Options, texts: Texts, test: Texts | None) -> Subject:
     if facts.classes:
         samples = facts.documents if test else round(0.8 * facts.documents)
         nbytes = max(1, facts.nbytes // facts.documents)
+        memory = TEXT_NBYTES * facts.nbytes + DOCUMENT_NBYTES * facts.documents
     else:
         samples, nbytes = text.language_sequences(facts), text.POSITIONS
+        memory = TEXT_NBYTES * facts.nbytes
     source = render.Source(
-        texts.path.resolve(), test.path.resolve() if test else None, options.dataset_uri, samples, nbytes
+        texts.path.resolve(), test.path.resolve() if test else None, options.dataset_uri, samples, nbytes, memory
     )
     return Subject(
         facts,
@@ -236,7 +248,8 @@ def _images(options: Options) -> Subject:
 def _of_images(options: Options, images: Images) -> Subject:
     facts = inspect_images(images)
     samples = facts.images if facts.test_images else round(0.8 * facts.images)
-    source = render.Source(images.path.resolve(), None, options.dataset_uri, samples, images.x[0].nbytes)
+    memory = PIXEL_NBYTES * (images.x.nbytes + (images.x_test.nbytes if images.x_test is not None else 0))
+    source = render.Source(images.path.resolve(), None, options.dataset_uri, samples, images.x[0].nbytes, memory)
     return Subject(
         facts,
         source,
@@ -257,6 +270,7 @@ def _table(options: Options, table: Table) -> Subject:
         options.dataset_uri,
         facts.rows if test else round(0.8 * facts.rows),
         max(1, nbytes // len(table.cells)),
+        facts.rows * (ROW_NBYTES + CELL_NBYTES * len(table.names) + INPUT_NBYTES * model.table_inputs(facts)) + nbytes,
     )
     return Subject(
         facts,

@@ -120,6 +120,15 @@ class TestTraps:
         assert found.rare
         assert any("1.0%" in text for text in found.findings)
 
+    def test_outlier_of_the_target_is_found_with_its_line(self, path: Path) -> None:
+        found = facts(path, ["a,y", *(f"{i % 7},{1e9 if i == 7 else i / 7:.4f}" for i in range(60))], "y")
+        assert any("line 9" in text for text in found.findings)
+
+    def test_wrong_delimiter_is_an_error_that_names_the_option(self, path: Path) -> None:
+        path.write_text("\n".join(rows()), encoding="utf-8")
+        with pytest.raises(DataError, match="--delimiter"):
+            read_table(path, ";")
+
     def test_many_categories_are_found(self, path: Path) -> None:
         lines = ["city,age,bought", *(f"c{i % 10_000},{i % 60},{'yes' if i % 3 else 'no'}" for i in range(20_000))]
         found = facts(path, lines)

@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import quantiles
 
 from dljob.suggest.errors import DataError
 from dljob.suggest.inspection.columns import MISSING, Column, Kind, inspect_column, number
@@ -16,6 +17,8 @@ MAX_CLASSES = 1000
 MIN_ROWS = 10
 RARE = 0.1
 """If the rarest class has less than this part of the rows of an equal share, classes are weighted."""
+OUTLIER = 20
+"""A target at so many interquartile ranges from the median is an outlier. Heavy tails of real prices stay below."""
 COPY_ROWS = 20
 """Rows from which a column with one value for each class, and the reverse, counts as a copy of the target."""
 
@@ -82,7 +85,7 @@ def inspect_table(
     rows = [table.cells[i] for i in known]
     goal = [goal[i] for i in known]
     task, decimal, classes = _task(table, target, task, goal, known)
-    findings += _of_classes(classes, len(rows))
+    findings += _of_classes(classes, len(rows)) or _of_numbers(table, target, goal, decimal, known, task)
     columns: list[Column] = []
     left_out: dict[str, str] = {}
     for place, name in enumerate(table.names):
@@ -197,6 +200,24 @@ def _of_classes(classes: dict[str, int], rows: int) -> list[str]:
     if single := sum(n == 1 for n in classes.values()):
         found.append(f"{single} classes have one row. The test part cannot judge them.")
     return found
+
+
+def _of_numbers(
+    table: Table, target: str, goal: Sequence[str], decimal: str, known: Sequence[int], task: str
+) -> list[str]:
+    """Return a finding about numbers of a target so far from the others that they alone decide the loss."""
+    if task != REGRESSION:
+        return []
+    values = [number(cell, decimal) for cell in goal]
+    low, middle, high = quantiles(values, n=4)
+    far = [i for i, value in enumerate(values) if abs(value - middle) > OUTLIER * (high - low)]
+    if not far or high == low:
+        return []
+    first = far[0]
+    return [
+        f"The target has {len(far)} values far from the others, such as {goal[first]!r:.40} in {table.unit} "
+        f"{table.lines[known[first]]}. They decide a squared loss alone: correct or remove them if they are errors."
+    ]
 
 
 def _of_column(column: Column, table: Table, known: Sequence[int], rows: int) -> list[str]:
