@@ -64,6 +64,12 @@ class Options:
     keep: tuple[str, ...] = ()
     image_size: int | None = None
     dataset_uri: str | None = None
+    moved_to: Path | None = None
+    """Where the project keeps the data, if it is not ``data``."""
+
+    def final(self, path: Path) -> Path:
+        """Return the absolute path from which the project reads what is at ``path`` now."""
+        return self.moved_to.absolute() if self.moved_to and path == self.data else path.resolve()
 
 
 @dataclass(frozen=True)
@@ -79,6 +85,8 @@ class Subject:
     project: Callable[[model.Settings, float | None], dict[str, str]]
     arrays: Mapping[str, Any] | None = None
     """The images, which the project gets as ``images.npz``; None for other data."""
+    copied: Path | None = None
+    """A file that the project keeps a copy of; None: the project reads the data where it is."""
 
 
 def read_subject(options: Options) -> Subject:
@@ -213,7 +221,7 @@ def _of_texts(options: Options, texts: Texts, test: Texts | None) -> Subject:
         samples, nbytes = text.language_sequences(facts), text.POSITIONS
         memory = TEXT_NBYTES * facts.nbytes
     source = render.Source(
-        texts.path.resolve(), test.path.resolve() if test else None, options.dataset_uri, samples, nbytes, memory
+        options.final(texts.path), test.path.resolve() if test else None, options.dataset_uri, samples, nbytes, memory
     )
     return Subject(
         facts,
@@ -249,7 +257,7 @@ def _of_images(options: Options, images: Images) -> Subject:
     facts = inspect_images(images)
     samples = facts.images if facts.test_images else round(0.8 * facts.images)
     memory = PIXEL_NBYTES * (images.x.nbytes + (images.x_test.nbytes if images.x_test is not None else 0))
-    source = render.Source(images.path.resolve(), None, options.dataset_uri, samples, images.x[0].nbytes, memory)
+    source = render.Source(options.final(images.path), None, options.dataset_uri, samples, images.x[0].nbytes, memory)
     return Subject(
         facts,
         source,
@@ -265,7 +273,7 @@ def _table(options: Options, table: Table) -> Subject:
     facts = inspect_table(table, options.target, task, test, options.keep)
     nbytes = sum(len(cell) + 1 for row in table.cells for cell in row)
     source = render.Source(
-        table.path.resolve(),
+        options.final(table.path),
         test.path.resolve() if test else None,
         options.dataset_uri,
         facts.rows if test else round(0.8 * facts.rows),

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -39,6 +40,8 @@ def write(folder: Path, subject: Subject, settings: Settings, limit_s: float | N
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in subject.project(settings, limit_s).items():
         (folder / name).write_text(text, encoding="utf-8")
+    if subject.copied is not None and subject.arrays is None:
+        shutil.copyfile(subject.copied, folder / subject.copied.name)
     if subject.arrays is not None:
         packed = io.BytesIO()
         np.savez_compressed(packed, **subject.arrays)
@@ -49,7 +52,7 @@ def baseline(subject: Subject, environment: Mapping[str, str], limit_s: float = 
     """Run the baseline of the project in a process of its own. Raise TrialError if it fails or takes too long."""
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder), subject, subject.models(None)[0], None)
-        found = json.loads(_run(Path(folder), "baseline.py", "the baseline", environment, limit_s))
+        found = json.loads(_run(Path(folder), "baseline.py", "the baseline", _own(subject, environment), limit_s))
     scores = {name: Score(**score) for name, score in found["scores"].items()}
     return Baseline(found["scoring"], scores, found.get("strength", 1.0))
 
@@ -63,10 +66,17 @@ def pace(subject: Subject, settings: Settings, environment: Mapping[str, str], l
     """Train the project for up to ``limit_s`` seconds, and return what that measured. Raise TrialError if it fails."""
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder), subject, settings, None)
-        limited = {**environment, "TIME_LIMIT_S": f"{limit_s:g}"}
+        limited = {**_own(subject, environment), "TIME_LIMIT_S": f"{limit_s:g}"}
         _run(Path(folder), "train.py", "a short training", limited, limit_s + GRACE_S)
         found: Mapping[str, Any] = json.loads((Path(folder) / "model" / "metrics.json").read_text(encoding="utf-8"))
     return Pace(found["steps_seconds"] / found["steps"] * found["steps_planned"], found["peak_kib"] * 1024)
+
+
+def _own(subject: Subject, environment: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the environment of a script that runs before the project has its copy of the data."""
+    if subject.copied is None or subject.arrays is not None:
+        return environment
+    return {**environment, "DLJOB_DATASET": str(subject.copied)}
 
 
 def _run(folder: Path, script: str, what: str, environment: Mapping[str, str], limit_s: float) -> str:

@@ -69,7 +69,7 @@ def test_limit_ends_the_training_with_an_evaluation(
     data = next(case for case in texts() if case.name == name).write(tmp_path)
     suggest(capsys, data, tmp_path / "project")
     shorten(tmp_path / "project", MAX_EPOCHS)
-    script(tmp_path / "project", "train.py", TIME_LIMIT_S="15")
+    script(tmp_path / "project", "train.py", TIME_LIMIT_S="6")
     found = metrics(tmp_path / "project")
     assert 0 < found["steps"] < found["steps_planned"]
     assert 0 <= found["accuracy"] <= 1

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -16,6 +17,7 @@ from dljob.cli.errors import BadInputError
 from dljob.cluster import ClusterView, cluster_view
 from dljob.suggest.errors import DataError
 from dljob.suggest.project import render
+from dljob.suggest.reading.remote import copy_of, is_uri
 from dljob.suggest.recommendation import model
 from dljob.suggest.recommendation.limit import START_S, fitted
 from dljob.suggest.recommendation.page import limit_lines, page
@@ -40,7 +42,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     command.add_argument(
         "data",
         metavar="DATA",
-        help="a table, a text file, a folder with a folder for each class, a .tar archive, or .npz",
+        help="a table, a text file, a folder with a folder for each class, .tar or .npz; also a file at a URI",
     )
     command.add_argument("--task", choices=TASKS, help="what to predict; default: by the data")
     command.add_argument("--target", metavar="COLUMN", help="the column to predict; default: by its name, or the last")
@@ -82,10 +84,20 @@ def run(given: argparse.Namespace) -> int:
     began_s = time.monotonic()
     folder = _target_folder(given.write)
     limit_s = _seconds(given.within)
+    with tempfile.TemporaryDirectory() as temporary:
+        return _run(given, began_s, limit_s, folder, Path(temporary))
+
+
+def _run(given: argparse.Namespace, began_s: float, limit_s: float | None, folder: Path | None, temporary: Path) -> int:
+    """Look at the data and write the project. ``temporary``: a folder for a copy of data at a URI."""
+    remote = is_uri(given.data)
     try:
-        subject = read_subject(_options(given))
+        path = copy_of(given.data, temporary) if remote else Path(given.data)
+        subject = read_subject(_options(given, path))
     except DataError as error:
         raise BadInputError(str(error)) from None
+    if remote:
+        subject = replace(subject, copied=path)
     reading_s = time.monotonic() - began_s
     found = None if given.no_baseline else _baseline(subject, limit_s)
     view = files.cluster(given.cluster) if given.cluster else _this_machine()
@@ -164,9 +176,10 @@ def _seconds(text: str | None) -> float | None:
     return float(seconds)
 
 
-def _options(given: argparse.Namespace) -> Options:
+def _options(given: argparse.Namespace, path: Path) -> Options:
+    remote = is_uri(given.data)
     return Options(
-        data=Path(given.data),
+        data=path,
         task=given.task,
         target=given.target,
         text=given.text,
@@ -175,7 +188,8 @@ def _options(given: argparse.Namespace) -> Options:
         encoding=given.encoding,
         keep=tuple(given.keep),
         image_size=given.image_size,
-        dataset_uri=given.dataset_uri,
+        dataset_uri=given.dataset_uri or (given.data if remote else None),
+        moved_to=Path(given.write) / path.name if remote and given.write else None,
     )
 
 
