@@ -91,6 +91,10 @@ def run(given: argparse.Namespace) -> int:
 def _run(given: argparse.Namespace, began_s: float, limit_s: float | None, folder: Path | None, temporary: Path) -> int:
     """Look at the data and write the project. ``temporary``: a folder for a copy of data at a URI."""
     remote = is_uri(given.data)
+    if remote and given.test:
+        raise BadInputError(
+            f"--test: found {given.test} for data at a URI; expected both on this machine. Download the data first."
+        )
     try:
         path = copy_of(given.data, temporary) if remote else Path(given.data)
         subject = read_subject(_options(given, path))

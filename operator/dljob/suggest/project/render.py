@@ -126,7 +126,8 @@ def project_files(
         "time_limit_s": f"{limit_s or 0:.0f}",
         "out_of_time": shared("out_of_time").rstrip("\n"),
     }
-    values = {"data": repr(str(source.data)), "test_data": repr(str(source.test)) if source.test else "None", **values}
+    where = {"data": repr(str(source.data)), "test_data": repr(str(source.test)) if source.test else "None"}
+    common["paths"] = Template(shared("paths")).substitute(where).rstrip("\n")
     project = {
         name: Template((TEMPLATES / kind / f"{name}.txt").read_text(encoding="utf-8")).substitute({**values, **common})
         for name in SCRIPTS
@@ -238,5 +239,6 @@ def _readme_values(kind: str, settings: Settings, source: Source, facts: Facts) 
         "predict": predict,
         "data": data,
         "uri": job(settings, source)["spec"]["dataset"]["uri"],
+        "test": f" and `{source.test.name}` beside it" if source.test else "",
         "findings": "".join(f"- {line}\n" for line in facts.findings) or "- Nothing unusual.\n",
     }
