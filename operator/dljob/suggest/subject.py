@@ -32,6 +32,7 @@ from dljob.suggest.recommendation import model, text
 IMAGE_CLASSIFICATION = "image-classification"
 TABULAR = {"tabular-classification": CLASSIFICATION, "tabular-regression": REGRESSION}
 TEXT_CLASSIFICATION, LANGUAGE_MODELLING = "text-classification", "language-modelling"
+MIN_SIZE, MAX_SIZE = 4, 1024
 TEXT_NAMES = ("text", "document", "content", "sentence", "review", "message", "body")
 """Usual names of a column with documents."""
 TEXT_TASKS = (TEXT_CLASSIFICATION, LANGUAGE_MODELLING)
@@ -92,6 +93,10 @@ class Subject:
 def read_subject(options: Options) -> Subject:
     """Return the data of ``options`` with its facts. Raise DataError if it has to be corrected."""
     path, suffix = options.data, options.data.suffix.lower()
+    if options.image_size is not None and not MIN_SIZE <= options.image_size <= MAX_SIZE:
+        raise DataError(
+            f"--image-size: found {options.image_size}; expected {MIN_SIZE} to {MAX_SIZE} pixels. Correct it."
+        )
     if not path.exists():
         raise DataError(
             f"{path}: found no such file or folder; expected data on this machine. Correct the path; --dataset-uri "
@@ -181,6 +186,10 @@ def _holds_text(options: Options) -> bool:
 def _is_plain_text(options: Options) -> bool:
     """Return True for a file without columns: by its suffix, or a .txt whose lines have no delimiter in common."""
     path, suffix = options.data, options.data.suffix.lower()
+    if options.image_size is not None and not MIN_SIZE <= options.image_size <= MAX_SIZE:
+        raise DataError(
+            f"--image-size: found {options.image_size}; expected {MIN_SIZE} to {MAX_SIZE} pixels. Correct it."
+        )
     if options.task not in (None, LANGUAGE_MODELLING) or options.text or options.target or options.delimiter:
         return False
     if suffix not in SUFFIXES:

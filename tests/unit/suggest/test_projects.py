@@ -118,6 +118,10 @@ def test_hints_are_the_size_of_the_model(project: Path) -> None:
         (["data.parquet"], "pip install pyarrow"),
         (["data.xlsx"], "Excel"),
         (["data.csv", "--target", "price"], "--target"),
+        (["data.csv", "--image-size", "-5"], "--image-size: found -5"),
+        (["data.csv", "--within", "20"], "--within: found '20'"),
+        (["data.csv", "--within", "1s"], "expected at least"),
+        (["data.csv", "--test", "data.jsonl"], "the same format"),
         (["data.csv", "--task", "image-classification"], "folder for each class"),
     ],
 )

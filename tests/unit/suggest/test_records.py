@@ -38,6 +38,7 @@ def test_lines_count_from_one_and_blank_lines_are_ignored(tmp_path: Path) -> Non
         pytest.param(b'{"a": 1}\n{"a": [1, 2]}\n', "line 2: column 'a': found a list", id="list"),
         pytest.param(b'{"a": {"b": 1}}\n', "line 1: column 'a': found an object", id="object"),
         pytest.param(b'{"": 1}\n', "column with the name ''", id="no name"),
+        pytest.param(b'{"a": "\\ud800"}\n', "line 1: column 'a': found half of a surrogate", id="surrogate"),
         pytest.param(b"{}\n", "found no record", id="no key"),
         pytest.param(b'{"a": "\xc3\xa9"}\n{"a": "\xe9"}\n', "line 2: found byte 0xe9", id="mixed encodings"),
     ],

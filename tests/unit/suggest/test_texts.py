@@ -144,6 +144,11 @@ class TestTraps:
         with pytest.raises(DataError, match="found no text file"):
             read(tmp_path, task=task)
 
+    def test_text_that_repeats_itself_is_an_error(self, tmp_path: Path) -> None:
+        (tmp_path / "a.txt").write_text("the same line of text again and again and again\n" * 1000, encoding="utf-8")
+        with pytest.raises(DataError, match="1 different lines among 1,000"):
+            read(tmp_path / "a.txt")
+
     def test_empty_file_is_an_error(self, tmp_path: Path) -> None:
         (tmp_path / "a.txt").write_text(" \n", encoding="utf-8")
         with pytest.raises(DataError, match=r"a\.txt: found an empty file"):

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import math
 import os
 import re
 import sys
@@ -103,6 +104,11 @@ def _run(given: argparse.Namespace, began_s: float, limit_s: float | None, folde
     if remote:
         subject = replace(subject, copied=path)
     reading_s = time.monotonic() - began_s
+    if limit_s is not None and limit_s < (least_s := 2 * (START_S + reading_s)):
+        raise BadInputError(
+            f"--within: found {given.within}; expected at least {math.ceil(least_s)}s, because the start of a training "
+            "and reading the data take time. Pass a longer limit."
+        )
     found = None if given.no_baseline else _baseline(subject, limit_s)
     view = files.cluster(given.cluster) if given.cluster else _this_machine()
     here = given.cluster is None

@@ -112,6 +112,11 @@ def inspect_table(
             f"The table has more columns ({len(columns)}) than rows ({len(rows)}). A network would memorize the rows, "
             "so the penalty of the linear model decides."
         )
+    if test is None and classes and not _can_hold_out(table, rows, target, columns):
+        raise DataError(
+            f"{table.path}: found rows that differ in no column within any class of {target!r}; expected other rows "
+            "for the evaluation. Pass --test FILE, or choose another --target."
+        )
     repeated = len(rows) - len({tuple(row) for row in rows})
     if repeated:
         findings.append(
@@ -163,6 +168,16 @@ def _task(
             "pass --task tabular-regression for numbers."
         )
     return task, decimal, classes
+
+
+def _can_hold_out(table: Table, rows: Sequence[tuple[str, ...]], target: str, columns: Sequence[Column]) -> bool:
+    """Return True if a class has two rows that differ in what the model reads. Equal rows stay in one part."""
+    places = [table.names.index(column.name) for column in columns]
+    goal = table.names.index(target)
+    first: dict[str, list[str]] = {}
+    return any(
+        [row[place] for place in places] != first.setdefault(row[goal], [row[p] for p in places]) for row in rows
+    )
 
 
 def _reason(column: Column, cells: Sequence[str], goal: Sequence[str] | None) -> str:
@@ -237,6 +252,13 @@ def _of_column(column: Column, table: Table, known: Sequence[int], rows: int) ->
         found.append(
             f"Column {column.name!r} has {column.invalid} cells that are no numbers, such as {cell!r:.40} in "
             f"{table.unit} {line}. They count as missing."
+        )
+    if column.first_grouped is not None:
+        cell = table.column(column.name)[known[column.first_grouped]]
+        found.append(
+            f"Column {column.name!r} has numbers such as {cell!r} in {table.unit} "
+            f"{table.lines[known[column.first_grouped]]}. The comma is read as a decimal comma: remove it if it "
+            "separates thousands."
         )
     if column.kind is Kind.CATEGORY and column.distinct > 100:
         found.append(

@@ -5,6 +5,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
 
 from dljob.suggest.errors import DataError
@@ -19,6 +20,8 @@ MIN_NBYTES = 10_000
 """Bytes of text from which a language model is possible: 80 sequences of 128 bytes."""
 INSPECTED_NBYTES = 20_000_000
 """Vocabulary, lengths and scripts come from this much text, so that the inspection takes seconds."""
+MIN_LINES = 50
+"""If a text has more lines than this for each different one, it only repeats itself."""
 LONG_LINE = 40
 """Lines from this length on are unlikely to repeat by chance."""
 MOJIBAKE = re.compile("[ÃÂ][\u0080-\u00bf]|â€")
@@ -65,6 +68,11 @@ def inspect_texts(texts: Texts, test: Texts | None = None) -> TextFacts:
             f"{texts.path}: found {nbytes:,} bytes of text; expected at least {MIN_NBYTES:,} for a language model. Add "
             "text."
         )
+    if classes and test is None and len({*zip(texts.documents, texts.labels, strict=True)}) < 2 * len(classes):
+        raise DataError(
+            f"{texts.path}: found {len(set(texts.documents))} different documents of {len(classes)} classes; expected "
+            "at least two for each class on average. Merge classes, or add documents."
+        )
     sample = _sample(texts.documents)
     lengths: list[int] = []
     counts: Counter[str] = Counter()
@@ -78,7 +86,7 @@ def inspect_texts(texts: Texts, test: Texts | None = None) -> TextFacts:
     if classes:
         findings += _duplicates(texts)
     else:
-        findings += _repeated_lines(sample)
+        findings += _repeated_lines(texts.path, sample)
     test_documents = 0
     if test is not None:
         test_documents, found = _of_test(texts, test)
@@ -188,9 +196,14 @@ def _duplicates(texts: Texts) -> list[str]:
     return found
 
 
-def _repeated_lines(sample: Sequence[str]) -> list[str]:
+def _repeated_lines(path: Path, sample: Sequence[str]) -> list[str]:
     lines = [line for document in sample for line in document.splitlines() if len(line) >= LONG_LINE]
     repeated = len(lines) - len(set(lines))
+    if len(lines) >= MIN_LINES and len(set(lines)) * MIN_LINES < len(lines):
+        raise DataError(
+            f"{path}: found {len(set(lines))} different lines among {len(lines):,}; expected text that does not repeat "
+            "itself. A language model would have nothing to learn, and no other text to be judged by."
+        )
     if not lines or repeated < 0.05 * len(lines):
         return []
     return [

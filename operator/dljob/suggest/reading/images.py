@@ -222,6 +222,7 @@ def images_of_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> Images:
 
     Raise DataError for other shapes, values that are not finite, or targets that are no classes.
     """
+    arrays = {n: (a.astype(np.uint8) * 255 if n.startswith("x") and a.dtype == bool else a) for n, a in arrays.items()}
     x, y = arrays["x"], arrays["y"]
     largest = float(np.max(x)) if x.dtype.kind in "uif" else float("nan")
     low = float(np.min(x)) if x.dtype.kind in "uif" else float("nan")

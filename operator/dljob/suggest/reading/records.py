@@ -119,4 +119,10 @@ def _cell(value: Any, path: Path, place: str, name: str) -> str:
             f"{path}: {place}: column {name!r}: found {kind}; expected a text, a number, true, false or null. Give "
             "each part a column of its own, or remove the column."
         )
-    return str(value).strip()
+    text = str(value).strip()
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise DataError(
+            f"{path}: {place}: column {name!r}: found half of a surrogate pair (\\ud800 to \\udfff), which is no "
+            "character; expected text. Remove it."
+        )
+    return text

@@ -182,6 +182,7 @@ def _rows(
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True)
     except TypeError:
         raise DataError(f"--delimiter: found {delimiter!r}; expected one character, such as ';'.") from None
+    csv.field_size_limit(MAX_NBYTES)
     names: tuple[str, ...] = ()
     cells: list[tuple[str, ...]] = []
     numbers: list[int] = []
