@@ -28,7 +28,7 @@ def page(
     chosen = models[0][0]
     lines = ["Data", *_data(facts), "", "Findings"]
     lines += [f"  - {text}" for text in facts.findings or ("Nothing unusual.",)]
-    lines += ["", "Baseline without deep learning (scikit-learn)", *_baseline(facts, baseline), ""]
+    lines += ["", "Baseline without deep learning", *_baseline(facts, baseline), ""]
     lines += [
         "Recommendation",
         f"  model          {chosen.name}, because {chosen.why}",
