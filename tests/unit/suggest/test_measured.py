@@ -42,7 +42,8 @@ def write_large(kind: str, folder: Path) -> Path:
         path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
         return path
     path = folder / "data.txt"
-    path.write_text("\n".join(f"{i} {sources()}" for i in range(400)), encoding="utf-8")
+    lines = sources().splitlines()
+    path.write_text("\n".join(f"{i} {line}" for i in range(100) for line in lines), encoding="utf-8")
     return path
 
 

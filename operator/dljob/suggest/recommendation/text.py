@@ -15,6 +15,8 @@ MIN_STEPS, MAX_EPOCHS = 600, 60
 POSITIONS = 128
 BYTE_PASSES = 5_000_000
 """Bytes that a language model reads in its training. Chosen, not measured: minutes on a few CPUs."""
+MAX_HELD_OUT = 100_000
+"""As in the written data.py: characters of the test part at most."""
 SMALL_NBYTES, LARGE_NBYTES = 300_000, 5_000_000
 """Bytes of text up to which the smallest, and from which the largest language model is recommended."""
 
@@ -108,7 +110,7 @@ def language_models(facts: TextFacts) -> list[Settings]:
 
 def language_sequences(facts: TextFacts) -> int:
     """Return the number of training sequences."""
-    train = facts.nbytes if facts.test_documents else 0.9 * facts.nbytes
+    train = facts.nbytes if facts.test_documents else facts.nbytes - min(0.1 * facts.nbytes, MAX_HELD_OUT)
     return max(1, int(train) // POSITIONS)
 
 
