@@ -90,6 +90,15 @@ class TestArrays:
         assert facts.rare
         assert any("1 images repeat" in text for text in facts.findings)
 
+    def test_truth_values_are_black_and_white(self) -> None:
+        x = np.random.default_rng(1).random((20, 8, 8)) < 0.5
+        assert set(np.unique(images_of_arrays(Path("a.npz"), {"x": x, "y": np.arange(20) % 2}).x)) == {0, 255}
+
+    def test_one_image_for_each_class_leaves_nothing_to_judge(self) -> None:
+        x = np.random.default_rng(1).random((20, 8, 8))
+        with pytest.raises(DataError, match="20 classes in 20 different images"):
+            inspect_images(images_of_arrays(Path("a.npz"), {"x": x, "y": np.arange(20)}))
+
     @pytest.mark.parametrize(
         ("arrays", "expected"),
         [

@@ -2,10 +2,7 @@
 
 import csv
 import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -14,10 +11,10 @@ import yaml
 
 from dljob.cli.entry import main
 from dljob.job.plan.recommendation import parse_job
+from support.projects import metrics, script, shorten
 
 MAX_LINES = 150
 CALLS = ("dltrain.init(", "t.wrap(", "t.loader(", "t.steps(", "t.log(")
-LIMIT_S = 300
 
 
 def write_table(path: Path, task: str) -> Path:
@@ -44,30 +41,6 @@ def write_images(path: Path) -> Path:
 
 def suggest(data: Path, folder: Path, *options: str) -> None:
     assert main(["suggest", str(data), "--write", str(folder), "--no-baseline", *options]) == 0
-
-
-def script(folder: Path, name: str, *arguments: str) -> str:
-    paths = [str(Path(p).resolve()) for p in ("operator/contract", "trainer-image")]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, name, *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def shorten(folder: Path, epochs: int) -> None:
-    """Train fewer epochs: these tests check that the scripts work together."""
-    text = (folder / "train.py").read_text(encoding="utf-8")
-    line = next(line for line in text.splitlines() if "EPOCHS = int" in line)
-    short = f"{line.rsplit(',', 1)[0]}, {epochs}"
-    (folder / "train.py").write_text(text.replace(line, short), encoding="utf-8")
 
 
 @pytest.fixture(params=["classification", "regression", "images"])
@@ -110,7 +83,6 @@ def test_project_trains_judges_and_predicts(project: Path) -> None:
     images = (project / "images.npz").exists()
     shorten(project, 3 if images else 40)
     script(project, "train.py")
-    metrics = json.loads((project / "model" / "metrics.json").read_text(encoding="utf-8"))
     data = project.parent / ("data.npz" if images else "data.csv")
     if images:
         from PIL import Image
@@ -119,9 +91,9 @@ def test_project_trains_judges_and_predicts(project: Path) -> None:
         Image.fromarray(np.full((8, 8), 240, dtype=np.uint8)).save(data)
     predictions = script(project, "predict.py", str(data)).splitlines()
     assert len(predictions) == (2 if images else 81)
-    assert metrics.get("r2", metrics.get("accuracy")) > 0.7
+    assert metrics(project).get("r2", metrics(project).get("accuracy")) > 0.7
     baseline = json.loads(script(project, "baseline.py"))
-    assert {"linear", "trees", "scoring"} <= set(baseline)
+    assert set(baseline["scores"]) == {"linear model", "trees"}
 
 
 def test_hints_are_the_size_of_the_model(project: Path) -> None:
@@ -143,8 +115,13 @@ def test_hints_are_the_size_of_the_model(project: Path) -> None:
     ("arguments", "expected"),
     [
         (["missing.csv"], "no such file"),
-        (["data.parquet"], "Convert Parquet"),
+        (["data.parquet"], "pip install pyarrow"),
+        (["data.xlsx"], "Excel"),
         (["data.csv", "--target", "price"], "--target"),
+        (["data.csv", "--image-size", "-5"], "--image-size: found -5"),
+        (["data.csv", "--within", "20"], "--within: found '20'"),
+        (["data.csv", "--within", "1s"], "expected at least"),
+        (["data.csv", "--test", "data.jsonl"], "the same format"),
         (["data.csv", "--task", "image-classification"], "folder for each class"),
     ],
 )
@@ -153,6 +130,7 @@ def test_bad_input_is_one_line(
 ) -> None:
     write_table(tmp_path / "data.csv", "classification")
     (tmp_path / "data.parquet").write_bytes(b"PAR1")
+    (tmp_path / "data.xlsx").write_bytes(b"PK")
     assert main(["suggest", str(tmp_path / arguments[0]), *arguments[1:]]) == 2
     error = capsys.readouterr().err
     assert expected in error

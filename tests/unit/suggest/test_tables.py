@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from dljob.suggest.errors import DataError
-from dljob.suggest.inspection.columns import Kind, inspect_column
+from dljob.suggest.inspection.columns import Kind, inspect_column, number
 from dljob.suggest.inspection.table import TableFacts, inspect_table
 from dljob.suggest.reading.table import read_table
 
@@ -94,6 +94,9 @@ class TestColumns:
     def test_kind(self, cells: list[str], kind: Kind) -> None:
         assert inspect_column("x", cells).kind is kind
 
+    def test_percent_signs_are_numbers(self) -> None:
+        assert inspect_column("x", [f"{i % 7}.5%" for i in range(30)]).kind is Kind.NUMBER
+
     def test_few_words_among_numbers_count_as_missing(self) -> None:
         column = inspect_column("x", [*(str(i % 7) for i in range(99)), "unknown"])
         assert (column.kind, column.invalid, column.first_invalid) == (Kind.NUMBER, 1, 99)
@@ -119,6 +122,32 @@ class TestTraps:
         found = facts(path, lines)
         assert found.rare
         assert any("1.0%" in text for text in found.findings)
+
+    def test_outlier_of_the_target_is_found_with_its_line(self, path: Path) -> None:
+        found = facts(path, ["a,y", *(f"{i % 7},{1e9 if i == 7 else i / 7:.4f}" for i in range(60))], "y")
+        assert any("line 9" in text for text in found.findings)
+
+    def test_wrong_delimiter_is_an_error_that_names_the_option(self, path: Path) -> None:
+        path.write_text("\n".join(rows()), encoding="utf-8")
+        with pytest.raises(DataError, match="--delimiter"):
+            read_table(path, ";")
+
+    def test_commas_that_may_separate_thousands_are_found(self, path: Path) -> None:
+        lines = ["price;bought", *(f"{1 + i % 9},{100 + i};{'yes' if i % 2 else 'no'}" for i in range(60))]
+        assert any("'1,100' in line 2" in text for text in facts(path, lines).findings)
+
+    def test_points_stay_decimal_beside_a_column_with_commas(self) -> None:
+        assert (number("0.5", ","), number("0,5", ",")) == (0.5, 0.5)
+
+    def test_classes_of_equal_rows_leave_nothing_to_judge(self, path: Path) -> None:
+        lines = ["a,b,bought", *(f"{i % 2},{i % 2},{'yes' if i % 2 else 'no'}" for i in range(60))]
+        path.write_text("\n".join(lines), encoding="utf-8")
+        with pytest.raises(DataError, match="differ in no column"):
+            inspect_table(read_table(path), "bought", None, keep=["a"])
+
+    def test_long_cells_are_read(self, path: Path) -> None:
+        path.write_text("\n".join([*rows(), f"30,0.5,{'x' * 200_000}"]), encoding="utf-8")
+        assert len(read_table(path).cells[-1][2]) == 200_000
 
     def test_many_categories_are_found(self, path: Path) -> None:
         lines = ["city,age,bought", *(f"c{i % 10_000},{i % 60},{'yes' if i % 3 else 'no'}" for i in range(20_000))]

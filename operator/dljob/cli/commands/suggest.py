@@ -1,49 +1,53 @@
 """``dljob suggest``: look at data, recommend a model, and write a project that trains it."""
 
 import argparse
-import io
 import json
+import math
 import os
-import subprocess
+import re
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 from dljob.cli import files
 from dljob.cli.errors import BadInputError
 from dljob.cluster import ClusterView, cluster_view
 from dljob.suggest.errors import DataError
-from dljob.suggest.inspection.images import ImageFacts, inspect_images
-from dljob.suggest.inspection.table import CLASSIFICATION, REGRESSION, TableFacts, inspect_table
 from dljob.suggest.project import render
-from dljob.suggest.reading.images import Images, images_of_arrays, read_arrays, read_folder
-from dljob.suggest.reading.table import Table, read_table
+from dljob.suggest.reading.remote import copy_of, is_uri
 from dljob.suggest.recommendation import model
-from dljob.suggest.recommendation.page import page
-from dljob.suggest.recommendation.prediction import predicted
+from dljob.suggest.recommendation.limit import START_S, fitted
+from dljob.suggest.recommendation.page import limit_lines, page
+from dljob.suggest.recommendation.prediction import Prediction, predicted
+from dljob.suggest.subject import TASKS, Facts, Options, Subject, read_subject
+from dljob.suggest.trial import BASELINE_LIMIT_S, TrialError, baseline, can_train, pace, write
 
-TASKS = {"tabular-classification": CLASSIFICATION, "tabular-regression": REGRESSION, "image-classification": None}
-TABLES = frozenset({".csv", ".tsv", ".txt", ".data", ".tab"})
-BASELINE_LIMIT_S = 300.0
+MOST_PACE_S = 60.0
+"""Longest training that only measures the pace."""
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     command = commands.add_parser(
         "suggest",
         help="look at data, recommend a model and write a project that trains it",
-        description="Look at a table (CSV, TSV), a folder of images or an .npz file. Print what it holds, what a "
-        "scikit-learn baseline reaches, the recommended model with two alternatives, and the time, memory, energy and "
-        "cost that the planner predicts. With --write, also write a project of PyTorch scripts and a manifest. The "
-        "command exits with 2 if the data has to be corrected first.",
+        description="Look at a table (CSV, TSV, JSON Lines, Parquet), or images (folder, WebDataset archive, .npz), "
+        "or text (files, folders). Print what it holds, what a baseline without deep learning reaches, the recommended "
+        "model with two alternatives, and the time, memory, energy and cost that the planner predicts. With --write, "
+        "also write a project of PyTorch scripts and a manifest. The command exits with 2 if the data has to be "
+        "corrected first.",
     )
-    command.add_argument("data", metavar="DATA", help="a table, a folder with a folder for each class, or an .npz file")
+    command.add_argument(
+        "data",
+        metavar="DATA",
+        help="a table, a text file, a folder with a folder for each class, .tar or .npz; also a file at a URI",
+    )
     command.add_argument("--task", choices=TASKS, help="what to predict; default: by the data")
     command.add_argument("--target", metavar="COLUMN", help="the column to predict; default: by its name, or the last")
+    command.add_argument("--text", metavar="COLUMN", help="the column with the texts; default: the one with free text")
     command.add_argument("--test", metavar="FILE", help="a table for the evaluation; default: a fifth of the rows")
     command.add_argument("--write", metavar="DIR", help="write the project to this folder, which must be new or empty")
     command.add_argument(
@@ -67,44 +71,136 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     command.add_argument(
         "--cluster", metavar="FILE", help="predict for the cluster in this file; default: for this machine"
     )
+    command.add_argument(
+        "--within",
+        metavar="TIME",
+        help="limit of this command and of the training together, such as 20m: epochs, or the model, are cut to fit",
+    )
     command.add_argument("--no-baseline", action="store_true", help="do not run the baseline")
     command.add_argument("--json", action="store_true", help="print one JSON document")
     command.set_defaults(run=run)
 
 
-@dataclass(frozen=True)
-class _Subject:
-    """The data with its facts, and the function that renders a project for settings."""
-
-    facts: TableFacts | ImageFacts
-    source: render.Source
-    models: Callable[[model.Baseline | None], list[model.Settings]]
-    project: Callable[[model.Settings], dict[str, str]]
-    images: Images | None = None
-
-
 def run(given: argparse.Namespace) -> int:
+    began_s = time.monotonic()
     folder = _target_folder(given.write)
+    limit_s = _seconds(given.within)
+    with tempfile.TemporaryDirectory() as temporary:
+        return _run(given, began_s, limit_s, folder, Path(temporary))
+
+
+def _run(given: argparse.Namespace, began_s: float, limit_s: float | None, folder: Path | None, temporary: Path) -> int:
+    """Look at the data and write the project. ``temporary``: a folder for a copy of data at a URI."""
+    remote = is_uri(given.data)
+    if remote and given.test:
+        raise BadInputError(
+            f"--test: found {given.test} for data at a URI; expected both on this machine. Download the data first."
+        )
     try:
-        subject = _subject(given)
+        path = copy_of(given.data, temporary) if remote else Path(given.data)
+        subject = read_subject(_options(given, path))
     except DataError as error:
         raise BadInputError(str(error)) from None
-    baseline = None if given.no_baseline else _baseline(subject)
-    models = subject.models(baseline)
+    if remote:
+        subject = replace(subject, copied=path)
+    reading_s = time.monotonic() - began_s
+    if limit_s is not None and limit_s < (least_s := 2 * (START_S + reading_s)):
+        raise BadInputError(
+            f"--within: found {given.within}; expected at least {math.ceil(least_s)}s, because the start of a training "
+            "and reading the data take time. Pass a longer limit."
+        )
+    found = None if given.no_baseline else _baseline(subject, limit_s)
     view = files.cluster(given.cluster) if given.cluster else _this_machine()
+    here = given.cluster is None
+
+    def predict(settings: model.Settings) -> Prediction:
+        return predicted(render.job(settings, subject.source), view, subject.source.memory_nbytes, here=here)
+
+    models, notes, left_s = subject.models(found), [], None
     try:
-        rows = [(settings, predicted(render.job(settings, subject.source), view)) for settings in models]
+        if limit_s is None:
+            rows = [(settings, predict(settings)) for settings in models]
+        else:
+            pace = _pace(subject, models[0], predict, limit_s) if here else None
+            left_s = limit_s - (time.monotonic() - began_s)
+            if left_s < START_S + reading_s + 1:
+                raise BadInputError(
+                    f"--within: found {given.within}, of which reading and baseline left {max(0.0, left_s):.0f} s; "
+                    f"expected at least {limit_s - left_s + 2 * (START_S + reading_s):.0f}s. Pass a longer limit, a "
+                    "sample of the data, or --no-baseline."
+                )
+            rows = fitted(models, predict, left_s, reading_s, pace.factor if pace else 1.0)
+            if pace is not None:
+                rows = [
+                    (s, replace(f, memory_nbytes=max(f.memory_nbytes, pace.memory_nbytes))) for s, f in rows[:1]
+                ] + rows[1:]
+            left_s = limit_s - (time.monotonic() - began_s)
+            notes = limit_lines(limit_s, left_s, rows[0], models, reading_s, pace.factor if pace else None)
     except ValueError as error:
         raise BadInputError(f"--dataset-uri: {error}" if given.dataset_uri else str(error)) from None
     if given.json:
-        print(json.dumps(_document(subject.facts, rows, baseline), indent=2))
+        print(json.dumps(_document(subject.facts, rows, found, left_s), indent=2))
     else:
-        print("\n".join(page(subject.facts, rows, baseline)))
+        print("\n".join([*page(subject.facts, rows, found), *notes]))
     if folder is not None:
-        _write(folder, subject, models[0])
+        try:
+            write(folder, subject, rows[0][0], left_s)
+        except OSError as error:
+            raise BadInputError(f"--write: {folder}: {error.strerror}. Choose another folder.") from None
         if not given.json:
             print(f"\nWrote {folder}. Next: cd {folder} && python train.py")
     return 0
+
+
+@dataclass(frozen=True)
+class _Measured:
+    factor: float
+    """Measured seconds of a step for each predicted second."""
+    memory_nbytes: int
+
+
+def _pace(
+    subject: Subject, settings: model.Settings, predict: Callable[[model.Settings], Prediction], limit_s: float
+) -> _Measured | None:
+    """Train for a tenth of the limit at most. Return None, with a line for the user, if that is impossible."""
+    allowed_s = min(MOST_PACE_S, limit_s / 10)
+    if not can_train() or allowed_s < START_S:
+        return None
+    try:
+        found = pace(subject, settings, _environment(), allowed_s)
+    except TrialError as error:
+        print(f"dljob: {error}", file=sys.stderr)
+        return None
+    expected_s = predict(settings).time_s
+    return _Measured(found.training_s / expected_s if expected_s else 1.0, found.peak_nbytes)
+
+
+def _seconds(text: str | None) -> float | None:
+    """Return the seconds of a duration such as 90s, 20m or 1h30m. Raise BadInputError for another text."""
+    if text is None:
+        return None
+    found = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text)
+    seconds = sum(int(n or 0) * unit for n, unit in zip(found.groups(), (3600, 60, 1), strict=True)) if found else 0
+    if not seconds:
+        raise BadInputError(f"--within: found {text!r}; expected a duration such as 90s, 20m or 1h30m. Correct it.")
+    return float(seconds)
+
+
+def _options(given: argparse.Namespace, path: Path) -> Options:
+    remote = is_uri(given.data)
+    return Options(
+        data=path,
+        task=given.task,
+        target=given.target,
+        text=given.text,
+        test=Path(given.test) if given.test else None,
+        delimiter=given.delimiter,
+        encoding=given.encoding,
+        keep=tuple(given.keep),
+        image_size=given.image_size,
+        dataset_uri=given.dataset_uri or (given.data if remote else None),
+        moved_to=Path(given.write) / path.name if remote and given.write else None,
+    )
 
 
 def _target_folder(name: str | None) -> Path | None:
@@ -116,116 +212,20 @@ def _target_folder(name: str | None) -> Path | None:
     return folder
 
 
-def _subject(given: argparse.Namespace) -> _Subject:
-    path = Path(given.data)
-    wanted = TASKS[given.task] if given.task else None
-    if not path.exists():
-        raise DataError(
-            f"{path}: found no such file or folder; expected data on this machine. Correct the path; --dataset-uri "
-            "names the place from which a job reads the data."
-        )
-    suffix = path.suffix.lower()
-    if path.is_dir() or suffix == ".npz":
-        arrays = None if path.is_dir() else read_arrays(path)
-        if arrays is not None and arrays["x"].ndim == 2:
-            raise DataError(
-                f"{path}: x: found the shape {arrays['x'].shape}; expected images of shape (n, height, width). "
-                "Save a table as CSV, with a row of column names."
-            )
-        _reject(given, "an image data set", "target", "test", "delimiter", "encoding")
-        if wanted is not None:
-            raise DataError(f"--task: found {given.task}; expected image-classification, because {path} holds images.")
-        images = read_folder(path, given.image_size) if arrays is None else images_of_arrays(path, arrays)
-        return _of_images(given, images)
-    if given.task == "image-classification":
-        raise DataError(f"{path}: found a file; expected a folder with a folder for each class, or an .npz file.")
-    if suffix not in TABLES:
-        raise DataError(
-            f"{path}: found the suffix {suffix or '(none)'}; expected a table ({', '.join(sorted(TABLES))}), .npz, or "
-            "a folder of images. Convert Parquet, Excel and JSON files to CSV first."
-        )
-    table = read_table(path, given.delimiter, given.encoding)
-    test = read_table(Path(given.test), table.delimiter, table.encoding) if given.test else None
-    return _of_table(given, table, test, wanted)
-
-
-def _reject(given: argparse.Namespace, what: str, *options: str) -> None:
-    for option in options:
-        if getattr(given, option) is not None:
-            raise DataError(f"--{option}: found this option for {what}; expected it for a table only. Remove it.")
-
-
-def _of_table(given: argparse.Namespace, table: Table, test: Table | None, task: str | None) -> _Subject:
-    facts = inspect_table(table, given.target, task, test, given.keep)
-    nbytes = sum(len(cell) + 1 for row in table.cells for cell in row)
-    source = render.Source(
-        table.path.resolve(),
-        test.path.resolve() if test else None,
-        given.dataset_uri,
-        facts.rows if test else round(0.8 * facts.rows),
-        max(1, nbytes // len(table.cells)),
-    )
-    return _Subject(
-        facts,
-        source,
-        lambda baseline: model.table_models(facts, baseline),
-        lambda settings: render.table_project(table, facts, source, settings, None),
-    )
-
-
-def _of_images(given: argparse.Namespace, images: Images) -> _Subject:
-    facts = inspect_images(images)
-    samples = facts.images if facts.test_images else round(0.8 * facts.images)
-    source = render.Source(images.path.resolve(), None, given.dataset_uri, samples, images.x[0].nbytes)
-    return _Subject(
-        facts,
-        source,
-        lambda baseline: model.image_models(facts),
-        lambda settings: render.image_project(facts, source, settings, None),
-        images,
-    )
-
-
-def _write(folder: Path, subject: _Subject, settings: model.Settings) -> None:
+def _baseline(subject: Subject, limit_s: float | None) -> model.Baseline | None:
+    """Run the baseline. Return None, with a line for the user, without a result."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in subject.project(settings).items():
-            (folder / name).write_text(text, encoding="utf-8")
-        if subject.images is not None:
-            packed = io.BytesIO()
-            np.savez_compressed(packed, **subject.images.arrays())  # type: ignore[arg-type]
-            (folder / "images.npz").write_bytes(packed.getvalue())
-    except OSError as error:
-        raise BadInputError(f"--write: {folder}: {error.strerror}. Choose another folder.") from None
-
-
-def _baseline(subject: _Subject) -> model.Baseline | None:
-    """Run the baseline of the project in a process of its own. Return None, with a line for the user, without it."""
-    with tempfile.TemporaryDirectory() as folder:
-        _write(Path(folder), subject, subject.models(None)[0])
-        environment = {k: v for k, v in os.environ.items() if k not in ("DLJOB_DATASET", "SEED")}
-        try:
-            done = subprocess.run(
-                [sys.executable, "baseline.py"],
-                cwd=folder,
-                env=environment,
-                capture_output=True,
-                text=True,
-                timeout=BASELINE_LIMIT_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            print(f"dljob: the baseline took more than {BASELINE_LIMIT_S:.0f} s and was stopped", file=sys.stderr)
-            return None
-    if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or ["no output"]
-        advice = ". Run pip install './operator[suggest]' in a clone of dljob, or pass --no-baseline"
-        hint = advice if "No module named" in last[0] else ""
-        print(f"dljob: the baseline failed: {last[0]:.300}{hint}", file=sys.stderr)
+        return baseline(
+            subject, _environment(), BASELINE_LIMIT_S if limit_s is None else min(BASELINE_LIMIT_S, limit_s / 4)
+        )
+    except TrialError as error:
+        print(f"dljob: {error}", file=sys.stderr)
         return None
-    found = json.loads(done.stdout)
-    linear, trees = (model.Score(**found[name]) for name in ("linear", "trees"))
-    return model.Baseline(found["scoring"], linear, trees, found.get("strength", 1.0))
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of the project's scripts, without variables that choose other data or settings."""
+    return {k: v for k, v in os.environ.items() if k not in ("DLJOB_DATASET", "SEED", "MODEL_DIR", "TIME_LIMIT_S")}
 
 
 def _this_machine() -> ClusterView:
@@ -234,9 +234,15 @@ def _this_machine() -> ClusterView:
     return cluster_view({"nodes": [{"name": "this-machine", "cpu": len(os.sched_getaffinity(0)), "memory": memory}]})
 
 
-def _document(facts: TableFacts | ImageFacts, rows: list[Any], baseline: model.Baseline | None) -> Mapping[str, Any]:
+def _document(
+    facts: Facts,
+    rows: Sequence[tuple[model.Settings, Prediction]],
+    baseline: model.Baseline | None,
+    left_s: float | None,
+) -> Mapping[str, Any]:
     return {
         "facts": asdict(facts),
         "baseline": None if baseline is None else asdict(baseline),
         "models": [{"settings": asdict(settings), "predicted": asdict(found)} for settings, found in rows],
+        "timeLimitSeconds": left_s,
     }

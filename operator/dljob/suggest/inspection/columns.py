@@ -23,6 +23,8 @@ DATE_FORMATS = (
     "%d-%b-%Y",
     "%b %d, %Y",
 )
+GROUPED = re.compile(r"[-+]?\d{1,3},\d{3}")
+"""A number with a comma that may separate thousands."""
 MIN_NUMBERS = 0.95
 """A column with this part of numbers among its known cells is a column of numbers. The other cells count as missing."""
 MIN_IDENTIFIER_ROWS = 20
@@ -57,6 +59,8 @@ class Column:
     """Index of the row with the first such cell."""
     format: str | None = None
     decimal_comma: bool = False
+    first_grouped: int | None = None
+    """Index of the first row with a number such as 1,234, if all decimal commas stand before three digits."""
 
     @property
     def usable(self) -> bool:
@@ -81,7 +85,11 @@ def inspect_column(name: str, cells: Sequence[str]) -> Column:
         bad = [i for i, cell in enumerate(cells) if cell not in MISSING and _value(cell, decimal) is None]
         values = [value for cell in counts if (value := _value(cell, decimal)) is not None]
         kind = Kind.IDENTIFIER if _identifies(name, values, len(known)) else Kind.NUMBER
-        return Column(name, kind, distinct, missing, len(bad), bad[0] if bad else None, None, decimal == ",")
+        grouped = None
+        if decimal == "," and all(GROUPED.fullmatch(cell) for cell in counts if "," in cell):
+            grouped = next(i for i, cell in enumerate(cells) if "," in cell)
+        first = bad[0] if bad else None
+        return Column(name, kind, distinct, missing, len(bad), first, None, decimal == ",", grouped)
     if found := _date_format(counts):
         return Column(name, Kind.DATE, distinct, missing, format=found)
     if len(known) >= MIN_IDENTIFIER_ROWS and distinct >= UNIQUE * len(known):
@@ -92,13 +100,14 @@ def inspect_column(name: str, cells: Sequence[str]) -> Column:
 
 def number(text: str, decimal: str) -> float:
     """Return the value of a cell, or NaN if it is missing or not a finite number."""
-    value = _value(text, decimal)
+    value = _value(text, decimal if "." not in text else ".")
     return math.nan if text in MISSING or value is None else value
 
 
 def _value(text: str, decimal: str) -> float | None:
     if "_" in text or (decimal == "," and "." in text):
         return None
+    text = text.removesuffix("%")
     try:
         value = float(text.replace(",", ".") if decimal == "," else text)
     except ValueError:

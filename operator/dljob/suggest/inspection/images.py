@@ -37,6 +37,11 @@ def inspect_images(images: Images) -> ImageFacts:
     conflicts = 0
     for image, label in zip(own, images.y.tolist(), strict=True):
         conflicts += labels.setdefault(image, label) != label
+    if images.x_test is None and len(classes) > len(labels) / 2:
+        raise DataError(
+            f"{images.path}: found {len(classes)} classes in {len(labels)} different images; expected at least two "
+            "images for each class on average. Merge classes, or add images."
+        )
     if repeated := len(own) - len(labels):
         findings.append(f"{repeated:,} images repeat others. Equal images stay in one part, training or test.")
     if conflicts:

@@ -3,6 +3,7 @@
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import quantiles
 
 from dljob.suggest.errors import DataError
 from dljob.suggest.inspection.columns import MISSING, Column, Kind, inspect_column, number
@@ -16,6 +17,8 @@ MAX_CLASSES = 1000
 MIN_ROWS = 10
 RARE = 0.1
 """If the rarest class has less than this part of the rows of an equal share, classes are weighted."""
+OUTLIER = 20
+"""A target at so many interquartile ranges from the median is an outlier. Heavy tails of real prices stay below."""
 COPY_ROWS = 20
 """Rows from which a column with one value for each class, and the reverse, counts as a copy of the target."""
 
@@ -59,7 +62,7 @@ def inspect_table(
     """
     findings = list(table.notes)
     if target is None:
-        target = next((n for usual in TARGET_NAMES for n in table.names if n.strip().lower() == usual), table.names[-1])
+        target = target_name(table) or table.names[-1]
         findings.append(f"The target is the column {target!r}, because --target is not set.")
     for option, wanted in (("--target", [target]), ("--keep", keep)):
         if unknown := [name for name in wanted if name not in table.names]:
@@ -76,13 +79,13 @@ def inspect_table(
         )
     if gap := len(goal) - len(known):
         first = table.lines[next(i for i, cell in enumerate(goal) if cell in MISSING)]
-        findings.append(f"{_rows(gap)} without a target are left out; the first is line {first}.")
+        findings.append(f"{_rows(gap)} without a target are left out; the first is {table.unit} {first}.")
     if len(known) < MIN_ROWS:
         raise DataError(f"{table.path}: found {len(known)} rows with a target; expected at least {MIN_ROWS}. Add rows.")
     rows = [table.cells[i] for i in known]
     goal = [goal[i] for i in known]
     task, decimal, classes = _task(table, target, task, goal, known)
-    findings += _of_classes(classes, len(rows))
+    findings += _of_classes(classes, len(rows)) or _of_numbers(table, target, goal, decimal, known, task)
     columns: list[Column] = []
     left_out: dict[str, str] = {}
     for place, name in enumerate(table.names):
@@ -109,6 +112,11 @@ def inspect_table(
             f"The table has more columns ({len(columns)}) than rows ({len(rows)}). A network would memorize the rows, "
             "so the penalty of the linear model decides."
         )
+    if test is None and classes and not _can_hold_out(table, rows, target, columns):
+        raise DataError(
+            f"{table.path}: found rows that differ in no column within any class of {target!r}; expected other rows "
+            "for the evaluation. Pass --test FILE, or choose another --target."
+        )
     repeated = len(rows) - len({tuple(row) for row in rows})
     if repeated:
         findings.append(
@@ -120,6 +128,11 @@ def inspect_table(
         test_rows, found = _of_test(table, test, target, rows, [c.name for c in columns])
         findings += found
     return TableFacts(target, task, tuple(columns), left_out, len(rows), test_rows, classes, tuple(findings), decimal)
+
+
+def target_name(table: Table) -> str | None:
+    """Return the column with a usual name of targets, or None."""
+    return next((n for usual in TARGET_NAMES for n in table.names if n.strip().lower() == usual), None)
 
 
 def _task(
@@ -142,9 +155,9 @@ def _task(
         for i, value in zip(known, values, strict=True):
             if value != value:
                 raise DataError(
-                    f"{table.path}: line {table.lines[i]}: column {target!r}: found {table.column(target)[i]!r:.60}; "
-                    "expected a number, because the task is regression. Correct it, or pass --task "
-                    "tabular-classification."
+                    f"{table.path}: {table.unit} {table.lines[i]}: column {target!r}: found "
+                    f"{table.column(target)[i]!r:.60}; expected a number, because the task is regression. Correct it, "
+                    "or pass --task tabular-classification."
                 )
         return task, decimal, {}
     classes = dict(counts.most_common())
@@ -155,6 +168,16 @@ def _task(
             "pass --task tabular-regression for numbers."
         )
     return task, decimal, classes
+
+
+def _can_hold_out(table: Table, rows: Sequence[tuple[str, ...]], target: str, columns: Sequence[Column]) -> bool:
+    """Return True if a class has two rows that differ in what the model reads. Equal rows stay in one part."""
+    places = [table.names.index(column.name) for column in columns]
+    goal = table.names.index(target)
+    first: dict[str, list[str]] = {}
+    return any(
+        [row[place] for place in places] != first.setdefault(row[goal], [row[p] for p in places]) for row in rows
+    )
 
 
 def _reason(column: Column, cells: Sequence[str], goal: Sequence[str] | None) -> str:
@@ -194,6 +217,24 @@ def _of_classes(classes: dict[str, int], rows: int) -> list[str]:
     return found
 
 
+def _of_numbers(
+    table: Table, target: str, goal: Sequence[str], decimal: str, known: Sequence[int], task: str
+) -> list[str]:
+    """Return a finding about numbers of a target so far from the others that they alone decide the loss."""
+    if task != REGRESSION:
+        return []
+    values = [number(cell, decimal) for cell in goal]
+    low, middle, high = quantiles(values, n=4)
+    far = [i for i, value in enumerate(values) if abs(value - middle) > OUTLIER * (high - low)]
+    if not far or high == low:
+        return []
+    first = far[0]
+    return [
+        f"The target has {len(far)} values far from the others, such as {goal[first]!r:.40} in {table.unit} "
+        f"{table.lines[known[first]]}. They decide a squared loss alone: correct or remove them if they are errors."
+    ]
+
+
 def _of_column(column: Column, table: Table, known: Sequence[int], rows: int) -> list[str]:
     found = []
     if column.missing:
@@ -209,8 +250,15 @@ def _of_column(column: Column, table: Table, known: Sequence[int], rows: int) ->
         line = table.lines[known[column.first_invalid]]
         cell = table.column(column.name)[known[column.first_invalid]]
         found.append(
-            f"Column {column.name!r} has {column.invalid} cells that are no numbers, such as {cell!r:.40} in line "
-            f"{line}. They count as missing."
+            f"Column {column.name!r} has {column.invalid} cells that are no numbers, such as {cell!r:.40} in "
+            f"{table.unit} {line}. They count as missing."
+        )
+    if column.first_grouped is not None:
+        cell = table.column(column.name)[known[column.first_grouped]]
+        found.append(
+            f"Column {column.name!r} has numbers such as {cell!r} in {table.unit} "
+            f"{table.lines[known[column.first_grouped]]}. The comma is read as a decimal comma: remove it if it "
+            "separates thousands."
         )
     if column.kind is Kind.CATEGORY and column.distinct > 100:
         found.append(

@@ -13,13 +13,22 @@ from dlcontract import CHECKPOINT_DIR
 from dljob.suggest.inspection.columns import MISSING, Kind
 from dljob.suggest.inspection.images import ImageFacts
 from dljob.suggest.inspection.table import CLASSIFICATION, TableFacts
-from dljob.suggest.reading.table import Table
+from dljob.suggest.inspection.text import TextFacts
+from dljob.suggest.reading.table import CSV, JSON_LINES, PARQUET, Table
 from dljob.suggest.recommendation.model import Settings
 
+TEMPLATES = files("dljob.suggest.project") / "templates"
 SCRIPTS = ("data.py", "model.py", "train.py", "predict.py", "baseline.py")
 IN_JOB = ("data.py", "model.py", "train.py")
 """Scripts that a job's pods need."""
 LINE = 100
+Facts = TableFacts | ImageFacts | TextFacts
+FORMS = {
+    CSV: (("csv",), ""),
+    JSON_LINES: (("json",), ""),
+    PARQUET: ((), "from pyarrow import parquet\n"),
+}
+"""Format of a table → modules of the standard library and other imports of the function that reads it."""
 """Longest line of a rendered constant."""
 
 
@@ -32,6 +41,8 @@ class Source:
     uri: str | None
     samples: int
     sample_nbytes: int
+    memory_nbytes: int = 0
+    """Memory that the scripts take for the data, at most."""
 
 
 def table_project(
@@ -41,6 +52,7 @@ def table_project(
     columns = {c.name: c.format if c.kind is Kind.DATE else c.kind.value for c in facts.columns}
     left_out = "".join(f"# Left out: {name!r}, because {reason}.\n" for name, reason in facts.left_out.items())
     values = {
+        **reader(table, "hashlib", "math"),
         "encoding": repr(table.encoding),
         "delimiter": repr(table.delimiter),
         "decimal": repr(facts.decimal),
@@ -51,12 +63,10 @@ def table_project(
         "missing": "{" + ", ".join(map(repr, sorted(MISSING))) + "}",
         "width": repr(settings.width),
         "dropout": repr(settings.dropout),
-        "data": repr(str(source.data)),
-        "test_data": repr(str(source.test)) if source.test else "None",
         "penalty": f"{settings.penalty:.4g}",
         "scoring": repr(scoring(facts)),
     }
-    return _project("table", values, settings, source, facts, limit_s)
+    return project_files("table", values, settings, source, facts, limit_s)
 
 
 def image_project(facts: ImageFacts, source: Source, settings: Settings, limit_s: float | None) -> dict[str, str]:
@@ -72,38 +82,58 @@ def image_project(facts: ImageFacts, source: Source, settings: Settings, limit_s
         "flip": repr(settings.flip),
         "scoring": repr(scoring(facts)),
     }
-    return _project("images", values, settings, source, facts, limit_s)
+    return project_files("images", values, settings, source, facts, limit_s)
 
 
-def scoring(facts: TableFacts | ImageFacts) -> str:
+def reader(table: Table | None, *modules: str) -> dict[str, str]:
+    """Return the values of a template that reads a table, or none. ``modules``: the other modules that it imports."""
+    if table is None:
+        return {"imports": "\n".join(f"import {name}" for name in modules), "reader_import": "", "reader": ""}
+    own, other = FORMS[table.form]
+    return {
+        "imports": "\n".join(f"import {name}" for name in sorted((*modules, *own))),
+        "reader_import": other,
+        "reader": shared(f"records.{table.form}").rstrip("\n"),
+    }
+
+
+def shared(name: str) -> str:
+    """Return a template of the folder ``shared``."""
+    return (TEMPLATES / "shared" / f"{name}.txt").read_text(encoding="utf-8")
+
+
+def scoring(facts: Facts) -> str:
     """Return scikit-learn's name of the measure by which models are compared."""
     if isinstance(facts, TableFacts) and facts.task != CLASSIFICATION:
         return "r2"
     return "balanced_accuracy" if facts.rare else "accuracy"
 
 
-def _project(
+def project_files(
     kind: str,
     values: Mapping[str, str],
     settings: Settings,
     source: Source,
-    facts: TableFacts | ImageFacts,
+    facts: Facts,
     limit_s: float | None,
 ) -> dict[str, str]:
+    """Return file name → content of a project. ``values``: those of the templates of ``kind``."""
     common = {
         "batch": repr(settings.batch),
         "epochs": repr(settings.epochs),
         "learning_rate": f"{settings.learning_rate:g}",
         "class_weights": repr(settings.class_weights),
-        "time_limit_s": "None" if limit_s is None else f"{limit_s:g}",
+        "time_limit_s": f"{limit_s or 0:.0f}",
+        "out_of_time": shared("out_of_time").rstrip("\n"),
     }
-    templates = files("dljob.suggest.project") / "templates"
+    where = {"data": repr(str(source.data)), "test_data": repr(str(source.test)) if source.test else "None"}
+    common["paths"] = Template(shared("paths")).substitute(where).rstrip("\n")
     project = {
-        name: Template((templates / kind / f"{name}.txt").read_text(encoding="utf-8")).substitute({**values, **common})
+        name: Template((TEMPLATES / kind / f"{name}.txt").read_text(encoding="utf-8")).substitute({**values, **common})
         for name in SCRIPTS
     }
     project["job.yaml"] = job_yaml(project, settings, source)
-    readme = Template((templates / "shared" / "README.md.txt").read_text(encoding="utf-8"))
+    readme = Template(shared("README.md"))
     project["README.md"] = readme.substitute(_readme_values(kind, settings, source, facts))
     return project
 
@@ -183,8 +213,13 @@ def job_yaml(project: Mapping[str, str], settings: Settings, source: Source) -> 
     return shown
 
 
-def _readme_values(kind: str, settings: Settings, source: Source, facts: TableFacts | ImageFacts) -> dict[str, str]:
-    if isinstance(facts, TableFacts):
+def _readme_values(kind: str, settings: Settings, source: Source, facts: Facts) -> dict[str, str]:
+    if isinstance(facts, TextFacts):
+        what = f"tells {len(facts.classes)} classes of texts apart" if facts.classes else "continues texts"
+        goal = f"{what}, and learns from `{source.data.name}`"
+        predict = 'python predict.py "a text"'
+        data = f"`{source.data}`"
+    elif isinstance(facts, TableFacts):
         goal = f"predicts the column `{facts.target}` of `{source.data.name}`"
         predict = f"python predict.py new.csv   # a table with the columns of {source.data.name}"
         data = f"`{source.data}`"
@@ -204,5 +239,6 @@ def _readme_values(kind: str, settings: Settings, source: Source, facts: TableFa
         "predict": predict,
         "data": data,
         "uri": job(settings, source)["spec"]["dataset"]["uri"],
+        "test": f" and `{source.test.name}` beside it" if source.test else "",
         "findings": "".join(f"- {line}\n" for line in facts.findings) or "- Nothing unusual.\n",
     }

@@ -1,5 +1,6 @@
 """Read images from a folder with a subfolder for each class, or from arrays, into one array of equal size."""
 
+import io
 import zipfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,18 @@ MIN_SIDE, MAX_SIDE = 8, 64
 """Images are scaled to a side between these, in pixels: the median of the folder, if it lies between them."""
 MAX_NBYTES = 2**30
 MIN_IMAGES = 10
+
+
+@dataclass(frozen=True)
+class ImageFile:
+    """An image file, or a file in an archive, of which ``content`` has the bytes."""
+
+    name: str
+    content: Path | bytes
+
+    def opened(self) -> Any:
+        """Return what Pillow can open."""
+        return io.BytesIO(self.content) if isinstance(self.content, bytes) else self.content
 
 
 @dataclass(frozen=True)
@@ -60,6 +73,16 @@ def read_folder(path: Path, side: int | None = None) -> Images:
         )
     if unknown := sorted(set(test_files) - set(files)):
         raise DataError(f"{test}: found the class {unknown[0]!r}; expected the classes of {train}. Rename the folder.")
+    return decoded_images(path, files, test_files, side)
+
+
+def decoded_images(
+    path: Path,
+    files: Mapping[str, Sequence[ImageFile]],
+    test_files: Mapping[str, Sequence[ImageFile]],
+    side: int | None,
+) -> Images:
+    """Return the images of each class, all scaled to one size. Raise DataError for the first that cannot be decoded."""
     classes = tuple(sorted(files))
     if (count := sum(map(len, files.values()))) < MIN_IMAGES:
         raise DataError(f"{path}: found {count} images; expected at least {MIN_IMAGES}. Add images.")
@@ -84,11 +107,17 @@ def read_folder(path: Path, side: int | None = None) -> Images:
     return Images(path, x, y, classes, x_test, y_test, tuple(notes))
 
 
-def _files(path: Path) -> dict[str, list[Path]]:
+def has_images(path: Path) -> bool:
+    """Return True if there is an image in the folder or below it."""
+    return any(file.suffix.lower() in SUFFIXES for file in path.rglob("*"))
+
+
+def _files(path: Path) -> dict[str, list[ImageFile]]:
     """Return class → image files in its folder, for the folders that have images."""
     found = {}
     for folder in sorted(child for child in path.iterdir() if child.is_dir() and not child.name.startswith(".")):
-        images = [f for f in sorted(folder.rglob("*")) if f.suffix.lower() in SUFFIXES and f.is_file()]
+        paths = [f for f in sorted(folder.rglob("*")) if f.suffix.lower() in SUFFIXES and f.is_file()]
+        images = [ImageFile(str(file), file) for file in paths]
         if images:
             found[folder.name] = images
     return found
@@ -105,14 +134,14 @@ def _pillow() -> Any:
     return Image
 
 
-def _headers(files: Sequence[Path]) -> tuple[Counter[tuple[int, int]], Counter[str]]:
+def _headers(files: Sequence[ImageFile]) -> tuple[Counter[tuple[int, int]], Counter[str]]:
     """Return the (width, height) and the modes of the images, with their numbers."""
     image_module = _pillow()
     sizes: Counter[tuple[int, int]] = Counter()
     modes: Counter[str] = Counter()
     for file in files:
         try:
-            with image_module.open(file) as image:
+            with image_module.open(file.opened()) as image:
                 sizes[image.size] += 1
                 modes[image.mode] += 1
         except (OSError, ValueError, SyntaxError, image_module.DecompressionBombError) as error:
@@ -121,7 +150,7 @@ def _headers(files: Sequence[Path]) -> tuple[Counter[tuple[int, int]], Counter[s
 
 
 def _decoded(
-    files: Mapping[str, Sequence[Path]], classes: Sequence[str], side: int, channels: int
+    files: Mapping[str, Sequence[ImageFile]], classes: Sequence[str], side: int, channels: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     image_module = _pillow()
     count = sum(map(len, files.values()))
@@ -136,7 +165,7 @@ def _decoded(
     for number, name in enumerate(classes):
         for file in files.get(name, ()):
             try:
-                with image_module.open(file) as image:
+                with image_module.open(file.opened()) as image:
                     scaled = _eight_bit(image).convert("L" if channels == 1 else "RGB")
                     resized = scaled.resize((side, side), image_module.Resampling.BILINEAR)
             except (OSError, ValueError, SyntaxError, image_module.DecompressionBombError) as error:
@@ -154,10 +183,10 @@ def _eight_bit(image: Any) -> Any:
     return image
 
 
-def _broken(file: Path, error: Exception) -> DataError:
+def _broken(file: ImageFile, error: Exception) -> DataError:
     text = "image file is truncated" if "truncated" in str(error) else " ".join(str(error).split())[:150]
     return DataError(
-        f"{file}: found an image that cannot be decoded ({text}); expected a whole image. Replace or remove it."
+        f"{file.name}: found an image that cannot be decoded ({text}); expected a whole image. Replace or remove it."
     )
 
 
@@ -193,6 +222,7 @@ def images_of_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> Images:
 
     Raise DataError for other shapes, values that are not finite, or targets that are no classes.
     """
+    arrays = {n: (a.astype(np.uint8) * 255 if n.startswith("x") and a.dtype == bool else a) for n, a in arrays.items()}
     x, y = arrays["x"], arrays["y"]
     largest = float(np.max(x)) if x.dtype.kind in "uif" else float("nan")
     low = float(np.min(x)) if x.dtype.kind in "uif" else float("nan")

@@ -14,6 +14,7 @@ DELIMITERS = (",", ";", "\t", "|")
 MAX_NBYTES = 2**30
 """Largest table that is read into memory."""
 SNIFFED_LINES = 200
+CSV, JSON_LINES, PARQUET = "csv", "jsonl", "parquet"
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,18 @@ class Table:
     names: tuple[str, ...]
     cells: tuple[tuple[str, ...], ...]
     lines: tuple[int, ...]
-    """Number of the last line of each row in the file; the first line is 1."""
+    """Number of the last line of each row in the file; the first line is 1. Parquet: number of the row."""
     encoding: str
     delimiter: str
     notes: tuple[str, ...] = ()
     """Facts about the file that the user should know, as sentences."""
+    form: str = CSV
+    """Format of the file, by which the written project reads it."""
+
+    @property
+    def unit(self) -> str:
+        """Return what ``lines`` counts."""
+        return "row" if self.form == PARQUET else "line"
 
     def column(self, name: str) -> list[str]:
         place = self.names.index(name)
@@ -41,8 +49,7 @@ def read_table(path: Path, delimiter: str | None = None, encoding: str | None = 
     ``delimiter``, ``encoding``: None: found in the file. Raise DataError for a file that is empty, has rows of
     different lengths, mixes encodings, or cannot be read.
     """
-    raw = _bytes(path)
-    text, encoding, notes = _decoded(path, raw, encoding)
+    text, encoding, notes = decoded(path, read_bytes(path), encoding)
     lines = text.splitlines()[:SNIFFED_LINES]
     delimiter = delimiter or _delimiter(lines)
     names, cells, numbers = _rows(path, text, delimiter)
@@ -54,7 +61,8 @@ def read_table(path: Path, delimiter: str | None = None, encoding: str | None = 
     return Table(path, names, cells, numbers, encoding, delimiter, notes)
 
 
-def _bytes(path: Path) -> bytes:
+def read_bytes(path: Path, *, content: bool = True) -> bytes:
+    """Return the bytes of a file. Raise DataError if it is empty or too large. ``content``: False: check this only."""
     try:
         nbytes = path.stat().st_size
         if nbytes > MAX_NBYTES:
@@ -62,17 +70,15 @@ def _bytes(path: Path) -> bytes:
                 f"{path}: found {nbytes / 2**20:,.0f} MiB; expected a table of at most {MAX_NBYTES >> 20} MiB. Pass a "
                 "random sample of its rows."
             )
-        raw = path.read_bytes()
+        raw = path.read_bytes() if content or not nbytes else b"."
     except OSError as error:
         raise DataError(f"{path}: found {error.strerror}; expected a readable file. Check the path.") from None
     if not raw.strip():
-        raise DataError(
-            f"{path}: found an empty file; expected a row of column names and rows of data. Check the path."
-        )
+        raise DataError(f"{path}: found an empty file; expected data. Check the path.")
     return raw
 
 
-def _decoded(path: Path, raw: bytes, encoding: str | None) -> tuple[str, str, tuple[str, ...]]:
+def decoded(path: Path, raw: bytes, encoding: str | None) -> tuple[str, str, tuple[str, ...]]:
     """Return text, encoding and notes. An unnamed encoding is UTF-8, UTF-16 with a byte order mark, or Windows-1252."""
     if encoding is not None:
         try:
@@ -154,6 +160,21 @@ def _delimiter(lines: Sequence[str]) -> str:
     return max(DELIMITERS, key=quality)
 
 
+def looks_delimited(path: Path) -> bool:
+    """Return True if nearly all of the first lines of a file have the same number of fields, which is more than one."""
+    with path.open("rb") as file:
+        lines = file.read(100_000).decode("utf-8", "replace").splitlines()[:SNIFFED_LINES]
+    filled = [line for line in lines if line.strip()]
+    if len(filled) < 2:
+        return False
+    try:
+        widths = [len(row) for row in csv.reader(filled, delimiter=_delimiter(filled), skipinitialspace=True)]
+    except csv.Error:
+        return False
+    width, count = Counter(widths).most_common(1)[0]
+    return width > 1 and count >= 0.9 * len(widths) and widths[0] == width
+
+
 def _rows(
     path: Path, text: str, delimiter: str
 ) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...], tuple[int, ...]]:
@@ -161,6 +182,7 @@ def _rows(
         reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, skipinitialspace=True)
     except TypeError:
         raise DataError(f"--delimiter: found {delimiter!r}; expected one character, such as ';'.") from None
+    csv.field_size_limit(MAX_NBYTES)
     names: tuple[str, ...] = ()
     cells: list[tuple[str, ...]] = []
     numbers: list[int] = []

@@ -1,5 +1,6 @@
 """Choose a model and its settings. Constants name the reason or the measurement behind them."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
@@ -11,6 +12,12 @@ FLOPS_PER_WEIGHT = 6
 """Floating-point operations of a weight and sample, forward and backward: two each for output, input and weight."""
 MAX_CATEGORIES = 32
 """As MAX_CATEGORIES in the written data.py."""
+LINEAR_RATE = 0.1
+"""Learning rate of linear models.
+
+Measured on iris, five folds: 96.6 %, as with a solver. With 0.03 it was 93.9 %, because 1,000 steps of Adam ended
+before the weights were as large as a weak penalty lets them become.
+"""
 MIN_STEPS, MAX_EPOCHS = 1000, 200
 """Bounds of the training. Chosen, not measured: small tables get enough steps of Adam to converge."""
 LARGE_ROWS = 5000
@@ -35,6 +42,10 @@ class Settings:
     epochs: int
     learning_rate: float
     width: int = 0
+    layers: int = 0
+    length: int = 0
+    """Words or bytes that the model reads of a document."""
+    vocabulary: int = 0
     stages: tuple[int, ...] = ()
     dropout: float = 0.0
     penalty: float = 0.0
@@ -57,15 +68,16 @@ class Baseline:
     """What models without deep learning reach. ``scoring``: name of the measure in scikit-learn."""
 
     scoring: str
-    linear: Score
-    trees: Score
+    scores: Mapping[str, Score]
+    """Name of the model → its score."""
     strength: float = 1.0
     """Weight of half the squared coefficients (classification) or all of them (regression) beside the summed loss."""
 
     @property
     def trees_win(self) -> bool:
         """Return True if trees are better than the linear model by more than a standard error."""
-        return self.trees.validation > self.linear.validation + max(self.linear.error, self.trees.error)
+        linear, trees = self.scores["linear model"], self.scores.get("trees")
+        return trees is not None and trees.validation > linear.validation + max(linear.error, trees.error)
 
 
 def table_inputs(facts: TableFacts) -> int:
@@ -104,7 +116,7 @@ def _table(facts: TableFacts, baseline: Baseline | None, name: str, why: str, wi
     weights = inputs * outputs + deep
     biases = outputs + (2 * width + outputs if width else 0)
     train = facts.rows if facts.test_rows else round(0.8 * facts.rows)
-    batch = _power_of_two(train / 8, 16, 512)
+    batch = power_of_two(train / 8, 16, 512)
     steps = ceil(train / batch)
     strength = baseline.strength if baseline else 1.0
     classify = facts.task == CLASSIFICATION
@@ -118,7 +130,7 @@ def _table(facts: TableFacts, baseline: Baseline | None, name: str, why: str, wi
         batch=batch,
         batch_range=(max(16, batch // 4), min(4 * batch, max(batch, train))),
         epochs=min(MAX_EPOCHS, max(10, ceil(MIN_STEPS / steps))),
-        learning_rate=0.003 if width else 0.03,
+        learning_rate=0.003 if width else LINEAR_RATE,
         width=width,
         dropout=0.2 if width else 0.0,
         penalty=strength / train / (2 if classify else 1),
@@ -150,7 +162,7 @@ def _images(facts: ImageFacts, name: str, why: str, first: int, depth: int) -> S
         inputs, pixels = outputs, pixels // 4
     head = 4 * stages[-1] * len(facts.classes)
     train = facts.images if facts.test_images else round(0.8 * facts.images)
-    batch = _power_of_two(train / 16, 16, 128)
+    batch = power_of_two(train / 16, 16, 128)
     colours = facts.channels == 3
     return Settings(
         name=name,
@@ -170,7 +182,8 @@ def _images(facts: ImageFacts, name: str, why: str, first: int, depth: int) -> S
     )
 
 
-def _power_of_two(value: float, low: int, high: int) -> int:
+def power_of_two(value: float, low: int, high: int) -> int:
+    """Return the largest power of two between ``low``, one itself, and ``high`` that ``value`` reaches, or ``low``."""
     found = low
     while found * 2 <= min(value, high):
         found *= 2

@@ -5,14 +5,22 @@ from collections.abc import Sequence
 
 from dljob.suggest.inspection.images import ImageFacts
 from dljob.suggest.inspection.table import TableFacts
+from dljob.suggest.inspection.text import TextFacts
+from dljob.suggest.recommendation.limit import total_s
 from dljob.suggest.recommendation.model import Baseline, Settings
 from dljob.suggest.recommendation.prediction import Prediction
 
-MEASURES = {"r2": "R²", "accuracy": "accuracy", "balanced_accuracy": "balanced accuracy"}
+Facts = TableFacts | ImageFacts | TextFacts
+MEASURES = {
+    "r2": "R²",
+    "accuracy": "accuracy",
+    "balanced_accuracy": "balanced accuracy",
+    "bits_per_byte": "bits per byte",
+}
 
 
 def page(
-    facts: TableFacts | ImageFacts,
+    facts: Facts,
     models: Sequence[tuple[Settings, Prediction]],
     baseline: Baseline | None,
 ) -> list[str]:
@@ -20,7 +28,7 @@ def page(
     chosen = models[0][0]
     lines = ["Data", *_data(facts), "", "Findings"]
     lines += [f"  - {text}" for text in facts.findings or ("Nothing unusual.",)]
-    lines += ["", "Baseline without deep learning (scikit-learn)", *_baseline(facts, baseline), ""]
+    lines += ["", "Baseline without deep learning", *_baseline(facts, baseline), ""]
     lines += [
         "Recommendation",
         f"  model          {chosen.name}, because {chosen.why}",
@@ -53,7 +61,9 @@ def page(
     return lines
 
 
-def _data(facts: TableFacts | ImageFacts) -> list[str]:
+def _data(facts: Facts) -> list[str]:
+    if isinstance(facts, TextFacts):
+        return _text(facts)
     if isinstance(facts, ImageFacts):
         size = f"{facts.size[0]}×{facts.size[1]}, {'grey' if facts.channels == 1 else 'colours'}"
         test = f", and {facts.test_images:,} of a test part" if facts.test_images else ""
@@ -68,21 +78,35 @@ def _data(facts: TableFacts | ImageFacts) -> list[str]:
     ]
 
 
+def _text(facts: TextFacts) -> list[str]:
+    test = f", and {facts.test_documents:,} of a test part" if facts.test_documents else ""
+    scripts = ", ".join(f"{name.lower()} {part:.0%}" for name, part in facts.scripts.items() if part >= 0.005)
+    return [
+        f"  {facts.documents:,} documents{test}; {facts.nbytes:,} bytes",
+        f"  {facts.words:,} words, {facts.vocabulary:,} different; a document has {facts.median_words:,} (median), "
+        f"95 % have at most {facts.long_words:,}",
+        f"  letters: {scripts or 'none'}",
+        f"  {_classes(facts.classes)}" if facts.classes else "  no classes: the model learns to predict the next byte",
+    ]
+
+
 def _classes(classes: dict[str, int], most: int = 5) -> str:
     shown = ", ".join(f"{name!r:.30} ({count:,})" for name, count in list(classes.items())[:most])
     return f"{len(classes)} classes: {shown}{', …' if len(classes) > most else ''}"
 
 
-def _baseline(facts: TableFacts | ImageFacts, baseline: Baseline | None) -> list[str]:
+def _baseline(facts: Facts, baseline: Baseline | None) -> list[str]:
     if baseline is None:
         return ["  not run"]
     name = MEASURES[baseline.scoring]
     lines = [
-        f"  {label:12} {name} {score.validation:.3f} ± {score.error:.3f} on held-out folds of the training part, "
+        f"  {label:14} {name} {score.validation:.3f} ± {score.error:.3f} on held-out folds of the training part, "
         f"{score.test:.3f} on the test part"
-        for label, score in (("linear model", baseline.linear), ("trees", baseline.trees))
+        for label, score in baseline.scores.items()
     ]
-    if isinstance(facts, ImageFacts):
+    if isinstance(facts, TextFacts) and not facts.classes:
+        return [*lines, "  Less is better. A language model that does not beat pairs of bytes has learned nothing."]
+    if not isinstance(facts, TableFacts):
         return lines
     if baseline.trees_win:
         lines.append(
@@ -91,6 +115,36 @@ def _baseline(facts: TableFacts | ImageFacts, baseline: Baseline | None) -> list
         )
     else:
         lines.append("  Trees add nothing here. A linear model is enough, and the recommended model is one.")
+    return lines
+
+
+def limit_lines(
+    limit_s: float,
+    left_s: float,
+    chosen: tuple[Settings, Prediction],
+    whole: Sequence[Settings],
+    reading_s: float,
+    pace: float | None,
+) -> list[str]:
+    """Return the lines about a limit of time. ``pace``: measured seconds for each predicted one; None: not measured."""
+    settings = chosen[0]
+    recommended = next(other for other in whole if other.name == settings.name)
+    total = total_s(chosen, reading_s, pace or 1.0)
+    lines = [
+        "",
+        f"Time limit of {_seconds(limit_s)}",
+        f"  used by this command   {_seconds(limit_s - left_s)}: reading, baseline"
+        + (" and a short training that measured the pace" if pace else ""),
+        f"  predicted for train.py {_seconds(total)}: start, reading, {settings.epochs} epochs, evaluation"
+        + (f" (steps took {pace:.1f} times the planner's time)" if pace else " (not measured on this machine)"),
+        f"  left for train.py      {_seconds(left_s)}; it ends its training in time to evaluate within that",
+    ]
+    if settings.epochs < recommended.epochs:
+        lines.append(f"  The limit cuts the epochs from {recommended.epochs} to {settings.epochs}.")
+    if settings.name != whole[0].name:
+        lines.append(f"  The limit is too short for the recommended {whole[0].name}.")
+    if total > left_s:
+        lines.append("  One epoch may not fit. The script then ends within its first epoch.")
     return lines
 
 

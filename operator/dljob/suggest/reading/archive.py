@@ -1,0 +1,101 @@
+"""Read images from WebDataset archives: tar files in which files of a sample share their name up to the first dot."""
+
+import json
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from dljob.suggest.errors import DataError
+from dljob.suggest.reading.images import MAX_NBYTES, SUFFIXES, ImageFile, Images, decoded_images
+
+ARCHIVES = (".tar", ".tar.gz", ".tgz")
+LABELS = ("cls", "label", "class", "target")
+"""Keys of a sample's JSON file that hold its class, and extensions of text files that do."""
+
+
+def is_archive(path: Path) -> bool:
+    """Return True for an archive, and for a folder with archives directly in it."""
+    if path.is_dir():
+        return any(is_archive(child) for child in path.iterdir() if child.is_file())
+    return path.name.lower().endswith(ARCHIVES)
+
+
+def read_archives(path: Path, side: int | None = None) -> Images:
+    """Return the images of an archive, or of all archives of a folder.
+
+    The class of an image is the content of the file ``KEY.cls``, the key ``label`` or ``cls`` of ``KEY.json``, or else
+    the name of the image's folder in the archive. Archives whose names begin with ``test`` or ``val`` are the test
+    part, if there are others. ``side``: as for a folder. Raise DataError for a broken archive or an image without a
+    class.
+    """
+    shards = sorted(c for c in path.iterdir() if c.is_file() and is_archive(c)) if path.is_dir() else [path]
+    test_shards = [shard for shard in shards if shard.name.lower().startswith(("test", "val"))]
+    if len(test_shards) == len(shards):
+        test_shards = []
+    files: dict[str, list[ImageFile]] = {}
+    test_files: dict[str, list[ImageFile]] = {}
+    nbytes = 0
+    for shard in shards:
+        own = test_files if shard in test_shards else files
+        for label, file in _samples(shard):
+            nbytes += len(file.content) if isinstance(file.content, bytes) else 0
+            if nbytes > MAX_NBYTES:
+                raise DataError(
+                    f"{shard}: found more than {MAX_NBYTES >> 20} MiB of images; expected at most this. Pass some of "
+                    "the archives."
+                )
+            own.setdefault(label, []).append(file)
+    if len(files) < 2:
+        raise DataError(
+            f"{path}: found {len(files)} classes of images; expected at least two. Add images of other classes."
+        )
+    if unknown := sorted(set(test_files) - set(files)):
+        raise DataError(f"{path}: found the class {unknown[0]!r} in the test part only; expected it in both parts.")
+    return decoded_images(path, files, test_files, side)
+
+
+def _samples(shard: Path) -> Iterator[tuple[str, ImageFile]]:
+    """Yield class and image of each sample of an archive."""
+    members: dict[str, dict[str, bytes]] = {}
+    try:
+        with tarfile.open(shard) as archive:
+            for member in archive:
+                content = archive.extractfile(member) if member.isfile() else None
+                path = PurePosixPath(member.name)
+                if content is None or path.name.startswith("."):
+                    continue
+                name, _, extension = path.name.partition(".")
+                members.setdefault(str(path.parent / name), {})[extension.lower()] = content.read()
+    except (tarfile.TarError, OSError, EOFError) as error:
+        raise DataError(
+            f"{shard}: found no readable tar archive ({' '.join(str(error).split())[:100] or 'it is empty'}); expected "
+            "one. Copy it again."
+        ) from None
+    if not members:
+        raise DataError(f"{shard}: found an archive without files; expected images with their classes. Write it again.")
+    for key, parts in members.items():
+        image = next((name for name in parts if f".{name.rpartition('.')[2]}" in SUFFIXES), None)
+        if image is not None:
+            yield _label(shard, key, parts), ImageFile(f"{shard}: {key}.{image}", parts[image])
+
+
+def _label(shard: Path, key: str, parts: dict[str, bytes]) -> str:
+    """Return the class of a sample."""
+    text: object = None
+    try:
+        for name in LABELS:
+            if name in parts:
+                text = parts[name].decode().strip()
+        if text is None and "json" in parts:
+            document = json.loads(parts["json"])
+            text = next((document[name] for name in LABELS if isinstance(document, dict) and name in document), None)
+    except ValueError as error:
+        raise DataError(f"{shard}: {key}: found a class that cannot be read ({error}); expected a text.") from None
+    if text is None:
+        text = PurePosixPath(key).parent.name
+    if not isinstance(text, str | int) or text == "":
+        raise DataError(
+            f"{shard}: {key}: found no class; expected a file {key}.cls, a key label in {key}.json, or a folder with "
+            "the name of the class. Add it."
+        )
+    return str(text)

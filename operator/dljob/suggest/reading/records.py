@@ -1,0 +1,128 @@
+"""Read JSON Lines and Parquet files as tables of cells."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dljob.suggest.errors import DataError
+from dljob.suggest.reading.table import CSV, JSON_LINES, PARQUET, Table, decoded, read_bytes, read_table
+
+SUFFIXES = {
+    ".csv": CSV,
+    ".tsv": CSV,
+    ".txt": CSV,
+    ".data": CSV,
+    ".tab": CSV,
+    ".jsonl": JSON_LINES,
+    ".ndjson": JSON_LINES,
+    ".json": JSON_LINES,
+    ".parquet": PARQUET,
+}
+
+
+def read_any_table(path: Path, delimiter: str | None = None, encoding: str | None = None) -> Table:
+    """Return the table in a file, by its suffix. Raise DataError for an option that does not fit the format."""
+    form = SUFFIXES[path.suffix.lower()]
+    if form == CSV:
+        return read_table(path, delimiter, encoding)
+    if delimiter is not None:
+        raise DataError(f"--delimiter: found {delimiter!r} for {path}; expected it for CSV files only. Remove it.")
+    if form == JSON_LINES:
+        return read_json_lines(path, encoding)
+    if encoding is not None:
+        raise DataError(f"--encoding: found {encoding!r} for {path}; expected it for text files only. Remove it.")
+    return read_parquet(path)
+
+
+def read_json_lines(path: Path, encoding: str | None = None) -> Table:
+    """Return the table in a JSON Lines file: one object on each line, whose keys are the columns.
+
+    A key that a line lacks is a missing value. Raise DataError for an empty file, or for the first line that holds no
+    object, or an object with lists or objects in it.
+    """
+    text, encoding, notes = decoded(path, read_bytes(path), encoding)
+    if text.lstrip().startswith("["):
+        raise DataError(
+            f"{path}: line 1: found a JSON array; expected one JSON object on each line (JSON Lines). Convert it with "
+            f"jq -c '.[]' {path} > {path.stem}.jsonl."
+        )
+    found: list[tuple[int, Mapping[str, Any]]] = []
+    # Only line feeds end a line: a JSON text may contain the other characters at which splitlines() splits.
+    for line_number, line in enumerate(text.split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise DataError(
+                f"{path}: line {line_number}: found {line.strip()[:40]!r}, which is no JSON ({error}); expected one "
+                "JSON object on each line. Correct the line."
+            ) from None
+        if not isinstance(record, dict):
+            raise DataError(
+                f"{path}: line {line_number}: found {line.strip()[:40]!r}; expected a JSON object such as "
+                '{"text": "…", "label": "…"}. Correct the line.'
+            )
+        found.append((line_number, record))
+    return _table(path, found, encoding, JSON_LINES, notes, "line")
+
+
+def read_parquet(path: Path) -> Table:
+    """Return the table in a Parquet file. Raise DataError without the package pyarrow, or for another file."""
+    try:
+        # An optional package, which the development environment does not have.
+        import pyarrow
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise DataError(
+            f"{path}: found a Parquet file, but no Python package pyarrow; expected this package. Run pip install "
+            "pyarrow, or convert the file to CSV."
+        ) from None
+    read_bytes(path, content=False)
+    try:
+        records = parquet.read_table(path).to_pylist()
+    except (OSError, ValueError, pyarrow.ArrowException) as error:
+        raise DataError(
+            f"{path}: found no readable Parquet file ({' '.join(str(error).split())[:150]}); expected one. Write it "
+            "again."
+        ) from None
+    return _table(path, list(enumerate(records, 1)), "utf-8", PARQUET, (), "row")
+
+
+def _table(
+    path: Path,
+    records: list[tuple[int, Mapping[str, Any]]],
+    encoding: str,
+    form: str,
+    notes: tuple[str, ...],
+    unit: str,
+) -> Table:
+    names = tuple(dict.fromkeys(name for _, record in records for name in record))
+    if not records or not names:
+        raise DataError(f"{path}: found no record; expected one for each row of the table. Check the path.")
+    if (blank := next((name for name in names if not name.strip()), None)) is not None:
+        raise DataError(f"{path}: found a column with the name {blank!r}; expected a name. Rename it.")
+    cells = tuple(
+        tuple(_cell(record.get(name), path, f"{unit} {number}", name) for name in names) for number, record in records
+    )
+    return Table(path, names, cells, tuple(number for number, _ in records), encoding, ",", notes, form)
+
+
+def _cell(value: Any, path: Path, place: str, name: str) -> str:
+    """Return a value as the text that a CSV file would have for it. The written data.py does the same."""
+    if value is None:
+        return ""
+    if isinstance(value, list | tuple | dict | bytes | set):
+        kind = {"list": "a list", "dict": "an object"}.get(type(value).__name__, f"a value of type {type(value)}")
+        raise DataError(
+            f"{path}: {place}: column {name!r}: found {kind}; expected a text, a number, true, false or null. Give "
+            "each part a column of its own, or remove the column."
+        )
+    text = str(value).strip()
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise DataError(
+            f"{path}: {place}: column {name!r}: found half of a surrogate pair (\\ud800 to \\udfff), which is no "
+            "character; expected text. Remove it."
+        )
+    return text

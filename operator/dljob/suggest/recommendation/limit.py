@@ -1,0 +1,65 @@
+"""Cut a training so that it fits into a limit of time: fewer epochs, or a smaller model."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from dljob.suggest.recommendation.model import Settings
+from dljob.suggest.recommendation.prediction import Prediction
+
+START_S = 8.0
+"""Start of Python, PyTorch and MPI. Measured on two busy cores: 4 to 6 s."""
+EVALUATION = 0.15
+"""The evaluation takes this part of an epoch: a quarter of its samples, and the forward pass alone."""
+MARGIN = 0.9
+"""Part of the time left that a prediction may fill. The script stops itself if it takes longer."""
+MIN_EPOCHS = 1 / 3
+"""A model is preferred to a smaller one if this part of its epochs fits. Chosen, not measured."""
+
+
+def fitted(
+    models: Sequence[Settings], predict: Callable[[Settings], Prediction], left_s: float, reading_s: float, pace: float
+) -> list[tuple[Settings, Prediction]]:
+    """Return the models, the one that suits the limit first, with as many epochs as fit, and their predictions.
+
+    ``left_s``: seconds left for the script. ``reading_s``: seconds that it reads the data. ``pace``: measured seconds
+    of a step for each predicted second. If not even one epoch of any model fits, the first one is the fastest, with
+    one epoch, which the script ends early.
+    """
+    found = [_cut(settings, predict, left_s, reading_s, pace) for settings in models]
+    for i, (settings, _) in enumerate(found):
+        if fraction(settings, models[i]) >= MIN_EPOCHS and total_s(found[i], reading_s, pace) <= left_s:
+            return [found[i], *found[:i], *found[i + 1 :]]
+
+    def rank(i: int) -> tuple[bool, float, float]:
+        total = total_s(found[i], reading_s, pace)
+        fits = total <= left_s
+        return not fits, -fraction(found[i][0], models[i]) if fits else total, total
+
+    best = min(range(len(found)), key=rank)
+    return [found[best], *found[:best], *found[best + 1 :]]
+
+
+def fraction(cut: Settings, whole: Settings) -> float:
+    """Return the part of the epochs that is left."""
+    return cut.epochs / whole.epochs
+
+
+def total_s(model: tuple[Settings, Prediction], reading_s: float, pace: float) -> float:
+    """Return the seconds of a whole script: start, reading, training and evaluation. Without a plan: infinity."""
+    settings, found = model
+    if found.problem:
+        return math.inf
+    return START_S + reading_s + pace * found.time_s * (1 + EVALUATION / settings.epochs)
+
+
+def _cut(
+    settings: Settings, predict: Callable[[Settings], Prediction], left_s: float, reading_s: float, pace: float
+) -> tuple[Settings, Prediction]:
+    cut, found = settings, predict(settings)
+    while not found.problem and cut.epochs > 1 and total_s((cut, found), reading_s, pace) > MARGIN * left_s:
+        share = (MARGIN * left_s - START_S - reading_s) / (total_s((cut, found), reading_s, pace) - START_S - reading_s)
+        # The loop ends: each pass takes at least one epoch away.
+        cut = replace(cut, epochs=max(1, min(cut.epochs - 1, math.floor(cut.epochs * share))))
+        found = predict(cut)
+    return cut, found

@@ -1,0 +1,307 @@
+"""Read data of any format, and gather what recommendation and project need of it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dljob.suggest.errors import DataError
+from dljob.suggest.inspection.columns import Kind, inspect_column
+from dljob.suggest.inspection.images import ImageFacts, inspect_images
+from dljob.suggest.inspection.table import CLASSIFICATION, REGRESSION, TableFacts, inspect_table, target_name
+from dljob.suggest.inspection.text import TextFacts, inspect_texts
+from dljob.suggest.project import render
+from dljob.suggest.project.text import text_project
+from dljob.suggest.reading.archive import is_archive, read_archives
+from dljob.suggest.reading.images import Images, has_images, images_of_arrays, read_arrays, read_folder
+from dljob.suggest.reading.records import SUFFIXES, read_any_table
+from dljob.suggest.reading.table import Table, looks_delimited
+from dljob.suggest.reading.text import SUFFIXES as TEXT_SUFFIXES
+from dljob.suggest.reading.text import (
+    Texts,
+    class_folders,
+    read_class_folders,
+    read_file,
+    read_text_folder,
+    separate_parts,
+    text_files,
+    texts_of_table,
+)
+from dljob.suggest.recommendation import model, text
+
+IMAGE_CLASSIFICATION = "image-classification"
+TABULAR = {"tabular-classification": CLASSIFICATION, "tabular-regression": REGRESSION}
+TEXT_CLASSIFICATION, LANGUAGE_MODELLING = "text-classification", "language-modelling"
+MIN_SIZE, MAX_SIZE = 4, 1024
+TEXT_NAMES = ("text", "document", "content", "sentence", "review", "message", "body")
+"""Usual names of a column with documents."""
+TEXT_TASKS = (TEXT_CLASSIFICATION, LANGUAGE_MODELLING)
+TASKS = (*TABULAR, IMAGE_CLASSIFICATION, *TEXT_TASKS)
+
+# Memory of the data in the written scripts, at most. A test measures it.
+ROW_NBYTES, CELL_NBYTES = 600, 260
+"""Of a row, and of each cell: two dictionaries of texts, while the file is read."""
+INPUT_NBYTES = 28
+"""Of an input of the model: two float64 and three float32, while blocks are joined."""
+PIXEL_NBYTES = 20
+"""Of a byte of a pixel: two copies, and four float32."""
+TEXT_NBYTES, DOCUMENT_NBYTES = 10, 8000
+"""Of a byte of text: some copies of up to four bytes. Of a document: 256 numbers and weights of words, twice."""
+
+Facts = TableFacts | ImageFacts | TextFacts
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user says about the data. None: found in the data."""
+
+    data: Path
+    task: str | None = None
+    target: str | None = None
+    text: str | None = None
+    test: Path | None = None
+    delimiter: str | None = None
+    encoding: str | None = None
+    keep: tuple[str, ...] = ()
+    image_size: int | None = None
+    dataset_uri: str | None = None
+    moved_to: Path | None = None
+    """Where the project keeps the data, if it is not ``data``."""
+
+    def final(self, path: Path) -> Path:
+        """Return the absolute path from which the project reads what is at ``path`` now."""
+        return self.moved_to.absolute() if self.moved_to and path == self.data else path.resolve()
+
+
+@dataclass(frozen=True)
+class Subject:
+    """The data with its facts, and the functions that give models and render a project for the settings of one.
+
+    The second argument of ``project`` is the limit of the training's time in seconds, or None.
+    """
+
+    facts: Facts
+    source: render.Source
+    models: Callable[[model.Baseline | None], list[model.Settings]]
+    project: Callable[[model.Settings, float | None], dict[str, str]]
+    arrays: Mapping[str, Any] | None = None
+    """The images, which the project gets as ``images.npz``; None for other data."""
+    copied: Path | None = None
+    """A file that the project keeps a copy of; None: the project reads the data where it is."""
+
+
+def read_subject(options: Options) -> Subject:
+    """Return the data of ``options`` with its facts. Raise DataError if it has to be corrected."""
+    path, suffix = options.data, options.data.suffix.lower()
+    if options.image_size is not None and not MIN_SIZE <= options.image_size <= MAX_SIZE:
+        raise DataError(
+            f"--image-size: found {options.image_size}; expected {MIN_SIZE} to {MAX_SIZE} pixels. Correct it."
+        )
+    if not path.exists():
+        raise DataError(
+            f"{path}: found no such file or folder; expected data on this machine. Correct the path; --dataset-uri "
+            "names the place from which a job reads the data."
+        )
+    if path.is_dir() and not is_archive(path) and _holds_text(options):
+        return _folder(options)
+    if path.is_dir() or suffix == ".npz" or is_archive(path):
+        return _images(options)
+    if _is_plain_text(options):
+        return _of_texts(options, read_file(path, options.encoding), None)
+    if options.task == IMAGE_CLASSIFICATION:
+        raise DataError(
+            f"{path}: found a file; expected a folder with a folder for each class, a .tar archive, or an .npz file."
+        )
+    if suffix not in SUFFIXES:
+        raise DataError(
+            f"{path}: found the suffix {suffix or '(none)'}; expected a table ({', '.join(sorted(SUFFIXES))}), .npz, "
+            ".tar, or a folder. Convert other files, such as those of Excel, to CSV first."
+        )
+    table = read_any_table(path, options.delimiter, options.encoding)
+    task, column, target = table_task(table, options.task, options.text, options.target)
+    if task in TEXT_TASKS:
+        classify = task == TEXT_CLASSIFICATION
+        test = read_test(options.test, table) if options.test else None
+        if test is not None and (lacking := {column, *([target] if classify else [])} - set(test.names)):
+            raise DataError(f"--test: {test.path}: found no column {min(lacking)!r}; expected it as in {table.path}.")
+        return _of_texts(
+            options,
+            texts_of_table(table, column, target if classify else None),
+            texts_of_table(test, column, target if classify else None) if test else None,
+        )
+    return _table(options, table)
+
+
+def table_task(table: Table, task: str | None, text: str | None, target: str | None) -> tuple[str | None, str, str]:
+    """Return the task, or None for one of tables, the column of the text, and that of the class.
+
+    A table whose only other column than the target holds free text is one of documents.
+    """
+    for option, name in (("--text", text), ("--target", target)):
+        if name is not None and name not in table.names:
+            shown = ", ".join(table.names[:12])
+            raise DataError(f"{option}: found {name!r}; expected a column of {table.path}: {shown}. Correct it.")
+    if task is not None and task not in TEXT_TASKS:
+        if text is not None:
+            raise DataError(f"--text: found {text!r} with --task {task}; expected a task of texts. Remove it.")
+        return None, "", ""
+    kinds = {name: inspect_column(name, table.column(name)).kind for name in table.names}
+    goal = target or target_name(table) or next((n for n in reversed(table.names) if n != text), "")
+    free = [name for name, kind in kinds.items() if kind is Kind.TEXT and name != goal]
+    if task is None and text is None:
+        ignored = (Kind.CONSTANT, Kind.EMPTY, Kind.IDENTIFIER)
+        others = [name for name, kind in kinds.items() if name != goal and name not in free and kind not in ignored]
+        if len(table.names) == 1 and kinds[table.names[0]] is Kind.TEXT:
+            return LANGUAGE_MODELLING, table.names[0], ""
+        if len(free) != 1 or others:
+            return None, "", ""
+    if text is None:
+        named = [name for name in table.names if name.strip().lower() in TEXT_NAMES]
+        candidates = free or named or [n for n in table.names if n != goal] or list(table.names)
+        if len(candidates) > 1:
+            candidates = [name for name in candidates if name in named] or candidates
+        if len(candidates) != 1:
+            raise DataError(
+                f"{table.path}: found {len(candidates)} columns that may hold the text: {', '.join(candidates[:12])}; "
+                "expected one. Pass --text COLUMN."
+            )
+        text = candidates[0]
+    if task == LANGUAGE_MODELLING:
+        return LANGUAGE_MODELLING, text, ""
+    if goal in ("", text):
+        raise DataError(
+            f"{table.path}: found no column of classes beside {text!r}; expected one for {TEXT_CLASSIFICATION}. Pass "
+            f"--target COLUMN, or --task {LANGUAGE_MODELLING}."
+        )
+    return TEXT_CLASSIFICATION, text, goal
+
+
+def _holds_text(options: Options) -> bool:
+    """Return True if a folder is to be read as documents: by the task, or because it has text files, but no images."""
+    if options.task is not None:
+        return options.task in TEXT_TASKS
+    return bool(text_files(options.data)) and not has_images(options.data)
+
+
+def _is_plain_text(options: Options) -> bool:
+    """Return True for a file without columns: by its suffix, or a .txt whose lines have no delimiter in common."""
+    path, suffix = options.data, options.data.suffix.lower()
+    if options.image_size is not None and not MIN_SIZE <= options.image_size <= MAX_SIZE:
+        raise DataError(
+            f"--image-size: found {options.image_size}; expected {MIN_SIZE} to {MAX_SIZE} pixels. Correct it."
+        )
+    if options.task not in (None, LANGUAGE_MODELLING) or options.text or options.target or options.delimiter:
+        return False
+    if suffix not in SUFFIXES:
+        return suffix in TEXT_SUFFIXES or options.task == LANGUAGE_MODELLING
+    return suffix == ".txt" and not looks_delimited(path)
+
+
+def _folder(options: Options) -> Subject:
+    path = options.data
+    for option in ("target", "text", "delimiter"):
+        if getattr(options, option) is not None:
+            raise DataError(f"--{option}: found this option for a folder; expected it for a table only. Remove it.")
+    if not text_files(path):
+        raise DataError(f"{path}: found no text file; expected files that end with {', '.join(sorted(TEXT_SUFFIXES))}.")
+    parts = separate_parts(path)
+    train = parts[0] if parts else path
+    test = options.test or (parts[1] if parts else None)
+    classify = options.task == TEXT_CLASSIFICATION or (options.task is None and len(class_folders(train)) > 1)
+    read = read_class_folders if classify else read_text_folder
+    texts = read(train, options.encoding)
+    return _of_texts(options, texts, read(test, options.encoding) if test else None)
+
+
+def _of_texts(options: Options, texts: Texts, test: Texts | None) -> Subject:
+    if test is None and options.test is not None:
+        test = read_file(options.test, texts.encoding)
+    if test is not None and test.encoding != texts.encoding:
+        raise DataError(
+            f"{test.path}: found the encoding {test.encoding}; expected {texts.encoding}, as in {texts.path}. Convert "
+            "one of them, or pass --encoding."
+        )
+    facts = inspect_texts(texts, test)
+    if facts.classes:
+        samples = facts.documents if test else round(0.8 * facts.documents)
+        nbytes = max(1, facts.nbytes // facts.documents)
+        memory = TEXT_NBYTES * facts.nbytes + DOCUMENT_NBYTES * facts.documents
+    else:
+        samples, nbytes = text.language_sequences(facts), text.POSITIONS
+        memory = TEXT_NBYTES * facts.nbytes
+    source = render.Source(
+        options.final(texts.path), test.path.resolve() if test else None, options.dataset_uri, samples, nbytes, memory
+    )
+    return Subject(
+        facts,
+        source,
+        lambda baseline: text.text_models(facts, baseline) if facts.classes else text.language_models(facts),
+        lambda settings, limit_s: text_project(texts, facts, source, settings, limit_s),
+    )
+
+
+def _images(options: Options) -> Subject:
+    path = options.data
+    arrays = read_arrays(path) if path.suffix.lower() == ".npz" else None
+    if arrays is not None and arrays["x"].ndim == 2:
+        raise DataError(
+            f"{path}: x: found the shape {arrays['x'].shape}; expected images of shape (n, height, width). "
+            "Save a table as CSV, with a row of column names."
+        )
+    for option in ("target", "text", "test", "delimiter", "encoding"):
+        if getattr(options, option) is not None:
+            raise DataError(f"--{option}: found this option for images; expected it for other data only. Remove it.")
+    if options.task not in (None, IMAGE_CLASSIFICATION):
+        raise DataError(f"--task: found {options.task}; expected {IMAGE_CLASSIFICATION}, because {path} holds images.")
+    if arrays is not None:
+        images = images_of_arrays(path, arrays)
+    elif is_archive(path):
+        images = read_archives(path, options.image_size)
+    else:
+        images = read_folder(path, options.image_size)
+    return _of_images(options, images)
+
+
+def _of_images(options: Options, images: Images) -> Subject:
+    facts = inspect_images(images)
+    samples = facts.images if facts.test_images else round(0.8 * facts.images)
+    memory = PIXEL_NBYTES * (images.x.nbytes + (images.x_test.nbytes if images.x_test is not None else 0))
+    source = render.Source(options.final(images.path), None, options.dataset_uri, samples, images.x[0].nbytes, memory)
+    return Subject(
+        facts,
+        source,
+        lambda baseline: model.image_models(facts),
+        lambda settings, limit_s: render.image_project(facts, source, settings, limit_s),
+        images.arrays(),
+    )
+
+
+def _table(options: Options, table: Table) -> Subject:
+    test = read_test(options.test, table) if options.test else None
+    task = TABULAR[options.task] if options.task else None
+    facts = inspect_table(table, options.target, task, test, options.keep)
+    nbytes = sum(len(cell) + 1 for row in table.cells for cell in row)
+    source = render.Source(
+        options.final(table.path),
+        test.path.resolve() if test else None,
+        options.dataset_uri,
+        facts.rows if test else round(0.8 * facts.rows),
+        max(1, nbytes // len(table.cells)),
+        facts.rows * (ROW_NBYTES + CELL_NBYTES * len(table.names) + INPUT_NBYTES * model.table_inputs(facts)) + nbytes,
+    )
+    return Subject(
+        facts,
+        source,
+        lambda baseline: model.table_models(facts, baseline),
+        lambda settings, limit_s: render.table_project(table, facts, source, settings, limit_s),
+    )
+
+
+def read_test(path: Path, table: Table) -> Table:
+    """Return the test part in a file, which the written project reads like the training part ``table``."""
+    form = SUFFIXES.get(path.suffix.lower())
+    if form != table.form:
+        raise DataError(f"--test: found {path}; expected a file of the same format as {table.path}. Convert it.")
+    if form == "csv":
+        return read_any_table(path, table.delimiter, table.encoding)
+    return read_any_table(path, None, table.encoding if form == "jsonl" else None)

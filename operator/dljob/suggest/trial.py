@@ -1,0 +1,100 @@
+"""Run scripts of a project before it is handed over: its baseline, and a short training that measures the pace."""
+
+import io
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dljob.suggest.recommendation.model import Baseline, Score, Settings
+from dljob.suggest.subject import Subject
+
+BASELINE_LIMIT_S = 300.0
+GRACE_S = 30.0
+"""After this time beyond its limit, a training that does not stop itself is ended."""
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What a short training measured."""
+
+    training_s: float
+    """Seconds that all steps of the training would take, without start and evaluation."""
+    peak_nbytes: int
+
+
+class TrialError(Exception):
+    """A script that failed. The message says in one line why."""
+
+
+def write(folder: Path, subject: Subject, settings: Settings, limit_s: float | None) -> None:
+    """Write the project for ``settings`` to a folder. Raise OSError if that is impossible."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in subject.project(settings, limit_s).items():
+        (folder / name).write_text(text, encoding="utf-8")
+    if subject.copied is not None and subject.arrays is None:
+        shutil.copyfile(subject.copied, folder / subject.copied.name)
+    if subject.arrays is not None:
+        packed = io.BytesIO()
+        np.savez_compressed(packed, **subject.arrays)
+        (folder / "images.npz").write_bytes(packed.getvalue())
+
+
+def baseline(subject: Subject, environment: Mapping[str, str], limit_s: float = BASELINE_LIMIT_S) -> Baseline:
+    """Run the baseline of the project in a process of its own. Raise TrialError if it fails or takes too long."""
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder), subject, subject.models(None)[0], None)
+        found = json.loads(_run(Path(folder), "baseline.py", "the baseline", _own(subject, environment), limit_s))
+    scores = {name: Score(**score) for name, score in found["scores"].items()}
+    return Baseline(found["scoring"], scores, found.get("strength", 1.0))
+
+
+def can_train() -> bool:
+    """Return True if PyTorch and dltrain are installed here."""
+    return all(find_spec(name) is not None for name in ("torch", "dltrain", "mpi4py", "safetensors"))
+
+
+def pace(subject: Subject, settings: Settings, environment: Mapping[str, str], limit_s: float) -> Pace:
+    """Train the project for up to ``limit_s`` seconds, and return what that measured. Raise TrialError if it fails."""
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder), subject, settings, None)
+        limited = {**_own(subject, environment), "TIME_LIMIT_S": f"{limit_s:g}"}
+        _run(Path(folder), "train.py", "a short training", limited, limit_s + GRACE_S)
+        found: Mapping[str, Any] = json.loads((Path(folder) / "model" / "metrics.json").read_text(encoding="utf-8"))
+    return Pace(found["steps_seconds"] / found["steps"] * found["steps_planned"], found["peak_kib"] * 1024)
+
+
+def _own(subject: Subject, environment: Mapping[str, str]) -> Mapping[str, str]:
+    """Return the environment of a script that runs before the project has its copy of the data."""
+    if subject.copied is None or subject.arrays is not None:
+        return environment
+    return {**environment, "DLJOB_DATASET": str(subject.copied)}
+
+
+def _run(folder: Path, script: str, what: str, environment: Mapping[str, str], limit_s: float) -> str:
+    try:
+        done = subprocess.run(
+            [sys.executable, script],
+            cwd=folder,
+            env=dict(environment),
+            capture_output=True,
+            text=True,
+            timeout=limit_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise TrialError(f"{what} took more than {limit_s:.0f} s and was stopped") from None
+    if done.returncode:
+        last = done.stderr.strip().splitlines()[-1:] or ["no output"]
+        advice = ". Run pip install './operator[suggest]' in a clone of dljob, or pass --no-baseline"
+        hint = advice if "No module named" in last[0] else ""
+        raise TrialError(f"{what} failed: {last[0]:.300}{hint}")
+    return done.stdout

@@ -1,0 +1,40 @@
+"""Run the scripts of a project that ``dljob suggest`` wrote, as a user does."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+LIMIT_S = 300
+
+
+def script(folder: Path, name: str, *arguments: str, **variables: str) -> str:
+    """Run a script of a project to its end. Return what it prints."""
+    paths = [str(Path(p).resolve()) for p in ("operator/contract", "trainer-image")]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"} | variables
+    done = subprocess.run(
+        [sys.executable, name, *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def shorten(folder: Path, epochs: int) -> None:
+    """Train fewer epochs: for tests that check whether the scripts work together."""
+    text = (folder / "train.py").read_text(encoding="utf-8")
+    line = next(line for line in text.splitlines() if "EPOCHS = int" in line)
+    short = f"{line.rsplit(',', 1)[0]}, {epochs}"
+    (folder / "train.py").write_text(text.replace(line, short), encoding="utf-8")
+
+
+def metrics(folder: Path) -> dict[str, float]:
+    """Return what the training of a project measured."""
+    found: dict[str, float] = json.loads((folder / "model" / "metrics.json").read_text(encoding="utf-8"))
+    return found

@@ -1,0 +1,155 @@
+"""Documents: what is read as text, what is found in it, and traps, each with findings or one clear error."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from dljob.suggest.errors import DataError
+from dljob.suggest.inspection.text import TextFacts
+from dljob.suggest.subject import LANGUAGE_MODELLING, TEXT_CLASSIFICATION, Options, Subject, read_subject
+from support.generated_data import WORDS, class_files, sources, story
+
+REVIEWS = [{"text": f"review {i} says {' '.join(WORDS['sport'])}", "label": i % 2} for i in range(40)]
+
+
+def write(path: Path, records: list[dict[str, object]]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return path
+
+
+def read(data: Path, **options: str | None) -> Subject:
+    test = options.pop("test", None)
+    return read_subject(Options(data, test=Path(test) if test else None, **options))  # type: ignore[arg-type]
+
+
+def facts(data: Path, **options: str | None) -> TextFacts:
+    found = read(data, **options).facts
+    assert isinstance(found, TextFacts)
+    return found
+
+
+class TestRecognition:
+    def test_column_of_free_text_beside_a_class(self, tmp_path: Path) -> None:
+        assert facts(write(tmp_path / "a.jsonl", REVIEWS)).classes == {"0": 20, "1": 20}
+
+    def test_column_of_free_text_alone_is_a_language(self, tmp_path: Path) -> None:
+        records: list[dict[str, object]] = [{"text": f"{i} {story(40)}"} for i in range(100)]
+        assert not facts(write(tmp_path / "a.jsonl", records)).classes
+
+    def test_other_columns_make_it_a_table(self, tmp_path: Path) -> None:
+        found = read(write(tmp_path / "a.jsonl", [r | {"age": i % 17} for i, r in enumerate(REVIEWS)]))
+        assert not isinstance(found.facts, TextFacts)
+
+    def test_file_without_columns_is_a_language(self, tmp_path: Path) -> None:
+        (tmp_path / "a.txt").write_text(sources(), encoding="utf-8")
+        assert not facts(tmp_path / "a.txt").classes
+
+    def test_text_file_with_columns_is_a_table(self, tmp_path: Path) -> None:
+        (tmp_path / "a.txt").write_text("a;b\n" + "".join(f"{i % 7};{i % 2}\n" for i in range(30)), encoding="utf-8")
+        assert not isinstance(read(tmp_path / "a.txt").facts, TextFacts)
+
+    def test_folders_of_text_files_are_classes(self, tmp_path: Path) -> None:
+        assert facts(class_files()(tmp_path)).classes == {"money": 20, "sport": 20}
+
+    def test_folders_of_text_files_may_be_one_language(self, tmp_path: Path) -> None:
+        class_files(extra="word " * 100)(tmp_path)
+        assert not facts(tmp_path, task=LANGUAGE_MODELLING).classes
+
+
+class TestTraps:
+    def test_duplicates_and_conflicts_are_found(self, tmp_path: Path) -> None:
+        found = facts(write(tmp_path / "a.jsonl", [*REVIEWS, REVIEWS[3], REVIEWS[4] | {"label": 1}]))
+        assert any("2 documents repeat" in text for text in found.findings)
+        assert any("1 documents are in two classes" in text for text in found.findings)
+
+    def test_rare_class_is_weighted(self, tmp_path: Path) -> None:
+        records = [r | {"label": "rare" if i == 3 else "usual"} for i, r in enumerate(REVIEWS)]
+        found = read(write(tmp_path / "a.jsonl", records))
+        assert found.facts.rare
+        assert found.models(None)[0].class_weights
+
+    def test_name_of_the_class_in_the_text_is_found(self, tmp_path: Path) -> None:
+        records: list[dict[str, object]] = [
+            {"text": f"{i} of sport" if i % 2 else f"{i} of money", "label": ""} for i in range(40)
+        ]
+        records = [r | {"label": str(r["text"]).split()[-1]} for r in records]
+        found = facts(write(tmp_path / "a.jsonl", records), task=TEXT_CLASSIFICATION, text="text")
+        assert any("leak" in text for text in found.findings)
+
+    def test_rows_without_text_or_class_are_left_out(self, tmp_path: Path) -> None:
+        records = [*REVIEWS, {"text": "", "label": 1}, {"text": "no class here", "label": None}]
+        found = facts(write(tmp_path / "a.jsonl", records))
+        assert found.documents == 40
+        assert any("2 rows" in text and "line 41" in text for text in found.findings)
+
+    def test_wrong_encoding_is_found(self, tmp_path: Path) -> None:
+        records = [*REVIEWS, {"text": "größe und maß".encode().decode("cp1252") + " und mehr", "label": 1}]
+        assert any("line 41" in text for text in facts(write(tmp_path / "a.jsonl", records)).findings)
+
+    def test_empty_files_are_left_out(self, tmp_path: Path) -> None:
+        class_files()(tmp_path)
+        (tmp_path / "sport" / "empty.txt").write_text("", encoding="utf-8")
+        assert any("1 empty files" in text for text in facts(tmp_path).findings)
+
+    def test_files_in_two_encodings_are_named(self, tmp_path: Path) -> None:
+        class_files(extra="größe")(tmp_path)
+        (tmp_path / "sport" / "other.txt").write_text("größe", encoding="cp1252")
+        with pytest.raises(DataError, match=r"sport/other\.txt: found the encoding cp1252"):
+            read(tmp_path)
+
+    def test_test_part_that_repeats_the_training_part(self, tmp_path: Path) -> None:
+        data = write(tmp_path / "a.jsonl", REVIEWS)
+        same = write(tmp_path / "b.jsonl", REVIEWS[:9])
+        with pytest.raises(DataError, match=r"b\.jsonl: found 9 documents, all of which repeat"):
+            read(data, test=str(same))
+        write(same, [*REVIEWS[:9], {"text": "a new review of a match", "label": 0}])
+        assert facts(data, test=str(same)).test_documents == 1
+
+    @pytest.mark.parametrize(
+        ("records", "options", "expected"),
+        [
+            pytest.param(REVIEWS, {"text": "body"}, "--text: found 'body'", id="unknown column"),
+            pytest.param(REVIEWS[:5], {}, "expected at least 10", id="five documents"),
+            pytest.param(
+                [r | {"label": 1} for r in REVIEWS], {"target": "label"}, "found the class '1' only", id="one class"
+            ),
+            pytest.param(
+                [r | {"label": i} for i, r in enumerate(REVIEWS)], {"target": "label"}, "40 classes", id="a class each"
+            ),
+            pytest.param(REVIEWS, {"task": LANGUAGE_MODELLING}, "bytes of text; expected at least", id="little text"),
+            pytest.param(
+                [{"text": str(r["text"])} for r in REVIEWS],
+                {"task": TEXT_CLASSIFICATION},
+                "no column of classes",
+                id="no class",
+            ),
+            pytest.param(
+                [{"title": r["text"], "abstract": r["text"], "label": r["label"]} for r in REVIEWS],
+                {"task": TEXT_CLASSIFICATION},
+                "2 columns that may hold the text",
+                id="two columns",
+            ),
+        ],
+    )
+    def test_impossible_data_is_an_error(
+        self, tmp_path: Path, records: list[dict[str, object]], options: dict[str, str], expected: str
+    ) -> None:
+        with pytest.raises(DataError) as error:
+            read(write(tmp_path / "a.jsonl", records), **options)
+        assert expected in str(error.value)
+
+    @pytest.mark.parametrize("task", [TEXT_CLASSIFICATION, LANGUAGE_MODELLING])
+    def test_folder_without_text_is_an_error(self, tmp_path: Path, task: str) -> None:
+        with pytest.raises(DataError, match="found no text file"):
+            read(tmp_path, task=task)
+
+    def test_text_that_repeats_itself_is_an_error(self, tmp_path: Path) -> None:
+        (tmp_path / "a.txt").write_text("the same line of text again and again and again\n" * 1000, encoding="utf-8")
+        with pytest.raises(DataError, match="1 different lines among 1,000"):
+            read(tmp_path / "a.txt")
+
+    def test_empty_file_is_an_error(self, tmp_path: Path) -> None:
+        (tmp_path / "a.txt").write_text(" \n", encoding="utf-8")
+        with pytest.raises(DataError, match=r"a\.txt: found an empty file"):
+            read(tmp_path / "a.txt", task=LANGUAGE_MODELLING)
