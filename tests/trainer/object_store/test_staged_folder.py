@@ -133,9 +133,10 @@ def test_content_that_was_still_being_written_is_discarded(make: Make, capsys: p
     folder.restore(LATER)
     write(folder, a_bin="one", b_bin="two")
     folder.upload()
+    ended_unix_s = time.time()
     write(folder, a_bin="ha", c_bin="half")
     again = make()
-    again.restore(time.time())
+    again.restore(ended_unix_s)
     assert read(again) == {"a.bin": "one", "b.bin": "two"}
     assert "discarded 2 files that were still being written, such as a.bin" in capsys.readouterr().err
 
