@@ -97,6 +97,8 @@ def _state(pod: Mapping[str, Any]) -> str:
     status = pod.get("status") or {}
     phase = str(status.get("phase") or "Pending")
     ended = _terminated(pod)
+    if ended and ended.get("exitCode") == 0:
+        return "measured"  # The message is the document.
     if ended:
         return f"{phase}, exit code {ended.get('exitCode')}: {str(ended.get('message') or ended.get('reason'))[:300]}"
     for each in status.get("containerStatuses") or ():
