@@ -1,9 +1,9 @@
-"""Tests of benchmarks/training/learning_rate_search.py: paired differences, and a small case on two ranks."""
+"""Tests of benchmarks/papers/learning_rate_search.py: paired differences, and a small case on two ranks."""
 
 from typing import Any
 
 import pytest
-from benchmarks.training import learning_rate_search as search
+from benchmarks.papers import learning_rate_search as search
 
 
 def row(seed: int, shares: str, accuracy: float, way: str = "Loss") -> dict[str, Any]:

@@ -1,14 +1,14 @@
-"""Tests of benchmarks/training/framework_constants.py and synchronization.py: fits of known constants, small cases."""
+"""Tests of benchmarks/papers/framework_constants.py and synchronization.py: fits of known constants, small cases."""
 
 from math import log
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from benchmarks.training import framework_constants, synchronization
+from benchmarks.papers import framework_constants, synchronization
+from benchmarks.papers.framework_constants import Point, fitted, link_of, spread
+from benchmarks.papers.synchronization_ranks import pauses_s
 from benchmarks.training.allreduce_ranks import BUTTERFLY, GLOO, RING
-from benchmarks.training.framework_constants import Point, fitted, link_of, spread
-from benchmarks.training.synchronization_ranks import pauses_s
 
 
 def points(latency: float, bandwidth: float, errors: dict[int, float]) -> list[Point]:

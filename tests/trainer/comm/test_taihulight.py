@@ -1,13 +1,13 @@
-"""Tests of benchmarks/training/taihulight.py: a small case on real ranks, and its page."""
+"""Tests of benchmarks/papers/taihulight.py: a small case on real ranks, and its page."""
 
 import json
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+from benchmarks.papers import taihulight
+from benchmarks.papers.taihulight_ranks import RING, SERVER, WAYS
 from benchmarks.perfmodel.gradient_layouts import LAYOUTS
-from benchmarks.training import taihulight
-from benchmarks.training.taihulight_ranks import RING, SERVER, WAYS
 
 from dljob.perf.step.communication import Link
 

@@ -1,4 +1,4 @@
-"""Tests of benchmarks/training/cifar10.py: Caffe's nets, CIFAR-10's archive, differences, and a small case on ranks."""
+"""Tests of benchmarks/papers/cifar10.py: Caffe's nets, CIFAR-10's archive, differences, and a small case on ranks."""
 
 import io
 import json
@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from benchmarks.training import cifar10
-from benchmarks.training.cifar10_net import WithinChannelNorm, caffe_net, groups, read_cifar10
+from benchmarks.papers import cifar10
+from benchmarks.papers.cifar10_net import WithinChannelNorm, caffe_net, groups, read_cifar10
 
 
 @pytest.mark.parametrize(("name", "parameters"), [("full", 89_578), ("quick", 145_578)])

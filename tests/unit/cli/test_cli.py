@@ -142,7 +142,7 @@ class TestPlan:
             "parameter server",
         ):
             assert word in shown
-        assert "measured on 20" in shown and "benchmarks.training.framework_constants" in shown
+        assert "measured on 20" in shown and "benchmarks.papers.framework_constants" in shown
         assert main([*command, "--json"]) == 0
         found = json.loads(capsys.readouterr().out)["frameworks"]
         assert [row["name"] for row in found] == ["dltrain over MPI", "Torchrun with gloo", "parameter server"]

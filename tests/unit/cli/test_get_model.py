@@ -18,10 +18,11 @@ import pytest
 from aiohttp import web
 
 from dlcontract import CHECKPOINT_DIR
-from dljob.cli import entry, reader_pod, remote
+from dljob.cli import entry, remote
 from dljob.cli.commands import model
 from dljob.cli.errors import BadInputError
-from dljob.cli.pod_exec import ExecError
+from dljob.cli.pods import reader_pod
+from dljob.cli.pods.pod_exec import ExecError
 from dljob.kube import Api
 from support.manifests.schema_validation import assert_valid
 

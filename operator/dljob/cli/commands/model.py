@@ -19,9 +19,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dlcontract import CHECKPOINT_DIR
-from dljob.cli import reader_pod, remote
+from dljob.cli import remote
 from dljob.cli.errors import BadInputError
-from dljob.cli.pod_exec import ExecError, output
+from dljob.cli.pods import reader_pod
+from dljob.cli.pods.pod_exec import ExecError, output
 
 LOOK_S = 0.5
 ENDED = ("Complete", "Failed", "Suspended")

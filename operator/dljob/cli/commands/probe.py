@@ -14,9 +14,10 @@ import yaml
 from dlcontract.hardware import HardwareMeasure
 from dljob.api.defaults import NO_DEFAULTS
 from dljob.api.profile import HardwareProfile
-from dljob.cli import defaults, probe_pods, remote
+from dljob.cli import defaults, remote
 from dljob.cli.errors import BadInputError
 from dljob.cli.hardware_tables import hardware_table
+from dljob.cli.pods import probe_pods
 from dljob.job.hardware import hardware_of, hardware_profile
 from dljob.job.observed import JOB_LABEL
 from dljob.job.probe_targets import probe_targets

@@ -1,6 +1,6 @@
 """Compare final accuracies with and without a search of the learning rate, at 1, 2, 4 and 8 times the batch size.
 
-    python -m benchmarks.training.learning_rate_search [--dataset digits breast-cancer] [--seeds 5] [--epochs 10]
+    python -m benchmarks.papers.learning_rate_search [--dataset digits breast-cancer] [--seeds 5] [--epochs 10]
 
 The built-in model mlp is trained by two real ranks on bundled data sets, for the same number of epochs with every batch
 size, so that larger batches make fewer updates. Arms:
@@ -30,7 +30,7 @@ from typing import Any
 
 from benchmarks.lib.figures import machine
 from benchmarks.lib.local_ranks import PYTHONPATH, mpirun
-from benchmarks.training.learning_rate_search_ranks import GIVEN, WAYS, WEIGHTS
+from benchmarks.papers.learning_rate_search_ranks import GIVEN, WAYS, WEIGHTS
 
 FACTORS = (1, 2, 4, 8)
 DATASETS = {"digits": 32, "breast-cancer": 16, "wine": 8}
@@ -44,7 +44,7 @@ def run(dataset: str, seeds: Sequence[int], options: argparse.Namespace) -> Rows
         "dataset": dataset, "batch": DATASETS[dataset], "factors": options.factors, "epochs": options.epochs,
         "rate": options.rate, "seeds": list(seeds),
     }  # fmt: skip
-    command = [*mpirun(2), sys.executable, "-m", "benchmarks.training.learning_rate_search_ranks", json.dumps(settings)]
+    command = [*mpirun(2), sys.executable, "-m", "benchmarks.papers.learning_rate_search_ranks", json.dumps(settings)]
     env = os.environ | {"PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, check=True)
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]

@@ -1,7 +1,7 @@
 """Reproduce table 1 of "Caffe on the Sunway TaihuLight" (2020): final accuracy of one process, server and ring.
 
-    python -m benchmarks.training.cifar10 --data URI                  CIFAR-10: the authors' binary archive
-    python -m benchmarks.training.cifar10 [--iterations 400]          bundled digits, which are not CIFAR-10
+    python -m benchmarks.papers.cifar10 --data URI                  CIFAR-10: the authors' binary archive
+    python -m benchmarks.papers.cifar10 [--iterations 400]          bundled digits, which are not CIFAR-10
 
 Caffe's net for CIFAR-10 (``cifar10_net``) is trained by one process, by a layered parameter server (rank 0 serves and
 does not train) and by a ring over all ranks, with the same global batches, initial weights and learning rates, over
@@ -32,8 +32,8 @@ from typing import Any
 import numpy as np
 from benchmarks.lib.figures import machine
 from benchmarks.lib.local_ranks import PYTHONPATH, local_plan, mpirun
-from benchmarks.training.cifar10_net import CIFAR10_SHA256, read_cifar10
-from benchmarks.training.cifar10_ranks import SETTINGS_ENV
+from benchmarks.papers.cifar10_net import CIFAR10_SHA256, read_cifar10
+from benchmarks.papers.cifar10_ranks import SETTINGS_ENV
 
 from dlcontract import DatasetRef, ModelRef, OptimizerRef
 from dltrain.batch.shares import apportion
@@ -87,7 +87,7 @@ def accuracy(way: str, seed: int, dataset: DatasetRef, options: argparse.Namespa
         *(mpirun(len(shares)) if len(shares) > 1 else ()),
         sys.executable,
         "-m",
-        "benchmarks.training.cifar10_ranks",
+        "benchmarks.papers.cifar10_ranks",
     ]
     done = subprocess.run(command, env=os.environ | here, capture_output=True, text=True, timeout=options.deadline)
     if done.returncode:

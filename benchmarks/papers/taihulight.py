@@ -1,6 +1,6 @@
 """Reproduce the comparison of a layered parameter server with a ring (Caffe on the Sunway TaihuLight, 2020).
 
-    python -m benchmarks.training.taihulight [--ranks 2 4 8] [--rate 25] [--scale 16] [--rounds 3] [--html FILE]
+    python -m benchmarks.papers.taihulight [--ranks 2 4 8] [--rate 25] [--scale 16] [--rounds 3] [--html FILE]
         [--transport shaped|memory]
 
 The ranks exchange the gradients of AlexNet, GoogLeNet and ResNet-50 in the layouts of Caffe (``gradient_layouts``),
@@ -33,9 +33,9 @@ from typing import Any
 from benchmarks.lib import namespaces
 from benchmarks.lib.figures import machine
 from benchmarks.lib.local_ranks import PYTHONPATH
+from benchmarks.papers.taihulight_ranks import COPIED, OPEN_MPI, RING, SCATTERED, SERVER, WAYS
 from benchmarks.perfmodel.gradient_layouts import LAYOUTS
 from benchmarks.perfmodel.literature import DEFAULT_OVER_RING, NODES, PUBLISHED, Constants, search, times
-from benchmarks.training.taihulight_ranks import COPIED, OPEN_MPI, RING, SCATTERED, SERVER, WAYS
 
 from dljob.perf.step.communication import Link, allreduce_s, ring_s
 from dljob.perf.workload.workload import REAL_NBYTES
@@ -66,7 +66,7 @@ def run(ranks: int, rate_Bps: float | None, layouts: Mapping[str, Sequence[int]]
             name = stack.enter_context(namespaces.machines(ranks, rate_Bps))
             command = namespaces.mpirun_on(name, ranks, ("PYTHONPATH", "OMP_NUM_THREADS"), MPIRUN)
         settings = json.dumps({"layouts": dict(layouts), "rounds": rounds})
-        worker = [sys.executable, "-m", "benchmarks.training.taihulight_ranks", settings]
+        worker = [sys.executable, "-m", "benchmarks.papers.taihulight_ranks", settings]
         done = subprocess.run([*command, *worker], env=env, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
     return found

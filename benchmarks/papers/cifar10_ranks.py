@@ -5,7 +5,7 @@ import os
 
 import numpy as np
 import torch
-from benchmarks.training.cifar10_net import caffe_net, groups, mean_image
+from benchmarks.papers.cifar10_net import caffe_net, groups, mean_image
 
 from dltrain.builtin.evaluation import count_correct, mean_loss
 from dltrain.data.datasets import load

@@ -1,6 +1,6 @@
 """Measure the constants of frameworks that ``dljob plan --compare frameworks`` uses, and check them.
 
-    python -m benchmarks.training.framework_constants [--ranks 2 3 4] [--rates 10 20] [--rounds 7] [--write FILE]
+    python -m benchmarks.papers.framework_constants [--ranks 2 3 4] [--rates 10 20] [--rounds 7] [--write FILE]
 
 Each backend reduces the same buffers over the same links, in turns, in the same processes: dltrain's all-reduces over
 MPI, gloo (torch.distributed) and dltrain's synchronous parameter server. So does an exchange of messages between
@@ -225,7 +225,7 @@ def document(found: dict[str, dict[str, dict[str, float]]], about: str, options:
         "bucket_nbytes: part of the gradients that is reduced at once, by default of the implementation."
     )
     source = {
-        "command": "python -m benchmarks.training.framework_constants",
+        "command": "python -m benchmarks.papers.framework_constants",
         "machine": about,
         "links": f"{rates} MB/s with {ranks} ranks on network namespaces; the memory of one machine with 2 ranks",
         "date": f"{datetime.now(UTC):%Y-%m-%d}",

@@ -1,6 +1,6 @@
 """Measure synchronous, stale-synchronous (SSP) and asynchronous runs of the trainer, and compare them with the model.
 
-    python -m benchmarks.training.synchronization [--workers 3] [--pause 0.15] [--steps 60] [--bound 2]
+    python -m benchmarks.papers.synchronization [--workers 3] [--pause 0.15] [--steps 60] [--bound 2]
 
 Real ranks run the trainer's real protocols: an all-reduce by the ring, or a parameter server without a barrier. Only
 their computing is a pause of random length (gamma distribution, the same lengths for every kind), so that the ranks do
@@ -29,7 +29,7 @@ from typing import Any, Literal
 
 from benchmarks.lib.figures import machine
 from benchmarks.lib.local_ranks import PYTHONPATH, local_plan, mpirun, run_with_messages
-from benchmarks.training.synchronization_ranks import SETTINGS_ENV
+from benchmarks.papers.synchronization_ranks import SETTINGS_ENV
 
 from dlcontract import ModelRef, OptimizerRef
 from dljob.perf.step.synchronization import asynchronous_updates_per_s, stale_factor, straggler_factor
@@ -79,7 +79,7 @@ def run(kind: Kind, workers: int, slow_factor: float, variation: float, options:
             "steps": options.steps, "width": options.width,
         }  # fmt: skip
         env = {SETTINGS_ENV: json.dumps(settings), "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"}
-        command = [*mpirun(workers + serving), sys.executable, "-m", "benchmarks.training.synchronization_ranks"]
+        command = [*mpirun(workers + serving), sys.executable, "-m", "benchmarks.papers.synchronization_ranks"]
         run_with_messages(plan, command, on_message, options.deadline, env, subprocess.DEVNULL)
         began = [json.loads(Path(folder, f"{r}.json").read_text())["began_s"] for r in range(workers)]
     return timed(began, last)
