@@ -313,6 +313,7 @@ def _pod(made: Job, name: str, address: str, namespace: str, bridge: str) -> Pod
     directory = made.directory / name
     (directory / "tmp").mkdir(parents=True)
     (directory / "memory").mkdir()
+    (directory / "shm").mkdir()
     _ip("netns", "add", namespace)
     _ip("link", "add", f"v{namespace}", "type", "veth", "peer", "name", "eth0", "netns", namespace)
     _ip("link", "set", f"v{namespace}", "master", bridge, "up")
@@ -334,6 +335,9 @@ def _pod(made: Job, name: str, address: str, namespace: str, bridge: str) -> Pod
         "DLJOB_POD": name, "DLJOB_POD_IP": address, "DLJOB_API": "off",
         "DLTRAIN_PLAN_FILE": str(made.plan_file), "DLTRAIN_REPORT_FILE": str(made.report_file),
         "DLTRAIN_TLS_DIR": str(made.authority.directory), "DLTRAIN_MEMORY_DIR": str(directory / "memory"),
+        # Real pods have a /dev/shm each. In the PID namespaces of these, processes of different tests have equal numbers,
+        # so that Open MPI gives its segments in /dev/shm equal names, and one test removed those of another.
+        "OMPI_MCA_btl_sm_backing_directory": str(directory / "shm"),
         "DLTRAIN_RETURN_AFTER_S": "3",
         "DLTRAIN_HANG_MIN_S": "5",
     }  # fmt: skip
