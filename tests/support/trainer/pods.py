@@ -71,6 +71,10 @@ class Authority:
         )
 
 
+SHARED_MEMORY = "OMPI_MCA_btl_sm_backing_directory"
+"""Variable of all test pods: the folder of Open MPI's shared memory."""
+
+
 @dataclass
 class Pod:
     """One pod. ``agent`` is the ``unshare`` process whose child is the agent, or None while the pod is down."""
@@ -337,7 +341,7 @@ def _pod(made: Job, name: str, address: str, namespace: str, bridge: str) -> Pod
         "DLTRAIN_TLS_DIR": str(made.authority.directory), "DLTRAIN_MEMORY_DIR": str(directory / "memory"),
         # Real pods have a /dev/shm each. In the PID namespaces of these, processes of different tests have equal numbers,
         # so that Open MPI gives its segments in /dev/shm equal names, and one test removed those of another.
-        "OMPI_MCA_btl_sm_backing_directory": str(directory / "shm"),
+        SHARED_MEMORY: str(directory / "shm"),
         "DLTRAIN_RETURN_AFTER_S": "3",
         "DLTRAIN_HANG_MIN_S": "5",
     }  # fmt: skip

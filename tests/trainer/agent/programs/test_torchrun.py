@@ -9,7 +9,7 @@ import pytest
 
 from dlcontract import ModelRef, RunPhase
 from dltrain.host.cgroup import threads
-from support.trainer.pods import Job, job
+from support.trainer.pods import SHARED_MEMORY, Job, job
 
 pytestmark = [
     pytest.mark.mpi,
@@ -20,7 +20,8 @@ NO_TORCH = {"DLTRAIN_IMPORT_AHEAD": "off"}
 
 def test_torchrun_scripts_get_torchrun_variables(two: Job) -> None:
     names = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE NODE_RANK GROUP_RANK MASTER_ADDR MASTER_PORT OMP_NUM_THREADS"
-    command = ["sh", "-c", f"for n in {names}; do eval echo $n=\\$$n; done; env | grep -c ^OMPI_ || true"]
+    mpi = f"env | grep ^OMPI_ | grep -vc ^{SHARED_MEMORY}= || true"
+    command = ["sh", "-c", f"for n in {names}; do eval echo $n=\\$$n; done; {mpi}"]
     two.start(two.plan(model=ModelRef(command=tuple(command), framework="Torchrun")), **NO_TORCH)
     two.until(lambda r: r.phase is RunPhase.SUCCEEDED)
     for rank, pod in enumerate(two.pods):
