@@ -35,7 +35,7 @@ from dljob.kube import JobKey
 from dljob.kube.kinds import CONFIG_MAP, POD
 from support.builders import T4
 from support.controller.fake_operator import Operator
-from support.fake_api_server import FakeCluster
+from support.servers.fake_api import FakeCluster
 from support.virtual_time import run
 
 ROOT = Path(__file__).resolve().parents[2]

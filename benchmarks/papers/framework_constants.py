@@ -37,7 +37,7 @@ import numpy as np
 from benchmarks.lib import namespaces
 from benchmarks.lib.figures import machine
 from benchmarks.training.allreduce import Case, run
-from benchmarks.training.allreduce_ranks import BUTTERFLY, EXCHANGE, GLOO, HALVING, RING, SERVER, STRATEGIES
+from benchmarks.training.ranks.allreduce import BUTTERFLY, EXCHANGE, GLOO, HALVING, RING, SERVER, STRATEGIES
 from scipy.optimize import least_squares
 
 from dljob.perf.step.communication import Link, allreduce_s

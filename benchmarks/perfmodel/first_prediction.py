@@ -37,9 +37,9 @@ from dlcontract.hardware import HardwareMeasure
 from dljob.api import DLJobSpec
 from dljob.calibrate.learned import Learned
 from dljob.cluster.hardware import KEY
-from dljob.job.hardware import hardware_of, hardware_profile
 from dljob.job.plan.request import planner_request
 from dljob.job.plan.trainer import trainer_plan
+from dljob.job.probes.hardware import hardware_of, hardware_profile
 from dljob.planner import Decision, plan
 
 CASES = (

@@ -30,10 +30,10 @@ from dljob.perf.workload.layers import Net
 from dljob.perf.workload.models import decoder
 from dljob.perf.workload.workload import Workload, in_precision, of_layers, recomputing
 from dljob.planner import Choice, Prediction, Request
-from dljob.planner.candidates import zero_cost
 from dljob.planner.candidates.accumulation import accumulating
+from dljob.planner.candidates.cost import zero
+from dljob.planner.candidates.cost.model_split import SplitCandidate, predict
 from dljob.planner.candidates.evaluate import Part, evaluate
-from dljob.planner.candidates.model_split_cost import SplitCandidate, predict
 from dljob.planner.candidates.node_layout import Layout
 from dljob.planner.candidates.options import options
 from dljob.planner.candidates.pools import eligible
@@ -198,9 +198,9 @@ def predicted(row: Row) -> Predicted:
 def _prediction(row: Row, part: Part, request: Request, workload: Workload) -> Prediction | None:
     if row.tensor is None:
         k = row.micro_batches
-        fewest = zero_cost.candidate(part, 3, request, workload)
-        candidate = zero_cost.ZeroCandidate(part, 3, k) if k else fewest
-        return None if candidate is None else zero_cost.predict(candidate, request, workload)
+        fewest = zero.candidate(part, 3, request, workload)
+        candidate = zero.ZeroCandidate(part, 3, k) if k else fewest
+        return None if candidate is None else zero.predict(candidate, request, workload)
     for k in range(1, row.batch * row.tensor // row.gpus + 1):
         if row.tensor == 1:
             found = evaluate([replace(part, option=accumulating(part.option, k))], "Torch", request, workload)

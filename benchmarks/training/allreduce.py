@@ -30,7 +30,7 @@ import numpy as np
 from benchmarks.lib import namespaces
 from benchmarks.lib.figures import Times, at_least, geometric_mean, machine, ratio, text
 from benchmarks.lib.local_ranks import PYTHONPATH
-from benchmarks.training.allreduce_ranks import GLOO, OPEN_MPI, OURS, RING, SEGMENTED, SERVER
+from benchmarks.training.ranks.allreduce import GLOO, OPEN_MPI, OURS, RING, SEGMENTED, SERVER
 
 MPIRUN = Path(sys.prefix) / "bin" / "mpirun"
 SMALLEST_NBYTES = 2**16
@@ -84,7 +84,7 @@ def run(case: Case, rounds: int, candidates: list[str]) -> list[dict[str, Any]]:
             env["GLOO_SOCKET_IFNAME"] = namespaces.INTERFACE
             name = stack.enter_context(namespaces.machines(case.ranks, case.rate_Bps))
             command = namespaces.mpirun_on(name, case.ranks, VARIABLES, MPIRUN)
-        worker = [sys.executable, "-m", "benchmarks.training.allreduce_ranks", json.dumps(settings)]
+        worker = [sys.executable, "-m", "benchmarks.training.ranks.allreduce", json.dumps(settings)]
         done = subprocess.run([*command, *worker], env=env, stdout=subprocess.PIPE, text=True, check=True)
     rows: list[dict[str, Any]] = json.loads(done.stdout.strip().splitlines()[-1])
     return rows

@@ -29,7 +29,7 @@ import numpy as np
 from benchmarks.lib import namespaces
 from benchmarks.lib.figures import at_most, machine, ratio
 from benchmarks.lib.local_ranks import PYTHONPATH
-from benchmarks.training.train_step_ranks import ALONE, DDP, MODELS, OURS
+from benchmarks.training.ranks.train_step import ALONE, DDP, MODELS, OURS
 
 MPIRUN = Path(sys.prefix) / "bin" / "mpirun"
 RANKS = 2
@@ -53,7 +53,7 @@ def run(model: str, rate_Bps: float | None, rounds: int) -> dict[str, Any]:
             name = stack.enter_context(namespaces.machines(RANKS, rate_Bps))
             command = namespaces.mpirun_on(name, RANKS, VARIABLES, MPIRUN)
         settings = json.dumps({"model": model, "rounds": rounds, "host": host})
-        worker = [sys.executable, "-m", "benchmarks.training.train_step_ranks", settings]
+        worker = [sys.executable, "-m", "benchmarks.training.ranks.train_step", settings]
         done = subprocess.run([*command, *worker], env=env, stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, Any] = json.loads(next(line for line in done.stdout.splitlines() if line.startswith("{")))
     return found

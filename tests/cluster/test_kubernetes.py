@@ -27,7 +27,7 @@ from devcluster.kubernetes.release import (
 )
 from devcluster.paths import cache_root
 from devcluster.progress import Progress, remaining
-from support.file_server import FileServer, serving
+from support.servers.files import FileServer, serving
 
 RELEASE = Release(1, 35, 4)
 ARCHIVE = f"/v{RELEASE}/kubernetes-server-linux-{architecture()}.tar.gz"

@@ -45,3 +45,12 @@ def run(main: Coroutine[Any, Any, T]) -> T:
 
 def now_s() -> float:
     return asyncio.get_running_loop().time()
+
+
+async def within(seconds: float, awaited: Any) -> bool:
+    """Return True if it ends in time. Cancel it otherwise."""
+    try:
+        await asyncio.wait_for(awaited, seconds)
+    except TimeoutError:
+        return False
+    return True

@@ -9,7 +9,8 @@ from dlcontract import reasons
 from dlcontract.accumulation import micro_batches_of
 from dlcontract.collectives import COLLECTIVES, MEASURABLE, SERVERS, CollectiveName
 from dlcontract.failure_rules import ExitCodes, FailureAllowance, FailureRule, decided, matching
-from dlcontract.plan import Plan
+from dlcontract.plan.plan import Plan
+from dlcontract.plan.since import newer_parts
 from dlcontract.plan_parts import CheckpointRef, DatasetRef, Expectation, ModelRef, OptimizerRef, Precision, Rank, Role
 from dlcontract.pods import (
     AGENT_DIR,
@@ -71,7 +72,6 @@ from dlcontract.report import (
     TargetForecast,
     TargetProgress,
 )
-from dlcontract.since import newer_parts
 from dlcontract.until import Until
 
 __all__ = [

@@ -4,7 +4,7 @@ from dljob.api.profile import HardwareProfile, ProbedLink
 from dljob.cli.tables import table
 from dljob.cluster.catalogue import Device
 from dljob.cluster.hardware import Hardware
-from dljob.job.hardware import sheet_of
+from dljob.job.probes.hardware import sheet_of
 from dljob.perf.step import communication, input_data
 from dljob.perf.step.compute import ARITHMETIC_EFFICIENCY, BANDWIDTH_EFFICIENCY, TENSOR_EFFICIENCY
 from dljob.perf.workload import structure

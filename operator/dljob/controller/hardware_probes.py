@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from dlcontract.hardware import HardwareMeasure
-from dljob.job.hardware import hardware_profile
+from dljob.job.probes.hardware import hardware_profile
 from dljob.job.profiles import MANAGED_LABEL, MANAGER, hardware_body, learned_by_model
 from dljob.kube import Api, ApiError, Cache
 from dljob.kube.kinds import POD, PROFILE

@@ -39,8 +39,8 @@ from dljob.calibrate.learned import parts_of_key
 from dljob.calibrate.noise import after as noise_after
 from dljob.cluster import catalogue
 from dljob.cluster.hardware import KEY
-from dljob.job.hardware import hardware_of
 from dljob.job.identity import IMAGE_PREFIX
+from dljob.job.probes.hardware import hardware_of
 from dljob.perf.fit.curve import Curve
 from dljob.perf.fit.scaling import Contention
 from dljob.perf.resources import energy

@@ -17,9 +17,9 @@ from dljob.perf.workload.workload import Workload, in_precision
 from dljob.planner import batch
 from dljob.planner.candidates import precision, recomputation
 from dljob.planner.candidates.accumulation import accumulated
+from dljob.planner.candidates.cost.interrupted import checkpoint_s
 from dljob.planner.candidates.evaluate import Part, evaluate
 from dljob.planner.candidates.fixed import fixed_parts
-from dljob.planner.candidates.interrupted import checkpoint_s
 from dljob.planner.candidates.node_layout import Layout, layouts
 from dljob.planner.candidates.options import (
     HALVES,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from dljob.calibrate.learned import Learned, hardware_of
 from dljob.cluster import ClusterView
-from dljob.job.probe_targets import Target, probe_targets
+from dljob.job.probes.targets import Target, probe_targets
 
 MAX_STARTS = 3
 """How often a class is tried before it is left alone until the operator restarts."""

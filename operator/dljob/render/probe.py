@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from dljob.api.defaults import JobDefaults
 from dljob.cluster.catalogue import GPU_RESOURCES, vendor
-from dljob.job.probe_targets import Target
+from dljob.job.probes.targets import Target
 from dljob.render.config import Manifest, RenderConfig
 from dljob.render.pods import UID
 

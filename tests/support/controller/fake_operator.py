@@ -20,7 +20,7 @@ from dljob.reconcile.planning.make_plan import decide
 from dljob.render import RenderConfig
 from dljob.scheduling import QueuePolicy
 from support.builders import CONFIG, NOW, T4
-from support.fake_api_server import FakeCluster
+from support.servers.fake_api import FakeCluster
 from support.virtual_time import now_s, run
 
 Json = dict[str, Any]

@@ -8,7 +8,7 @@ import pytest
 from benchmarks.papers import framework_constants, synchronization
 from benchmarks.papers.framework_constants import Point, fitted, link_of, spread
 from benchmarks.papers.synchronization_ranks import pauses_s
-from benchmarks.training.allreduce_ranks import BUTTERFLY, GLOO, RING
+from benchmarks.training.ranks.allreduce import BUTTERFLY, GLOO, RING
 
 
 def points(latency: float, bandwidth: float, errors: dict[int, float]) -> list[Point]:

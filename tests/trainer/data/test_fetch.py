@@ -18,7 +18,7 @@ from dltrain.data import download, remote_sources
 from dltrain.data.fetch import check, fetch, main, read_sums
 from dltrain.protocol.errors import BadInputError
 from dltrain.protocol.rank_messages import EXIT_BAD_INPUT, EXIT_NOT_FETCHED, EXIT_OK, EXIT_STOPPED
-from support.file_server import FileServer, serving
+from support.servers.files import FileServer, serving
 
 CHUNK = 2**16
 DATA = np.random.Generator(np.random.Philox(7)).bytes(9 * CHUNK + 4321)

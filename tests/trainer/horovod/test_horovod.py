@@ -10,7 +10,7 @@ import pytest
 from support.trainer.ranks import BODIES, ROOT, alone, environment, run, run_ranks
 
 LAYER = ROOT / "trainer-image/dltrain/compatibility"
-BODY = BODIES / "training/horovod_api.py"
+BODY = BODIES / "training/scripts/horovod_api.py"
 
 
 @pytest.mark.mpi

@@ -87,7 +87,7 @@ def test_steps_in_micro_batches_equal_whole_batches_in_one_process(ranks: int) -
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_steps_in_16_bits_equal_autocast_in_one_process(ranks: int) -> None:
     """With unequal local batches and micro-batches; float16 with a loss scale; float32 stays exact."""
-    ended = run_ranks(ranks, BODIES / "parallel/mixed_precision.py", str(ranks), timeout_s=200)
+    ended = run_ranks(ranks, BODIES / "parallel/precision/mixed_precision.py", str(ranks), timeout_s=200)
     assert ended.output.count("the same as in one process") == 3, ended.output
     assert "misuse is found" in ended.output, ended.output
 
@@ -103,7 +103,7 @@ def test_steps_with_activation_checkpointing_equal_those_without_bit_for_bit(ran
 
 @pytest.mark.mpi(2)
 def test_ranks_skip_the_same_updates_if_one_overflows_and_resume_their_loss_scale(tmp_path: Path) -> None:
-    ended = run_ranks(2, BODIES / "parallel/loss_scale.py", "2", tmp_path)
+    ended = run_ranks(2, BODIES / "parallel/precision/loss_scale.py", "2", tmp_path)
     assert ended.output.count("all ranks skipped 3 of 14 updates") == 2, ended.output
     assert ended.output.count("resumed bit for bit at a loss scale of") == 2, ended.output
 
@@ -123,14 +123,14 @@ def test_unused_parameters_hold_up_no_reduction_and_do_not_change_the_result(ran
 @pytest.mark.mpi
 @pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 3])
 def test_grad_scaler_skips_the_same_updates_as_in_one_process(ranks: int) -> None:
-    ended = run_ranks(ranks, BODIES / "parallel/grad_scaler.py", str(ranks), timeout_s=120)
+    ended = run_ranks(ranks, BODIES / "parallel/precision/grad_scaler.py", str(ranks), timeout_s=120)
     assert ended.output.count("updates skipped") == 12, ended.output
     assert "RuntimeWarning" not in ended.output
 
 
 @pytest.mark.mpi(2)
 def test_shared_numbers_are_exact_with_16_bit_parameters() -> None:
-    ended = run_ranks(2, BODIES / "parallel/low_precision.py", "2", timeout_s=90)
+    ended = run_ranks(2, BODIES / "parallel/precision/low_precision.py", "2", timeout_s=90)
     assert "3 cases are exact" in ended.output
 
 

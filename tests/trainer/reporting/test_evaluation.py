@@ -51,14 +51,14 @@ def test_analysis_arrives_at_the_agent_after_the_step(first: str, more: str, ste
 
 @pytest.mark.mpi
 def test_ranks_of_mpi_and_of_torch_distributed_analyse_together(tmp_path: Path) -> None:
-    run = run_ranks(2, BODIES / "training/analysed_ranks.py", tmp_path / "store", OMP_NUM_THREADS="1")
+    run = run_ranks(2, BODIES / "training/scripts/analysed_ranks.py", tmp_path / "store", OMP_NUM_THREADS="1")
     assert run.code == 0, run.output
     assert run.output.count("dltrain: accuracy 1 on 3 held-out samples") == 2, run.output
 
 
 @pytest.mark.mpi
 def test_ranks_of_a_script_with_init_analyse_together(tmp_path: Path) -> None:
-    run = run_ranks(2, BODIES / "training/evaluated_script.py", tmp_path, OMP_NUM_THREADS="1")
+    run = run_ranks(2, BODIES / "training/scripts/evaluated_script.py", tmp_path, OMP_NUM_THREADS="1")
     assert run.code == 0 and "accuracy" in run.output, run.output
     document = Document.parse((tmp_path / "report.json").read_bytes())
     assert document.analysis is not None and document.analysis.step == document.step == 40

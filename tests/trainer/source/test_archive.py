@@ -16,7 +16,7 @@ from dltrain.protocol.rank_messages import EXIT_BAD_INPUT, EXIT_NOT_FETCHED, EXI
 from dltrain.source.archive import unpack
 from dltrain.source.fetch import main
 from dltrain.source.files import Files
-from support.file_server import serving
+from support.servers.files import serving
 
 SCRIPT = b"print('trained')\n" * 500
 Entry = tuple[str, bytes, bytes | str]  # name, type of tarfile, content or target of a link

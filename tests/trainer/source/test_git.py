@@ -13,7 +13,7 @@ from dltrain.protocol.rank_messages import EXIT_BAD_INPUT, EXIT_NOT_FETCHED, EXI
 from dltrain.source import fetch
 from dltrain.source.files import Files
 from dltrain.source.git import check_out
-from support.git_server import GitServer, commit, git, serving
+from support.servers.git import GitServer, commit, git, serving
 
 ABSENT = "0123456789" * 4
 

@@ -12,8 +12,9 @@ from pydantic import ValidationError
 
 from dlcontract import CollectiveName
 from dljob.api import DLJobSpec, Framework, ParallelismStrategy
-from dljob.api.spec import Synchronization, parallelism, rules
-from dljob.api.spec.compatibility import Condition
+from dljob.api.spec import Synchronization, parallelism
+from dljob.api.spec.rules import combinations
+from dljob.api.spec.rules.compatibility import Condition
 from dljob.job.spec_errors import in_words
 from support.manifests.admission import broken_rules, defaulted, holds, schema_of
 from support.spec_cases import CASES, HINTS, spec_of
@@ -184,7 +185,7 @@ KINDS = (ParallelismStrategy, Framework, Synchronization)
 
 FROM_TABLE = [
     rule for schema in (SPEC, SPEC["properties"]["parallelism"]) for rule in schema["x-kubernetes-validations"]
-    if any(condition.cel == rule["rule"] for condition in (*vars(rules).values(), *vars(parallelism).values())
+    if any(condition.cel == rule["rule"] for condition in (*vars(combinations).values(), *vars(parallelism).values())
            if isinstance(condition, Condition))
 ]  # fmt: skip
 

@@ -21,7 +21,7 @@ from dljob.app.settings import Settings
 from dljob.controller import tasks, watches
 from dljob.controller.planning.process import PlannerProcess
 from dljob.controller.tasks import TaskEndedError
-from support.http_api_server import HttpApiServer
+from support.servers.http_api import HttpApiServer
 
 CODE = str(Path(dljob.__file__).parent)
 WITHIN_S = 120.0

@@ -17,13 +17,13 @@ from dljob.cli.errors import BadInputError
 from dljob.cli.hardware_tables import hardware_table
 from dljob.cli.pods import probe_pods
 from dljob.cluster.hardware import KEY, Hardware
-from dljob.job.hardware import hardware_of, hardware_profile
 from dljob.job.observed import JOB_LABEL
-from dljob.job.probe_targets import Target, probe_targets
+from dljob.job.probes.hardware import hardware_of, hardware_profile
+from dljob.job.probes.targets import Target, probe_targets
 from dljob.kube.kinds import NODE, POD, PROFILE
 from dljob.render.probe import ProbeImage, peer_pod, probe_pod
-from support.fake_api_server import FakeApi
 from support.planner_questions import view
+from support.servers.fake_api import FakeApi
 
 MEASURE = HardwareMeasure(
     device="A Processor",

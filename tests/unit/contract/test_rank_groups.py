@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from dlcontract import DatasetRef, ModelRef, Plan, Rank, Role, plan
-from dlcontract.rank_groups import RANK_GROUPS, expanded, grouped
+from dlcontract import DatasetRef, ModelRef, Plan, Rank, Role
+from dlcontract.plan import plan
+from dlcontract.plan.rank_groups import RANK_GROUPS, expanded, grouped
 
 
 def ranks(groups: list[tuple[str, bool, list[list[int]]]], domain: str = "svc.n.svc.cluster.local") -> tuple[Rank, ...]:

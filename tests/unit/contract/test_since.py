@@ -17,7 +17,7 @@ SINCE_0_2_0 = {
     "batch_known", "checkpoint.interrupted_s", "checkpoint.uri", "collective=LayeredServer", "failure_rules", "model.framework=MPI",
     "activation_checkpointing", "optimizer.rate_curve", "precision", "until",
 }  # fmt: skip
-"""New fields and values, each without the fields below it. ``dlcontract.since`` has a part for each."""
+"""New fields and values, each without the fields below it. ``dlcontract.plan.since`` has a part for each."""
 
 Json = dict[str, Any]
 
@@ -41,7 +41,7 @@ def paths(node: Json, definitions: Json, path: str = "") -> Iterator[str]:
 
 
 def test_each_new_field_of_a_plan_has_a_part() -> None:
-    """If this fails, give the new field or value a part in ``dlcontract.since``, and then add it here."""
+    """If this fails, give the new field or value a part in ``dlcontract.plan.since``, and then add it here."""
     schema = Plan.model_json_schema(by_alias=True)
     new = {path for path in paths(schema, schema["$defs"]) if path not in PATHS_0_2_0}
     below = tuple(f"{root}{sign}" for root in SINCE_0_2_0 for sign in ".=")

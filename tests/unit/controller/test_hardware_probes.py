@@ -9,7 +9,7 @@ from dljob.controller.hardware_probes import HardwareProbes
 from dljob.kube import ApiError, Cache
 from dljob.kube.kinds import NODE, POD, PROFILE
 from dljob.render import RenderConfig
-from support.fake_api_server import FakeApi
+from support.servers.fake_api import FakeApi
 
 MEASURE = HardwareMeasure(device="A Processor", cores=4, node_cores=4, steps=(TimedStep(net="conv", batch=24, s=0.05),))
 

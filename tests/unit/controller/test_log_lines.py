@@ -24,7 +24,7 @@ from dljob.reconcile import parse_observed
 from dljob.reconcile.planning.make_plan import question
 from support.builders import CONFIG, CPUS, T4, UID, seen
 from support.controller.fake_operator import SPEC, Operator, on_two_nodes
-from support.fake_api_server import FakeCluster
+from support.servers.fake_api import FakeCluster
 from support.virtual_time import run
 
 Json = dict[str, Any]

@@ -10,7 +10,7 @@ from dljob.kube import ApiError, JobKey, pki
 from dljob.kube.kinds import CONFIG_MAP, PROFILE, STATEFUL_SET, Kind
 from support.builders import NOW, T4
 from support.controller.fake_operator import SPEC, Operator, on_two_nodes
-from support.fake_api_server import FakeApi, FakeCluster
+from support.servers.fake_api import FakeApi, FakeCluster
 from support.virtual_time import now_s
 
 Json = dict[str, Any]

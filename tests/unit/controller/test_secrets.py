@@ -11,7 +11,7 @@ from dljob.kube.kinds import SECRET
 from dljob.render import Names
 from support.builders import CONFIG
 from support.controller.fake_operator import SPEC, Operator, on_two_nodes
-from support.fake_api_server import FakeCluster
+from support.servers.fake_api import FakeCluster
 
 Json = dict[str, Any]
 NAME = "payroll"

@@ -23,7 +23,7 @@ from dljob.kube.watch import reflector
 from dljob.kube.watch.reflector import SILENCE_S
 from support.builders import T4
 from support.controller.fake_operator import SPEC, Operator
-from support.fake_api_server import FakeCluster
+from support.servers.fake_api import FakeCluster
 from support.virtual_time import now_s, run
 
 Json = dict[str, Any]

@@ -17,7 +17,7 @@ from dljob.controller.work_queue import WorkQueue
 from dljob.job.observed import JOB_LABEL
 from dljob.kube import Api, Cache, JobKey
 from dljob.kube.kinds import DLJOB, POD, Kind
-from support.http_api_server import HttpApiServer
+from support.servers.http_api import HttpApiServer
 
 Json = dict[str, Any]
 WITHIN_S = 120.0

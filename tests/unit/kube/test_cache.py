@@ -7,45 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dljob.job.plan.stored import StoredPlan
 from dljob.kube import Cache
 from dljob.kube.kinds import CLAIM, CONFIG_MAP, DLJOB, NODE, POD, STATEFUL_SET, Kind
+from support.manifests.watched import DLJOB_OWNER, Json, body, dljob
 
-Json = dict[str, Any]
 KEY = ("ns", "digits")
-
-
-def body(
-    name: str,
-    uid: str = "u1",
-    version: int = 1,
-    *,
-    job: str | None = "digits",
-    owner: str | None = "job-uid",
-    **more: Any,
-) -> Json:
-    meta: Json = {
-        "name": name, "namespace": "ns", "uid": uid, "resourceVersion": str(version),
-        "creationTimestamp": "2026-01-01T00:00:00Z", "labels": {"dljob.dev/job": job, "dljob.dev/group": "cpu"} if job else {},
-    }  # fmt: skip
-    if owner:
-        meta["ownerReferences"] = [{"controller": True, "uid": owner, "kind": "StatefulSet", "name": "digits-cpu"}]
-    return {"metadata": meta, "spec": {}, **more}
-
-
-DLJOB_OWNER: Json = {
-    "apiVersion": "dljob.dev/v1alpha1", "kind": "DLJob", "name": "digits", "uid": "job-uid", "controller": True,
-}  # fmt: skip
 
 
 def controlled(name: str, uid: str, *, by: str, reason: str | None = None) -> Json:
     """Return a pod whose controller is the StatefulSet with the uid ``by``. ``reason``: why it has failed, if it has."""
     found = body(name, uid, owner=by)
     return found | ({"status": {"phase": "Failed", "reason": reason}} if reason else {})
-
-
-def dljob(uid: str = "job-uid", version: int = 1, **more: Any) -> Json:
-    return body("digits", uid, version, job=None, owner=None, **more)
 
 
 def pod(version: int, ready: bool, uid: str = "p1") -> Json:
@@ -346,83 +318,3 @@ def test_jobs_that_wait_for_volumes_are_found(status: Json, affected: bool) -> N
     cache.put(DLJOB, dljob(status=status))
     assert cache.waiting_for_volumes() == ([KEY] if affected else []) and not cache.runs(KEY)
     assert cache.take_touched() == {KEY} and cache.take_touched() == set()
-
-
-class TestCapacity:
-    """The ledger has the pods of all jobs and of everybody else."""
-
-    @staticmethod
-    def taking(name: str, uid: str, version: int, cpu: str, **more: Any) -> Json:
-        spec = {"nodeName": "n1", "containers": [{"resources": {"requests": {"cpu": cpu}}}]}
-        return body(name, uid, version, **{"job": None, "owner": None, **more}) | {"spec": spec}
-
-    @pytest.fixture
-    def filled(self, cache: Cache) -> Cache:
-        ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-02T00:00:00Z"}
-        status = {"conditions": [ready], "allocatable": {"cpu": "4", "memory": "8Gi"}}
-        cache.put(NODE, {"metadata": {"name": "n1", "uid": "n"}, "status": status})
-        return cache
-
-    @staticmethod
-    def free(cache: Cache) -> float:
-        [node] = cache.ledger.view().nodes
-        return node.free_cpu
-
-    def test_pods_of_jobs_and_of_others_count(self, filled: Cache) -> None:
-        assert filled.put(POD, self.taking("other", "p1", 1, "1"))
-        assert filled.put(POD, self.taking("digits-cpu-0", "p2", 2, "2", job="digits", owner="set"))
-        assert self.free(filled) == 1.0
-        assert not filled.put(POD, self.taking("other", "p1", 3, "1")), "nothing that matters has changed"
-        assert filled.put(POD, self.taking("other", "p1", 4, "500m"))
-        assert self.free(filled) == 1.5
-
-    def test_deleted_pod_does_not_count(self, filled: Cache) -> None:
-        filled.put(POD, self.taking("other", "p1", 1, "1"))
-        filled.put(POD, self.taking("more", "p2", 2, "1"))
-        filled.drop(POD, "ns", "other", "p1")
-        assert filled.prune(POD, [], before=9) == []
-        assert self.free(filled) == 4.0
-
-    def test_successor_of_a_pod_replaces_it(self, filled: Cache) -> None:
-        filled.put(POD, self.taking("web-0", "p1", 1, "3"))
-        filled.put(POD, self.taking("web-0", "p2", 2, "1"))
-        assert self.free(filled) == 3.0
-
-    def test_ended_pod_does_not_count(self, filled: Cache) -> None:
-        filled.put(POD, self.taking("other", "p1", 1, "3"))
-        assert filled.put(POD, self.taking("other", "p1", 2, "3") | {"status": {"phase": "Succeeded"}})
-        assert self.free(filled) == 4.0
-
-    def test_deleted_node_is_not_in_the_view(self, filled: Cache) -> None:
-        filled.drop(NODE, "", "n1")
-        assert filled.ledger.view().nodes == ()
-
-
-def test_plans_of_one_namespace_take_a_limited_amount_of_memory(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen before: 500 jobs with edited plans of 1 MiB took all memory of the operator."""
-    monkeypatch.setattr("dljob.kube.objects.stored_texts.MAX_NAMESPACE_NBYTES", 10_000)
-
-    def plan(namespace: str, job: str, nbytes: int, version: int = 1) -> Json:
-        owner = {**DLJOB_OWNER, "name": job, "uid": f"uid-{job}"}
-        meta = {
-            "name": f"{job}-plan", "namespace": namespace, "uid": f"plan-{namespace}-{job}",
-            "resourceVersion": str(version), "labels": {"dljob.dev/job": job}, "ownerReferences": [owner],
-        }  # fmt: skip
-        return {"metadata": meta, "data": {"plan.json": "x" * nbytes}}
-
-    def texts(namespace: str) -> list[int]:
-        found = [cache.found(CONFIG_MAP, namespace, f"job-{i}-plan") for i in range(4)]
-        return [len(entry.seen.plan.get("plan.json", "")) for entry in found if entry is not None]
-
-    for i in range(4):
-        cache.put(CONFIG_MAP, plan("greedy", f"job-{i}", 4000))
-        cache.put(CONFIG_MAP, plan("modest", f"job-{i}", 400))
-    assert texts("greedy") == [4000, 4000, 0, 0] and texts("modest") == [400] * 4
-    beyond = cache.found(CONFIG_MAP, "greedy", "job-3-plan")
-    assert beyond is not None
-    with pytest.raises(ValueError, match="plans and reports of the jobs in this namespace"):
-        StoredPlan.parse(beyond.seen.plan)
-    cache.drop(CONFIG_MAP, "greedy", "job-0-plan")
-    cache.put(CONFIG_MAP, plan("greedy", "job-1", 1000, version=2))
-    cache.put(CONFIG_MAP, plan("greedy", "job-3", 4000, version=2))
-    assert texts("greedy") == [1000, 0, 4000]

@@ -13,7 +13,7 @@ from dljob.kube.kinds import DLJOB, POD, PROFILE, STATEFUL_SET
 from dljob.kube.rest import ApiError
 from dljob.reconcile import RunMeasurements
 from support.builders import NOW, T4
-from support.fake_api_server import FakeApi
+from support.servers.fake_api import FakeApi
 
 Json = dict[str, Any]
 MODEL, KEY = "digits-cnn.digits", ("team-a", "digits")

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from dljob.cluster import ClusterView
 from dljob.perf.step import model_split as split
 from dljob.planner import Choice, FixedChoice, Infeasible, Learned, LearnedPoint, Request, plan, scaling
+from dljob.planner.candidates.cost.model_split import SplitCandidate, micro_batch_counts
 from dljob.planner.candidates.evaluate import Part
-from dljob.planner.candidates.model_split_cost import SplitCandidate, micro_batch_counts
 from dljob.planner.candidates.node_layout import largest_layouts
 from dljob.planner.candidates.options import AUTO, options, workload_of
 from dljob.planner.candidates.pools import eligible

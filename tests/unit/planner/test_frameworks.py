@@ -11,7 +11,7 @@ from dljob.calibrate.learned import Place, StepPoint
 from dljob.perf.step.backends import Backend, BackendName, Ratios, backend, source
 from dljob.perf.step.communication import Link
 from dljob.planner import FrameworkPlan, Learned, LearnedPoint, Request, compare
-from dljob.planner.candidates.measured import communication_ratio
+from dljob.planner.candidates.cost.measured import communication_ratio
 from dljob.planner.frameworks import MPI_COLLECTIVES
 from support.planner_questions import A100, DIGITS, THREE, decided, view
 

@@ -18,7 +18,7 @@ from dljob.status import find
 from dljob.status.build import readable_status
 from support.builders import NOW, T4
 from support.controller.fake_operator import SPEC, Operator, planned_here
-from support.fake_api_server import FakeCluster
+from support.servers.fake_api import FakeCluster
 from support.virtual_time import run
 
 Json = dict[str, Any]

@@ -8,7 +8,7 @@ import yaml
 from dljob.cli.entry import main
 from dljob.suggest.errors import DataError
 from dljob.suggest.reading.remote import copy_of
-from support.file_server import serving
+from support.servers.files import serving
 
 TABLE = ("a,target\n" + "".join(f"{i % 7},{i % 2}\n" for i in range(40))).encode()
 

@@ -8,7 +8,7 @@ from torch import nn
 from dltrain.models.recomputation import has_run, recompute
 from dltrain.protocol.errors import MisuseError
 from dltrain.train import usage_checks
-from dltrain.train.mixed_precision import MixedPrecision
+from dltrain.train.steps.mixed_precision import MixedPrecision
 
 _CALL = "t.checkpoint_activations(model.blocks)"
 _FIELD = "with a plan that checkpoints activations (spec.activationCheckpointing)"

@@ -35,7 +35,7 @@ from dltrain.protocol.rank_messages import EXIT_OK, PLAN_ENV, AttemptPlan, Faile
 from dltrain.protocol.reporter import RankReporter
 from dltrain.protocol.volume_layout import job_directory
 from dltrain.record.local_run import LocalRun
-from dltrain.train.mixed_precision import check_units
+from dltrain.train.steps.mixed_precision import check_units
 from dltrain.train.trainer import Trainer
 
 PRECISIONS: dict[str, Precision] = {precision: precision for precision in get_args(Precision)}

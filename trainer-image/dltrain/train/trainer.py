@@ -37,14 +37,14 @@ from dltrain.protocol.reporter import RankReporter
 from dltrain.timing.stopwatch import Budget, Stopwatch
 from dltrain.train import replay, usage_checks
 from dltrain.train.as_planned import AsPlanned
-from dltrain.train.gathering import Participants, averaged, differing_buffers, gathered, participants
 from dltrain.train.held_out import HeldOut
-from dltrain.train.normalization import warn_of_batch_norm, with_batch_norm
 from dltrain.train.progress import Progress
 from dltrain.train.saving import Saved, Saving
-from dltrain.train.step import Step, StepRequests
-from dltrain.train.step_batches import StepBatches, skip_partial_updates
-from dltrain.train.update_hooks import UpdateHooks
+from dltrain.train.steps.batches import StepBatches, skip_partial_updates
+from dltrain.train.steps.gathering import Participants, averaged, differing_buffers, gathered, participants
+from dltrain.train.steps.normalization import warn_of_batch_norm, with_batch_norm
+from dltrain.train.steps.step import Step, StepRequests
+from dltrain.train.steps.update_hooks import UpdateHooks
 
 Model = TypeVar("Model", bound=nn.Module)
 Opt = TypeVar("Opt", bound=Optimizer)

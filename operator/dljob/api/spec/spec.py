@@ -18,7 +18,7 @@ from dljob.api.spec.parallelism import (
 )
 from dljob.api.spec.planning import BatchSizeRange, NodeRange, Objective, Planning
 from dljob.api.spec.pods import PodTemplateOverride, Resources, RunPolicy, Scheduling, each_once, map_list
-from dljob.api.spec.rules import RULES
+from dljob.api.spec.rules.combinations import RULES
 from dljob.api.spec.trainer import Trainer
 from dljob.api.spec.until import Until
 

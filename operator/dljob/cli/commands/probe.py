@@ -18,9 +18,9 @@ from dljob.cli import defaults, remote
 from dljob.cli.errors import BadInputError
 from dljob.cli.hardware_tables import hardware_table
 from dljob.cli.pods import probe_pods
-from dljob.job.hardware import hardware_of, hardware_profile
 from dljob.job.observed import JOB_LABEL
-from dljob.job.probe_targets import probe_targets
+from dljob.job.probes.hardware import hardware_of, hardware_profile
+from dljob.job.probes.targets import probe_targets
 from dljob.job.profiles import hardware_body
 from dljob.render.probe import ProbeImage, with_defaults
 

@@ -11,8 +11,8 @@ from dlcontract.hardware import HardwareMeasure
 from dljob.api.profile import HardwareProfile
 from dljob.cli.errors import BadInputError
 from dljob.cli.remote import FIELD_OWNER
-from dljob.job.hardware import hardware_profile
-from dljob.job.probe_targets import Target
+from dljob.job.probes.hardware import hardware_profile
+from dljob.job.probes.targets import Target
 from dljob.job.profiles import hardware_body
 from dljob.render.probe import CONTAINER, ProbeImage, peer_pod, probe_pod
 

@@ -88,8 +88,7 @@ class Planning:
         self._preempting = Preempting(cache, self._queue, self._reserving.plans, requeue, clock, now, on=preempts)
         self._assigning = Assigning(cache, self._queue, self._reserving.plans, requeue, clock, now, on=together)
         self._free: tuple[tuple[int, int], ClusterView] | None = None
-        self._namespaces = answers.NamespaceTurns()
-        self._wakeup = asyncio.Event()
+        self._namespaces, self._wakeup = answers.NamespaceTurns(), asyncio.Event()
 
     def decision(self, key: JobKey, parsed: ParsedJob) -> Decision | None:
         """Return the plan of a job, or why none is possible; None until planning ends, which calls ``requeue``.

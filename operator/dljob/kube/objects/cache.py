@@ -235,8 +235,7 @@ class Cache:
             yield entry.seen
 
     def job(self, key: JobKey) -> JobSeen | None:
-        entry = self._stores[DLJOB.plural].entries.get(key)
-        return entry.seen if entry else None
+        return entry.seen if (entry := self.found(DLJOB, *key)) else None
 
     def nodes(self) -> list[trim.NodeSeen]:
         return [entry.seen for entry in self._stores[NODE.plural].entries.values()]

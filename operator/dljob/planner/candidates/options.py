@@ -16,10 +16,10 @@ from dljob.perf.step.backends import Backend
 from dljob.perf.step.communication import Link
 from dljob.perf.step.step import LINK_SPREAD, OVERLAP_EFFICIENCY
 from dljob.perf.workload.workload import Workload, builtin, hinted, reference
-from dljob.planner.candidates.measured import posterior
+from dljob.planner.candidates.cost.measured import posterior
+from dljob.planner.candidates.cost.rank_speed import rank_speed
 from dljob.planner.candidates.node_layout import Layout, nodes_with_room
 from dljob.planner.candidates.pools import Pool
-from dljob.planner.candidates.rank_speed import rank_speed
 from dljob.planner.types import CollectiveName, Request, Strategy
 
 GPU_LATENCY_S = 10e-6

@@ -14,8 +14,8 @@ from dlcontract import SERVERS
 from dljob.calibrate.learned import Learned
 from dljob.perf.step import model_split as split
 from dljob.perf.workload.workload import Workload
+from dljob.planner.candidates.cost.model_split import SplitCandidate, choice, micro_batch_counts, predict
 from dljob.planner.candidates.evaluate import Part
-from dljob.planner.candidates.model_split_cost import SplitCandidate, choice, micro_batch_counts, predict
 from dljob.planner.candidates.node_layout import Layout, largest_layouts
 from dljob.planner.candidates.options import AUTO, Option, options
 from dljob.planner.candidates.pools import Eligible, Pool

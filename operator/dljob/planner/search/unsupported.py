@@ -1,6 +1,6 @@
 """Search for better plans that the trainer cannot run yet: sharded gradients or parameters, and hybrids.
 
-The plans are those of ``zero_cost`` (ZeRO-2, ZeRO-3) and of ``model_split_cost`` with several replicas (data
+The plans are those of ``cost.zero`` (ZeRO-2, ZeRO-3) and of ``cost.model_split`` with several replicas (data
 parallelism combined with pipelines or tensor parallelism), on equal ranks of one type of device. They are never chosen.
 The search is small: for each type of device, one or two numbers of ranks per node and at most ``MAX_COUNTS`` numbers of
 nodes.
@@ -11,9 +11,10 @@ from typing import Literal, NamedTuple, get_args
 
 from dljob.perf.step import model_split as split
 from dljob.perf.workload.workload import Workload, in_precision
-from dljob.planner.candidates import precision, recomputation, zero_cost
+from dljob.planner.candidates import precision, recomputation
+from dljob.planner.candidates.cost import zero
+from dljob.planner.candidates.cost.model_split import SplitCandidate, micro_batch_counts, predict
 from dljob.planner.candidates.evaluate import Part
-from dljob.planner.candidates.model_split_cost import SplitCandidate, micro_batch_counts, predict
 from dljob.planner.candidates.node_layout import Layout, largest_layouts
 from dljob.planner.candidates.options import NCCL_NAMES, Option
 from dljob.planner.candidates.pools import Eligible, Pool
@@ -123,9 +124,9 @@ def _of_part(part: Part, request: Request, typed: Workload, model: split.Model) 
     how = f"{f', {typed.precision}' if typed.precision != 'FP32' else ''}"
     how += ", activation checkpointing" if typed.recomputes else ""
     for stage in get_args(ZeroStage):
-        sharded = zero_cost.candidate(part, stage, request, typed)
+        sharded = zero.candidate(part, stage, request, typed)
         if sharded is not None:
-            p = zero_cost.predict(sharded, request, typed)
+            p = zero.predict(sharded, request, typed)
             yield _Found(f"ZeRO-{stage}", objective.score(request, p), f"{sharded.describe()}{how}", p)
     for candidate in _hybrids(part, request, model):
         found = _fewest_micro_batches(candidate, request, model)

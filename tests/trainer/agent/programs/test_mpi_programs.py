@@ -75,7 +75,7 @@ def test_program_joins_the_world_however_it_starts(
 
 
 def test_horovod_script_computes_what_one_process_computes(two: Job, tmp_path: Path) -> None:
-    body = str(BODIES / "training/horovod_script.py")
+    body = str(BODIES / "training/scripts/horovod_script.py")
     ended = run(alone("-m", "dltrain.local", body, str(tmp_path / "one.pt")), OMP_NUM_THREADS="1")
     assert ended.code == 0 and "size 1, lr 0.0125" in ended.output, ended.output
     two.checkpoints.mkdir(parents=True, exist_ok=True)

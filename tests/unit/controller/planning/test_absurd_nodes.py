@@ -2,7 +2,7 @@
 
 from support.builders import T4
 from support.controller.fake_operator import SPEC, Operator, on_two_nodes
-from support.fake_api_server import FakeCluster
+from support.servers.fake_api import FakeCluster
 
 
 def test_absurd_node_is_not_used_and_the_job_that_lacks_it_says_so() -> None:

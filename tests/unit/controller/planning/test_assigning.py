@@ -13,7 +13,7 @@ from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
 from support.builders import T4
 from support.controller.fake_operator import SPEC, Json, Operator
-from support.fake_api_server import FakeCluster
+from support.servers.fake_api import FakeCluster
 from support.virtual_time import run
 
 A100 = "NVIDIA-A100-SXM4-80GB"

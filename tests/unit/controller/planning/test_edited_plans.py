@@ -11,7 +11,7 @@ import pytest
 from dljob.job.plan.stored import OPERATOR_KEY
 from dljob.kube.kinds import CONFIG_MAP
 from support.controller.fake_operator import SPEC, Json, Operator, on_two_nodes
-from support.fake_api_server import FakeCluster
+from support.servers.fake_api import FakeCluster
 
 SMALL: Json = {**SPEC, "nodes": {"min": 1, "max": 1}}
 

@@ -12,7 +12,7 @@ from dljob.kube.kinds import NODE, POD, STATEFUL_SET
 from dljob.reconcile.admission.gang import START_TIMEOUT_S
 from support.builders import T4
 from support.controller.fake_operator import SPEC, Operator
-from support.fake_api_server import FakeCluster
+from support.servers.fake_api import FakeCluster
 from support.virtual_time import run
 
 Json = dict[str, Any]

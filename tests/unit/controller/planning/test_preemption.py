@@ -9,7 +9,7 @@ from dljob.kube import JobKey
 from dljob.kube.kinds import DLJOB, NODE, POD, PRIORITY_CLASS, STATEFUL_SET
 from dljob.scheduling import PROTECTED_S
 from support.controller.fake_operator import SPEC, Json, Operator, on_two_nodes
-from support.fake_api_server import FakeCluster
+from support.servers.fake_api import FakeCluster
 
 BOTH: Json = {**SPEC, "epochs": 1_000_000, "checkpoint": {"volume": {"claimName": "data"}}}
 """A job that needs both nodes for days, and writes checkpoints."""

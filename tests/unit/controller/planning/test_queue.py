@@ -9,7 +9,7 @@ from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
 from dljob.scheduling import QueuePolicy
 from support.controller.fake_operator import SPEC, Json, Operator, on_two_nodes
-from support.fake_api_server import FakeCluster
+from support.servers.fake_api import FakeCluster
 
 SMALL: Json = {**SPEC, "nodes": {"min": 1, "max": 1}}
 LONG: Json = {**SMALL, "epochs": 1_000_000}

@@ -6,7 +6,7 @@ from typing import Any
 from dljob.kube.kinds import QUOTA, STATEFUL_SET
 from support.builders import T4
 from support.controller.fake_operator import SPEC, Operator
-from support.fake_api_server import FakeCluster
+from support.servers.fake_api import FakeCluster
 from support.virtual_time import run
 
 Json = dict[str, Any]

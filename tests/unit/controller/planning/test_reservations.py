@@ -11,7 +11,7 @@ from dljob.kube.kinds import POD, STATEFUL_SET, Kind
 from dljob.scheduling.book import PATIENCE_S
 from support.builders import NOW, T4
 from support.controller.fake_operator import SPEC, Operator, on_two_nodes
-from support.fake_api_server import FakeCluster
+from support.servers.fake_api import FakeCluster
 from support.virtual_time import now_s
 
 Json = dict[str, Any]

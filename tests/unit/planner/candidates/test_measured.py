@@ -18,8 +18,8 @@ from dljob.job.profiles import learned, updated_profile
 from dljob.perf.fit.scaling import Constants, Runs, steps
 from dljob.perf.step.communication import Link
 from dljob.planner import Choice, FixedChoice, Request
+from dljob.planner.candidates.cost.measured import communication_ratio
 from dljob.planner.candidates.evaluate import Part, evaluate
-from dljob.planner.candidates.measured import communication_ratio
 from dljob.planner.candidates.node_layout import layouts
 from dljob.planner.candidates.options import Option, options, workload_of
 from dljob.planner.candidates.pools import eligible

@@ -7,7 +7,7 @@ from dljob.cluster.catalogue import gpu_or_assumed
 from dljob.perf.step.compute import catalogue_curve
 from dljob.perf.workload.workload import builtin
 from dljob.planner import Learned
-from dljob.planner.candidates.transfer import MAX_BATCHES, carried
+from dljob.planner.candidates.cost.transfer import MAX_BATCHES, carried
 from support.planner_questions import A100, RESNET, T4, decided, view
 
 V100 = "Tesla-V100-SXM2-16GB"

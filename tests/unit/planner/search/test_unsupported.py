@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from dljob.cluster import ClusterView, Node
 from dljob.perf.step import model_split as split
 from dljob.planner import Choice, Decision, FixedChoice, Infeasible, Request, plan
+from dljob.planner.candidates.cost.model_split import SplitCandidate, placements, predict
 from dljob.planner.candidates.evaluate import Part, evaluate
-from dljob.planner.candidates.model_split_cost import SplitCandidate, placements, predict
 from dljob.planner.candidates.node_layout import Layout
 from dljob.planner.candidates.options import Option, options, workload_of
 from dljob.planner.candidates.pools import eligible

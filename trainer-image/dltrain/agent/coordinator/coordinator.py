@@ -10,17 +10,7 @@ import logging
 import time
 from collections.abc import Callable
 
-from dlcontract import (
-    Failure,
-    FailureAllowance,
-    Plan,
-    Report,
-    RunPhase,
-    StoppedEarly,
-    decided,
-    matching,
-    reasons,
-)
+from dlcontract import Failure, FailureAllowance, Plan, Report, RunPhase, StoppedEarly, decided, matching, reasons
 from dltrain.agent.coordinator import finished_marker
 from dltrain.agent.coordinator.diagnosis import Attempt, delay_s, diagnose, explained, failure_of_exit
 from dltrain.agent.coordinator.event_queue import LeavingError, ReplannedError

@@ -13,9 +13,9 @@ from dljob.perf.step.compute import calibrated, catalogue_curve, scatter, update
 from dljob.perf.step.core_scaling import CORES_SPREAD
 from dljob.perf.step.step import SPREAD
 from dljob.perf.workload.workload import Workload
+from dljob.planner.candidates.cost.transfer import carried
 from dljob.planner.candidates.node_layout import Layout, measured_on, use_of
 from dljob.planner.candidates.pools import Pool
-from dljob.planner.candidates.transfer import carried
 from dljob.planner.types import Request
 
 ASSUMED_SPREAD = 1.5

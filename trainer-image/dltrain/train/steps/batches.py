@@ -13,7 +13,7 @@ from dltrain.data.feeding.feed import Feed
 from dltrain.data.feeding.loader import Loader
 from dltrain.protocol.errors import MisuseError
 from dltrain.train import usage_checks
-from dltrain.train.step import Step
+from dltrain.train.steps.step import Step
 
 
 class StepBatches:

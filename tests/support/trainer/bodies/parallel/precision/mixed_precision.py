@@ -13,7 +13,7 @@ from dltrain.batch.sampling import Sampler
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.protocol.errors import MisuseError
 from dltrain.protocol.reporter import RankReporter
-from dltrain.train.mixed_precision import TYPES
+from dltrain.train.steps.mixed_precision import TYPES
 from dltrain.train.trainer import Trainer
 from support.trainer.bodies.harness import (
     distance,

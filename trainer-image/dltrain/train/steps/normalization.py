@@ -8,7 +8,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from dltrain.elastic.team import Team
 from dltrain.parallel.batch_norm import Ranks, local_layers, synchronized, unsynchronized
-from dltrain.train.step import Step
+from dltrain.train.steps.step import Step
 
 Model = TypeVar("Model", bound=nn.Module)
 

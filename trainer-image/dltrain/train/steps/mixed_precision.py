@@ -13,7 +13,7 @@ from torch.amp.grad_scaler import GradScaler
 from dlcontract import Plan
 from dltrain.optim.grad_scaler import LossScale
 from dltrain.protocol.errors import BadInputError, MisuseError
-from dltrain.train.step import Step
+from dltrain.train.steps.step import Step
 
 TYPES = {"BF16": torch.bfloat16, "FP16": torch.float16}
 

@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.elastic.team import Team
 from dltrain.protocol.errors import MisuseError
-from dltrain.train.step import Step
+from dltrain.train.steps.step import Step
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ plans that it has read.
 import json
 from collections.abc import Callable, Iterator
 
-from dlcontract.plan import Plan
-from dlcontract.rank_groups import RANK_GROUPS
+from dlcontract.plan.plan import Plan
+from dlcontract.plan.rank_groups import RANK_GROUPS
 
 _PARTS: tuple[tuple[str, str, Callable[[Plan], bool]], ...] = (
     ("0.3.0", "spec.until", lambda plan: plan.until is not None),

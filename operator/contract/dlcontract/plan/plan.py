@@ -8,8 +8,8 @@ from pydantic import ConfigDict, Field, model_validator
 
 from dlcontract.collectives import MEASURABLE, SERVERS, CollectiveName
 from dlcontract.failure_rules import FailureRule
+from dlcontract.plan.rank_groups import DOMAIN, RANK_GROUPS, expanded, grouped
 from dlcontract.plan_parts import CheckpointRef, DatasetRef, Expectation, ModelRef, OptimizerRef, Precision, Rank, Role
-from dlcontract.rank_groups import DOMAIN, RANK_GROUPS, expanded, grouped
 from dlcontract.record import Name, Record
 from dlcontract.until import Until
 
