@@ -95,12 +95,16 @@ class Shadow:
         return ClusterView(tuple(_less_of(node, later[node.name]) for node in free.nodes if node.name in later))
 
 
-def shadow(start_s: float, view: ClusterView, needs: Iterable[Reservation]) -> Shadow:
+def shadow(start_s: float, view: ClusterView, needs: Iterable[Reservation], now: ClusterView) -> Shadow:
     """Return the shadow reservation of the first in line.
 
     ``start_s``: when it is predicted to start. ``view``: what is free at that time. ``needs``: what its pods need.
+    ``now``: what is free now. Of equal nodes, the reservation is on those with the least free now, so that other jobs
+    can use the others until then and beyond.
     """
-    return Shadow(start_s, without_reserved(view, needs))
+    free = {node.name: (node.free_devices, node.free_cpu) for node in now.nodes}
+    in_order = sorted(view.nodes, key=lambda node: free.get(node.name, (0, 0.0)))
+    return Shadow(start_s, without_reserved(ClusterView(tuple(in_order)), needs))
 
 
 def _end_s(job: RunningJob) -> float:

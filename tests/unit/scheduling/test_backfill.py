@@ -61,7 +61,7 @@ def test_what_is_taken_beside_the_shadow_leaves_the_first_its_devices(
     needs = Reservation("gpu", data.draw(st.integers(1, len(nodes))), data.draw(st.integers(1, 4)), 0.0, 0)
     if sum(each >= needs.devices for each in later) < needs.nodes:
         return  # The first in line cannot start then.
-    beside = devices_of(shadow(10.0, free(*later), (needs,)).beside(free(*now)))
+    beside = devices_of(shadow(10.0, free(*later), (needs,), free(*now)).beside(free(*now)))
     assert all(0 <= left <= mine for left, mine in zip(beside, now, strict=True))
     taken = [data.draw(st.integers(0, left)) for left in beside]
     assert sum(n - t >= needs.devices for n, t in zip(later, taken, strict=True)) >= needs.nodes
@@ -69,3 +69,10 @@ def test_what_is_taken_beside_the_shadow_leaves_the_first_its_devices(
 
 def test_nodes_that_are_new_since_the_forecast_are_not_used() -> None:
     assert devices_of(Shadow(0.0, free(2)).beside(free(4, 4))) == [2]
+
+
+def test_first_in_line_gets_the_nodes_that_become_free_for_it() -> None:
+    """What is free now stays free for jobs that start before it."""
+    needs = Reservation("gpu", 2, 1, 0.0, 0)
+    first = shadow(10.0, free(1, 1, 1), (needs,), now=free(1, 0, 0))
+    assert devices_of(first.beside(free(1, 0, 0))) == [1, 0, 0]

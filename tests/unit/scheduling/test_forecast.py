@@ -5,7 +5,7 @@ from datetime import UTC, datetime, timedelta
 from math import inf
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dljob.cluster import ClusterView, Node, cluster_view
@@ -136,6 +136,7 @@ def test_laws(running: list[int], jobs: list[tuple[int, int, int]], ratio: float
 
 @settings(max_examples=100)
 @given(st.lists(st.integers(1, 1000), min_size=1, max_size=3), JOBS.filter(bool))
+@example([1, 2], [(2, 1, 1), (1, 1, 2), (1, 2, 2)])
 def test_first_in_line_is_not_delayed_by_the_others(running: list[int], jobs: list[tuple[int, int, int]]) -> None:
     view = gpus(len(running), free=0, each=3)
     holders = [

@@ -194,7 +194,7 @@ class Queue:
                 search = search.after(feasible=isinstance(answer, StoredPlan))
             job = self._cache.job(key)
             needs = plan_reservation(PlannedPods.of(plan), job.spec if job is not None else {}, {})
-            found = shadow(now_s + start_in_s(ends, search.possible), view, needs)
+            found = shadow(now_s + start_in_s(ends, search.possible), view, needs, self._view_after(key, ()))
         self._known[key] = _Known(question, versions, now_s, whole, found)
         return found
 

@@ -1,6 +1,6 @@
 """The free resources of nodes in the simulation of the queue."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dljob.cluster import ClusterView
@@ -44,29 +44,27 @@ class FreeNodes:
         }
         return other
 
-    def fits(self, needs: Sequence[Reservation]) -> bool:
-        """Return True if all pods of ``needs`` fit on the nodes together. Nothing is taken."""
-        if len(needs) == 1:
-            return self._room_for(needs[0]) is not None
-        taken = self.take(needs)
-        self.give(taken or ())
-        return taken is not None
-
-    def take(self, needs: Iterable[Reservation]) -> tuple[Use, ...] | None:
+    def take(
+        self, needs: Iterable[Reservation], later: "FreeNodes | None" = None, *, latest_first: bool = False
+    ) -> tuple[Use, ...] | None:
         """Take what pods need, from the nodes with the most free devices first. Return what was taken, node by node.
 
-        If not all pods fit, take nothing and return None.
+        If not all pods fit, take nothing and return None. ``later``: what is free on the same nodes at a later time, at
+        which the pods still run. They must fit then, too, and their resources are also taken from it. ``latest_first``:
+        of nodes with equally many free devices, take those first that changed last.
         """
         taken: list[Use] = []
         for need in needs:
-            names = self._room_for(need)
+            names = self._room_for(need, later, latest_first)
             if names is None:
                 self.give(taken)
+                if later is not None:
+                    later.give(taken)
                 return None
-            uses = [Use(name, need.devices, need.cpu, need.memory_nbytes) for name in names]
-            for use in uses:
-                self._change(use, -1)
-            taken += uses
+            for use in (Use(name, need.devices, need.cpu, need.memory_nbytes) for name in names):
+                for nodes in (self,) if later is None else (self, later):
+                    nodes._change(use, -1)
+                taken.append(use)
         return tuple(taken)
 
     def give(self, uses: Iterable[Use]) -> None:
@@ -74,7 +72,7 @@ class FreeNodes:
         for use in uses:
             self._change(use, 1)
 
-    def _room_for(self, need: Reservation) -> list[str] | None:
+    def _room_for(self, need: Reservation, later: "FreeNodes | None", latest_first: bool) -> list[str] | None:
         """Return the names of ``need.nodes`` nodes with room for one pod each; None if there are fewer such nodes."""
         levels = self._levels.get(need.device, {})
         if not levels:
@@ -86,10 +84,12 @@ class FreeNodes:
             return None
         found: list[str] = []
         for level in enough:
-            for name in levels[level]:
+            for name in reversed(levels[level]) if latest_first else levels[level]:
                 if len(found) == need.nodes:
                     return found
-                fits = all(free >= needed for free, needed in zip(self._at[name][2], state, strict=True))
+                fits = _fits(state, self._at[name][2])
+                if fits and later is not None:
+                    fits = name in later._at and _fits(state, later._at[name][2])
                 if fits and (not need.domain.terms or need.domain.has(self._nodes[name])):
                     found.append(name)
         return found if len(found) == need.nodes else None
@@ -110,6 +110,10 @@ class FreeNodes:
     def _put(self, name: str, device: str, is_gpu: bool, state: _State) -> None:
         self._at[name] = device, is_gpu, state
         self._levels.setdefault(device, {}).setdefault(_level(is_gpu, state), {})[name] = None
+
+
+def _fits(needed: _State, free: _State) -> bool:
+    return all(f >= n for f, n in zip(free, needed, strict=True))
 
 
 def _level(is_gpu: bool, state: _State) -> int:

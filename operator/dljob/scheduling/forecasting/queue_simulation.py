@@ -219,16 +219,12 @@ def _start(
         run_s, shape = seconds(plan.run), _shape(plan)
         if shape in full:
             continue
-        late = before is not None and now_s + run_s > before.start_s
-        if late and before is not None and not before.room.fits(plan.needs):
-            continue
-        taken = nodes.take(plan.needs)
-        if taken is None:
+        room = before.room if before is not None and now_s + run_s > before.start_s else None
+        taken = nodes.take(plan.needs, room)
+        if taken is not None:
+            return run_s, taken
+        if room is None:
             full.add(shape)
-            continue
-        if late and before is not None:
-            before.room.take(plan.needs)
-        return run_s, taken
     return None
 
 
@@ -263,6 +259,7 @@ def _shadow(nodes: FreeNodes, ends: _Ends, job: Waiter) -> _Shadow | None:
     for end_s, together in groupby(sorted(ends), key=lambda end: end[0]):
         for _, _, _, taken in together:
             room.give(taken)
-        if any(room.take(plan.needs) is not None for plan in job.plans):
+        # On nodes that become free only then: what is free now is left for jobs that start before.
+        if any(room.take(plan.needs, latest_first=True) is not None for plan in job.plans):
             return _Shadow(job.key, end_s, room)
     return None
