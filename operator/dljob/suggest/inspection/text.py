@@ -2,6 +2,7 @@
 
 import re
 import unicodedata
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ INSPECTED_NBYTES = 20_000_000
 """Vocabulary, lengths and scripts come from this much text, so that the inspection takes seconds."""
 MIN_LINES = 50
 """If a text has more lines than this for each different one, it only repeats itself."""
+MIN_COMPRESSED = 0.02
+"""If a text compresses to a smaller part than this, it only repeats itself. Logs of machines compress to some 5 %."""
 LONG_LINE = 40
 """Lines from this length on are unlikely to repeat by chance."""
 MOJIBAKE = re.compile("[ÃÂ][\u0080-\u00bf]|â€")
@@ -86,6 +89,7 @@ def inspect_texts(texts: Texts, test: Texts | None = None) -> TextFacts:
     if classes:
         findings += _duplicates(texts)
     else:
+        _check_repeats(texts.path, sample)
         findings += _repeated_lines(texts.path, sample)
     test_documents = 0
     if test is not None:
@@ -194,6 +198,17 @@ def _duplicates(texts: Texts) -> list[str]:
     if conflicts:
         found.append(f"{conflicts:,} documents are in two classes. At most one of the two can be right.")
     return found
+
+
+def _check_repeats(path: Path, sample: Sequence[str]) -> None:
+    """Raise DataError if a short piece of text is repeated all the time, in one line or in many."""
+    text = "".join(sample).encode("utf-8", "replace")
+    nbytes = len(zlib.compress(text, level=1))
+    if nbytes < MIN_COMPRESSED * len(text):
+        raise DataError(
+            f"{path}: found {len(text):,} bytes of text that compress to {nbytes:,}; expected text that does not repeat "
+            "itself. A language model would have nothing to learn, and no other text to be judged by."
+        )
 
 
 def _repeated_lines(path: Path, sample: Sequence[str]) -> list[str]:
