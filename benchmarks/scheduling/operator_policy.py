@@ -182,7 +182,9 @@ class Operator:
             found = earlier or found
             search = search.after(feasible=earlier is not None)
         needs = [_reservation(group.device, group.nodes, group.ranks_per_node) for group in found.groups]
-        return shadow(now_s + start_in_s(ends, search.possible), self._after(ends[: search.possible]), needs, self._after(()))
+        return shadow(
+            now_s + start_in_s(ends, search.possible), self._after(ends[: search.possible]), needs, self._after(())
+        )
 
     def _after(self, ended: Collection[RunningJob]) -> ClusterView:
         return self.ledger.view([uid for job in ended for uid in self._uids(job.key[1])])
