@@ -563,6 +563,16 @@ BAD: dict[str, tuple[str, Any, tuple[str, ...]]] = {
         ("archive.uri", "pvc://a/../b.zip"),
     ),
     "archive in the image": ("trainer.source", {"archive": {"uri": "file:///a"}}, ("archive.uri", "file:///a")),
+    "toleration of a value that no taint has": (
+        "scheduling.tolerations",
+        [{"key": "a", "value": "0" * 64}],
+        ("tolerations", "value"),
+    ),
+    "unknown effect of a toleration": (
+        "scheduling.tolerations",
+        [{"key": "a", "effect": "Never"}],
+        ("tolerations", "effect", "Never", "NoExecute"),
+    ),
     "unknown scheme of a dataset": ("dataset", {"uri": "ftp://a/b", "samples": 1}, ("dataset.uri", "ftp://a/b")),
 }
 

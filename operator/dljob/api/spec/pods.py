@@ -1,9 +1,10 @@
 """``spec.runPolicy``, ``spec.scheduling``, ``spec.resources`` and ``spec.podTemplateOverrides``: the pods of a job."""
 
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, GetCoreSchemaHandler, WithJsonSchema
+from pydantic_core import CoreSchema, core_schema
 
 from dlcontract import reasons
 from dljob.api.base import ApiModel, Bytes, ConditionType, DnsSubdomain, Duration, Moment, Quantity, Rule
@@ -36,8 +37,32 @@ def each_once(key: str) -> AfterValidator:
 
 Labels = dict[str, Annotated[str, Field(max_length=63)]]
 
+
+class _TolerationFields(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    key: Annotated[str, Field(max_length=317)] = ""
+    operator: Literal["Exists", "Equal"] = "Equal"
+    value: Annotated[str, Field(max_length=63)] = ""
+    effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] = "NoSchedule"
+    tolerationSeconds: int = 0
+
+
+class _Checked:
+    """Validates a dictionary as ``_TolerationFields``, as the API server does by the schema."""
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(
+            lambda checked: checked.model_dump(exclude_unset=True),
+            handler.generate_schema(_TolerationFields),
+            serialization=core_schema.plain_serializer_function_ser_schema(dict),
+        )
+
+
 Toleration = Annotated[
     dict[str, Any],
+    _Checked,
     WithJsonSchema(
         {
             "type": "object",

@@ -206,8 +206,8 @@ def _check_repeats(path: Path, sample: Sequence[str]) -> None:
     nbytes = len(zlib.compress(text, level=1))
     if nbytes < MIN_COMPRESSED * len(text):
         raise DataError(
-            f"{path}: found {len(text):,} bytes of text that compress to {nbytes:,}; expected text that does not repeat "
-            "itself. A language model would have nothing to learn, and no other text to be judged by."
+            f"{path}: found {len(text):,} bytes of text that compress to {nbytes:,}; expected text that does not "
+            "repeat itself. A language model would have nothing to learn, and no other text to be judged by."
         )
 
 
