@@ -36,11 +36,13 @@ def merge(
     """Return the previous conditions, in their order, updated by the verdicts. Conditions of new types follow them.
 
     A condition without a verdict stays as it is. ``generation``: generation of the spec to which the verdicts belong.
-    The transition time changes only when the status of a condition changes, as metav1.Condition requires.
+    The transition time changes only when the status of a condition changes, as metav1.Condition requires. Of several
+    verdicts about one condition, the last one counts.
     """
-    result = {condition.type: condition for condition in previous}
+    before = {condition.type: condition for condition in previous}
+    result = dict(before)
     for verdict in verdicts:
-        old = result.get(verdict.type)
+        old = before.get(verdict.type)
         unchanged = old is not None and old.status is verdict.status
         result[verdict.type] = Condition(
             type=verdict.type,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from dlcontract import Failure, Plan, RunPhase
@@ -200,6 +200,7 @@ INVARIANTS = (
 
 @settings(max_examples=100, deadline=None)
 @given(STEPS)
+@example([("infeasible", 0.0), ("the sets are deleted", 1.0), ("a node is lost", 0.0)])
 def test_every_invariant_holds_on_every_path(steps: list[tuple[str, float]]) -> None:
     for situation, desired in walk(steps):
         for invariant in INVARIANTS:
