@@ -6,7 +6,7 @@ import argparse
 import re
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,10 +24,15 @@ _BUILD_DEPENDENT = re.compile(r"(torch|triton|nvidia-.*|cuda-.*)==")
 
 @dataclass(frozen=True)
 class Lock:
-    """One file of pinned packages. `wanted`: dependency groups and distributions whose requirements it resolves."""
+    """One file of pinned packages.
+
+    `wanted`: dependency groups and distributions whose requirements it resolves. `beside`: name of a lock whose
+    packages are there already, so that this one leaves them out.
+    """
 
     path: str
     wanted: tuple[str, ...]
+    beside: str = ""
 
 
 LOCKS = {
@@ -35,6 +40,7 @@ LOCKS = {
     "quickstart": Lock("hack/locks/quickstart.txt", ("quickstart",)),
     "operator": Lock("operator/requirements.txt", ("dljob[operator]",)),
     "trainer": Lock("trainer-image/requirements.txt", ("dltrain",)),
+    "programs": Lock("examples/programs/requirements.txt", ("programs",), beside="trainer"),
 }
 
 
@@ -46,21 +52,22 @@ def write(name: str, upgrade: bool) -> None:
     """
     lock = LOCKS[name]
     target = REPOSITORY / lock.path
+    there = versions((REPOSITORY / LOCKS[lock.beside].path).read_text()) if lock.beside else {}
     with tempfile.TemporaryDirectory(prefix="dljob-lock-") as folder:
-        resolved, torch = Path(folder, "resolved.txt"), Path(folder, "torch.txt")
-        torch.write_text(requirement() + "\n")
+        resolved, fixed = Path(folder, "resolved.txt"), Path(folder, "fixed.txt")
+        fixed.write_text("\n".join([requirement(), *(f"{name}=={version}" for name, version in there.items()), ""]))
         if target.exists() and not upgrade:
             resolved.write_text(target.read_text())  # uv keeps the pins that it finds in its output file
         run(
             [
                 *("uv", "pip", "compile", "--quiet", "--universal", "--python-version", _PYTHON, "--generate-hashes"),
-                *("--no-header", "--no-annotate", "--constraint", str(torch), "--output-file", str(resolved)),
+                *("--no-header", "--no-annotate", "--constraint", str(fixed), "--output-file", str(resolved)),
                 "-",
             ],
             input_text="\n".join(requirements(*lock.wanted)),
             timeout_s=600,
         )
-        pins = without_builds(resolved.read_text())
+        pins = without_builds(resolved.read_text(), there)
     if not pins:
         raise ClusterError(
             f"{lock.path}: found no packages after uv resolved {', '.join(lock.wanted)}; expected at least one. "
@@ -71,10 +78,17 @@ def write(name: str, upgrade: bool) -> None:
     target.write_text(head + pins)
 
 
-def without_builds(text: str) -> str:
-    """Return the lock `text` without PyTorch, and without packages that only some PyTorch builds need (CUDA)."""
+def without_builds(text: str, there: Collection[str] = ()) -> str:
+    """Return the lock `text` without PyTorch, and without packages that only some PyTorch builds need (CUDA).
+
+    Packages with the names `there` are left out, too.
+    """
     entries = re.split(r"^(?=[a-zA-Z0-9])", text, flags=re.MULTILINE)
-    return "".join(entry for entry in entries if entry[:1].isalnum() and not _BUILD_DEPENDENT.match(entry))
+    return "".join(
+        entry
+        for entry in entries
+        if entry[:1].isalnum() and not _BUILD_DEPENDENT.match(entry) and entry.partition("==")[0] not in there
+    )
 
 
 def versions(text: str) -> dict[str, str]:

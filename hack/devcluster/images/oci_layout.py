@@ -119,6 +119,23 @@ class Layout:
             tar.add(rootfs, ".")
         self._add_image(reference, layer.getvalue(), {"Env": ["PATH=/usr/local/bin:/usr/bin:/bin"]})
 
+    def add_layer(self, reference: str, base: str, folder: Path, at: str) -> None:
+        """Add the image `reference`: the image `base` with the files of `folder` in its directory `at`."""
+        layer = io.BytesIO()
+        with tarfile.open(fileobj=layer, mode="w") as tar:
+            tar.add(folder, at.strip("/"))
+        [found] = (entry for entry in self._entries() if entry["annotations"][_REF] == base)
+        manifest = json.loads(self.blob(found["digest"]).read_text())
+        config = json.loads(self.blob(manifest["config"]["digest"]).read_text())
+        stored = self._store(layer.getvalue())
+        config["rootfs"]["diff_ids"].append(stored["digest"])
+        config.pop("history", None)  # It must have an entry for each layer, if there is one.
+        manifest["layers"].append({"mediaType": _LAYER, **stored})
+        manifest["config"] |= self._store(json.dumps(config).encode())
+        entry = {"mediaType": found["mediaType"], **self._store(json.dumps(manifest).encode())}
+        others = [one for one in self._entries() if one["annotations"][_REF] != reference]
+        self._write_entries([*others, {**entry, "annotations": {_REF: reference}}])
+
     def _add_image(self, reference: str, layer: bytes, settings: dict[str, Any]) -> None:
         """Add an image with one layer, an uncompressed tar. ``settings``: the part ``config`` of its configuration."""
         self.create()

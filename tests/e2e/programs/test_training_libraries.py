@@ -1,0 +1,90 @@
+"""Tests of programs with training libraries that are not ours (hack/test programs): each is killed once and resumes."""
+
+import copy
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from devcluster.paths import cache_root
+from devcluster.progress import Progress
+from devcluster.providers import choose
+from dljob.cli.commands.records import outputs_of
+from support.cluster.kubectl import ROOT, Kubectl, step_of, wait_for
+from support.cluster.program_image import program_image, scripts
+
+pytestmark = [pytest.mark.e2e, pytest.mark.programs]
+
+STEPS = {"hf_trainer": 500, "accelerate_loop": 5000, "lightning_module": 4000, "stream": 400, "fsdp": 800, "gan": 6000}
+"""Steps of each program: long enough to be killed after a checkpoint, and before the end."""
+SAVED = 60
+"""Each program has written a checkpoint by this step."""
+
+
+@pytest.fixture(scope="module")
+def image(admin: Kubectl) -> Iterator[str]:
+    """Load the image of the programs into the nodes. Return its reference."""
+    [operator] = Kubectl(admin.kubeconfig, "dljob-system").list("deployments", "app.kubernetes.io/name=dljob")
+    environment = operator["spec"]["template"]["spec"]["containers"][0]["env"]
+    trainer = next(item["value"] for item in environment if item["name"] == "DLJOB_TRAINER_IMAGE")
+    with tempfile.TemporaryDirectory(dir=cache_root() / "images", prefix="programs-") as folder:
+        reference, layout = program_image(trainer, Path(folder))
+        choose(None, os.environ["DLJOB_TEST_CLUSTER"], Progress(quiet=True)).load([layout.folder])
+    yield reference
+
+
+def job(name: str, image: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the example's job for one program, and the ConfigMap with the programs."""
+    made = copy.deepcopy(yaml.safe_load((ROOT / "examples/programs/job.yaml").read_text()))
+    made["metadata"]["name"] = name.replace("_", "-")
+    made["spec"]["trainer"] |= {
+        "image": image,
+        "imagePullPolicy": "Never",
+        "command": ["torchrun", f"/programs/{name}.py"],
+    }
+    made["spec"]["trainer"]["env"] = [{"name": "STEPS", "value": str(STEPS.get(name, 0))}]
+    programs = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "programs"}, "data": scripts()}
+    return made, programs
+
+
+def killed_once(kubectl: Kubectl, name: str) -> dict[str, Any]:
+    """Delete a pod of a running job after its first checkpoint. Return the job in phase Complete."""
+    kubectl.wait_job(name, f"step {SAVED}", lambda found: step_of(found) >= SAVED, 240)
+    kubectl.run("delete", "pod", f"{name}-cpu-1", "--force", "--grace-period=0")
+    kubectl.wait_job(name, "a restart", lambda found: bool(found["status"].get("restarts")), 120)
+    return kubectl.wait_phase(name, "Complete", 300)
+
+
+@pytest.mark.parametrize("program", sorted(STEPS))
+def test_program_resumes_after_a_kill(program: str, image: str, kubectl: Kubectl) -> None:
+    made, programs = job(program, image)
+    name = made["metadata"]["name"]
+    kubectl.apply(programs, made)
+    done = killed_once(kubectl, name)
+    progress = done["status"]["progress"]
+    assert (progress["step"], progress["percent"]) == (STEPS[program], 100)
+    assert 0 < done["status"]["result"]["loss"] < 5
+    outputs = wait_for("the output", lambda: outputs_of(kubectl.get("configmap", f"{name}-logs") or {}), 60)
+    resumed = [int(step) for step in re.findall(r"resumed from step (\d+)", "".join(outputs.values()))]
+    assert resumed and max(resumed) >= 20, outputs
+
+
+def test_contrastive_loop_resumes_after_a_kill(image: str, kubectl: Kubectl) -> None:
+    """The five lines of dltrain: the loss compares the samples of all ranks."""
+    made, programs = job("contrastive", image)
+    spec = made["spec"]
+    del spec["trainer"]["framework"]
+    spec["trainer"]["command"] = ["python", "/programs/contrastive.py"]
+    spec |= {
+        "model": {"hints": {"parameters": 12448, "flopsPerSample": 150000}},
+        "dataset": {"name": "digits"}, "globalBatchSize": 64, "epochs": 40,
+    }  # fmt: skip
+    spec["checkpoint"]["interval"] = "1s"
+    kubectl.apply(programs, made)
+    done = killed_once(kubectl, "contrastive")
+    assert done["status"]["progress"]["percent"] == 100 and done["status"]["result"]["loss"] < 2

@@ -1,0 +1,47 @@
+"""An image for the scripts of ``examples/programs``: the trainer image, and the training libraries that they import."""
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from devcluster.images.oci_layout import Layout
+from devcluster.paths import cache_root
+from support.cluster.kubectl import ROOT
+
+PROGRAMS = ROOT / "examples/programs"
+REQUIREMENTS = PROGRAMS / "requirements.txt"
+SITE_PACKAGES = "opt/dljob/lib/python3.11/site-packages"
+
+
+def program_image(trainer: str, folder: Path) -> tuple[str, Layout]:
+    """Return the reference of the image, and a new layout in ``folder`` that holds it.
+
+    ``trainer``: reference of the trainer image, which hack/images has built. ``folder``: on the file system of the cache.
+    """
+    layout = Layout(folder)
+    shutil.copytree(cache_root() / "images/layout", folder, copy_function=os.link, dirs_exist_ok=True)
+    reference = f"localhost/dljob-programs:{trainer.rpartition(':')[2]}"
+    layout.add_layer(reference, trainer, _libraries(), SITE_PACKAGES)
+    layout.keep_newest(1)
+    return reference, layout
+
+
+def _libraries() -> Path:
+    """Return the libraries without PyTorch, which is in the trainer image. The first call downloads them."""
+    made = cache_root() / "images" / f"programs-{hashlib.sha256(REQUIREMENTS.read_bytes()).hexdigest()[:12]}"
+    if not made.is_dir():
+        new = made.with_suffix(".new")
+        shutil.rmtree(new, ignore_errors=True)
+        pip = (sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--target", new)
+        wheels = ("--no-deps", "--no-compile", "--only-binary=:all:", "--python-version=3.11")
+        subprocess.run([*pip, *wheels, "--require-hashes", "-r", REQUIREMENTS], check=True, timeout=600)
+        new.rename(made)
+    return made
+
+
+def scripts() -> dict[str, str]:
+    """Return name → text of the scripts."""
+    return {path.name: path.read_text() for path in sorted(PROGRAMS.glob("*.py"))}
