@@ -236,7 +236,10 @@ def _weights(text: str) -> dict[str, float]:
     except ValueError as error:
         raise ValueError(f"DLJOB_QUEUE_WEIGHTS: found {text!r:.200}; expected JSON: {error}") from None
     if not isinstance(found, dict):
-        raise ValueError(f'DLJOB_QUEUE_WEIGHTS: found {text!r:.200}; expected an object such as {{"team-a": 2}}')  # noqa: TRY004
+        raise ValueError(  # noqa: TRY004
+            f"DLJOB_QUEUE_WEIGHTS: found {text!r:.200}; expected an object with the weight of each namespace, such as "
+            '{"team-a": 2}. Correct the chart value queue.weights'
+        )
     for name, weight in found.items():
         valid = isinstance(weight, int | float) and not isinstance(weight, bool)
         if not (valid and MIN_WEIGHT <= weight <= MAX_WEIGHT):

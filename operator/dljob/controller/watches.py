@@ -144,7 +144,11 @@ class Watches:
         kopf.on.event(group, version, DLJOB.plural, id="event", registry=self.registry)(self._event)
 
     async def reflect(self) -> None:
-        """Watch all kinds except DLJobs, and check the watch of DLJobs. Raise the error if one of the watches ends."""
+        """Watch all kinds except DLJobs, which kopf watches. Never return.
+
+        Also check again and again that kopf's watch has missed no change of a DLJob. If one of the watches ends with an
+        error, raise this error.
+        """
         watches = {f"watch of {reflector.name}": reflector.run() for reflector in self._reflectors}
         await run_until_one_ends({**watches, "check of DLJobs": self._check_jobs()})
 

@@ -145,7 +145,8 @@ class Leader:
         """Renew the Lease periodically, and never return. Raise LeaseLostError when this operator loses the Lease.
 
         It loses the Lease if another operator holds it, if it could not renew it for ``GIVE_UP_S`` seconds, or if an
-        earlier Helm release manages the same namespaces.
+        earlier Helm release manages the same namespaces. ``app.main`` runs this method in the background loop, so that
+        a busy main event loop does not delay renewals.
         """
         renewed = self._asked
         try:

@@ -5,9 +5,10 @@ starts, sends ``Hello``, and then sends progress updates. ``record.hang_detectio
 send nothing before it counts as hung.
 """
 
+from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, TypeAdapter, ValidationError
 
 from dlcontract import EXIT_BAD_INPUT as EXIT_BAD_INPUT
 from dlcontract import MAX_METRICS, CheckpointMark, Failure, Noise, Outcome, Plan, ProbePoint, RankMeasure, Record
@@ -359,3 +360,17 @@ RankMessage = Annotated[
     Field(discriminator="type"),
 ]
 rank_message_adapter: TypeAdapter[RankMessage] = TypeAdapter(RankMessage)
+
+
+def invalid_message(error: ValidationError) -> str:
+    """Describe a message that ``rank_message_adapter`` has refused, and the remedy, in one line for the log."""
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"]))
+    try:
+        release = f" {version('dltrain')}"
+    except PackageNotFoundError:  # dltrain runs from a folder of sources.
+        release = ""
+    return (
+        f"found an invalid message ({where + ': ' if where else ''}{first['msg']:.300}); expected a message of the "
+        f"agent's dltrain{release}. Install the same version of dltrain in the script's environment"
+    )

@@ -1,4 +1,4 @@
-"""Inputs that all candidate plans of a request share: the workload, and the options to use each type of device."""
+"""Inputs that all candidate plans share: the workload, options to use each type of device, and the slowest link."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Inspect a table: choose target and task, sort the columns, and find what would spoil a model."""
+"""Inspect a table: choose target and task, sort the columns, and find problems such as a leak of the target."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
