@@ -91,7 +91,7 @@ class Queues:
                 try:
                     await self._look()
                 except ApiError as error:
-                    log.warning("the API of Kueue could not be looked up: %s", error)
+                    log.warning("the API of Kueue could not be looked up (%s); trying again", error)
                     if not self.looked.is_set() and asyncio.get_running_loop().time() - began_s >= FIRST_LOOK_S:
                         self._set("", UNREADABLE.format(error))
                         self.looked.set()

@@ -216,7 +216,7 @@ class Watches:
                 body = await self._api.get(DLJOB, *key)
             except ApiError as error:
                 if not error.not_found:
-                    log.warning("DLJob %s/%s could not be read: %s", *key, error)
+                    log.warning("DLJob %s/%s could not be read (%s); its latest change is not handled yet", *key, error)
                 elif self._cache.drop(DLJOB, *key, event.uid):
                     self._queue.add(key)
                 continue

@@ -28,7 +28,10 @@ def write(plan: Plan, data: Dataset) -> None:
         files.write(ABOUT, json.dumps(about(plan, data), indent=1).encode())
         files.write(SCRIPT, Path(__file__).with_name(SCRIPT).read_bytes())
     except (OSError, BadInputError) as error:  # The first checkpoint reports the error, if it persists.
-        log.warning("cannot write %s and %s to %s: %s", ABOUT, SCRIPT, checkpoint_place(plan), error)
+        log.warning(
+            "cannot write model.json and predict.py to %s (%s); the training continues without them",
+            checkpoint_place(plan), error,
+        )  # fmt: skip
 
 
 def about(plan: Plan, data: Dataset) -> dict[str, object]:

@@ -82,7 +82,7 @@ class LogReader:
         except FencedError:
             raise
         except OSError as error:
-            tell(f"cannot delete old checkpoints: {error.strerror or error}")
+            tell(f"cannot delete old checkpoints ({error.strerror or error}); they remain in the store")
 
 
 def fetch(store: ObjectStore, file: StoredFile, target: Path) -> None:

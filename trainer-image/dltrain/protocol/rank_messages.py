@@ -174,7 +174,7 @@ class Step(Record):
     ] = None
     energy: Annotated[
         Energy | None,
-        Field(description="None: no energy counter is readable, or another rank reads the counter."),
+        Field(description="Energy in joules. None: no energy counter is readable, or another rank reads it."),
     ] = None
     gpu_memory_nbytes: Annotated[
         int | None, Field(description="Peak GPU memory of this rank's tensors in bytes. None: the rank uses a CPU.")
@@ -326,9 +326,7 @@ class Stop(Record):
     grace_s: float
     at_step: Annotated[
         int | None,
-        Field(
-            description="Step after which a script stops that only reports. Its ranks cannot agree on one themselves."
-        ),
+        Field(description="Step after which a script that only reports stops, because its ranks cannot agree on one."),
     ] = None
 
     def to_json(self) -> str:

@@ -35,8 +35,8 @@ class UsageRate(ApiModel):
 class Usage(ApiModel):
     """What all attempts of the job have used, from its first pods to ``time``."""
 
-    time: Annotated[datetime, Field(description="Until when the use is counted.")]
-    rate: Annotated[UsageRate, Field(description="Use by the pods since then.")] = UsageRate()
+    time: Annotated[datetime, Field(description="Time until which the use is counted.")]
+    rate: Annotated[UsageRate, Field(description="Resources that the pods have used since time.")] = UsageRate()
     device_seconds: Annotated[
         Amount, Field(description="GPUs and CPUs, times the seconds for which pods had them.")
     ] = 0

@@ -174,8 +174,8 @@ async def _default_image(api: Any) -> str:
                     if item["name"] == TRAINER_IMAGE and item.get("value"):
                         return str(item["value"])
     raise BadInputError(
-        "--image: found nothing, no spec.trainer.image, and no pod of an operator that names its trainer image; "
-        "expected an image with python3. Set --image"
+        "--image: found no image in this option, in spec.trainer.image or in the pod of an operator; expected an image "
+        "with python3. Set --image"
     )
 
 

@@ -77,7 +77,10 @@ class Member:
                 else:
                     break
         except ValueError as error:
-            log.warning("closed a coordinator's connection to this pod after an invalid message: %s", error)
+            log.warning(
+                "closed a coordinator's connection to this pod: found an invalid message (%s); expected one of this "
+                "agent's version of dltrain. Use one trainer image for all pods of the job", error,
+            )  # fmt: skip
         finally:
             await channel.flush()
             channel.close()
