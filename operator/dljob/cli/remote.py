@@ -16,7 +16,10 @@ FIELD_OWNER = "kubectl-dljob"
 
 
 def add_namespace(command: argparse.ArgumentParser, before: str = "") -> None:
-    """Add the option ``--namespace``. ``before``: where else than in the kubeconfig its default comes from, first."""
+    """Add the option ``--namespace``, whose default is the namespace of the kubeconfig.
+
+    ``before``: text for the help that names another source of the default, which takes precedence.
+    """
     command.add_argument(
         "-n", "--namespace", metavar="NAME", help=f"namespace (default: that of {before}the kubeconfig, or 'default')"
     )

@@ -35,7 +35,7 @@ class HardwareProbes:
         self._said = ""
 
     async def run(self) -> None:
-        """Look again and again, until cancelled. An error of the API server is logged once and tried again."""
+        """Call ``look`` every ``LOOK_S`` seconds, until cancelled. Log an error of the API server once, and go on."""
         while True:
             try:
                 await self.look()
@@ -47,7 +47,7 @@ class HardwareProbes:
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> None:
-        """Decide once, and act."""
+        """Decide once which probe pods to start or delete, and which measurements to store, and do this."""
         now = self._now()
         listed = await self._api.find(POD, self._namespace, labelSelector=f"{PROBE_LABEL}={BY_OPERATOR}")
         pods = [_seen(body, now) for body in listed]

@@ -16,7 +16,7 @@ ABOUT, SCRIPT = "model.json", "predict.py"
 
 
 def write(plan: Plan, data: Dataset) -> None:
-    """Write both files beside the job's checkpoints, on the volume or in the object store, if the plan has checkpoints.
+    """Write ``model.json`` and ``predict.py`` beside the job's checkpoints, if the plan has checkpoints.
 
     Call it before the training, so that a job that ends early has them, too. An error is only logged: the training is
     worth more.

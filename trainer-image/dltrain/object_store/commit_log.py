@@ -80,7 +80,7 @@ class CommitLog:
     def claim(self) -> None:
         """Add a claim if the log has no entry of this term. Raise FencedError if it has one of a higher term, OSError.
 
-        It also shows if the store can be read, listed and written.
+        A successful claim shows that the store can be read, listed and written.
         """
         newest = self._newest()
         self._check(newest)

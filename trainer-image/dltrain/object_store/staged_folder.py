@@ -49,7 +49,7 @@ def scan(folder: Path) -> dict[str, Seen]:
 
 
 def without_logs(seen: Mapping[str, Seen]) -> dict[str, Seen]:
-    """Return the entries of ``seen`` whose changes must settle."""
+    """Return ``seen`` without log files. The folder settles when all files but these no longer change."""
     return {path: state for path, state in seen.items() if not is_log(path)}
 
 

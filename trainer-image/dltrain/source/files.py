@@ -37,7 +37,7 @@ class Files:
         self.clear()
 
     def clear(self) -> None:
-        """Remove all files, and count from 0."""
+        """Remove all files, and set the counts of bytes and entries to 0."""
         self.nbytes = self.entries = 0
         self._links.clear()
         shutil.rmtree(self.root, ignore_errors=True)

@@ -190,8 +190,8 @@ async def _started(api: Any, namespace: str, name: str, limit_s: float) -> None:
         late = asyncio.get_running_loop().time() >= deadline_s
         if (why := reader_pod.trouble(pod, late=late)) is not None:
             raise BadInputError(
-                f"pod {name}: found {why}; expected it to run within {limit_s:g} s with the volume mounted. Correct "
-                "the cause, choose another --image, or raise --timeout"
+                f"pod {name} does not run: {why}; expected it to run within {limit_s:g} s with the volume mounted. "
+                "Correct the cause, choose another --image, or raise --timeout"
             )
         await asyncio.sleep(LOOK_S)
 

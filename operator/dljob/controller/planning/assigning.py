@@ -152,7 +152,7 @@ class Assigning:
         return self._shares.get(key)
 
     def moves(self, key: JobKey) -> bool:
-        """Return True if a running job is under an order to move, so that it is planned on its part."""
+        """Return True if a running job was ordered to move to the devices that an assignment gave it."""
         job = self._cache.job(key)
         return key in self._orders and job is not None and job.uid == self._orders[key].uid
 

@@ -46,7 +46,10 @@ def repeated(curve: Curve, micro_batches: int, update_s: float) -> Curve:
 
 
 def beyond(curve: Curve, largest: int, update_s: float) -> Curve:
-    """Return the least computing time over the local batch if a micro-batch has at most ``largest`` samples."""
+    """Return the least computing time over the local batch if a micro-batch has at most ``largest`` samples.
+
+    ``curve``, ``update_s``: as in ``repeated``.
+    """
     held = [(b, t) for b, t in zip(curve.batches, curve.times_s, strict=True) if b < largest]
     last_s = curve.seconds(largest)
     knots = [*held, (float(largest), last_s)]

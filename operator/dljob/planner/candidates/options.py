@@ -109,7 +109,7 @@ class Option:
     def overlapping_s(self) -> float:
         """Return the longest computing time that can hide communication: that of the last micro-batch.
 
-        It is infinite if it follows from the candidate, because its number of micro-batches is settled.
+        Return infinity if the number of micro-batches is settled: the candidate's own computing time is then the limit.
         """
         return inf if self.single is None else self.single.computing.seconds(self.single.largest_batch)
 

@@ -24,13 +24,13 @@ MIN_IMAGES = 10
 
 @dataclass(frozen=True)
 class ImageFile:
-    """An image file, or a file in an archive, of which ``content`` has the bytes."""
+    """An image. ``content``: the path of its file, or its bytes if it is in an archive."""
 
     name: str
     content: Path | bytes
 
     def opened(self) -> Any:
-        """Return what Pillow can open."""
+        """Return the path or the file object from which Pillow opens the image."""
         return io.BytesIO(self.content) if isinstance(self.content, bytes) else self.content
 
 
@@ -47,7 +47,7 @@ class Images:
     notes: tuple[str, ...] = ()
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the arrays that the written project reads."""
+        """Return name → array of the file from which the project reads the images."""
         found: dict[str, NDArray[Any]] = {"x": self.x, "y": self.y, "classes": np.array(self.classes)}
         if self.x_test is not None and self.y_test is not None:
             found |= {"x_test": self.x_test, "y_test": self.y_test}

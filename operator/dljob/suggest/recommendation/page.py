@@ -24,7 +24,7 @@ def page(
     models: Sequence[tuple[Settings, Prediction]],
     baseline: Baseline | None,
 ) -> list[str]:
-    """Return the lines of the page. ``models``: the recommended model, then the alternatives."""
+    """Return the lines that ``dljob suggest`` prints. ``models``: the recommended model, then the alternatives."""
     chosen = models[0][0]
     lines = ["Data", *_data(facts), "", "Findings"]
     lines += [f"  - {text}" for text in facts.findings or ("Nothing unusual.",)]
