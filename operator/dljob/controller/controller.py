@@ -342,7 +342,7 @@ class Controller:
             await self._kube.write_status(job, desired.status.manifest())
 
     def begin(self) -> None:
-        """Let the next reconcile of each job look for its missing events again.
+        """Let the next reconcile of each job post the job's lost events again.
 
         Call this whenever the operator becomes the leader.
         """

@@ -73,7 +73,7 @@ class StagedFolder:
 
     @property
     def committed(self) -> dict[str, Seen]:
-        """What the last commit contains, in the form of ``scan``."""
+        """Return path → state of each file in the last commit, in the form of ``scan``."""
         return {} if self._base is None else _seen(self._base)
 
     def open(self) -> None:

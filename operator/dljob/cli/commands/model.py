@@ -151,7 +151,7 @@ async def _fetch(api: Any, namespace: str, given: argparse.Namespace, folder: Pa
 
 
 class suppress_forbidden:  # noqa: N801 - used like contextlib.suppress
-    """Suppress the error that says that the user may not read an object. Only the check of the object is lost then."""
+    """A context that suppresses the API server's error 403: the user may not read an object, which is then not used."""
 
     def __init__(self, kind: type[Exception]) -> None:
         self._kind = kind

@@ -59,7 +59,7 @@ class PodGroup:
 
     @property
     def cores(self) -> int:
-        """Return the number of threads that each rank starts for this request: its number of whole CPUs, at least 1."""
+        """Return the number of threads that each rank starts: its whole CPUs of the pod's CPU request, at least 1."""
         return max(1, self.cpu_m // (1000 * self.ranks_per_node))
 
 
