@@ -135,7 +135,9 @@ class ProbedStep(FiniteModel):
     batch: Annotated[int, Field(ge=1)]
     cores: Annotated[int, Field(ge=1)] = 1
     seconds: Annotated[float, Field(gt=0, le=MAX_S)]
-    precision: Annotated[Literal["FP32", "BF16", "FP16"], Field(description="Number format of both passes.")] = "FP32"
+    precision: Annotated[
+        Literal["FP32", "BF16", "FP16"], Field(description="Number format of forward and backward pass.")
+    ] = "FP32"
 
 
 class ProbedLink(FiniteModel):

@@ -59,11 +59,11 @@ def _without(error: ImportError) -> BadInputError:
 
 def _in_words(error: Any) -> str:
     if error.code == 0:
-        return f"the API server does not answer: {error.message}; check KUBECONFIG and the cluster"
+        return f"the API server does not answer: {error.message}. Check KUBECONFIG and the cluster"
     if error.code == 401:
-        return "the API server rejected the credentials: check KUBECONFIG"
+        return "the API server rejected the credentials. Check KUBECONFIG"
     if error.not_found and ("requested resource" in error.message or "page not found" in error.message):
-        return "the cluster has no DLJob resource: install dljob first (helm install dljob charts/dljob)"
+        return "the cluster has no DLJob resource. Install dljob first (helm install dljob charts/dljob)"
     return str(error.message)
 
 

@@ -92,7 +92,9 @@ class Hardware:
 def _believed_rate(name: str, value: float | None, limits: tuple[float, float], doubts: list[str]) -> float | None:
     if value is None or limits[0] <= value <= limits[1]:
         return value
-    doubts.append(f"{name}: found {value:.3g} B/s; expected {limits[0]:g} to {limits[1]:g} B/s. Not used")
+    doubts.append(
+        f"{name}: found {value:.3g} B/s; expected {limits[0]:g} to {limits[1]:g} B/s. The plan does not use this value"
+    )
     return None
 
 
@@ -104,6 +106,6 @@ def _believed_link(name: str, link: LinkSpeed | None, doubts: list[str]) -> Link
         return link
     doubts.append(
         f"{name}: found {link.latency_s:.3g} s and {link.bandwidth_Bps:.3g} B/s; expected {short:g} to {long:g} s and "
-        f"{slow:g} to {fast:g} B/s. Not used"
+        f"{slow:g} to {fast:g} B/s. The plan does not use this value"
     )
     return None

@@ -150,7 +150,7 @@ def watch(folder: StagedFolder, stop: threading.Event) -> None:
                 if time.monotonic() - failing_s > GIVE_UP_S:
                     raise
                 again_s = time.monotonic() + AGAIN_S
-                tell(f"cannot upload the checkpoints, trying again in {AGAIN_S:g} s: {error.strerror or error}")
+                tell(f"cannot upload the checkpoints ({error.strerror or error}); trying again in {AGAIN_S:g} s")
     _upload_last(folder)
 
 

@@ -140,9 +140,9 @@ class Step(Record):
     loss: float | None = None
     learning_rate: float | None = None
     gradient_norm: float | None = None
-    step_s: Annotated[float, Field(description="0: not known yet, with reported.")]
+    step_s: Annotated[float, Field(description="Mean step time in seconds. 0: not known yet (only if reported).")]
     typical_s: Annotated[float | None, Field(ge=0, description="Median of the step time; step_s is the mean.")] = None
-    samples_per_s: Annotated[float, Field(description="0: unknown, with reported.")]
+    samples_per_s: Annotated[float, Field(description="Throughput. 0: unknown (only if reported).")]
     world_size: int
     measure: Annotated[RankMeasure | None, Field(description="None: unknown, with reported.")] = None
     gradient_nbytes: Annotated[

@@ -32,7 +32,9 @@ class Progress(ApiModel):
         Field(ge=1, description="Steps of the whole training. Unset if a script reports no total."),
     ] = None
     epoch: Annotated[int | None, Field(ge=0)] = None
-    percent: Annotated[int | None, Field(ge=0, le=100, description="Unset if steps is unset.")] = None
+    percent: Annotated[
+        int | None, Field(ge=0, le=100, description="Completed part of the steps. Unset if steps is unset.")
+    ] = None
     display: Annotated[
         str, Field(description="The value of percent with the sign %, or the step, for printer columns.")
     ] = ""
@@ -62,8 +64,12 @@ class TargetStatus(ApiModel):
         float | None,
         Field(ge=0, description="Predicted training time to the target. Unset: the values allow no forecast."),
     ] = None
-    remaining_seconds_earliest: Annotated[float | None, Field(ge=0, description="Lower end of the interval.")] = None
-    remaining_seconds_latest: Annotated[float | None, Field(ge=0, description="Upper end of the interval.")] = None
+    remaining_seconds_earliest: Annotated[
+        float | None, Field(ge=0, description="Lower end of the interval of this time.")
+    ] = None
+    remaining_seconds_latest: Annotated[
+        float | None, Field(ge=0, description="Upper end of the interval of this time.")
+    ] = None
 
 
 class LastCheckpoint(ApiModel):
@@ -129,7 +135,7 @@ class ResultFinding(ApiModel):
     """Something that the curves or the predictions of the run show."""
 
     name: Annotated[str, Field(max_length=64)]
-    message: Annotated[str, Field(max_length=512, description="In words, with a remedy.")]
+    message: Annotated[str, Field(max_length=512, description="Description of the finding, with a remedy.")]
 
 
 class Result(ApiModel):

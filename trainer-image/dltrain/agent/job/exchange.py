@@ -114,7 +114,7 @@ class ConfigMaps(Exchange):
                     last = text
             except (ApiError, OSError, TimeoutError, ValueError) as error:
                 log.log(logging.INFO if isinstance(error, ApiError) and error.status == 404 else logging.WARNING,
-                        "cannot read the plan %s: %s; retrying in %.1f s", self._plan, error, wait_s)  # fmt: skip
+                        "cannot read the plan %s (%s); retrying in %.1f s", self._plan, error, wait_s)  # fmt: skip
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, _RETRY_S[1])
 

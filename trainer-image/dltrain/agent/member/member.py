@@ -111,7 +111,9 @@ class Member:
 
     def _objection(self, assign: proto.Assign) -> str | None:
         if assign.term < self.term:
-            return f"term: found {assign.term}; expected at least {self.term}: another coordinator has taken over"
+            return (
+                f"term: found {assign.term}; expected at least {self.term}, because another coordinator has taken over"
+            )
         if assign.term == self.term and assign.boot != self._obeys:
             return f"term: found a second coordinator in term {self.term}; expected a higher term"
         plan = Plan.parse(assign.plan)
