@@ -59,7 +59,7 @@ class Hello(Record):
     rank: Annotated[int, Field(ge=0)]
     pid: int
     device: Annotated[
-        str, Field(description="The rank's device. It has the name from the plan if it is the planned device.")
+        str, Field(description="Name of the rank's device, which is the name in the plan if it is the planned device.")
     ] = ""
 
 

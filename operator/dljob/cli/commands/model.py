@@ -40,7 +40,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     )
     remote.add_namespace(command)
     command.add_argument("job", metavar="JOB", help="name of the DLJob")
-    command.add_argument("folder", metavar="DIR", help="folder to create; it must not exist, or be empty")
+    command.add_argument("folder", metavar="DIR", help="folder to create; an existing folder must be empty")
     command.add_argument(
         "--all", action="store_true", help="copy the whole folder of the job: all checkpoints, the reports and the logs"
     )

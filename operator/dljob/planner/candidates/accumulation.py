@@ -73,7 +73,7 @@ def accumulating(option: Option, micro_batches: int) -> Option:
 def unlimited(option: Option, batch: int) -> Option:
     """Return the option for candidates whose number of micro-batches is not settled, so that any batch fits.
 
-    ``batch``: the global batch size. An option that holds it as a whole is returned unchanged, and so is one that
+    ``batch``: the global batch size. An option that holds the whole batch is returned unchanged, and so is one that
     cannot hold a sample.
     """
     if option.largest_batch >= batch or option.largest_batch < 1:

@@ -376,7 +376,7 @@ reduces along rings where that is fast, or chooses. The other names promise algo
 
 
 def priced(collective: CollectiveName, is_gpu: bool, by_script: bool = False) -> communication.Collective:
-    """Return the collective whose time formula applies on these devices: on GPUs, ``NCCL_NAMES`` mean NCCL.
+    """Return the collective whose time formula predicts ``collective``: on GPUs, all of ``NCCL_NAMES`` are NCCL.
 
     ``by_script``: True if a script reduces gradients itself (``Request.reduced_by_script``), for example with MPI.
     """
