@@ -283,7 +283,8 @@ class Plan(Record):
             )
         if self.collective in SERVERS:
             raise ValueError(
-                f"collective: found {self.collective} with parallelism {self.parallelism}; expected another collective"
+                f"collective: found {self.collective} with parallelism {self.parallelism}; expected a collective "
+                "without servers"
             )
 
     @property

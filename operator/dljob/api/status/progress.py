@@ -65,10 +65,10 @@ class TargetStatus(ApiModel):
         Field(ge=0, description="Predicted training time to the target. Unset: the values allow no forecast."),
     ] = None
     remaining_seconds_earliest: Annotated[
-        float | None, Field(ge=0, description="Lower end of the interval of this time.")
+        float | None, Field(ge=0, description="Lower end of the interval of remainingSeconds.")
     ] = None
     remaining_seconds_latest: Annotated[
-        float | None, Field(ge=0, description="Upper end of the interval of this time.")
+        float | None, Field(ge=0, description="Upper end of the interval of remainingSeconds.")
     ] = None
 
 

@@ -26,7 +26,8 @@ class UsageRate(ApiModel):
     watts: Annotated[
         Amount,
         Field(
-            description="Predicted power of what no energy counter measures, with hosts and the data centre's overhead."
+            description="Predicted power of the parts that no energy counter measures, with hosts and the data "
+            "centre's overhead."
         ),
     ] = 0
     cost_per_hour: Annotated[Amount, Field(description="US dollars per hour.")] = 0
