@@ -49,7 +49,10 @@ def write(folder: Path, subject: Subject, settings: Settings, limit_s: float | N
 
 
 def baseline(subject: Subject, environment: Mapping[str, str], limit_s: float = BASELINE_LIMIT_S) -> Baseline:
-    """Run the baseline of the project in a process of its own. Raise TrialError if it fails or takes too long."""
+    """Run the baseline of the project in a process of its own. Raise TrialError if it fails or takes too long.
+
+    ``environment``: environment variables of the process. ``limit_s``: time limit in seconds.
+    """
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder), subject, subject.models(None)[0], None)
         found = json.loads(_run(Path(folder), "baseline.py", "the baseline", _own(subject, environment), limit_s))

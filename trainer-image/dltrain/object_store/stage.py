@@ -84,7 +84,8 @@ def staged_folder(plan: Plan) -> StagedFolder:
 def restore(plan: Plan, attempt: str, *, leads: bool, ended_unix_s: float) -> None:
     """Make this pod's folder equal to the commit with which the ranks of ``attempt`` continue.
 
-    Raise BadInputError, FencedError, CheckpointError, CheckpointVolumeError, OSError.
+    ``leads``: True on the pod of rank 0, which chooses the commit for all pods. ``ended_unix_s``: Unix time at which
+    the previous ranks ended. Raise BadInputError, FencedError, CheckpointError, CheckpointVolumeError, OSError.
     """
     folder = staged_folder(plan)
     store, choice = folder.log.store, f"{_CHOICES}{attempt}.json"

@@ -213,6 +213,7 @@ class Assigning:
 
         It is due after a change of jobs, nodes or pods, at most every ``LOOK_S`` and at least every ``AGAIN_S``
         seconds. Return True while a running job is to move because others need its devices. No job is then preempted.
+        ``waiting``: questions of the jobs without devices. ``ask``: makes plans.
         """
         if not self._on:
             return False

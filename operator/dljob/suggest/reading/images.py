@@ -82,7 +82,11 @@ def decoded_images(
     test_files: Mapping[str, Sequence[ImageFile]],
     side: int | None,
 ) -> Images:
-    """Return the images of each class, all scaled to one size. Raise DataError for the first that cannot be decoded."""
+    """Return the images of each class, all scaled to one size. Raise DataError for the first that cannot be decoded.
+
+    ``files``, ``test_files``: name of a class → its images, in the training part and the test part. ``side``: as in
+    ``read_folder``.
+    """
     classes = tuple(sorted(files))
     if (count := sum(map(len, files.values()))) < MIN_IMAGES:
         raise DataError(f"{path}: found {count} images; expected at least {MIN_IMAGES}. Add images.")

@@ -47,7 +47,10 @@ def fraction(cut: Settings, whole: Settings) -> float:
 
 
 def total_s(model: tuple[Settings, Prediction], reading_s: float, pace: float) -> float:
-    """Return the seconds of a whole script: start, reading, training and evaluation. Without a plan: infinity."""
+    """Return the seconds of a whole script: start, reading, training and evaluation. Without a plan: infinity.
+
+    ``reading_s``, ``pace``: as in ``fitted``.
+    """
     settings, found = model
     if found.problem:
         return math.inf
