@@ -39,7 +39,9 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--epochs", type=int, default=10, help="passes over the dataset; default: 10")
     parser.add_argument("--optimizer", choices=("SGD", "Adam", "AdamW"), default="SGD", help="default: SGD")
     parser.add_argument("--learning-rate", type=float, default=0.05, help="default: 0.05")
-    parser.add_argument("--collective", default="Auto", help="as spec.collective; default: Auto, the fastest")
+    parser.add_argument(
+        "--collective", default="Auto", help="all-reduce algorithm, as in spec.collective; default: Auto, the fastest"
+    )
     parser.add_argument("--seed", type=int, default=0, help="default: 0")
     parser.add_argument(
         "--checkpoints", help="a folder, or s3://BUCKET/PREFIX, to save checkpoints to and to resume from"

@@ -70,7 +70,7 @@ class Profile:
     """``activation_nbytes`` with activation checkpointing of the given blocks; None without blocks."""
 
     def hints(self) -> str:
-        """Return these numbers as YAML for ``spec.model.hints``, from which the operator plans a custom model."""
+        """Return the profile as YAML for ``spec.model.hints``, with which the operator plans a custom model."""
         return (
             f"model:\n  hints:\n    parameters: {self.parameters}\n"
             f"    flopsPerSample: {self.forward_FLOPs + self.backward_FLOPs:.0f}"

@@ -26,10 +26,11 @@ Label = Annotated[str, Field(max_length=96)]
 class ReferenceNet:
     """A small network that the probe trains.
 
-    ``shape``: that of one sample. ``layers``: each a name and its sizes. ``conv``: 3 x 3 with so many filters, without
-    a change of the image's size; ``pool``: maximum of 2 x 2; ``linear``: so many outputs; ``relu``, ``gelu``,
-    ``flatten`` and ``layer_norm`` without sizes. ``batches``: local batch sizes on a CPU; the last one is also measured
-    on several cores, if ``scales``. ``gpu_batches``: the same on a GPU. ``half``: measured in 16 bits too.
+    ``shape``: shape of one sample. ``layers``: name and sizes of each layer: ``conv`` (3 x 3, same image size; number
+    of filters), ``pool`` (maximum of 2 x 2), ``linear`` (number of outputs), and ``relu``, ``gelu``, ``flatten`` and
+    ``layer_norm`` without sizes. ``batches``: local batch sizes to measure on a CPU. ``scales``: True to measure the
+    last of these also on several cores. ``gpu_batches``: local batch sizes to measure on a GPU. ``half``: True to
+    measure in 16 bits, too.
     """
 
     shape: tuple[int, ...]
@@ -162,7 +163,10 @@ class HardwareMeasure(UntrustedRecord):
         return cls.model_validate_json(text)
 
     def to_json(self) -> str:
-        """Return the document as JSON with at most ``MAX_NBYTES`` bytes. Notes, then steps are left out to fit."""
+        """Return the document as JSON with at most ``MAX_NBYTES`` bytes.
+
+        If it would be longer, leave out notes, and then steps.
+        """
         notes, steps = list(self.notes), list(self.steps)
         while True:
             cut = self.model_copy(update={"notes": tuple(notes), "steps": tuple(steps)})

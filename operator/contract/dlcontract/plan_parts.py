@@ -28,7 +28,9 @@ class Rank(Record):
     host: Annotated[Name, Field(description="DNS name of the pod, reachable before the pod is ready.")]
     group: Name
     device: Name
-    local_rank: Annotated[int, Field(ge=0, description="Index among the ranks of the pod; its GPU, if any.")] = 0
+    local_rank: Annotated[
+        int, Field(ge=0, description="Index of the rank among the ranks of its pod, and of its GPU if it uses one.")
+    ] = 0
     gpu: Annotated[
         bool, Field(description="True if device is a GPU's product name; otherwise it is a class of CPU nodes.")
     ] = False
@@ -74,10 +76,12 @@ class OptimizerRef(Record):
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     find_rate: Annotated[bool, Field(description="True: a learning-rate range test replaces learning_rate.")] = False
     rate_curve: Annotated[
-        Literal["Loss", "Accuracy"], Field(description="The curve that the range test analyzes, with find_rate.")
+        Literal["Loss", "Accuracy"], Field(description="With find_rate: the curve that the range test analyzes.")
     ] = "Loss"
     scaling: Literal["Linear", "SquareRoot", "AdaScale"] | None = None
-    base_batch: Annotated[int | None, Field(ge=1, description="Batch size for learning_rate, with scaling.")] = None
+    base_batch: Annotated[
+        int | None, Field(ge=1, description="With scaling: the batch size for which learning_rate is meant.")
+    ] = None
 
     @model_validator(mode="after")
     def _scaling_has_a_base(self) -> Self:

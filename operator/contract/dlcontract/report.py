@@ -187,7 +187,7 @@ class AnalysisSummary(UntrustedRecord):
     value: float
     baseline: float | None = None
     calibration_error: Annotated[
-        float | None, Field(ge=0, le=1, description="None: the predictions have no probabilities.")
+        float | None, Field(ge=0, le=1, description="Expected calibration error. None: no probabilities.")
     ] = None
     worst_classes: Annotated[tuple[ClassScore, ...], Field(max_length=MAX_WORST_CLASSES)] = ()
 
@@ -206,10 +206,14 @@ class Outcome(UntrustedRecord):
     accuracy: Annotated[float | None, Field(ge=0, le=1)] = None
     checkpoint: Annotated[str | None, Field(max_length=1024)] = None
     report: Annotated[str | None, Field(max_length=1024, description="Path of the run report.")] = None
-    stopped: Annotated[StoppedEarly | None, Field(description="None: the training made all of its steps.")] = None
-    analysis: Annotated[AnalysisSummary | None, Field(description="None: the script analysed no predictions.")] = None
+    stopped: Annotated[StoppedEarly | None, Field(description="Reason of an early end. None: all steps were made.")] = (
+        None
+    )
+    analysis: Annotated[
+        AnalysisSummary | None, Field(description="Figures of predictions. None: the script analysed none.")
+    ] = None
     findings: Annotated[
-        tuple[RunFinding, ...], Field(max_length=MAX_FINDINGS, description="The most important one first.")
+        tuple[RunFinding, ...], Field(max_length=MAX_FINDINGS, description="Findings, the most important one first.")
     ] = ()
 
 
@@ -229,7 +233,9 @@ class TargetProgress(UntrustedRecord):
 
     value: float
     best: float
-    forecast: Annotated[TargetForecast | None, Field(description="None: the values allow no forecast.")] = None
+    forecast: Annotated[
+        TargetForecast | None, Field(description="Forecast of the target. None: no forecast is possible.")
+    ] = None
 
 
 class Mismatch(UntrustedRecord):
@@ -259,7 +265,7 @@ class Report(UntrustedRecord):
     loss: float | None = None
     accuracy: Annotated[float | None, Field(ge=0, le=1)] = None
     metrics: Annotated[dict[MetricName, float], Field(max_length=MAX_METRICS, description="Logged by the script.")] = {}
-    step_s: Annotated[Seconds | None, Field(description="Mean over the most recent steps.")] = None
+    step_s: Annotated[Seconds | None, Field(description="Mean step time over the most recent steps.")] = None
     samples_per_s: Annotated[float | None, Field(ge=0, le=1e15)] = None
     world_size: Count = 0
     ranks: Annotated[tuple[RankMeasure, ...], Field(max_length=4096)] = ()
@@ -281,10 +287,14 @@ class Report(UntrustedRecord):
     link_latency_s: Annotated[Seconds | None, Field(description="Latency between ranks, measured at the start.")] = None
     link_bandwidth_Bps: Annotated[float | None, Field(gt=0, le=1e15)] = None
     noise: Annotated[
-        Noise | None, Field(description="None: the noise scale was not measured, such as in a run on one rank.")
+        Noise | None, Field(description="Gradient noise scale. None: not measured, such as on one rank.")
     ] = None
-    energy: Annotated[MeasuredEnergy | None, Field(description="None: no counter was readable so far.")] = None
-    target: Annotated[TargetProgress | None, Field(description="None: no target, or no value yet.")] = None
+    energy: Annotated[
+        MeasuredEnergy | None, Field(description="Measured energy. None: no energy counter was readable so far.")
+    ] = None
+    target: Annotated[
+        TargetProgress | None, Field(description="Progress to spec.until. None: no target, or no value yet.")
+    ] = None
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, populate_by_name=True)
 

@@ -29,13 +29,18 @@ class DefaultToleration(ApiModel):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.key is None and self.operator != "Exists":
-            raise ValueError("key: a toleration without key needs operator Exists: set key, or set operator to Exists")
+            raise ValueError(
+                "key: found no key without operator Exists; expected one of them. Set key, or set operator to Exists"
+            )
         if self.operator == "Exists" and self.value:
-            raise ValueError("value: operator Exists matches all values: remove value, or choose operator Equal")
+            raise ValueError(
+                "value: found a value with operator Exists, which matches all values; expected no value. Remove value, "
+                "or choose operator Equal"
+            )
         if self.toleration_seconds is not None and self.effect != "NoExecute":
             raise ValueError(
-                "tolerationSeconds: this field needs effect NoExecute: set effect to NoExecute, or remove "
-                "tolerationSeconds"
+                "tolerationSeconds: found this field without effect NoExecute; expected both. Set effect to NoExecute, "
+                "or remove tolerationSeconds"
             )
         return self
 

@@ -33,8 +33,8 @@ class ComputePoint(FiniteModel):
         int | None,
         Field(
             ge=1,
-            description="CPUs of the rank. Unset: the device is a GPU, or a release measured it that did not store "
-            "this number.",
+            description="CPUs of the rank. Unset: the device is a GPU, or an earlier release that did not store this "
+            "number made the measurement.",
         ),
     ] = None
     ranks_per_node: Annotated[
@@ -50,7 +50,9 @@ class ScalingPoint(FiniteModel):
     devices: Annotated[int, Field(ge=2)]
     collective: Annotated[str, Field(max_length=32, description="Collective that reduced the gradients.")] = "Ring"
     sharded: Annotated[bool, Field(description="true: the optimizer was sharded (strategy Optimizer).")] = False
-    cores: Annotated[int | None, Field(ge=1, description="CPUs of each rank. Unset: as in compute.")] = None
+    cores: Annotated[
+        int | None, Field(ge=1, description="CPUs of each rank. Unset for the same reasons as in compute.")
+    ] = None
     batch: Annotated[int, Field(ge=1, description="Samples on the busiest device.")]
     seconds: Annotated[float, Field(gt=0, le=MAX_S, description="Mean time of a step.")]
     observations: Annotated[int, Field(ge=1, description="Number of measured runs.")] = 1
@@ -133,7 +135,9 @@ class ProbedStep(FiniteModel):
     batch: Annotated[int, Field(ge=1)]
     cores: Annotated[int, Field(ge=1)] = 1
     seconds: Annotated[float, Field(gt=0, le=MAX_S)]
-    precision: Annotated[Literal["FP32", "BF16", "FP16"], Field(description="Number format of both passes.")] = "FP32"
+    precision: Annotated[
+        Literal["FP32", "BF16", "FP16"], Field(description="Number format of forward and backward pass.")
+    ] = "FP32"
 
 
 class ProbedLink(FiniteModel):
@@ -149,7 +153,7 @@ class HardwareFactors(FiniteModel):
     host: Annotated[float, Field(gt=0, description="Overhead of the framework.")] = 1.0
     convolution: Annotated[float, Field(gt=0, description="Arithmetic of convolutions.")] = 1.0
     product: Annotated[float, Field(gt=0, description="Arithmetic of matrix products.")] = 1.0
-    half: Annotated[float, Field(gt=0, description="Arithmetic in 16 bits on units for it.")] = 1.0
+    half: Annotated[float, Field(gt=0, description="Arithmetic on units for 16-bit numbers.")] = 1.0
     activation: Annotated[float, Field(gt=0, description="Memory traffic of activations.")] = 1.0
     weight: Annotated[float, Field(gt=0, description="Memory traffic of parameters and optimizer state.")] = 1.0
 
@@ -157,10 +161,10 @@ class HardwareFactors(FiniteModel):
 class HardwareProfile(FiniteModel):
     """Measured hardware of a device class. Plans use it in place of data sheets until a run has measured the model."""
 
-    origin: Annotated[str, Field(max_length=32, description="What measured it: probe.")] = "probe"
+    origin: Annotated[str, Field(max_length=32, description="Source of the measurements: probe.")] = "probe"
     kind: Literal["cpu", "gpu"] = "cpu"
     product: Annotated[str, Field(max_length=96, description="Name of the processor or GPU.")] = ""
-    node: Annotated[str, Field(max_length=253, description="Node on which it was measured.")] = ""
+    node: Annotated[str, Field(max_length=253, description="Node on which the probe ran.")] = ""
     cores: Annotated[float, Field(gt=0, description="CPUs that the probe could use.")] = 1.0
     node_cores: Annotated[int, Field(ge=1, description="CPUs of the node.")] = 1
     kernel: Annotated[str, Field(max_length=96)] = ""
@@ -169,7 +173,7 @@ class HardwareProfile(FiniteModel):
     factors: HardwareFactors = HardwareFactors()
     deviation: Annotated[
         float,
-        Field(ge=0, le=MAX_EXPONENT, description="Standard deviation of log(measured / fitted) of the steps below."),
+        Field(ge=0, le=MAX_EXPONENT, description="Standard deviation of log(measured / fitted) over steps."),
     ] = 0.0
     serial_fraction: Annotated[
         float | None, Field(ge=0, le=1, description="Part of the arithmetic that more cores do not speed up.")
@@ -181,11 +185,14 @@ class HardwareProfile(FiniteModel):
         float | None, Field(gt=0, description="Bandwidth of copies by one core, or by a GPU.")
     ] = None
     disk_read_bytes_per_second: Annotated[
-        float | None, Field(gt=0, description="Reads past the page cache. Unset: not possible on this file system.")
+        float | None,
+        Field(gt=0, description="Rate of reads that bypass the page cache. Unset if the file system allows none."),
     ] = None
     disk_write_bytes_per_second: Annotated[float | None, Field(gt=0)] = None
-    node_link: Annotated[ProbedLink | None, Field(description="Two MPI ranks of a node.")] = None
-    network_link: Annotated[ProbedLink | None, Field(description="Two pods on different nodes, over TCP.")] = None
+    node_link: Annotated[ProbedLink | None, Field(description="Link between two MPI ranks on one node.")] = None
+    network_link: Annotated[ProbedLink | None, Field(description="TCP link between two pods on different nodes.")] = (
+        None
+    )
     crowded: Annotated[
         float, Field(ge=1, description="Elapsed time of steps on one core, divided by their CPU time.")
     ] = 1.0

@@ -1,6 +1,6 @@
-"""An event loop in a thread of its own, for tasks that must not be delayed while the main event loop is busy.
+"""An event loop in a thread of its own, which renews the Lease and answers probes while the main event loop is busy.
 
-These tasks are renewing the Lease, and answering the probes and the requests for metrics.
+It also answers the requests for metrics.
 """
 
 import asyncio

@@ -171,7 +171,7 @@ class Operator:
                 # still shows that the kind exists.
                 if error.code == 403:
                     return version
-                log.warning("waiting for %s: %s", self._waits_for, error)
+                log.warning("waiting for %s (%s); asking again in %.0f s", self._waits_for, error, API_RECHECK_S)
                 await asyncio.sleep(API_RECHECK_S)
             else:
                 return version
@@ -212,7 +212,7 @@ class Operator:
             try:
                 await run_until_one_ends(tasks)
             except LeaseLostError as error:
-                log.warning("this operator no longer leads: %s", error)
+                log.warning("this operator no longer leads (%s); it waits until it holds the Lease again", error)
             finally:
                 self._metrics.leader.set(0)
             await planner.close()
@@ -241,14 +241,19 @@ class Operator:
                     for key in await kube.prune(kind, JOB_LABEL if kind in LABELLED else ""):
                         self._queue.add(key)
                 except ApiError as error:
-                    log.warning("cached %s could not be compared with the API server: %s", kind.plural, error)
+                    log.warning(
+                        "cached %s could not be compared with the API server (%s); trying again in %.0f s",
+                        kind.plural, error, self._settings.resync_s,
+                    )  # fmt: skip
             for job in self._cache.jobs():
                 self._queue.add(job.key)
             if self._leader is None or self._leader.leads():
                 try:
                     await kube.expire_profiles(utc_now())
                 except ApiError as error:
-                    log.warning("expired profiles were not deleted: %s", error)
+                    log.warning(
+                        "expired profiles were not deleted (%s); trying again in %.0f s", error, self._settings.resync_s
+                    )
                 await node_faults.tidy(utc_now())
 
     def _ended(self, own: asyncio.Task[Any]) -> None:
@@ -319,7 +324,7 @@ def main() -> None:
     except ValueError as error:
         sys.exit(f"dljob-operator: {error}")
     except Exception as error:  # noqa: BLE001 - the last stop
-        log.error("%s: %s", type(error).__name__, error)
+        log.error("the operator ends because of an error: %s: %s", type(error).__name__, error)
         sys.exit(1)
 
 

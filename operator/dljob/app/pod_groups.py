@@ -26,7 +26,9 @@ async def pod_group_api(api: Api, wanted: Sequence[Kind]) -> str | None:
         try:
             served = await _first_served(api, wanted)
         except ApiError as error:
-            log.warning("waiting to learn which PodGroups the API server serves: %s", error)
+            log.warning(
+                "cannot read which PodGroups the API server serves (%s); asking again in %.0f s", error, RECHECK_S
+            )
             await asyncio.sleep(RECHECK_S)
             continue
         if served is not None:
@@ -52,7 +54,9 @@ async def until_changed(api: Api, wanted: Sequence[Kind], served: str | None, in
         try:
             now = await _first_served(api, wanted)
         except ApiError as error:
-            log.warning("cannot learn which PodGroups the API server serves: %s", error)
+            log.warning(
+                "cannot read which PodGroups the API server serves (%s); asking again in %.0f s", error, interval_s
+            )
             continue
         if now != served:
             found, expected = (f"PodGroups of {version}" if version else "no PodGroups" for version in (now, served))

@@ -219,7 +219,7 @@ def _job_defaults(text: str) -> JobDefaults:
     try:
         document = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"DLJOB_JOB_DEFAULTS: found {text!r:.200}; expected JSON: {error}") from None
+        raise ValueError(f"DLJOB_JOB_DEFAULTS: found {text!r:.200} ({error}); expected JSON") from None
     return parse_defaults(document)
 
 
@@ -234,9 +234,12 @@ def _weights(text: str) -> dict[str, float]:
     try:
         found = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"DLJOB_QUEUE_WEIGHTS: found {text!r:.200}; expected JSON: {error}") from None
+        raise ValueError(f"DLJOB_QUEUE_WEIGHTS: found {text!r:.200} ({error}); expected JSON") from None
     if not isinstance(found, dict):
-        raise ValueError(f'DLJOB_QUEUE_WEIGHTS: found {text!r:.200}; expected an object such as {{"team-a": 2}}')  # noqa: TRY004
+        raise ValueError(  # noqa: TRY004
+            f"DLJOB_QUEUE_WEIGHTS: found {text!r:.200}; expected an object with the weight of each namespace, such as "
+            '{"team-a": 2}. Correct the chart value queue.weights'
+        )
     for name, weight in found.items():
         valid = isinstance(weight, int | float) and not isinstance(weight, bool)
         if not (valid and MIN_WEIGHT <= weight <= MAX_WEIGHT):
@@ -252,7 +255,7 @@ def _peers(text: str) -> tuple[Mapping[str, Any], ...]:
         peers = json.loads(text)
     except ValueError as error:
         raise ValueError(
-            f"DLJOB_METRICS_SOURCES: found {text!r}; expected JSON, a list of NetworkPolicy peers: {error}"
+            f"DLJOB_METRICS_SOURCES: found {text!r} ({error}); expected JSON, a list of NetworkPolicy peers"
         ) from None
     if not isinstance(peers, list) or not all(isinstance(peer, dict) and peer for peer in peers):
         raise ValueError(f"DLJOB_METRICS_SOURCES: found {text!r}; expected a list of NetworkPolicy peers")

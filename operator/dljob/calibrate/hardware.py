@@ -56,9 +56,10 @@ def workload(net: str) -> Workload:
 
 
 def compared(measure: HardwareMeasure, device: Device | None = None) -> Hardware:
-    """Return the measured hardware, with factors relative to ``device``; None: as the document names it.
+    """Return the constants of the hardware that a probe has measured, with factors relative to a data sheet.
 
-    ``device``: by the data sheet; for CPUs, one core. The result is not bounded (``Hardware.believed``).
+    ``measure``: the probe's document. ``device``: the data sheet; for CPUs, that of one core. None: the data sheet of
+    the device that the document names. Implausible values stay: ``Hardware.believed`` limits them.
     """
     on_gpu = measure.kind == "gpu"
     if device is None:
@@ -82,7 +83,11 @@ def _speed(link: LinkRate | None) -> LinkSpeed | None:
 
 
 def usable(measure: HardwareMeasure) -> list[TimedStep]:
-    """Return the steps of networks that this release knows, without disturbed ones on several cores."""
+    """Return the measured steps that can be used: those of networks that this release knows.
+
+    Steps on several cores that took much longer than on one core (``DISTURBED``) are left out, because other processes
+    disturbed them.
+    """
     known = [step for step in measure.steps if step.net in REFERENCE_NETS]
     single = {(step.net, step.batch): step.s for step in known if step.cores == 1}
     return [

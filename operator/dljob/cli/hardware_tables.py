@@ -13,9 +13,10 @@ HEADER = ["", "DATA SHEET", "MEASURED", "RATIO"]
 
 
 def hardware_table(device: str, profile: HardwareProfile, hardware: Hardware) -> list[str]:
-    """Return the lines of the table of a device class, with its doubts and what was not measured.
+    """Return lines with a table that compares the measured hardware of a device class with its data sheet.
 
-    Rates of computing are those that plans expect to be reached, not peaks. ``hardware``: the bounded constants.
+    Below the table are notes about what was not measured, and warnings about implausible values. Rates of computing are
+    those that plans expect, not peaks. ``hardware``: the planner's constants of ``profile``.
     """
     sheet, factors = sheet_of(device, profile.kind), hardware.factors
     per = "of the GPU" if profile.kind == "gpu" else "of a core"

@@ -16,7 +16,10 @@ FIELD_OWNER = "kubectl-dljob"
 
 
 def add_namespace(command: argparse.ArgumentParser, before: str = "") -> None:
-    """Add the option ``--namespace``. ``before``: where else than in the kubeconfig its default comes from, first."""
+    """Add the option ``--namespace``, whose default is the namespace of the kubeconfig.
+
+    ``before``: text for the help that names another source of the default, which takes precedence.
+    """
     command.add_argument(
         "-n", "--namespace", metavar="NAME", help=f"namespace (default: that of {before}the kubeconfig, or 'default')"
     )
@@ -56,11 +59,11 @@ def _without(error: ImportError) -> BadInputError:
 
 def _in_words(error: Any) -> str:
     if error.code == 0:
-        return f"the API server does not answer: {error.message}; check KUBECONFIG and the cluster"
+        return f"the API server does not answer: {error.message}. Check KUBECONFIG and the cluster"
     if error.code == 401:
-        return "the API server rejected the credentials: check KUBECONFIG"
+        return "the API server rejected the credentials. Check KUBECONFIG"
     if error.not_found and ("requested resource" in error.message or "page not found" in error.message):
-        return "the cluster has no DLJob resource: install dljob first (helm install dljob charts/dljob)"
+        return "the cluster has no DLJob resource. Install dljob first (helm install dljob charts/dljob)"
     return str(error.message)
 
 

@@ -33,7 +33,10 @@ class CarbonIntensity:
 
     def __post_init__(self) -> None:
         if len(self.g_per_kwh) not in (1, 24):
-            raise ValueError(f"g_per_kwh: found {len(self.g_per_kwh)} values; expected 1 or 24")
+            raise ValueError(
+                f"g_per_kwh: found {len(self.g_per_kwh)} values; expected 1 value, or 24 values for the hours 0 to 23 "
+                "UTC"
+            )
 
     def grams(self, energy_J: Amount, begin_s: float, seconds: Amount) -> Amount:
         """Return the grams of CO2 equivalent for ``energy_J`` joules, used evenly over ``seconds`` seconds.

@@ -50,7 +50,10 @@ class Hardware:
     """Values that were not believed, and what is used instead, for users."""
 
     def device(self, device: Device, cores: float = 1.0) -> Device:
-        """Return the device with the measured times. ``device``: by the data sheet. ``cores``: those of the rank."""
+        """Return ``device``, which has the values of its data sheet, with the measured values instead.
+
+        ``cores``: number of cores of the rank.
+        """
         changed = replace(device, factors=self.factors)
         if device.kind == "cpu" and self.memory_Bps is not None:
             changed = replace(changed, memory_bandwidth_Bps=self.memory_Bps * cores)
@@ -59,9 +62,9 @@ class Hardware:
         return changed
 
     def believed(self, assumed: bool = False) -> Self:
-        """Return the values within the bounds of what data sheets allow, and the doubts about the others.
+        """Return a copy without values that are implausible compared with data sheets, which ``doubts`` then lists.
 
-        A factor beyond its bound gets the value of the bound, so that the plan still makes sense. Another impossible
+        A factor beyond its bound gets the value of the bound, so that the plan still makes sense. Any other implausible
         value counts as not measured. ``assumed``: True if the catalogue does not have the device.
         """
         most = MAX_ASSUMED_FACTOR if assumed else MAX_FACTOR
@@ -89,7 +92,9 @@ class Hardware:
 def _believed_rate(name: str, value: float | None, limits: tuple[float, float], doubts: list[str]) -> float | None:
     if value is None or limits[0] <= value <= limits[1]:
         return value
-    doubts.append(f"{name}: found {value:.3g} B/s; expected {limits[0]:g} to {limits[1]:g} B/s. Not used")
+    doubts.append(
+        f"{name}: found {value:.3g} B/s; expected {limits[0]:g} to {limits[1]:g} B/s. The plan does not use this value"
+    )
     return None
 
 
@@ -101,6 +106,6 @@ def _believed_link(name: str, link: LinkSpeed | None, doubts: list[str]) -> Link
         return link
     doubts.append(
         f"{name}: found {link.latency_s:.3g} s and {link.bandwidth_Bps:.3g} B/s; expected {short:g} to {long:g} s and "
-        f"{slow:g} to {fast:g} B/s. Not used"
+        f"{slow:g} to {fast:g} B/s. The plan does not use this value"
     )
     return None

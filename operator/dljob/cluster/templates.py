@@ -57,7 +57,7 @@ def parse_templates(text: str) -> tuple[Node, ...]:
     try:
         entries = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"found {text!r:.200}; expected JSON, a list of node templates: {error}") from None
+        raise ValueError(f"found {text!r:.200} ({error}); expected JSON, a list of node templates") from None
     if isinstance(entries, list) and any("count" not in entry for entry in entries if isinstance(entry, dict)):
         raise ValueError(
             "autoscaling.nodeTemplates: found a template without count; expected count, the maximum number of nodes "

@@ -140,9 +140,8 @@ class Controller:
         try:
             await self._publish(observed, failed(observed, f"{type(error).__name__}: {error}", self._now()))
         except Exception as again:  # noqa: BLE001 - the log has the first error
-            log.warning(
-                "the condition that reports the operator's error was not written: %s", again, extra=self._about(key)
-            )
+            text = "the operator's error is only in this log: the job's condition with the error was not written (%s)"
+            log.warning(text, again, extra=self._about(key))
 
     async def _reconcile(self, key: JobKey) -> float | None:
         await self._kube.identify_sets(key)
@@ -247,7 +246,8 @@ class Controller:
         try:
             await self._kube.record_node_event(node, event, self._now())
         except ApiError as error:
-            log.log(logging.DEBUG if error.code == 403 else logging.WARNING, "event about node %s: %s", node, error)
+            level = logging.DEBUG if error.code == 403 else logging.WARNING
+            log.log(level, "an event about node %s was not posted: %s", node, error)
 
     async def _do(self, observed: Observed, desired: Desired, parsed: ParsedJob | None) -> None:
         job, kube = observed.job, self._kube
@@ -331,7 +331,7 @@ class Controller:
             try:
                 await self._kube.record_event(job, event, self._now())
             except ApiError as error:
-                log.warning("the event %s was not written: %s", event.reason, error, extra=about)
+                log.warning("the event %s was not posted: %s", event.reason, error, extra=about)
                 if not error.rejected or error.not_found or error.forbidden:
                     unsent.append(event)
                     recheck_s = recheck_s if error.forbidden else RECHECK_S
@@ -342,7 +342,7 @@ class Controller:
             await self._kube.write_status(job, desired.status.manifest())
 
     def begin(self) -> None:
-        """Let the next reconcile of each job look for its missing events again.
+        """Let the next reconcile of each job post the job's lost events again.
 
         Call this whenever the operator becomes the leader.
         """
@@ -365,7 +365,7 @@ class Controller:
                     posted = await self._kube.event_reasons(job)
             except (ApiError, TimeoutError) as error:
                 what = f"{type(error).__name__}: {error}"
-                log.warning("the job's events were not listed: %s", what, extra=self._about(job.key))
+                log.warning("the job's events were not listed (%s); trying again", what, extra=self._about(job.key))
                 self._queue.add_after(job.key, FORBIDDEN_RECHECK_S)
                 return
             missing = [event for event in expected if event.reason not in posted]

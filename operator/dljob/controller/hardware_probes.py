@@ -35,19 +35,19 @@ class HardwareProbes:
         self._said = ""
 
     async def run(self) -> None:
-        """Look again and again, until cancelled. An error of the API server is logged once and tried again."""
+        """Call ``look`` every ``LOOK_S`` seconds, until cancelled. Log an error of the API server once, and go on."""
         while True:
             try:
                 await self.look()
                 self._said = ""
             except ApiError as error:
                 if str(error) != self._said:
-                    log.warning("hardware probes: %s", error)
+                    log.warning("hardware probes wait for the API server (%s); trying again in %.0f s", error, LOOK_S)
                     self._said = str(error)
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> None:
-        """Decide once, and act."""
+        """Decide once which probe pods to start or delete, and which measurements to store, and do this."""
         now = self._now()
         listed = await self._api.find(POD, self._namespace, labelSelector=f"{PROBE_LABEL}={BY_OPERATOR}")
         pods = [_seen(body, now) for body in listed]
@@ -77,7 +77,7 @@ class HardwareProbes:
         if isinstance(action, Store):
             await self._store(action.pod, now)
         elif isinstance(action, Remove):
-            log.info("hardware probe of %s: pod %s is deleted: %s", action.pod.device, action.pod.name, action.why)
+            log.info("hardware probe of %s: pod %s ends, because %s", action.pod.device, action.pod.name, action.why)
         await self._api.delete(POD, self._namespace, action.pod.name, grace_s=0)
 
     async def _store(self, pod: ProbePod, now: datetime) -> None:
@@ -86,7 +86,10 @@ class HardwareProbes:
             measure = HardwareMeasure.parse(pod.message)
         except ValueError as error:
             reason = " ".join(str(error).split())[:200]
-            log.warning("hardware probe of %s: found %r; %s", pod.device, pod.message[:60], reason)
+            log.warning(
+                "hardware probe of %s: found the termination message %r of pod %s (%s); expected the document of the "
+                "hardware probe. This measurement is not used", pod.device, pod.message[:60], pod.name, reason,
+            )  # fmt: skip
             return
         body = hardware_body(hardware_profile(measure, pod.device, pod.node), pod.device, now)
         name = body["metadata"]["name"]

@@ -91,7 +91,7 @@ class Queues:
                 try:
                     await self._look()
                 except ApiError as error:
-                    log.warning("the API of Kueue could not be looked up: %s", error)
+                    log.warning("the API of Kueue could not be looked up (%s); trying again", error)
                     if not self.looked.is_set() and asyncio.get_running_loop().time() - began_s >= FIRST_LOOK_S:
                         self._set("", UNREADABLE.format(error))
                         self.looked.set()
@@ -154,7 +154,10 @@ class Queues:
             task.cancel()
         for result in await asyncio.gather(*self._watches, return_exceptions=True):
             if isinstance(result, Exception):
-                log.error("a watch of Workloads ended: %s: %s", type(result).__name__, result)
+                log.warning(
+                    "a watch of Kueue's Workloads ended (%s: %s); the operator opens it again while the API server "
+                    "serves Kueue", type(result).__name__, result,
+                )  # fmt: skip
         self._watches, self._watched, self.reflectors = [], "", ()
 
     def _changed(self) -> Changed:

@@ -144,7 +144,11 @@ class Watches:
         kopf.on.event(group, version, DLJOB.plural, id="event", registry=self.registry)(self._event)
 
     async def reflect(self) -> None:
-        """Watch all kinds except DLJobs, and check the watch of DLJobs. Raise the error if one of the watches ends."""
+        """Watch all kinds except DLJobs, which kopf watches. Never return.
+
+        Also check again and again that kopf's watch has missed no change of a DLJob. If one of the watches ends with an
+        error, raise this error.
+        """
         watches = {f"watch of {reflector.name}": reflector.run() for reflector in self._reflectors}
         await run_until_one_ends({**watches, "check of DLJobs": self._check_jobs()})
 
@@ -212,7 +216,7 @@ class Watches:
                 body = await self._api.get(DLJOB, *key)
             except ApiError as error:
                 if not error.not_found:
-                    log.warning("DLJob %s/%s could not be read: %s", *key, error)
+                    log.warning("DLJob %s/%s could not be read (%s); its latest change is not handled yet", *key, error)
                 elif self._cache.drop(DLJOB, *key, event.uid):
                     self._queue.add(key)
                 continue

@@ -115,7 +115,7 @@ class Leader:
                     self._renewed = self._asked
                     return
             except ApiError as error:
-                log.warning("the Lease cannot be acquired: %s", error)
+                log.warning("the Lease cannot be acquired (%s); trying again", error)
             await asyncio.sleep(RETRY_S if self.blocked_by is None else RIVALS_S)
 
     async def _own(self) -> dict[str, Any] | None:
@@ -138,14 +138,15 @@ class Leader:
             return False
         if self._returned_at is None:
             self._returned_at = now
-            log.warning("waiting for at most %.0f s until a later release has stopped: %s", YIELD_S, later)
+            log.warning("waiting at most %.0f s until the later release has stopped (%s)", YIELD_S, later)
         return now - self._returned_at < YIELD_S
 
     async def hold(self) -> None:
         """Renew the Lease periodically, and never return. Raise LeaseLostError when this operator loses the Lease.
 
         It loses the Lease if another operator holds it, if it could not renew it for ``GIVE_UP_S`` seconds, or if an
-        earlier Helm release manages the same namespaces.
+        earlier Helm release manages the same namespaces. ``app.main`` runs this method in the background loop, so that
+        a busy main event loop does not delay renewals.
         """
         renewed = self._asked
         try:
@@ -156,7 +157,7 @@ class Leader:
                     async with asyncio.timeout(max(0.1, GIVE_UP_S - (self._clock() - renewed))):
                         held = await self._take()
                 except (ApiError, TimeoutError) as error:
-                    log.warning("the Lease was not renewed: %s", error)
+                    log.warning("the Lease was not renewed (%s); trying again", error)
                     if self._clock() - renewed >= GIVE_UP_S:
                         raise LeaseLostError(f"not renewed for {GIVE_UP_S:g} s") from error
                 else:
@@ -247,7 +248,7 @@ class Leader:
                 await self._api.replace(LEASE, lease)
                 self._seen = None  # This change of the Lease does not show that another replica renews it.
         except ApiError as error:
-            log.warning("the Lease was not released: %s", error)
+            log.warning("the Lease was not released (%s); it ends when it expires", error)
 
     async def _take(self) -> bool:
         """Try to acquire or renew the Lease. Return True if this operator is the holder of the Lease now.

@@ -97,7 +97,7 @@ class Api:
         return metadata
 
     async def find(self, kind: Kind, namespace: str | None, **params: str) -> list[Body]:
-        """Return all objects of a kind, which lack the fields ``kind`` and ``apiVersion``. ``namespace`` None: all.
+        """Return all objects of a kind, without their fields ``kind`` and ``apiVersion``. ``namespace`` None: all.
 
         ``params``: URL parameters of the list, such as ``labelSelector`` or ``fieldSelector``.
         """

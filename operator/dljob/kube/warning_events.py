@@ -100,7 +100,10 @@ class WarningEvents:
         except (ApiError, TimeoutError) as error:
             if not watched.failed:
                 what = f"{type(error).__name__}: {error}"
-                log.warning("events about %s %s were not listed: %s", kind, name, what, extra=log_fields(job.key, job))
+                log.warning(
+                    "events about %s %s were not listed (%s); the job's conditions do not show them",
+                    kind, name, what, extra=log_fields(job.key, job),
+                )  # fmt: skip
             watched.failed = True
             return watched.message
         watched.failed = False

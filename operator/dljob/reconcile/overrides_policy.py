@@ -32,8 +32,10 @@ def refused_override(spec: DLJobSpec, may_override: bool, policy: OverridePolicy
 def refused_secret(spec: DLJobSpec, usable: Mapping[str, bool]) -> Verdict | None:
     """Return Accepted=False if the spec names a Secret that jobs may not use; else None.
 
-    ``usable``: for each existing Secret, by name, True if it has the label that lets jobs use it. A Secret that does
-    not exist may not be used either, because it could be created without the label.
+    The controller calls this only if the policy is not unlimited for the job (``OverridePolicy.unlimited``).
+    ``usable``: for each existing Secret, by name, True if it has the label that lets jobs use it;
+    ``Kube.usable_secrets`` (``kube/client.py``) reads the labels. A Secret that does not exist may not be used either,
+    because it could be created without the label.
     """
     for use in secrets(spec):
         if not usable.get(use.name, False):

@@ -64,7 +64,10 @@ class ReservationBook:
             self.accept(key, reservations, now_s)
 
     def release(self, key: Key) -> None:
-        """End the reservation of a plan that was not stored yet: it has been stored now, or never will be."""
+        """End the reservation made by ``accept``. Call this once the job's plan has been stored, or has been refused.
+
+        Reservations derived from the job's stored objects remain.
+        """
         self._put(self._accepted, key, None)
 
     def accepted(self, key: Key) -> bool:

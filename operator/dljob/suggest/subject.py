@@ -53,7 +53,7 @@ Facts = TableFacts | ImageFacts | TextFacts
 
 @dataclass(frozen=True)
 class Options:
-    """What the user says about the data. None: found in the data."""
+    """The options of ``dljob suggest`` about the data. A value of None is determined from the data."""
 
     data: Path
     task: str | None = None
@@ -75,9 +75,10 @@ class Options:
 
 @dataclass(frozen=True)
 class Subject:
-    """The data with its facts, and the functions that give models and render a project for the settings of one.
+    """The user's data with the facts about it, and functions that recommend models and write a project for one.
 
-    The second argument of ``project`` is the limit of the training's time in seconds, or None.
+    ``models``: returns the settings of the recommended model and its alternatives. ``project``: returns file name →
+    content for the settings of a model and a limit of the training's time in seconds (None: no limit).
     """
 
     facts: Facts
@@ -133,9 +134,10 @@ def read_subject(options: Options) -> Subject:
 
 
 def table_task(table: Table, task: str | None, text: str | None, target: str | None) -> tuple[str | None, str, str]:
-    """Return the task, or None for one of tables, the column of the text, and that of the class.
+    """Return (task, column of the texts, column of the classes) of a table of documents.
 
-    A table whose only other column than the target holds free text is one of documents.
+    For any other table, the task is None and the columns are empty. ``task``, ``text``, ``target``: the user's options;
+    None: not given. Without options, a table contains documents if its only column besides the target has free text.
     """
     for option, name in (("--text", text), ("--target", target)):
         if name is not None and name not in table.names:

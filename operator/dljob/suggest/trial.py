@@ -24,7 +24,7 @@ GRACE_S = 30.0
 
 @dataclass(frozen=True)
 class Pace:
-    """What a short training measured."""
+    """Time and memory of a training, measured in its first steps."""
 
     training_s: float
     """Seconds that all steps of the training would take, without start and evaluation."""
@@ -49,7 +49,10 @@ def write(folder: Path, subject: Subject, settings: Settings, limit_s: float | N
 
 
 def baseline(subject: Subject, environment: Mapping[str, str], limit_s: float = BASELINE_LIMIT_S) -> Baseline:
-    """Run the baseline of the project in a process of its own. Raise TrialError if it fails or takes too long."""
+    """Run the baseline of the project in a process of its own. Raise TrialError if it fails or takes too long.
+
+    ``environment``: environment variables of the process. ``limit_s``: time limit in seconds.
+    """
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder), subject, subject.models(None)[0], None)
         found = json.loads(_run(Path(folder), "baseline.py", "the baseline", _own(subject, environment), limit_s))
@@ -63,7 +66,10 @@ def can_train() -> bool:
 
 
 def pace(subject: Subject, settings: Settings, environment: Mapping[str, str], limit_s: float) -> Pace:
-    """Train the project for up to ``limit_s`` seconds, and return what that measured. Raise TrialError if it fails."""
+    """Train the project for up to ``limit_s`` seconds, and return the measured time and memory.
+
+    Raise TrialError if the training fails.
+    """
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder), subject, settings, None)
         limited = {**_own(subject, environment), "TIME_LIMIT_S": f"{limit_s:g}"}

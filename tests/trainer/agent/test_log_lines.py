@@ -8,9 +8,11 @@ import signal
 import sys
 
 import pytest
+from pydantic import ValidationError
 
 from dlcontract import RunPhase
 from dltrain.agent.log_lines import CONTINUED, LogLines
+from dltrain.protocol.rank_messages import invalid_message, rank_message_adapter
 from support.trainer.pods import JOB_UID, Job, logged_rank
 from support.trainer.ranks import speaking
 
@@ -29,6 +31,17 @@ def test_line_has_the_uid_and_the_numbers_of_plan_and_attempt() -> None:
     assert lines.format(record("ok")).endswith(" rank 0: ok [uid=5f0c9a52 plan=0 attempt=none]")
     lines.running = lambda: (3, "1.2")
     assert lines.format(record("ok")).endswith(" rank 0: ok [uid=5f0c9a52 plan=3 attempt=1.2]")
+
+
+@pytest.mark.parametrize(
+    ("line", "field"), [(b"{", "JSON"), (b'{"type": "hello", "rank": 0, "pid": 1, "x": 2}', "hello.x")]
+)
+def test_invalid_message_of_a_rank_is_described_in_one_line(line: bytes, field: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        rank_message_adapter.validate_json(line)
+    text = invalid_message(caught.value)
+    assert field in text
+    assert len(text.splitlines()) == 1
 
 
 @pytest.mark.parametrize("separator", ["\n", "\r", "\r\n", "\x85", "\u2028"], ids=ascii)

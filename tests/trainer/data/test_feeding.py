@@ -168,7 +168,7 @@ def test_failure_of_automatic_workers_does_not_end_training(
             assert torch.equal(feed.take(step, part_of(step))[0], alone.fetch(request_of(step))[0])
             after += why in (errors := errors + capfd.readouterr().err)
             step += 1
-    assert errors.count("dltrain: cannot use data workers") == 1
+    assert errors.count("the rank cannot use data workers") == 1
     with pytest.raises((SampleError, WorkerLostError), match=why):
         batches_of_rank_1(Loader(dataset, CPU, workers=1, collate_fn=collate_fn), SHARES, STEPS)
 

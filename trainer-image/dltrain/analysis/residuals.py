@@ -91,7 +91,7 @@ class ResidualPart:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any], offset: int = 0) -> Self:
-        """Return the part with this content. ``offset``: added to the numbers of samples."""
+        """Return the part from ``state``, a result of the method of this name. ``offset``: added to sample numbers."""
         part = cls()
         part.samples, part.invalid = state["counts"]
         part.sum, part.absolute, part.squared, part.target_mean, part.target_deviation = state["sums"]

@@ -61,7 +61,7 @@ class Sampler:
     def planned(cls, plan: Plan, samples: int, *, drop_last: bool = False) -> "Sampler":
         """Create the sampler for a dataset of ``samples`` samples, with the plan's global batch size and seed.
 
-        If the plan's batch is larger than the dataset, a batch is the whole dataset.
+        If the plan's batch is larger than the dataset, a batch is the whole dataset. ``drop_last``: as in the class.
         """
         return cls(samples, min(plan.global_batch, samples), plan.seed, drop_last)
 

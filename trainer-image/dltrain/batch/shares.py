@@ -1,4 +1,4 @@
-"""Choose the local batch sizes (shares) from measured speeds, and decide if a change is worthwhile. No I/O.
+"""Choose local batch sizes (shares) from speeds measured while a job runs; decide if a change is worthwhile. No I/O.
 
 A rank with a local batch size of ``share`` needs ``fixed_s + per_sample_s * share`` seconds for a step. The step time
 is that of the slowest rank.

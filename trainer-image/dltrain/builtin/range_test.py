@@ -106,7 +106,7 @@ class Curves:
     accuracies: list[float]
 
     def interval(self, curve: str) -> RateInterval | None:
-        """Return the useful interval by the curve of the ``Loss`` or of the ``Accuracy``."""
+        """Return the useful interval of learning rates, read from the curve of the ``Loss`` or of the ``Accuracy``."""
         if curve == "Accuracy":
             return accuracy_interval(self.rates, self.accuracies)
         return interval(self.rates, self.losses)

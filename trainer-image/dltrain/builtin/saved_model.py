@@ -16,7 +16,7 @@ ABOUT, SCRIPT = "model.json", "predict.py"
 
 
 def write(plan: Plan, data: Dataset) -> None:
-    """Write both files beside the job's checkpoints, on the volume or in the object store, if the plan has checkpoints.
+    """Write ``model.json`` and ``predict.py`` beside the job's checkpoints, if the plan has checkpoints.
 
     Call it before the training, so that a job that ends early has them, too. An error is only logged: the training is
     worth more.
@@ -28,7 +28,10 @@ def write(plan: Plan, data: Dataset) -> None:
         files.write(ABOUT, json.dumps(about(plan, data), indent=1).encode())
         files.write(SCRIPT, Path(__file__).with_name(SCRIPT).read_bytes())
     except (OSError, BadInputError) as error:  # The first checkpoint reports the error, if it persists.
-        log.warning("cannot write %s and %s to %s: %s", ABOUT, SCRIPT, checkpoint_place(plan), error)
+        log.warning(
+            "cannot write model.json and predict.py to %s (%s); the training continues without them",
+            checkpoint_place(plan), error,
+        )  # fmt: skip
 
 
 def about(plan: Plan, data: Dataset) -> dict[str, object]:

@@ -7,7 +7,7 @@ from dltrain.protocol.volume_layout import checkpoint_place, job_directory
 
 
 class JobFiles:
-    """The files of the plan's job, by name. The plan must have checkpoints enabled."""
+    """Files beside a job's checkpoints, on the volume or in the object store. The plan must have checkpoints."""
 
     def __init__(self, plan: Plan) -> None:
         self._folder = job_directory(plan)

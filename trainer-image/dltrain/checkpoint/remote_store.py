@@ -1,4 +1,6 @@
-"""Checkpoints of the trainer in an object store: the files of a checkpoint on a volume, and a commit marker.
+"""Save and load the trainer's checkpoints in an object store, with a log (``object_store/commit_log.py``) of commits.
+
+A checkpoint in the store has the files of a checkpoint on a volume, and a commit marker in the log.
 
 Tensors are sent in parts directly from the memory of the snapshot, so that a checkpoint needs neither a copy nor disk
 space. To resume, the files are downloaded to the local disk and verified there, and then read like those on a volume.

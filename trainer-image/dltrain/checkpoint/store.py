@@ -164,8 +164,10 @@ class Checkpoints:
         """
         path, found = self.directory / TERM, term_in(self.directory)
         if found > self.term > 0:
-            why = f"{self.directory}: found term {found}; expected {self.term}: another coordinator has taken over"
-            raise FencedError(why)
+            raise FencedError(
+                f"{self.directory}: found term {found}; expected {self.term}. Another coordinator has taken over the "
+                "job, so this run writes no more checkpoints"
+            )
         if found < self.term:
             temporary = path.with_name(f".{TERM}.{os.getpid()}")
             _write(temporary, str(self.term).encode())

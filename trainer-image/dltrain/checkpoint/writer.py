@@ -376,7 +376,7 @@ class CheckpointManager:
             self._warn(error)
 
     def _warn(self, error: Exception) -> None:
-        message = f"dltrain: cannot copy the state to memory, so restarts use the volume: {error}"
+        message = f"dltrain: cannot copy the state to memory ({error}), so restarts use the volume"
         print(message, file=sys.stderr, flush=True)  # noqa: T201
 
     def wait(self) -> None:

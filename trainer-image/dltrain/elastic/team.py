@@ -111,7 +111,7 @@ class Team:
         """
         began = time.perf_counter()
         if self._parallel is None:
-            raise PeerLostError("lost a peer before training began")
+            raise PeerLostError("another rank was lost before training began")
         rebuilt = None
         while rebuilt is None:  # repeat if another rank is lost meanwhile
             self.elastic.regroup(step)

@@ -17,7 +17,7 @@ STEPS_S = 6.0
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Measure, and print the document. Return 0, or EXIT_BAD_INPUT for options that cannot be used here."""
+    """Measure this node's hardware and print the result as JSON. Return 0, or EXIT_BAD_INPUT for unusable options."""
     parser = argparse.ArgumentParser(
         prog="python -m dltrain.hardware_probe",
         description="Measure compute, memory, disk and links of this machine in 10 to 20 seconds, and print JSON.",

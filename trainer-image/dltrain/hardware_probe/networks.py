@@ -126,7 +126,7 @@ def timed_steps(device: torch.device, cores: float, budget_s: float) -> tuple[li
 
     Steps on one core come first, and once more in the end. If one of the two shows that other processes use the cores
     (``CROWDED``), steps on several cores are left out: threads that wait for a thread without a core say nothing about
-    the hardware.
+    the hardware. ``budget_s``: seconds for all steps.
     """
     todo = list(cases(device, cores))[:MAX_TIMED]
     on_gpu = device.type == "cuda"

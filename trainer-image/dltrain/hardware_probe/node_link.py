@@ -36,7 +36,7 @@ def measure(scratch: Path) -> tuple[LinkRate | None, str | None]:
 
 
 def main() -> None:
-    """Exchange messages with the other rank, and print both numbers on rank 0."""
+    """Exchange messages with the other rank. Rank 0 then prints latency (seconds) and bandwidth (bytes per second)."""
     import numpy as np
     from mpi4py import MPI
 

@@ -102,7 +102,7 @@ class LogFiles:
             self._failed = False
         except OSError as error:
             if not self._failed:
-                log.warning("cannot write the output of rank %d to %s: %s", rank, path, error)
+                log.warning("cannot write the output of rank %d to %s (%s); this file is incomplete", rank, path, error)
             self._failed = True
         finally:
             with self._lock:

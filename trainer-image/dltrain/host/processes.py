@@ -160,6 +160,7 @@ class Reaper:
     ) -> Process:
         """Start ``argv`` in its own session. Send its output to the descriptor ``output``; None: this process's output.
 
+        ``pass_fds``: further descriptors that the process inherits. ``cwd``: its directory; None: that of this process.
         The kernel kills the process when this process dies. Raise OSError if it cannot be started.
         """
         child = subprocess.Popen(

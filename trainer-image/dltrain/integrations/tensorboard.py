@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
     try:
         document = Document.parse(Path(arguments[0]).read_bytes())
     except (OSError, ValueError) as error:
-        print(f"report: found {arguments[0]}: {error}; expected report.json of a run", file=sys.stderr)  # noqa: T201
+        print(f"report: found {arguments[0]} ({error}); expected report.json of a run", file=sys.stderr)  # noqa: T201
         return 2
     from torch.utils.tensorboard import SummaryWriter
 

@@ -56,7 +56,7 @@ def install(source: Path, target: Path) -> int:
 def main() -> None:
     """Copy the files of the agent in whose Python this runs to the directory that the command line names."""
     if len(sys.argv) != 2 or not is_injected():
-        _say(f"{sys.executable}: expected the Python of the agent's files, and one argument, a directory")
+        _say(f"{sys.executable}: found {sys.argv[1:]}; expected one directory, and the Python of an injected agent")
         sys.exit(EXIT_BAD_INPUT)
     begun_s = time.monotonic()
     try:

@@ -308,7 +308,7 @@ def import_ahead() -> None:
 
         preload()
     except Exception as error:  # noqa: BLE001 - an import may raise any exception
-        os.write(2, f"zygote: cannot preload all modules: {error!r}\n".encode())
+        os.write(2, f"zygote: cannot preload all modules ({error!r}); the ranks import the others\n".encode())
     if (mpi4py := sys.modules.get("mpi4py")) is not None and "mpi4py.MPI" not in sys.modules:
         mpi4py.rc.initialize, mpi4py.rc.finalize = True, None  # A script's "from mpi4py import MPI" starts MPI.
 

@@ -77,10 +77,10 @@ class ObjectStore:
         self._call("PutObject", key, lambda client: client.put_object(**self._at(key), Body=content))
 
     def create(self, key: str, content: bytes, *, conditional: bool = True) -> None:
-        """Write a small object that must not exist. Raise FileExistsError if it does, NotImplementedError, OSError.
+        """Write a small object that must not exist. Raise FileExistsError if it exists, and OSError if writing fails.
 
-        An object that was written by a request whose answer was lost exists as well. ``conditional``: False for a store
-        without conditional writes. NotImplementedError says that the store is one.
+        Raise FileExistsError also if an earlier request wrote the object and its answer was lost. ``conditional``:
+        False for a store without conditional writes. If such a store gets True, raise NotImplementedError.
         """
         condition = {"IfNoneMatch": "*"} if conditional else {}
         self._call("PutObject", key, lambda client: client.put_object(**self._at(key), Body=content, **condition))

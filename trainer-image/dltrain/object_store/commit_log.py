@@ -80,7 +80,7 @@ class CommitLog:
     def claim(self) -> None:
         """Add a claim if the log has no entry of this term. Raise FencedError if it has one of a higher term, OSError.
 
-        It also shows if the store can be read, listed and written.
+        A successful claim shows that the store can be read, listed and written.
         """
         newest = self._newest()
         self._check(newest)
@@ -185,8 +185,8 @@ class CommitLog:
     def _check(self, newest: Entry | None) -> None:
         if newest is not None and newest.term > self.term > 0:
             raise FencedError(
-                f"{self.store.path(_key(newest.sequence))}: found term {newest.term}; expected {self.term}: another "
-                "coordinator has taken over"
+                f"{self.store.path(_key(newest.sequence))}: found term {newest.term}; expected {self.term}. Another "
+                "coordinator has taken over the job, so this run writes no more checkpoints"
             )
 
     def _add(self, kind: str, files: Mapping[str, StoredFile], about: Mapping[str, Any]) -> Entry:

@@ -38,7 +38,7 @@ class LogReader:
         try:
             self.log.abort_uploads()
         except OSError as error:
-            tell(f"cannot look for interrupted uploads: {error.strerror or error}")
+            tell(f"cannot abort interrupted uploads ({error.strerror or error}); their parts still take space")
 
     def newest(self, read: Callable[[Entry], T]) -> T | None:
         """Return the result of ``read`` for the newest valid checkpoint, or None if there is none.
@@ -82,7 +82,7 @@ class LogReader:
         except FencedError:
             raise
         except OSError as error:
-            tell(f"cannot delete old checkpoints: {error.strerror or error}")
+            tell(f"cannot delete old checkpoints ({error.strerror or error}); they remain in the store")
 
 
 def fetch(store: ObjectStore, file: StoredFile, target: Path) -> None:

@@ -84,7 +84,8 @@ def staged_folder(plan: Plan) -> StagedFolder:
 def restore(plan: Plan, attempt: str, *, leads: bool, ended_unix_s: float) -> None:
     """Make this pod's folder equal to the commit with which the ranks of ``attempt`` continue.
 
-    Raise BadInputError, FencedError, CheckpointError, CheckpointVolumeError, OSError.
+    ``leads``: True on the pod of rank 0, which chooses the commit for all pods. ``ended_unix_s``: Unix time at which
+    the previous ranks ended. Raise BadInputError, FencedError, CheckpointError, CheckpointVolumeError, OSError.
     """
     folder = staged_folder(plan)
     store, choice = folder.log.store, f"{_CHOICES}{attempt}.json"
@@ -150,7 +151,7 @@ def watch(folder: StagedFolder, stop: threading.Event) -> None:
                 if time.monotonic() - failing_s > GIVE_UP_S:
                     raise
                 again_s = time.monotonic() + AGAIN_S
-                tell(f"cannot upload the checkpoints, trying again in {AGAIN_S:g} s: {error.strerror or error}")
+                tell(f"cannot upload the checkpoints ({error.strerror or error}); trying again in {AGAIN_S:g} s")
     _upload_last(folder)
 
 

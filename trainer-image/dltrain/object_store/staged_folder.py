@@ -49,7 +49,7 @@ def scan(folder: Path) -> dict[str, Seen]:
 
 
 def without_logs(seen: Mapping[str, Seen]) -> dict[str, Seen]:
-    """Return the entries of ``seen`` whose changes must settle."""
+    """Return ``seen`` without log files. The folder settles when all files but these no longer change."""
     return {path: state for path, state in seen.items() if not is_log(path)}
 
 
@@ -73,7 +73,7 @@ class StagedFolder:
 
     @property
     def committed(self) -> dict[str, Seen]:
-        """What the last commit contains, in the form of ``scan``."""
+        """Return path → state of each file in the last commit, in the form of ``scan``."""
         return {} if self._base is None else _seen(self._base)
 
     def open(self) -> None:

@@ -98,7 +98,10 @@ class BucketReductions:
         return True
 
     def skip(self, indices: Iterable[int]) -> None:
-        """Wait no longer for the gradients of these parameters. The values in the buffer, usually 0, are reduced."""
+        """Wait no longer for the gradients of the parameters ``indices``.
+
+        The values in the buffer, usually 0, are reduced.
+        """
         for index in indices:
             self.adopt(index)
             self.came(index)

@@ -5,9 +5,10 @@ starts, sends ``Hello``, and then sends progress updates. ``record.hang_detectio
 send nothing before it counts as hung.
 """
 
+from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Literal, Self
 
-from pydantic import Field, TypeAdapter
+from pydantic import Field, TypeAdapter, ValidationError
 
 from dlcontract import EXIT_BAD_INPUT as EXIT_BAD_INPUT
 from dlcontract import MAX_METRICS, CheckpointMark, Failure, Noise, Outcome, Plan, ProbePoint, RankMeasure, Record
@@ -58,7 +59,7 @@ class Hello(Record):
     rank: Annotated[int, Field(ge=0)]
     pid: int
     device: Annotated[
-        str, Field(description="The rank's device. It has the name from the plan if it is the planned device.")
+        str, Field(description="Name of the rank's device, which is the name in the plan if it is the planned device.")
     ] = ""
 
 
@@ -139,9 +140,9 @@ class Step(Record):
     loss: float | None = None
     learning_rate: float | None = None
     gradient_norm: float | None = None
-    step_s: Annotated[float, Field(description="0: not known yet, with reported.")]
+    step_s: Annotated[float, Field(description="Mean step time in seconds. 0: not known yet (only if reported).")]
     typical_s: Annotated[float | None, Field(ge=0, description="Median of the step time; step_s is the mean.")] = None
-    samples_per_s: Annotated[float, Field(description="0: unknown, with reported.")]
+    samples_per_s: Annotated[float, Field(description="Throughput. 0: unknown (only if reported).")]
     world_size: int
     measure: Annotated[RankMeasure | None, Field(description="None: unknown, with reported.")] = None
     gradient_nbytes: Annotated[
@@ -173,7 +174,7 @@ class Step(Record):
     ] = None
     energy: Annotated[
         Energy | None,
-        Field(description="None: no energy counter is readable, or another rank reads the counter."),
+        Field(description="Energy in joules. None: no energy counter is readable, or another rank reads it."),
     ] = None
     gpu_memory_nbytes: Annotated[
         int | None, Field(description="Peak GPU memory of this rank's tensors in bytes. None: the rank uses a CPU.")
@@ -325,9 +326,7 @@ class Stop(Record):
     grace_s: float
     at_step: Annotated[
         int | None,
-        Field(
-            description="Step after which a script stops that only reports. Its ranks cannot agree on one themselves."
-        ),
+        Field(description="Step after which a script that only reports stops, because its ranks cannot agree on one."),
     ] = None
 
     def to_json(self) -> str:
@@ -359,3 +358,17 @@ RankMessage = Annotated[
     Field(discriminator="type"),
 ]
 rank_message_adapter: TypeAdapter[RankMessage] = TypeAdapter(RankMessage)
+
+
+def invalid_message(error: ValidationError) -> str:
+    """Describe a message that ``rank_message_adapter`` has refused, and the remedy, in one line for the log."""
+    first = error.errors()[0]
+    where = ".".join(map(str, first["loc"]))
+    try:
+        release = f" {version('dltrain')}"
+    except PackageNotFoundError:  # dltrain runs from a folder of sources.
+        release = ""
+    return (
+        f"found an invalid message ({where + ': ' if where else ''}{first['msg']:.300}); expected a message of the "
+        f"agent's dltrain{release}. Install the same version of dltrain in the script's environment"
+    )

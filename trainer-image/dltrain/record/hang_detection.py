@@ -5,7 +5,8 @@ times the 99th percentile of the observed silences (the times between two messag
 announce work during which it sends no messages, such as compilation. It then gets the time limit of this work. Until
 this limit, no rank counts as hung, because the others may wait for it. A rank that only calls ``dltrain.report`` is
 monitored from its first report on. Each restart after a hang raises the limits, because the hang may have been healthy
-work that the next attempt (launch of the ranks) repeats.
+work that the next attempt (launch of the ranks) repeats. ``agent.coordinator.observed_job`` handles ranks that
+SIGSTOP stopped.
 """
 
 from collections import deque

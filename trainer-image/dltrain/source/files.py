@@ -37,7 +37,7 @@ class Files:
         self.clear()
 
     def clear(self) -> None:
-        """Remove all files, and count from 0."""
+        """Remove all files, and set the counts of bytes and entries to 0."""
         self.nbytes = self.entries = 0
         self._links.clear()
         shutil.rmtree(self.root, ignore_errors=True)
@@ -105,7 +105,7 @@ class Files:
         for place in [*reversed(path.relative_to(self.root).parents), path.relative_to(self.root)]:
             here = self.root / place
             if here in self._links or (os.path.lexists(here) and not here.is_dir()):
-                raise self.refusal(f"{str(place)!r}, which is a file or a link and a folder", "one of them")
+                raise self.refusal(f"{str(place)!r} as a folder and as a file or link", "one of the two")
             if not here.is_dir():
                 self._count()
                 here.mkdir()

@@ -33,7 +33,7 @@ def check_out(url: str, revision: str, store: Path, files: Files, max_pack_nbyte
 
     Credentials are in the environment variables ``GIT_USERNAME`` and ``GIT_PASSWORD``. The files are those of
     ``revision``, a full hash: git names all content by its hash, and dulwich computes it. Raise BadInputError if no
-    retry can succeed, and TransientError otherwise.
+    retry can succeed, and TransientError otherwise. ``max_pack_nbytes``: maximum size of the download in bytes.
     """
     files.clear()  # An earlier try may have written some.
     shutil.rmtree(store, ignore_errors=True)

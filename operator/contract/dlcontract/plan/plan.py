@@ -34,7 +34,7 @@ class Plan(Record):
     namespace: Name
     uid: Name
     number: Annotated[int, Field(ge=1)]
-    term: Annotated[int, Field(ge=1, description="The operator raises it when it fences a lost node.")] = 1
+    term: Annotated[int, Field(ge=1, description="Term. The operator raises it when it fences a lost node.")] = 1
     ranks: Annotated[tuple[Rank, ...], Field(min_length=1)]
     global_batch: Annotated[int, Field(ge=1)]
     batch_known: Annotated[
@@ -100,14 +100,14 @@ class Plan(Record):
         int,
         Field(
             ge=1,
-            description="Fewest ranks with which the trainer may continue. A job is elastic if it is below its ranks.",
+            description="Fewest ranks with which the trainer may continue. A job is elastic if it has more ranks.",
         ),
     ] = 1
     backoff_limit: Annotated[int, Field(ge=0)] = 3
     failure_rules: tuple[FailureRule, ...] = ()
     grace_s: Annotated[float, Field(gt=0)] = 60.0
     until: Annotated[
-        Until | None, Field(description="Target at which the training ends before its last step. None: it has none.")
+        Until | None, Field(description="Target at which the training ends before its last step. None: no target.")
     ] = None
     expected: Expectation = Expectation()
 
@@ -121,7 +121,7 @@ class Plan(Record):
         try:
             ranks = expanded(given)
         except (KeyError, TypeError) as error:
-            raise ValueError(f"{RANK_GROUPS}: found an invalid entry: {type(error).__name__}: {error}") from None
+            raise ValueError(f"{RANK_GROUPS}: found an invalid entry ({type(error).__name__}: {error})") from None
         return {key: value for key, value in given.items() if key not in (RANK_GROUPS, DOMAIN)} | {"ranks": ranks}
 
     @model_validator(mode="after")
@@ -283,7 +283,8 @@ class Plan(Record):
             )
         if self.collective in SERVERS:
             raise ValueError(
-                f"collective: found {self.collective} with parallelism {self.parallelism}; expected another collective"
+                f"collective: found {self.collective} with parallelism {self.parallelism}; expected a collective "
+                "without servers"
             )
 
     @property

@@ -49,7 +49,8 @@ class CheckpointVolume(ApiModel):
     )
 
     claim_name: Annotated[
-        DnsSubdomain | None, Field(description="An existing claim; ReadWriteMany for several nodes.")
+        DnsSubdomain | None,
+        Field(description="Name of an existing volume claim. Pods on several nodes need a ReadWriteMany claim."),
     ] = None
     storage_class_name: Annotated[
         DnsSubdomain | None,

@@ -94,9 +94,9 @@ class ModelHints(ApiModel):
         Field(
             ge=1,
             le=10**18,
-            description="The same with activation checkpointing of the modules in t.checkpoint_activations: bytes of "
-            "their inputs, of what is kept outside of them, and of what the largest of them keeps. Without this value, "
-            "activationCheckpointing Always is rejected, and Auto does not use it.",
+            description="Bytes of activations that one sample needs with activation checkpointing of the modules in "
+            "t.checkpoint_activations: their inputs, the activations outside of them, and those of the largest of "
+            "them. Without this value, activationCheckpointing Always is rejected, and Auto does not use it.",
         ),
     ] = None
 

@@ -104,7 +104,11 @@ class ExitCodes(ApiModel):
     ] = ExitCodeOperator.IN
     values: Annotated[
         tuple[Annotated[int, Field(ge=1, le=255)], ...],
-        Field(min_length=1, max_length=255, description="Exit codes. A process that signal N kills has 128 + N."),
+        Field(
+            min_length=1,
+            max_length=255,
+            description="Exit codes. If signal N kills a process, its exit code is 128 + N.",
+        ),
     ]
 
 

@@ -159,7 +159,7 @@ class Trainer(ApiModel):
 
     @property
     def agent_source(self) -> AgentSource:
-        """Where the agent comes from. AUTO: from the image if it is built FROM the trainer image, else injected."""
+        """Return the source of the agent. AUTO: the image if it is built FROM the trainer image, else injected."""
         agent = self.agent or AgentSource.AUTO
         if agent is AgentSource.AUTO and (self.image is None or self.framework is Framework.DLTRAIN):
             return AgentSource.FROM_IMAGE

@@ -95,9 +95,15 @@ class BatchCandidate(ApiModel):
         int, Field(ge=1, description="Steps for the same progress as the training with spec.globalBatchSize.")
     ]
     step_seconds: Annotated[float | None, Field(ge=0, description="Median time of one step.")] = None
-    total_seconds: Annotated[float | None, Field(ge=0, description="Median time of all these steps.")] = None
-    energy_joules: Annotated[float | None, Field(ge=0, description="Energy of all these steps.")] = None
-    cost: Annotated[float | None, Field(ge=0, description="Cost of all these steps, in US dollars.")] = None
+    total_seconds: Annotated[
+        float | None, Field(ge=0, description="Median time of the training with this batch size.")
+    ] = None
+    energy_joules: Annotated[float | None, Field(ge=0, description="Energy of the training with this batch size.")] = (
+        None
+    )
+    cost: Annotated[
+        float | None, Field(ge=0, description="Cost of the training with this batch size, in US dollars.")
+    ] = None
     reason: Annotated[str | None, Field(description="Why no plan is possible with this batch size.")] = None
 
 

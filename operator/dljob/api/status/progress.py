@@ -29,10 +29,12 @@ class Progress(ApiModel):
     step: Annotated[int, Field(ge=0)]
     steps: Annotated[
         int | None,
-        Field(ge=1, description="Of the whole training; absent if a script reports steps without their number."),
+        Field(ge=1, description="Steps of the whole training. Unset if a script reports no total."),
     ] = None
     epoch: Annotated[int | None, Field(ge=0)] = None
-    percent: Annotated[int | None, Field(ge=0, le=100, description="Unset if steps is unset.")] = None
+    percent: Annotated[
+        int | None, Field(ge=0, le=100, description="Completed part of the steps. Unset if steps is unset.")
+    ] = None
     display: Annotated[
         str, Field(description="The value of percent with the sign %, or the step, for printer columns.")
     ] = ""
@@ -62,34 +64,46 @@ class TargetStatus(ApiModel):
         float | None,
         Field(ge=0, description="Predicted training time to the target. Unset: the values allow no forecast."),
     ] = None
-    remaining_seconds_earliest: Annotated[float | None, Field(ge=0, description="Lower end of the interval.")] = None
-    remaining_seconds_latest: Annotated[float | None, Field(ge=0, description="Upper end of the interval.")] = None
+    remaining_seconds_earliest: Annotated[
+        float | None, Field(ge=0, description="Lower end of the interval of remainingSeconds.")
+    ] = None
+    remaining_seconds_latest: Annotated[
+        float | None, Field(ge=0, description="Upper end of the interval of remainingSeconds.")
+    ] = None
 
 
 class LastCheckpoint(ApiModel):
     step: Annotated[int, Field(ge=0)]
     time: datetime
     path: str = ""
-    write_seconds: Annotated[float | None, Field(ge=0, description="Seconds that the checkpoint took to write.")] = None
+    write_seconds: Annotated[float | None, Field(ge=0, description="Seconds that writing the checkpoint took.")] = None
 
 
 class Startup(ApiModel):
     """Seconds from the job's creation to its first step, by part."""
 
-    admission_seconds: Annotated[float | None, Field(description="Time until the plan was accepted.")] = None
+    admission_seconds: Annotated[
+        float | None, Field(description="Time from the job's creation until its plan was accepted.")
+    ] = None
     pods_seconds: Annotated[
-        float | None, Field(description="Time from then until the agents of all pods had started.")
+        float | None, Field(description="Time from the accepted plan until the agents of all pods had started.")
     ] = None
     rendezvous_seconds: Annotated[
-        float | None, Field(description="Time from then until all ranks had connected to each other.")
+        float | None,
+        Field(description="Time from the start of all agents until all ranks had connected to each other."),
     ] = None
-    import_seconds: Annotated[float | None, Field(description="Time from then until all libraries were imported.")] = (
-        None
-    )
+    import_seconds: Annotated[
+        float | None, Field(description="Time from the connection of all ranks until all libraries were imported.")
+    ] = None
     first_step_seconds: Annotated[
-        float | None, Field(description="Time from then until the model was built and the first step was complete.")
+        float | None,
+        Field(
+            description="Time from the import of all libraries until the first step. The model is built in this time."
+        ),
     ] = None
-    total_seconds: Annotated[float | None, Field(description="Total time from creation to the first step.")] = None
+    total_seconds: Annotated[
+        float | None, Field(description="Total time from the job's creation to its first step.")
+    ] = None
 
 
 class ClassScore(ApiModel):
@@ -102,11 +116,11 @@ class ResultAnalysis(ApiModel):
     """Figures of the model's predictions on held-out data. The run report has all of them."""
 
     task: Annotated[str, Field(max_length=32, description="classification, regression or language.")]
-    samples: Annotated[int, Field(ge=0, description="Held-out samples; tokens of a language model.")]
+    samples: Annotated[int, Field(ge=0, description="Number of held-out samples, or of tokens for a language model.")]
     metric: Annotated[str, Field(max_length=48, description="Main metric: accuracy, R2, RMSE or perplexity.")]
     value: float
     baseline: Annotated[
-        float | None, Field(description="The same metric of a model that ignores its inputs. Unset if undefined.")
+        float | None, Field(description="The main metric of a model that ignores its inputs. Unset if undefined.")
     ] = None
     calibration_error: Annotated[
         float | None,
@@ -121,7 +135,7 @@ class ResultFinding(ApiModel):
     """Something that the curves or the predictions of the run show."""
 
     name: Annotated[str, Field(max_length=64)]
-    message: Annotated[str, Field(max_length=512, description="In words, with a remedy.")]
+    message: Annotated[str, Field(max_length=512, description="Description of the finding, with a remedy.")]
 
 
 class Result(ApiModel):
@@ -139,9 +153,13 @@ class Result(ApiModel):
         ),
     ] = None
     analysis: Annotated[
-        ResultAnalysis | None, Field(description="Unset if the script did not call dltrain.evaluate.")
+        ResultAnalysis | None,
+        Field(description="Figures of the predictions. Unset if the script did not call dltrain.evaluate."),
     ] = None
     findings: Annotated[
         tuple[ResultFinding, ...] | None,
-        Field(max_length=8, description="Over-fitting and the like, the most important first. Unset: none found."),
+        Field(
+            max_length=8,
+            description="Problems such as over-fitting, the most important first. Unset if none was found.",
+        ),
     ] = None

@@ -26,7 +26,8 @@ class UsageRate(ApiModel):
     watts: Annotated[
         Amount,
         Field(
-            description="Predicted power of what no energy counter measures, with hosts and the data centre's overhead."
+            description="Predicted power of the parts that no energy counter measures, with hosts and the data "
+            "centre's overhead."
         ),
     ] = 0
     cost_per_hour: Annotated[Amount, Field(description="US dollars per hour.")] = 0
@@ -35,8 +36,8 @@ class UsageRate(ApiModel):
 class Usage(ApiModel):
     """What all attempts of the job have used, from its first pods to ``time``."""
 
-    time: Annotated[datetime, Field(description="Until when the use is counted.")]
-    rate: Annotated[UsageRate, Field(description="Use by the pods since then.")] = UsageRate()
+    time: Annotated[datetime, Field(description="Time until which the use is counted.")]
+    rate: Annotated[UsageRate, Field(description="Resources that the pods have used since time.")] = UsageRate()
     device_seconds: Annotated[
         Amount, Field(description="GPUs and CPUs, times the seconds for which pods had them.")
     ] = 0

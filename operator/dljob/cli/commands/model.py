@@ -40,7 +40,7 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     )
     remote.add_namespace(command)
     command.add_argument("job", metavar="JOB", help="name of the DLJob")
-    command.add_argument("folder", metavar="DIR", help="folder to create; it must not exist, or be empty")
+    command.add_argument("folder", metavar="DIR", help="folder to create; an existing folder must be empty")
     command.add_argument(
         "--all", action="store_true", help="copy the whole folder of the job: all checkpoints, the reports and the logs"
     )
@@ -151,7 +151,7 @@ async def _fetch(api: Any, namespace: str, given: argparse.Namespace, folder: Pa
 
 
 class suppress_forbidden:  # noqa: N801 - used like contextlib.suppress
-    """Suppress the error that says that the user may not read an object. Only the check of the object is lost then."""
+    """A context that suppresses the API server's error 403: the user may not read an object, which is then not used."""
 
     def __init__(self, kind: type[Exception]) -> None:
         self._kind = kind
@@ -174,8 +174,8 @@ async def _default_image(api: Any) -> str:
                     if item["name"] == TRAINER_IMAGE and item.get("value"):
                         return str(item["value"])
     raise BadInputError(
-        "--image: found nothing, no spec.trainer.image, and no pod of an operator that names its trainer image; "
-        "expected an image with python3. Set --image"
+        "--image: found no image in this option, in spec.trainer.image or in the pod of an operator; expected an image "
+        "with python3. Set --image"
     )
 
 
@@ -190,8 +190,8 @@ async def _started(api: Any, namespace: str, name: str, limit_s: float) -> None:
         late = asyncio.get_running_loop().time() >= deadline_s
         if (why := reader_pod.trouble(pod, late=late)) is not None:
             raise BadInputError(
-                f"pod {name}: found {why}; expected it to run within {limit_s:g} s with the volume mounted. Correct "
-                "the cause, choose another --image, or raise --timeout"
+                f"pod {name} does not run: {why}; expected it to run within {limit_s:g} s with the volume mounted. "
+                "Correct the cause, choose another --image, or raise --timeout"
             )
         await asyncio.sleep(LOOK_S)
 

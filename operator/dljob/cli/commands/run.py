@@ -38,7 +38,7 @@ def run(given: argparse.Namespace) -> int:
     if len(wanted) != 1 or others:
         raise BadInputError(
             f"{given.file}: found {len(wanted)} DLJobs{' and ' + ', '.join(others) if others else ''}; expected one "
-            "DLJob and nothing else; apply other objects with kubectl"
+            "DLJob and nothing else. Apply other objects with kubectl"
         )
     try:
         parse_job(wanted[0])
@@ -48,7 +48,7 @@ def run(given: argparse.Namespace) -> int:
     namespace = given.namespace or metadata.get("namespace") or remote.default_namespace()
     if given.namespace and metadata.get("namespace") not in (None, given.namespace):
         raise BadInputError(
-            f"--namespace: found {given.namespace}; expected {metadata['namespace']} as in the manifest; remove one of "
+            f"--namespace: found {given.namespace}; expected {metadata['namespace']} as in the manifest. Remove one of "
             "them"
         )
     body = {**wanted[0], "metadata": {**metadata, "namespace": namespace}}

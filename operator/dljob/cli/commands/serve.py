@@ -30,7 +30,7 @@ def run(given: argparse.Namespace) -> int:
         service = Service((given.host, given.port), view)
     except (OSError, OverflowError) as error:
         raise BadInputError(
-            f"--host {given.host} --port {given.port}: expected a local address and a free port; found {error}"
+            f"--host {given.host} --port {given.port}: found {error}; expected a local address and a free port"
         ) from None
     with service:
         host, port = service.server_address[:2]

@@ -146,7 +146,8 @@ def _run(given: argparse.Namespace, began_s: float, limit_s: float | None, folde
         try:
             write(folder, subject, rows[0][0], left_s)
         except OSError as error:
-            raise BadInputError(f"--write: {folder}: {error.strerror}. Choose another folder.") from None
+            text = f"--write: found {folder}, which cannot be written ({error.strerror}); expected a writable folder."
+            raise BadInputError(f"{text} Choose another folder.") from None
         if not given.json:
             print(f"\nWrote {folder}. Next: cd {folder} && python train.py")
     return 0

@@ -24,8 +24,9 @@ async def probed(
 ) -> HardwareProfile:
     """Measure a device class in a pod that is deleted afterwards, and return its hardware profile.
 
-    ``link``: True to measure the link to a second node too, on which a second pod answers. Raise BadInputError if a pod
-    does not start, fails, or prints no valid document within ``timeout_s`` seconds.
+    ``target``: the device class and its node. ``image``: the probe's image. ``link``: True to measure the link to a
+    second node too, on which a second pod answers. Raise BadInputError if a pod does not start, fails, or prints no
+    valid document within ``timeout_s`` seconds.
     """
     from dljob.kube.kinds import POD
 

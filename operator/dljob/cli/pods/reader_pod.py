@@ -91,8 +91,8 @@ def manifest(job: Mapping[str, Any], claim: str, image: str, token: str) -> dict
 def command(folder: str, *, whole: bool) -> list[str]:
     """Return the command that writes the files of ``folder`` to standard output as a tar archive.
 
-    ``whole``: all files and folders; otherwise the files of a checkpoint without what only a resumed training needs,
-    and the files about the model and the run beside the folder.
+    ``whole``: True: all files and folders. False: the files of a checkpoint that a trained model needs, and the files
+    about the model and the run beside the folder.
     """
     return ["python3", "-c", _SEND, folder, "all" if whole else "model", *LEFT_OUT]
 
@@ -104,7 +104,7 @@ def running(pod: Mapping[str, Any]) -> bool:
 
 
 def trouble(pod: Mapping[str, Any], *, late: bool) -> str | None:
-    """Return why the pod does not run; None while it may still start. ``late``: True if it had enough time."""
+    """Return why the pod does not run; None while it may still start. ``late``: True if the time limit is over."""
     status = pod.get("status") or {}
     for each in status.get("containerStatuses") or ():
         state = each.get("state") or {}

@@ -92,7 +92,7 @@ class NamespaceTurns:
         """For each namespace, the number of its last answer, counted over all namespaces."""
 
     def begin(self) -> None:
-        """Begin a new round, because no job waits for an answer."""
+        """Begin a new round. Call this when no job waits for an answer."""
         self._answers.clear()
 
     def answered(self, namespace: str) -> None:
@@ -100,8 +100,8 @@ class NamespaceTurns:
         self._answers[namespace] += 1
 
     def of(self, namespace: str) -> tuple[int, int]:
-        """Return (the turn of a namespace; the number of its last answer). Namespaces with smaller ones come first.
+        """Return the sort key by which namespaces take turns: (turn, number of the last answer), smallest first.
 
-        The turn grows after each ``TURN_ANSWERS`` answers of a round.
+        The turn of a namespace grows after each ``TURN_ANSWERS`` answers in a round.
         """
         return self._answers[namespace] // TURN_ANSWERS, self._last.get(namespace, 0)

@@ -152,7 +152,7 @@ class Assigning:
         return self._shares.get(key)
 
     def moves(self, key: JobKey) -> bool:
-        """Return True if a running job is under an order to move, so that it is planned on its part."""
+        """Return True if a running job was ordered to move to the devices that an assignment gave it."""
         job = self._cache.job(key)
         return key in self._orders and job is not None and job.uid == self._orders[key].uid
 
@@ -213,6 +213,7 @@ class Assigning:
 
         It is due after a change of jobs, nodes or pods, at most every ``LOOK_S`` and at least every ``AGAIN_S``
         seconds. Return True while a running job is to move because others need its devices. No job is then preempted.
+        ``waiting``: questions of the jobs without devices. ``ask``: makes plans.
         """
         if not self._on:
             return False

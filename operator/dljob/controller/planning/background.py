@@ -148,7 +148,7 @@ class Planning:
         )
 
     def wait(self, key: JobKey, observed: Observed | None) -> None:
-        """Note that a job's status says why it waits (``still_waits``), unless it has a plan or pods, or is gone."""
+        """Remember the state of a waiting job for ``still_waits``. Do nothing if it has a plan or pods, or is gone."""
         if observed is not None and observed.plan is None and not observed.sets and not observed.pods:
             answer = self._answers.get(key)
             self._waiting[key] = (observed, self._clock(), answer.decision if answer is not None else None)

@@ -168,7 +168,7 @@ class Outlooks:
         try:
             return await self._refresh(waiting, ask, busy)
         except Exception:
-            log.exception("the forecast of the queue failed")
+            log.exception("the forecast of the queue failed; jobs keep their earlier forecasts")
             return ()
 
     async def _refresh(

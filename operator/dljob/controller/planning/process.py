@@ -85,7 +85,7 @@ class PlannerProcess:
         try:
             await self._started()
         except OSError as error:
-            log.warning("the process that makes plans did not start: %s", error)
+            log.warning("the process that makes plans did not start (%s); the next plan starts it again", error)
 
     async def close(self) -> None:
         """Kill the process, if there is one, and wait until it has ended. The next question starts a new one."""

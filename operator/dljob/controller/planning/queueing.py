@@ -118,7 +118,7 @@ class Queue:
 
     @property
     def shares(self) -> Shares:
-        """The cluster's resources and the weights of namespaces, from which forecasts compute dominant shares."""
+        """Return the cluster's resources and the weights of namespaces, for the dominant shares in forecasts."""
         return Shares(self._cache.ledger.total(), self._policy)
 
     def holds_devices(self, key: JobKey) -> bool:

@@ -59,7 +59,7 @@ class PodGroup:
 
     @property
     def cores(self) -> int:
-        """Return the number of threads that each rank starts for this request: its number of whole CPUs, at least 1."""
+        """Return the number of threads that each rank starts: its whole CPUs of the pod's CPU request, at least 1."""
         return max(1, self.cpu_m // (1000 * self.ranks_per_node))
 
 
@@ -389,7 +389,7 @@ def _grouped(plan: dlcontract.Plan) -> Iterator[tuple[str, list[dlcontract.Rank]
 def spec_digest(spec: DLJobSpec) -> str:
     """Return a digest of the fields of the spec on which plan and pods depend.
 
-    A change of the spec that leaves the digest as it is needs no new plan and no new pods.
+    Plan and pods need not change if the digest of a changed spec is the same.
 
     Fields with their default values are left out, because a release that adds a field with a default must not change
     the digests of existing jobs. A default must therefore never change.

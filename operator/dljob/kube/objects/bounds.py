@@ -103,7 +103,7 @@ def bounded_list(text: bytes, max_nbytes: float = MAX_OBJECT_NBYTES) -> Json:
 
 
 def bounded_answer(text: bytes) -> Any:
-    """Decode an answer of the API server about DLJobs: an object, a list or an error. Raise ValueError if not JSON.
+    """Decode an answer of the API server about DLJobs: an object, a list or an error. Raise ValueError for other text.
 
     A DLJob that is too large or too deeply nested is replaced by a substitute without its spec, see ``_replaced``. For
     a DLJob in a list, see ``bounded_list``.

@@ -294,7 +294,7 @@ class Cache:
         return {pod.set_uid: pod.set for pod in self._named_pods(key) if not self._set_owners.known(pod.set_uid)}
 
     def identify_set(self, uid: str, body: Mapping[str, Any] | None) -> None:
-        """Note if a DLJob owns the StatefulSet with this uid. ``body``: the StatefulSet that has its name now, or None.
+        """Note if a DLJob owns the StatefulSet with this uid. ``body``: the StatefulSet with its name, or None.
 
         If ``body`` has another uid or is None, the StatefulSet is gone, and its pods count as the job's.
         """

@@ -29,9 +29,10 @@ class StoredTexts:
         self._sums: dict[str, int] = {}
 
     def bounded(self, key: tuple[str, str], seen: MapSeen) -> MapSeen:
-        """Return a ConfigMap as it may be in the cache. Beyond the limit, a message replaces its plan or report.
+        """Return the ConfigMap ``seen`` in the form that the cache stores, and count its bytes.
 
-        ``key``: its namespace and name. An earlier version of it no longer counts.
+        If the texts of its namespace exceed the limit, a message replaces its plan or report. ``key``: namespace and
+        name of the ConfigMap, of which earlier versions no longer count.
         """
         self.forget(key)
         nbytes = len(seen.report or "") + sum(len(name) + len(text) for name, text in (seen.plan or {}).items())
@@ -45,7 +46,7 @@ class StoredTexts:
         return seen
 
     def forget(self, key: tuple[str, str]) -> None:
-        """Forget a ConfigMap that is no longer in the cache. Do nothing if it does not count."""
+        """Forget a ConfigMap that is no longer in the cache. Do nothing if its bytes were not counted."""
         if nbytes := self._nbytes.pop(key, 0):
             self._sums[key[0]] -= nbytes
             if not self._sums[key[0]]:

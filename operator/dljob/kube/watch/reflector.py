@@ -115,7 +115,7 @@ class Reflector:
                     self.active_at = monotonic()
                 failures += 1
                 delay_s = min(MAX_BACKOFF_S, BACKOFF_FIRST_S * 2 ** min(failures, 10)) * uniform(0.5, 1)
-                log.warning("watch of %s: %s; retrying in %.1f s", self.name, error, delay_s)
+                log.warning("the watch of %s failed (%s); retrying in %.1f s", self.name, error, delay_s)
                 if error.code not in TEMPORARY:
                     version = ""
                 if error.forbidden and self.kind.optional:

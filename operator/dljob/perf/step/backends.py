@@ -64,7 +64,7 @@ class Backend:
         return used, hypot(spread, ratios.spread)
 
     def undone(self, link: Link, nodes: int) -> Link:
-        """Return the link of which ``over`` made ``link``. ``nodes``: number of nodes of the ranks."""
+        """Return the original link, which ``over`` has changed to ``link``. ``nodes``: number of nodes of the ranks."""
         ratios = self.between if nodes > 1 else self.within
         return replace(
             link,

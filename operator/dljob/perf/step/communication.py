@@ -20,7 +20,7 @@ Number = float | NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Link:
-    """Latency and bandwidth of the slowest link between the ranks.
+    """Latency and bandwidth of the slowest link between the ranks (``planner.candidates.options.link_of`` finds it).
 
     Between nodes, the bandwidth is that of a node's network, over all its network cards.
     """

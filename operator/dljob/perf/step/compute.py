@@ -85,7 +85,7 @@ def catalogue_curve(workload: Workload, device: Device, cores: float = 1.0, use:
     """Predict the compute seconds of a step over the batch, for a workload that was never measured on this device.
 
     The result is ``regressed`` for a CPU and ``roofline`` for a GPU. ``cores``: CPUs that the rank's framework threads
-    may use. ``use``: the same and the neighbours on a CPU node; None: no neighbours.
+    may use. ``use``: on a CPU node, the cores of the rank and of its neighbours; None: the rank has no neighbours.
     """
     return (
         regressed(workload, device, use or CoreUse(cores))

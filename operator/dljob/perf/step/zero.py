@@ -28,7 +28,7 @@ GATHERED_UNITS = 2
 def unit_parameters(workload: Workload) -> int:
     """Return the number of parameters of a unit, which is gathered and reduced as a whole.
 
-    It is that of the layer with the most parameters, but at least that of a bucket. In transformers, this is the token
+    A unit is the layer with the most parameters, or a bucket if that is larger. In transformers, this is the token
     embedding, which has about as many as a whole transformer layer: 210 and 201 million with 4,096 hidden features.
     """
     largest = max((layer.parameters for layer in workload.layers), default=0)

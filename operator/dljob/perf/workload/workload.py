@@ -133,10 +133,10 @@ def builtin(model: str, dataset: str | None, optimizer: Optimizer = "SGD", momen
     model or the dataset is unknown, or if they do not fit together.
     """
     if model not in MODELS:
-        raise ValueError(f"model {model!r}: expected one of {', '.join(MODELS)}")
+        raise ValueError(f"model: found {model!r}; expected one of {', '.join(MODELS)}")
     build, default = MODELS[model]
     if (dataset or default) not in DATASETS:
-        raise ValueError(f"dataset {dataset!r}: expected one of {', '.join(DATASETS)}")
+        raise ValueError(f"dataset: found {dataset!r}; expected one of {', '.join(DATASETS)}")
     data = DATASETS[dataset or default]
     if (problem := misfit(model, dataset or default)) is not None:
         raise ValueError(f"model {model} does not fit dataset {dataset}: {problem}")
@@ -147,7 +147,7 @@ def builtin(model: str, dataset: str | None, optimizer: Optimizer = "SGD", momen
 def reference(model: str, optimizer: Optimizer = "SGD", momentum: float = 0.9) -> Workload:
     """Return the workload of a model from the literature. Raise ValueError if the model is unknown."""
     if model not in REFERENCES:
-        raise ValueError(f"model {model!r}: expected one of {', '.join(REFERENCES)}")
+        raise ValueError(f"model: found {model!r}; expected one of {', '.join(REFERENCES)}")
     build, data = REFERENCES[model]
     return of_layers(model, build(data), data, optimizer, momentum)
 

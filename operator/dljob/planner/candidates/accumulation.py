@@ -46,7 +46,10 @@ def repeated(curve: Curve, micro_batches: int, update_s: float) -> Curve:
 
 
 def beyond(curve: Curve, largest: int, update_s: float) -> Curve:
-    """Return the least computing time over the local batch if a micro-batch has at most ``largest`` samples."""
+    """Return the least computing time over the local batch if a micro-batch has at most ``largest`` samples.
+
+    ``curve``, ``update_s``: as in ``repeated``.
+    """
     held = [(b, t) for b, t in zip(curve.batches, curve.times_s, strict=True) if b < largest]
     last_s = curve.seconds(largest)
     knots = [*held, (float(largest), last_s)]
@@ -70,7 +73,7 @@ def accumulating(option: Option, micro_batches: int) -> Option:
 def unlimited(option: Option, batch: int) -> Option:
     """Return the option for candidates whose number of micro-batches is not settled, so that any batch fits.
 
-    ``batch``: the global batch size. An option that holds it as a whole is returned unchanged, and so is one that
+    ``batch``: the global batch size. An option that holds the whole batch is returned unchanged, and so is one that
     cannot hold a sample.
     """
     if option.largest_batch >= batch or option.largest_batch < 1:

@@ -17,7 +17,7 @@ from dljob.planner.types import Request
 
 @dataclass(frozen=True)
 class Layout:
-    """``ranks``: number of ranks on each node. ``cores``: CPUs that each of them computes with; may be a fraction."""
+    """The use of a node by a plan: ``ranks`` ranks, each of which computes with ``cores`` CPUs (may be a fraction)."""
 
     ranks: int
     cores: float

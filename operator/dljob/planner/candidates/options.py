@@ -1,4 +1,4 @@
-"""Inputs that all candidate plans of a request share: the workload, and the options to use each type of device."""
+"""Inputs that all candidate plans share: the workload, options to use each type of device, and the slowest link."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -109,7 +109,7 @@ class Option:
     def overlapping_s(self) -> float:
         """Return the longest computing time that can hide communication: that of the last micro-batch.
 
-        It is infinite if it follows from the candidate, because its number of micro-batches is settled.
+        Return infinity if the number of micro-batches is settled: the candidate's own computing time is then the limit.
         """
         return inf if self.single is None else self.single.computing.seconds(self.single.largest_batch)
 
@@ -376,7 +376,7 @@ reduces along rings where that is fast, or chooses. The other names promise algo
 
 
 def priced(collective: CollectiveName, is_gpu: bool, by_script: bool = False) -> communication.Collective:
-    """Return the collective whose time formula applies on these devices: on GPUs, ``NCCL_NAMES`` mean NCCL.
+    """Return the collective whose time formula predicts ``collective``: on GPUs, all of ``NCCL_NAMES`` are NCCL.
 
     ``by_script``: True if a script reduces gradients itself (``Request.reduced_by_script``), for example with MPI.
     """

@@ -21,7 +21,8 @@ def more_cores(
 ) -> list[Refusal]:
     """Return for each CPU device type of the chosen plan the reason why its nodes do not use more cores.
 
-    It is the time of the best plan with more cores on the same nodes. If there is none, it is what limits the cores.
+    The reason is the time of the best plan with more cores on the same nodes. If there is no such plan, it is what
+    limits the cores.
     Return an empty list for plans on GPUs and with fixed groups.
     """
     if request.fixed:

@@ -123,7 +123,7 @@ def admit(parsed: ParsedJob, draft: Draft, now: datetime) -> bool:
     if left_s is not None:
         draft.requeue_in(left_s)
     started = before is not None and before.status is TRUE and before.reason == "Started"
-    text = f"the pods of the plan are created: {ready.message}"
+    text = f"the pods of the plan are created; {ready.message}"
     draft.verdicts.append(Verdict(CONDITION, TRUE, "Started" if started else "Starting", text))
     return True
 

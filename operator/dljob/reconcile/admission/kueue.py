@@ -267,7 +267,7 @@ def running(parsed: ParsedJob, draft: Draft, now: datetime) -> None:
     ready = pods_ready(parsed.observed, draft.wanted)
     where = kueue.turn(parsed.observed.queue)
     text = where.message if where.stage is Stage.ADMITTED else "Kueue admitted the job earlier"
-    draft.verdicts.append(Verdict(gang.CONDITION, TRUE, Stage.ADMITTED.value, f"{text}: {ready.message}"))
+    draft.verdicts.append(Verdict(gang.CONDITION, TRUE, Stage.ADMITTED.value, f"{text}; {ready.message}"))
     if where.stage is Stage.ADMITTED:
         draft.workload = _status(parsed, "ready" if ready.status is TRUE else "unready", now)
 

@@ -16,7 +16,11 @@ MAX_DEADLINE_S = timedelta(days=36500).total_seconds()
 
 
 def deadlines(spec: DLJobSpec, status: DLJobStatus, now: datetime) -> Iterator[datetime]:
-    """Yield the times by which a job should end: none, one or two. While it waits, that of its run time moves on."""
+    """Yield the times by which a job should end: none, one or two.
+
+    They are ``scheduling.finishBy``, and the end of the run time in ``objective.deadline``. The latter moves on while
+    the job waits.
+    """
     if spec.scheduling.finish_by is not None:
         yield spec.scheduling.finish_by
     if spec.objective.deadline is not None and status.start_time is not None:

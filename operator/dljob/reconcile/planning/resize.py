@@ -149,7 +149,12 @@ def reset_for_spec(parsed: ParsedJob, draft: Draft, new: StoredPlan) -> None:
     """
     if _is_moving(parsed):
         draft.verdicts.append(
-            Verdict(CONDITION, FALSE, "Resized", f"plan {new.plan.number} replaces the former plan for another reason")
+            Verdict(
+                CONDITION,
+                FALSE,
+                "Resized",
+                f"the move ends, because the job gets plan {new.plan.number} for another reason",
+            )
         )
 
 

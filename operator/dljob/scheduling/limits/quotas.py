@@ -193,7 +193,7 @@ class Unstated:
 def unstated(quotas: Iterable[Quota], spec: Mapping[str, Any], charge: Charge) -> Unstated | None:
     """Return the first request or limit that a quota demands and a container lacks; None if none is missing.
 
-    ``spec``, ``charge``: of the pod. Only quotas whose scopes select the pod count.
+    ``spec``, ``charge``: those of the pod with the container. Only quotas whose scopes select the pod count.
     """
     for quota in quotas:
         if not all(scope.holds(charge) for scope in quota.scopes):

@@ -69,7 +69,7 @@ class Column:
 
 
 def inspect_column(name: str, cells: Sequence[str]) -> Column:
-    """Return what the column with these cells holds."""
+    """Return the kind of values in a column, with facts about them, from the column's cells."""
     known = [cell for cell in cells if cell not in MISSING]
     counts = Counter(known)
     missing, distinct = len(cells) - len(known), len(counts)
@@ -99,7 +99,7 @@ def inspect_column(name: str, cells: Sequence[str]) -> Column:
 
 
 def number(text: str, decimal: str) -> float:
-    """Return the value of a cell, or NaN if it is missing or not a finite number."""
+    """Return the value of a cell, or NaN if it is missing or not a finite number. ``decimal``: the decimal sign."""
     value = _value(text, decimal if "." not in text else ".")
     return math.nan if text in MISSING or value is None else value
 

@@ -1,4 +1,4 @@
-"""Inspect a table: choose target and task, sort the columns, and find what would spoil a model."""
+"""Inspect a table: choose target and task, sort the columns, and find problems such as a leak of the target."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
@@ -231,7 +231,7 @@ def _of_numbers(
     first = far[0]
     return [
         f"The target has {len(far)} values far from the others, such as {goal[first]!r:.40} in {table.unit} "
-        f"{table.lines[known[first]]}. They decide a squared loss alone: correct or remove them if they are errors."
+        f"{table.lines[known[first]]}. They dominate a squared loss: correct or remove them if they are errors."
     ]
 
 

@@ -126,7 +126,9 @@ def _sample(documents: Sequence[str]) -> list[str]:
 def _of_classes(texts: Texts, classes: dict[str, int]) -> list[str]:
     count = len(texts.documents)
     if count < MIN_DOCUMENTS:
-        raise DataError(f"{texts.path}: found {count} documents with a class; expected at least {MIN_DOCUMENTS}.")
+        raise DataError(
+            f"{texts.path}: found {count} documents with a class; expected at least {MIN_DOCUMENTS}. Add documents."
+        )
     if len(classes) < 2:
         raise DataError(
             f"{texts.path}: found the class {texts.labels[0]!r:.60} only; expected at least two classes. Add documents "

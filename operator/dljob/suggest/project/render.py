@@ -86,7 +86,10 @@ def image_project(facts: ImageFacts, source: Source, settings: Settings, limit_s
 
 
 def reader(table: Table | None, *modules: str) -> dict[str, str]:
-    """Return the values of a template that reads a table, or none. ``modules``: the other modules that it imports."""
+    """Return placeholder → text for a template that reads ``table``; None: for one that reads no table.
+
+    ``modules``: other modules that the template imports.
+    """
     if table is None:
         return {"imports": "\n".join(f"import {name}" for name in modules), "reader_import": "", "reader": ""}
     own, other = FORMS[table.form]
@@ -98,7 +101,7 @@ def reader(table: Table | None, *modules: str) -> dict[str, str]:
 
 
 def shared(name: str) -> str:
-    """Return a template of the folder ``shared``."""
+    """Return the text of the template ``name``, which the projects of all kinds of data share."""
     return (TEMPLATES / "shared" / f"{name}.txt").read_text(encoding="utf-8")
 
 
@@ -117,7 +120,11 @@ def project_files(
     facts: Facts,
     limit_s: float | None,
 ) -> dict[str, str]:
-    """Return file name → content of a project. ``values``: those of the templates of ``kind``."""
+    """Return file name → content of a project.
+
+    ``kind``: folder of the templates, such as ``table``. ``values``: placeholder in these templates → its text.
+    ``limit_s``: limit of the training's time; None: no limit.
+    """
     common = {
         "batch": repr(settings.batch),
         "epochs": repr(settings.epochs),

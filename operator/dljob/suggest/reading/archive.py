@@ -21,11 +21,11 @@ def is_archive(path: Path) -> bool:
 
 
 def read_archives(path: Path, side: int | None = None) -> Images:
-    """Return the images of an archive, or of all archives of a folder.
+    """Return the images of an archive, or of all archives of a folder. ``side``: as in ``read_folder``.
 
     The class of an image is the content of the file ``KEY.cls``, the key ``label`` or ``cls`` of ``KEY.json``, or else
     the name of the image's folder in the archive. Archives whose names begin with ``test`` or ``val`` are the test
-    part, if there are others. ``side``: as for a folder. Raise DataError for a broken archive or an image without a
+    part, if there are others. Raise DataError for a broken archive or an image without a
     class.
     """
     shards = sorted(c for c in path.iterdir() if c.is_file() and is_archive(c)) if path.is_dir() else [path]

@@ -24,13 +24,13 @@ MIN_IMAGES = 10
 
 @dataclass(frozen=True)
 class ImageFile:
-    """An image file, or a file in an archive, of which ``content`` has the bytes."""
+    """An image. ``content``: the path of its file, or its bytes if it is in an archive."""
 
     name: str
     content: Path | bytes
 
     def opened(self) -> Any:
-        """Return what Pillow can open."""
+        """Return the path or the file object from which Pillow opens the image."""
         return io.BytesIO(self.content) if isinstance(self.content, bytes) else self.content
 
 
@@ -47,7 +47,7 @@ class Images:
     notes: tuple[str, ...] = ()
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the arrays that the written project reads."""
+        """Return name → array of the file from which the project reads the images."""
         found: dict[str, NDArray[Any]] = {"x": self.x, "y": self.y, "classes": np.array(self.classes)}
         if self.x_test is not None and self.y_test is not None:
             found |= {"x_test": self.x_test, "y_test": self.y_test}
@@ -82,7 +82,11 @@ def decoded_images(
     test_files: Mapping[str, Sequence[ImageFile]],
     side: int | None,
 ) -> Images:
-    """Return the images of each class, all scaled to one size. Raise DataError for the first that cannot be decoded."""
+    """Return the images of each class, all scaled to one size. Raise DataError for the first that cannot be decoded.
+
+    ``files``, ``test_files``: name of a class → its images, in the training part and the test part. ``side``: as in
+    ``read_folder``.
+    """
     classes = tuple(sorted(files))
     if (count := sum(map(len, files.values()))) < MIN_IMAGES:
         raise DataError(f"{path}: found {count} images; expected at least {MIN_IMAGES}. Add images.")

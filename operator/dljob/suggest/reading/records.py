@@ -22,7 +22,10 @@ SUFFIXES = {
 
 
 def read_any_table(path: Path, delimiter: str | None = None, encoding: str | None = None) -> Table:
-    """Return the table in a file, by its suffix. Raise DataError for an option that does not fit the format."""
+    """Return the table in a file, whose suffix says its format. Raise DataError for an option of another format.
+
+    ``delimiter``: only for CSV files. ``encoding``: only for CSV and JSON Lines. None: found in the file.
+    """
     form = SUFFIXES[path.suffix.lower()]
     if form == CSV:
         return read_table(path, delimiter, encoding)

@@ -35,7 +35,7 @@ class Table:
 
     @property
     def unit(self) -> str:
-        """Return what ``lines`` counts."""
+        """Return the word for what the numbers in ``lines`` count: 'row' or 'line'."""
         return "row" if self.form == PARQUET else "line"
 
     def column(self, name: str) -> list[str]:
@@ -79,7 +79,10 @@ def read_bytes(path: Path, *, content: bool = True) -> bytes:
 
 
 def decoded(path: Path, raw: bytes, encoding: str | None) -> tuple[str, str, tuple[str, ...]]:
-    """Return text, encoding and notes. An unnamed encoding is UTF-8, UTF-16 with a byte order mark, or Windows-1252."""
+    """Return (text, encoding, notes for the user) of the bytes ``raw`` of a file. Raise DataError if that fails.
+
+    ``encoding``: None: UTF-8, UTF-16 with a byte order mark, or Windows-1252, as found in the bytes.
+    """
     if encoding is not None:
         try:
             return raw.decode(encoding), encoding, ()

@@ -62,7 +62,7 @@ def read_text_folder(path: Path, encoding: str | None = None) -> Texts:
 
 
 def read_class_folders(path: Path, encoding: str | None = None) -> Texts:
-    """Return the documents in ``path/CLASS/*``. Raise DataError as for a folder, and for fewer than two classes."""
+    """Return the documents in ``path/CLASS/*``. Raise DataError like ``read_text_folder``, or for one class."""
     files = [(file, folder.name) for folder in class_folders(path) for file in text_files(folder)]
     if (count := len({label for _, label in files})) < 2:
         raise DataError(

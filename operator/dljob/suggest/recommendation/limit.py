@@ -20,8 +20,9 @@ MIN_EPOCHS = 1 / 3
 def fitted(
     models: Sequence[Settings], predict: Callable[[Settings], Prediction], left_s: float, reading_s: float, pace: float
 ) -> list[tuple[Settings, Prediction]]:
-    """Return the models, the one that suits the limit first, with as many epochs as fit, and their predictions.
+    """Return (model, prediction) pairs with as many epochs as fit into the limit, the recommended model first.
 
+    ``models``: settings of the models, in order of preference. ``predict``: predicts the training with given settings.
     ``left_s``: seconds left for the script. ``reading_s``: seconds that it reads the data. ``pace``: measured seconds
     of a step for each predicted second. If not even one epoch of any model fits, the first one is the fastest, with
     one epoch, which the script ends early.
@@ -41,12 +42,15 @@ def fitted(
 
 
 def fraction(cut: Settings, whole: Settings) -> float:
-    """Return the part of the epochs that is left."""
+    """Return the number of epochs of ``cut``, divided by that of ``whole``."""
     return cut.epochs / whole.epochs
 
 
 def total_s(model: tuple[Settings, Prediction], reading_s: float, pace: float) -> float:
-    """Return the seconds of a whole script: start, reading, training and evaluation. Without a plan: infinity."""
+    """Return the seconds of a whole script: start, reading, training and evaluation. Without a plan: infinity.
+
+    ``reading_s``, ``pace``: as in ``fitted``.
+    """
     settings, found = model
     if found.problem:
         return math.inf

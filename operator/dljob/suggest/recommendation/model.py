@@ -81,7 +81,7 @@ class Baseline:
 
 
 def table_inputs(facts: TableFacts) -> int:
-    """Return the number of inputs that the written preprocessing makes of a row, at most."""
+    """Return the maximum number of inputs of the model that the project makes from a row of the table."""
     sizes = {Kind.NUMBER: 1, Kind.DATE: 5}
     return sum(
         min(c.distinct, MAX_CATEGORIES) + 1 if c.kind is Kind.CATEGORY else sizes[c.kind] + (c.missing + c.invalid > 0)

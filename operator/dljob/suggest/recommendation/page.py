@@ -24,7 +24,7 @@ def page(
     models: Sequence[tuple[Settings, Prediction]],
     baseline: Baseline | None,
 ) -> list[str]:
-    """Return the lines of the page. ``models``: the recommended model, then the alternatives."""
+    """Return the lines that ``dljob suggest`` prints. ``models``: the recommended model, then the alternatives."""
     chosen = models[0][0]
     lines = ["Data", *_data(facts), "", "Findings"]
     lines += [f"  - {text}" for text in facts.findings or ("Nothing unusual.",)]
@@ -126,7 +126,12 @@ def limit_lines(
     reading_s: float,
     pace: float | None,
 ) -> list[str]:
-    """Return the lines about a limit of time. ``pace``: measured seconds for each predicted one; None: not measured."""
+    """Return the lines about the time limit ``limit_s`` of the command and the training together.
+
+    ``left_s``: seconds left for the training's script. ``chosen``: the recommended model within the limit. ``whole``:
+    the models without a limit. ``reading_s``: seconds to read the data. ``pace``: measured seconds for each predicted
+    one; None: not measured.
+    """
     settings = chosen[0]
     recommended = next(other for other in whole if other.name == settings.name)
     total = total_s(chosen, reading_s, pace or 1.0)

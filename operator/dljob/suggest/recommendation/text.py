@@ -109,7 +109,7 @@ def language_models(facts: TextFacts) -> list[Settings]:
 
 
 def language_sequences(facts: TextFacts) -> int:
-    """Return the number of training sequences."""
+    """Return the number of sequences with which the language model is trained."""
     train = facts.nbytes if facts.test_documents else facts.nbytes - min(0.1 * facts.nbytes, MAX_HELD_OUT)
     return max(1, int(train) // POSITIONS)
 

@@ -37,7 +37,10 @@ def read(plan: Plan) -> Outcome | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        log.warning("ignored the finished marker %s: %s", marker_path(plan), error)
+        log.warning(
+            "cannot read file %s, which marks a finished job (%s); the job runs on if its report does not say that it "
+            "has finished", marker_path(plan), error,
+        )  # fmt: skip
         return None
     return marker.outcome if marker.uid == plan.uid else None
 

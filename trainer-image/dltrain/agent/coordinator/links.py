@@ -111,7 +111,7 @@ class Links:
             except (OSError, TimeoutError) as error:
                 failures += 1
                 if failures >= 8 and failures & (failures - 1) == 0:  # Log after 1 s, 2 s, 4 s, 8 s …
-                    log.info("cannot reach pod %s (%s), attempt %d: %r", pod, host, failures, error)
+                    log.info("cannot reach pod %s (%s) in attempt %d (%r); trying again", pod, host, failures, error)
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, _BACKOFF_S[1])
                 continue

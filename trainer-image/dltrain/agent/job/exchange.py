@@ -114,7 +114,7 @@ class ConfigMaps(Exchange):
                     last = text
             except (ApiError, OSError, TimeoutError, ValueError) as error:
                 log.log(logging.INFO if isinstance(error, ApiError) and error.status == 404 else logging.WARNING,
-                        "cannot read the plan %s: %s; retrying in %.1f s", self._plan, error, wait_s)  # fmt: skip
+                        "cannot read the plan %s (%s); retrying in %.1f s", self._plan, error, wait_s)  # fmt: skip
                 await asyncio.sleep(wait_s)
                 wait_s = min(2 * wait_s, _RETRY_S[1])
 
@@ -133,9 +133,9 @@ class ConfigMaps(Exchange):
             except ApiError as error:
                 if error.status == 404:
                     return None
-                log.warning("cannot read the report %s: %s; retrying in %.1f s", self._report, error, wait_s)
+                log.warning("cannot read the report %s (%s); retrying in %.1f s", self._report, error, wait_s)
             except (OSError, TimeoutError) as error:
-                log.warning("cannot read the report %s: %s; retrying in %.1f s", self._report, error, wait_s)
+                log.warning("cannot read the report %s (%s); retrying in %.1f s", self._report, error, wait_s)
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, _RETRY_S[1])
 
@@ -161,8 +161,8 @@ def parse_plan(text: str) -> Plan | None:
         except ValueError:
             schema = None
         log.error(
-            "ignored a plan: found schema %s; expected a valid plan of schema 1. Use the trainer image of the "
-            "operator's version: %s",
+            "ignored a plan: found schema %s (%s); expected a valid plan of schema 1. Use the trainer image of the "
+            "operator's version",
             schema,
             error,
         )
@@ -174,7 +174,10 @@ def parse_allowance(text: str) -> FailureAllowance:
     try:
         return FailureAllowance.parse(text) if text else FailureAllowance()
     except ValueError as error:
-        log.error("ignored %s: %s. Use the trainer image of the operator's version", FAILURES_KEY, error)
+        log.error(
+            "ignored the operator's decisions about failures: found an invalid %s (%s); expected a valid document. Use "
+            "the trainer image of the operator's version", FAILURES_KEY, error,
+        )  # fmt: skip
         return FailureAllowance()
 
 
@@ -183,8 +186,8 @@ def parse_report(text: str) -> Report | None:
         return Report.parse(text) if text else None
     except ValueError as error:
         log.warning(
-            "ignored the job's previous report: expected a valid report. The job's counts of failures and restarts "
-            "start from 0: %s",
+            "ignored the job's previous report, which is invalid (%s). The job's counts of failures and restarts start "
+            "from 0",
             error,
         )
         return None
@@ -253,7 +256,7 @@ class ReportWriter:
         try:
             await self._exchange.write(report)
         except (ApiError, OSError, TimeoutError) as error:
-            log.warning("cannot write the report: %s", error)
+            log.warning("cannot write the job's report (%s); the job's status is outdated until a later write", error)
             return False
         self._written = report
         return True

@@ -43,7 +43,7 @@ from dltrain.protocol.agent_messages import (
     RankUp,
     RankUpdate,
 )
-from dltrain.protocol.rank_messages import Hello, Step, rank_message_adapter
+from dltrain.protocol.rank_messages import Hello, Step, invalid_message, rank_message_adapter
 from dltrain.protocol.volume_layout import logs_directory
 
 log = logging.getLogger(__name__)
@@ -328,11 +328,7 @@ class LocalRanks:
                 try:
                     message = rank_message_adapter.validate_json(line)
                 except ValidationError as error:
-                    log.warning(
-                        "closed a rank's connection to the agent: found an invalid message; expected a message of the "
-                        "agent's version of dltrain. Install this version of dltrain for the script: %s",
-                        error,
-                    )
+                    log.warning("closed a rank's connection to the agent: %s", invalid_message(error))
                     break
                 if isinstance(message, Hello) or (run is None and isinstance(message, Step) and message.reported):
                     if message.rank in self._coming:

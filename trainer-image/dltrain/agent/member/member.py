@@ -77,7 +77,10 @@ class Member:
                 else:
                     break
         except ValueError as error:
-            log.warning("closed a coordinator's connection to this pod after an invalid message: %s", error)
+            log.warning(
+                "closed a coordinator's connection to this pod: found an invalid message (%s); expected one of this "
+                "agent's version of dltrain. Use one trainer image for all pods of the job", error,
+            )  # fmt: skip
         finally:
             await channel.flush()
             channel.close()
@@ -108,7 +111,9 @@ class Member:
 
     def _objection(self, assign: proto.Assign) -> str | None:
         if assign.term < self.term:
-            return f"term: found {assign.term}; expected at least {self.term}: another coordinator has taken over"
+            return (
+                f"term: found {assign.term}; expected at least {self.term}, because another coordinator has taken over"
+            )
         if assign.term == self.term and assign.boot != self._obeys:
             return f"term: found a second coordinator in term {self.term}; expected a higher term"
         plan = Plan.parse(assign.plan)

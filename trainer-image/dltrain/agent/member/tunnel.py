@@ -62,7 +62,7 @@ class Tunnel:
                     remote = await asyncio.open_connection(self._host, self._agent_port, ssl=self._context)
                 break
             except (OSError, TimeoutError) as error:
-                log.info("the MPI daemon cannot connect to mpirun in the pod %s yet: %r", self._host, error)
+                log.info("the MPI daemon cannot connect to mpirun in pod %s yet (%r); retrying", self._host, error)
             except asyncio.CancelledError:
                 writer.close()
                 raise

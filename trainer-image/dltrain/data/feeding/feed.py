@@ -288,8 +288,8 @@ class Feed:
 
     def _stay(self, why: str) -> None:
         print(  # noqa: T201
-            "dltrain: cannot use data workers; the rank continues to load samples between steps. Pass workers=0 to "
-            f"t.loader to avoid this message: {why}",
+            f"dltrain: loading is slow, but the rank cannot use data workers: {why}. The rank loads each batch itself "
+            "between steps, which may make steps slower. Pass workers=0 to t.loader to avoid this message",
             file=sys.stderr,
             flush=True,
         )

@@ -225,11 +225,12 @@ class Document(Record):
     points: tuple[Point, ...] = ()
     evaluations: tuple[Evaluation, ...] = ()
     metrics: tuple[LoggedValues, ...] = ()
-    analysis: Annotated[HeldOutAnalysis | None, Field(description="None: the run has not called dltrain.evaluate.")] = (
-        None
-    )
+    analysis: Annotated[
+        HeldOutAnalysis | None,
+        Field(description="Analysis of predictions. None: the run has not called dltrain.evaluate."),
+    ] = None
     findings: Annotated[
-        tuple[Finding, ...], Field(description="What the curves and the analysis show. Empty: no problem found.")
+        tuple[Finding, ...], Field(description="Problems that the curves and the analysis show. Empty: no problem.")
     ] = ()
     plans: tuple[PlanEntry, ...] = ()
     splits: tuple[Split, ...] = ()

@@ -42,7 +42,7 @@ def read(plan: Plan) -> Document | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
-        log.warning("cannot read the run report %s; starting a new report: %s", path, error)
+        log.warning("cannot read the run report %s (%s); starting a new report", path, error)
         return None
     return document if document.uid == plan.uid else None
 
@@ -169,5 +169,5 @@ class RunReportWriter:
             self._failed = False
         except OSError as error:
             if not self._failed:
-                log.warning("cannot write the run report in %s: %s", job_directory(plan), error)
+                log.warning("cannot write the run report in %s (%s); trying again later", job_directory(plan), error)
             self._failed = True

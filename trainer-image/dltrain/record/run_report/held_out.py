@@ -23,7 +23,7 @@ TITLES = {
 
 
 def findings(document: Document) -> Iterable[str]:
-    """Yield a list of what the curves and the predictions show, in words."""
+    """Yield an HTML list of the findings about the curves and the predictions."""
     if document.findings:
         items = [f"<li><b>{TITLES[each.name]}.</b> {clean(each.message)}.</li>" for each in document.findings]
     elif sum(point.loss is not None for point in document.points) >= MIN_POINTS:
@@ -34,7 +34,7 @@ def findings(document: Document) -> Iterable[str]:
 
 
 def held_out(document: Document) -> Iterable[str]:
-    """Yield the section about the predictions for held-out data, if there is an analysis of them."""
+    """Yield the HTML section about the predictions for held-out data, if there is an analysis of them."""
     if document.analysis is None:
         return
     analysis = document.analysis.analysis

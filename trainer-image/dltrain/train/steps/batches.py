@@ -103,9 +103,11 @@ class StepBatches:
 
 
 def skip_partial_updates(optimizer: Optimizer, step: Step) -> None:
-    """Let ``optimizer.step()`` do nothing in all but the last micro-batch of a step. A second call has no effect.
+    """Replace ``optimizer.step`` by a function that updates the model only in the last micro-batch of a step.
 
-    Hooks cannot prevent an update, and with gradients of None, some optimizers still change their state.
+    In the other micro-batches, the function does nothing. If ``optimizer.step`` has been replaced already, leave it
+    unchanged. Optimizer hooks would not be enough, because they cannot prevent an update. Setting the gradients to None
+    would not be enough either, because some optimizers still change their state.
     """
     update = optimizer.step
     if hasattr(update, "_skips_partial_updates"):

@@ -51,7 +51,10 @@ class RankSpeed:
 def rank_speed(
     pool: Pool, layout: Layout, workload: Workload, request: Request, learned: Mapping[tuple[str, str], Learned]
 ) -> RankSpeed:
-    """Return the speed of a rank on the nodes of ``pool`` with this layout, as ``options`` needs it."""
+    """Return the predicted speed of a rank on the nodes of ``pool`` with this layout.
+
+    ``learned``: measured constants by (``request.key``, device).
+    """
     return (_gpu_speed if pool.is_gpu else _cpu_speed)(pool, layout, workload, request, learned)
 
 

@@ -34,7 +34,10 @@ class ZeroCandidate:
 
 
 def held_nbytes(workload: Workload, stage: zero.Stage, ranks: int, samples: int, is_gpu: bool) -> float:
-    """Return the memory in bytes of one of ``ranks`` ranks with ``samples`` samples in a micro-batch."""
+    """Return the memory in bytes of one of ``ranks`` ranks with ``samples`` samples in a micro-batch.
+
+    ``stage``: stage of ZeRO, which says what the ranks shard.
+    """
     kept = samples * (workload.activation_nbytes + memory.PREFETCHED_BATCHES * workload.sample_nbytes)
     state = zero.state_nbytes(workload, stage, ranks)
     return memory.held_nbytes(state, kept, samples * workload.transient_nbytes, is_gpu)
@@ -43,7 +46,8 @@ def held_nbytes(workload: Workload, stage: zero.Stage, ranks: int, samples: int,
 def candidate(part: Part, stage: Literal[2, 3], request: Request, workload: Workload) -> ZeroCandidate | None:
     """Return the candidate with the fewest micro-batches that fits into memory; None if none does.
 
-    The number of micro-batches is the user's, unless the planner may choose it.
+    ``part``: the nodes and ranks of the candidate. ``stage``: stage of ZeRO. The number of micro-batches is the user's,
+    unless the planner may choose it.
     """
     option, local = part.option, ceil(request.global_batch / part.ranks)
     if request.global_batch < part.ranks:
