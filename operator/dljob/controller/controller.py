@@ -236,7 +236,7 @@ class Controller:
     def _with_priority_class(self, observed: Observed, parsed: ParsedJob) -> Observed:
         """Return the observed state with ``lacks_priority_class`` set if the job's PriorityClass does not exist."""
         name = parsed.spec.scheduling.priority_class_name if parsed.spec is not None else None
-        lacking = self._cache.lacks_priority_class(name)
+        lacking = self._cache.priority_classes.lacks(name)
         return replace(observed, lacks_priority_class=name) if name is not None and lacking else observed
 
     async def _about_node(self, node: str, event: Event) -> None:

@@ -129,6 +129,8 @@ class Watches:
 
         While no event arrives, kopf's watcher sends one every ``silence_s`` seconds. An old time means that it ended.
         """
+        self._overdrawn: dict[str, set[tuple[str, str, int]]] = {}
+        """Namespace → (quota, resource, limit) of the limits that were lowered below what is used."""
         self._unreadable: set[str] = set()
         """Uids of DLJobs that could not be put into the cache."""
         self._reflectors = [
@@ -333,10 +335,30 @@ class Watches:
             for each in self._cache.jobs():
                 if (each.spec.get("scheduling") or {}).get("priorityClassName") == meta["name"]:
                     self._queue.add(each.key)
+        elif kind is QUOTA and self._overdraws_anew(meta["namespace"]):
+            for each in self._cache.jobs():
+                if each.namespace == meta["namespace"] and self._cache.runs(each.key):
+                    self._queue.add(each.key)
         if kind in CAPACITY or kind in (STORAGE_CLASS, CLAIM):
             self._unsettled.add(kind)
             if self._settling is None:
                 self._settling = asyncio.get_running_loop().call_later(SETTLE_S, self._settle)
+
+    def _overdraws_anew(self, namespace: str) -> bool:
+        """Return True if other quotas of a namespace than before, or other limits, are below what is used.
+
+        The usage of a quota changes with each pod. Jobs are queued only if that matters to their condition WithinQuota.
+        """
+        found = {
+            (quota.name, resource, limit)
+            for quota in self._cache.limits(namespace).quotas
+            for resource, limit in quota.hard.items()
+            if quota.left(resource) < 0
+        }
+        before = self._overdrawn.pop(namespace, set())
+        if found:
+            self._overdrawn[namespace] = found
+        return found != before
 
     def _settle(self) -> None:
         """Handle the changes of the last ``SETTLE_S``: report those of capacity, and queue the jobs that are affected.

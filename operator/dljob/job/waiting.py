@@ -11,6 +11,9 @@ from dljob.job.observed import JobSeen
 _FOR_CAPACITY = {"DeviceBusy", "NodesLeftOut", "Queued", "MakingRoom"}
 """Reasons of Planned=False of a job that could run on the cluster's nodes if none were in use or left out."""
 
+BACK_OFFS = frozenset({"StartTimedOut", "RejectedByNodes"})
+"""Reasons of the condition Admitted=False of a job whose pods were stopped, and that is planned again after a time."""
+
 
 def devices_waited_for(job: JobSeen) -> Sequence[str] | None:
     """Return ``spec.devices`` of a job that waits for free capacity (empty: any device), or None if it does not wait.
@@ -29,7 +32,7 @@ def devices_waited_for(job: JobSeen) -> Sequence[str] | None:
         return None
     is_new = not planned
     busy = planned.get("status") == "False" and planned.get("reason") in _FOR_CAPACITY
-    backs_off = admitted.get("status") == "False" and admitted.get("reason") == "StartTimedOut"
+    backs_off = admitted.get("status") == "False" and admitted.get("reason") in BACK_OFFS
     return tuple(spec.get("devices") or ()) if is_new or busy or backs_off else None
 
 

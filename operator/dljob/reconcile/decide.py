@@ -8,7 +8,7 @@ from dljob.job.observed import Observed
 from dljob.job.plan.stored import StoredPlan
 from dljob.planner import Infeasible
 from dljob.reconcile import run
-from dljob.reconcile.admission import gang, kueue, preempted, priority_class
+from dljob.reconcile.admission import gang, kueue, preempted, priority_class, quota
 from dljob.reconcile.deadline_risk import with_deadline_risk
 from dljob.reconcile.desired import Desired, Draft
 from dljob.reconcile.failures import failure_conditions, node_faults, silent_agent, storage_evictions
@@ -23,7 +23,7 @@ from dljob.reconcile.spec_changes import after_end
 from dljob.reconcile.usage import with_usage
 from dljob.reconcile.volume import blocks, volume_ready
 from dljob.render import Names, RenderConfig
-from dljob.status import FALSE, TRUE, Verdict, build, events, find, pods_ready, previous
+from dljob.status import FALSE, TRUE, Verdict, build, events, find, pods_ready, previous, unscheduled_in_s
 from dljob.status.conditions import merge, phase
 
 RECHECK_S = 30.0
@@ -70,7 +70,8 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: P
     if parsed is None:
         parsed = with_pace(parse_observed(observed, defaults=config.job_defaults), now)
     parsed = replace(parsed, observed=observed)
-    draft = Draft()
+    parsed = gang.with_rejections_of_attempt(parsed)
+    observed, draft = parsed.observed, Draft()
     if parsed.finished:
         job = observed.job
         if parsed.own_spec and (change := after_end(parsed.own_spec, job.generation, parsed.before, parsed.accepted)):
@@ -84,7 +85,7 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: P
             draft.requeue_in(RECHECK_S)  # The operator does not watch Secrets.
         return _without_spec(parsed, draft, now)
     draft.verdicts.append(parsed.refusal or Verdict("Accepted", TRUE, "Accepted", "the spec is valid"))
-    draft.verdicts.extend(priority_class.verdicts(parsed))
+    draft.verdicts.extend((*priority_class.verdicts(parsed), *quota.verdicts(parsed)))
     if observed.leftovers:
         return _after_predecessor(parsed, draft, now)
     if parsed.plan_problem is not None and not quiet(observed):
@@ -327,7 +328,9 @@ def _finish(
     parsed: ParsedJob, draft: Draft, accepted: StoredPlan | None, now: datetime, *, plan_only: PlanStatus | None = None
 ) -> Desired:
     if accepted is not None and not any(verdict.type == "PodsReady" for verdict in draft.verdicts):
-        draft.verdicts.append(pods_ready(parsed.observed, draft.wanted))
+        draft.verdicts.append(pods_ready(parsed.observed, draft.wanted, now))
+        if (left_s := unscheduled_in_s(parsed.observed, now)) is not None:
+            draft.requeue_in(left_s)
     draft.verdicts.extend(run.problem_conditions(parsed))
     status = build(
         parsed.observed, parsed.before, draft.verdicts, accepted, parsed.report, now,

@@ -18,7 +18,9 @@ _QUIET = {
 
 They only say that something has not started yet or is over.
 """
-_QUIET_WHEN_TRUE = {"Accepted", "NotNeeded", "Starting", "Started", "PodEvicted", "InQueue", "PriorityClassFound"}
+_QUIET_WHEN_TRUE = {
+    "Accepted", "NotNeeded", "Starting", "Started", "PodEvicted", "InQueue", "PriorityClassFound", "WithinQuota",
+}  # fmt: skip
 _NORMAL_WHEN_FALSE = {"Queued", "AdmissionChecks", "MakingRoom"}
 """Reasons of conditions that are False although nothing is wrong, because the job waits as it should.
 

@@ -27,11 +27,14 @@ from dljob.job.observed import (
     PodSeen,
     SetSeen,
     Stuck,
+    Unscheduled,
 )
 from dljob.job.queue import PRIORITY_LABEL, QUEUE_LABEL, Assignment, PodSetSeen, WorkloadSeen
 from dljob.kube.objects.bounds import PROBLEM, report_problem, spec_problem
 from dljob.kube.objects.evictions import eviction
+from dljob.kube.objects.rejections import rejection
 from dljob.kueue import DIGEST_ANNOTATION
+from dljob.render.gang import DEFAULT_SCHEDULER
 from dljob.scheduling import Charge, pod_charge
 
 Body = Mapping[str, Any]
@@ -208,8 +211,18 @@ def pod(body: Body) -> PodSeen:
         fetching=next((state for item in init if (state := _fetching(item))), None),
         conditions=_conditions(conditions, without=frozenset(STARTUP_CONDITIONS)),
         eviction=eviction(body),
+        rejection=rejection(body),
+        unscheduled=None if scheduled else _unscheduled(body),
         charge=None if status.get("phase") in ("Succeeded", "Failed") else _shared(pod_charge(spec)),
     )
+
+
+def _unscheduled(body: Body) -> Unscheduled | None:
+    """Return which scheduler has to place a pod without the condition PodScheduled; None if the pod needs none."""
+    spec = body["spec"]
+    if spec.get("nodeName") or (body.get("status") or {}).get("phase") not in (None, "Pending"):
+        return None
+    return Unscheduled(time(body["metadata"]["creationTimestamp"]), spec.get("schedulerName") or DEFAULT_SCHEDULER)
 
 
 def _conditions(given: Mapping[str, Body], without: frozenset[str] = frozenset()) -> Conditions:
