@@ -23,7 +23,7 @@ NO_SCHEDULER_S = 60.0
 
 
 def pods_ready(observed: Observed, wanted: int, now: datetime) -> Verdict:
-    """Return the PodsReady condition of a job that needs ``wanted`` pods; 0: its pods should stop. ``now``: present time.
+    """Return the PodsReady condition of a job that needs ``wanted`` pods; 0: its pods should stop.
 
     The condition is True if at least ``wanted`` pods are ready, ``wanted`` is not 0, and the API server has not
     rejected an object of the job. Otherwise, it is False. Its message then describes the first problem and the remedy
@@ -147,9 +147,9 @@ def _rejected(observed: Observed) -> Verdict | None:
     pods = len({each.pod for each in found})
     more = f" and {pods - 1} more" if pods > 1 else ""
     text = (
-        f"node {last.node or '(unknown)'} rejected pod {last.pod}{more}: {last.reason}: {last.message}; rejections since "
-        f"the pods were created: {len(found)}. {_rejection_remedy(last)}. Rejections do not count against "
-        "spec.runPolicy.backoffLimit"
+        f"node {last.node or '(unknown)'} rejected pod {last.pod}{more}: {last.reason}: {last.message}; "
+        f"rejections since the pods were created: {len(found)}. {_rejection_remedy(last)}. Rejections do not count "
+        "against spec.runPolicy.backoffLimit"
     )
     return Verdict("PodsReady", FALSE, "RejectedByNode", text)
 
@@ -176,8 +176,8 @@ def _unscheduled(pods: Sequence[PodSeen], now: datetime) -> Verdict | None:
     assert which is not None
     text = (
         f"spec.scheduling.schedulerName: no scheduler has looked at pod {pod.name}{_others(waiting)} for "
-        f"{NO_SCHEDULER_S:.0f} s; expected a running scheduler with the name {which.scheduler!r}. Start this scheduler, "
-        "or correct the name, which may also be an administrator's default (jobDefaults.scheduling)"
+        f"{NO_SCHEDULER_S:.0f} s; expected a running scheduler with the name {which.scheduler!r}. Start this "
+        "scheduler, or correct the name, which may also be an administrator's default (jobDefaults.scheduling)"
     )
     return Verdict("PodsReady", FALSE, "NoScheduler", text)
 

@@ -5,7 +5,7 @@ the same nodes, or if a device of the node fails.
 """
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from dljob.job.observed import Rejection
@@ -18,7 +18,6 @@ _TOO_LITTLE = "OutOf"
 _REASONS = frozenset(
     {
         "UnexpectedAdmissionError", "TopologyAffinityError", "NodeAffinity", "NodeName", "NodePorts", "TaintToleration",
-        "NodeShutdown",
     }
 )  # fmt: skip
 
@@ -33,6 +32,10 @@ def rejection(body: Mapping[str, Any]) -> Rejection | None:
         return None
     node = (body.get("spec") or {}).get("nodeName") or ""
     text = message.removeprefix(_PREFIX)[:MAX_MESSAGE]
-    return Rejection(
-        meta["name"], meta["uid"], node, reason or "Rejected", text, datetime.fromisoformat(meta["creationTimestamp"])
-    )
+    return Rejection(meta["name"], meta["uid"], node, reason or "Rejected", text, created(body))
+
+
+def created(body: Mapping[str, Any]) -> datetime:
+    """Return the time when an object was created; the epoch if it does not say."""
+    text = body["metadata"].get("creationTimestamp")
+    return datetime.fromisoformat(text) if text else datetime.fromtimestamp(0, UTC)
