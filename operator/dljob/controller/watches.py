@@ -104,11 +104,13 @@ class Watches:
         *,
         all_pods: bool = False,
         silence_s: float = SILENCE_S,
+        more: Iterable[Kind] = (),
     ) -> None:
         """``namespaces``: those to watch; empty: all. ``session``: opens an HTTP session with the given response class.
 
         ``capacity_changed``: called after changes of objects of the kinds ``CAPACITY``. ``all_pods``: True: watch pods
         in all namespaces. ``silence_s``: seconds without an event after which a watch is opened again.
+        ``more``: further kinds of objects of jobs to watch.
         """
         self.registry = kopf.OperatorRegistry()
         self._capacity_changed = capacity_changed
@@ -135,9 +137,16 @@ class Watches:
         """Uids of DLJobs that could not be put into the cache."""
         self._reflectors = [
             Reflector(
-                api, cache, kind, namespace, JOB_LABEL if kind in LABELLED else "", self._changed, queue.add, silence_s
+                api,
+                cache,
+                kind,
+                namespace,
+                JOB_LABEL if kind in (*LABELLED, *more) else "",
+                self._changed,
+                queue.add,
+                silence_s,
             )
-            for kind in REFLECTED
+            for kind in (*REFLECTED, *more)
             for namespace in kind.watched_in(namespaces, all_pods=all_pods)
         ]
         kopf.on.login(registry=self.registry)(self._login)

@@ -190,6 +190,20 @@ class ClaimSeen:
 
 
 @dataclass(frozen=True)
+class ProvisioningSeen:
+    """A ProvisioningRequest: with it, a job asks an autoscaler for nodes. ``digest``: digest of what it asks for."""
+
+    name: str
+    uid: str
+    created: datetime
+    digest: str = ""
+    conditions: Mapping[str, tuple[bool, str, str]] = field(default_factory=dict)
+    """Type of each condition → True if its status is True, its reason and its message."""
+    deleting: bool = False
+    applied: str = ""
+
+
+@dataclass(frozen=True)
 class ClassSeen:
     name: str
     default: bool = False
@@ -293,6 +307,8 @@ class Observed:
     """The last pods of the job that a kubelet has rejected, also those that are gone.
 
     A restarted operator knows no earlier ones."""
+    provisioning: ProvisioningSeen | None = None
+    """The request with which the job has asked an autoscaler for nodes; None if there is none."""
     overdrawn: tuple[Overdraft, ...] = ()
     """Quotas of the namespace that were lowered below what the job's pods and others use."""
     limits: NamespaceLimits = NO_LIMITS

@@ -11,7 +11,10 @@ from dljob.job.observed import JobSeen
 _FOR_CAPACITY = {"DeviceBusy", "NodesLeftOut", "Queued", "MakingRoom"}
 """Reasons of Planned=False of a job that could run on the cluster's nodes if none were in use or left out."""
 
-BACK_OFFS = frozenset({"StartTimedOut", "RejectedByNodes"})
+WAITS_FOR_NODES, NODES_NOT_PROVIDED = "WaitingForNodes", "NodesNotProvided"
+"""Reasons of the condition Admitted=False of a job that has asked an autoscaler for nodes with a ProvisioningRequest:
+while it waits, and if it does not get them."""
+BACK_OFFS = frozenset({"StartTimedOut", "RejectedByNodes", NODES_NOT_PROVIDED})
 """Reasons of the condition Admitted=False of a job whose pods were stopped, and that is planned again after a time."""
 
 

@@ -18,6 +18,7 @@ from dljob.kube.kinds import (
     NODE,
     POD,
     PRIORITY_CLASS,
+    PROVISIONING_REQUEST,
     QUOTA,
     SECRET,
     STATEFUL_SET,
@@ -27,7 +28,7 @@ from dljob.kube.rest import ApiError
 from support.builders import NOW
 
 Json = dict[str, Any]
-WATCHED = (DLJOB, STATEFUL_SET, POD, CONFIG_MAP, CLAIM, NODE, PRIORITY_CLASS, QUOTA)
+WATCHED = (DLJOB, STATEFUL_SET, POD, CONFIG_MAP, CLAIM, NODE, PRIORITY_CLASS, QUOTA, PROVISIONING_REQUEST)
 
 
 def merged(old: Any, new: Any) -> Any:
@@ -65,6 +66,8 @@ class FakeApi:
         """Errors of the next writes of a job's status, in this order."""
         self.looked_at: list[str] = []
         """Names of the objects whose metadata were read."""
+        self.created = "2026-01-01T00:00:00Z"
+        """Creation time of new objects that state none."""
         self._version = 0
 
     def _store(self, kind: Kind, body: Json) -> Json:
@@ -74,7 +77,7 @@ class FakeApi:
         self._version += 1
         defaults = {
             "uid": old["metadata"]["uid"] if old else str(uuid.uuid4()),
-            "creationTimestamp": "2026-01-01T00:00:00Z",
+            "creationTimestamp": old["metadata"]["creationTimestamp"] if old else self.created,
         }
         body = {**body, "kind": kind.kind, "metadata": {**defaults, **meta, "resourceVersion": str(self._version)}}
         self.objects[key] = body
@@ -124,6 +127,8 @@ class FakeApi:
             raise ApiError(403, "Forbidden", f"exceeded quota: {kind.plural}")
         meta = body["metadata"]
         old = self.objects.get((kind.plural, meta.get("namespace") or "", meta["name"]))
+        if kind is PROVISIONING_REQUEST and old is not None and old["spec"] != body["spec"]:
+            raise ApiError(422, "Invalid", "spec: Value is immutable")
         return self._store(kind, merged(old or {}, body))
 
     async def merge(

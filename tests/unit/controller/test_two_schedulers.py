@@ -11,7 +11,7 @@ from dljob.reconcile.admission.gang import FIRST_BACK_OFF_S, MAX_REJECTIONS, STA
 from dljob.status.pods import NO_SCHEDULER_S
 from support.builders import T4
 from support.controller.fake_operator import SPEC, Operator, on_two_nodes
-from support.fake_api_server import FakeCluster
+from support.servers.fake_api import FakeCluster
 
 Json = dict[str, Any]
 NO_CPU = "Node didn't have enough resource: cpu, requested: 4000, used: 14000, capacity: 16000"

@@ -8,6 +8,7 @@ event loop only.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Any
 
 from dljob.job.observed import (
@@ -31,6 +32,7 @@ from dljob.kube.kinds import (
     POD,
     PRIORITY_CLASS,
     PROFILE,
+    PROVISIONING_REQUEST,
     QUOTA,
     STATEFUL_SET,
     STORAGE_CLASS,
@@ -62,6 +64,7 @@ _TRIM: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     PRIORITY_CLASS.plural: trim.priority_class,
     PROFILE.plural: lambda body: body,
     WORKLOAD.plural: trim.workload,
+    PROVISIONING_REQUEST.plural: trim.provisioning_request,
     QUOTA.plural: Quota.parse,
     LIMIT_RANGE.plural: LimitRange.parse,
 }
@@ -97,14 +100,6 @@ def utc_now() -> datetime:
     return datetime.now(UTC)
 
 
-def _eviction(pod: PodSeen) -> Eviction | None:
-    return pod.eviction
-
-
-def _rejection(pod: PodSeen) -> Rejection | None:
-    return pod.rejection
-
-
 class Cache:
     def __init__(self, now: Callable[[], datetime] = utc_now, *, queues: bool = False) -> None:
         """``queues``: jobs may be in queues of Kueue; False: the queue labels of jobs have no effect."""
@@ -117,7 +112,8 @@ class Cache:
         self.ledger = Ledger()
         """Capacity of the cached nodes, and what all cached pods take from it, also pods without the label of a job."""
         self._touched = set[JobKey]()
-        self._evictions, self._rejections = PodHistory(_eviction), PodHistory(_rejection)
+        self._evictions = PodHistory[Eviction](attrgetter("eviction"))
+        self._rejections = PodHistory[Rejection](attrgetter("rejection"))
         self.profiles_version = 0
         """Number that increases with each change of a profile."""
         self.limits_version = 0
@@ -368,6 +364,7 @@ class Cache:
             node_conditions=self._node_conditions({pod.node for pod in pods if pod.node}),
             queue=self._queue(job),
             evictions=self._evictions.of(key),
+            provisioning=self._owned(PROVISIONING_REQUEST, job, names.provisioning),
             rejections=self._rejections.of(key),
             overdrawn=overdrafts(self.limits(job.namespace).quotas, (pod.charge for pod in pods if pod.charge)),
         )
@@ -380,9 +377,13 @@ class Cache:
         """Return the job's Workload in Kueue. The caller adds flavors and priority, which are not in the cache."""
         if not self._queues:
             return QueueSeen()
-        entry = self._stores[WORKLOAD.plural].entries.get((job.namespace, Names.of(job).workload))
-        found = entry.seen if entry is not None and entry.owner == job.uid else None
+        found = self._owned(WORKLOAD, job, Names.of(job).workload)
         return QueueSeen(self.queue_api, self.queue_problem, found)
+
+    def _owned(self, kind: Kind, job: JobSeen, name: str) -> Any:
+        """Return the trimmed object with this name if the job controls it; otherwise None."""
+        entry = self._stores[kind.plural].entries.get((job.namespace, name))
+        return entry.seen if entry is not None and entry.owner == job.uid else None
 
     def _lost(self, used: Iterable[str]) -> dict[str, datetime]:
         """Return name → time of loss for each lost node among the nodes named in ``used``."""

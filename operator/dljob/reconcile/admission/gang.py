@@ -11,8 +11,9 @@ False: the job has no pods, or its pods are stopping.
 - StartTimedOut: pods were missing or could not start for longer than ``spec.scheduling.startTimeout``, and nothing was
   trained. All pods are stopped, so that other jobs can use their nodes. After a back-off, which doubles each time, the
   job is planned again for the devices that are free then.
-- RejectedByNodes: the kubelets of nodes have rejected a pod several times, and nothing was trained. All pods are stopped
-  as after a start time-out. The new plan counts the pods of other schedulers that have taken the room.
+- RejectedByNodes: the kubelets of nodes have rejected a pod several times, and nothing was trained. All pods are
+  stopped as after a start time-out. The new plan counts the pods of other schedulers that have taken the room.
+- WaitingForNodes, NodesNotProvided: see ``admission.provisioning``.
 - Suspended: the spec suspends the job. When the job resumes, it is planned again for the devices that are free then.
 - PlanOnly: the job had pods or waited for devices, and its mode is now PlanOnly.
 """
@@ -27,7 +28,7 @@ from dljob.api.base import duration_s
 from dljob.api.spec.spec import DLJobSpec
 from dljob.job.observed import Observed
 from dljob.job.plan.stored import StoredPlan
-from dljob.job.waiting import BACK_OFFS
+from dljob.job.waiting import BACK_OFFS, WAITS_FOR_NODES
 from dljob.reconcile.desired import Draft
 from dljob.reconcile.failures.fence import stop
 from dljob.reconcile.parsed import ParsedJob
@@ -66,7 +67,16 @@ def waits(parsed: ParsedJob) -> bool:
         return False
     if found is None:  # An older release wrote the status.
         return is_true(parsed.before.conditions, "Suspended")
-    return found.status is FALSE
+    return found.status is FALSE and found.reason != WAITS_FOR_NODES
+
+
+def awaits_nodes(parsed: ParsedJob) -> bool:
+    """Return True if the job waits without pods for the nodes of its plan, see ``admission.provisioning``."""
+    found = find(parsed.before.conditions, CONDITION)
+    if found is None or found.status is not FALSE or found.reason != WAITS_FOR_NODES or parsed.queued:
+        return False
+    current = parsed.accepted is not None and parsed.accepted.spec_digest == parsed.digest
+    return current and quiet(parsed.observed)
 
 
 def stops(parsed: ParsedJob) -> bool:
@@ -182,23 +192,31 @@ def release(parsed: ParsedJob, draft: Draft, now: datetime) -> None:
     Other jobs can then use the devices. Requeue the job for the time when it is planned again, after the back-off.
     """
     assert parsed.spec is not None
-    observed, timeout_s = parsed.observed, start_timeout_s(parsed.spec, draft.plan)
-    ready = pods_ready(observed, draft.wanted, now)
-    rejected = draft.plan is not None and _rejected_too_often(parsed, draft.plan)
+    timeout_s, ready = start_timeout_s(parsed.spec, draft.plan), pods_ready(parsed.observed, draft.wanted, now)
+    why, text = "StartTimedOut", f"not all pods ran within the start time-out of {timeout_s:g} s "
+    text += "(spec.scheduling.startTimeout)"
+    if draft.plan is not None and _rejected_too_often(parsed, draft.plan):
+        why, text = "RejectedByNodes", f"nodes rejected a pod {MAX_REJECTIONS} times"
+    back_off(parsed, draft, Verdict(CONDITION, FALSE, why, f"{text}: {ready.message}"), now)
+
+
+def back_off(parsed: ParsedJob, draft: Draft, cause: Verdict, now: datetime) -> None:
+    """Change the draft so that all pods stop and none start, and the job is planned again after a back-off.
+
+    ``cause``: the condition Admitted, without what happens next. Its reason is one of ``BACK_OFFS``.
+    """
+    assert parsed.spec is not None
+    timeout_s = start_timeout_s(parsed.spec, draft.plan or parsed.accepted)
     draft.clear()
     stop(parsed, draft, now)
     draft.start_timeouts = parsed.before.start_timeouts + 1
-    again_s = back_off_s(draft.start_timeouts, timeout_s, observed.job.uid)
+    again_s = back_off_s(draft.start_timeouts, timeout_s, parsed.observed.job.uid)
     draft.requeue_in(again_s)
-    why, text = "StartTimedOut", f"not all pods ran within the start time-out of {timeout_s:g} s "
-    text += "(spec.scheduling.startTimeout)"
-    if rejected:
-        why, text = "RejectedByNodes", f"nodes rejected a pod {MAX_REJECTIONS} times"
-    text += (
-        f": {ready.message}. The operator stops all pods, so that other jobs can use their nodes. The job is planned "
+    text = (
+        f"{cause.message}. The operator stops all pods, so that other jobs can use their nodes. The job is planned "
         f"again in {again_s:.0f} s"
     )
-    draft.verdicts.append(Verdict(CONDITION, FALSE, why, text))
+    draft.verdicts.append(replace(cause, message=text))
     draft.verdicts.append(
         Verdict("Running", FALSE, "NotStarted", "the job waits for its next start; see the condition Admitted")
     )
