@@ -148,6 +148,10 @@ _RBAC_PARTS = {
         "In the namespaces of jobs, for gang scheduling",
         "In the same role, with the value of `gangScheduling` that the reason names. The default is `none`.",
     ),
+    "provisioningRequests": (
+        "In the namespaces of jobs, for ProvisioningRequests",
+        "In the same role, only with `autoscaling.provisioningRequests.enabled`. The default is `false`.",
+    ),
     "kueueCluster": (
         "Cluster-wide, with Kueue",
         "A ClusterRole, only with `kueue.enabled: true`, or `auto` if the cluster serves Kueue's API.",

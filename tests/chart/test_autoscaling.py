@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from dljob.app.settings import Settings
-from support.manifests.helm_chart import one, render
+from support.manifests.helm_chart import of_kind, one, render
 
 Json = dict[str, Any]
 TEMPLATE: Json = {
@@ -30,6 +30,40 @@ def test_templates_reach_the_operator() -> None:
 def test_default_has_no_templates() -> None:
     found = settings({})
     assert (found.node_templates, found.scale_up_s) == ((), 900)
+
+
+def provisioning_rules(values: Json) -> list[tuple[str, str, list[str], list[str]]]:
+    """Return (kind of the role, API group, resources, verbs) of the rules about ProvisioningRequests and PodTemplates."""
+    roles = [role for kind in ("ClusterRole", "Role") for role in of_kind(render(values), kind)]
+    return [
+        (role["kind"], rule["apiGroups"][0], rule["resources"], rule["verbs"])
+        for role in roles
+        for rule in role.get("rules") or ()
+        if {"provisioningrequests", "podtemplates"} & set(rule["resources"])
+    ]
+
+
+def test_provisioning_requests_are_off_by_default_and_come_with_their_permissions() -> None:
+    assert settings({}).provisioning == () and provisioning_rules({}) == []
+    on: Json = {"autoscaling": {"provisioningRequests": {"enabled": True}}}
+    found = settings(on)
+    assert found.provisioning_class == "best-effort-atomic-scale-up.autoscaling.x-k8s.io"
+    assert [kind.kind for kind in found.provisioning] == ["ProvisioningRequest"]
+    rules = [
+        ("autoscaling.x-k8s.io", ["provisioningrequests"], ["get", "list", "watch", "create", "patch", "delete"]),
+        ("", ["podtemplates"], ["get", "create", "patch"]),
+    ]
+    assert provisioning_rules(on) == [("ClusterRole", *rule) for rule in rules]
+    assert provisioning_rules({**on, "watchNamespaces": ["a"]}) == [("Role", *rule) for rule in rules]
+
+
+def test_class_of_provisioning_requests_is_a_setting() -> None:
+    name = "check-capacity.autoscaling.x-k8s.io"
+    values: Json = {"autoscaling": {"provisioningRequests": {"enabled": True, "className": name}}}
+    assert settings(values).provisioning_class == name
+    values["autoscaling"]["provisioningRequests"]["className"] = "Not A Name"
+    with pytest.raises(Exception, match="className"):
+        render(values)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,10 @@
   value: {{ .Values.autoscaling.nodeTemplates | toJson | quote }}
 - name: DLJOB_SCALE_UP_SECONDS
   value: {{ int .Values.autoscaling.startTimeoutSeconds | quote }}
+{{- with .Values.autoscaling.provisioningRequests }}
+- name: DLJOB_PROVISIONING_CLASS
+  value: {{ ternary .className "" .enabled | quote }}
+{{- end }}
 - name: DLJOB_SHARE_PROFILES
   value: {{ .Values.profiles.shared | quote }}
 - name: DLJOB_PROBES

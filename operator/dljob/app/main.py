@@ -18,7 +18,7 @@ import aiohttp
 from dljob.app.background import BackgroundLoop
 from dljob.app.health import serve
 from dljob.app.logging import set_up
-from dljob.app.pod_groups import pod_group_api, until_changed
+from dljob.app.optional_apis import pod_group_api, provisioning_api, until_changed
 from dljob.app.settings import Settings
 from dljob.controller.connection import TOKEN, connect, keep_token_fresh
 from dljob.controller.controller import Controller
@@ -94,7 +94,10 @@ class Operator:
             version = await self._kinds_served(api)
             log.info("API server %d.%d at %s", *version, connection.server)
             served = await pod_group_api(api, settings.pod_groups)
-            config = settings.render(port_ranges=version >= PORT_RANGES_SINCE, pod_group_api=served)
+            provisioning = await provisioning_api(api, settings.provisioning)
+            config = settings.render(
+                port_ranges=version >= PORT_RANGES_SINCE, pod_group_api=served, provisions=provisioning is not None
+            )
             if not settings.job_defaults.empty:
                 log.info("defaults of jobs: %s", json.dumps(settings.job_defaults.manifest()))
             kube = Kube(
@@ -123,6 +126,7 @@ class Operator:
             self._watches = watches = Watches(
                 self._cache, self._queue, api, settings.watch_namespaces, connection.session, planning.capacity_changed,
                 all_pods=settings.count_all_pods, silence_s=settings.silence_s,
+                more=settings.provisioning if provisioning is not None else (),
             )  # fmt: skip
             await stack.enter_async_context(watches.session)
             if settings.leader_election:
@@ -140,6 +144,9 @@ class Operator:
                 tasks["Kueue"] = queues.run()
             if settings.pod_groups:
                 tasks["PodGroups"] = until_changed(api, settings.pod_groups, served, settings.resync_s)
+            if settings.provisioning:
+                what = "ProvisioningRequests"
+                tasks[what] = until_changed(api, settings.provisioning, provisioning, settings.resync_s, what)
             if TOKEN.exists():
                 tasks["token"] = keep_token_fresh(session, watches.session, lease_session)
             own = asyncio.create_task(run_until_one_ends(tasks), name="tasks")

@@ -19,6 +19,7 @@
 | DLJOB_GANG_SCHEDULING | none | API of the PodGroups of jobs: none, kubernetes, coscheduling or volcano |
 | DLJOB_NODE_TEMPLATES | [] | nodes that an autoscaler can add (JSON, the chart value autoscaling.nodeTemplates) |
 | DLJOB_SCALE_UP_SECONDS | 900 | start time-out of jobs that need nodes from DLJOB_NODE_TEMPLATES |
+| DLJOB_PROVISIONING_CLASS | (none) | class of the ProvisioningRequests for new nodes; none: pending pods ask for them |
 | DLJOB_PREEMPTION | Never | LowerPriority: waiting jobs may stop running ones of a lower priority; or Never |
 | DLJOB_SHARE_PROFILES | false | plans of all namespaces use what the jobs of each namespace measure |
 | DLJOB_PROBES | false | measure the hardware of device classes that no measurement knows, in DLJOB_NAMESPACE |
@@ -37,6 +38,7 @@
 """
 
 import json
+import re
 import secrets
 import socket
 from collections.abc import Mapping
@@ -50,7 +52,7 @@ from dljob.cluster.templates import START_TIMEOUT_S, NodeTemplates, parse_templa
 from dljob.faults import FaultPolicy
 from dljob.faults.ledger import MAX_FAULTS
 from dljob.job.defaults import parse_defaults
-from dljob.kube.kinds import POD_GROUPS, Kind
+from dljob.kube.kinds import POD_GROUPS, PROVISIONING_REQUEST, Kind
 from dljob.kube.leader import LEASE_NAME
 from dljob.kube.watch.reflector import SILENCE_S
 from dljob.render import RenderConfig
@@ -60,6 +62,7 @@ from dljob.scheduling import QueuePolicy
 MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0
 """Smallest and largest valid weight of a namespace in DLJOB_QUEUE_WEIGHTS."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
+_CLASS_NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
 
 
@@ -82,6 +85,7 @@ class Settings:
     gang_scheduling: GangScheduling
     node_templates: tuple[Node, ...]
     scale_up_s: float
+    provisioning_class: str
     preempts: bool
     share_profiles: bool
     probes: bool
@@ -137,6 +141,7 @@ class Settings:
             gang_scheduling=GangScheduling(_one_of(env, "DLJOB_GANG_SCHEDULING", "none", tuple(GangScheduling))),
             node_templates=_node_templates(env.get("DLJOB_NODE_TEMPLATES") or "[]"),
             scale_up_s=_number(env, "DLJOB_SCALE_UP_SECONDS", START_TIMEOUT_S, 10, 86400),
+            provisioning_class=_class_name(env.get("DLJOB_PROVISIONING_CLASS") or ""),
             preempts=_one_of(env, "DLJOB_PREEMPTION", "Never", ("Never", "LowerPriority")) == "LowerPriority",
             share_profiles=_one_of(env, "DLJOB_SHARE_PROFILES", "false", (*_TRUE, *_FALSE)) in _TRUE,
             probes=_one_of(env, "DLJOB_PROBES", "false", (*_TRUE, *_FALSE)) in _TRUE,
@@ -178,11 +183,17 @@ class Settings:
         wanted = API_VERSIONS.get(self.gang_scheduling, ())
         return tuple(kind for kind in POD_GROUPS if kind.api_version in wanted)
 
-    def render(self, *, port_ranges: bool, pod_group_api: str | None = None) -> RenderConfig:
+    @property
+    def provisioning(self) -> tuple[Kind, ...]:
+        """Return a tuple with the kind ProvisioningRequest, or an empty tuple if jobs get none."""
+        return (PROVISIONING_REQUEST,) if self.provisioning_class else ()
+
+    def render(self, *, port_ranges: bool, pod_group_api: str | None = None, provisions: bool = False) -> RenderConfig:
         """Return the settings for planning jobs and for rendering the manifests of their Kubernetes objects.
 
         ``port_ranges``: the API server supports ``endPort`` in a NetworkPolicy (Kubernetes 1.25 and later).
-        ``pod_group_api``: API version of the PodGroups of new plans; None: jobs get no PodGroups.
+        ``pod_group_api``: API version of the PodGroups of new plans; None: jobs get no PodGroups. ``provisions``: True
+        if the API server serves ProvisioningRequests.
         """
         return RenderConfig(
             trainer_image=self.trainer_image,
@@ -194,6 +205,7 @@ class Settings:
             job_defaults=self.job_defaults,
             pod_group_api=pod_group_api,
             node_templates=NodeTemplates(self.node_templates, self.scale_up_s),
+            provisioning_class=self.provisioning_class if provisions else "",
         )
 
 
@@ -228,6 +240,16 @@ def _node_templates(text: str) -> tuple[Node, ...]:
         return parse_templates(text)
     except ValueError as error:
         raise ValueError(f"DLJOB_NODE_TEMPLATES: {error}") from None
+
+
+def _class_name(text: str) -> str:
+    if text and not _CLASS_NAME.fullmatch(text):
+        raise ValueError(
+            f"DLJOB_PROVISIONING_CLASS: found {text!r:.300}; expected the name of a class, such as "
+            "best-effort-atomic-scale-up.autoscaling.x-k8s.io. Correct the chart value "
+            "autoscaling.provisioningRequests.className"
+        )
+    return text
 
 
 def _weights(text: str) -> dict[str, float]:

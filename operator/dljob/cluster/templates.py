@@ -1,7 +1,8 @@
 """Nodes that do not exist yet, but that an autoscaler of the cluster can add (the chart value ``autoscaling``)."""
 
 import json
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 from dljob.cluster.view import ClusterView, Node, cluster_view
 
@@ -20,6 +21,10 @@ class NodeTemplates:
     nodes: tuple[Node, ...] = ()
     start_timeout_s: float = START_TIMEOUT_S
     """Start time-out in seconds of a job that needs new nodes, unless the job sets one itself."""
+
+    def without(self, devices: Collection[str]) -> "NodeTemplates":
+        """Return the templates without those whose nodes have one of these device types."""
+        return replace(self, nodes=tuple(node for node in self.nodes if node.device not in devices))
 
     def scaled_up(self, view: ClusterView) -> ClusterView:
         """Return ``view`` plus all nodes that an autoscaler can still add.

@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Any
 
 from dljob.api.overrides import secrets
+from dljob.controller.job_counts import count_jobs
 from dljob.controller.metrics import PHASES, Metrics
 from dljob.controller.planning.answers import RECONCILE_S, PlanningError
 from dljob.controller.planning.background import Planning
@@ -26,7 +27,6 @@ from dljob.kube.objects.cache import utc_now
 from dljob.kube.warning_events import LIST_EVENTS_S, RECHECK_S
 from dljob.planner import Infeasible
 from dljob.reconcile import (
-    DEADLINE,
     Desired,
     ParsedJob,
     RunMeasurements,
@@ -235,7 +235,7 @@ class Controller:
     def _with_priority_class(self, observed: Observed, parsed: ParsedJob) -> Observed:
         """Return the observed state with ``lacks_priority_class`` set if the job's PriorityClass does not exist."""
         name = parsed.spec.scheduling.priority_class_name if parsed.spec is not None else None
-        lacking = self._cache.lacks_priority_class(name)
+        lacking = self._cache.priority_classes.lacks(name)
         return replace(observed, lacks_priority_class=name) if name is not None and lacking else observed
 
     async def _about_node(self, node: str, event: Event) -> None:
@@ -380,20 +380,11 @@ class Controller:
         self._kube.forget(key)
 
     def count_jobs(self) -> None:
-        """Set the gauges of jobs by phase, of deadlines, of nodes that are left out, and of the work queue's depth."""
-        counts, deadlines, slacks_s = dict.fromkeys(PHASES, 0), list[str](), list[float]()
-        for job in self._cache.jobs():
-            phase = (job.status or {}).get("phase") or "Pending"
-            if phase in counts:
-                counts[phase] += 1
-            if (slack_s := ((job.status or {}).get("forecast") or {}).get("deadlineSlackSeconds")) is not None:
-                slacks_s.append(slack_s)
-            if phase not in ("Complete", "Failed") and (job.spec.get("scheduling") or {}).get("finishBy"):
-                conditions = (job.status or {}).get("conditions") or ()
-                found = (c.get("status") for c in conditions if c.get("type") == DEADLINE)
-                deadlines.append(str(next(found, "Unknown")))
-        self._metrics.count_deadlines(deadlines, slacks_s)
-        for phase, number in counts.items():
+        """Set the gauges of jobs by phase, deadlines, forecasts, left-out nodes, and of the work queue's depth."""
+        found = count_jobs(self._cache.jobs(), PHASES)
+        self._metrics.count_deadlines(found.deadlines, found.slacks_s)
+        self._metrics.count_forecasts(found.forecasts)
+        for phase, number in found.phases.items():
             self._metrics.jobs.labels(phase).set(number)
         self._metrics.count_left_out(self._node_faults.active(self._now()))
         self._metrics.queue_depth.set(len(self._queue))

@@ -4,7 +4,7 @@ A job's name is never a label, because its time series would still exist after t
 """
 
 from collections import Counter as Counts
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from math import nan
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
@@ -16,6 +16,7 @@ from prometheus_client.process_collector import ProcessCollector
 from dlcontract.reasons import PARAMETERS_DIVERGED
 from dljob.api import ConditionStatus, DLJobStatus, Phase, Usage
 from dljob.api.changes import CHANGE_REFUSED, JOB_ENDED
+from dljob.controller.job_counts import NamespaceForecast
 from dljob.faults import EVERY_NAMESPACE, FaultKind, LeftOut
 from dljob.scheduling import Interval
 from dljob.status import find, is_true
@@ -172,6 +173,21 @@ class Metrics:
             f"{prefix}_deadlines_at_risk",
             "Jobs that train and will probably miss their deadline. If it is not 0, see the condition DeadlineAtRisk "
             "of the jobs.",
+            registry=registry,
+        )
+        self.remaining_device_s = Gauge(
+            f"{prefix}_forecast_remaining_device_seconds",
+            "Predicted remaining training time of the jobs that hold devices, times their devices, by namespace and "
+            "percentile (p10, p50, p90). status.forecast has the forecast of each job.",
+            ["job_namespace", "percentile"],
+            registry=registry,
+        )
+        self.stop_device_s = Gauge(
+            f"{prefix}_forecast_stop_device_seconds",
+            "Time that the jobs that hold devices would lose if all were killed now, times their devices, by "
+            "namespace: training since the last checkpoint, and a restart. status.forecast has the figures of each "
+            "job.",
+            ["job_namespace"],
             registry=registry,
         )
         self.plan_error = Histogram(
@@ -331,6 +347,15 @@ class Metrics:
         counts = Counts(statuses)
         for status in ConditionStatus:
             self.deadlines.labels(status.value).set(counts[status.value])
+
+    def count_forecasts(self, found: Mapping[str, NamespaceForecast]) -> None:
+        """Set the gauges of the forecasts of jobs that hold devices. ``found``: by namespace."""
+        self.remaining_device_s.clear()
+        self.stop_device_s.clear()
+        for namespace, each in found.items():
+            for percentile, seconds in each.remaining_s.items():
+                self.remaining_device_s.labels(namespace, percentile).set(seconds)
+            self.stop_device_s.labels(namespace).set(each.stop_s)
 
     def count_left_out(self, entries: Iterable[LeftOut]) -> None:
         """Set the gauge of nodes that new plans leave out because of faults.

@@ -104,11 +104,13 @@ class Watches:
         *,
         all_pods: bool = False,
         silence_s: float = SILENCE_S,
+        more: Iterable[Kind] = (),
     ) -> None:
         """``namespaces``: those to watch; empty: all. ``session``: opens an HTTP session with the given response class.
 
         ``capacity_changed``: called after changes of objects of the kinds ``CAPACITY``. ``all_pods``: True: watch pods
         in all namespaces. ``silence_s``: seconds without an event after which a watch is opened again.
+        ``more``: further kinds of objects of jobs to watch.
         """
         self.registry = kopf.OperatorRegistry()
         self._capacity_changed = capacity_changed
@@ -129,13 +131,22 @@ class Watches:
 
         While no event arrives, kopf's watcher sends one every ``silence_s`` seconds. An old time means that it ended.
         """
+        self._overdrawn: dict[str, set[tuple[str, str, int]]] = {}
+        """Namespace → (quota, resource, limit) of the limits that were lowered below what is used."""
         self._unreadable: set[str] = set()
         """Uids of DLJobs that could not be put into the cache."""
         self._reflectors = [
             Reflector(
-                api, cache, kind, namespace, JOB_LABEL if kind in LABELLED else "", self._changed, queue.add, silence_s
+                api,
+                cache,
+                kind,
+                namespace,
+                JOB_LABEL if kind in (*LABELLED, *more) else "",
+                self._changed,
+                queue.add,
+                silence_s,
             )
-            for kind in REFLECTED
+            for kind in (*REFLECTED, *more)
             for namespace in kind.watched_in(namespaces, all_pods=all_pods)
         ]
         kopf.on.login(registry=self.registry)(self._login)
@@ -337,10 +348,30 @@ class Watches:
             for each in self._cache.jobs():
                 if (each.spec.get("scheduling") or {}).get("priorityClassName") == meta["name"]:
                     self._queue.add(each.key)
+        elif kind is QUOTA and self._overdraws_anew(meta["namespace"]):
+            for each in self._cache.jobs():
+                if each.namespace == meta["namespace"] and self._cache.runs(each.key):
+                    self._queue.add(each.key)
         if kind in CAPACITY or kind in (STORAGE_CLASS, CLAIM):
             self._unsettled.add(kind)
             if self._settling is None:
                 self._settling = asyncio.get_running_loop().call_later(SETTLE_S, self._settle)
+
+    def _overdraws_anew(self, namespace: str) -> bool:
+        """Return True if other quotas of a namespace than before, or other limits, are below what is used.
+
+        The usage of a quota changes with each pod. Jobs are queued only if that matters to their condition WithinQuota.
+        """
+        found = {
+            (quota.name, resource, limit)
+            for quota in self._cache.limits(namespace).quotas
+            for resource, limit in quota.hard.items()
+            if quota.left(resource) < 0
+        }
+        before = self._overdrawn.pop(namespace, set())
+        if found:
+            self._overdrawn[namespace] = found
+        return found != before
 
     def _settle(self) -> None:
         """Handle the changes of the last ``SETTLE_S``: report those of capacity, and queue the jobs that are affected.

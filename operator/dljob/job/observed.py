@@ -13,7 +13,7 @@ from dljob.cluster import ClusterView
 from dljob.faults import LeftOut
 from dljob.job.queue import QueueSeen
 from dljob.planner import Learned
-from dljob.scheduling import NO_LIMITS, Charge, NamespaceLimits
+from dljob.scheduling import NO_LIMITS, Charge, NamespaceLimits, Overdraft
 
 JOB_LABEL = "dljob.dev/job"
 GROUP_LABEL = "dljob.dev/group"
@@ -105,6 +105,32 @@ class Eviction:
 
 
 @dataclass(frozen=True)
+class Rejection:
+    """A pod that the kubelet of its node has rejected, so that none of its containers started.
+
+    ``reason``, ``message``: those of the kubelet. ``created``: when the pod was created.
+    """
+
+    pod: str
+    uid: str
+    node: str
+    reason: str
+    message: str
+    created: datetime
+
+
+@dataclass(frozen=True)
+class Unscheduled:
+    """A pod that waits for its scheduler, and that no scheduler has tried to place yet.
+
+    ``since``: when the pod was created. ``scheduler``: the name of the scheduler that the pod waits for.
+    """
+
+    since: datetime
+    scheduler: str
+
+
+@dataclass(frozen=True)
 class PodSeen:
     name: str
     uid: str
@@ -130,6 +156,10 @@ class PodSeen:
     """Amounts that the pod uses up of the quotas of its namespace; None if the pod has ended."""
     eviction: Eviction | None = None
     """Why the kubelet has evicted the pod; None if it has not."""
+    rejection: Rejection | None = None
+    """Why the kubelet has rejected the pod; None if it has not."""
+    unscheduled: Unscheduled | None = None
+    """Set until a scheduler has tried to place the pod."""
 
 
 @dataclass(frozen=True)
@@ -156,6 +186,20 @@ class ClaimSeen:
     storage_class: str | None = None
     problem: str | None = None
     """Message of a warning event about the claim, such as the volume provisioner's; None if there is no warning."""
+    applied: str = ""
+
+
+@dataclass(frozen=True)
+class ProvisioningSeen:
+    """A ProvisioningRequest: with it, a job asks an autoscaler for nodes. ``digest``: digest of what it asks for."""
+
+    name: str
+    uid: str
+    created: datetime
+    digest: str = ""
+    conditions: Mapping[str, tuple[bool, str, str]] = field(default_factory=dict)
+    """Type of each condition → True if its status is True, its reason and its message."""
+    deleting: bool = False
     applied: str = ""
 
 
@@ -259,6 +303,14 @@ class Observed:
     """Nodes that new plans of this job must not use, because of repeated faults."""
     evictions: tuple[Eviction, ...] = ()
     """The last evictions of the job's pods, also of pods that are gone. A restarted operator knows no earlier ones."""
+    rejections: tuple[Rejection, ...] = ()
+    """The last pods of the job that a kubelet has rejected, also those that are gone.
+
+    A restarted operator knows no earlier ones."""
+    provisioning: ProvisioningSeen | None = None
+    """The request with which the job has asked an autoscaler for nodes; None if there is none."""
+    overdrawn: tuple[Overdraft, ...] = ()
+    """Quotas of the namespace that were lowered below what the job's pods and others use."""
     limits: NamespaceLimits = NO_LIMITS
     """What quotas and limit ranges of the namespace leave for a new plan of this job. Set only for planning."""
     view: ClusterView | None = None

@@ -9,6 +9,7 @@ from dljob.api.defaults import JobDefaults
 from dljob.cluster.domains import ANYWHERE, Domain
 from dljob.job.observed import Observed, queued_elsewhere
 from dljob.job.plan.stored import PodGroup, StoredPlan
+from dljob.job.waiting import WAITS_FOR_NODES
 from dljob.scheduling import Charge, Reservation, amount
 
 REFUSED = {"PodsRejected", "ObjectRejected", "NamesTaken"}
@@ -72,6 +73,11 @@ def stored_reservation(observed: Observed, plan: PlannedPods | None, placed: Cal
         item.get("type") == "Admitted" and item.get("status") == "True" for item in job.status.get("conditions") or ()
     ):
         return Reserved()
+    if any(
+        item.get("type") == "Admitted" and item.get("status") == "False" and item.get("reason") == WAITS_FOR_NODES
+        for item in job.status.get("conditions") or ()
+    ):
+        return Reserved()  # Its nodes do not exist yet.
     if any(
         item.get("type") == "PodsReady" and item.get("status") == "False" and item.get("reason") in REFUSED
         for item in job.status.get("conditions") or ()

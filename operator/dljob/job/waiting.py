@@ -11,6 +11,12 @@ from dljob.job.observed import JobSeen
 _FOR_CAPACITY = {"DeviceBusy", "NodesLeftOut", "Queued", "MakingRoom"}
 """Reasons of Planned=False of a job that could run on the cluster's nodes if none were in use or left out."""
 
+WAITS_FOR_NODES, NODES_NOT_PROVIDED = "WaitingForNodes", "NodesNotProvided"
+"""Reasons of the condition Admitted=False of a job that has asked an autoscaler for nodes with a ProvisioningRequest:
+while it waits, and if it does not get them."""
+BACK_OFFS = frozenset({"StartTimedOut", "RejectedByNodes", NODES_NOT_PROVIDED})
+"""Reasons of the condition Admitted=False of a job whose pods were stopped, and that is planned again after a time."""
+
 
 def devices_waited_for(job: JobSeen) -> Sequence[str] | None:
     """Return ``spec.devices`` of a job that waits for free capacity (empty: any device), or None if it does not wait.
@@ -29,7 +35,7 @@ def devices_waited_for(job: JobSeen) -> Sequence[str] | None:
         return None
     is_new = not planned
     busy = planned.get("status") == "False" and planned.get("reason") in _FOR_CAPACITY
-    backs_off = admitted.get("status") == "False" and admitted.get("reason") == "StartTimedOut"
+    backs_off = admitted.get("status") == "False" and admitted.get("reason") in BACK_OFFS
     return tuple(spec.get("devices") or ()) if is_new or busy or backs_off else None
 
 

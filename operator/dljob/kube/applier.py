@@ -24,7 +24,9 @@ from dljob.kube.rest import Api, ApiError, RejectedError
 from dljob.render import Names
 from dljob.render.config import Manifest
 
-WATCHED = (kinds.STATEFUL_SET, kinds.CONFIG_MAP, kinds.CLAIM)
+WATCHED = (kinds.STATEFUL_SET, kinds.CONFIG_MAP, kinds.CLAIM, kinds.PROVISIONING_REQUEST)
+AFTER_OTHERS = (kinds.ROLE_BINDING, kinds.PROVISIONING_REQUEST)
+"""Kinds whose objects refer to other objects of the job: to a Role, and to PodTemplates."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +167,7 @@ def _ordered(due: list[tuple[Manifest, str]], plan_name: str) -> list[list[tuple
         elif kind is kinds.CONFIG_MAP and item["metadata"]["name"] == plan_name:
             groups[2].append(pair)
         else:
-            groups[1 if kind is kinds.ROLE_BINDING else 0].append(pair)
+            groups[1 if kind in AFTER_OTHERS else 0].append(pair)
     return [group for group in groups if group]
 
 

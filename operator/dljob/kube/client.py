@@ -134,11 +134,14 @@ class Kube:
 
         With ``target.force``, delete it without a grace period.
         """
-        kind = {"StatefulSet": kinds.STATEFUL_SET, "Pod": kinds.POD}[target.kind]
+        known = (kinds.STATEFUL_SET, kinds.POD, kinds.PROVISIONING_REQUEST)
+        kind = next(each for each in known if each.kind == target.kind)
         grace_s = 0 if target.force else None
         remains = await self.api.delete(kind, job.namespace, target.name, uid=target.uid, grace_s=grace_s)
         if remains is not None:
             self._cache.put(kind, remains)
+        elif kind is kinds.PROVISIONING_REQUEST:  # The answer of the autoscaler in it no longer counts.
+            self._cache.drop(kind, job.namespace, target.name, target.uid)
 
     async def delete_job(self, job: JobSeen) -> None:
         await self.api.delete(kinds.DLJOB, job.namespace, job.name, uid=job.uid)

@@ -6,6 +6,7 @@ from urllib.parse import quote
 
 from dljob.api import API_VERSION
 from dljob.render.gang import API_VERSIONS, kind_of
+from dljob.render.provisioning import PROVISIONING_API
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,8 @@ WORKLOAD = Kind("kueue.x-k8s.io/v1beta1", "Workload", "workloads")
 """The Workload of Kueue, in the oldest version that the operator knows.
 
 In requests, the operator replaces the version by the newest one that it knows and that the API server serves."""
+POD_TEMPLATE = Kind("v1", "PodTemplate", "podtemplates")
+PROVISIONING_REQUEST = Kind(PROVISIONING_API, "ProvisioningRequest", "provisioningrequests", optional=True)
 QUOTA = Kind("v1", "ResourceQuota", "resourcequotas", optional=True)
 LIMIT_RANGE = Kind("v1", "LimitRange", "limitranges", optional=True)
 PRIORITY_CLASS = Kind("scheduling.k8s.io/v1", "PriorityClass", "priorityclasses", namespaced=False, optional=True)
@@ -70,7 +73,7 @@ APPLIED = {
     (kind.api_version, kind.kind): kind
     for kind in (
         SERVICE_ACCOUNT, ROLE, ROLE_BINDING, CONFIG_MAP, SERVICE, NETWORK_POLICY, DISRUPTION_BUDGET, CLAIM,
-        STATEFUL_SET, *POD_GROUPS,
+        STATEFUL_SET, POD_TEMPLATE, PROVISIONING_REQUEST, *POD_GROUPS,
     )
 }  # fmt: skip
 """(API version, name) of a kind → the kind, for the objects of a job that the operator applies."""

@@ -8,7 +8,7 @@ from dljob.job.observed import Observed
 from dljob.job.plan.stored import StoredPlan
 from dljob.planner import Infeasible
 from dljob.reconcile import run
-from dljob.reconcile.admission import gang, kueue, preempted, priority_class
+from dljob.reconcile.admission import gang, kueue, preempted, priority_class, provisioning, quota
 from dljob.reconcile.deadline_risk import with_deadline_risk
 from dljob.reconcile.desired import Desired, Draft
 from dljob.reconcile.failures import failure_conditions, node_faults, silent_agent, storage_evictions
@@ -23,7 +23,7 @@ from dljob.reconcile.spec_changes import after_end
 from dljob.reconcile.usage import with_usage
 from dljob.reconcile.volume import blocks, volume_ready
 from dljob.render import Names, RenderConfig
-from dljob.status import FALSE, TRUE, Verdict, build, events, find, pods_ready, previous
+from dljob.status import FALSE, TRUE, Verdict, build, events, find, pods_ready, previous, unscheduled_in_s
 from dljob.status.conditions import merge, phase
 
 RECHECK_S = 30.0
@@ -51,6 +51,8 @@ def needs_view(observed: Observed, parsed: ParsedJob | None = None, now: datetim
         return False
     if make_plan.wants_plan(parsed):
         return True
+    if gang.awaits_nodes(parsed):
+        return False
     if gang.waits(parsed):
         return now is None or gang.back_off_left_s(parsed, now) <= 0
     if parsed.finished:
@@ -70,7 +72,8 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: P
     if parsed is None:
         parsed = with_pace(parse_observed(observed, defaults=config.job_defaults), now)
     parsed = replace(parsed, observed=observed)
-    draft = Draft()
+    parsed = gang.with_rejections_of_attempt(parsed)
+    observed, draft = parsed.observed, Draft()
     if parsed.finished:
         job = observed.job
         if parsed.own_spec and (change := after_end(parsed.own_spec, job.generation, parsed.before, parsed.accepted)):
@@ -84,7 +87,7 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: P
             draft.requeue_in(RECHECK_S)  # The operator does not watch Secrets.
         return _without_spec(parsed, draft, now)
     draft.verdicts.append(parsed.refusal or Verdict("Accepted", TRUE, "Accepted", "the spec is valid"))
-    draft.verdicts.extend(priority_class.verdicts(parsed))
+    draft.verdicts.extend((*priority_class.verdicts(parsed), *quota.verdicts(parsed)))
     if observed.leftovers:
         return _after_predecessor(parsed, draft, now)
     if parsed.plan_problem is not None and not quiet(observed):
@@ -107,10 +110,11 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: P
         _suspend(parsed, draft, now)
     elif plan_only is not None or parsed.spec.planning.mode is PlanningMode.PLAN_ONLY or gang.stops(parsed):
         stop(parsed, draft, now)
-    elif target is not None:
+    elif target is not None and not provisioning.hold(parsed, draft, parsed.spec, target, config, now):
         _roll(parsed, draft, parsed.spec, target, config, now)
         preempted.resumed(parsed, draft)
-        if draft.plan is not None and not gang.admit(parsed, draft, now):
+        lost = provisioning.gave_up(parsed, draft, now)
+        if draft.plan is not None and not lost and not gang.admit(parsed, draft, now):
             gang.release(parsed, draft, now)
     accepted = parsed.accepted if parsed.accepted is not None and not quiet(observed) else target or parsed.accepted
     return _finish(parsed, draft, accepted, now, plan_only=plan_only)
@@ -144,6 +148,10 @@ def _plan(
     if plan_only:
         gang.plan_only(parsed, draft)
     wanted, again = make_plan.wants_plan(parsed), gang.waits(parsed)
+    if parsed.accepted is not None and not wanted and not plan_only and gang.awaits_nodes(parsed):
+        waiting = provisioning.with_present_way(parsed.accepted, config)
+        draft.verdicts.append(make_plan.planned(waiting))
+        return waiting, None
     if not wanted and not again:
         if parsed.accepted is not None and not plan_only:
             target = (
@@ -327,8 +335,11 @@ def _finish(
     parsed: ParsedJob, draft: Draft, accepted: StoredPlan | None, now: datetime, *, plan_only: PlanStatus | None = None
 ) -> Desired:
     if accepted is not None and not any(verdict.type == "PodsReady" for verdict in draft.verdicts):
-        draft.verdicts.append(pods_ready(parsed.observed, draft.wanted))
+        draft.verdicts.append(pods_ready(parsed.observed, draft.wanted, now))
+        if (left_s := unscheduled_in_s(parsed.observed, now)) is not None:
+            draft.requeue_in(left_s)
     draft.verdicts.extend(run.problem_conditions(parsed))
+    provisioning.clean(parsed, draft)
     status = build(
         parsed.observed, parsed.before, draft.verdicts, accepted, parsed.report, now,
         wanted=draft.wanted, start_timeouts=draft.start_timeouts, preemptions=draft.preemptions, plan_only=plan_only,

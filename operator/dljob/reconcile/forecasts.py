@@ -144,6 +144,7 @@ def _run_forecast(status: DLJobStatus, now: datetime) -> RunForecast | None:
     return RunForecast(
         time=now.replace(microsecond=0),
         remaining_seconds=figures(left.p50),
+        remaining_seconds_p10=figures(left.p10),
         remaining_seconds_p90=figures(left.p90),
         unsaved_seconds=float(round(max(0.0, unsaved_s))),
         restart_seconds=figures(startup if startup else START_UP_S),

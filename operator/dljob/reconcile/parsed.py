@@ -16,12 +16,13 @@ from dljob.job.defaults import applied, with_defaults
 from dljob.job.observed import Observed, queued_elsewhere
 from dljob.job.plan.stored import StoredPlan, spec_digest
 from dljob.job.spec_errors import in_words
+from dljob.job.waiting import NODES_NOT_PROVIDED
 from dljob.kueue import Within, within
 from dljob.planner import Infeasible
 from dljob.reconcile.overrides_policy import refused_override, refused_secret
 from dljob.reconcile.rollout import quiet
 from dljob.reconcile.spec_changes import followed
-from dljob.status import FALSE, Verdict, is_true, previous
+from dljob.status import FALSE, Verdict, find, is_true, previous
 
 PARSED_NCHARS = 2**14
 """Maximum length of the JSON text of a spec that is parsed only once, see ``_validated``."""
@@ -62,6 +63,8 @@ class ParsedJob:
     None: ``spec.objective.deadline`` applies. Infinite: all deadlines have passed, and none applies."""
     begin_hour: int = 0
     """Hour of the day (UTC) at which the next plan begins; 0 if the carbon intensity does not depend on it."""
+    not_provided: frozenset[str] = frozenset()
+    """Device types of the last plan, if an autoscaler did not provide the nodes for it (``admission.provisioning``)."""
     within: Within | None = None
     """What Kueue admitted, if it admitted fewer pods than the plan has; the job must then be planned again."""
 
@@ -110,8 +113,16 @@ def parse_observed(
         report=report,
         report_problem=report_problem,
         queued=queued,
+        not_provided=_not_provided(before, accepted),
         within=within(observed.queue, accepted) if queued and quiet(observed) else None,
     )
+
+
+def _not_provided(before: DLJobStatus, accepted: StoredPlan | None) -> frozenset[str]:
+    admitted = find(before.conditions, "Admitted")
+    if accepted is None or admitted is None or (admitted.status, admitted.reason) != (FALSE, NODES_NOT_PROVIDED):
+        return frozenset()
+    return frozenset(group.device for group in accepted.groups)
 
 
 def _queued(observed: Observed, spec: DLJobSpec, accepted: StoredPlan | None) -> bool:

@@ -27,6 +27,10 @@ class RenderConfig:
     It follows from the chart value ``gangScheduling`` and from what the API server serves."""
     node_templates: NodeTemplates = NO_TEMPLATES
     """Nodes that an autoscaler can add for jobs that the existing nodes cannot run."""
+    provisioning_class: str = ""
+    """Class of the ProvisioningRequests with which new plans ask an autoscaler for nodes.
+
+    Empty: pending pods make the autoscaler add nodes."""
     job_defaults: JobDefaults = NO_DEFAULTS
     """The administrator's present defaults, for jobs without a plan. For a job with a plan, the defaults in that plan
     apply."""

@@ -61,6 +61,11 @@ class Names:
         """
         return f"dljob-{self.job}-{self.uid.replace('-', '')[:8]}"
 
+    @property
+    def provisioning(self) -> str:
+        """Return the name of the ProvisioningRequest with which the job asks an autoscaler for nodes."""
+        return f"{self.job}-nodes"
+
     def set(self, group: str) -> str:
         return f"{self.job}-{group}"
 

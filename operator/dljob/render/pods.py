@@ -46,6 +46,9 @@ Nodes without these labels may have ``DEVICE_LABEL`` instead.
 PLAIN_CPU = "cpu"
 """Device type of CPU nodes that have no ``DEVICE_LABEL``."""
 API_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
+CONSUMED_REQUEST = "autoscaling.x-k8s.io/consume-provisioning-request"
+PROVISIONING_CLASS = "autoscaling.x-k8s.io/provisioning-class-name"
+"""Annotations of pods that use the nodes of a ProvisioningRequest: its name and its class."""
 TOKEN_S = 3607
 """Lifetime of a service account token in seconds. The kubelet replaces the token earlier."""
 
@@ -99,6 +102,11 @@ def pod_template(
     if accepted.defaults is not None and accepted.defaults.runtime_class_name:
         pod["runtimeClassName"] = accepted.defaults.runtime_class_name
     template: Manifest = with_pod_group({"metadata": marked(metadata, spec), "spec": pod}, job, spec, accepted)
+    if accepted.provisioning_class is not None:
+        template["metadata"]["annotations"] |= {
+            CONSUMED_REQUEST: names.provisioning,
+            PROVISIONING_CLASS: accepted.provisioning_class,
+        }
     for override in spec.pod_template_overrides:
         change = {"metadata": override.metadata.manifest(), "spec": override.spec}
         template = merged(template, change)

@@ -7,7 +7,7 @@ from dljob.status.build import build, previous, readable_status
 from dljob.status.conditions import FALSE, RECOVERING, TRUE, UNKNOWN, Verdict, find, is_true
 from dljob.status.events import Event, events
 from dljob.status.patch import merge_patch
-from dljob.status.pods import NOT_YET, pods_ready
+from dljob.status.pods import NOT_YET, pods_ready, unscheduled_in_s
 
 __all__ = [
     "FALSE",
@@ -25,4 +25,5 @@ __all__ = [
     "pods_ready",
     "previous",
     "readable_status",
+    "unscheduled_in_s",
 ]

@@ -1,8 +1,9 @@
 """The PodsReady condition of a job: the first problem that keeps its pods from being ready, with the remedy."""
 
 from collections.abc import Sequence
+from datetime import datetime
 
-from dljob.job.observed import DATASET_CONTAINER, Observed, PodSeen
+from dljob.job.observed import DATASET_CONTAINER, Observed, PodSeen, Rejection
 from dljob.scheduling.book import PATIENCE_S
 from dljob.status.conditions import FALSE, TRUE, Verdict
 
@@ -17,7 +18,11 @@ NOT_YET = {"ContainerCreating", "PodInitializing"}
 """Reasons that Kubernetes gives for the state Waiting of a container that is starting normally."""
 
 
-def pods_ready(observed: Observed, wanted: int) -> Verdict:
+NO_SCHEDULER_S = 60.0
+"""Seconds after which a pod that no scheduler has tried to place is reported."""
+
+
+def pods_ready(observed: Observed, wanted: int, now: datetime) -> Verdict:
     """Return the PodsReady condition of a job that needs ``wanted`` pods; 0: its pods should stop.
 
     The condition is True if at least ``wanted`` pods are ready, ``wanted`` is not 0, and the API server has not
@@ -38,7 +43,22 @@ def pods_ready(observed: Observed, wanted: int) -> Verdict:
     if ready >= wanted:
         return Verdict("PodsReady", TRUE, "AllReady", f"{ready} of {wanted} pods are ready")
     starting = Verdict("PodsReady", FALSE, "Starting", f"{ready} of {wanted} pods are ready")
-    return _stuck(pods) or _fetching(pods) or _unschedulable(pods) or _not_made(observed) or starting
+    return (
+        _stuck(pods)
+        or _fetching(pods)
+        or _unschedulable(pods)
+        or _rejected(observed)
+        or _unscheduled(pods, now)
+        or _not_made(observed)
+        or starting
+    )
+
+
+def unscheduled_in_s(observed: Observed, now: datetime) -> float | None:
+    """Return the seconds until ``pods_ready`` will report that no scheduler looks at a pod; None without such a pod."""
+    since = [pod.unscheduled.since for pod in observed.pods if pod.unscheduled is not None and not pod.deleting]
+    left_s = [NO_SCHEDULER_S - (now - each).total_seconds() for each in since]
+    return min((each for each in left_s if each > 0), default=None)
 
 
 def _others(pods: Sequence[PodSeen]) -> str:
@@ -115,6 +135,51 @@ def _unschedulable(pods: Sequence[PodSeen]) -> Verdict | None:
         f"{PATIENCE_S:.0f} s without a node, a pod no longer reserves devices, and other jobs can use these devices"
     )
     return Verdict("PodsReady", FALSE, "Unschedulable", text)
+
+
+def _rejected(observed: Observed) -> Verdict | None:
+    """Return the verdict about pods that a kubelet has rejected, and that have not found another node since."""
+    placed = {pod.name for pod in observed.pods if pod.rejection is None and pod.node is not None}
+    found = [each for each in observed.rejections if each.pod not in placed]
+    if not found:
+        return None
+    last = found[-1]
+    pods = len({each.pod for each in found})
+    more = f" and {pods - 1} more" if pods > 1 else ""
+    text = (
+        f"node {last.node or '(unknown)'} rejected pod {last.pod}{more}: {last.reason}: {last.message}; "
+        f"rejections since the pods were created: {len(found)}. {_rejection_remedy(last)}. Rejections do not count "
+        "against spec.runPolicy.backoffLimit"
+    )
+    return Verdict("PodsReady", FALSE, "RejectedByNode", text)
+
+
+def _rejection_remedy(rejection: Rejection) -> str:
+    if rejection.reason.startswith("OutOf") or rejection.reason == "UnexpectedAdmissionError":
+        return (
+            "The node has less room than the scheduler assumed: another scheduler may place pods there too. Let one "
+            "scheduler place all pods of these nodes"
+        )
+    return "Check the node and its kubelet"
+
+
+def _unscheduled(pods: Sequence[PodSeen], now: datetime) -> Verdict | None:
+    """Return the verdict about pods that no scheduler has tried to place for a long time; None without such pods."""
+    waiting = [
+        pod
+        for pod in pods
+        if pod.unscheduled is not None and (now - pod.unscheduled.since).total_seconds() >= NO_SCHEDULER_S
+    ]
+    if not waiting:
+        return None
+    pod, which = waiting[0], waiting[0].unscheduled
+    assert which is not None
+    text = (
+        f"spec.scheduling.schedulerName: no scheduler has looked at pod {pod.name}{_others(waiting)} for "
+        f"{NO_SCHEDULER_S:.0f} s; expected a running scheduler with the name {which.scheduler!r}. Start this "
+        "scheduler, or correct the name, which may also be an administrator's default (jobDefaults.scheduling)"
+    )
+    return Verdict("PodsReady", FALSE, "NoScheduler", text)
 
 
 def _not_made(observed: Observed) -> Verdict | None:

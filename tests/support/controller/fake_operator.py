@@ -35,8 +35,10 @@ SPEC: Json = {
 """A job that needs both nodes of the cluster."""
 
 
-async def planned_here(question: ParsedJob, view: ClusterView, profiles: Profiles) -> StoredPlan | Infeasible:
-    return decide(replace(question, observed=replace(question.observed, view=view, learned=profiles)), CONFIG)
+async def planned_here(
+    question: ParsedJob, view: ClusterView, profiles: Profiles, config: RenderConfig = CONFIG
+) -> StoredPlan | Infeasible:
+    return decide(replace(question, observed=replace(question.observed, view=view, learned=profiles)), config)
 
 
 class Operator:
@@ -52,7 +54,7 @@ class Operator:
         config: RenderConfig = CONFIG,
     ) -> None:
         """``preempts``: jobs of a higher priority may stop others. ``together``: as of ``Planning``."""
-        self.now = NOW
+        self.now, self.config = NOW, config
         self.cluster, self.cache, self.asked = cluster, Cache(now=lambda: NOW), list[JobKey]()
         self.queue: WorkQueue[JobKey] = WorkQueue()
         self.breaks: JobKey | None = None
@@ -78,7 +80,7 @@ class Operator:
             raise self.error
         while question.observed.job.key == self.hangs:
             await asyncio.sleep(1.0)
-        return await planned_here(question, view, profiles)
+        return await planned_here(question, view, profiles, self.config)
 
     async def __aenter__(self) -> "Operator":
         self._tasks = [asyncio.create_task(self.controller.work()) for _ in range(4)]

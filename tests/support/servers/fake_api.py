@@ -18,15 +18,17 @@ from dljob.kube.kinds import (
     NODE,
     POD,
     PRIORITY_CLASS,
+    PROVISIONING_REQUEST,
     QUOTA,
     SECRET,
     STATEFUL_SET,
     Kind,
 )  # fmt: skip
 from dljob.kube.rest import ApiError
+from support.builders import NOW
 
 Json = dict[str, Any]
-WATCHED = (DLJOB, STATEFUL_SET, POD, CONFIG_MAP, CLAIM, NODE, PRIORITY_CLASS, QUOTA)
+WATCHED = (DLJOB, STATEFUL_SET, POD, CONFIG_MAP, CLAIM, NODE, PRIORITY_CLASS, QUOTA, PROVISIONING_REQUEST)
 
 
 def merged(old: Any, new: Any) -> Any:
@@ -64,6 +66,8 @@ class FakeApi:
         """Errors of the next writes of a job's status, in this order."""
         self.looked_at: list[str] = []
         """Names of the objects whose metadata were read."""
+        self.created = "2026-01-01T00:00:00Z"
+        """Creation time of new objects that state none."""
         self._version = 0
 
     def _store(self, kind: Kind, body: Json) -> Json:
@@ -73,7 +77,7 @@ class FakeApi:
         self._version += 1
         defaults = {
             "uid": old["metadata"]["uid"] if old else str(uuid.uuid4()),
-            "creationTimestamp": "2026-01-01T00:00:00Z",
+            "creationTimestamp": old["metadata"]["creationTimestamp"] if old else self.created,
         }
         body = {**body, "kind": kind.kind, "metadata": {**defaults, **meta, "resourceVersion": str(self._version)}}
         self.objects[key] = body
@@ -123,6 +127,8 @@ class FakeApi:
             raise ApiError(403, "Forbidden", f"exceeded quota: {kind.plural}")
         meta = body["metadata"]
         old = self.objects.get((kind.plural, meta.get("namespace") or "", meta["name"]))
+        if kind is PROVISIONING_REQUEST and old is not None and old["spec"] != body["spec"]:
+            raise ApiError(422, "Invalid", "spec: Value is immutable")
         return self._store(kind, merged(old or {}, body))
 
     async def merge(
@@ -144,6 +150,8 @@ class FakeCluster:
 
     def __init__(self) -> None:
         self.api = FakeApi()
+        self.now = NOW
+        """Time at which new pods are created."""
 
     def node(self, name: str, device: str, gpus: int) -> None:
         ready = {"type": "Ready", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
@@ -197,6 +205,7 @@ class FakeCluster:
                     "metadata": {
                         "name": f"{meta['name']}-{i}", "namespace": key[0], "ownerReferences": [owner],
                         "labels": dict(spec["template"]["metadata"]["labels"]),
+                        "creationTimestamp": self.now.isoformat(),
                     },
                     "spec": copy.deepcopy(spec["template"]["spec"]), "status": {"phase": "Pending"},
                 }  # fmt: skip
@@ -208,6 +217,30 @@ class FakeCluster:
         for pod, node in zip(pods, nodes, strict=True):
             meta = pod["metadata"]
             await self.api.merge(POD, meta["namespace"], meta["name"], {"spec": {"nodeName": node}})
+
+    def warn(self, body: Json, reason: str, message: str) -> None:
+        """Post a warning event about an object, as a controller of Kubernetes does."""
+        meta = body["metadata"]
+        event = {
+            "metadata": {"name": f"{meta['name']}.{reason}", "namespace": meta["namespace"]}, "type": "Warning",
+            "reason": reason, "message": message, "lastTimestamp": self.now.isoformat(),
+            "involvedObject": {"name": meta["name"], "uid": meta["uid"], "kind": body["kind"]},
+        }  # fmt: skip
+        self.api.objects["events", meta["namespace"], f"{meta['name']}.{reason}"] = event
+
+    async def reject(self, pod: Json, node: str, reason: str, message: str) -> None:
+        """Let the kubelet of a node reject a pod that a scheduler has placed there, as ``rejectPod`` of the kubelet does."""
+        meta = pod["metadata"]
+        status = {"phase": "Failed", "reason": reason, "message": f"Pod was rejected: {message}"}
+        await self.api.merge(POD, meta["namespace"], meta["name"], {"spec": {"nodeName": node}, "status": status})
+
+    async def replace_failed(self, key: tuple[str, str]) -> list[Json]:
+        """Delete the failed pods of a job and create them anew, as the StatefulSet controller does."""
+        for pod in await self.api.find(POD, key[0]):
+            name = pod["metadata"]["name"]
+            if name.startswith(f"{key[1]}-") and pod["status"]["phase"] == "Failed":
+                await self.api.delete(POD, key[0], name)
+        return await self.create_pods(key)
 
     def watch(self, cache: Cache) -> list[tuple[str, str]]:
         """Bring the changes since the last call into the cache. Return the keys of the jobs that they affect."""

@@ -10,7 +10,7 @@ from dljob.controller.watches import BURST_S, Watches
 from dljob.controller.work_queue import WorkQueue
 from dljob.job.observed import JOB_LABEL
 from dljob.kube import Api, Cache, JobKey
-from dljob.kube.kinds import CONFIG_MAP, DLJOB, POD, PRIORITY_CLASS, STATEFUL_SET, Kind
+from dljob.kube.kinds import CONFIG_MAP, DLJOB, POD, PRIORITY_CLASS, QUOTA, STATEFUL_SET, Kind
 from support.virtual_time import now_s, run
 
 
@@ -70,3 +70,34 @@ def test_a_priority_class_queues_the_jobs_that_name_it() -> None:
         return len(queue), await queue.get()
 
     assert run(body()) == (1, ("team-a", "named"))
+
+
+def test_a_quota_below_its_usage_queues_the_jobs_that_run_in_its_namespace() -> None:
+    """Its usage changes with each pod of the namespace, and that alone queues no job."""
+
+    def quota(version: int, used: int, hard: int) -> dict[str, Any]:
+        meta = {"namespace": "team-a", "name": "full", "uid": "quota", "resourceVersion": str(version)}
+        amounts = {"hard": {"pods": str(hard)}, "used": {"pods": str(used)}}
+        return {"metadata": meta, "spec": {"hard": amounts["hard"]}, "status": amounts}
+
+    async def main() -> list[int]:
+        queue, cache = WorkQueue[JobKey](), Cache()
+        for name in ("runs", "waits"):
+            meta = {"namespace": "team-a", "name": name, "uid": name, "creationTimestamp": "2026-01-01T00:00:00Z"}
+            cache.put(DLJOB, {"metadata": {**meta, "resourceVersion": "1"}, "spec": {}})
+        meta = {"namespace": "team-a", "name": "runs-cpu-0", "uid": "pod", "resourceVersion": "1"}
+        meta |= {"creationTimestamp": "2026-01-01T00:00:00Z", "labels": {JOB_LABEL: "runs"}}
+        cache.put(POD, {"metadata": meta, "spec": {"containers": []}, "status": {}})
+        observer, queued = watches(queue, cache), []
+        for version, (used, hard) in enumerate(((1, 4), (2, 4), (2, 1), (3, 1), (3, 4))):
+            body = quota(version, used, hard)
+            cache.put(QUOTA, body)
+            observer._changed(QUOTA, body)
+            queued.append(len(queue))
+            if queued[-1]:
+                key = await queue.get()
+                assert key == ("team-a", "runs")
+                queue.done(key)
+        return queued
+
+    assert run(main()) == [0, 0, 1, 0, 1]

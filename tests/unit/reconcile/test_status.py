@@ -218,7 +218,7 @@ PODS: dict[str, tuple[Json, str, tuple[str, ...]]] = {
 def test_reason_of_pods_that_are_not_ready(case: str) -> None:
     fields, reason, words = PODS[case]
     observed = replace(started(), pods=(PodSeen("digits-cpu-0", "u", "cpu", **fields),))
-    found = pods_ready(observed, 1)
+    found = pods_ready(observed, 1, NOW)
     assert (found.reason, found.status is TRUE) == (reason, reason == "AllReady")
     assert all(word in found.message for word in words), found.message
 

@@ -246,7 +246,7 @@ def test_condition_quotes_the_pod_that_says_what_is_missing() -> None:
     running = started()
     pods = [replace(pod, node=None, ready=False, unschedulable=gang) for pod in running.pods]
     pods[1] = replace(pods[1], unschedulable="0/3 nodes are available: 3 Insufficient cpu")
-    found = pods_ready(replace(running, pods=tuple(pods)), 3)
+    found = pods_ready(replace(running, pods=tuple(pods)), 3, NOW)
     assert found.reason == "Unschedulable"
     assert f"{pods[1].name} (and 2 more): 0/3 nodes" in found.message
 

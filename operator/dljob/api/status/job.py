@@ -35,9 +35,9 @@ class ConditionStatus(StrEnum):
 class Condition(ApiModel):
     """metav1.Condition.
 
-    Types in use: Accepted, PriorityClassFound, Planned, Admitted, VolumeReady, PodsReady, Running, Suspended,
-    Preempted, Resizing, PlanContradicted, NodeFaulty, DeviceMismatch, ReportValid, DeadlineFeasible, DeadlineAtRisk,
-    StorageExceeded, Complete, Failed.
+    Types in use: Accepted, PriorityClassFound, WithinQuota, Planned, Admitted, VolumeReady, PodsReady, Running,
+    Suspended, Preempted, Resizing, PlanContradicted, NodeFaulty, DeviceMismatch, ReportValid, DeadlineFeasible,
+    DeadlineAtRisk, StorageExceeded, Complete, Failed.
     """
 
     type: Annotated[str, Field(max_length=316)]

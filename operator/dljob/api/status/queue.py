@@ -46,6 +46,9 @@ class RunForecast(ApiModel):
 
     time: Annotated[datetime, Field(description="When the forecast was made.")]
     remaining_seconds: Annotated[float, Field(ge=0, description="Median of the remaining training time.")]
+    remaining_seconds_p10: Annotated[
+        float | None, Field(ge=0, description="10th percentile of the remaining training time.")
+    ] = None
     remaining_seconds_p90: Annotated[float, Field(ge=0, description="90th percentile of the remaining training time.")]
     unsaved_seconds: Annotated[
         float,

@@ -156,7 +156,11 @@ class Preempting:
         own = self._queue.job(question).priority
         running = {other: each for other, each in running.items() if each.priority < own and not each.ends_soon}
         spec = question.spec
-        if not running or spec is None or not self._cache.preempts(spec.scheduling.priority_class_name):
+        if (
+            not running
+            or spec is None
+            or not self._cache.priority_classes.preempts(spec.scheduling.priority_class_name)
+        ):
             return ()
         ending, found = self._stopping(), list[tuple[Preemptible, ...]]()
         whole = usable_nodes(question, self._queue.view_without(key, ending | running.keys()))
@@ -208,9 +212,9 @@ class Preempting:
         own = job.spec.get("scheduling") or {}
         disruption = own.get("disruption") or (defaults.disruption if defaults is not None else None)
         named = own.get("priorityClassName") or (defaults.priority_class_name if defaults is not None else None)
-        priority = self._cache.priority(named)
+        priority = self._cache.priority_classes.value(named)
         # A job whose class does not exist could not start again.
-        if priority >= below or disruption == Disruption.AVOID or self._cache.lacks_priority_class(named):
+        if priority >= below or disruption == Disruption.AVOID or self._cache.priority_classes.lacks(named):
             return None
         holds = self._held(job.key)
         status = previous(job)

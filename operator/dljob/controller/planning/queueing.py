@@ -102,7 +102,9 @@ class Queue:
     def job(self, question: ParsedJob) -> QueuedJob:
         """Return the properties of a job that determine its place in the queue."""
         job, scheduling = question.observed.job, question.spec.scheduling if question.spec is not None else None
-        priority = self._cache.priority(scheduling.priority_class_name if scheduling is not None else None)
+        priority = self._cache.priority_classes.value(
+            scheduling.priority_class_name if scheduling is not None else None
+        )
         share = self._policy.weighted(job.namespace, self._share_by_namespace().get(job.namespace, 0.0))
         finish_by = scheduling.finish_by if scheduling is not None and self._policy.deadlines else None
         latest = latest_start(finish_by, self.run_p90_s.get(job.key), self._now())
@@ -114,7 +116,7 @@ class Queue:
         The deadline of the job and the share of its namespace at that time are not known, and are left out.
         """
         named = (job.spec.get("scheduling") or {}).get("priorityClassName")
-        return QueuedJob(job.key, job.uid, self._cache.priority(named), 0.0, job.created)
+        return QueuedJob(job.key, job.uid, self._cache.priority_classes.value(named), 0.0, job.created)
 
     @property
     def shares(self) -> Shares:

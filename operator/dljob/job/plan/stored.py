@@ -173,10 +173,12 @@ class StoredPlan(BaseModel):
     start_timeout_s: Annotated[
         float | None,
         Field(
-            gt=0,
-            description="Start time-out in seconds of a plan that needs new nodes, if the job sets no time-out. None: "
-            "the default applies.",
+            gt=0, description="Start time-out of a plan that needs new nodes, if the job sets none; None: the default."
         ),
+    ] = None
+    provisioning_class: Annotated[
+        str | None,
+        Field(max_length=253, description="Class of the ProvisioningRequest for the new nodes; None: there is none."),
     ] = None
     admission: Annotated[
         QueueAdmission | None,

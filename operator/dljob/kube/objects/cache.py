@@ -8,9 +8,20 @@ event loop only.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Any
 
-from dljob.job.observed import JOB_LABEL, ClaimSeen, Conditions, JobSeen, Observed, PodSeen, SetSeen
+from dljob.job.observed import (
+    JOB_LABEL,
+    ClaimSeen,
+    Conditions,
+    Eviction,
+    JobSeen,
+    Observed,
+    PodSeen,
+    Rejection,
+    SetSeen,
+)
 from dljob.job.queue import QueueSeen
 from dljob.kube.kinds import (
     CLAIM,
@@ -21,6 +32,7 @@ from dljob.kube.kinds import (
     POD,
     PRIORITY_CLASS,
     PROFILE,
+    PROVISIONING_REQUEST,
     QUOTA,
     STATEFUL_SET,
     STORAGE_CLASS,
@@ -28,13 +40,14 @@ from dljob.kube.kinds import (
     Kind,
 )
 from dljob.kube.objects import trim
-from dljob.kube.objects.evictions import Evictions
+from dljob.kube.objects.evictions import PodHistory
 from dljob.kube.objects.lost_nodes import LostNodes, failed_nodes
+from dljob.kube.objects.priority_classes import PriorityClasses
 from dljob.kube.objects.set_owners import SetOwners
 from dljob.kube.objects.stored_texts import StoredTexts
 from dljob.kube.objects.view import bound_pod, node_capacity
 from dljob.render import Names
-from dljob.scheduling import Ledger, LimitRange, NamespaceLimits, Quota
+from dljob.scheduling import Ledger, LimitRange, NamespaceLimits, Quota, overdrafts
 
 JobKey = tuple[str, str]
 """Namespace and name of a job."""
@@ -51,6 +64,7 @@ _TRIM: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     PRIORITY_CLASS.plural: trim.priority_class,
     PROFILE.plural: lambda body: body,
     WORKLOAD.plural: trim.workload,
+    PROVISIONING_REQUEST.plural: trim.provisioning_request,
     QUOTA.plural: Quota.parse,
     LIMIT_RANGE.plural: LimitRange.parse,
 }
@@ -94,9 +108,12 @@ class Cache:
         """API version of Kueue's Workloads; empty if the operator cannot use Kueue. ``queue_problem``: the reason."""
         self._lost_nodes, self._set_owners, self._texts = LostNodes(now), SetOwners(), StoredTexts()
         self._stores = {plural: _Store() for plural in _TRIM}
+        self.priority_classes = PriorityClasses(self._stores[PRIORITY_CLASS.plural].entries)
         self.ledger = Ledger()
         """Capacity of the cached nodes, and what all cached pods take from it, also pods without the label of a job."""
-        self._touched, self._evictions = set[JobKey](), Evictions()
+        self._touched = set[JobKey]()
+        self._evictions = PodHistory[Eviction](attrgetter("eviction"))
+        self._rejections = PodHistory[Rejection](attrgetter("rejection"))
         self.profiles_version = 0
         """Number that increases with each change of a profile."""
         self.limits_version = 0
@@ -137,6 +154,7 @@ class Cache:
             store.by_job.setdefault(job, set()).add(key[1])
         if not (isinstance(seen, PodSeen) and self._set_owners.foreign(seen.set_uid)):
             self._evictions.note(job, seen)
+            self._rejections.note(job, seen)
         if stranger:
             return capacity_changed or (old is not None and old.job is not None)
         return capacity_changed or old is None or old.uid != meta["uid"] or old.seen != seen
@@ -187,6 +205,7 @@ class Cache:
             self.ledger.drop_pod(entry.uid)
         if kind is DLJOB:
             self._evictions.forget((namespace, name))
+            self._rejections.forget((namespace, name))
         if kind is NODE:
             self.ledger.drop_node(name)
             self._lost_nodes.removed(name)
@@ -239,35 +258,6 @@ class Cache:
 
     def nodes(self) -> list[trim.NodeSeen]:
         return [entry.seen for entry in self._stores[NODE.plural].entries.values()]
-
-    def priority(self, name: str | None) -> int:
-        """Return the value of a PriorityClass. If it does not exist, return that of the cluster's default class, or 0.
-
-        Kubernetes uses the lowest value if several classes are the default.
-        """
-        found = self._priority_class(name)
-        return 0 if found is None else found.value
-
-    def preempts(self, name: str | None) -> bool:
-        """Return True if the PriorityClass, or the default class if it does not exist, lets its jobs preempt others."""
-        found = self._priority_class(name)
-        return found is not None and found.preempts
-
-    def _priority_class(self, name: str | None) -> trim.PriorityClassSeen | None:
-        entries = self._stores[PRIORITY_CLASS.plural].entries
-        if name is not None and (found := entries.get(("", name))) is not None:
-            named: trim.PriorityClassSeen = found.seen
-            return named
-        defaults = (entry.seen for entry in entries.values() if entry.seen.default)
-        return min(defaults, key=lambda each: each.value, default=None)
-
-    def lacks_priority_class(self, name: str | None) -> bool:
-        """Return True if a PriorityClass certainly does not exist.
-
-        Every cluster has some classes. If none is cached, the operator may not read them: return False.
-        """
-        entries = self._stores[PRIORITY_CLASS.plural].entries
-        return bool(entries) and name is not None and ("", name) not in entries
 
     def profiles(self) -> list[Mapping[str, Any]]:
         return [entry.seen for entry in self._stores[PROFILE.plural].entries.values()]
@@ -374,6 +364,9 @@ class Cache:
             node_conditions=self._node_conditions({pod.node for pod in pods if pod.node}),
             queue=self._queue(job),
             evictions=self._evictions.of(key),
+            provisioning=self._owned(PROVISIONING_REQUEST, job, names.provisioning),
+            rejections=self._rejections.of(key),
+            overdrawn=overdrafts(self.limits(job.namespace).quotas, (pod.charge for pod in pods if pod.charge)),
         )
 
     def _node_conditions(self, names: Iterable[str]) -> dict[str, Conditions]:
@@ -384,9 +377,13 @@ class Cache:
         """Return the job's Workload in Kueue. The caller adds flavors and priority, which are not in the cache."""
         if not self._queues:
             return QueueSeen()
-        entry = self._stores[WORKLOAD.plural].entries.get((job.namespace, Names.of(job).workload))
-        found = entry.seen if entry is not None and entry.owner == job.uid else None
+        found = self._owned(WORKLOAD, job, Names.of(job).workload)
         return QueueSeen(self.queue_api, self.queue_problem, found)
+
+    def _owned(self, kind: Kind, job: JobSeen, name: str) -> Any:
+        """Return the trimmed object with this name if the job controls it; otherwise None."""
+        entry = self._stores[kind.plural].entries.get((job.namespace, name))
+        return entry.seen if entry is not None and entry.owner == job.uid else None
 
     def _lost(self, used: Iterable[str]) -> dict[str, datetime]:
         """Return name → time of loss for each lost node among the nodes named in ``used``."""

@@ -1,12 +1,15 @@
-"""Remember evicted pods of jobs. A StatefulSet replaces such a pod so soon that a reconcile often does not see it."""
+"""Remember evicted and rejected pods of jobs.
 
-from collections.abc import Mapping
-from typing import Any
+A StatefulSet replaces such a pod so soon that a reconcile often does not see it.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Generic, TypeVar
 
 from dljob.job.observed import Eviction, PodSeen
 
 MAX_JOBS, MAX_PODS = 1000, 16
-"""Maximum number of jobs, and of pods of each job, whose evictions are remembered. The oldest are forgotten."""
+"""Maximum number of jobs, and of pods of each job, that are remembered. The oldest are forgotten."""
 MAX_MESSAGE = 1024
 REASON = "Evicted"
 """``status.reason`` of a pod that the kubelet has evicted."""
@@ -21,21 +24,30 @@ def eviction(body: Mapping[str, Any]) -> Eviction | None:
     return Eviction(meta["name"], meta["uid"], node, str(status.get("message") or "")[:MAX_MESSAGE])
 
 
-class Evictions:
-    def __init__(self) -> None:
-        self._of: dict[tuple[str, str], dict[str, Eviction]] = {}
-        """Namespace and name of a job → uid of a pod → its eviction, oldest first."""
+T = TypeVar("T")
+
+
+class PodHistory(Generic[T]):
+    """What happened to the last pods of each job, such as their evictions, also if the pods are gone."""
+
+    def __init__(self, of: Callable[[PodSeen], T | None]) -> None:
+        """``of``: function that returns what to remember about a pod; None: nothing."""
+        self._what = of
+        self._of: dict[tuple[str, str], dict[str, T]] = {}
+        """Namespace and name of a job → uid of a pod → what happened to it, oldest first."""
 
     def note(self, job: tuple[str, str] | None, pod: Any) -> None:
-        """Remember the eviction of a pod, if it has been evicted and if a StatefulSet of the job controls it.
+        """Remember what happened to a pod, if there is something and if a StatefulSet of the job controls the pod.
 
         ``job``: the job that the object's label names, if any. ``pod``: a watched object of any kind. An object that is
         not a pod is ignored.
         """
-        if job is None or not isinstance(pod, PodSeen) or pod.eviction is None or pod.set != f"{job[1]}-{pod.group}":
+        if job is None or not isinstance(pod, PodSeen) or pod.set != f"{job[1]}-{pod.group}":
+            return
+        if (what := self._what(pod)) is None:
             return
         found = self._of.setdefault(job, {})
-        found.setdefault(pod.uid, pod.eviction)
+        found.setdefault(pod.uid, what)
         if len(found) > MAX_PODS:
             del found[next(iter(found))]
         if len(self._of) > MAX_JOBS:
@@ -44,6 +56,6 @@ class Evictions:
     def forget(self, job: tuple[str, str]) -> None:
         self._of.pop(job, None)
 
-    def of(self, job: tuple[str, str]) -> tuple[Eviction, ...]:
-        """Return the evictions of a job's pods, oldest first."""
+    def of(self, job: tuple[str, str]) -> tuple[T, ...]:
+        """Return what happened to the pods of a job, oldest first."""
         return tuple(self._of.get(job, {}).values())

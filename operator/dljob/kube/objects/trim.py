@@ -25,13 +25,17 @@ from dljob.job.observed import (
     Fetching,
     JobSeen,
     PodSeen,
+    ProvisioningSeen,
     SetSeen,
     Stuck,
+    Unscheduled,
 )
 from dljob.job.queue import PRIORITY_LABEL, QUEUE_LABEL, Assignment, PodSetSeen, WorkloadSeen
 from dljob.kube.objects.bounds import PROBLEM, report_problem, spec_problem
 from dljob.kube.objects.evictions import eviction
+from dljob.kube.objects.rejections import created, rejection
 from dljob.kueue import DIGEST_ANNOTATION
+from dljob.render.gang import DEFAULT_SCHEDULER
 from dljob.scheduling import Charge, pod_charge
 
 Body = Mapping[str, Any]
@@ -208,8 +212,18 @@ def pod(body: Body) -> PodSeen:
         fetching=next((state for item in init if (state := _fetching(item))), None),
         conditions=_conditions(conditions, without=frozenset(STARTUP_CONDITIONS)),
         eviction=eviction(body),
+        rejection=rejection(body),
+        unscheduled=None if scheduled else _unscheduled(body),
         charge=None if status.get("phase") in ("Succeeded", "Failed") else _shared(pod_charge(spec)),
     )
+
+
+def _unscheduled(body: Body) -> Unscheduled | None:
+    """Return which scheduler has to place a pod without the condition PodScheduled; None if the pod needs none."""
+    spec = body["spec"]
+    if spec.get("nodeName") or (body.get("status") or {}).get("phase") not in (None, "Pending"):
+        return None
+    return Unscheduled(created(body), spec.get("schedulerName") or DEFAULT_SCHEDULER)
 
 
 def _conditions(given: Mapping[str, Body], without: frozenset[str] = frozenset()) -> Conditions:
@@ -325,6 +339,23 @@ def claim(body: Body) -> ClaimSeen:
         access_modes=tuple(status.get("accessModes") or spec.get("accessModes") or ()),
         storage_class=spec.get("storageClassName"),
         applied=(meta.get("annotations") or {}).get(APPLIED_ANNOTATION, ""),
+    )
+
+
+def provisioning_request(body: Body) -> ProvisioningSeen:
+    meta, annotations = body["metadata"], body["metadata"].get("annotations") or {}
+    conditions = (body.get("status") or {}).get("conditions") or ()
+    return ProvisioningSeen(
+        name=meta["name"],
+        uid=meta["uid"],
+        created=time(meta["creationTimestamp"]),
+        digest=annotations.get(SPEC_ANNOTATION, ""),
+        conditions={
+            item["type"]: (item.get("status") == "True", item.get("reason") or "", item.get("message") or "")
+            for item in conditions
+        },
+        deleting="deletionTimestamp" in meta,
+        applied=annotations.get(APPLIED_ANNOTATION, ""),
     )
 
 

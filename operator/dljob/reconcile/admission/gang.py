@@ -11,11 +11,16 @@ False: the job has no pods, or its pods are stopping.
 - StartTimedOut: pods were missing or could not start for longer than ``spec.scheduling.startTimeout``, and nothing was
   trained. All pods are stopped, so that other jobs can use their nodes. After a back-off, which doubles each time, the
   job is planned again for the devices that are free then.
+- RejectedByNodes: the kubelets of nodes have rejected a pod several times, and nothing was trained. All pods are
+  stopped as after a start time-out. The new plan counts the pods of other schedulers that have taken the room.
+- WaitingForNodes, NodesNotProvided: see ``admission.provisioning``.
 - Suspended: the spec suspends the job. When the job resumes, it is planned again for the devices that are free then.
 - PlanOnly: the job had pods or waited for devices, and its mode is now PlanOnly.
 """
 
 import hashlib
+from collections import Counter
+from dataclasses import replace
 from datetime import datetime
 
 from dljob.api import PlanningMode
@@ -23,6 +28,7 @@ from dljob.api.base import duration_s
 from dljob.api.spec.spec import DLJobSpec
 from dljob.job.observed import Observed
 from dljob.job.plan.stored import StoredPlan
+from dljob.job.waiting import BACK_OFFS, WAITS_FOR_NODES
 from dljob.reconcile.desired import Draft
 from dljob.reconcile.failures.fence import stop
 from dljob.reconcile.parsed import ParsedJob
@@ -33,6 +39,12 @@ from dljob.status import FALSE, TRUE, Verdict, find, is_true, pods_ready
 CONDITION = "Admitted"
 START_TIMEOUT_S = 300.0
 FIRST_BACK_OFF_S, MOST_BACK_OFF_S = 30.0, 900.0
+MAX_REJECTIONS = 3
+"""Number of times that nodes may reject one pod of a plan. Then all pods stop, and the job is planned again.
+
+The StatefulSet controller replaces a rejected pod at once. If the scheduler that places the pod does not know what
+takes the room, this could go on without end.
+"""
 _IN_PROGRESS = {"Starting", "FetchingDataset", "DatasetNotFetched", "FetchingSource", "SourceNotFetched"}
 """Reasons of PodsReady=False that are no obstacle: the pods have nodes, and pull images or fetch data."""
 
@@ -55,24 +67,36 @@ def waits(parsed: ParsedJob) -> bool:
         return False
     if found is None:  # An older release wrote the status.
         return is_true(parsed.before.conditions, "Suspended")
-    return found.status is FALSE
+    return found.status is FALSE and found.reason != WAITS_FOR_NODES
+
+
+def awaits_nodes(parsed: ParsedJob) -> bool:
+    """Return True if the job waits without pods for the nodes of its plan, see ``admission.provisioning``."""
+    found = find(parsed.before.conditions, CONDITION)
+    if found is None or found.status is not FALSE or found.reason != WAITS_FOR_NODES or parsed.queued:
+        return False
+    current = parsed.accepted is not None and parsed.accepted.spec_digest == parsed.digest
+    return current and quiet(parsed.observed)
 
 
 def stops(parsed: ParsedJob) -> bool:
-    """Return True while pods are stopping after a start time-out. No pod may start again before all have stopped."""
+    """Return True while pods are stopping after a start time-out or rejections.
+
+    No pod may start again before all have stopped.
+    """
     found = find(parsed.before.conditions, CONDITION)
-    timed_out = found is not None and found.status is FALSE and found.reason == "StartTimedOut"
+    timed_out = found is not None and found.status is FALSE and found.reason in BACK_OFFS
     current = parsed.accepted is not None and parsed.accepted.spec_digest == parsed.digest
     return timed_out and current and not quiet(parsed.observed)
 
 
 def back_off_left_s(parsed: ParsedJob, now: datetime) -> float:
-    """Return the seconds until a job that was stopped after a start time-out may be planned again; 0 or less: now.
+    """Return the seconds until a job that was stopped for one of ``BACK_OFFS`` may be planned again; 0 or less: now.
 
-    Return 0 for a job that was not stopped for this reason.
+    Return 0 for a job that was not stopped for such a reason.
     """
     found = find(parsed.before.conditions, CONDITION)
-    if found is None or found.reason != "StartTimedOut" or parsed.spec is None:
+    if found is None or found.reason not in BACK_OFFS or parsed.spec is None:
         return 0.0
     waited_s = (now - found.last_transition_time).total_seconds()
     timeout_s = start_timeout_s(parsed.spec, parsed.accepted)
@@ -103,6 +127,22 @@ def back_off_s(timeouts: int, timeout_s: float, uid: str) -> float:
     return min(first_s * 2.0 ** min(timeouts - 1, 16), MOST_BACK_OFF_S) * (0.75 + spread / 2)
 
 
+def with_rejections_of_attempt(parsed: ParsedJob) -> ParsedJob:
+    """Return the job with only those rejections of pods by nodes that are younger than the job's admission."""
+    observed, admitted = parsed.observed, find(parsed.before.conditions, CONDITION)
+    if not observed.rejections:
+        return parsed
+    since = admitted.last_transition_time if admitted is not None and admitted.status is TRUE else None
+    kept = tuple(each for each in observed.rejections if since is not None and each.created >= since)
+    return replace(parsed, observed=replace(observed, rejections=kept))
+
+
+def _rejected_too_often(parsed: ParsedJob, target: StoredPlan) -> bool:
+    """Return True if nodes have rejected a pod of the plan too often, and the job does not train without the pod."""
+    pods = Counter(each.pod for each in parsed.observed.rejections)
+    return max(pods.values(), default=0) >= MAX_REJECTIONS and running(parsed, target).status is not TRUE
+
+
 def admit(parsed: ParsedJob, draft: Draft, now: datetime) -> bool:
     """Return True if the job may keep its pods; False if all must stop, because some could not start in time.
 
@@ -112,13 +152,13 @@ def admit(parsed: ParsedJob, draft: Draft, now: datetime) -> bool:
     """
     observed, before, target = parsed.observed, find(parsed.before.conditions, CONDITION), draft.plan
     assert parsed.spec is not None and target is not None
-    ready = pods_ready(observed, draft.wanted)
+    ready = pods_ready(observed, draft.wanted, now)
     if ready.status is TRUE:
         draft.start_timeouts = 0
         draft.verdicts.append(Verdict(CONDITION, TRUE, "Started", f"all {draft.wanted} pods of the plan run"))
         return True
     left_s = _blocked_left_s(parsed, target, ready, now)
-    if left_s is not None and left_s <= 0:
+    if left_s is not None and (left_s <= 0 or _rejected_too_often(parsed, target)):
         return False
     if left_s is not None:
         draft.requeue_in(left_s)
@@ -147,24 +187,36 @@ def _blocked_left_s(parsed: ParsedJob, target: StoredPlan, ready: Verdict, now: 
 
 
 def release(parsed: ParsedJob, draft: Draft, now: datetime) -> None:
-    """Change the draft so that all pods stop and none start, because the start time-out is over.
+    """Change the draft so that all pods stop and none start, because the start time-out is over or nodes reject pods.
 
     Other jobs can then use the devices. Requeue the job for the time when it is planned again, after the back-off.
     """
     assert parsed.spec is not None
-    observed, timeout_s = parsed.observed, start_timeout_s(parsed.spec, draft.plan)
-    ready = pods_ready(observed, draft.wanted)
+    timeout_s, ready = start_timeout_s(parsed.spec, draft.plan), pods_ready(parsed.observed, draft.wanted, now)
+    why, text = "StartTimedOut", f"not all pods ran within the start time-out of {timeout_s:g} s "
+    text += "(spec.scheduling.startTimeout)"
+    if draft.plan is not None and _rejected_too_often(parsed, draft.plan):
+        why, text = "RejectedByNodes", f"nodes rejected a pod {MAX_REJECTIONS} times"
+    back_off(parsed, draft, Verdict(CONDITION, FALSE, why, f"{text}: {ready.message}"), now)
+
+
+def back_off(parsed: ParsedJob, draft: Draft, cause: Verdict, now: datetime) -> None:
+    """Change the draft so that all pods stop and none start, and the job is planned again after a back-off.
+
+    ``cause``: the condition Admitted, without what happens next. Its reason is one of ``BACK_OFFS``.
+    """
+    assert parsed.spec is not None
+    timeout_s = start_timeout_s(parsed.spec, draft.plan or parsed.accepted)
     draft.clear()
     stop(parsed, draft, now)
     draft.start_timeouts = parsed.before.start_timeouts + 1
-    again_s = back_off_s(draft.start_timeouts, timeout_s, observed.job.uid)
+    again_s = back_off_s(draft.start_timeouts, timeout_s, parsed.observed.job.uid)
     draft.requeue_in(again_s)
     text = (
-        f"not all pods ran within the start time-out of {timeout_s:g} s (spec.scheduling.startTimeout): "
-        f"{ready.message}. The operator stops all pods, so that other jobs can use their nodes. The job is planned "
+        f"{cause.message}. The operator stops all pods, so that other jobs can use their nodes. The job is planned "
         f"again in {again_s:.0f} s"
     )
-    draft.verdicts.append(Verdict(CONDITION, FALSE, "StartTimedOut", text))
+    draft.verdicts.append(replace(cause, message=text))
     draft.verdicts.append(
         Verdict("Running", FALSE, "NotStarted", "the job waits for its next start; see the condition Admitted")
     )

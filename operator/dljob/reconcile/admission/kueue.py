@@ -264,7 +264,7 @@ def _suspended(parsed: ParsedJob, draft: Draft, now: datetime) -> None:
 
 def running(parsed: ParsedJob, draft: Draft, now: datetime) -> None:
     """Add the condition Admitted=True of a job whose pods should run now, and tell Kueue whether they are ready."""
-    ready = pods_ready(parsed.observed, draft.wanted)
+    ready = pods_ready(parsed.observed, draft.wanted, now)
     where = kueue.turn(parsed.observed.queue)
     text = where.message if where.stage is Stage.ADMITTED else "Kueue admitted the job earlier"
     draft.verdicts.append(Verdict(gang.CONDITION, TRUE, Stage.ADMITTED.value, f"{text}; {ready.message}"))

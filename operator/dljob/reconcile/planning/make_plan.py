@@ -49,7 +49,7 @@ PLACEMENT = ("scheduling.nodeSelector: ", "scheduling.tolerations: ")
 
 _IN_EACH_RECONCILE = {
     "Accepted", "Admitted", "Planned", "VolumeReady", "PodsReady", "Running", "ReportValid", "Suspended",
-    "Preempted", "PriorityClassFound", "DeadlineFeasible", "DeadlineAtRisk",
+    "Preempted", "PriorityClassFound", "WithinQuota", "DeadlineFeasible", "DeadlineAtRisk",
 }  # fmt: skip
 """Conditions that do not affect a plan, and that change while a job starts, runs or waits."""
 ANY_SET = SetSeen("", "", 0, "")
@@ -88,6 +88,7 @@ def question(parsed: ParsedJob) -> ParsedJob:
             claims={}, classes=None, plan=None, report=None, report_problem=None, lost_nodes={}, view=None, learned={},
             rejected=None, queue=QueueSeen(), capacity_grew=False, place=None, outlook=None, limits=NO_LIMITS,
             node_conditions={}, preemption=None, room_for=None, lacks_priority_class="",
+            rejections=(), overdrawn=(), provisioning=None,
         ),
         before=DLJobStatus(conditions=kept, plan=before.plan, last_checkpoint=before.last_checkpoint),
         accepted=parsed.accepted and parsed.accepted.with_failures(None),
@@ -176,7 +177,7 @@ def _attempt(
     existing, learned, new_nodes = view, parsed.observed.learned, None
     decision = plan(request, view, learned)
     if isinstance(decision, Infeasible):
-        larger = plan_on_new_nodes(request, existing, learned, config.node_templates)
+        larger = plan_on_new_nodes(request, existing, learned, config.node_templates, parsed.not_provided)
         if larger is None:
             return left_out.named(parsed, request, whole, decision)
         decision, view = larger
@@ -223,6 +224,7 @@ def _attempt(
         pod_group_api=gang.api_for(spec, config),
         topology_key=gang.topology_key(spec, config, decision.domain, request.topology.rack_label),
         new_nodes=new_nodes,
+        provisioning_class=(config.provisioning_class or None) if new_nodes and not parsed.queued else None,
         start_timeout_s=config.node_templates.start_timeout_s if new_nodes else None,
     )
     return _too_large(found) or found
@@ -354,7 +356,7 @@ def planned(accepted: StoredPlan, *, plan_only: bool = False) -> Verdict:
     if accepted.warning:
         text = f"{text}; {accepted.warning}"
     if accepted.new_nodes:
-        text = f"{text}; {waiting_text(accepted.new_nodes)}"
+        text = f"{text}; {waiting_text(accepted.new_nodes, asks=accepted.provisioning_class is not None)}"
     if status.defaults:
         text = f"{text}; the administrator's defaults apply: {'; '.join(status.defaults)}"
     return Verdict("Planned", TRUE, "PlanOnly" if plan_only else "Planned", text)

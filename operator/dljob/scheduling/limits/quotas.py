@@ -161,6 +161,36 @@ class Shortage:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Overdraft:
+    """A resource of which more is used than a quota allows, because the quota was lowered. Amounts: in thousandths."""
+
+    quota: str
+    resource: str
+    hard: int
+    used: int
+
+    def __str__(self) -> str:
+        hard, used = (amount_text(self.resource, each) for each in (self.hard, self.used))
+        return f"ResourceQuota {self.quota}: {self.resource} has {used} of {hard} used"
+
+
+def overdrafts(quotas: Iterable[Quota], charges: Iterable[Charge]) -> tuple[Overdraft, ...]:
+    """Return the resources that objects use, and of which more is used than the quotas allow.
+
+    ``charges``: what each of the objects charges.
+    """
+    charges, found = set(charges), []
+    for quota in quotas:
+        resources = {name for charge in charges for name, value in quota.charged(charge).items() if value}
+        found += [
+            Overdraft(quota.name, name, quota.hard[name], quota.used[name])
+            for name in sorted(resources)
+            if quota.left(name) < 0
+        ]
+    return tuple(found)
+
+
 def shortages(quotas: Iterable[Quota], needs: Iterable[tuple[Charge, int]]) -> tuple[Shortage, ...]:
     """Return the resources of which the quotas have too little left for new objects; empty if all fit.
 

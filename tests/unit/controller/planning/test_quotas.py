@@ -1,13 +1,18 @@
 """Tests that plans fit the quotas of their namespaces, and that jobs wait for a quota only as long as it is in the way."""
 
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from typing import Any
 
-from dljob.kube.kinds import QUOTA, STATEFUL_SET
+import pytest
+
+from dljob.kube import JobKey
+from dljob.kube.kinds import POD, QUOTA, STATEFUL_SET
+from dljob.reconcile.admission.gang import FIRST_BACK_OFF_S, START_TIMEOUT_S
 from support.builders import T4
 from support.controller.fake_operator import SPEC, Operator
 from support.servers.fake_api import FakeCluster
-from support.virtual_time import run
+from support.virtual_time import now_s, run
 
 Json = dict[str, Any]
 
@@ -23,6 +28,18 @@ def on_six_nodes(test: Callable[[FakeCluster, Operator], Awaitable[None]]) -> No
             await test(cluster, operator)
 
     run(main())
+
+
+async def reconciled(operator: Operator, key: JobKey, seconds: float = 3.0) -> None:
+    """Reconcile a job, as after a change of its pods, and let time pass."""
+    await operator.watch(1.0)
+    operator.queue.add(key)
+    await operator.watch(seconds)
+
+
+async def replicas(cluster: FakeCluster) -> int:
+    [created] = await cluster.api.find(STATEFUL_SET, "team-a")
+    return int(created["spec"]["replicas"])
 
 
 def test_two_plans_do_not_both_count_on_the_same_quota() -> None:
@@ -115,17 +132,71 @@ def test_own_pods_do_not_count_against_a_new_plan() -> None:
     on_six_nodes(body)
 
 
-def test_quota_below_what_runs_stops_nothing() -> None:
+def test_quota_below_what_runs_stops_nothing_and_is_named() -> None:
+    """Seen before: no condition said that lost pods could not be replaced."""
+
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         cluster.quota("team-a", pods="2")
         key = cluster.submit("first", **SPEC)
         await operator.watch()
         await cluster.bind(await cluster.create_pods(key), "n0", "n1")
-        await operator.watch()
+        cluster.quota("team-a", {"pods": "2"}, pods="2")
+        await reconciled(operator, key)
+        assert operator.condition(key, "WithinQuota") is None
         cluster.quota("team-a", {"pods": "2"}, pods="1")
-        await operator.watch(10)
-        assert operator.planned(key) == "Planned"
+        await reconciled(operator, key)
+        assert operator.planned(key) == "Planned" and await replicas(cluster) == 2
+        assert operator.condition(key, "WithinQuota") == ("False", "QuotaBelowUsage")
+        assert "ResourceQuota full: pods has 2 of 1 used" in operator.message(key, "WithinQuota")
+        cluster.quota("team-a", {"pods": "2"}, pods="2")
+        await reconciled(operator, key)
+        assert operator.condition(key, "WithinQuota") == ("True", "WithinQuota")
+        posted = [body for (kind, _, _), body in cluster.api.objects.items() if kind == "events"]
+        assert sum(event["reason"] == "QuotaBelowUsage" for event in posted) == 1
+
+    on_six_nodes(body)
+
+
+def test_quota_of_resources_that_the_job_does_not_use_is_not_its_concern() -> None:
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        key = cluster.submit("first", **SPEC)
+        await operator.watch()
+        await cluster.bind(await cluster.create_pods(key), "n0", "n1")
+        cluster.quota("team-a", {"count/cronjobs.batch": "2"}, **{"count/cronjobs.batch": "1"})
+        await reconciled(operator, key)
+        assert operator.condition(key, "WithinQuota") is None
+
+    on_six_nodes(body)
+
+
+def test_job_that_loses_a_pod_under_a_lowered_quota_waits_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The API server rejects the replacement. The job is not lost: it waits until the quota grows."""
+    monkeypatch.setattr("dljob.kube.warning_events.monotonic", now_s)
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        cluster.quota("team-a", pods="2")
+        key = cluster.submit("first", **SPEC)
+        await operator.watch()
+        pods = await cluster.create_pods(key)
+        await cluster.bind(pods, "n0", "n1")
+        await reconciled(operator, key)
+        await cluster.api.delete(POD, "team-a", pods[0]["metadata"]["name"])
+        cluster.quota("team-a", {"pods": "1"}, pods="1")
         [created] = await cluster.api.find(STATEFUL_SET, "team-a")
-        assert created["spec"]["replicas"] == 2
+        cluster.warn(created, "FailedCreate", "pods is forbidden: exceeded quota: full")
+        await reconciled(operator, key, 30)
+        assert operator.condition(key, "PodsReady") == ("False", "PodsRejected")
+        assert "exceeded quota: full" in operator.message(key, "PodsReady")
+        operator.now += timedelta(seconds=START_TIMEOUT_S)
+        await reconciled(operator, key)
+        assert operator.condition(key, "Admitted") == ("False", "StartTimedOut") and await replicas(cluster) == 0
+        await cluster.api.delete(POD, "team-a", pods[1]["metadata"]["name"])
+        cluster.quota("team-a", {"pods": "0"}, pods="1")
+        operator.now += timedelta(seconds=2 * FIRST_BACK_OFF_S)
+        await reconciled(operator, key)
+        assert operator.planned(key) == "QuotaExceeded" and operator.condition(key, "Failed") is None
+        cluster.quota("team-a", {"pods": "0"}, pods="2")
+        await reconciled(operator, key, 10)
+        assert operator.condition(key, "Admitted") == ("True", "Starting") and await replicas(cluster) == 2
 
     on_six_nodes(body)

@@ -1,8 +1,8 @@
-"""Tests of how the operator learns which PodGroups the API server serves, in virtual time."""
+"""Tests of how the operator learns which optional APIs the API server serves, in virtual time."""
 
 import pytest
 
-from dljob.app.pod_groups import RECHECK_S, pod_group_api, until_changed
+from dljob.app.optional_apis import RECHECK_S, pod_group_api, provisioning_api, until_changed
 from dljob.app.settings import Settings
 from dljob.kube import ApiError
 from dljob.kube.kinds import Kind
@@ -66,3 +66,29 @@ def test_operator_ends_when_the_api_changes(later: set[str]) -> None:
 def test_without_gang_scheduling_nothing_is_asked() -> None:
     assert run(pod_group_api(Server(None), ())) is None  # type: ignore[arg-type]
     run(until_changed(Server(None), (), None, 1.0))  # type: ignore[arg-type]
+
+
+def test_operator_without_the_api_of_provisioning_requests_says_so_and_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    name = "best-effort-atomic-scale-up.autoscaling.x-k8s.io"
+    settings = Settings.of({"DLJOB_TRAINER_IMAGE": "r/t:1", "DLJOB_PROVISIONING_CLASS": name})
+    [kind] = settings.provisioning
+    assert run(provisioning_api(Server({kind.api_version}), settings.provisioning)) == kind.api_version  # type: ignore[arg-type]
+    assert not caplog.text
+    assert run(provisioning_api(Server(set()), settings.provisioning)) is None  # type: ignore[arg-type]
+    assert "autoscaling.provisioningRequests.enabled" in caplog.text
+    assert settings.render(port_ranges=True, provisions=True).provisioning_class == name
+    assert settings.render(port_ranges=True).provisioning_class == ""
+
+
+def test_operator_ends_when_the_api_of_provisioning_requests_appears() -> None:
+    settings = Settings.of({"DLJOB_TRAINER_IMAGE": "r/t:1", "DLJOB_PROVISIONING_CLASS": "a.example"})
+    [kind] = settings.provisioning
+    server = Server(set(), {kind.api_version})
+
+    async def body() -> None:
+        with pytest.raises(RuntimeError, match="ProvisioningRequests"):
+            await until_changed(server, settings.provisioning, None, 1.0, "ProvisioningRequests")  # type: ignore[arg-type]
+
+    run(body())

@@ -1,0 +1,92 @@
+"""Find out which optional APIs the API server serves: those of PodGroups and of ProvisioningRequests.
+
+Jobs need PodGroups for gang scheduling: the scheduler then places all pods of a job together, or none of them. They
+need ProvisioningRequests to ask an autoscaler for nodes. The APIs are part of the settings with which jobs are planned.
+"""
+
+import asyncio
+import logging
+from collections.abc import Sequence
+
+from dljob.kube import Api, ApiError
+from dljob.kube.kinds import Kind
+
+log = logging.getLogger("dljob")
+
+RECHECK_S = 1.0
+
+
+async def pod_group_api(api: Api, wanted: Sequence[Kind]) -> str | None:
+    """Return the API version of the first kind in ``wanted`` that the API server serves; None if it serves none.
+
+    ``wanted``: kinds of PodGroups that the chart value ``gangScheduling`` allows; empty without gang scheduling. If the
+    API server does not answer, ask again until it does.
+    """
+    served = await _answer(api, wanted, "PodGroups")
+    if served is not None:
+        log.info("gang scheduling: jobs get PodGroups of %s", served)
+    elif wanted:
+        log.warning(
+            "gangScheduling: found an API server without PodGroups of %s; expected this API. Enable this API, or "
+            "set gangScheduling to none. Until then, the scheduler places the pods of a job one by one",
+            " or ".join(kind.api_version for kind in wanted),
+        )
+    return served
+
+
+async def provisioning_api(api: Api, wanted: Sequence[Kind]) -> str | None:
+    """Return the API version of ProvisioningRequests if the API server serves it; None otherwise.
+
+    ``wanted``: the kind ProvisioningRequest; empty if the installation does not use it. If the API server does not
+    answer, ask again until it does.
+    """
+    served = await _answer(api, wanted, "ProvisioningRequests")
+    if wanted and served is None:
+        log.warning(
+            "autoscaling.provisioningRequests: found an API server without ProvisioningRequests of %s; expected this "
+            "API. Install the CRD of the Cluster Autoscaler, or set autoscaling.provisioningRequests.enabled to false. "
+            "Until then, pending pods make an autoscaler add nodes",
+            wanted[0].api_version,
+        )
+    return served
+
+
+async def _answer(api: Api, wanted: Sequence[Kind], what: str) -> str | None:
+    """Return the API version of the first kind in ``wanted`` that the API server serves, as soon as it answers."""
+    while True:
+        try:
+            return await _first_served(api, wanted)
+        except ApiError as error:
+            log.warning(
+                "cannot read which %s the API server serves (%s); asking again in %.0f s", what, error, RECHECK_S
+            )
+            await asyncio.sleep(RECHECK_S)
+
+
+async def until_changed(
+    api: Api, wanted: Sequence[Kind], served: str | None, interval_s: float, what: str = "PodGroups"
+) -> None:
+    """Wait until the API server no longer serves ``served`` as the first kind in ``wanted``. Then raise RuntimeError.
+
+    If ``wanted`` is empty, return at once. ``served``: an API version; None: the API server serves no kind in
+    ``wanted``. ``interval_s``: seconds between checks. ``what``: name of the kinds, for messages. After the error, the
+    operator ends, and its Deployment starts it again, so that new plans use what the API server serves now. An upgrade
+    of the cluster may, for example, remove an alpha API.
+    """
+    while wanted:
+        await asyncio.sleep(interval_s)
+        try:
+            now = await _first_served(api, wanted)
+        except ApiError as error:
+            log.warning("cannot learn which %s the API server serves: %s", what, error)
+            continue
+        if now != served:
+            found, expected = (f"{what} of {version}" if version else f"no {what}" for version in (now, served))
+            raise RuntimeError(f"API server: found {found}; expected {expected}, as at the start of the operator")
+
+
+async def _first_served(api: Api, wanted: Sequence[Kind]) -> str | None:
+    for kind in wanted:
+        if await api.serves(kind):
+            return kind.api_version
+    return None

@@ -1,0 +1,39 @@
+"""Look up the PriorityClasses of jobs in the cache."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from dljob.kube.objects.trim import PriorityClassSeen
+
+
+class PriorityClasses:
+    def __init__(self, entries: Mapping[tuple[str, str], Any]) -> None:
+        """``entries``: the cached PriorityClasses (``CachedObject``), by ("", name)."""
+        self._entries = entries
+
+    def value(self, name: str | None) -> int:
+        """Return the value of a PriorityClass. If it does not exist, return that of the cluster's default class, or 0.
+
+        Kubernetes uses the lowest value if several classes are the default.
+        """
+        found = self._find(name)
+        return 0 if found is None else found.value
+
+    def preempts(self, name: str | None) -> bool:
+        """Return True if the PriorityClass, or the default class if it does not exist, lets its jobs preempt others."""
+        found = self._find(name)
+        return found is not None and found.preempts
+
+    def lacks(self, name: str | None) -> bool:
+        """Return True if a PriorityClass certainly does not exist.
+
+        Every cluster has some classes. If none is cached, the operator may not read them: return False.
+        """
+        return bool(self._entries) and name is not None and ("", name) not in self._entries
+
+    def _find(self, name: str | None) -> PriorityClassSeen | None:
+        if name is not None and (found := self._entries.get(("", name))) is not None:
+            named: PriorityClassSeen = found.seen
+            return named
+        defaults = (entry.seen for entry in self._entries.values() if entry.seen.default)
+        return min(defaults, key=lambda each: each.value, default=None)
