@@ -144,7 +144,7 @@ def _run(given: argparse.Namespace, began_s: float, limit_s: float | None, folde
         print("\n".join([*page(subject.facts, rows, found), *notes]))
     if folder is not None:
         try:
-            write(folder, subject, rows[0][0], left_s)
+            write(folder, subject, rows[0][0], left_s, found)
         except OSError as error:
             raise BadInputError(f"--write: {folder}: {error.strerror}. Choose another folder.") from None
         if not given.json:
