@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 LIMIT_S = 300
 
@@ -32,6 +33,13 @@ def shorten(folder: Path, epochs: int) -> None:
     line = next(line for line in text.splitlines() if "EPOCHS = int" in line)
     short = f"{line.rsplit(',', 1)[0]}, {epochs}"
     (folder / "train.py").write_text(text.replace(line, short), encoding="utf-8")
+
+
+def analysis(folder: Path) -> dict[str, Any]:
+    """Return the analysis in the run report of a project's training, without the results of other tasks."""
+    report = json.loads((folder / "model" / "report.json").read_text(encoding="utf-8"))
+    found: dict[str, Any] = report["analysis"]["analysis"]
+    return found | found[found["task"]]
 
 
 def metrics(folder: Path) -> dict[str, float]:

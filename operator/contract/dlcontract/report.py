@@ -18,7 +18,7 @@ They are stored because the pod, and its log with it, is deleted after the job h
 """
 MAX_METRICS, MAX_METRIC_NAME = 16, 48
 """Maximum number of metrics that a script may log, and maximum length of a metric's name."""
-MAX_WORST_CLASSES, MAX_FINDINGS = 3, 8
+MAX_WORST_CLASSES, MAX_FINDINGS, MAX_OTHER_MODELS = 3, 8, 5
 MetricName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_./-]*$", max_length=MAX_METRIC_NAME)]
 MAX_NOISE = 1e9
 """Largest valid gradient noise scale, in samples.
@@ -175,6 +175,13 @@ class ClassScore(UntrustedRecord):
     samples: Count
 
 
+class ModelScore(UntrustedRecord):
+    """The main metric of another model on the same held-out data."""
+
+    name: Annotated[str, Field(max_length=64)]
+    value: float
+
+
 class AnalysisSummary(UntrustedRecord):
     """The short form of the analysis of predictions on held-out data (``dltrain.evaluate``).
 
@@ -190,6 +197,10 @@ class AnalysisSummary(UntrustedRecord):
         float | None, Field(ge=0, le=1, description="Expected calibration error. None: no probabilities.")
     ] = None
     worst_classes: Annotated[tuple[ClassScore, ...], Field(max_length=MAX_WORST_CLASSES)] = ()
+    other_models: Annotated[
+        tuple[ModelScore, ...],
+        Field(max_length=MAX_OTHER_MODELS, description="Models with which the script compares its own."),
+    ] = ()
 
 
 class RunFinding(UntrustedRecord):

@@ -78,7 +78,9 @@ async def until_changed(
         try:
             now = await _first_served(api, wanted)
         except ApiError as error:
-            log.warning("cannot learn which %s the API server serves: %s", what, error)
+            log.warning(
+                "cannot read which %s the API server serves (%s); asking again in %.0f s", what, error, interval_s
+            )
             continue
         if now != served:
             found, expected = (f"{what} of {version}" if version else f"no {what}" for version in (now, served))

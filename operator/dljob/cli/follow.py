@@ -144,6 +144,7 @@ def _described(found: ResultAnalysis) -> str:
     parts = [f"held-out {found.metric} {found.value:.4g}"]
     if found.baseline is not None:
         parts.append(f"without inputs {found.baseline:.4g}")
+    parts += [f"{each.name} {each.value:.4g}" for each in found.other_models or ()]
     if found.calibration_error is not None:
         parts.append(f"calibration error {found.calibration_error:.2g}")
     parts += [f"class {each.name}: F1 {each.f1:.3g}" for each in (found.worst_classes or ())[:1]]

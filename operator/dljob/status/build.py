@@ -15,6 +15,7 @@ from dljob.api import (
     GroupStatus,
     LastCheckpoint,
     Measured,
+    ModelScore,
     PlanStatus,
     Progress,
     Result,
@@ -212,6 +213,8 @@ def _analysis(found: AnalysisSummary) -> ResultAnalysis:
         worst_classes=tuple(
             ClassScore(name=each.name, f1=round(each.f1, 4), samples=each.samples) for each in found.worst_classes
         )
+        or None,
+        other_models=tuple(ModelScore(name=each.name, value=float(f"{each.value:.6g}")) for each in found.other_models)
         or None,
     )
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from dljob.suggest.project.render import with_baseline
 from dljob.suggest.recommendation.model import Baseline, Score, Settings
 from dljob.suggest.subject import Subject
 
@@ -35,10 +36,16 @@ class TrialError(Exception):
     """A script that failed. The message says in one line why."""
 
 
-def write(folder: Path, subject: Subject, settings: Settings, limit_s: float | None) -> None:
-    """Write the project for ``settings`` to a folder. Raise OSError if that is impossible."""
+def write(
+    folder: Path, subject: Subject, settings: Settings, limit_s: float | None, judged: Baseline | None = None
+) -> None:
+    """Write the project for ``settings``, which compares itself with ``judged``, to a folder.
+
+    Raise OSError if that is impossible.
+    """
     folder.mkdir(parents=True, exist_ok=True)
-    for name, text in subject.project(settings, limit_s).items():
+    project = subject.project(settings, limit_s)
+    for name, text in (project if judged is None else with_baseline(project, judged)).items():
         (folder / name).write_text(text, encoding="utf-8")
     if subject.copied is not None and subject.arrays is None:
         shutil.copyfile(subject.copied, folder / subject.copied.name)
@@ -57,7 +64,9 @@ def baseline(subject: Subject, environment: Mapping[str, str], limit_s: float = 
         write(Path(folder), subject, subject.models(None)[0], None)
         found = json.loads(_run(Path(folder), "baseline.py", "the baseline", _own(subject, environment), limit_s))
     scores = {name: Score(**score) for name, score in found["scores"].items()}
-    return Baseline(found["scoring"], scores, found.get("strength", 1.0))
+    return Baseline(
+        found["scoring"], scores, found.get("strength", 1.0), found["test_part"], dict(found["other_models"])
+    )
 
 
 def can_train() -> bool:

@@ -1,13 +1,15 @@
 """Tests of the page's sections about held-out data and findings: the values in them, escaping, and their size."""
 
+from dataclasses import replace
 from xml.etree import ElementTree
 
 import numpy as np
 import pytest
 
+from dlcontract import MAX_OTHER_MODELS as MAX_IN_STATUS
 from dlcontract import Outcome, RunPhase
 from dltrain.analysis.collection import Collection, merged
-from dltrain.analysis.result import MAX_CLASSES, MAX_NAME, Analysis
+from dltrain.analysis.result import MAX_CLASSES, MAX_NAME, MAX_OTHER_MODELS, Analysis, OtherModel
 from dltrain.protocol.rank_messages import Analyzed, Step
 from dltrain.record.job_logs import REPORT_LIMIT_NBYTES, stored_nbytes
 from dltrain.record.run_report import files
@@ -80,6 +82,23 @@ def test_regression_and_language_model() -> None:
     assert "perplexity of guessing7" in text and "Calibration: accuracy by confidence" in text
 
 
+def test_other_models_are_compared_in_the_order_of_their_metric() -> None:
+    others = (OtherModel("trees", 0.5), OtherModel("linear <model>", 0.97))
+    found = replace(analysis(np.eye(2)[[0, 1, 1, 1]], np.array([0, 1, 1, 0])), other_models=others)
+    expected = [["linear <model>", "97.00 %"], ["this model", "75.00 %"], ["trees", "50.00 %"], ["without inputs", "50.00 %"]]
+    assert cells(tree(found), "compared") == expected
+    random = np.random.default_rng(0)
+    language = analysis(random.normal(size=(9, 5, 7)), random.integers(0, 7, (9, 5)))
+    rows = cells(tree(replace(language, other_models=(OtherModel("pairs of bytes", 2.5),))), "compared")
+    assert [name for name, _ in rows][0] == "pairs of bytes", "the lowest perplexity is the best"
+    assert cells(tree(language), "compared") == []
+    short = with_summary(Outcome(steps=20, seconds=1), document(found)).analysis
+    assert short is not None and [(each.name, each.value) for each in short.other_models] == [
+        ("trees", 0.5),
+        ("linear <model>", 0.97),
+    ]
+
+
 def test_short_form_for_the_operator_is_bounded() -> None:
     random = np.random.default_rng(0)
     names = tuple(f"{number:04d}" + "n" * MAX_NAME for number in range(300))
@@ -104,6 +123,10 @@ def test_largest_page_fits_into_the_config_map() -> None:
     assert len(made.analysis.analysis.classification.confusion) == MAX_CLASSES + 1
     packed = files.packed(files.rendered(made))
     assert len(packed) == 2 and sum(map(stored_nbytes, packed.values())) < 0.6 * REPORT_LIMIT_NBYTES
+
+
+def test_status_has_room_for_all_other_models() -> None:
+    assert MAX_IN_STATUS == MAX_OTHER_MODELS
 
 
 def test_every_finding_has_a_title() -> None:

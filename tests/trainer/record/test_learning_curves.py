@@ -3,13 +3,23 @@
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlcontract import Outcome, RunPhase, StoppedEarly
-from dltrain.analysis.result import Analysis, Bin, Calibration, ClassFigures, Classification, Language, Regression
+from dltrain.analysis.result import (
+    Analysis,
+    Bin,
+    Calibration,
+    ClassFigures,
+    Classification,
+    Language,
+    OtherModel,
+    Regression,
+)
 from dltrain.record.run_report.document import Document, Evaluation, Finding, HeldOutAnalysis, LoggedValues, Point
 from dltrain.record.run_report.learning_curves import MIN_POINTS, diagnose
 
@@ -81,6 +91,12 @@ def classifier(
     )  # fmt: skip
 
 
+def beside(analysis: Analysis, value: float) -> Analysis:
+    """Return the analysis with the main metric of two other models, of which one is useless."""
+    useless = 500.0 if analysis.language is not None else 0.01
+    return replace(analysis, other_models=(OtherModel("trees", useless), OtherModel("linear model", value)))
+
+
 CASES: dict[str, tuple[Document, list[str]]] = {
     "healthy": (document(falling, noise=0.02, accuracy=lambda t: 0.95 - 0.5 * math.exp(-9 * t), analysis=classifier()), []),
     "healthy, noisy start": (document(lambda t: falling(t) + 0.3 * math.exp(-20 * t), noise=0.05), []),
@@ -134,6 +150,27 @@ CASES: dict[str, tuple[Document, list[str]]] = {
     "regression predicts the mean": (
         document(falling, analysis=Analysis("regression", 90, regression=Regression(0, 1, 1, -0.01, 1, ()))),
         ["NoBetterThanBaseline"],
+    ),
+    "a linear model is better": (document(falling, analysis=beside(classifier(), 0.97)), ["WorseThanOtherModel"]),
+    "a linear model is better by less than a standard error": (
+        document(falling, analysis=beside(classifier(), 0.955)),
+        [],
+    ),
+    "a linear regression is better": (
+        document(falling, analysis=beside(Analysis("regression", 90, regression=Regression(0, 1, 1, 0.4, 1, ())), 0.6)),
+        ["WorseThanOtherModel"],
+    ),
+    "a linear regression is about as good": (
+        document(falling, analysis=beside(Analysis("regression", 90, regression=Regression(0, 1, 1, 0.4, 1, ())), 0.45)),
+        [],
+    ),
+    "frequencies of pairs are better than a language model": (
+        document(falling, analysis=beside(Analysis("language", 90, language=Language(256, 9.0, 3.2, 0.5)), 8.5)),
+        ["WorseThanOtherModel"],
+    ),
+    "a language model is better than frequencies of pairs": (
+        document(falling, analysis=beside(Analysis("language", 90, language=Language(256, 9.0, 3.2, 0.5)), 12.0)),
+        [],
     ),
 }  # fmt: skip
 

@@ -67,6 +67,29 @@ def test_ranks_of_a_script_with_init_analyse_together(tmp_path: Path) -> None:
     assert document.outcome is not None and document.outcome.accuracy == classes.accuracy > 0.5
 
 
+def test_other_models_are_printed_beside_the_model() -> None:
+    run = ended(script(more=", other_models={'linear model': 0.75, 'trees': np.float64(0.5)}"))
+    assert run.returncode == 0, run.stderr
+    assert ", linear model 0.75, trees 0.5, worst class " in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("other_models", "expected"),
+    [
+        ("{'trees': float('nan')}", "other_models: found nan for trees"),
+        ("{str(i): 0.5 for i in range(6)}", "other_models: found 6"),
+    ],
+)
+def test_other_models_that_cannot_be_shown_are_rejected(other_models: str, expected: str) -> None:
+    assert expected in ended(script(more=f", other_models={other_models}")).stderr
+
+
+def test_other_models_are_left_out_if_there_is_no_r2_to_compare() -> None:
+    code = "import dltrain; f = dltrain.evaluate([1.0, 2.0], [3.0, 3.0], other_models={'trees': 0.5})\n"
+    run = ended(f"{code}assert f.regression.r2 is None and f.other_models == (), f")
+    assert run.returncode == 0, run.stderr
+
+
 def test_no_samples_no_analysis() -> None:
     run = ended("import dltrain; assert dltrain.evaluate(iter(())) is None")
     assert (run.returncode, run.stderr) == (0, "")

@@ -122,12 +122,13 @@ class TestFollow:
 
     def test_end_of_a_job_shows_its_analysis_and_findings(self, capsys: pytest.CaptureFixture[str]) -> None:
         analysis = {"task": "classification", "samples": 360, "metric": "accuracy", "value": 0.9722, "baseline": 0.1194,
-                    "calibrationError": 0.0213, "worstClasses": [{"name": "8", "f1": 0.8493, "samples": 40}]}  # fmt: skip
+                    "calibrationError": 0.0213, "worstClasses": [{"name": "8", "f1": 0.8493, "samples": 40}],
+                    "otherModels": [{"name": "linear model", "value": 0.96}]}  # fmt: skip
         findings = [{"name": "Overfitting", "message": "The loss is 0.1 and 0.4. Stop earlier"}]
         result = {"steps": 100, "seconds": 3.5, "analysis": analysis, "findings": findings}
         assert Follower(1).look(job("Complete", result=result)) == 0
         assert capsys.readouterr().out.splitlines()[-2:] == [
-            "held-out accuracy 0.9722, without inputs 0.1194, calibration error 0.021, class 8: F1 0.849",
+            "held-out accuracy 0.9722, without inputs 0.1194, linear model 0.96, calibration error 0.021, class 8: F1 0.849",
             "Overfitting: The loss is 0.1 and 0.4. Stop earlier",
         ]
 

@@ -78,6 +78,7 @@ class TestReports:
         analysis = {
             "task": "classification", "samples": 360, "metric": "accuracy", "value": 0.97222222222, "baseline": 0.1,
             "calibration_error": 0.0123456, "worst_classes": [{"name": "8", "f1": 0.84931506, "samples": 40}],
+            "other_models": [{"name": "trees", "value": 0.96388888888}],
         }  # fmt: skip
         findings = [{"name": "Overfitting", "message": "The loss is 0.1 and 0.4. Stop earlier"}]
         outcome = OUTCOME.model_dump(mode="json") | {"analysis": analysis, "findings": findings}
@@ -86,6 +87,7 @@ class TestReports:
         assert shown.manifest()["analysis"] == {
             "task": "classification", "samples": 360, "metric": "accuracy", "value": 0.972222, "baseline": 0.1,
             "calibrationError": 0.0123, "worstClasses": [{"name": "8", "f1": 0.8493, "samples": 40}],
+            "otherModels": [{"name": "trees", "value": 0.963889}],
         }  # fmt: skip
         assert shown.manifest()["findings"] == findings
         earlier = status(step(replace(observed, report=report(observed, RunPhase.SUCCEEDED, outcome=OUTCOME)))).result

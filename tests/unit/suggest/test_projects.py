@@ -4,6 +4,7 @@ import csv
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,10 +12,13 @@ import yaml
 
 from dljob.cli.entry import main
 from dljob.job.plan.recommendation import parse_job
-from support.projects import metrics, script, shorten
+from dljob.suggest.recommendation.model import Baseline
+from dljob.suggest.subject import Options, read_subject
+from dljob.suggest.trial import write
+from support.projects import analysis, metrics, script, shorten
 
 MAX_LINES = 150
-CALLS = ("dltrain.init(", "t.wrap(", "t.loader(", "t.steps(", "t.log(")
+CALLS = ("dltrain.init(", "t.wrap(", "t.loader(", "t.steps(", "t.log(", "dltrain.evaluate(")
 
 
 def write_table(path: Path, task: str) -> Path:
@@ -82,6 +86,8 @@ def test_manifest_has_the_scripts_and_a_valid_job(project: Path) -> None:
 def test_project_trains_judges_and_predicts(project: Path) -> None:
     images = (project / "images.npz").exists()
     shorten(project, 3 if images else 40)
+    baseline = json.loads(script(project, "baseline.py"))
+    assert set(baseline["scores"]) == {"linear model", "trees"}
     script(project, "train.py")
     data = project.parent / ("data.npz" if images else "data.csv")
     if images:
@@ -92,8 +98,51 @@ def test_project_trains_judges_and_predicts(project: Path) -> None:
     predictions = script(project, "predict.py", str(data)).splitlines()
     assert len(predictions) == (2 if images else 81)
     assert metrics(project).get("r2", metrics(project).get("accuracy")) > 0.7
-    baseline = json.loads(script(project, "baseline.py"))
-    assert set(baseline["scores"]) == {"linear model", "trees"}
+    check_report(project, baseline)
+
+
+def check_report(project: Path, baseline: dict[str, Any]) -> None:
+    """Check the analysis in the run report against the metrics and the baseline of the project."""
+    found, measured = analysis(project), metrics(project)
+    counts = [count for row in found.get("confusion", [[16]]) for count in row]
+    assert found["samples"] == sum(counts) > 10
+    others = {name: score["test"] for name, score in baseline["scores"].items()}
+    page = (project / "model" / "report.html").read_text("utf-8")
+    assert {each["name"]: each["value"] for each in found["other_models"]} == pytest.approx(others)
+    assert all(f"{name}</td>" in page for name in others)
+    if found["task"] == "regression":
+        assert (found["r2"], found["mae"]) == (measured["r2"], measured["mean_absolute_error"])
+        assert all(1 <= target <= 4 for target, _ in found["points"]), "the units of the table"
+        wrong = json.loads((project / "model" / "most_wrong.json").read_text("utf-8"))[0]
+        assert float(wrong["row"]["target"]) == pytest.approx(float(wrong["target"]), rel=1e-4)
+        largest = max(abs(residual) for _, residual in found["quantiles"])
+        assert abs(float(wrong["prediction"]) - float(wrong["target"])) == pytest.approx(largest, rel=1e-3)
+    else:
+        assert found["accuracy"] == measured["accuracy"] and found["calibration"]["bins"]
+        names = {"0", "1"} if (project / "images.npz").exists() else {"large", "small"}
+        assert {each["name"] for each in found["figures"]} == names
+
+
+@pytest.mark.long
+def test_only_a_baseline_on_the_same_test_part_is_compared(tmp_path: Path) -> None:
+    suggest(write_table(tmp_path / "data.csv", "classification"), project := tmp_path / "project")
+    shorten(project, 2)
+    script(project, "baseline.py")
+    script(project, "train.py", SEED="1")
+    assert analysis(project)["other_models"] == []
+    script(project, "train.py")
+    assert len(analysis(project)["other_models"]) == 2
+
+
+def test_project_keeps_the_scores_of_the_baseline_for_the_job_too(tmp_path: Path) -> None:
+    subject = read_subject(Options(write_table(tmp_path / "data.csv", "classification")))
+    judged = Baseline("accuracy", {}, test_part="5e1f", other_models={"trees": 0.75})
+    write(tmp_path / "project", subject, subject.models(None)[0], None, judged)
+    text = (tmp_path / "project" / "baseline.json").read_text("utf-8")
+    assert json.loads(text) == {"test_part": "5e1f", "other_models": {"trees": 0.75}}
+    scripts, job = yaml.safe_load_all((tmp_path / "project" / "job.yaml").read_text(encoding="utf-8"))
+    assert scripts["data"]["baseline.json"] == text and set(scripts["data"]) > {"train.py", "model.py", "data.py"}
+    assert parse_job(job).spec.model.given
 
 
 def test_hints_are_the_size_of_the_model(project: Path) -> None:

@@ -1,5 +1,6 @@
 """The written projects for documents: each model that is named has the size that is predicted, trains and predicts."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,10 +10,10 @@ from dljob.job.plan.recommendation import parse_job
 from dljob.suggest.subject import Options, Subject, read_subject
 from dljob.suggest.trial import write
 from support.generated_data import Case, texts
-from support.projects import metrics, script, shorten
+from support.projects import analysis, metrics, script, shorten
 
 MAX_LINES = 150
-CALLS = ("dltrain.init(", "t.wrap(", "t.loader(", "t.steps(", "t.log(")
+CALLS = ("dltrain.init(", "t.wrap(", "t.loader(", "t.steps(", "t.log(", "dltrain.evaluate(")
 CASES = {case.name: case for case in texts()}
 DOCUMENTS, LANGUAGE = "texts in JSON Lines", "a text file"
 COUNT = {
@@ -63,11 +64,19 @@ def test_model_trains_and_predicts(name: str, alternative: int, tmp_path: Path) 
     found, project = subject(CASES[name], tmp_path / "data"), tmp_path / "project"
     write(project, found, found.models(None)[alternative], None)
     shorten(project, 1 if name == LANGUAGE else 8)
+    baseline = json.loads(script(project, "baseline.py"))["scores"]
     script(project, "train.py", TIME_LIMIT_S="60")
+    report = analysis(project)
+    others = {each["name"]: each["value"] for each in report["other_models"]}
     if name == LANGUAGE:
+        assert others == pytest.approx({name: 2 ** score["test"] for name, score in baseline.items()})
+        assert (report["bits_per_token"], report["vocabulary"]) == (metrics(project)["bits_per_byte"], 256)
         assert metrics(project)["bits_per_byte"] < 5
         assert script(project, "predict.py", "def ", "--bytes", "20").startswith("def ")
     else:
-        assert metrics(project)["accuracy"] > 0.5
+        assert others == pytest.approx({name: score["test"] for name, score in baseline.items()})
+        assert metrics(project)["accuracy"] == report["accuracy"] > 0.5
+        wrong = json.loads((project / "model" / "most_wrong.json").read_text(encoding="utf-8"))
+        assert len(wrong) == len(report["wrong"]) and all(each["text"] for each in wrong)
         lines = script(project, "predict.py", "the team and the coach win a match", "a bank").splitlines()
         assert len(lines) == 3

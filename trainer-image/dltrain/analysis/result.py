@@ -13,6 +13,8 @@ MAX_POINTS = 200
 """Maximum number of (target, prediction) pairs of a regression that a plot shows."""
 BINS = 15
 """Number of confidence bins of equal width. Guo et al. 2017, "On calibration of modern neural networks", use 15."""
+MAX_OTHER_MODELS = 5
+"""Maximum number of models with which an analysis compares the trained one."""
 MAX_NAME = 64
 """Maximum length of a class name in characters. Longer names are cut."""
 OTHERS = "others"
@@ -152,11 +154,20 @@ class Language:
 
 
 @dataclass(frozen=True)
+class OtherModel:
+    """Another model on the same held-out data, such as a linear one. ``value``: the main metric of the task."""
+
+    name: str
+    value: float
+
+
+@dataclass(frozen=True)
 class Analysis:
-    """The analysis of a model on held-out data. Exactly one of the last three fields is set.
+    """The analysis of a model on held-out data. One of ``classification``, ``regression`` and ``language`` is set.
 
     ``samples``: number of predictions that the figures cover (for a language model: tokens). ``invalid``: further
-    predictions that are NaN or infinite, which no figure covers.
+    predictions that are NaN or infinite, which no figure covers. ``other_models``: as the script named them; none if the
+    main metric is the RMSE.
     """
 
     task: Task
@@ -165,6 +176,7 @@ class Analysis:
     classification: Classification | None = None
     regression: Regression | None = None
     language: Language | None = None
+    other_models: tuple[OtherModel, ...] = ()
 
     @property
     def metric(self) -> tuple[str, float]:
@@ -187,6 +199,12 @@ class Analysis:
         return float(self.language.vocabulary)
 
     @property
+    def best_other(self) -> OtherModel | None:
+        """The best of the other models; None without any."""
+        sign = -1 if self.language is not None else 1  # The lowest perplexity is the best one.
+        return max(self.other_models, key=lambda each: sign * each.value, default=None)
+
+    @property
     def calibration(self) -> Calibration | None:
         """The calibration of a classifier or a language model; None if no probabilities are known."""
         figures = self.classification or self.language
@@ -198,6 +216,7 @@ class Analysis:
         parts = [f"{name} {value:.4g} on {self.samples} held-out {'tokens' if self.language else 'samples'}"]
         if self.baseline is not None:
             parts.append(f"without inputs {self.baseline:.4g}")
+        parts += [f"{each.name} {each.value:.4g}" for each in self.other_models]
         if self.classification is not None and (worst := self.classification.worst) is not None:
             parts.append(f"worst class {worst.name} (F1 {worst.f1:.3g})")
         if self.regression is not None:

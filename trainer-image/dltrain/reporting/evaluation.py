@@ -3,15 +3,18 @@
 Importing this module needs the standard library only. ``evaluate`` needs numpy, and torch only for tensors.
 """
 
+import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from dltrain.reporting import script_reports
 
 if TYPE_CHECKING:
     from dltrain.analysis.collection import Collection
-    from dltrain.analysis.result import Analysis, Task
+    from dltrain.analysis.result import Analysis, OtherModel, Task
 
 
 def evaluate(
@@ -22,6 +25,7 @@ def evaluate(
     index: Any = None,
     task: "Task | None" = None,
     step: int | None = None,
+    other_models: Mapping[str, float] = MappingProxyType({}),
 ) -> "Analysis | None":
     """Analyse a model's predictions on held-out data, and show the analysis in the run report and the job's status.
 
@@ -41,23 +45,30 @@ def evaluate(
     ``labels``: names of the classes, by class number. ``index``: the number of each sample in the held-out data, for
     the list of the most-wrong examples; by default, samples are numbered in the order of the ranks. ``task``:
     classification, regression or language, if the shapes do not show it. ``step``: number of completed steps, for
-    scripts that do not call ``dltrain.init``; default: that of the last ``dltrain.report``.
+    scripts that do not call ``dltrain.init``; default: that of the last ``dltrain.report``. ``other_models``: names of
+    up to 5 other models, such as a linear one, and what they reach on the same data: accuracy, R² or perplexity. The
+    report compares the model with them.
 
-    Raise ValueError for shapes or class numbers that do not fit.
+    Raise ValueError for shapes, class numbers or values of other models that do not fit.
     """
     from dltrain.analysis.collection import Collection
 
+    others = _other_models(other_models)
     collection = Collection(task)
     if targets is None:
         for batch in predictions:
             collection.add(*batch)
     else:
         collection.add(predictions, targets, index)
-    return share(collection, labels, script_reports.trainer(), step)
+    return share(collection, labels, script_reports.trainer(), step, others)
 
 
 def share(
-    collection: "Collection", labels: Sequence[str], trainer: script_reports.Trainer | None, step: int | None = None
+    collection: "Collection",
+    labels: Sequence[str],
+    trainer: script_reports.Trainer | None,
+    step: int | None = None,
+    others: "tuple[OtherModel, ...]" = (),
 ) -> "Analysis | None":
     """Merge the collections of all ranks, and report the analysis to the agent. Return the analysis, on every rank.
 
@@ -69,10 +80,25 @@ def share(
     found = merged(parts, [str(label) for label in labels])
     if found is None:
         return None
+    if found.metric[0] != "RMSE":  # Without an R² there is nothing to compare.
+        found = replace(found, other_models=others)
     if trainer is not None:
         trainer.analyzed(found)
     else:
         script_reports.send_analysis(found, step)
+    return found
+
+
+def _other_models(given: Mapping[str, float]) -> "tuple[OtherModel, ...]":
+    from dltrain.analysis.result import MAX_NAME, MAX_OTHER_MODELS, OtherModel
+
+    if len(given) > MAX_OTHER_MODELS:
+        raise ValueError(f"other_models: found {len(given)}; expected at most {MAX_OTHER_MODELS}. Name the best ones")
+    found = tuple(OtherModel(str(name)[:MAX_NAME], float(value)) for name, value in given.items())
+    if invalid := [each for each in found if not math.isfinite(each.value)]:
+        raise ValueError(
+            f"other_models: found {invalid[0].value} for {invalid[0].name}; expected a finite number. Leave it out"
+        )
     return found
 
 

@@ -112,6 +112,11 @@ class ClassScore(ApiModel):
     samples: Annotated[int, Field(ge=0, description="Held-out samples of the class.")]
 
 
+class ModelScore(ApiModel):
+    name: Annotated[str, Field(max_length=64)]
+    value: Annotated[float, Field(description="The main metric on the same held-out samples.")]
+
+
 class ResultAnalysis(ApiModel):
     """Figures of the model's predictions on held-out data. The run report has all of them."""
 
@@ -128,6 +133,14 @@ class ResultAnalysis(ApiModel):
     ] = None
     worst_classes: Annotated[
         tuple[ClassScore, ...] | None, Field(max_length=3, description="Classes with the lowest F1.")
+    ] = None
+    other_models: Annotated[
+        tuple[ModelScore, ...] | None,
+        Field(
+            max_length=5,
+            description="Models with which the script compares its own, such as a linear model or trees. Unset if it "
+            "names none.",
+        ),
     ] = None
 
 

@@ -144,7 +144,7 @@ def _run(given: argparse.Namespace, began_s: float, limit_s: float | None, folde
         print("\n".join([*page(subject.facts, rows, found), *notes]))
     if folder is not None:
         try:
-            write(folder, subject, rows[0][0], left_s)
+            write(folder, subject, rows[0][0], left_s, found)
         except OSError as error:
             text = f"--write: found {folder}, which cannot be written ({error.strerror}); expected a writable folder."
             raise BadInputError(f"{text} Choose another folder.") from None

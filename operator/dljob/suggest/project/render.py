@@ -1,5 +1,6 @@
 """Render the files of a project: scripts, the manifest of the job, and a README. This module reads only templates."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
@@ -15,12 +16,26 @@ from dljob.suggest.inspection.images import ImageFacts
 from dljob.suggest.inspection.table import CLASSIFICATION, TableFacts
 from dljob.suggest.inspection.text import TextFacts
 from dljob.suggest.reading.table import CSV, JSON_LINES, PARQUET, Table
-from dljob.suggest.recommendation.model import Settings
+from dljob.suggest.recommendation.model import Baseline, Settings
 
 TEMPLATES = files("dljob.suggest.project") / "templates"
 SCRIPTS = ("data.py", "model.py", "train.py", "predict.py", "baseline.py")
 IN_JOB = ("data.py", "model.py", "train.py")
 """Scripts that a job's pods need."""
+JUDGED = "baseline.json"
+"""File with the scores of the baseline, which ``train.py`` and a job's pods read."""
+TEST_BYTES = {
+    "table": "repr(test_rows).encode()",
+    "images": "x_test.tobytes() + y_test.tobytes()",
+    "text": "repr((test_texts, test_labels)).encode()",
+    "language": "test.text.tobytes()",
+}
+"""Kind of project → expression in its ``train.py`` for bytes that identify the test part."""
+MOST_WRONG = {
+    "table": " `most_wrong.json` has the rows with the largest errors.",
+    "text": " `most_wrong.json` has the texts of the surest errors.",
+}
+"""Kind of project → sentence of its README about the samples that it writes down."""
 LINE = 100
 Facts = TableFacts | ImageFacts | TextFacts
 FORMS = {
@@ -134,12 +149,13 @@ def project_files(
         "out_of_time": shared("out_of_time").rstrip("\n"),
     }
     where = {"data": repr(str(source.data)), "test_data": repr(str(source.test)) if source.test else "None"}
+    common["other_models"] = Template(shared("other_models")).substitute(test_bytes=TEST_BYTES[kind])
     common["paths"] = Template(shared("paths")).substitute(where).rstrip("\n")
     project = {
         name: Template((TEMPLATES / kind / f"{name}.txt").read_text(encoding="utf-8")).substitute({**values, **common})
         for name in SCRIPTS
     }
-    project["job.yaml"] = job_yaml(project, settings, source)
+    project["job.yaml"] = manifests({name: project[name] for name in IN_JOB}, job(settings, source))
     readme = Template(shared("README.md"))
     project["README.md"] = readme.substitute(_readme_values(kind, settings, source, facts))
     return project
@@ -198,8 +214,16 @@ def job(settings: Settings, source: Source) -> dict[str, Any]:
     }
 
 
-def job_yaml(project: Mapping[str, str], settings: Settings, source: Source) -> str:
-    """Return the manifests of the ConfigMap with the scripts and of the DLJob."""
+def with_baseline(project: Mapping[str, str], baseline: Baseline) -> dict[str, str]:
+    """Return the project with the scores of the baseline in a file, and in the ConfigMap of ``job.yaml``."""
+    judged = {"test_part": baseline.test_part, "other_models": baseline.other_models}
+    text = json.dumps(judged, indent=1) + "\n"
+    scripts, own = yaml.safe_load_all(project["job.yaml"])
+    return {**project, JUDGED: text, "job.yaml": manifests({**scripts["data"], JUDGED: text}, own)}
+
+
+def manifests(files: Mapping[str, str], own: Mapping[str, Any]) -> str:
+    """Return the manifests of a ConfigMap with ``files`` and of the DLJob ``own`` as text."""
 
     class Dumper(yaml.SafeDumper):
         pass
@@ -212,10 +236,10 @@ def job_yaml(project: Mapping[str, str], settings: Settings, source: Source) -> 
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": "suggested"},
-        "data": {name: project[name] for name in IN_JOB},
+        "data": dict(files),
     }
     shown: str = yaml.dump_all(
-        [scripts, job(settings, source)], Dumper=Dumper, sort_keys=False, width=120, allow_unicode=True
+        [scripts, dict(own)], Dumper=Dumper, sort_keys=False, width=120, allow_unicode=True
     )
     return shown
 
@@ -247,5 +271,6 @@ def _readme_values(kind: str, settings: Settings, source: Source, facts: Facts) 
         "data": data,
         "uri": job(settings, source)["spec"]["dataset"]["uri"],
         "test": f" and `{source.test.name}` beside it" if source.test else "",
+        "most_wrong": MOST_WRONG.get(kind, ""),
         "findings": "".join(f"- {line}\n" for line in facts.findings) or "- Nothing unusual.\n",
     }

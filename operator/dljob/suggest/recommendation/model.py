@@ -1,7 +1,7 @@
 """Choose a model and its settings. Constants name the reason or the measurement behind them."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import ceil
 
 from dljob.suggest.inspection.columns import Kind
@@ -72,6 +72,10 @@ class Baseline:
     """Name of the model → its score."""
     strength: float = 1.0
     """Weight of half the squared coefficients (classification) or all of them (regression) beside the summed loss."""
+    test_part: str = ""
+    """Digest of the test part, which tells whether a training was judged on the same one."""
+    other_models: Mapping[str, float] = field(default_factory=dict)
+    """Name of the model → main metric of the run report (accuracy, R² or perplexity) on the test part."""
 
     @property
     def trees_win(self) -> bool:

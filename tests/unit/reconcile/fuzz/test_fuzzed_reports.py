@@ -61,6 +61,7 @@ scores = some({"name": st.text(max_size=64), "f1": st.floats(0, 1), "samples": c
 analyses = some(
     {"task": st.sampled_from(("classification", "ranking")), "samples": counts, "metric": st.sampled_from(("R2", "a/b")),
      "value": finite}, baseline=finite, calibration_error=st.floats(0, 1), worst_classes=st.lists(scores, max_size=3),
+    other_models=st.lists(some({"name": st.text(max_size=64), "value": finite}), max_size=5),
 )  # fmt: skip
 findings = some({"name": st.sampled_from(("Overfitting", "X" * 64)), "message": st.text(max_size=512)})
 outcomes = some(

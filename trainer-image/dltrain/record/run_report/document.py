@@ -71,6 +71,7 @@ FindingName = Literal[
     "NotLearning",
     "LearningRateTooHigh",
     "NoBetterThanBaseline",
+    "WorseThanOtherModel",
     "Overfitting",
     "NotConverged",
     "MissedClass",

@@ -13,6 +13,7 @@ TITLES = {
     "NotLearning": "The model does not learn",
     "LearningRateTooHigh": "The learning rate may be too high",
     "NoBetterThanBaseline": "No better than the baseline",
+    "WorseThanOtherModel": "Another model is better",
     "Overfitting": "The model over-fits",
     "NotConverged": "The training ended too early",
     "MissedClass": "A class is never recognized",
@@ -20,6 +21,8 @@ TITLES = {
     "Overconfident": "The model is overconfident",
     "Underconfident": "The model is underconfident",
 }
+
+METRICS = {"R2": "R²"}
 
 
 def findings(document: Document) -> Iterable[str]:
@@ -45,7 +48,8 @@ def held_out(document: Document) -> Iterable[str]:
     yield f'<h2>Held-out data</h2><p class="soft">{text}</p>'
     tiles = "".join(f"<div><dt>{name}</dt><dd>{value}</dd></div>" for name, value in _tiles(analysis))
     yield f"<dl>{tiles}</dl>"
-    plots = list(_plots(analysis))
+    plots = [_compared(analysis)] if analysis.other_models else []
+    plots += _plots(analysis)
     if analysis.classification is not None:
         plots.append(_classes(analysis.classification))
     figures = analysis.classification or analysis.regression
@@ -75,6 +79,18 @@ def _tiles(analysis: Analysis) -> Iterable[tuple[str, str]]:
         yield "accuracy of the next token", _percent(language.accuracy)
     if analysis.calibration is not None:
         yield "calibration error", f"{analysis.calibration.error:.3g}"
+
+
+def _compared(analysis: Analysis) -> str:
+    """Return a table of the model, the other models and the model without inputs, the best one first."""
+    (metric, value), baseline = analysis.metric, analysis.baseline
+    rows = [("this model", value), *((each.name, each.value) for each in analysis.other_models)]
+    if baseline is not None:
+        rows.append(("without inputs", baseline))
+    rows.sort(key=lambda row: row[1], reverse=analysis.language is None)
+    show = _percent if analysis.classification is not None else lambda each: f"{each:.4g}"
+    title = "Models on the same held-out data, the best one first"
+    return _captioned(title, table(("model", METRICS.get(metric, metric)), [(n, show(v)) for n, v in rows], "compared"))
 
 
 def _plots(analysis: Analysis) -> Iterable[str]:

@@ -44,6 +44,8 @@ GAP = 2.0
 GAP_NATS = 0.2
 WORSE_ACCURACY = 0.02
 """Minimum loss of held-out accuracy since its best value that counts, if it also exceeds two standard errors."""
+WORSE_PERPLEXITY = 0.01
+"""A language model is worse than another one if its perplexity exceeds that of the other by this part."""
 MISCALIBRATED = 0.1
 MIN_SUPPORT = 5
 """Minimum number of held-out samples of a class for a finding about this class."""
@@ -172,6 +174,12 @@ def of_analysis(analysis: Analysis) -> Iterator[Finding]:
                 message=f"No sample of class {names} is recognized ({sum(each.support for each in missed)} held-out "
                 "samples). If the class is rare, weight its loss or repeat its samples",
             )
+    if (text := _worse_than_other(analysis)) is not None:
+        yield Finding(
+            name="WorseThanOtherModel",
+            message=f"{text}. Use that model. Or change this one: weight decay or a smaller model if it over-fits; "
+            "otherwise more epochs, another learning rate or a larger model",
+        )
     calibration = analysis.calibration
     if calibration is not None and calibration.error > max(MISCALIBRATED, 1 / sqrt(max(1, analysis.samples))):
         over = calibration.bias > 0
@@ -244,6 +252,26 @@ def _no_better(analysis: Analysis) -> str | None:
     if not poor:
         return None
     return f"The held-out {name} is {value:.4g}, no better than {baseline_text} ({baseline:.4g})"
+
+
+def _worse_than_other(analysis: Analysis) -> str | None:
+    """Return a text if another model is better by more than the standard error of its metric; otherwise None.
+
+    The standard error of an R² is about 2 R (1 - R²) / √n (Cohen et al. 2003, "Applied multiple regression", 3.6).
+    """
+    other = analysis.best_other
+    if other is None or analysis.samples < MIN_POINTS:
+        return None
+    name, value = analysis.metric
+    if analysis.language is not None:
+        worse = value > other.value * (1 + WORSE_PERPLEXITY)
+    else:
+        best = min(max(other.value, 0.0), 1.0)
+        error = sqrt(best * (1 - best)) if analysis.classification is not None else 2 * sqrt(best) * (1 - best)
+        worse = other.value > value + max(error / sqrt(analysis.samples), 1e-9)
+    if not worse:
+        return None
+    return f"The held-out {name} is {value:.4g}, worse than that of another model ({other.name}: {other.value:.4g})"
 
 
 def _noisy(noise: float, last: float, batch: int, noise_samples: float | None) -> str:

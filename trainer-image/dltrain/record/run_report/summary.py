@@ -1,6 +1,6 @@
 """The short form of a run's analysis and findings, for the job's report to the operator."""
 
-from dlcontract import MAX_FINDINGS, MAX_WORST_CLASSES, AnalysisSummary, ClassScore, Outcome, RunFinding
+from dlcontract import MAX_FINDINGS, MAX_WORST_CLASSES, AnalysisSummary, ClassScore, ModelScore, Outcome, RunFinding
 from dltrain.analysis.result import Analysis
 from dltrain.record.run_report.document import Document
 
@@ -36,4 +36,5 @@ def summary(analysis: Analysis) -> AnalysisSummary:
             for f1, name, samples in sorted(rated)[:MAX_WORST_CLASSES]
             if f1 < 1
         ),
+        other_models=tuple(ModelScore(name=each.name, value=each.value) for each in analysis.other_models),
     )
