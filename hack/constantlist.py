@@ -62,7 +62,7 @@ CONSTANTS = (
     ),
     (
         "`r_net`: network",
-        "each run and `dljob probe` (`--links`); all steps on several devices together",
+        "each run and `dljob probe --link`; all steps on several devices together",
         ("linkBandwidthBytesPerSecond", "hardware.networkLink.bandwidthBytesPerSecond", "scaling[].seconds"),
         f"the node's annotation, else {ETHERNET_BANDWIDTH_Bps / GB:g} GB/s and {1e6 * TCP_LATENCY_S:g} us; within a "
         f"CPU node {1e6 * SHARED_MEMORY_LATENCY_S:g} us",
