@@ -17,7 +17,7 @@ FRAMEWORKS: Mapping[backends.BackendName, str] = {
     "ParameterServer": "dltrain's parameter server",
 }
 
-CONSTANTS = (
+CONSTANTS: tuple[tuple[str, str, tuple[str, ...], str], ...] = (
     (
         "`c_p`: processing of a sample",
         "each run (three batch sizes, and the steps of training); before the first run, `dljob probe`",
