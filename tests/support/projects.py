@@ -39,7 +39,8 @@ def analysis(folder: Path) -> dict[str, Any]:
     """Return the analysis in the run report of a project's training, without the results of other tasks."""
     report = json.loads((folder / "model" / "report.json").read_text(encoding="utf-8"))
     found: dict[str, Any] = report["analysis"]["analysis"]
-    return found | found[found["task"]]
+    of_task: dict[str, Any] = found[found["task"]]
+    return found | of_task
 
 
 def metrics(folder: Path) -> dict[str, float]:

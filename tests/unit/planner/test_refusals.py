@@ -58,7 +58,7 @@ class TestRejections:
                 "4 GiB of memory are free, but 16 GiB are needed",
                 True,
             ),
-            ({"model": "vgg"}, THREE, "BadWorkload", "spec.model", "model 'vgg': expected one of", False),
+            ({"model": "vgg"}, THREE, "BadWorkload", "spec.model", "model: found 'vgg'; expected one of", False),
             ({"dataset": "iris"}, THREE, "BadWorkload", "spec.model", "does not fit dataset iris", False),
             (
                 {"model": None},

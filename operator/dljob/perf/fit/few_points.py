@@ -60,9 +60,16 @@ def seconds_between(points: Sequence[tuple[float, float]], batches: Floats) -> F
         return np.asarray(np.log(overhead + slope * b))
 
     known = radial(np.log(x), np.log(x), AMPLITUDE, LENGTH)
-    cross = radial(np.log(batches), np.log(x), AMPLITUDE, LENGTH)
-    smooth = np.exp(mean(batches) + posterior(known, cross, np.log(times) - mean(x), REPEAT_NOISE))
-    return np.asarray(np.minimum(chords, smooth))
+
+    def smooth(b: Floats) -> Floats:
+        cross = radial(np.log(b), np.log(x), AMPLITUDE, LENGTH)
+        return np.asarray(np.exp(mean(b) + posterior(known, cross, np.log(times) - mean(x), REPEAT_NOISE)))
+
+    # Two points that are close and differ by noise make the process swing far below both on their way to a third one.
+    at_points = np.minimum(times, smooth(x))
+    after = np.clip(np.searchsorted(x, batches), 1, len(x) - 1)
+    floor = np.minimum(at_points[after - 1], at_points[after])
+    return np.asarray(np.maximum(np.minimum(chords, smooth(batches)), floor))
 
 
 def knots_through(batches: Sequence[float], times_s: Sequence[float]) -> list[tuple[float, float]]:

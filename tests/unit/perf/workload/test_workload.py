@@ -20,8 +20,8 @@ class TestWorkload:
     @pytest.mark.parametrize(
         ("model", "dataset", "message"),
         [
-            ("vgg", None, "model 'vgg': expected one of mlp"),
-            ("mlp", "mnist", "dataset 'mnist': expected one of digits"),
+            ("vgg", None, "model: found 'vgg'; expected one of mlp"),
+            ("mlp", "mnist", "dataset: found 'mnist'; expected one of digits"),
             ("digits-cnn", "iris", "model digits-cnn does not fit dataset iris"),
             ("mlp", "synthetic-tokens", "found samples that are tokens; expected images or tables"),
             ("gpt-mini", "digits", "does not fit dataset digits"),
