@@ -90,7 +90,7 @@ def test_longest_time_of_a_node_is_not_below_the_first() -> None:
         ("DLJOB_QUEUE_ASSIGNMENT", "Fair", "InOrder, Together"),
         ("DLJOB_QUEUE_DEADLINES", "perhaps", "true, 1, yes, false, 0, no"),
         ("DLJOB_QUEUE_WEIGHTS", "a=2", "expected JSON"),
-        ("DLJOB_QUEUE_WEIGHTS", "[]", "an object such as"),
+        ("DLJOB_QUEUE_WEIGHTS", "[]", "an object with"),
         ("DLJOB_LOG_LEVEL", "LOUD", "debug, info, warning, error"),
         ("DLJOB_LOG_FORMAT", "xml", "text, json"),
     ],

@@ -220,16 +220,16 @@ def test_pod_is_restricted_and_reads_only(cluster: Cluster, tmp_path: Path) -> N
         ({"cut": 3000}, "cannot copy .*: the connection broke before all files were copied"),
         (
             {"pod_status": {"containerStatuses": [{"state": {"waiting": {"reason": "InvalidImageName", "message": "x"}}}]}},
-            "pod digits-reader-.*: found InvalidImageName: x; expected it to run within",
+            "pod digits-reader-.* does not run: InvalidImageName: x; expected it to run within",
         ),
         (
             {"pod_status": {"phase": "Failed", "message": "node has no disk"}},
-            "pod digits-reader-.*: found node has no disk; expected it to run within",
+            "pod digits-reader-.* does not run: node has no disk; expected it to run within",
         ),
         (
             {"pod_status": {"conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable",
                                             "message": "0/3 nodes"}]}},
-            "pod digits-reader-.*: found Unschedulable: 0/3 nodes; expected it to run within 0 s",
+            "pod digits-reader-.* does not run: Unschedulable: 0/3 nodes; expected it to run within 0 s",
         ),
     ],
 )  # fmt: skip

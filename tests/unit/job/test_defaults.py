@@ -191,7 +191,7 @@ BAD: dict[str, tuple[object, tuple[str, ...]]] = {
     "toleration without key": ({"scheduling": {"tolerations": [{"value": "x"}]}}, ("tolerations.0.key", "Exists")),
     "value that has no effect": (
         {"scheduling": {"tolerations": [{"key": "a", "operator": "Exists", "value": "x"}]}},
-        ("tolerations.0.value", "remove value"),
+        ("tolerations.0.value", "Remove value"),
     ),
     "seconds that have no effect": (
         {"scheduling": {"tolerations": [{"key": "a", "operator": "Exists", "tolerationSeconds": 3}]}},
