@@ -193,11 +193,14 @@ def release(parsed: ParsedJob, draft: Draft, now: datetime) -> None:
     """
     assert parsed.spec is not None
     timeout_s, ready = start_timeout_s(parsed.spec, draft.plan), pods_ready(parsed.observed, draft.wanted, now)
-    why, text = "StartTimedOut", f"not all pods ran within the start time-out of {timeout_s:g} s "
-    text += "(spec.scheduling.startTimeout)"
+    text = (
+        f"not all pods ran within the start time-out of {timeout_s:g} s (spec.scheduling.startTimeout): {ready.message}"
+    )
+    cause = Verdict(CONDITION, FALSE, "StartTimedOut", text)
     if draft.plan is not None and _rejected_too_often(parsed, draft.plan):
-        why, text = "RejectedByNodes", f"nodes rejected a pod {MAX_REJECTIONS} times"
-    back_off(parsed, draft, Verdict(CONDITION, FALSE, why, f"{text}: {ready.message}"), now)
+        text = f"nodes rejected a pod {MAX_REJECTIONS} times: {ready.message}"
+        cause = Verdict(CONDITION, FALSE, "RejectedByNodes", text)
+    back_off(parsed, draft, cause, now)
 
 
 def back_off(parsed: ParsedJob, draft: Draft, cause: Verdict, now: datetime) -> None:

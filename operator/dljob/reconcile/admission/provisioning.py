@@ -5,7 +5,7 @@ the pods start when its condition Provisioned is True. If the autoscaler cannot 
 not answer within the start time-out, the job releases what it has and is planned again after a back-off. The next plan
 uses other nodes if it can.
 
-The condition Admitted stores the state, with the reasons ``WAITS_FOR_NODES`` and ``NODES_NOT_PROVIDED``.
+The condition Admitted stores the state, with the reasons ``job.waiting.WAITS_FOR_NODES`` and ``NODES_NOT_PROVIDED``.
 """
 
 from datetime import datetime
@@ -13,7 +13,6 @@ from datetime import datetime
 from dljob.api import DLJobSpec
 from dljob.job.observed import SPEC_ANNOTATION, ProvisioningSeen
 from dljob.job.plan.stored import StoredPlan
-from dljob.job.waiting import NODES_NOT_PROVIDED, WAITS_FOR_NODES
 from dljob.reconcile.admission import gang
 from dljob.reconcile.desired import Draft, Target
 from dljob.reconcile.parsed import ParsedJob
@@ -112,7 +111,7 @@ def _delete(found: ProvisioningSeen, draft: Draft) -> None:
 
 def _wait(draft: Draft, target: StoredPlan, what: str) -> None:
     text = f"a ProvisioningRequest asks an autoscaler for the nodes of {target.nodes} pods: {what}"
-    draft.verdicts.append(Verdict(gang.CONDITION, FALSE, WAITS_FOR_NODES, text))
+    draft.verdicts.append(Verdict(gang.CONDITION, FALSE, "WaitingForNodes", text))
     draft.verdicts.append(
         Verdict("Running", FALSE, "NotStarted", "the job waits for new nodes; see the condition Admitted")
     )
@@ -120,7 +119,7 @@ def _wait(draft: Draft, target: StoredPlan, what: str) -> None:
 
 def _back_off(parsed: ParsedJob, draft: Draft, found: ProvisioningSeen, problem: str, now: datetime) -> None:
     text = f"ProvisioningRequest {found.name}: {problem}"
-    gang.back_off(parsed, draft, Verdict(gang.CONDITION, FALSE, NODES_NOT_PROVIDED, text), now)
+    gang.back_off(parsed, draft, Verdict(gang.CONDITION, FALSE, "NodesNotProvided", text), now)
     _delete(found, draft)
 
 
