@@ -14,6 +14,8 @@ from support.cluster.operator_process import OperatorProcess
 pytestmark = pytest.mark.api
 LEADER = "dljob_operator_leader"
 FAILOVER_S = 10.0
+PAUSE_S = 60.0
+"""Length of a long pause: four times as long as a Lease is valid, so that every request of the first has timed out."""
 
 
 @pytest.fixture
@@ -40,6 +42,11 @@ def leads(operator: OperatorProcess) -> bool:
 
 def writes(kubectl: Kubectl, name: str) -> str:
     return str(kubectl.job(name)["metadata"]["resourceVersion"])
+
+
+def posted(kubectl: Kubectl, name: str) -> dict[str, int]:
+    """Return the number of times that each event of the job was posted, by the name of the event."""
+    return {event["metadata"]["name"]: event.get("count", 1) for event in kubectl.events(name)}
 
 
 def test_another_operator_leads_within_ten_seconds_of_a_crash(
@@ -83,6 +90,48 @@ def test_paused_leader_writes_nothing_after_it_resumes(
     play.patch("paused", suspend=False)
     play.until_ready("paused")
     play.kubectl.delete("dljob", "paused")
+
+
+@pytest.mark.long
+def test_leader_that_is_paused_for_a_minute_does_nothing_twice(
+    play: Play, operator: OperatorProcess, another: Callable[..., OperatorProcess]
+) -> None:
+    """While it is paused, its successor suspends a job, ends one, starts one and changes the plan of another."""
+    second = another()
+    second.start()
+    wait_for("the first to lead", lambda: leads(operator), 30)
+    stopping, ending, growing, starting = names = [f"minute-{i}" for i in range(4)]
+    play.run(stopping)
+    play.run(ending)
+    play.run(growing)
+    until = time.monotonic() + PAUSE_S
+    operator.send(signal.SIGSTOP)
+    try:
+        wait_for("the second to lead", lambda: leads(second), 20)
+        play.patch(stopping, suspend=True)
+        play.kubectl.wait_phase(stopping, "Suspended", 30)
+        play.finish(ending)
+        play.patch(growing, epochs=7)
+        wait_for("the next plan", lambda: play.plan(growing).number == 2, 30)
+        play.until_ready(growing)
+        play.run(starting)
+        wait_for("the end of the pause", lambda: time.monotonic() >= until, PAUSE_S)
+        before = {name: writes(play.kubectl, name) for name in names}
+        plans = {name: play.plan(name) for name in names}
+        events = {name: posted(play.kubectl, name) for name in names}
+    finally:
+        operator.send(signal.SIGCONT)
+    wait_for("the first to notice", lambda: not leads(operator), 20)
+    assert leads(second)
+    assert {name: writes(play.kubectl, name) for name in names} == before
+    assert {name: play.plan(name) for name in names} == plans
+    assert {name: posted(play.kubectl, name) for name in names} == events
+    second.stop()
+    wait_for("the first to lead again, without a restart", lambda: leads(operator), 20)
+    play.patch(stopping, suspend=False)
+    play.until_ready(stopping)
+    for name in names:
+        play.kubectl.delete("dljob", name)
 
 
 def test_second_release_for_the_namespace_waits_and_says_why(

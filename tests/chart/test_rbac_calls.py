@@ -31,6 +31,7 @@ VARIABLE: dict[tuple[str, str], Iterable[Kind]] = {
     ("kube/applier.py", "get"): APPLIED.values(),
     ("kube/applier.py", "apply"): APPLIED.values(),
     ("kube/client.py", "delete"): (kinds.STATEFUL_SET, kinds.POD, kinds.PROVISIONING_REQUEST),
+    ("kube/client.py", "get"): (kinds.DLJOB, kinds.CONFIG_MAP),
     ("kube/client.py", "metadata_of"): (kinds.SECRET,),
     ("kube/client.py", "uids"): WATCHED,
     ("kube/watch/reflector.py", "page"): (*WATCHED, kinds.WORKLOAD, kinds.PROVISIONING_REQUEST),

@@ -162,8 +162,14 @@ _ASKS = (
     f"has(object.metadata.annotations) && '{OVERRIDES_ANNOTATION}' in object.metadata.annotations && "
     f"object.metadata.annotations['{OVERRIDES_ANNOTATION}'] == '{ALL_OVERRIDES}'"
 )
-_CODE_FIELDS = ("podTemplateOverrides", "trainer", "dataset", "model", "scheduling", "checkpoint.?secretName")
-"""Fields of the spec that decide what the pods run.
+_CODE_FIELDS = (
+    "podTemplateOverrides", "trainer", "dataset", "model", "scheduling", "checkpoint.?secretName", "checkpoint.?uri",
+    "checkpoint.?volume",
+)  # fmt: skip
+"""Fields of the spec that decide what the pods run, and from where they read files.
+
+A script may restore a checkpoint with pickle, which runs code that is in the file. The other fields of ``checkpoint``
+only say how often checkpoints are written, and how many of them stay.
 
 In a job with ``OVERRIDES_ANNOTATION``, only users who may create pods may change these fields. Other users, such as an
 autoscaler, may change the remaining fields.

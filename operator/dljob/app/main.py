@@ -32,7 +32,7 @@ from dljob.controller.watches import LABELLED, WATCHED, Watches
 from dljob.controller.work_queue import WorkQueue
 from dljob.job.log_fields import log_fields
 from dljob.job.observed import JOB_LABEL
-from dljob.kube import Api, ApiError, Cache, JobKey, Kube, NodeFaults, WarningEvents
+from dljob.kube import Api, ApiError, Cache, JobKey, Kube, NodeFaults, PlanKeySecret, WarningEvents
 from dljob.kube.kinds import DLJOB, PROFILE
 from dljob.kube.leader import Leader, LeaseLostError
 from dljob.kube.objects.cache import utc_now
@@ -106,6 +106,10 @@ class Operator:
             node_faults = NodeFaults(
                 api, self._cache, settings.namespace, f"{settings.lease_name}-node-faults", settings.fault_policy
             )
+            # A replica that does not lead may create the key, too: only one of them succeeds.
+            unled = Api(session, connection.server, self._metrics.requested)
+            plan_key = PlanKeySecret(unled, settings.namespace, f"{settings.lease_name}-plan-key", self._cache.plans)
+            await plan_key.load()
             planner = PlannerProcess(
                 config,
                 self._metrics.planner_failures.inc,
@@ -138,7 +142,7 @@ class Operator:
                 "heartbeat": self._beat(),
                 "work": self._work(self._controller, planning, planner, watches, background, queues, probes),
                 "watches": watches.reflect(),
-                "resync": self._resync(kube, node_faults),
+                "resync": self._resync(kube, node_faults, plan_key),
             }
             if queues is not None:
                 tasks["Kueue"] = queues.run()
@@ -235,14 +239,15 @@ class Operator:
             self._beat_at = monotonic()
             await asyncio.sleep(1.0)
 
-    async def _resync(self, kube: Kube, node_faults: NodeFaults) -> None:
+    async def _resync(self, kube: Kube, node_faults: NodeFaults, plan_key: PlanKeySecret) -> None:
         """Remove objects from the cache whose deletion the watches missed, and queue every job, until cancelled.
 
-        This is repeated every ``resync_s`` seconds. The leader also deletes expired profiles, and expired parts of the
-        record of node faults.
+        This is repeated every ``resync_s`` seconds. Each time, also read the key that signs plans again. The leader
+        also deletes expired profiles, and expired parts of the record of node faults.
         """
         while True:
             await asyncio.sleep(self._settings.resync_s)
+            await plan_key.refresh()
             for kind in WATCHED:
                 try:
                     for key in await kube.prune(kind, JOB_LABEL if kind in LABELLED else ""):

@@ -145,7 +145,7 @@ class Controller:
 
     async def _reconcile(self, key: JobKey) -> float | None:
         await self._kube.identify_sets(key)
-        observed = self._cache.observe(key)
+        observed = await self._kube.observe(key)
         if observed is None:
             self._gone(key)
             return None

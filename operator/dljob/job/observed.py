@@ -31,6 +31,8 @@ APPLIED_ANNOTATION = "dljob.dev/applied"
 With it, a restarted operator knows that it need not apply an unchanged manifest again."""
 SUPPORT_ANNOTATION = "dljob.dev/support"
 """Annotation of the plan's ConfigMap: digest of the manifests of the job's objects that the operator does not watch."""
+SIGNATURE_ANNOTATION = "dljob.dev/signature"
+"""Annotation of the plan's ConfigMap: the operator's signature of the plan (``job.plan.authentic``)."""
 
 
 Conditions = tuple[tuple[str, str], ...]
@@ -286,7 +288,13 @@ class Observed:
     classes: tuple[ClassSeen, ...] | None = None
     """Storage classes; None if the operator may not read them."""
     plan: Mapping[str, str] | None = None
-    """Data of the ConfigMap ``<job>-plan``; None if this job has none."""
+    """Data of the ConfigMap ``<job>-plan``; None if this job has none. An edited plan is not included."""
+    plan_edit: str | None = None
+    """Why the ConfigMap's data are not a plan of the operator (``authentic.Edit``); None if they are.
+
+    ``plan`` is then the plan that this operator used last, or None if it has used none since it started."""
+    plan_record: str | None = None
+    """New value of ``status.planRecord``, by which the operator recognizes ``plan``; None: it does not change."""
     report: str | None = None
     """Text of the report (JSON) that the job's coordinator writes; None if there is none or if it is too long."""
     report_problem: str | None = None

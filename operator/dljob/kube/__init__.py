@@ -9,6 +9,7 @@ from dljob.kube.node_faults import NodeFaults
 from dljob.kube.objects.cache import Cache, JobKey
 from dljob.kube.objects.view import cluster_view
 from dljob.kube.ownership import NameTakenError
+from dljob.kube.plan_key import PlanKeySecret
 from dljob.kube.rest import Api, ApiError, RejectedError
 from dljob.kube.warning_events import WarningEvents
 
@@ -20,6 +21,7 @@ __all__ = [
     "Kube",
     "NameTakenError",
     "NodeFaults",
+    "PlanKeySecret",
     "RejectedError",
     "WarningEvents",
     "cluster_view",

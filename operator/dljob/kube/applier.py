@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from dljob.job.observed import APPLIED_ANNOTATION, JOB_LABEL, SUPPORT_ANNOTATION, JobSeen
+from dljob.job.observed import APPLIED_ANNOTATION, JOB_LABEL, SIGNATURE_ANNOTATION, SUPPORT_ANNOTATION, JobSeen
+from dljob.job.plan.authentic import signed_part
 from dljob.kube import kinds
 from dljob.kube.kinds import Kind
 from dljob.kube.objects.cache import Cache, JobKey
 from dljob.kube.objects.trim import controller_of
 from dljob.kube.ownership import name_taken
-from dljob.kube.rest import Api, ApiError, RejectedError
+from dljob.kube.rest import Api, ApiError, Body, RejectedError
 from dljob.render import Names
 from dljob.render.config import Manifest
 
@@ -84,8 +85,10 @@ class Applier:
             found = self._cache.found(kind, job.namespace, name)
             if found is None or found.seen.applied != digest:
                 return False
-            if kind is kinds.CONFIG_MAP and name == plan_name and found.seen.support != support:
-                return False
+            if kind is kinds.CONFIG_MAP and name == plan_name:
+                stands = self._cache.plans.stands(job, found.seen, manifest["data"])
+                if found.seen.support != support or not stands:
+                    return False
             return found.owner == job.uid or (kind is kinds.CLAIM and found.owner is None)
         applied = self._applied.setdefault(job.key, {})
         last = applied.get((kind.kind, name))
@@ -104,12 +107,16 @@ class Applier:
         if uid is None and kind is kinds.CLAIM and self._cache.found(kind, job.namespace, name) is not None:
             return  # A claim that an earlier job of this name left, with its checkpoints.
         annotations = {**meta.get("annotations", {}), APPLIED_ANNOTATION: digest}
-        if name == Names.of(job).plan and kind is kinds.CONFIG_MAP and support is not None:
-            annotations[SUPPORT_ANNOTATION] = support
+        is_plan = name == Names.of(job).plan and kind is kinds.CONFIG_MAP
+        if is_plan:
+            signature = self._cache.plans.signature(job, manifest["data"])
+            annotations |= {SIGNATURE_ANNOTATION: signature} if signature else {}
+            annotations |= {SUPPORT_ANNOTATION: support} if support is not None else {}
         body = {**manifest, "metadata": {**meta, **({"uid": uid} if uid else {}), "annotations": annotations}}
         try:
             # Without force, an object that somebody else has created in the meantime is a conflict.
             answer = await self._api.apply(kind, body, force=uid is not None)
+            answer = await self._without_added(answer, manifest) if is_plan else answer
         except ApiError as error:
             self._applied.get(job.key, {}).pop((kind.kind, name), None)
             if error.rejected or (error.code == 500 and "typed" in error.message):
@@ -120,6 +127,18 @@ class Applier:
         else:
             found = _Applied(digest, monotonic(), answer["metadata"]["uid"])
             self._applied.setdefault(job.key, {})[kind.kind, name] = found
+
+    async def _without_added(self, answer: Body, plan: Manifest) -> Body:
+        """Remove keys that somebody has added to the plan's ConfigMap, which server-side apply does not remove.
+
+        ``answer``: the ConfigMap after the manifest ``plan`` was applied. Return the ConfigMap without the keys.
+        """
+        added = signed_part(answer.get("data") or {}).keys() - plan["data"].keys()
+        if not added:
+            return answer
+        meta = answer["metadata"]
+        patch = {"metadata": {"uid": meta["uid"]}, "data": dict.fromkeys(added)}
+        return await self._api.merge(kinds.CONFIG_MAP, meta["namespace"], meta["name"], patch)
 
     async def _uid(self, job: JobSeen, kind: Kind, name: str, *, watched: bool) -> str | None:
         """Return the uid of the object with this name, which the job controls; None if no object has the name.

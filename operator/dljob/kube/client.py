@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from dljob.api import API_VERSION, DLProfileStatus
 from dljob.api.overrides import SECRET_LABEL
-from dljob.job.observed import APPLIED_ANNOTATION, JobSeen
+from dljob.job.observed import APPLIED_ANNOTATION, JobSeen, Observed
 from dljob.job.profiles import MANAGED_LABEL, MANAGER, expired, profile_name, updated_profile
 from dljob.kube import kinds, pki
 from dljob.kube.applier import Applier
@@ -207,6 +207,24 @@ class Kube:
             existing = await self.api.get(kinds.EVENT, namespace, name)
             again = {"count": existing.get("count", 1) + 1, "lastTimestamp": stamp}
             await self.api.merge(kinds.EVENT, namespace, name, again)
+
+    async def observe(self, key: JobKey) -> Observed | None:
+        """Return the cached state of a job; None if there is no such job.
+
+        If its stored plan seems to be edited, read the job and the plan before that: the watch of one of them may lag
+        behind the other, so that the plan only seems to be older than its record in the status.
+        """
+        observed = self._cache.observe(key)
+        if observed is None or observed.plan_edit is None:
+            return observed
+        for kind, name in ((kinds.DLJOB, key[1]), (kinds.CONFIG_MAP, Names.of(observed.job).plan)):
+            try:
+                self._cache.put(kind, await self.api.get(kind, key[0], name))
+            except ApiError as error:
+                if not error.not_found:
+                    raise
+                self._cache.drop(kind, key[0], name)
+        return self._cache.observe(key)
 
     async def identify_sets(self, key: JobKey) -> None:
         """Ask the API server for the owners of StatefulSets that control pods with the job's label.

@@ -15,7 +15,7 @@ from dljob.reconcile.failures import failure_conditions, node_faults, silent_age
 from dljob.reconcile.failures.fence import fence, stop
 from dljob.reconcile.forecasts import deadline_in_s, place_of, queue_text, with_forecasts
 from dljob.reconcile.parsed import ParsedJob, parse_observed
-from dljob.reconcile.planning import make_plan, replan, resize
+from dljob.reconcile.planning import make_plan, plan_edits, replan, resize
 from dljob.reconcile.planning.deadlines import with_waited
 from dljob.reconcile.planning.rest import with_pace
 from dljob.reconcile.rollout import bring_up, in_force, quiet
@@ -79,6 +79,7 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: P
         if parsed.own_spec and (change := after_end(parsed.own_spec, job.generation, parsed.before, parsed.accepted)):
             draft.verdicts.append(change)
         return _finished(parsed, draft, now)
+    draft.verdicts.extend(plan_edits.verdicts(parsed))
     parsed = storage_evictions.counted(failure_conditions.recorded(parsed, draft, now), draft)
     if parsed.spec is None:
         assert parsed.refusal is not None, "a job without a spec says why"
@@ -132,7 +133,8 @@ def failed(observed: Observed, error: str, now: datetime) -> Desired:
     )
     verdicts = [Verdict("Accepted", FALSE, "InternalError", text)]
     conditions = merge(before.conditions, verdicts, observed.job.generation, now)
-    status = before.model_copy(update={"conditions": conditions, "phase": phase(conditions)})
+    record = observed.plan_record or before.plan_record
+    status = before.model_copy(update={"conditions": conditions, "phase": phase(conditions), "plan_record": record})
     return Desired(status=status, events=events(before.conditions, conditions))
 
 
@@ -233,9 +235,11 @@ def _roll(
 ) -> None:
     """Start the pods of the plan ``target``. If pods of another plan still run, only stop those in this reconcile."""
     observed, current = parsed.observed, parsed.accepted
+    running = plan_edits.continued(parsed, target)
+    target = running or target
     if find(parsed.before.conditions, "Suspended") is not None:
         draft.verdicts.append(Verdict("Suspended", FALSE, "NotSuspended", "spec.suspend is false"))
-    changed = current is None or current.revision != target.revision
+    changed = running is None and (current is None or current.revision != target.revision)
     if (changed or not in_force(observed, target)) and not quiet(observed):
         stop(parsed, draft, now)
         why = "the spec has changed" if current is None or target.replans == 0 else "another plan is better"
@@ -334,6 +338,7 @@ def _after_predecessor(parsed: ParsedJob, draft: Draft, now: datetime) -> Desire
 def _finish(
     parsed: ParsedJob, draft: Draft, accepted: StoredPlan | None, now: datetime, *, plan_only: PlanStatus | None = None
 ) -> Desired:
+    plan_edits.restore(parsed, draft)
     if accepted is not None and not any(verdict.type == "PodsReady" for verdict in draft.verdicts):
         draft.verdicts.append(pods_ready(parsed.observed, draft.wanted, now))
         if (left_s := unscheduled_in_s(parsed.observed, now)) is not None:

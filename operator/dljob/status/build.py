@@ -93,6 +93,8 @@ def build(
         "ready": f"{len(observed.ready_pods)}/{wanted}",
         "groups": _groups(observed, accepted, wanted),
     }
+    if observed.plan_record is not None:
+        changes["plan_record"] = observed.plan_record
     if start_timeouts is not None:
         changes["start_timeouts"] = start_timeouts
     if preemptions is not None:

@@ -1,5 +1,6 @@
 """The admission policies of all values of ``overrides``, one after another in one namespace of a real API server."""
 
+import json
 import re
 import shlex
 from collections.abc import Iterator
@@ -58,6 +59,21 @@ def test_none_lets_nobody_prepare_an_annotated_job(kubectl: Kubectl, users: tupl
     engineer.apply("prepared", {}, ANNOTATION)
     with pytest.raises(KubectlError, match="may not create pods"):
         intern.patch("prepared", CODE_CHANGE)
+
+
+@pytest.mark.parametrize("changed", [{"volume": {"claimName": "mine"}}, {"uri": "s3://mine/files"}], ids=str)
+def test_safe_reserves_the_place_of_checkpoints(
+    changed: dict[str, object], kubectl: Kubectl, users: tuple[User, User]
+) -> None:
+    """A script may load a checkpoint with pickle, which runs code that is in the file."""
+    intern, engineer = users
+    install_policy(kubectl, OverridePolicy.SAFE, intern)
+    name = f"restores-{len(str(changed))}"
+    engineer.apply(name, UNSAFE_POD, ANNOTATION)
+    with pytest.raises(KubectlError, match="may not create pods"):
+        intern.patch(name, json.dumps({"checkpoint": changed}))
+    intern.patch(name, '{"checkpoint": {"interval": "90s"}}')
+    engineer.patch(name, json.dumps({"checkpoint": changed}))
 
 
 def test_documented_command_lists_annotated_jobs(kubectl: Kubectl, users: tuple[User, User]) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from dlcontract import RunPhase
 from dlcontract.report import RankMeasure
+from dljob.job.plan.stored import OPERATOR_KEY
 from support.cluster.fake_nodes import HollowNodes
 from support.cluster.kubectl import Kubectl, wait_for
 from support.cluster.live_job import SPEC, Play
@@ -184,6 +185,27 @@ def test_pods_of_a_foreign_set_are_neither_counted_nor_deleted(play: Play) -> No
     assert play.kubectl.job("copied")["status"].get("ready", "0/0").startswith("0/")
     play.kubectl.delete("statefulset", f"copied-{play.device}")
     play.kubectl.delete("dljob", "copied")
+
+
+def test_plan_that_a_user_edits_is_not_used(play: Play) -> None:
+    """Seen before: the operator stopped the pods, and started them on the nodes that the edited plan named."""
+    play.run("edited")
+    before, pods = play.kubectl.get("configmap", "edited-plan"), play.kubectl.list("pods", "dljob.dev/job=edited")
+    assert before is not None
+    own = json.loads(before["data"][OPERATOR_KEY])
+    own |= {"domain": [[{"key": "team", "operator": "In", "values": ["b"]}]], "replans": 1}
+    patch = json.dumps({"data": {OPERATOR_KEY: json.dumps(own)}})
+    play.kubectl.run("patch", "configmap", "edited-plan", "--type=merge", "-p", patch)
+    play.kubectl.wait_events("edited", "SignatureWrong", "PlanRestored")
+
+    def restored() -> bool:
+        found = play.kubectl.get("configmap", "edited-plan")
+        return found is not None and found["data"] == before["data"]
+
+    wait_for("the operator's plan", restored, 30)
+    after = play.kubectl.list("pods", "dljob.dev/job=edited")
+    assert [pod["metadata"]["uid"] for pod in after] == [pod["metadata"]["uid"] for pod in pods]
+    play.kubectl.delete("dljob", "edited")
 
 
 def nested(depth: int) -> Json:

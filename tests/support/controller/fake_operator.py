@@ -13,7 +13,7 @@ from dljob.controller.planning.background import Planning
 from dljob.controller.planning.parsed_objects import Profiles
 from dljob.controller.work_queue import WorkQueue
 from dljob.job.plan.stored import StoredPlan
-from dljob.kube import Cache, JobKey, Kube, NodeFaults, WarningEvents
+from dljob.kube import Cache, JobKey, Kube, NodeFaults, PlanKeySecret, WarningEvents
 from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
 from dljob.reconcile.planning.make_plan import decide
@@ -63,6 +63,7 @@ class Operator:
         """Job for which planning does not end."""
         self.error: Exception = PlanningError("the process that makes plans ended")
         api: Any = cluster.api
+        self.plan_key = PlanKeySecret(api, "dljob-system", "plan-key", self.cache.plans)
         kube, self.metrics = Kube(api, self.cache, 600.0), Metrics()
         cluster.listed(self.cache)
         self.planning = Planning(
@@ -83,6 +84,7 @@ class Operator:
         return await planned_here(question, view, profiles, self.config)
 
     async def __aenter__(self) -> "Operator":
+        await self.plan_key.load()
         self._tasks = [asyncio.create_task(self.controller.work()) for _ in range(4)]
         self._tasks.append(asyncio.create_task(self.planning.run()))
         return self

@@ -174,6 +174,9 @@ class FakeCluster:
     def secret(self, name: str, namespace: str = "team-a", **labels: str) -> None:
         self.api._store(SECRET, {"metadata": {"name": name, "namespace": namespace, "labels": labels}})
 
+    async def delete_plan_key(self) -> None:
+        await self.api.delete(SECRET, "dljob-system", "plan-key")
+
     def priority_class(self, name: str, value: int, *, default: bool = False) -> None:
         self.api._store(PRIORITY_CLASS, {"metadata": {"name": name}, "value": value, "globalDefault": default})
 

@@ -3,7 +3,7 @@
 import pytest
 
 from dljob.api import DLJobSpec
-from dljob.api.overrides import OverridePolicy, SecretUse, secrets, unsafe_fields
+from dljob.api.overrides import OverridePolicy, SecretUse, admission_policy, secrets, unsafe_fields
 from dljob.reconcile import parse_observed, with_secrets
 from support.builders import DIGITS, job, seen
 from support.override_cases import SAFE, SAFE_ANNOTATIONS, UNSAFE, UNSAFE_ANNOTATIONS, Json, annotated
@@ -116,3 +116,11 @@ def test_secret_needs_the_mark_of_its_owner(usable: dict[str, bool], words: str 
         assert parsed.refusal is not None and parsed.refusal.reason == "SecretNotUsable"
         assert words in parsed.refusal.message
         assert "kubectl label secret marked dljob.dev/usable=true" in parsed.refusal.message
+
+
+@pytest.mark.parametrize("policy", [OverridePolicy.NONE, OverridePolicy.SAFE])
+@pytest.mark.parametrize("field", ["dataset", "checkpoint.?secretName", "checkpoint.?uri", "checkpoint.?volume"])
+def test_only_who_may_create_pods_changes_from_where_an_annotated_job_reads(policy: OverridePolicy, field: str) -> None:
+    """Seen before: everybody could let its pods restore other files, which a script may load with pickle."""
+    [same] = [item["expression"] for item in admission_policy(policy)["variables"] if item["name"] == "same"]
+    assert f"oldObject.spec.?{field} == object.spec.?{field}" in same

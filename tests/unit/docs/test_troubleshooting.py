@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dlcontract import reasons
+from dljob.job.plan.authentic import Edit
 from dljob.kueue import Stage
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -40,7 +41,8 @@ def _of_contract(node: ast.AST) -> bool:
 
 
 def in_code() -> set[str]:
-    return {reason for path in SOURCES for reason in reasons_in(path.read_text())} | {stage.value for stage in Stage}
+    named = {each.value for each in (*Stage, *Edit)}
+    return named.union(*(reasons_in(path.read_text()) for path in SOURCES))
 
 
 def documented() -> set[str]:

@@ -37,7 +37,7 @@ class Condition(ApiModel):
 
     Types in use: Accepted, PriorityClassFound, WithinQuota, Planned, Admitted, VolumeReady, PodsReady, Running,
     Suspended, Preempted, Resizing, PlanContradicted, NodeFaulty, DeviceMismatch, ReportValid, DeadlineFeasible,
-    DeadlineAtRisk, StorageExceeded, Complete, Failed.
+    DeadlineAtRisk, StorageExceeded, PlanEdited, Complete, Failed.
     """
 
     type: Annotated[str, Field(max_length=316)]
@@ -131,6 +131,14 @@ class DLJobStatus(ApiModel):
             description="Seconds since startTime in which the job was not admitted, because it was suspended or "
             "preempted or waited for devices. They do not count towards spec.objective.deadline. A wait is added when "
             "it ends. Unset if the job has not waited since startTime.",
+        ),
+    ] = None
+    plan_record: Annotated[
+        str | None,
+        Field(
+            max_length=64,
+            description="The operator's record of the plan in ConfigMap JOB-plan, for its own use. It has a serial "
+            "number and a digest of the plan. The operator uses another plan only if it has signed it later.",
         ),
     ] = None
     completion_time: datetime | None = None

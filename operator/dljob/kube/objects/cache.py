@@ -44,6 +44,7 @@ from dljob.kube.objects.evictions import PodHistory
 from dljob.kube.objects.lost_nodes import LostNodes, failed_nodes
 from dljob.kube.objects.priority_classes import PriorityClasses
 from dljob.kube.objects.set_owners import SetOwners
+from dljob.kube.objects.stored_plans import StoredPlans
 from dljob.kube.objects.stored_texts import StoredTexts
 from dljob.kube.objects.view import bound_pod, node_capacity
 from dljob.render import Names
@@ -111,7 +112,7 @@ class Cache:
         self.priority_classes = PriorityClasses(self._stores[PRIORITY_CLASS.plural].entries)
         self.ledger = Ledger()
         """Capacity of the cached nodes, and what all cached pods take from it, also pods without the label of a job."""
-        self._touched = set[JobKey]()
+        self._touched, self.plans = set[JobKey](), StoredPlans()
         self._evictions = PodHistory[Eviction](attrgetter("eviction"))
         self._rejections = PodHistory[Rejection](attrgetter("rejection"))
         self.profiles_version = 0
@@ -206,6 +207,7 @@ class Cache:
         if kind is DLJOB:
             self._evictions.forget((namespace, name))
             self._rejections.forget((namespace, name))
+            self.plans.forget((namespace, name))
         if kind is NODE:
             self.ledger.drop_node(name)
             self._lost_nodes.removed(name)
@@ -215,8 +217,7 @@ class Cache:
 
     @staticmethod
     def _forget(store: _Store, key: tuple[str, str]) -> None:
-        entry = store.entries.pop(key, None)
-        if entry is None:
+        if (entry := store.entries.pop(key, None)) is None:
             return
         indices: list[tuple[dict[Any, set[str]], Any]] = [(store.by_namespace, key[0]), (store.by_job, entry.job)]
         for index, where in indices:
@@ -322,8 +323,7 @@ class Cache:
 
         Only the fields that are in the cache are set. The caller sets the others, such as ``view`` and ``learned``.
         """
-        job = self.job(key)
-        if job is None:
+        if (job := self.job(key)) is None:
             return None
         names, leftovers = Names.of(job), []
         sets: list[SetSeen] = []
@@ -348,14 +348,13 @@ class Cache:
             claims[name] = entry.seen
         pods = self.pods_of(key)
         lost = self._lost(pod.node for pod in pods if pod.node)
-        plan, report = maps.get(names.plan), maps.get(names.report)
-        return Observed(
+        report = maps.get(names.report)
+        observed = Observed(
             job=job,
             sets=tuple(sets),
             pods=tuple(pods),
             claims=claims,
             classes=tuple(entry.seen for entry in self._stores[STORAGE_CLASS.plural].entries.values()),
-            plan=plan.plan if plan else None,
             report=report.report if report else None,
             report_problem=report.report_problem if report else None,
             leftovers=tuple(leftovers),
@@ -368,6 +367,7 @@ class Cache:
             rejections=self._rejections.of(key),
             overdrawn=overdrafts(self.limits(job.namespace).quotas, (pod.charge for pod in pods if pod.charge)),
         )
+        return self.plans.added_to(observed, maps.get(names.plan))
 
     def _node_conditions(self, names: Iterable[str]) -> dict[str, Conditions]:
         nodes = self._stores[NODE.plural].entries

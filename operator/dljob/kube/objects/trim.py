@@ -15,6 +15,7 @@ from dljob.job.observed import (
     DATASET_CONTAINER,
     GROUP_LABEL,
     JOB_LABEL,
+    SIGNATURE_ANNOTATION,
     SOURCE_CONTAINER,
     SPEC_ANNOTATION,
     SUPPORT_ANNOTATION,
@@ -30,6 +31,7 @@ from dljob.job.observed import (
     Stuck,
     Unscheduled,
 )
+from dljob.job.plan.authentic import MAX_SIGNATURE, signed_part
 from dljob.job.queue import PRIORITY_LABEL, QUEUE_LABEL, Assignment, PodSetSeen, WorkloadSeen
 from dljob.kube.objects.bounds import PROBLEM, report_problem, spec_problem
 from dljob.kube.objects.evictions import eviction
@@ -90,8 +92,8 @@ class PriorityClassSeen:
 class MapSeen:
     """A ConfigMap with the label of a job. ``plan``: its data, if it is the job's plan. ``report``: the report's text.
 
-    Both are None for other ConfigMaps. ``applied``, ``support``: values of ``APPLIED_ANNOTATION`` and
-    ``SUPPORT_ANNOTATION``; empty without the annotation.
+    Both are None for other ConfigMaps. ``applied``, ``support``, ``signature``: values of ``APPLIED_ANNOTATION``,
+    ``SUPPORT_ANNOTATION`` and ``SIGNATURE_ANNOTATION``; empty without the annotation.
     """
 
     name: str
@@ -100,6 +102,7 @@ class MapSeen:
     report_problem: str | None = None
     applied: str = ""
     support: str = ""
+    signature: str = ""
 
 
 def controller_of(body: Body) -> Body | None:
@@ -323,11 +326,12 @@ def config_map(body: Body) -> MapSeen:
     annotations = meta.get("annotations") or {}
     return MapSeen(
         name=meta["name"],
-        plan=dict(data) if meta["name"] == plan_name and PLAN_KEY in data else None,
+        plan=signed_part(data) if meta["name"] == plan_name and PLAN_KEY in data else None,
         report=None if problem else report,
         report_problem=problem,
         applied=annotations.get(APPLIED_ANNOTATION, ""),
         support=annotations.get(SUPPORT_ANNOTATION, ""),
+        signature=annotations.get(SIGNATURE_ANNOTATION, "")[:MAX_SIGNATURE],
     )
 
 

@@ -49,7 +49,7 @@ PLACEMENT = ("scheduling.nodeSelector: ", "scheduling.tolerations: ")
 
 _IN_EACH_RECONCILE = {
     "Accepted", "Admitted", "Planned", "VolumeReady", "PodsReady", "Running", "ReportValid", "Suspended",
-    "Preempted", "PriorityClassFound", "WithinQuota", "DeadlineFeasible", "DeadlineAtRisk",
+    "Preempted", "PriorityClassFound", "WithinQuota", "DeadlineFeasible", "DeadlineAtRisk", "PlanEdited",
 }  # fmt: skip
 """Conditions that do not affect a plan, and that change while a job starts, runs or waits."""
 ANY_SET = SetSeen("", "", 0, "")
@@ -88,7 +88,7 @@ def question(parsed: ParsedJob) -> ParsedJob:
             claims={}, classes=None, plan=None, report=None, report_problem=None, lost_nodes={}, view=None, learned={},
             rejected=None, queue=QueueSeen(), capacity_grew=False, place=None, outlook=None, limits=NO_LIMITS,
             node_conditions={}, preemption=None, room_for=None, lacks_priority_class="",
-            rejections=(), overdrawn=(), provisioning=None,
+            rejections=(), overdrawn=(), provisioning=None, plan_edit=None, plan_record=None,
         ),
         before=DLJobStatus(conditions=kept, plan=before.plan, last_checkpoint=before.last_checkpoint),
         accepted=parsed.accepted and parsed.accepted.with_failures(None),
