@@ -8,7 +8,10 @@ from typing import Literal
 from dljob.api import Condition
 from dljob.status.conditions import FALSE, TRUE, find
 
-_BAD_WHEN_TRUE = {"Failed", "DeviceMismatch", "PlanContradicted", "NodeFaulty", "StorageExceeded", "DeadlineAtRisk"}
+_BAD_WHEN_TRUE = {
+    "Failed", "DeviceMismatch", "WorldSizeRefused", "PlanContradicted", "NodeFaulty", "StorageExceeded",
+    "DeadlineAtRisk",
+}  # fmt: skip
 _QUIET = {
     "Starting", "NotStarted", "Stopping", "Stopped", "Finished", "Suspending", "NotSuspended", "Binding",
     "FetchingDataset", "NoPlan", "Suspended", "WorkloadAbsent", "NotWorthwhile", "Preempting",
