@@ -50,6 +50,15 @@ class ModelRef(Record):
     command: tuple[str, ...] = ()
     framework: Literal["DLTrain", "Torchrun", "MPI"] = "DLTrain"
     sync_batch_norm: bool = False
+    elastic: Annotated[
+        bool,
+        Field(description="True: a script for torchrun that can be started again with fewer ranks, down to min_ranks."),
+    ] = False
+
+    @property
+    def may_shrink(self) -> bool:
+        """Return True if the ranks may start again, or continue, with fewer ranks than planned."""
+        return self.framework == "DLTrain" or self.elastic
 
     @property
     def resumes(self) -> bool:

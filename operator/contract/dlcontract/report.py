@@ -19,6 +19,7 @@ They are stored because the pod, and its log with it, is deleted after the job h
 MAX_METRICS, MAX_METRIC_NAME = 16, 48
 """Maximum number of metrics that a script may log, and maximum length of a metric's name."""
 MAX_WORST_CLASSES, MAX_FINDINGS, MAX_OTHER_MODELS = 3, 8, 5
+MAX_REFUSED_SIZES = 32
 MetricName = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_./-]*$", max_length=MAX_METRIC_NAME)]
 MAX_NOISE = 1e9
 """Largest valid gradient noise scale, in samples.
@@ -257,6 +258,13 @@ class Mismatch(UntrustedRecord):
     found: Annotated[str, Field(max_length=63)]
 
 
+class RefusedSize(UntrustedRecord):
+    """A number of ranks, smaller than planned, with which an elastic script failed before it made progress."""
+
+    ranks: Count
+    message: Annotated[str, Field(max_length=1024, description="The failure of the script.")]
+
+
 class Report(UntrustedRecord):
     """The report that a job's coordinator (the agent that directs the job's other agents) writes for the operator.
 
@@ -306,6 +314,10 @@ class Report(UntrustedRecord):
     target: Annotated[
         TargetProgress | None, Field(description="Progress to spec.until. None: no target, or no value yet.")
     ] = None
+    refused_sizes: Annotated[
+        tuple[RefusedSize, ...],
+        Field(max_length=MAX_REFUSED_SIZES, description="Of an elastic script with this plan. None is tried again."),
+    ] = ()
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, populate_by_name=True)
 

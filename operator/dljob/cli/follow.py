@@ -17,6 +17,7 @@ FOLLOWED_CONDITIONS = {
     "VolumeReady",
     "PodsReady",
     "DeviceMismatch",
+    "WorldSizeRefused",
     "Resizing",
     "StorageExceeded",
     "Failed",

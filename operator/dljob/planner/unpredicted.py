@@ -29,10 +29,10 @@ def plan_unpredicted(request: Request, view: ClusterView) -> Decision | Infeasib
     """Return a plan with the nodes that the request asks for, or the reason why no plan is possible.
 
     If the user fixes groups of nodes (``request.fixed``), the plan consists of these groups. Otherwise, it has
-    ``request.nodes_min`` nodes of one device type. GPUs take precedence over CPUs, and then the type with the most
-    computing power is used. A CPU node runs one rank. Each GPU node runs the same number of ranks. This number is
-    limited by the fewest free GPUs on one of these nodes, by the quota, and by one sample per rank. The plan's
-    predicted times are 0, which means unknown.
+    ``request.nodes_min`` nodes of one device type, or with ``request.takes_most`` up to ``request.nodes_max`` of them.
+    GPUs take precedence over CPUs, and then the type with the most computing power is used. A CPU node runs one rank.
+    Each GPU node runs the same number of ranks. This number is limited by the fewest free GPUs on one of these nodes,
+    by the quota, and by one sample per rank. The plan's predicted times are 0, which means unknown.
     """
     found: Decision | Infeasible | None = None
     for domain in domains(usable(request, view), request.topology, request.spot, avoid_spot=request.avoid_spot):
@@ -96,8 +96,13 @@ def _chosen(request: Request, nodes: Eligible, view: ClusterView) -> list[tuple[
     if (short := too_few(request, nodes, view)) is not None:
         return short
     needed = max(1, request.nodes_min)
-    options = [(pool, _ranks_per_node(request, pool, needed)) for pool in nodes.pools if pool.nodes >= needed]
-    found = [(pool, FixedChoice(pool.device, needed, ranks)) for pool, ranks in options if ranks]
+    most = max(needed, request.nodes_max or needed) if request.takes_most else needed
+    options = [
+        (pool, count, _ranks_per_node(request, pool, count))
+        for pool in nodes.pools
+        for count in range(needed, min(pool.nodes, most) + 1)
+    ]
+    found = [(pool, FixedChoice(pool.device, count, ranks)) for pool, count, ranks in options if ranks]
     if found:
         return [max(found, key=lambda item: (item[0].is_gpu, _power(*item), item[0].device))]
     largest = max((pool.nodes for pool in nodes.pools), default=0)

@@ -61,7 +61,8 @@ def _no_data(parsed: ParsedJob) -> Verdict | None:
     if parsed.accepted is None or parsed.accepted.spec_digest != parsed.digest:
         return None
     plan, report = parsed.accepted.plan, parsed.report
-    if report is not None and report.step > 0 and plan.min_ranks < len(plan.ranks):
+    trains = report is not None and (report.step > 0 or (plan.model.elastic and report.world_size > 0))
+    if trains and plan.min_ranks < len(plan.ranks):
         return None
     for pod in parsed.observed.pods:
         found = pod.fetching
@@ -186,7 +187,9 @@ def running(parsed: ParsedJob, accepted: StoredPlan) -> Verdict:
         if ready == 0:
             return _unready(find(parsed.before.conditions, "Running"), accepted)
         steps = f" of {report.steps}" if report.steps else ""
-        on = f" on {report.world_size} ranks" if report.world_size else ""
+        planned = len(accepted.plan.ranks)
+        of_planned = f" of {planned}" if report.world_size < planned else ""
+        on = f" on {report.world_size}{of_planned} ranks" if report.world_size else ""
         return Verdict("Running", TRUE, "Running", f"step {report.step}{steps}{on}")
     if report.phase is RunPhase.RESTARTING:
         return Verdict("Running", FALSE, "Restarting", f"the ranks are restarting{_last_failure(report.failure)}")
@@ -208,7 +211,7 @@ def _unready(was: Condition | None, accepted: StoredPlan) -> Verdict:
 
 
 def problem_conditions(parsed: ParsedJob) -> Iterator[Verdict]:
-    """Yield the conditions about invalid reports (ReportValid) and ranks on unplanned devices (DeviceMismatch).
+    """Yield the conditions ReportValid, DeviceMismatch (ranks on unplanned devices) and WorldSizeRefused.
 
     A job gets each of these conditions when it has the problem for the first time, and keeps it from then on.
     """
@@ -228,6 +231,21 @@ def problem_conditions(parsed: ParsedJob) -> Iterator[Verdict]:
         yield Verdict("DeviceMismatch", TRUE, "DeviceMismatch", text)
     elif find(before, "DeviceMismatch") is not None:
         yield Verdict("DeviceMismatch", FALSE, "DevicesAsPlanned", "every rank runs on its planned device")
+    if report.refused_sizes:
+        yield Verdict("WorldSizeRefused", TRUE, "WorldSizeRefused", _refusal(report, parsed))
+    elif find(before, "WorldSizeRefused") is not None:
+        yield Verdict("WorldSizeRefused", FALSE, "NotRefused", "the script has not failed on fewer ranks than planned")
+
+
+def _refusal(report: Report, parsed: ParsedJob) -> str:
+    """Return a text about the numbers of ranks on which an elastic script has failed."""
+    sizes = ", ".join(str(size.ranks) for size in report.refused_sizes)
+    planned = f" of {len(parsed.accepted.plan.ranks)}" if parsed.accepted is not None else ""
+    return (
+        f"the script failed on {sizes}{planned} ranks: {report.refused_sizes[-1].message}. The job does not try this "
+        "again: if it loses pods, it waits for them. Let the script resume with fewer ranks, or set spec.nodes.min to "
+        "the fewest nodes with which it can"
+    )
 
 
 def measurements(spec: DLJobSpec, report: Report, accepted: StoredPlan | None) -> RunMeasurements | None:

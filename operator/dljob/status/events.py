@@ -9,7 +9,8 @@ from dljob.api import Condition
 from dljob.status.conditions import FALSE, TRUE, find
 
 _BAD_WHEN_TRUE = {
-    "Failed", "DeviceMismatch", "PlanContradicted", "PlanEdited", "NodeFaulty", "StorageExceeded", "DeadlineAtRisk",
+    "Failed", "DeviceMismatch", "WorldSizeRefused", "PlanContradicted", "PlanEdited", "NodeFaulty", "StorageExceeded",
+    "DeadlineAtRisk",
 }  # fmt: skip
 _QUIET = {
     "Starting", "NotStarted", "Stopping", "Stopped", "Finished", "Suspending", "NotSuspended", "Binding",

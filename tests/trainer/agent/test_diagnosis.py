@@ -1,5 +1,7 @@
 """Tests of the coordinator's decisions: diagnosis of failures, restarts, succession, and the ledger and report."""
 
+import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from dlcontract import (
 )
 from dltrain.agent.coordinator import finished_marker
 from dltrain.agent.coordinator.diagnosis import Attempt, delay_s, diagnose, explained
+from dltrain.agent.coordinator.elastic_script import refusal
 from dltrain.agent.job.shrink import shrink_plan
 from dltrain.agent.main import succession
 from dltrain.host.processes import Exit
@@ -243,6 +246,53 @@ def test_shrink_plan_keeps_the_global_batch_on_remaining_pods() -> None:
     torchrun = plan(model=ModelRef(command=("x",), framework="Torchrun"))
     assert shrink_plan(torchrun, {"p-0", "p-1"}) is None
     assert shrink_plan(MPI_PLAN, {"p-0", "p-1"}) is None
+
+
+ELASTIC = ModelRef(command=("x",), framework="Torchrun", elastic=True)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "pods", "shares"),
+    [
+        (3, {"p-1", "p-2"}, (6, 6)),
+        (3, {"p-2"}, None),
+        (3, {"p-0"}, None),
+        (4, {"p-0", "p-3"}, (6, 6)),
+        (4, {"p-1", "p-2"}, None),
+        (2, {"p-0"}, (12,)),
+        (2, {"p-1"}, None),
+    ],
+)
+def test_elastic_script_shrinks_on_one_side_of_a_partition_alone(
+    ranks: int, pods: set[str], shares: tuple[int, ...] | None
+) -> None:
+    small = plan(ranks, model=ELASTIC)
+    placed = tuple(rank.model_copy(update={"share": 12 // ranks}) for rank in small.ranks)
+    left = shrink_plan(small.model_copy(update={"ranks": placed, "global_batch": 12}), pods)
+    assert (None if left is None else tuple(rank.share for rank in left.ranks)) == shares
+    unknown = shrink_plan(plan(ranks, model=ELASTIC, batch_known=False), pods)
+    assert (unknown is None) == (shares is None)
+    if unknown is not None:
+        assert unknown.global_batch == len(unknown.ranks) and Plan.parse(unknown.to_json()) == unknown
+
+
+def test_smaller_script_that_fails_before_it_trains_refuses_its_number_of_ranks() -> None:
+    whole = plan(model=ELASTIC)
+    smaller = shrink_plan(whole, {"p-0", "p-2"})
+    assert smaller is not None
+    failed = attempt(ended(1, 1, tail="Traceback\nValueError: 3 ranks"), plan=smaller, started_s=time.monotonic())
+    found = refusal(failed, whole, diagnose(failed), saved=True)
+    assert found is not None and found.ranks == 2 and found.message.endswith("ValueError: 3 ranks")
+    for changes in ({"progressed": True}, {"plan": whole}, {"ended": {1: ended(1, number=9)}}):
+        other = replace(failed, **changes)
+        assert refusal(other, whole, diagnose(other), saved=False) is None, changes
+    long = replace(failed, started_s=time.monotonic() - 100)
+    assert refusal(long, whole, diagnose(long), saved=True) is None
+    assert refusal(long, whole, diagnose(long), saved=False)
+    memory = replace(failed, progressed=True, ended={1: ended(1, number=9, out_of_memory=True)})
+    assert refusal(memory, whole, diagnose(memory), saved=True), "fewer ranks have larger batches"
+    rigid = plan(model=ELASTIC.model_copy(update={"elastic": False}))
+    assert refusal(failed, rigid, diagnose(failed), saved=False) is None
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ PATHS_0_2_0 = frozenset(json.loads(Path(__file__).with_name("plan-0.2.0.json").r
 """Fields of a plan of release 0.2.0, and their values where a field allows only some: ``collective=Ring``."""
 SINCE_0_2_0 = {
     "batch_known", "checkpoint.interrupted_s", "checkpoint.uri", "collective=LayeredServer", "failure_rules", "model.framework=MPI",
-    "activation_checkpointing", "optimizer.rate_curve", "precision", "until",
+    "activation_checkpointing", "model.elastic", "optimizer.rate_curve", "precision", "until",
 }  # fmt: skip
 """New fields and values, each without the fields below it. ``dlcontract.plan.since`` has a part for each."""
 
@@ -65,6 +65,10 @@ BASE = json.loads(plan_of(training()).plan.to_json())
         ({"micro_batches": 2}, "gradient accumulation (spec.parallelism.gradientAccumulation)"),
         ({"checkpoint": {**BASE.get("checkpoint", {}), "interrupted_s": 3600.0}}, "interruptions of spot nodes"),
         ({"checkpoint": {**BASE.get("checkpoint", {}), "uri": "s3://models/a"}}, "spec.checkpoint.uri"),
+        (
+            {"model": {"command": ["x"], "framework": "Torchrun", "elastic": True}},
+            "spec.nodes.min below spec.nodes.max with framework Torchrun",
+        ),
         ({"model": {"command": ["mpirun", "x"], "framework": "MPI"}}, "spec.trainer.framework MPI"),
     ],
 )

@@ -157,6 +157,24 @@ class TestRunning:
         mended = replace(wrong, report=report(wrong))
         assert verdict(step(mended), "DeviceMismatch") == ("False", "DevicesAsPlanned")
 
+    def test_running_names_the_ranks_that_are_left(self) -> None:
+        before = training()
+        assert (
+            "of 3 ranks"
+            not in condition_of(step(replace(before, report=report(before, world_size=3))), "Running").message
+        )
+        fewer = step(replace(before, report=report(before, world_size=2)))
+        assert condition_of(fewer, "Running").message.endswith(" on 2 of 3 ranks")
+
+    def test_refused_number_of_ranks_has_a_condition_until_the_next_plan(self) -> None:
+        before = training()
+        refused = replace(before, report=report(before, refused_sizes=[{"ranks": 2, "message": "ValueError: 2"}]))
+        desired = step(refused)
+        assert verdict(desired, "WorldSizeRefused") == ("True", "WorldSizeRefused")
+        assert "failed on 2 of 3 ranks: ValueError: 2" in condition_of(desired, "WorldSizeRefused").message
+        mended = after(refused, desired)
+        assert verdict(step(replace(mended, report=report(mended))), "WorldSizeRefused") == ("False", "NotRefused")
+
 
 FAILURE = Failure(reason="ProgramFailed", message="the program ended", rank=1, exit_code=1)
 

@@ -215,6 +215,14 @@ def trains_on_three(spec: Json = ELASTIC) -> Observed:
 
 
 class TestNodesGone:
+    def test_plan_with_ranks_that_the_script_refuses_is_not_made(self) -> None:
+        refused = [{"ranks": 2, "message": "ValueError: 2 ranks"}]
+        observed = lost(trains_on_three(), refused_sizes=refused)
+        observed = after(observed, step(observed, 20))
+        kept = step(observed, 320)
+        assert verdict(kept, "Resizing") == ("False", "NotWorthwhile")
+        assert "the script failed on 2 ranks" in condition_of(kept, "Resizing").message
+
     def test_job_that_does_not_train_is_planned_for_the_nodes_that_are_left(self) -> None:
         observed = lost(trains_on_three())
         observed = after(observed, step(observed, 20))

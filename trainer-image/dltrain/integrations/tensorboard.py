@@ -7,7 +7,8 @@ import sys
 from pathlib import Path
 from typing import Protocol
 
-from dltrain.record.run_report.document import MEANS, Document
+from dltrain.integrations.exported_report import curves, run
+from dltrain.record.run_report.document import Document
 
 
 class Writer(Protocol):
@@ -17,41 +18,26 @@ class Writer(Protocol):
 
 
 def export(document: Document, writer: Writer) -> None:
-    """Write the curves of the run report ``document`` to ``writer``, by step and with the times of the values.
-
-    Tags: ``run/`` for values of steps, ``evaluation/accuracy``, and ``logged/`` for metrics of the script.
-    """
-    for point in document.points:
-        for name in (*MEANS, "world_size", "noise_samples"):
-            if (value := getattr(point, name)) is not None:
-                writer.add_scalar(f"run/{name}", value, point.step, point.unix_s)
-    for entry in document.evaluations:
-        writer.add_scalar("evaluation/accuracy", entry.accuracy, entry.step, entry.unix_s)
-    for logged in document.metrics:
-        for name, value in logged.values.items():
-            writer.add_scalar(f"logged/{name}", value, logged.step, logged.unix_s)
+    """Write the curves of the run report ``document`` to ``writer``, by step and with the times of the values."""
+    for name, value, step, unix_s in curves(document):
+        writer.add_scalar(name, value, step, unix_s)
 
 
 def main(arguments: list[str]) -> int:
     """Export a run report to event files of TensorBoard. Return the exit code of the process.
 
-    ``arguments``: the path of report.json, and the folder to write to. The exit code is 0, or 2 for wrong arguments or
-    an invalid report.
+    ``arguments``: the path of report.json, and the folder to write to. The exit code is 0, or 2 for wrong arguments, an
+    invalid report or a missing package.
     """
-    if len(arguments) != 2:
-        print("usage: python -m dltrain.integrations.tensorboard report.json FOLDER", file=sys.stderr)  # noqa: T201
-        return 2
-    try:
-        document = Document.parse(Path(arguments[0]).read_bytes())
-    except (OSError, ValueError) as error:
-        print(f"report: found {arguments[0]} ({error}); expected report.json of a run", file=sys.stderr)  # noqa: T201
-        return 2
+    return run(arguments, "tensorboard", "FOLDER", _write)
+
+
+def _write(_: Path, document: Document, folder: str) -> None:
     from torch.utils.tensorboard import SummaryWriter
 
-    writer = SummaryWriter(arguments[1])
+    writer = SummaryWriter(folder)
     export(document, writer)
     writer.close()
-    return 0
 
 
 if __name__ == "__main__":

@@ -31,6 +31,11 @@ def logs_directory(plan: Plan) -> Path | None:
     return job_directory(plan) / "logs" if plan.checkpoint.on_volume else None
 
 
+def is_own_file(path: str) -> bool:
+    """Return True if the agent, not the script, writes the file ``path``, relative to the job's directory."""
+    return path == TERM or path.startswith("logs/") or path.lstrip(".").startswith(("report.json", "report.html"))
+
+
 def step_name(step: int) -> str:
     return f"step-{step:010d}"
 

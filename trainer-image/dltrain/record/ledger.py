@@ -4,6 +4,7 @@ from collections import Counter
 
 from dlcontract import (
     MAX_METRICS,
+    MAX_REFUSED_SIZES,
     CheckpointMark,
     Failure,
     MeasuredEnergy,
@@ -12,6 +13,7 @@ from dlcontract import (
     Plan,
     ProbePoint,
     RankMeasure,
+    RefusedSize,
     Report,
     Role,
     RunPhase,
@@ -93,6 +95,8 @@ class Ledger:
         The owner of the ledger copies it from the run report."""
         self.checkpoints_skipped = 0
         self.startup = StartupMarks()
+        self.refused_sizes: tuple[RefusedSize, ...] = ()
+        """Numbers of ranks with which an elastic script failed. With these, it is not launched again for this plan."""
         self._before: Report | None = None
         self._step: Step | None = None
         self._evaluated: Evaluated | None = None
@@ -126,6 +130,8 @@ class Ledger:
         self._checkpoint = previous.last_checkpoint
         self._probes = {(point.device, point.batch): point for point in previous.probes}
         self._link = (previous.link_latency_s, previous.link_bandwidth_Bps)
+        if previous.plan_digest == self.plan.digest():
+            self.refused_sizes = previous.refused_sizes
 
     @property
     def step(self) -> int:
@@ -227,14 +233,16 @@ class Ledger:
         """
         self._hangs.excuse(seconds)
 
-    def gain_s(self, missing: int, ranks: int) -> float:
+    def gain_s(self, missing: int, ranks: int) -> float | None:
         """Return the seconds that the job would save if its ``missing`` lost ranks returned now.
 
         ``ranks``: number of planned ranks. The estimate is the time for the remaining steps, multiplied by ``missing``
-        / ``ranks``. It is 0 before the first step.
+        / ``ranks``. It is None before the first step, and if the number of steps is unknown.
         """
         step = self._step
-        return (step.steps - step.step) * step.step_s * missing / ranks if step is not None else 0.0
+        if step is None or not step.steps:
+            return None
+        return (step.steps - step.step) * step.step_s * missing / ranks
 
     def mismatches(self) -> tuple[Mismatch, ...]:
         """Return the ranks whose device differs from the planned one, among those that have reported their device."""
@@ -265,7 +273,7 @@ class Ledger:
             metrics=self._metrics,
             step_s=step.step_s if step else None,
             samples_per_s=step.samples_per_s if step else None,
-            world_size=self._world_size,
+            world_size=self._world_size or self._launched,
             ranks=_sampled([self._measures[n] for n in sorted(self._measures)]),
             restarts=self.restarts,
             failures=self.failures,
@@ -281,7 +289,13 @@ class Ledger:
             link_bandwidth_Bps=self._link[1],
             noise=step.noise if step else None,
             energy=self.energy,
+            refused_sizes=self.refused_sizes[:MAX_REFUSED_SIZES],
         )
+
+    @property
+    def _launched(self) -> int:
+        """Return the ranks of an elastic script that runs and reports no steps; 0 otherwise."""
+        return len(self._placed.ranks) if self.plan.model.elastic and self.phase is RunPhase.RUNNING else 0
 
     def _marked(self, mark: Mark) -> bool:
         name = f"{mark.what}_unix_s"

@@ -49,7 +49,9 @@ def check_wrapped(model: Any, optimizer: Any, *, again: bool) -> None:
         )
     if again:
         raise MisuseError(
-            "t.wrap: found a second call; expected one. Put all trained modules into one nn.Module with one optimizer"
+            "t.wrap: found a second call; expected one. Put all trained modules into one nn.Module with one optimizer. "
+            "A script with several optimizers, such as a GAN, runs with spec.trainer.framework Torchrun: wrap each "
+            "module in DistributedDataParallel in place of t.wrap"
         )
 
 

@@ -59,7 +59,12 @@ class NodeRange(ApiModel):
 
     min: Annotated[
         int,
-        Field(ge=1, le=MAX_NODES, description="Minimum number of nodes. The job waits until this many nodes are free."),
+        Field(
+            ge=1,
+            le=MAX_NODES,
+            description="Minimum number of nodes. The job waits until this many nodes are free. If it loses nodes, it "
+            "may continue on this many.",
+        ),
     ] = 1
     max: Annotated[
         int,
@@ -67,7 +72,8 @@ class NodeRange(ApiModel):
             ge=1,
             le=MAX_NODES,
             description="Maximum number of nodes. kubectl scale and autoscalers set this field. The default is no "
-            "limit: the planner chooses.",
+            "limit: the planner chooses. With trainer.framework Torchrun, a value above min says that the script can "
+            "resume on another number of nodes.",
         ),
     ] = MAX_NODES
 

@@ -36,8 +36,8 @@ class Condition(ApiModel):
     """metav1.Condition.
 
     Types in use: Accepted, PriorityClassFound, WithinQuota, Planned, Admitted, VolumeReady, PodsReady, Running,
-    Suspended, Preempted, Resizing, PlanContradicted, NodeFaulty, DeviceMismatch, ReportValid, DeadlineFeasible,
-    DeadlineAtRisk, StorageExceeded, PlanEdited, Complete, Failed.
+    Suspended, Preempted, Resizing, PlanContradicted, NodeFaulty, DeviceMismatch, WorldSizeRefused, ReportValid,
+    DeadlineFeasible, DeadlineAtRisk, StorageExceeded, PlanEdited, Complete, Failed.
     """
 
     type: Annotated[str, Field(max_length=316)]

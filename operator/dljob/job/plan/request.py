@@ -115,6 +115,7 @@ def planner_request(
         momentum=spec.optimizer.momentum,
         nodes_min=max(2, spec.nodes.min) if asynchronous else spec.nodes.min,  # at least one worker and one server
         nodes_max=spec.nodes.max if spec.nodes.max < MAX_NODES else None,
+        takes_most=spec.elastic_script,
         devices=spec.devices,
         node_selector=spec.scheduling.node_selector,
         tolerations=spec.scheduling.tolerations,

@@ -91,6 +91,9 @@ class Request:
     momentum: float = 0.9
     nodes_min: int = 1
     nodes_max: int | None = None
+    takes_most: bool = False
+    """True if a plan without a prediction takes as many nodes as it can, up to ``nodes_max``, instead of
+    ``nodes_min``."""
     gpus_max: Mapping[str, int] = field(default_factory=dict)
     """Maximum number of GPUs in the plan by vendor, because of a quota. A vendor that is not in it has no maximum."""
     cpus_max: float | None = None

@@ -298,6 +298,9 @@ def _other(parsed: ParsedJob, accepted: StoredPlan, config: RenderConfig) -> Sto
         return "no other plan is possible on the existing nodes"
     if layout(found) == layout(accepted):
         return f"{accepted.status.summary} is still the best plan"
+    sizes = {size.ranks for size in parsed.report.refused_sizes} if parsed.report is not None else set()
+    if (ranks := len(found.plan.ranks)) in sizes:
+        return f"{found.status.summary} would be possible, but the script failed on {ranks} ranks"
     assert parsed.spec is not None
     volume = volume_ready(parsed.observed, parsed.spec, found)
     if blocks(volume):

@@ -10,6 +10,7 @@ import pytest
 from dlcontract import ModelRef, RunPhase
 from dltrain.host.cgroup import threads
 from support.trainer.pods import SHARED_MEMORY, Job, job
+from support.trainer.ranks import SPEAKING
 
 pytestmark = [
     pytest.mark.mpi,
@@ -54,6 +55,17 @@ def test_torchrun_in_the_command_starts_each_rank_once() -> None:
             assert found["TORCHELASTIC_RESTART_COUNT"] == "0" and found["TORCHELASTIC_MAX_RESTARTS"] == "5"
             assert found["TORCHELASTIC_RUN_ID"]
             assert int(found["DLJOB_LOCAL_BATCH_SIZE"]) * 2 == int(found["DLJOB_GLOBAL_BATCH_SIZE"])
+
+
+@pytest.mark.long
+def test_gan_trains_as_it_is(two: Job) -> None:
+    """It has two optimizers, and a branch that some backward passes do not reach (``find_unused_parameters``)."""
+    script = SPEAKING.replace("faults/speaking_rank", "training/gan_script")
+    two.start(two.plan(model=ModelRef(command=("torchrun", script), framework="Torchrun")))
+    report = two.until(lambda r: r.phase in (RunPhase.SUCCEEDED, RunPhase.FAILED), 120.0)
+    assert report.phase is RunPhase.SUCCEEDED, two.logs()
+    found = [re.findall(r"sums of parameters (\S+ \S+)", pod.text()) for pod in two.pods]
+    assert len(found[0]) == 1 and found[0] == found[1], "gradients of both networks are reduced"
 
 
 def test_deepspeed_launcher_is_refused_with_the_equivalent(two: Job) -> None:

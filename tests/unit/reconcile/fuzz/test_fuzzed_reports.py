@@ -97,6 +97,7 @@ PARTS: dict[str, st.SearchStrategy[Any]] = {
     "startup": some({}, **{f"{name}_unix_s": st.none() | times for name in marks}),
     "outcome": st.none() | outcomes,
     "mismatches": st.lists(some({"rank": counts, "planned": devices, "found": devices}), max_size=3),
+    "refused_sizes": st.lists(some({"ranks": counts, "message": texts}), max_size=3),
     "link_latency_s": st.none() | seconds,
     "link_bandwidth_Bps": st.none() | st.sampled_from((5e-324, 1.0, 1e9, 1e15)),
 }  # fmt: skip

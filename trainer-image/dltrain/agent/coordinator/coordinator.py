@@ -10,12 +10,11 @@ import logging
 import time
 from collections.abc import Callable
 
-from dlcontract import Failure, FailureAllowance, Plan, Report, RunPhase, StoppedEarly, decided, matching, reasons
+from dlcontract import Failure, FailureAllowance, Plan, Report, RunPhase, StoppedEarly, matching, reasons
 from dltrain.agent.coordinator import finished_marker
 from dltrain.agent.coordinator.diagnosis import Attempt, delay_s, diagnose, explained, failure_of_exit
 from dltrain.agent.coordinator.event_queue import LeavingError, ReplannedError
 from dltrain.agent.coordinator.observed_job import ObservedJob
-from dltrain.agent.job.shrink import shrink_plan
 from dltrain.host.processes import Exit
 from dltrain.launch.commands import rank_command
 from dltrain.protocol import agent_messages as proto
@@ -35,8 +34,6 @@ pod may have restarted, and then connects again within this time."""
 SHRINK_S = 3.0
 """Maximum time in seconds to wait, after a rank has died, until the other ranks report that they continue without
 it."""
-RESTART_COST_S = 5.0
-"""Minimum time in seconds that a restart must save if its only purpose is to add lost ranks again."""
 LEAVE_MARGIN_S = 3.0
 """Time in seconds reserved at the end of a pod's grace period for killing processes that did not exit."""
 EARLY_STOP_S = 600.0
@@ -136,7 +133,8 @@ class Coordinator:
                 ):  # If the process group had shrunk, the loss was counted already.
                     self.job.ledger.count(reasons.COORDINATOR_LOST)
                     self.job.account.history.fault(COORDINATOR_LOST, time.time())
-                self.job.trained = previous.step > 0 and previous.plan_digest == self.job.plan.digest()
+                started = previous.step > 0 or self.job.plan.model.elastic
+                self.job.trained = started and previous.plan_digest == self.job.plan.digest()
                 self.job.set_phase(RunPhase.RESTARTING)
         while True:
             await self._gather()
@@ -166,7 +164,7 @@ class Coordinator:
                     attempt.over_or_troubled
                     or bool(attempt.losses)
                     or attempt.good_enough is not None
-                    or self._may_return(attempt)
+                    or self.job.may_return(attempt)
                 )
             )
             if attempt.troubled and attempt.survivable:
@@ -204,16 +202,6 @@ class Coordinator:
         attempt.outcome = self.job.outcome_of(attempt).model_copy(update={"stopped": why})
         return True
 
-    def _may_return(self, attempt: Attempt) -> bool:
-        """Return True if all ranks should restart in order to add the ranks that this attempt has lost.
-
-        All pods of the plan must be ready, with checkpoints enabled, and the last loss of a rank must be more than
-        ``return_after_s`` seconds ago. The training must end more than ``RESTART_COST_S`` seconds earlier with them.
-        """
-        gain_s = self.job.ledger.gain_s(attempt.missing(self.job.plan), len(self.job.plan.ranks))
-        waited = time.monotonic() - attempt.shrunk_s > self.job.settings.return_after_s
-        return waited and gain_s > RESTART_COST_S and self.job.membership.complete and self.job.plan.checkpoint.enabled
-
     def _report_losses(self, attempt: Attempt) -> None:
         """Record in the log and in the job's report each lost rank without which the other ranks continue to train.
 
@@ -231,21 +219,24 @@ class Coordinator:
         """Wait until enough pods for a launch are connected, have the plan, and have not received SIGTERM.
 
         Before the first step of the plan, every pod is necessary. After it, wait at most ``GATHER_S`` seconds for every
-        pod, and then without a limit for enough pods for a smaller process group (``shrink_plan``).
+        pod (with an elastic script, ``shrink_after_s``), and then without a limit for enough pods for a smaller process
+        group (``ObservedJob.launchable``).
         """
         if self.job.ledger.phase is not RunPhase.RESTARTING:
             self.job.set_phase(RunPhase.WAITING)
         if self.job.trained:
-            await self._until(lambda: self.job.membership.complete, GATHER_S)
-            await self._until(lambda: shrink_plan(self.job.plan, self.job.membership.present) is not None)
+            wait_s = self.job.settings.shrink_after_s if self.job.plan.model.elastic else GATHER_S
+            await self._until(lambda: self.job.membership.complete, wait_s)
+            await self._until(lambda: self.job.launchable is not None)
         else:
             await self._until(lambda: self.job.membership.complete)
         self.job.ledger.mark_start(agents_up_unix_s=time.time())
 
     async def _launch(self) -> Attempt:
         self.job.attempts += 1
-        plan = shrink_plan(self.job.plan, self.job.membership.present)
+        plan = self.job.launchable
         assert plan is not None, "_gather ensures it"
+        self.job.checkpoints.watch(plan if plan.model.elastic and plan is not self.job.plan else None)
         now_s = time.monotonic()
         attempt = Attempt(plan, f"{self.job.ledger.term}.{self.job.attempts}", now_s, shrunk_s=now_s)
         self.job.attempt = attempt
@@ -296,7 +287,7 @@ class Coordinator:
 
     async def _after(self, failure: Failure, attempt: Attempt) -> None:
         """Count and report the failure of ``attempt``. Then wait before the next launch, or end the job as failed."""
-        by_cluster, failure = not failure.counts, decided(self.job.plan.failure_rules, failure)
+        by_cluster, failure = not failure.counts, self.job.decided(failure, attempt)
         log.warning("%s: %s", failure.reason, failure.message)
         self.job.record_failure(failure)
         self.job.ledger.failures += failure.counts

@@ -8,16 +8,18 @@ coordinator takes over.
 
 import logging
 import time
-from math import ceil
+from math import ceil, inf
 
-from dlcontract import Failure, Outcome, Plan, Report, RunPhase, reasons
+from dlcontract import Failure, Outcome, Plan, Report, RunPhase, decided, matching, reasons
 from dltrain.agent.coordinator.diagnosis import Attempt
+from dltrain.agent.coordinator.elastic_script import CheckpointFolder, refusal
 from dltrain.agent.coordinator.event_queue import Event, EventQueue
 from dltrain.agent.coordinator.links import Connected, Late, Links, Lost, Received
 from dltrain.agent.coordinator.membership import Membership, term_after
 from dltrain.agent.coordinator.mpirun import Launcher
 from dltrain.agent.job.exchange import ReportWriter
 from dltrain.agent.job.settings import Settings
+from dltrain.agent.job.shrink import shrink_plan
 from dltrain.agent.job.tls import Identity
 from dltrain.host.processes import Reaper
 from dltrain.protocol import agent_messages as proto
@@ -31,6 +33,8 @@ log = logging.getLogger(__name__)
 STOP_AHEAD_S = 2.0
 """Time in seconds from the request to stop until the step after which a script that only reports (``dltrain.report``)
 stops. The script's last reports may be a second old, and the request takes milliseconds."""
+RESTART_COST_S = 5.0
+"""Minimum time in seconds that a restart must save if its only purpose is to add lost ranks again."""
 LAUNCH_LIMIT_S = 300.0
 """Maximum seconds from a launch until every rank's process has started. 1 to 2 s are usual. mpirun has no such
 limit."""
@@ -87,11 +91,58 @@ class ObservedJob:
         """Since the last tick, in seconds: longest silence of a pod, and longest wait of a rank for a processor."""
         self.stopping_rule = self._stopping_rule()
         self.trained = False
-        """True if ranks have completed a step of this plan, under this or an earlier coordinator."""
+        """True if ranks have completed a step of this plan, under this or an earlier coordinator.
+
+        For an elastic script, which may not report its steps: True if all of its ranks have started.
+        """
+        self.checkpoints = CheckpointFolder()
+        self._complete_s: float | None = None
+        """Time since which all pods of the plan are present, as seen at each tick; None: they are not."""
+
+    @property
+    def launchable(self) -> Plan | None:
+        """Return the plan with the ranks of the present pods, or None if the ranks cannot start on these pods."""
+        plan = shrink_plan(self.plan, self.membership.present)
+        refused = {size.ranks for size in self.ledger.refused_sizes}
+        return None if plan is None or len(plan.ranks) in refused else plan
+
+    def may_return(self, attempt: Attempt) -> bool:
+        """Return True if all ranks should restart in order to add the ranks that this attempt has lost.
+
+        All pods of the plan must be ready, with checkpoints enabled, and the last loss of a rank must be more than
+        ``return_after_s`` seconds ago. The training must end more than ``RESTART_COST_S`` seconds earlier with them,
+        unless an elastic script does not report how many steps are left. Such a script must also have written a
+        checkpoint since all pods are back, because it may lose the steps after its last checkpoint.
+        """
+        missing, elastic = attempt.missing(self.plan), self.plan.model.elastic
+        if not missing or not self.membership.complete or not self.plan.checkpoint.enabled:
+            return False
+        gain_s = self.ledger.gain_s(missing, len(self.plan.ranks))
+        if gain_s is None:
+            gain_s = inf if elastic else 0.0
+        waited = time.monotonic() - attempt.shrunk_s > self.settings.return_after_s
+        saved = not elastic or (self._complete_s is not None and self.checkpoints.settled_since(self._complete_s))
+        return waited and gain_s > RESTART_COST_S and saved
+
+    def decided(self, failure: Failure, attempt: Attempt) -> Failure:
+        """Return ``failure`` after the failure rules of the plan.
+
+        If an elastic script refuses the number of ranks of ``attempt``, record that, and return a failure that does not
+        count. A rule that matches takes precedence. The loss of a further pod is no refusal, although ranks fail then.
+        """
+        rules, saved = self.plan.failure_rules, self.checkpoints.changed_since(attempt.started_s)
+        stayed = set(attempt.plan.pods) <= set(self.membership.present)
+        refused = refusal(attempt, self.plan, failure, saved=saved) if stayed and not matching(rules, failure) else None
+        if refused is None:
+            return decided(rules, failure)
+        self.ledger.refused_sizes += (refused,)
+        waits = f"it had only {refused.ranks} of {len(self.plan.ranks)} ranks, so the job waits for the lost pods"
+        return failure.model_copy(update={"message": f"{refused.message}; {waits}", "retry": True, "counts": False})
 
     def adopt(self, plan: Plan) -> None:
         """Replace the current plan by ``plan``, which changes how the job trains, such as its nodes or batch sizes."""
         self.plan = self.ledger.plan = plan
+        self.ledger.refused_sizes = ()
         self.stopping_rule = self._stopping_rule()
 
     def _stopping_rule(self) -> StoppingRule | None:
@@ -112,7 +163,12 @@ class ObservedJob:
         self._late_s = self._starved_s = 0.0
         if attempt is not None and not attempt.stopping and attempt.outcome is None and attempt.hung is None:
             attempt.hung = self.ledger.silent_rank(now_s - self.links.silence_s(now_s))
+        if not self.membership.complete:
+            self._complete_s = None
+        elif self._complete_s is None:
+            self._complete_s = now_s
         if attempt is not None:
+            self.checkpoints.tick()
             self.account.tick(time.time())
             self.launcher.check_stopped(time.monotonic())
             if attempt.launcher_runs and not attempt.troubled and self._launch_timed_out(attempt):
@@ -176,6 +232,7 @@ class ObservedJob:
             case proto.RankUp():
                 attempt.up.add(line.rank)
                 if self.plan.model.command and len(attempt.up) == len(attempt.plan.ranks):
+                    self.trained = self.trained or self.plan.model.elastic
                     self._running()
             case proto.RankUpdate():
                 self._record_update(line, attempt)

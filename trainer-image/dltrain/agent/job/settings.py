@@ -13,6 +13,7 @@ from dltrain.record.hang_detection import HANG_MIN_S
 
 MAX_SOCKET_PATH = 107
 RETURN_AFTER_S = 10.0
+SHRINK_AFTER_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,9 @@ class Settings:
     return_after_s: float
     """Minimum time in seconds between a loss of ranks and a restart of the job that adds them again. It limits the cost
     of a rank that fails often."""
+    shrink_after_s: float
+    """Seconds that an elastic script for torchrun waits for lost pods before it starts again without them. A script may
+    lose its steps since its last checkpoint at every start, so a pod that is soon replaced must not cost two starts."""
 
     @classmethod
     def of(cls, env: Mapping[str, str]) -> "Settings":
@@ -98,6 +102,7 @@ class Settings:
             metrics_port=port("DLTRAIN_METRICS_PORT", METRICS_PORT),
             hang_min_s=seconds("DLTRAIN_HANG_MIN_S", HANG_MIN_S),
             return_after_s=seconds("DLTRAIN_RETURN_AFTER_S", RETURN_AFTER_S),
+            shrink_after_s=seconds("DLTRAIN_SHRINK_AFTER_S", SHRINK_AFTER_S),
         )
 
 

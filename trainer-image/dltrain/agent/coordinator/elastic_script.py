@@ -1,0 +1,96 @@
+"""Elastic scripts for torchrun: which numbers of ranks they refuse, and when they have written a checkpoint.
+
+Without ``dltrain.init``, the coordinator does not know the script's steps and checkpoints. It therefore watches the
+checkpoint folder: a change that settles is a checkpoint.
+"""
+
+import asyncio
+import time
+from pathlib import Path
+
+from dlcontract import Failure, Plan, RefusedSize, reasons
+from dltrain.agent.coordinator.diagnosis import Attempt
+from dltrain.host.tasks import Tasks
+from dltrain.object_store.staged_folder import SETTLE_S, Seen, scan, without_logs
+from dltrain.protocol.volume_layout import is_own_file, job_directory
+
+TRIAL_S = 60.0
+"""Seconds after its launch from which a script that has changed its checkpoint folder counts as training. A script may
+write its settings before it fails."""
+RESTLESS_S = 600.0
+"""Seconds after which a folder that changes all the time counts as one with a checkpoint, although it never settles."""
+POLL_S = 1.0
+_BUSY_PART = 0.1
+"""Largest part of the time in which the folder is scanned. A scan of many files on a network volume is slow."""
+_OF_SIZE = frozenset(
+    {reasons.BAD_INPUT, reasons.OUT_OF_MEMORY, reasons.RANK_CRASHED, reasons.RANK_FAILED, reasons.TRAINING_ERROR}
+)
+"""Reasons of failures that can mean that a script does not support its number of ranks."""
+
+
+def refusal(attempt: Attempt, whole: Plan, failure: Failure, *, saved: bool) -> RefusedSize | None:
+    """Return the number of ranks that the script refuses, if that explains ``failure``; otherwise None.
+
+    ``attempt``: the launch that failed. It must be one of an elastic script with fewer ranks than the plan ``whole``.
+    ``saved``: True if the script has changed its checkpoint folder in this launch.
+
+    A script that reported a step, or changed its checkpoint folder after ``TRIAL_S`` seconds, does not refuse the
+    number. If its memory is too small, the number is refused in any case, because fewer ranks have larger batches.
+    """
+    size = len(attempt.plan.ranks)
+    if not whole.model.elastic or size == len(whole.ranks) or failure.reason not in _OF_SIZE:
+        return None
+    lasted = saved and time.monotonic() - attempt.started_s > TRIAL_S
+    if failure.reason != reasons.OUT_OF_MEMORY and (attempt.progressed or lasted):
+        return None
+    last_line = failure.log_tail.strip().rpartition("\n")[2]
+    text = failure.message if not last_line or last_line in failure.message else f"{failure.message}: {last_line}"
+    return RefusedSize(ranks=size, message=text[:1024])
+
+
+class CheckpointFolder:
+    """The checkpoint folder of an elastic script that trains with fewer ranks than planned."""
+
+    def __init__(self) -> None:
+        self._tasks: Tasks[None] = Tasks()
+        self._folder: Path | None = None
+        self._seen: dict[str, Seen] | None = None
+        self._changed_s: float | None = None
+        self._next_s = 0.0
+        self._scans = False
+
+    def watch(self, plan: Plan | None) -> None:
+        """Watch the folder of ``plan`` from now on, or none. Forget earlier changes."""
+        self._folder = None if plan is None else job_directory(plan)
+        self._seen, self._changed_s, self._next_s = None, None, 0.0
+
+    def tick(self) -> None:
+        """Start a scan of the folder in a thread, unless the last one has not ended or is too recent."""
+        if self._folder is not None and not self._scans and time.monotonic() >= self._next_s:
+            self._scans = True
+            self._tasks.spawn(self._scan(self._folder))
+
+    def changed_since(self, start_s: float) -> bool:
+        """Return True if the script has changed the folder after ``start_s``, in seconds of the monotonic clock."""
+        return self._changed_s is not None and self._changed_s > start_s
+
+    def settled_since(self, start_s: float) -> bool:
+        """Return True if the script has written a whole checkpoint after ``start_s``, as far as is known."""
+        if self._changed_s is None or self._changed_s <= start_s:
+            return False
+        now_s = time.monotonic()
+        return now_s - self._changed_s >= SETTLE_S or now_s - start_s >= RESTLESS_S
+
+    async def _scan(self, folder: Path) -> None:
+        begin_s, before = time.monotonic(), self._seen
+        try:
+            found = await asyncio.to_thread(scan, folder)
+        finally:
+            self._scans = False
+        end_s = time.monotonic()
+        self._next_s = end_s + max(POLL_S, (end_s - begin_s) / _BUSY_PART)
+        if self._seen is not before or folder != self._folder:
+            return  # Another launch has begun meanwhile.
+        self._seen = {path: state for path, state in without_logs(found).items() if not is_own_file(path)}
+        if before is not None and self._seen != before:
+            self._changed_s = end_s
