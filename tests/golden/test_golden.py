@@ -168,6 +168,20 @@ CASES = {
             trainer={"env": [{"name": "HTTPS_PROXY", "value": "http://proxy.example:3128"}]},
         )
     ),
+    "dataset-sharded": Case(
+        on_nodes(
+            2,
+            dataset={
+                "uri": "s3://corpus/sets/train.npz",
+                "samples": 1437,
+                "sampleBytes": 64,
+                "distribution": "Sharded",
+                "sha256": "0123456789abcdef" * 4,
+                "size": "20Gi",
+                "secretName": "corpus-reader",
+            },
+        )
+    ),
     "script-from-git": Case(
         {
             "trainer": {

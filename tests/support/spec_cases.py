@@ -10,6 +10,9 @@ SHA256 = "0123456789abcdef" * 4
 TORCHRUN_ONLY: Json = {
     **dict.fromkeys(MINIMAL), "trainer": {"image": "a", "command": ["torchrun", "a.py"], "framework": "Torchrun"},
 }  # fmt: skip
+SHARDED: Json = {
+    "uri": "https://a.example/b.npz?c=d", "samples": 9, "sampleBytes": 4, "size": "9Gi", "distribution": "Sharded",
+}  # fmt: skip
 GPT: Json = {"model": {"name": "gpt-mini"}, "dataset": {"name": "synthetic-tokens"}}
 OPTED_IN: Json = {"parallelism": {"gradientAccumulation": "Auto"}}
 COMMIT = "0123456789" * 4
@@ -19,6 +22,11 @@ MPI_ONLY: Json = {**TORCHRUN_ONLY, "trainer": {"image": "a", "command": ["mpirun
 def _from(source: Json) -> Json:
     """Return changes for a job whose script comes from ``source``."""
     return {"trainer": {"command": ["python", "train.py"], "source": source}}
+
+
+def _without(field: str) -> Json:
+    """Return the sharded dataset without one of its fields."""
+    return {key: value for key, value in SHARDED.items() if key != field}
 
 
 # Changes to a minimal spec, and a part of the message of the rule that they break ("" for valid specs).
@@ -49,6 +57,32 @@ CASES: dict[str, tuple[Json, str]] = {
         {"dataset": {"uri": "s3://a/b", "samples": 9, "sha256": SHA256, "secretName": "s", "cacheClaimName": "c"}}, "",
     ),
     "fetching": ({"dataset": {"uri": "https://a.example/b.npz?c=d", "samples": 9, "size": "9Gi"}}, ""),
+    "shards": ({"dataset": SHARDED}, ""),
+    "shards from S3": ({"dataset": {**SHARDED, "uri": "s3://a/b.bin", "secretName": "s", "sha256": SHA256}}, ""),
+    "shards of a built-in set": (
+        {"dataset": {"name": "iris", "distribution": "Sharded", "sampleBytes": 1}}, "distribution Sharded needs",
+    ),
+    "shards of a folder": ({"dataset": {**SHARDED, "uri": "https://a/SHA256SUMS"}}, "of one .npz, .npy or .bin file"),
+    "shards of a claim": (
+        {"dataset": {**_without("size"), "uri": "pvc://a/b.npz"}}, "distribution Sharded needs",
+    ),
+    "shards in a cache": (
+        {"dataset": {**_without("size"), "cacheClaimName": "c"}}, "distribution Sharded needs",
+    ),
+    "shards without size": ({"dataset": _without("size")}, "needs size and sampleBytes"),
+    "shards of unknown samples": ({"dataset": _without("sampleBytes")}, "needs size and sampleBytes"),
+    "shards for torchrun": (
+        {"dataset": SHARDED, "trainer": {"framework": "Torchrun", "command": ["a"]}, "collective": "Torch"},
+        "dataset.distribution Sharded needs trainer.framework DLTrain",
+    ),
+    "shards in a pipeline": (
+        {"dataset": SHARDED, "parallelism": {"strategy": "Pipeline", "stages": 2}},
+        "needs trainer.framework DLTrain, parallelism",
+    ),
+    "shards of several batch sizes": (
+        {"dataset": SHARDED, "batchSizeRange": {"max": 16}}, "needs a fixed globalBatchSize",
+    ),
+    "shards with ZeRO-1": ({"dataset": SHARDED, "parallelism": {"strategy": "Optimizer"}}, ""),
     "checksum of a mounted file": ({"dataset": {"uri": "pvc://a/b", "samples": 9, "sha256": SHA256}}, ""),
     "checksum of a built-in set": ({"dataset": {"name": "iris", "sha256": SHA256}}, "set uri, or remove sha256"),
     "secret for what is mounted": (

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from support.manifests.admission import defaulted, schema_of
-from support.spec_cases import HINTS, MINIMAL, SHA256, spec_of
+from support.spec_cases import HINTS, MINIMAL, SHA256, SHARDED, spec_of
 
 Json = dict[str, Any]
 SPEC = schema_of("DLJob", "spec")
@@ -28,6 +28,7 @@ BEFORE_AND_AFTER: dict[str, tuple[Json, Json]] = {
     "model.hints": (SCRIPT, {**SCRIPT, "model": {"hints": {**HINTS, "parameters": 2}}}),
     "dataset.uri": ({"dataset": URI}, {"dataset": {**URI, "uri": "pvc://a/c"}}),
     "dataset.samples": ({"dataset": URI}, {"dataset": {**URI, "samples": 10}}),
+    "dataset.distribution": ({"dataset": {**SHARDED, "distribution": "Full"}}, {"dataset": SHARDED}),
     "dataset.sha256": ({"dataset": URI}, {"dataset": {**URI, "sha256": "f" * 64}}),
     "dataset.size": ({"dataset": FETCHED}, {"dataset": {**FETCHED, "size": "3Gi"}}),
     "dataset.secretName": ({"dataset": FETCHED}, {"dataset": {**FETCHED, "secretName": "s"}}),

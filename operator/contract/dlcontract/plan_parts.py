@@ -76,6 +76,28 @@ class DatasetRef(Record):
     name: str | None = None
     path: str | None = None
     samples: int | None = None
+    distribution: Annotated[
+        Literal["Full", "Sharded"],
+        Field(description="Sharded: ranks fetch the shards of their pod from uri. Full: path has all data."),
+    ] = "Full"
+    uri: Annotated[str | None, Field(description="Location of the data, with distribution Sharded.")] = None
+    sha256: Annotated[str | None, Field(description="Checksum of the checksums of blocks, beside the file at uri.")] = (
+        None
+    )
+    size_nbytes: Annotated[int | None, Field(ge=1, description="Space in each pod for shards, in bytes.")] = None
+
+    @property
+    def sharded(self) -> bool:
+        return self.distribution == "Sharded"
+
+    @model_validator(mode="after")
+    def _shards_have_a_source(self) -> Self:
+        if self.sharded and (self.uri is None or self.path is None):
+            raise ValueError(
+                f"dataset: found distribution Sharded with uri {self.uri} and path {self.path}; expected values for "
+                "both"
+            )
+        return self
 
 
 class OptimizerRef(Record):

@@ -22,6 +22,8 @@ CHECKPOINT_DIR = "/var/lib/dljob/checkpoints"
 CHECKPOINT_SECRET_DIR = "/var/lib/dljob/checkpoint-secret"
 """Mount path of the Secret with the credentials for ``spec.checkpoint.uri``: one file for each key."""
 DATASET_DIR = "/var/lib/dljob/dataset"
+DATASET_SECRET_DIR = "/var/lib/dljob/dataset-secret"
+"""Folder with the credentials for shards of the dataset: one file per key of ``spec.dataset.secretName``."""
 """Mount path of the training data: the read-only volume of a pvc:// dataset, or the volume with fetched data."""
 
 AGENT_DIR = "/var/lib/dljob/agent"

@@ -86,6 +86,7 @@ CHANGES: tuple[Change, ...] = (
     Change("model.name", Effect.FIXED, "A checkpoint fits only its own model."),
     Change("dataset.name", Effect.FIXED, "The order of samples, and often the model's shape, depend on it."),
     Change("dataset.samples", Effect.FIXED, "The order of samples depends on it."),
+    Change("dataset.distribution", Effect.FIXED, "The order of samples depends on it."),
     Change(
         "dataset.sha256",
         Effect.FIXED,

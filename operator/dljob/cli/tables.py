@@ -86,6 +86,8 @@ def decision(found: Decision) -> list[str]:
         f"Memory:     {gibibytes(p.memory_nbytes)} for the largest rank, {gibibytes(p.host_memory_nbytes)} per pod"
     )
     lines.append(f"Based on:   {(BASIS_OF_PARTS if found.chosen.splits_model else BASIS)[p.basis]}")
+    if found.data_text:
+        lines.append(f"Dataset:    {found.data_text}")
     if found.precision_reason:
         lines.append(f"Precision:  {found.precision_reason}")
     if found.recomputation_reason:

@@ -36,6 +36,8 @@ class Node:
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[tuple[str, str, str], ...] = ()
     """(key, value, effect) of each taint that keeps pods without a matching toleration away from the node."""
+    storage_nbytes: int | None = None
+    """Allocatable ephemeral storage in bytes, whatever pods have requested of it; None if it is unknown."""
     left_out: str | None = None
     """Reason why new plans must not use the node, such as repeated faults; None if they may use it."""
 
@@ -87,6 +89,7 @@ _FIELDS = (
     "free",
     "cpu",
     "memory",
+    "storage",
     "bandwidth",
     "labels",
     "taints",
@@ -105,9 +108,10 @@ def cluster_view(document: object) -> ClusterView:
         - {name: spare, count: 10, device: cpu, cpu: 4, memory: 16Gi}
 
     Fields: ``name`` (default node<i>; with ``count``: name-0, name-1, …), ``device`` (default cpu), ``devices``
-    (default 1), ``free`` devices (default all), ``cpu`` (default 1), ``memory`` (default 8Gi), network ``bandwidth`` in
-    bytes/s, ``labels``, ``zone`` and ``rack`` (short for the labels topology.kubernetes.io/zone and rack), and
-    ``taints`` as in a node's spec. A device that is not in the catalogue is a CPU class, unless the entry has
+    (default 1), ``free`` devices (default all), ``cpu`` (default 1), ``memory`` (default 8Gi), ``storage`` on disk
+    (ephemeral storage; default unknown), network ``bandwidth`` in bytes/s, ``labels``, ``zone`` and ``rack`` (short for
+    the labels topology.kubernetes.io/zone and rack), and ``taints`` as in a node's spec. A device that is not in the
+    catalogue is a CPU class, unless the entry has
     ``gpu: true``. Raise ValueError with the entry, the found and the expected value.
     """
     entries = document.get("nodes") if isinstance(document, Mapping) else None
@@ -139,10 +143,11 @@ def _nodes(index: int, entry: object) -> Iterator[Node]:
         raise ValueError(f".device: found {device!r}; expected the name of a device type, of at most 63 characters")
     count = _whole(entry, "count", 1, least=1, most=MAX_NODES)
     devices = _whole(entry, "devices", 1, least=1, most=64)
-    cpu, memory, bandwidth = (
+    cpu, memory, bandwidth, storage = (
         _amount(entry, "cpu", "1"),
         _amount(entry, "memory", "8Gi"),
         _amount(entry, "bandwidth", None),
+        _amount(entry, "storage", None),
     )
     name = entry.get("name", f"node{index}")
     if not isinstance(name, str | int) or isinstance(name, bool) or not str(name):
@@ -163,6 +168,7 @@ def _nodes(index: int, entry: object) -> Iterator[Node]:
             is_gpu=is_gpu,
             labels=_labels(entry.get("labels", {})) | _place(entry),
             taints=_taints(entry.get("taints", [])),
+            storage_nbytes=int(storage) if storage is not None else None,
         )
 
 

@@ -16,6 +16,7 @@ from dljob.planner.types import (
     Refusal,
     Request,
     RunningBatch,
+    Storage,
     Unsupported,
 )
 
@@ -34,6 +35,7 @@ __all__ = [
     "Refusal",
     "Request",
     "RunningBatch",
+    "Storage",
     "Unsupported",
     "compare",
     "plan",

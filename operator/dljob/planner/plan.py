@@ -24,6 +24,7 @@ from dljob.planner.candidates.node_layout import Layout, layouts
 from dljob.planner.candidates.options import HALVES, Option, options, sharing_options, summing
 from dljob.planner.candidates.pools import KINDS, Eligible, Pool, eligible
 from dljob.planner.candidates.request_workload import stored_of, workload_of
+from dljob.planner.candidates.shard_space import largest_share
 from dljob.planner.explanation.cores import more_cores
 from dljob.planner.explanation.devices import mixed_devices, not_on_gpus, without_gpus
 from dljob.planner.explanation.explain import (
@@ -36,6 +37,7 @@ from dljob.planner.explanation.explain import (
 )
 from dljob.planner.explanation.infeasible import no_such_device, nothing_fits, too_few
 from dljob.planner.explanation.recomputation import recomputation_reason
+from dljob.planner.explanation.storage import prices, too_little_storage
 from dljob.planner.placement import in_best_domain
 from dljob.planner.search import model_split, objective, probing, strategy_search, unsupported
 from dljob.planner.search.enumeration import Search
@@ -95,6 +97,8 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
         return wrong
     learned = recomputation.with_estimates(request, workload, learned)
     if (wrong := not_on_gpus(request, view) or no_such_device(request, view)) is not None:
+        return wrong
+    if (wrong := too_little_storage(request, view)) is not None:
         return wrong
     everything = eligible(request, view)
     if (wrong := mixed_devices(request, everything)) is not None:
@@ -175,6 +179,7 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
         precision_reason=precision.reason(request, chosen),
         recomputation_reason=recomputation_reason(request, workload, chosen, choices),
         unsupported=better,
+        data_text=prices(request, chosen, next(parts for parts, c in found if c is chosen)),
     )
 
 
@@ -237,7 +242,7 @@ def _candidates(
         if needs_least:  # of memory
             own = [option for option in ways if precision.gets(request, option.pool, typed.precision)]
             refusals += memory_refusals(own, request, typed)
-        ways = [o for o in ways if o.largest_batch >= 1]
+        ways = [o for o in ways if largest_share(o, request.global_batch, request.storage) >= 1]
         if not ways:
             continue
         search = Search(ways, request, Screen(ways, request, typed))

@@ -82,7 +82,7 @@ def pod_template(
     first = source.init_container(spec, config, environment, _security())
     if agent.injected(spec):
         first.insert(0, agent.init_container(config, _security()))
-    if spec.dataset.remote or spec.dataset.checked:
+    if dataset.fetched_first(spec):
         # Another image than the trainer's may lack the program that fetches data.
         image = agent.trainer_image(config) if agent.injected(spec) else _image(spec, config)
         first.append(dataset.init_container(spec, image, environment, _security()))

@@ -106,7 +106,13 @@ def test_cluster_file_is_parsed() -> None:
             "nodes": [
                 {"name": "gpu", "count": 2, "device": "NVIDIA-A100-SXM4-40GB", "devices": 8, "free": 6, "cpu": 64},
                 {"device": "cpu-slow", "cpu": "200m", "memory": "2Gi", "bandwidth": "1.25G", "labels": {"zone": "a"}},
-                {"name": "x", "device": "new-gpu", "gpu": True, "taints": [{"key": "k", "effect": "NoSchedule"}]},
+                {
+                    "name": "x",
+                    "device": "new-gpu",
+                    "gpu": True,
+                    "storage": "1Ti",
+                    "taints": [{"key": "k", "effect": "NoSchedule"}],
+                },
             ]
         }
     )
@@ -114,6 +120,7 @@ def test_cluster_file_is_parsed() -> None:
     assert (a.name, b.name, a.devices, a.free_devices, a.is_gpu, a.cpu) == ("gpu-0", "gpu-1", 8, 6, True, 64.0)
     assert (slow.name, slow.is_gpu, slow.cpu, slow.free_memory_nbytes) == ("node1", False, 0.2, 2**31)
     assert (slow.link_bandwidth_Bps, slow.labels) == (1.25e9, {"zone": "a"})
+    assert (slow.storage_nbytes, new.storage_nbytes) == (None, 2**40)
     assert (new.is_gpu, new.taints) == (True, (("k", "", "NoSchedule"),))
     assert view.device_types == ("NVIDIA-A100-SXM4-40GB", "cpu-slow", "new-gpu")
 

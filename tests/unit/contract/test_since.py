@@ -16,6 +16,7 @@ PATHS_0_2_0 = frozenset(json.loads(Path(__file__).with_name("plan-0.2.0.json").r
 SINCE_0_2_0 = {
     "batch_known", "checkpoint.interrupted_s", "checkpoint.uri", "collective=LayeredServer", "failure_rules", "model.framework=MPI",
     "activation_checkpointing", "model.elastic", "optimizer.rate_curve", "precision", "until",
+    "dataset.distribution", "dataset.uri", "dataset.sha256", "dataset.size_nbytes",
 }  # fmt: skip
 """New fields and values, each without the fields below it. ``dlcontract.plan.since`` has a part for each."""
 
@@ -70,6 +71,10 @@ BASE = json.loads(plan_of(training()).plan.to_json())
             "spec.nodes.min below spec.nodes.max with framework Torchrun",
         ),
         ({"model": {"command": ["mpirun", "x"], "framework": "MPI"}}, "spec.trainer.framework MPI"),
+        (
+            {"dataset": {"path": "/d/a.npz", "distribution": "Sharded", "uri": "s3://a/a.npz"}},
+            "spec.dataset.distribution Sharded",
+        ),
     ],
 )
 def test_new_part_is_named(changes: Json, part: str) -> None:

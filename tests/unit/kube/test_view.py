@@ -48,6 +48,9 @@ class TestView:
         [found] = view([node(annotations={"dljob.dev/network-bandwidth": "1.25G"})]).nodes
         assert (found.device, found.devices, found.is_gpu, found.cpu) == ("cpu", 1, False, 2.0)
         assert found.link_bandwidth_Bps == 1.25e9 and found.free_memory_nbytes == 4 * 2**30
+        assert found.storage_nbytes is None
+        [found] = view([node(allocatable={"ephemeral-storage": "100Gi"})]).nodes
+        assert found.storage_nbytes == 100 * 2**30
 
     def test_label_sets_the_device_class(self) -> None:
         [found] = view([node(labels={"dljob.dev/device": "cpu-slow"})]).nodes

@@ -56,10 +56,11 @@ class MicroBatches:
         """Return the number of micro-batches of a step with ``samples`` samples over all ranks.
 
         The last step of an epoch may have fewer samples, and then has only as many micro-batches as it needs for
-        micro-batches of the usual size.
+        micro-batches of the usual size. With a sharded dataset, it has as many as any step: the samples that are left
+        are not in proportion to ``shares``.
         """
         most = self.most(shares)
-        if most == 1 or samples >= sum(shares):
+        if most == 1 or samples >= sum(shares) or self.plan.dataset.sharded:
             return most
         sizes = apportion(samples, shares)
         return min(most, max(-(-size // -(-share // most)) for size, share in zip(sizes, shares, strict=True) if share))

@@ -16,7 +16,6 @@ import numpy as np
 from torch import Tensor, nn
 
 from dltrain.batch.micro_batches import MicroBatches
-from dltrain.batch.sampling import Sampler
 from dltrain.checkpoint.job_files import JobFiles
 from dltrain.data.feeding.loader import Loader
 from dltrain.data.feeding.source import Request
@@ -122,7 +121,7 @@ def ramp(trainer: Trainer, loader: Loader, loss_of: LossOf) -> Curves:
     model, optimizer, parallel = trainer.model, trainer.optimizer, trainer.parallel
     weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     state = copy.deepcopy(optimizer.state_dict())
-    sampler = Sampler.planned(trainer.plan, loader.samples)
+    sampler = loader.sampler(trainer.plan)
     found, micro_batches = Curves([], [], []), MicroBatches(trainer.plan)
     try:
         for step in range(STEPS):

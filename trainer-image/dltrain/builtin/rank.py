@@ -20,7 +20,7 @@ from dltrain.builtin import saved_model
 from dltrain.builtin.evaluation import collect, count_correct, mean_loss
 from dltrain.builtin.probe import probe_and_rebalance
 from dltrain.builtin.range_test import find_rate
-from dltrain.data.datasets import Dataset, load
+from dltrain.data.datasets import Dataset, load, some_samples
 from dltrain.models import blocks_of, build
 from dltrain.optim.learning_rate import rate
 from dltrain.optim.optimizers import make_optimizer
@@ -44,9 +44,10 @@ def train(trainer: Trainer) -> None:
     if plan.model.name is None:
         remedy = "set spec.model.name, or spec.trainer.command for a training script"
         raise BadInputError("spec.model.name", f"no name in ${PLAN_ENV}", "the name of a built-in model", remedy)
+    trainer.divide(data)
     torch.manual_seed(plan.seed)
     network = build(plan.model.name, data.shape)
-    (x, _), optimizer = data.train(np.arange(1)), make_optimizer(plan.optimizer, network)
+    (x, _), optimizer = data.train(some_samples(data, 1)), make_optimizer(plan.optimizer, network)
     if plan.synchronization != "Synchronous":
         _train_asynchronously(trainer, network, optimizer, data)
         return
@@ -114,7 +115,7 @@ def _settle(trainer: Trainer, data: Dataset) -> None:
         return  # the time of a part of a model is not useful for calibration
 
     def step(model: nn.Module, optimizer: Optimizer, samples: int) -> None:
-        batch = [part.to(trainer.device) for part in data.train(np.arange(samples) % data.train_samples)]
+        batch = [part.to(trainer.device) for part in data.train(some_samples(data, samples))]
         optimizer.zero_grad()
         _loss(trainer, model, batch).backward()  # type: ignore[no-untyped-call]
         optimizer.step()

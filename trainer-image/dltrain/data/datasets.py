@@ -6,6 +6,8 @@ names an ``.npz`` file with the arrays x, y, x_test and y_test, or an ``.npy`` o
 file may also have an array labels with the names of the classes.
 """
 
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
@@ -20,6 +22,7 @@ from dltrain.data.synthetic import SyntheticImages, SyntheticTokens
 from dltrain.data.tokens import python_source, read_tokens
 from dltrain.models import InputShape
 from dltrain.protocol.errors import BadInputError
+from dltrain.protocol.rank_messages import PLAN_ENV, AttemptPlan
 
 FOLDER = Path(__file__).parent
 BUNDLED = ("digits", "breast-cancer", "wine", "iris")
@@ -42,7 +45,6 @@ class Dataset(Protocol):
     Inputs are images or tables of floats, with class numbers as targets, or tokens, with the next tokens as targets.
     """
 
-    shape: InputShape
     train_samples: int
     test_samples: int
 
@@ -50,6 +52,9 @@ class Dataset(Protocol):
     """Factor by which inputs of type uint8 were multiplied; None: the inputs are of another type."""
     labels: tuple[str, ...]
     """Names of the classes, by class number; empty if unknown, and for tokens."""
+
+    @property
+    def shape(self) -> InputShape: ...
 
     def train(self, indices: NDArray[np.int64]) -> tuple[Tensor, Tensor]: ...
 
@@ -100,16 +105,39 @@ def load_by_name(dataset: str, seed: int = 0) -> Dataset:
     return load(reference(dataset), seed)
 
 
+def some_samples(data: Dataset, count: int) -> NDArray[np.int64]:
+    """Return ``count`` numbers of training samples that this node has, for measurements. They may repeat."""
+    own: Callable[[int], NDArray[np.int64]] | None = getattr(data, "own_samples", None)
+    return np.arange(count) % data.train_samples if own is None else own(count)
+
+
 def reference(dataset: str) -> DatasetRef:
     """Return the reference to a dataset for a plan. ``dataset``: the name of a built-in dataset, or a path."""
-    return DatasetRef(name=dataset) if dataset in NAMES else DatasetRef(path=dataset)
+    if dataset in NAMES:
+        return DatasetRef(name=dataset)
+    planned = _planned()
+    return planned if planned is not None and planned.sharded and planned.path == dataset else DatasetRef(path=dataset)
+
+
+def _planned() -> DatasetRef | None:
+    """Return the dataset of the plan that the agent has written for this rank, or None without an agent."""
+    path = os.environ.get(PLAN_ENV)
+    try:
+        return AttemptPlan.parse(Path(path).read_bytes()).dataset if path else None
+    except (OSError, ValueError):
+        return None  # dltrain.init reports it
 
 
 def load(ref: DatasetRef, seed: int = 0) -> Dataset:
     """Load the dataset to which ``ref`` in a plan refers. ``seed``: seed of synthetic data.
 
-    Raise BadInputError if there is no such dataset or its file is invalid, and VolumeError if the file cannot be read.
+    Raise BadInputError if there is no such dataset or its file is invalid, VolumeError if the file cannot be read, and
+    ShardError if a sharded one cannot be fetched.
     """
+    if ref.sharded:
+        from dltrain.data.sharded.dataset import open_sharded  # imports aiohttp, which other datasets do not need
+
+        return open_sharded(ref)
     if ref.name in SYNTHETIC:
         return SYNTHETIC[ref.name](seed)
     if ref.name in (*BUNDLED, *ENLARGED):

@@ -2,6 +2,7 @@
 
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,23 +50,36 @@ def read_arrays(path: Path) -> dict[str, NDArray[np.generic]]:
 
 
 def _check(path: Path, x: str, inputs: NDArray[np.generic], y: str, targets: NDArray[np.generic]) -> None:
-    def wrong(found: str, expected: str) -> BadInputError:
-        return BadInputError(FIELD, f"{path} with {found}", expected, "correct the file")
-
-    if not inputs.ndim or not targets.ndim or not len(inputs) or len(inputs) != len(targets):
-        counts = [f"{len(array)} samples" if array.ndim else "a single number" for array in (inputs, targets)]
-        expected = "as many targets as inputs, at least one"
-        raise wrong(f"{counts[0]} in the array {x} and {counts[1]} in the array {y}", expected)
-    if inputs.dtype.kind not in "fiub" or inputs.dtype == np.longdouble:
-        raise wrong(f"{x} of {inputs.dtype}", "numbers: floats or integers")
+    check_targets(str(path), x, inputs.dtype, inputs.shape, y, targets)
     if inputs.dtype.kind == "f" and not (np.isfinite(inputs.min()) and np.isfinite(inputs.max())):  # NaN is both
-        raise wrong(f"values in {x} that are not finite", "finite numbers")
-    if not np.issubdtype(targets.dtype, np.integer) or targets.min() < 0:
-        raise wrong(f"{y} of {targets.dtype}", "class numbers: integers from 0")
-    if targets.max() >= MAX_CLASSES:
-        raise wrong(f"class {targets.max()} in {y}", f"class numbers below {MAX_CLASSES}")
+        raise _wrong(str(path), f"values in {x} that are not finite", "finite numbers")
     tokens = inputs.ndim == 2 and inputs.dtype.kind in "iu" and targets.shape == inputs.shape
-    if targets.ndim > 1 and not tokens:
-        raise wrong(f"{y} of shape {targets.shape}", f"a class number per sample: shape ({len(inputs)},)")
     if tokens and not 0 <= inputs.min() <= inputs.max() < MAX_CLASSES:
-        raise wrong(f"tokens from {inputs.min()} to {inputs.max()} in {x}", f"tokens from 0 and below {MAX_CLASSES}")
+        found = f"tokens from {inputs.min()} to {inputs.max()} in {x}"
+        raise _wrong(str(path), found, f"tokens from 0 and below {MAX_CLASSES}")
+
+
+def check_targets(
+    path: str, x: str, dtype: np.dtype[Any], shape: tuple[int, ...], y: str, targets: NDArray[np.generic]
+) -> None:
+    """Raise BadInputError if the targets are invalid, or do not match inputs of this type and shape.
+
+    ``path``: the file. ``x``, ``y``: the names of the arrays in the file.
+    """
+    if not shape or not targets.ndim or not shape[0] or shape[0] != len(targets):
+        counts = [f"{size[0]} samples" if size else "a single number" for size in (shape, targets.shape)]
+        expected = "as many targets as inputs, at least one"
+        raise _wrong(path, f"{counts[0]} in the array {x} and {counts[1]} in the array {y}", expected)
+    if dtype.kind not in "fiub" or dtype == np.longdouble:
+        raise _wrong(path, f"{x} of {dtype}", "numbers: floats or integers")
+    if not np.issubdtype(targets.dtype, np.integer) or targets.min() < 0:
+        raise _wrong(path, f"{y} of {targets.dtype}", "class numbers: integers from 0")
+    if targets.max() >= MAX_CLASSES:
+        raise _wrong(path, f"class {targets.max()} in {y}", f"class numbers below {MAX_CLASSES}")
+    tokens = len(shape) == 2 and dtype.kind in "iu" and targets.shape == shape
+    if targets.ndim > 1 and not tokens:
+        raise _wrong(path, f"{y} of shape {targets.shape}", f"a class number per sample: shape ({shape[0]},)")
+
+
+def _wrong(path: str, found: str, expected: str) -> BadInputError:
+    return BadInputError(FIELD, f"{path} with {found}", expected, "correct the file")

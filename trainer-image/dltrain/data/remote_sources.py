@@ -2,7 +2,7 @@
 
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +42,14 @@ _CREDENTIALS = (
 If any of these variables is set, requests to S3 are signed. Otherwise the bucket must be public.
 """
 
+_S3_SETTINGS = {
+    "AWS_ACCESS_KEY_ID": "key",
+    "AWS_SECRET_ACCESS_KEY": "secret",
+    "AWS_SESSION_TOKEN": "token",
+    "AWS_ENDPOINT_URL": "endpoint_url",
+}
+"""Key of a Secret → the argument of s3fs for it."""
+
 
 @dataclass(frozen=True)
 class Fields:
@@ -80,20 +88,23 @@ class Remote:
 class Source:
     """One file at an ``http``, ``https`` or ``s3`` URI. ``fields``: fields of the spec that messages name."""
 
-    def __init__(self, uri: str, fields: Fields = DATASET) -> None:
-        self.uri, self.fields = uri, fields
+    def __init__(self, uri: str, fields: Fields = DATASET, secret: Mapping[str, str] | None = None) -> None:
+        """``secret``: the credentials, by the names of environment variables; None: environment variables."""
+        self.uri, self.fields, self.secret = uri, fields, secret
         parts = urlsplit(uri)
         self.shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
         """The URI for messages, without user, password and query, which may be secret."""
         self._chunk_nbytes = CHUNK_NBYTES
-        options = _s3_options() if parts.scheme == "s3" else _http_options()
+        options = (
+            _s3_options(secret) if parts.scheme == "s3" else _http_options(os.environ if secret is None else secret)
+        )
         self._fs, self._path = fsspec.core.url_to_fs(uri, use_listings_cache=False, **options)
 
     def beside(self, name: str) -> "Source":
         """Return the source of another file. ``name``: its path relative to the folder of this file."""
         address, mark, query = self.uri.partition("?") if self.uri.startswith("http") else (self.uri, "", "")
         name = quote(name) if mark or self.uri.startswith("http") else name
-        return Source(f"{address.rpartition('/')[0]}/{name}{mark}{query}", self.fields)
+        return Source(f"{address.rpartition('/')[0]}/{name}{mark}{query}", self.fields, self.secret)
 
     def describe(self) -> Remote:
         """Return the file's metadata.
@@ -206,16 +217,20 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__
 
 
-def _http_options() -> dict[str, Any]:
+def _http_options(environment: Mapping[str, str]) -> dict[str, Any]:
     headers = {"Accept-Encoding": "identity"}  # otherwise ranges could refer to a compressed form of the file
-    if authorization := os.environ.get("HTTP_AUTHORIZATION"):
+    if authorization := environment.get("HTTP_AUTHORIZATION"):
         headers["Authorization"] = authorization
     timeout = ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=SILENCE_S)
     return {"client_kwargs": {"trust_env": True, "timeout": timeout, "headers": headers}}
 
 
-def _s3_options() -> dict[str, Any]:
+def _s3_options(secret: Mapping[str, str] | None) -> dict[str, Any]:
+    given: dict[str, Any] = {name: value for key, name in _S3_SETTINGS.items() if (value := (secret or {}).get(key))}
+    if region := (secret or {}).get("AWS_REGION"):
+        given["client_kwargs"] = {"region_name": region}
     return {
-        "anon": not any(os.environ.get(name) for name in _CREDENTIALS),
+        "anon": "key" not in given and not any(os.environ.get(name) for name in _CREDENTIALS),
+        **given,
         "config_kwargs": {"connect_timeout": CONNECT_S, "read_timeout": SILENCE_S, "retries": {"max_attempts": 1}},
     }

@@ -15,7 +15,7 @@ from dltrain.protocol.errors import BadInputError, VolumeError
 
 POSITIONS = 128
 """Number of tokens in a sequence."""
-_KINDS = (np.dtype(np.uint8), np.dtype(np.uint16), np.dtype(np.uint32))
+KINDS = (np.dtype(np.uint8), np.dtype(np.uint16), np.dtype(np.uint32))
 SOURCE_SEQUENCES = 11_000
 SOURCE_TEST_SEQUENCES = 1_000
 
@@ -71,7 +71,7 @@ def read_tokens(path: Path) -> TokenText:
         if isinstance(error, OSError) and is_transient(error):
             raise VolumeError("spec.dataset.uri", path, error) from None
         raise BadInputError("spec.dataset.uri", f"{path}: {error}", expected, "correct the file") from None
-    if tokens.ndim != 1 or tokens.dtype not in _KINDS or len(tokens) <= 2 * POSITIONS:
+    if tokens.ndim != 1 or tokens.dtype not in KINDS or len(tokens) <= 2 * POSITIONS:
         found = f"{path} with {tokens.dtype} of shape {tokens.shape}"
         raise BadInputError("spec.dataset.uri", found, expected, "correct the file")
     sequences = (len(tokens) - 1) // POSITIONS

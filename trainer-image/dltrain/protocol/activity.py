@@ -17,6 +17,7 @@ _COMPILERS = ("/torch/_dynamo/convert_frame.py", "/torch/_inductor/async_compile
 _PLACES: "tuple[tuple[str, Activity], ...]" = (
     ("/dltrain/data/", "data"),
     ("/dltrain/batch/sampling.py", "data"),
+    ("/dltrain/batch/sharding.py", "data"),
     ("/torch/utils/data/", "data"),
     ("/dltrain/checkpoint/", "checkpoint"),
     ("/torch/serialization.py", "checkpoint"),

@@ -86,6 +86,10 @@ class CheckpointVolumeError(VolumeError):
         super().__init__(field, path, error)
 
 
+class ShardError(OSError):
+    """A shard of the training data could not be fetched or stored. The message names it. A restart may succeed."""
+
+
 class SampleError(RuntimeError):
     """The user's dataset or collate_fn raised the exception ``__cause__``. The message names the sample."""
 
@@ -135,6 +139,7 @@ _SELF_EXPLANATORY = (
     MisuseError,
     ParametersDivergedError,
     PeerLostError,
+    ShardError,
     VolumeError,
 )
 """Exceptions whose messages are sufficient without a traceback."""

@@ -11,6 +11,7 @@ from dltrain.data.feeding.feed import Feed
 from dltrain.data.feeding.loader import Loader, check_loader
 from dltrain.elastic.ranks import Ranks
 from dltrain.train.progress import Progress
+from dltrain.train.sharded_data import check_held_out
 
 
 class HeldOut(Ranks):
@@ -41,6 +42,7 @@ def held_out_batches(loader: Loader, shares: Sequence[int], rank: int, plan: Pla
     them. A batch has at most as many samples as a batch or micro-batch of the training.
     """
     check_loader("t.held_out", loader)
+    check_held_out(loader)
     parts = once(loader.samples, shares, rank, MicroBatches(plan).largest(shares, rank))
     if not parts:
         return

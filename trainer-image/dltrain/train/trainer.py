@@ -35,7 +35,7 @@ from dltrain.protocol.errors import MisuseError
 from dltrain.protocol.rank_messages import EXIT_STOPPED
 from dltrain.protocol.reporter import RankReporter
 from dltrain.timing.stopwatch import Budget, Stopwatch
-from dltrain.train import replay, usage_checks
+from dltrain.train import replay, sharded_data, usage_checks
 from dltrain.train.as_planned import AsPlanned
 from dltrain.train.held_out import HeldOut
 from dltrain.train.progress import Progress
@@ -157,6 +157,14 @@ class Trainer(HeldOut, AsPlanned):
             plan=self.plan,
         )
 
+    def divide(self, dataset: Any) -> None:
+        """Assign the shards of a sharded dataset to nodes, and learn its number of classes. Else, do nothing.
+
+        All ranks call it together. ``steps`` does so for scripts.
+        """
+        if self.plan.dataset.sharded:
+            sharded_data.divide(self._team, self.progress, dataset)
+
     @property
     def dataset_path(self) -> Path:
         """Return the path of spec.dataset.uri or, without a manifest, of $DLJOB_DATASET.
@@ -256,6 +264,7 @@ class Trainer(HeldOut, AsPlanned):
         usage_checks.check_samples([int(count) for (count,) in counts])
         if self._passed:
             usage_checks.warn_of_a_second_pass(self.step)
+        sharded_data.ensure_divided(self._team, self.progress, loader, self.step)
         sampler, step, micro_batches = loader.sampler(self.plan), self._step, MicroBatches(self.plan, accumulate)
         self.total_steps = sampler.steps(self.plan)
         part_of = partial(self._part, sampler)

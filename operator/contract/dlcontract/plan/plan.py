@@ -190,6 +190,8 @@ class Plan(Record):
             )
         if self.synchronization != "Synchronous":
             self._check_asynchronous()
+        if self.dataset.sharded:
+            self._check_sharded()
         if (self.epochs is None) == (self.steps is None):
             raise ValueError(
                 f"epochs, steps: found {self.epochs} and {self.steps}; expected a number for exactly one of them, and "
@@ -265,6 +267,16 @@ class Plan(Record):
         if self.optimizer.scaling == "AdaScale":
             raise ValueError(
                 f"optimizer.scaling: found AdaScale with synchronization {self.synchronization}; expected Synchronous"
+            )
+
+    def _check_sharded(self) -> None:
+        """Raise ValueError if other fields of the plan do not allow distribution Sharded of the dataset."""
+        framework = self.model.framework
+        if self.splits_model or self.synchronization != "Synchronous" or framework != "DLTrain":
+            raise ValueError(
+                f"dataset.distribution: found Sharded with parallelism {self.parallelism}, synchronization "
+                f"{self.synchronization} and framework {framework}; expected Full, or parallelism Data or Optimizer, "
+                "Synchronous, and framework DLTrain"
             )
 
     def _check_model_parallel(self) -> None:

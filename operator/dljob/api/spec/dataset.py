@@ -1,6 +1,7 @@
 """``spec.dataset``: the source of the training data, and its place in the pod."""
 
 import hashlib
+import re
 from enum import StrEnum
 from typing import Annotated
 
@@ -26,6 +27,18 @@ class BuiltinDataset(StrEnum):
 
 
 BUILTIN_DATASETS = tuple(member.value for member in BuiltinDataset)
+
+
+class Distribution(StrEnum):
+    FULL = "Full"
+    SHARDED = "Sharded"
+
+
+DEFAULT_SIZE = "2Gi"
+"""Size limit of the volume for fetched data on each node, if the spec sets no ``dataset.size``."""
+_SHARDS = "!has(self.distribution) || self.distribution != 'Sharded'"
+SHARDED_FILE = r"^[^?]*[.](npz|npy|bin)([?].*)?$"
+"""Pattern of the URIs of files of which nodes can fetch a part."""
 
 
 class Dataset(ApiModel):
@@ -65,6 +78,21 @@ class Dataset(ApiModel):
             "replaces that copy: remove one of them",
             lambda d: d.size is None or d.cache_claim_name is None,
         ),
+        Rule(
+            "distribution",
+            f"{_SHARDS} || ({_IS_REMOTE}) && !has(self.cacheClaimName) && self.uri.matches('{SHARDED_FILE}')",
+            "distribution Sharded needs an http, https or s3 uri of one .npz, .npy or .bin file, and no "
+            "cacheClaimName, because nodes can fetch a part of such files only: choose Full, or store the data in such "
+            "a file",
+            lambda d: not d.sharded or d.divisible,
+        ),
+        Rule(
+            "distribution",
+            f"{_SHARDS} || has(self.size) && has(self.sampleBytes)",
+            "distribution Sharded needs size and sampleBytes, because the plan gives no node more data than it has "
+            "space for: set both, or choose Full",
+            lambda d: not d.sharded or (d.size is not None and d.sample_bytes is not None),
+        ),
     )
 
     name: Annotated[
@@ -87,12 +115,21 @@ class Dataset(ApiModel):
     ] = None
     samples: Annotated[int | None, Field(ge=1, description="Number of training samples at uri.")] = None
     sample_bytes: Annotated[int | None, Field(ge=1, description="Bytes of one stored sample, for planning.")] = None
+    distribution: Annotated[
+        Distribution,
+        Field(
+            description="Full: each node has all data. Sharded: each node fetches and stores only the part that its "
+            "ranks compute, in proportion to their local batch sizes. Samples then have another order."
+        ),
+    ] = Distribution.FULL
     sha256: Annotated[
         str | None,
         Field(
             pattern="^[0-9a-f]{64}$",
             max_length=64,
-            description="SHA-256 checksum of the file at uri, as sha256sum prints it. It is verified before training.",
+            description="SHA-256 checksum of the file at uri, as sha256sum prints it. It is verified before training. "
+            "With distribution Sharded, the checksum of the file FILE.blocks beside it, as "
+            "dltrain.data.sharded.block_sums prints it.",
         ),
     ] = None
     size: Annotated[
@@ -126,6 +163,16 @@ class Dataset(ApiModel):
     def remote(self) -> bool:
         """Return True if the data must be downloaded before training (http, https or s3)."""
         return (self.uri or "").startswith(("http://", "https://", "s3://"))
+
+    @property
+    def sharded(self) -> bool:
+        """Return True if each node fetches only the part of the data that its ranks compute."""
+        return self.distribution is Distribution.SHARDED
+
+    @property
+    def divisible(self) -> bool:
+        """Return True if the data is in a file of which nodes can fetch a part."""
+        return self.remote and self.cache_claim_name is None and re.search(SHARDED_FILE, self.uri or "") is not None
 
     @property
     def checked(self) -> bool:

@@ -19,12 +19,13 @@ from dljob.api import (
     duration_s,
 )
 from dljob.api.base import AUTO_INTERVAL
+from dljob.api.spec.dataset import DEFAULT_SIZE
 from dljob.api.spec.planning import MAX_NODES
 from dljob.cluster import quantity
 from dljob.cluster.site import ASSUMED_SITE, Site
 from dljob.job.identity import data_key, profile_key
 from dljob.perf.workload.datasets import DATASETS
-from dljob.planner import Batches, FixedChoice, Request, RunningBatch
+from dljob.planner import Batches, FixedChoice, Request, RunningBatch, Storage
 from dljob.planner.search.model_split import MICRO_BATCHES_PER_STAGE
 
 
@@ -159,7 +160,21 @@ def planner_request(
         checkpoint_interval_s=None
         if spec.checkpoint.interval == AUTO_INTERVAL
         else duration_s(spec.checkpoint.interval),
+        storage=storage(spec),
         missing=spec.missing,
+    )
+
+
+def storage(spec: DLJobSpec) -> Storage | None:
+    """Return the space for data that is fetched to each node; None if no data is."""
+    data = spec.dataset
+    if not data.remote or data.cache_claim_name is not None:
+        return None
+    return Storage(
+        int(quantity(data.size or DEFAULT_SIZE)),
+        data.samples * data.sample_bytes if data.samples and data.sample_bytes else None,
+        data.sharded,
+        data.divisible,
     )
 
 

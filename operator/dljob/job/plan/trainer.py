@@ -1,16 +1,25 @@
 """Translate a planner's decision into the plan for the trainer."""
 
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from itertools import accumulate
+
 import dlcontract
 from dljob.api import Collective, DLJobSpec, FailureRule, Framework, ParallelismStrategy, duration_s
 from dljob.api.base import AUTO_INTERVAL
+from dljob.cluster import quantity
 from dljob.cluster.domains import Domain
 from dljob.job.plan.grace import grace_s
-from dljob.job.plan.request import learning_rate_rule, train_samples
-from dljob.planner import Choice, Decision, Group
+from dljob.job.plan.request import learning_rate_rule, storage, train_samples
+from dljob.planner import Choice, Decision, Group, Storage
 
 TCP_SEGMENT_NBYTES = 56 * 2**10
 """Size in bytes of the segments in which ranks on several nodes send a bucket of gradients. It is below the eager limit
 of Open MPI over TCP (64 KiB), so that a segment needs no handshake."""
+
+INDEX_NBYTES = 16 * 2**20
+"""Bytes of ``dataset.size`` that are not for shards."""
 
 
 def _ranks(job: str, groups: tuple[Group, ...], domain: str) -> tuple[dlcontract.Rank, ...]:
@@ -40,7 +49,20 @@ def _dataset(spec: DLJobSpec) -> dlcontract.DatasetRef:
         return dlcontract.DatasetRef(name=spec.dataset.name.value, samples=train_samples(spec))
     if not spec.dataset.given:
         return dlcontract.DatasetRef()
-    return dlcontract.DatasetRef(path=spec.dataset.path, samples=spec.dataset.samples)
+    found = dlcontract.DatasetRef(path=spec.dataset.path, samples=spec.dataset.samples)
+    if not spec.dataset.sharded:
+        return found
+    assert spec.dataset.size is not None, "a rule of the API"
+    size_nbytes = int(quantity(spec.dataset.size))
+    return found.model_copy(
+        update={
+            "distribution": "Sharded",
+            "uri": spec.dataset.uri,
+            "sha256": spec.dataset.sha256,
+            # The rest is for the index of the blocks, so that the kubelet does not evict the pod.
+            "size_nbytes": max(size_nbytes // 2, size_nbytes - INDEX_NBYTES, 1),
+        }
+    )
 
 
 def _measures(spec: DLJobSpec, chosen: Choice, strategy: str) -> bool:
@@ -68,13 +90,46 @@ def _min_ranks(spec: DLJobSpec, choice: Choice) -> int:
 
     With model parallelism, the trainer needs all ranks. Otherwise, sort the nodes by their numbers of ranks, the fewest
     ranks first, and add up the ranks of the first ``spec.nodes.min`` nodes. The number of parameter servers (ranks
-    without samples) is added to this sum. The result is at most the number of all ranks.
+    without samples) is added to this sum. The remaining ranks must also have space for all shards of the data. The
+    result is at most the number of all ranks.
     """
     if choice.splits_model:
         return sum(len(g.shares) for g in choice.groups)
     servers = sum(share == 0 for g in choice.groups for share in g.shares)
     per_node = sorted(g.ranks_per_node for g in choice.groups for _ in range(g.nodes))
-    return min(sum(per_node), max(1, sum(per_node[: spec.nodes.min]) + servers))
+    nodes = [
+        g.shares[node * g.ranks_per_node : (node + 1) * g.ranks_per_node]
+        for g in choice.groups
+        for node in range(g.nodes)
+    ]
+    least = max(sum(per_node[: spec.nodes.min]), enough_for_shards(storage(spec), nodes))
+    return min(sum(per_node), max(1, least + servers))
+
+
+def enough_for_shards(space: Storage | None, nodes: Sequence[Sequence[int]]) -> int:
+    """Return the smallest number of workers of which any have space for all shards of the data.
+
+    After a loss, the others divide the batch, and so the data, in proportion to their local batch sizes. ``space``: the
+    space on each node; None if no data is fetched. ``nodes``: the local batch sizes on each node. The result exceeds
+    the number of workers if no worker may be lost.
+    """
+    if space is None or not space.sharded or not space.data_nbytes:
+        return 1
+    most = space.shard_room_nbytes / space.data_nbytes
+    counts = Counter(share for shares in nodes for share in shares if share)
+    kinds = {tuple(sorted((share for share in shares if share), reverse=True)) for shares in nodes} - {()}
+    # The worst case for a node: its own ranks live, and of the others the smallest.
+    others = {own: (0, *accumulate(sorted((counts - Counter(own)).elements()))) for own in kinds}
+
+    def fits(alive: int) -> bool:
+        for own, smallest in others.items():
+            kept = min(alive, len(own))
+            mine = sum(own[:kept])
+            if mine > most * (mine + smallest[min(alive - kept, len(smallest) - 1)]):
+                return False
+        return True
+
+    return bisect_left(range(1, counts.total() + 1), True, key=fits) + 1
 
 
 def _checkpoint(spec: DLJobSpec, domain: Domain) -> dlcontract.CheckpointRef:

@@ -92,6 +92,7 @@ def node_capacity(node: NodeSeen) -> NodeCapacity | None:
         labels=node.labels,
         taints=tuple(taint for taint in node.taints if taint[2] != "PreferNoSchedule"),
         left_out=absurd,
+        storage_nbytes=int(storage) if (storage := amount(node.allocatable.get("ephemeral-storage", "0"))) else None,
     )
     return NodeCapacity(shown, replace(total, devices=found.count) if found.is_gpu else total)
 

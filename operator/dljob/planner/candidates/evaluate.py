@@ -19,7 +19,9 @@ from dljob.planner.candidates.batch_split import Kind, even, even_split, split
 from dljob.planner.candidates.cost.interrupted import interrupted
 from dljob.planner.candidates.cost.measured import communication_ratio, predicted
 from dljob.planner.candidates.options import Option, link_of, message_link_of, overlap_of, priced
+from dljob.planner.candidates.shard_space import largest_share, too_little_space
 from dljob.planner.types import Basis, Choice, CollectiveName, Group, Prediction, Refusal, Request
+from dljob.planner.types.storage import Storage
 from dljob.planner.types.texts import gibibytes, group_names, rate, samples
 
 LEAST_BUSY = 0.25
@@ -59,12 +61,19 @@ def _on_node(option: Option) -> str:
 
 
 def shares_of(
-    parts: Sequence[Part], batch: int, uneven: bool, servers: int = 0, *, first: bool = False
+    parts: Sequence[Part],
+    batch: int,
+    uneven: bool,
+    servers: int = 0,
+    *,
+    first: bool = False,
+    storage: Storage | None = None,
 ) -> list[list[int]] | None:
     """Return a list of local batch sizes for each part, or None if no sizes that fit into memory add up to ``batch``.
 
     ``uneven``: True if faster ranks get larger batches. The last ``servers`` ranks, or the first if
-    ``first`` is True, are parameter servers and get no samples.
+    ``first`` is True, are parameter servers and get no samples. ``storage``: the space for shards of the data, which
+    limits local batch sizes; None if data has no limit.
     """
     counts = [p.ranks for p in parts]
     for i in range(len(parts)) if first else reversed(range(len(parts))):
@@ -74,13 +83,14 @@ def shares_of(
     free = [i for i, p in enumerate(parts) if p.batch_per_rank is None and counts[i]]
     result = [[p.batch_per_rank or 0] * n for p, n in zip(parts, counts, strict=True)]
     rest = batch - sum(map(sum, result))
-    kinds = [Kind(parts[i].option.curve, counts[i], parts[i].option.largest_batch) for i in free]
+    largest = [largest_share(p.option, batch, storage) for p in parts]
+    kinds = [Kind(parts[i].option.curve, counts[i], largest[i]) for i in free]
     found = (split if uneven else even_split)(kinds, rest) if kinds else ([] if rest == 0 else None)
     if found is None:
         return None
     for i, part in zip(free, found, strict=True):
         result[i] = part
-    fits = all(max(s, default=0) <= p.option.largest_batch for s, p in zip(result, parts, strict=True))
+    fits = all(max(s, default=0) <= most for s, most in zip(result, largest, strict=True))
     if not fits:
         return None
     serving = [[0] * (p.ranks - len(s)) for s, p in zip(result, parts, strict=True)]
@@ -92,6 +102,9 @@ def _does_not_fit(parts: Sequence[Part], request: Request, workload: Workload) -
     if request.global_batch < ranks:
         text = f"every rank needs a sample, but {ranks} ranks share a global batch of {samples(request.global_batch)}"
         return Refusal(describe(parts), text)
+    asked = [(p.nodes, p.option.ranks_per_node, p.batch_per_rank) for p in parts]
+    if (too_little := too_little_space(asked, request)) is not None:
+        return Refusal(describe(parts), too_little)
     worst = min(parts, key=lambda p: p.option.largest_batch)
     share = ceil((worst.batch_per_rank or even(request.global_batch, ranks)[0]) / worst.option.micro_batches)
     held = held_by(parts, workload)
@@ -139,14 +152,15 @@ def evaluate(
     apart = request.synchronization != "Synchronous"
 
     def shares_with(options: Sequence[Option]) -> list[list[int]] | None:
-        return shares_of(_with(parts, options), request.global_batch, request.uneven, serving, first=layered)
+        asked = _with(parts, options)
+        return shares_of(asked, request.global_batch, request.uneven, serving, first=layered, storage=request.storage)
 
     chosen, micro_batches = micro_batches_of([p.option for p in parts], shares_with)
     parts = _with(parts, chosen)
     if apart and not serving:
         text = "asynchronous training needs at least 2 ranks (a worker and a parameter server), but the plan has 1 rank"
         return Refusal(describe(parts), text)
-    shares = shares_of(parts, request.global_batch, request.uneven, serving, first=layered)
+    shares = shares_with(chosen)
     if shares is None:
         return _does_not_fit(parts, request, workload)
     link, link_spread = link_of(chosen, nodes, request.backend)

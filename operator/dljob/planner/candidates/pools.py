@@ -14,6 +14,8 @@ from dljob.cluster.catalogue import GPU_RESOURCES, VENDORS, canonical, gpu, vend
 from dljob.cluster.domains import Crossing
 from dljob.perf.resources.memory import PROCESS_NBYTES
 from dljob.planner.types import Refusal, Request
+from dljob.planner.types.storage import UNLIMITED
+from dljob.planner.types.texts import gibibytes
 
 UNEQUAL = 1.5
 """Maximum ratio of CPUs for CPU nodes of one device type. If the CPUs that a rank can use on two such nodes differ by a
@@ -135,6 +137,9 @@ def _why_not(node: Node, request: Request) -> str | None:
     memory = request.memory_per_pod_nbytes or PROCESS_NBYTES
     if node.free_memory_nbytes < memory:
         return f"{node.free_memory_nbytes / 2**30:.2g} GiB of memory are free, but {memory / 2**30:.2g} GiB are needed"
+    if request.storage is not None and (node.storage_nbytes or UNLIMITED) < request.storage.node_nbytes:
+        has, needs = gibibytes(node.storage_nbytes or 0), gibibytes(request.storage.node_nbytes)
+        return f"it has {has} of storage, but the data needs {needs} (dataset.size)"
     return None
 
 

@@ -18,6 +18,7 @@ from dljob.perf.workload.workload import Workload
 from dljob.planner.candidates.cost.interrupted import interruptions_of
 from dljob.planner.candidates.cost.measured import communication_ratio, predicted
 from dljob.planner.candidates.options import Option, link_of, near_latency_s, overlap_of, priced, summing
+from dljob.planner.candidates.shard_space import largest_share
 from dljob.planner.types import CollectiveName, Request
 
 WHOLE = 1e-3
@@ -72,10 +73,14 @@ class Screen:
         batch = request.global_batch
         self._per_node = np.array([o.ranks_per_node for o in options], dtype=np.int64)
         self._first_s = np.array([o.curve.seconds(1) for o in options])
-        longest = max(o.curve.seconds(min(batch, o.largest_batch)) for o in options)
+        self._largest = [largest_share(o, batch, request.storage) for o in options]
+        longest = max(o.curve.seconds(min(batch, most)) for o, most in zip(options, self._largest, strict=True))
         self._grid_s = np.geomspace(0.999 * self._first_s.min(), 1.001 * max(longest, self._first_s.max()), GRID)
         self._done = np.stack(
-            [np.minimum(o.curve.samples_array(self._grid_s), o.largest_batch) * o.ranks_per_node for o in options]
+            [
+                np.minimum(o.curve.samples_array(self._grid_s), most) * o.ranks_per_node
+                for o, most in zip(options, self._largest, strict=True)
+            ]
         )
         self._spread = np.array([o.compute_spread for o in options])
         links = [link_of([o], 2, request.backend) for o in options]
@@ -146,7 +151,7 @@ class Screen:
             share = -(-batch // np.maximum(ranks, 1))
             times = np.stack([o.curve.seconds_array(share.astype(float)) for o in self.options], axis=1)
             result = np.where(used, times, 0.0).max(axis=1)
-            room = np.array([float(o.largest_batch) for o in self.options])
+            room = np.array([float(most) for most in self._largest])
             fits = np.where(used, share[:, None] <= room, True).all(axis=1)
         else:
             done = counts @ self._done
@@ -243,6 +248,7 @@ class Screen:
         nodes. ``compute_s``: seconds in which the slowest rank processes its batch, including exposed input time.
         ``ratio``: the result of ``communication_ratio``.
         """
+        batch = self.request.global_batch
         busiest = np.where(used, self._per_node, 0).max(axis=1).astype(float)
         slowest_s, spread = np.zeros(len(n)), np.zeros(len(n))
         for known, members in self._known:
@@ -253,7 +259,7 @@ class Screen:
             for i in np.unique(which):
                 option, mine = self.options[members[i]], which == i
                 share[mine] = np.ceil(option.curve.samples_array(compute_s[rows[mine]]) - WHOLE)
-                share[mine] = np.clip(share[mine], 1, min(option.largest_batch, self.request.global_batch))
+                share[mine] = np.clip(share[mine], 1, min(self._largest[members[i]], batch))
                 data_s[mine] = option.curve.seconds_array(share[mine]) - option.computing.seconds_array(share[mine])
                 one_s[mine] = compute_s[rows[mine]] - data_s[mine]
                 one_s[mine] = np.maximum(one_s[mine], option.curve.seconds(0) / 2) / option.slowdown

@@ -16,6 +16,7 @@ from dljob.planner.types.decision import (
     Unsupported,
 )
 from dljob.planner.types.request import Batches, FixedChoice, Request, RunningBatch
+from dljob.planner.types.storage import Storage
 
 __all__ = [
     "Basis",
@@ -33,6 +34,7 @@ __all__ = [
     "Refusal",
     "Request",
     "RunningBatch",
+    "Storage",
     "Strategy",
     "Unsupported",
 ]

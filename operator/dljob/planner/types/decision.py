@@ -196,6 +196,8 @@ class Decision:
     """Predicted seconds to write a checkpoint; 0 if the model is unknown."""
     unsupported: tuple[Unsupported, ...] = ()
     """Better plans that the trainer cannot run yet; empty unless the request asks for them (``asks_unsupported``)."""
+    data_text: str | None = None
+    """The space and the time to fetch of the plan's data on each node; None if the data is not fetched or unknown."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from dljob.cluster.energy import ASSUMED_ENERGY, EnergySettings
 from dljob.cluster.prices import CATALOGUE_PRICES, Prices
 from dljob.perf.step.backends import Backend
 from dljob.perf.step.step import BUCKET_NBYTES
+from dljob.planner.types.storage import Storage
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
 
@@ -169,6 +170,8 @@ class Request:
     backend: Backend | None = None
     """Communication backend whose measured constants predict the communication. None: that of the job, predicted
     without constants of an implementation."""
+    storage: Storage | None = None
+    """The space for data that is fetched to each node, and the size of the data; None if none is fetched to nodes."""
     missing: tuple[str, ...] = ()
     """Fields that the spec lacks and without which no time can be predicted, such as model; empty if it has them all.
 

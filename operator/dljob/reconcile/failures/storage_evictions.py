@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass, replace
 
 from dljob.api import DLJobSpec
+from dljob.api.spec.dataset import DEFAULT_SIZE
 from dljob.cluster import quantity
 from dljob.job.observed import Eviction
 from dljob.job.plan.failures import MAX_EVICTED, FailureRecord
@@ -139,8 +140,9 @@ def _volume_exceeded(name: str, limit: str, spec: DLJobSpec) -> str:
             "or the checkpoint that is restored, exceed this size. Set a larger size, or keep fewer checkpoints"
         )
     if name in {item["name"] for item in dataset.volume(spec)}:
-        found = spec.dataset.size or f"{dataset.DEFAULT_SIZE} (the default)"
-        return f"spec.dataset.size: found {found}; the data is larger. Set a larger size, or use dataset.cacheClaimName"
+        found = spec.dataset.size or f"{DEFAULT_SIZE} (the default)"
+        other = "more nodes" if spec.dataset.sharded else "dataset.cacheClaimName"
+        return f"spec.dataset.size: found {found}; the data is larger. Set a larger size, or use {other}"
     return (
         f"spec.podTemplateOverrides: found sizeLimit {limit} of the emptyDir volume {name}, whose files exceed this "
         "limit. Raise sizeLimit, or let the script write less data"

@@ -2,23 +2,28 @@
 
 from collections.abc import Sequence
 
-from dlcontract import DATASET_DIR
+from dlcontract import DATASET_DIR, DATASET_SECRET_DIR
 from dljob.api import DLJobSpec
+from dljob.api.spec.dataset import DEFAULT_SIZE
 from dljob.cluster import quantity
 from dljob.job.observed import DATASET_CONTAINER
 from dljob.render.config import Manifest
 
-DEFAULT_SIZE = "2Gi"
-"""Size limit of the volume for fetched data on each node, if the spec sets no ``dataset.size``."""
+SECRET_VOLUME = "dataset-secret"
 _COMMAND = ("python", "-m", "dltrain.data.fetch")
 
 
 def volume(spec: DLJobSpec) -> list[Manifest]:
     """Return a list with the volume ``dataset``, or an empty list if the job needs no volume for its data.
 
-    The volume is the claim that the spec names, or else an ``emptyDir`` on the node's disk for data to fetch.
+    The volume is the claim that the spec names, or else an ``emptyDir`` on the node's disk for data to fetch. If ranks
+    fetch shards, a volume with the credentials follows.
     """
     data = spec.dataset
+    if data.sharded:
+        secret = {"secretName": data.secret_name, "defaultMode": 0o440}
+        secrets: list[Manifest] = [{"name": SECRET_VOLUME, "secret": secret}] if data.secret_name else []
+        return [{"name": "dataset", "emptyDir": {"sizeLimit": data.size}}, *secrets]
     if data.claim:
         claim = {"claimName": data.claim} if data.remote else {"claimName": data.claim, "readOnly": True}
         return [{"name": "dataset", "persistentVolumeClaim": claim}]
@@ -28,7 +33,18 @@ def volume(spec: DLJobSpec) -> list[Manifest]:
 def mount(spec: DLJobSpec, *, writable: bool = False) -> list[Manifest]:
     if not volume(spec):
         return []
+    if spec.dataset.sharded:
+        found: list[Manifest] = [{"name": "dataset", "mountPath": DATASET_DIR}]
+        if spec.dataset.secret_name:
+            # Files rather than environment variables, as for checkpoints: scripts keep their own AWS_… variables.
+            found.append({"name": SECRET_VOLUME, "mountPath": DATASET_SECRET_DIR, "readOnly": True})
+        return found
     return [{"name": "dataset", "mountPath": DATASET_DIR, **({} if writable else {"readOnly": True})}]
+
+
+def fetched_first(spec: DLJobSpec) -> bool:
+    """Return True if an init container fetches or verifies the data. Ranks fetch shards themselves."""
+    return (spec.dataset.remote or spec.dataset.checked) and not spec.dataset.sharded
 
 
 def init_container(spec: DLJobSpec, image: Manifest, environment: Sequence[Manifest], security: Manifest) -> Manifest:

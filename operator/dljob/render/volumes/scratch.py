@@ -77,15 +77,17 @@ def storage(spec: DLJobSpec) -> tuple[dict[str, str], dict[str, str]]:
     """Return the trainer container's requests and limits of ephemeral storage (space on the node's disk).
 
     Both have the form of ``resources`` in a container, in bytes. Without ``spec.trainer.scratch``, there is no limit,
-    and a request only for checkpoints on their way to an object store (``spec.checkpoint.uri``). The kubelet counts all
-    volumes on the node's disk against the limit of the pod, so fetched data, files of ``trainer.source`` and an
-    injected agent are included.
+    and a request only for checkpoints on their way to an object store (``spec.checkpoint.uri``) and for shards. The
+    kubelet counts all volumes on the node's disk against the limit of the pod, so fetched data, files of
+    ``trainer.source`` and an injected agent are included.
     """
-    staged = checkpoints.staging(spec)
+    staged, data = checkpoints.staging(spec), dataset.volume(spec)
+    if spec.dataset.sharded:  # Otherwise the init container that fetches the data requests the space.
+        staged, data = [*staged, *(item for item in data if "emptyDir" in item)], []
     if spec.trainer.scratch is None:
         nbytes = sum(int(quantity(item["emptyDir"]["sizeLimit"])) for item in staged)
         return ({"ephemeral-storage": str(nbytes)} if staged else {}), {}
-    others = (*staged, *dataset.volume(spec), *agent.volume(spec), *source.volumes(spec))
+    others = (*staged, *data, *agent.volume(spec), *source.volumes(spec))
     nbytes = int(quantity(size(spec)))
     nbytes += sum(int(quantity(item["emptyDir"]["sizeLimit"])) for item in others if "emptyDir" in item)
     return {"ephemeral-storage": str(nbytes)}, {"ephemeral-storage": str(nbytes + RESERVE_NBYTES)}

@@ -1,6 +1,7 @@
 """The loader that a script passes to ``t.steps``: a dataset and the options for loading its batches."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -86,6 +87,9 @@ class Loader:
 
     def sampler(self, plan: Plan) -> Sampler:
         """Return the sampler that splits this dataset into the batches of ``plan``."""
+        sampler: Sampler | None = getattr(self.source.dataset, "sampler", None)
+        if plan.dataset.sharded and sampler is not None:
+            return replace(sampler, drop_last=self._drop_last)
         return Sampler.planned(plan, self.samples, drop_last=self._drop_last)
 
     def __iter__(self) -> Iterator[Any]:

@@ -19,6 +19,9 @@ _COMPRESSION = compatible_with_field("gradientCompression", "gradient_compressio
 _RANGE_STRATEGY = compatible_with_field("batchSizeRange", "batch_size_range", "strategy", "synchronization")
 _RANGE_FRAMEWORK = compatible_with_field("batchSizeRange", "batch_size_range", "framework")
 _IS_TORCHRUN = chosen("framework", "Torchrun")
+_SHARDED = chosen("framework", "DLTrain") & (
+    chosen("strategy", "Data", "Optimizer") & chosen("synchronization", "Synchronous")
+)
 _OWN_GRADIENTS = chosen("framework", "Torchrun", "MPI")
 _WITHOUT_MODEL = f"({_OWN_GRADIENTS.cel}) && has(self.trainer.command) && size(self.trainer.command) > 0"
 _HAS_MODEL = "has(self.model)"
@@ -293,6 +296,22 @@ RULES = (
         "Synchronous and trainer.framework DLTrain: remove gradientCompression, or remove collective and choose "
         "these three values",
         _COMPRESSION.holds,
+    ),
+    Rule(
+        "dataset.distribution",
+        "!has(self.dataset) || !has(self.dataset.distribution) || self.dataset.distribution != 'Sharded' || "
+        f"({_SHARDED.cel})",
+        "dataset.distribution Sharded needs trainer.framework DLTrain, parallelism.strategy Data or Optimizer and "
+        "parallelism.synchronization Synchronous: choose Full, or choose these values",
+        lambda s: not s.dataset.sharded or _SHARDED.holds(s),
+    ),
+    Rule(
+        "dataset.distribution",
+        "!has(self.dataset) || !has(self.dataset.distribution) || self.dataset.distribution != 'Sharded' || "
+        "!has(self.batchSizeRange)",
+        "dataset.distribution Sharded needs a fixed globalBatchSize, because each step takes one sample of each shard: "
+        "choose Full, or remove batchSizeRange",
+        lambda s: not s.dataset.sharded or s.batch_size_range is None,
     ),
     *COMPUTATION_RULES,
     Rule(

@@ -1,0 +1,40 @@
+"""Limits of local batch sizes by the space for shards of the data on each node (``dataset.distribution: Sharded``)."""
+
+from collections.abc import Sequence
+
+from dljob.planner.candidates.batch_split import even
+from dljob.planner.candidates.options import Option
+from dljob.planner.types import Request
+from dljob.planner.types.storage import Storage
+from dljob.planner.types.texts import gibibytes
+
+
+def largest_share(option: Option, batch: int, storage: Storage | None) -> int:
+    """Return the largest local batch size of a rank, by its memory and by the space for the shards of its node."""
+    if storage is None:
+        return option.largest_batch
+    return min(option.largest_batch, storage.largest_share(batch, option.ranks_per_node))
+
+
+def too_little_space(parts: Sequence[tuple[int, int, int | None]], request: Request) -> str | None:
+    """Return a text that says that a node has too little space for its shards; None if the nodes have enough.
+
+    ``parts``: number of nodes, ranks per node and fixed local batch size (None if it is free) of each group of nodes.
+    """
+    storage, batch = request.storage, request.global_batch
+    if storage is None or not storage.sharded or not storage.data_nbytes:
+        return None
+    ranks = sum(nodes * per_node for nodes, per_node, _ in parts)
+    enough = sum(nodes for nodes, _, _ in parts) * storage.shard_room_nbytes >= storage.data_nbytes
+    # If the nodes together have enough space, an uneven split gives no node more than it has space for.
+    needed = [
+        (share or even(batch, ranks)[0]) * per_node * storage.data_nbytes / batch
+        for _, per_node, share in parts
+        if share or not request.uneven or not enough
+    ]
+    if max(needed, default=0.0) <= storage.shard_room_nbytes:
+        return None
+    return (
+        f"does not fit: the shards of a node need {gibibytes(max(needed))}, but it has "
+        f"{gibibytes(storage.shard_room_nbytes)} (dataset.size, less a tenth for other data)"
+    )
