@@ -85,12 +85,17 @@ def test_regression_and_language_model() -> None:
 def test_other_models_are_compared_in_the_order_of_their_metric() -> None:
     others = (OtherModel("trees", 0.5), OtherModel("linear <model>", 0.97))
     found = replace(analysis(np.eye(2)[[0, 1, 1, 1]], np.array([0, 1, 1, 0])), other_models=others)
-    expected = [["linear <model>", "97.00 %"], ["this model", "75.00 %"], ["trees", "50.00 %"], ["without inputs", "50.00 %"]]
+    expected = [
+        ["linear <model>", "97.00 %"],
+        ["this model", "75.00 %"],
+        ["trees", "50.00 %"],
+        ["without inputs", "50.00 %"],
+    ]
     assert cells(tree(found), "compared") == expected
     random = np.random.default_rng(0)
     language = analysis(random.normal(size=(9, 5, 7)), random.integers(0, 7, (9, 5)))
     rows = cells(tree(replace(language, other_models=(OtherModel("pairs of bytes", 2.5),))), "compared")
-    assert [name for name, _ in rows][0] == "pairs of bytes", "the lowest perplexity is the best"
+    assert rows[0][0] == "pairs of bytes", "the lowest perplexity is the best"
     assert cells(tree(language), "compared") == []
     short = with_summary(Outcome(steps=20, seconds=1), document(found)).analysis
     assert short is not None and [(each.name, each.value) for each in short.other_models] == [

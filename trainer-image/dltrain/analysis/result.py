@@ -166,8 +166,8 @@ class Analysis:
     """The analysis of a model on held-out data. One of ``classification``, ``regression`` and ``language`` is set.
 
     ``samples``: number of predictions that the figures cover (for a language model: tokens). ``invalid``: further
-    predictions that are NaN or infinite, which no figure covers. ``other_models``: as the script named them; none if the
-    main metric is the RMSE.
+    predictions that are NaN or infinite, which no figure covers. ``other_models``: as the script named them; none if
+    the main metric is the RMSE.
     """
 
     task: Task
