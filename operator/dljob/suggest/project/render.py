@@ -231,9 +231,7 @@ def manifests(files: Mapping[str, str], own: Mapping[str, Any]) -> str:
         "metadata": {"name": "suggested"},
         "data": dict(files),
     }
-    shown: str = yaml.dump_all(
-        [scripts, dict(own)], Dumper=Dumper, sort_keys=False, width=120, allow_unicode=True
-    )
+    shown: str = yaml.dump_all([scripts, dict(own)], Dumper=Dumper, sort_keys=False, width=120, allow_unicode=True)
     return shown
 
 
