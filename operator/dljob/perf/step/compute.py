@@ -7,6 +7,7 @@ the curve passes through the measured points. Outside their range, it has the sh
 """
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -55,6 +56,7 @@ def host_overhead_s(workload: Workload, cores: float = 1.0, factor: float = 1.0)
     return factor * (STEP_OVERHEAD_S + LAYER_OVERHEAD_S * structure.host_layers(workload)) / min(1.0, cores)
 
 
+@lru_cache(maxsize=256)
 def update_s(workload: Workload, device: Device, use: CoreUse = ONE_CORE) -> float:
     """Return the seconds in which the optimizer updates all parameters once, at the end of a step.
 
@@ -81,6 +83,7 @@ def _sheet_update_s(workload: Workload, device: Device) -> float:
     )
 
 
+@lru_cache(maxsize=256)
 def catalogue_curve(workload: Workload, device: Device, cores: float = 1.0, use: CoreUse | None = None) -> Curve:
     """Predict the compute seconds of a step over the batch, for a workload that was never measured on this device.
 

@@ -7,6 +7,8 @@ structures. With ``--refit``, it also prints the constants below.
 """
 
 from collections.abc import Mapping
+from functools import lru_cache
+from types import MappingProxyType
 
 from dljob.perf.workload.workload import REAL_NBYTES, Workload
 
@@ -50,7 +52,8 @@ def host_terms(workload: Workload) -> dict[str, float]:
     return {"step": 1.0, "layer": float(host_layers(workload))}
 
 
-def time_terms(workload: Workload, batch: float) -> dict[str, float]:
+@lru_cache(maxsize=256)
+def time_terms(workload: Workload, batch: float) -> Mapping[str, float]:
     """Return the work of a step with ``batch`` samples, in the units of ``TIME_S``: operations and bytes moved.
 
     Convolutions and pools have separate terms, because they convert tensor layouts. The forward and the backward pass
@@ -67,7 +70,7 @@ def time_terms(workload: Workload, batch: float) -> dict[str, float]:
         found[mover] += batch * REAL_NBYTES * layer.moved_elements
         found["weight_B"] += passes * layer.parameters
         found["large_weight_B"] += passes * max(0.0, layer.parameters - CACHED_NBYTES / REAL_NBYTES)
-    return found
+    return MappingProxyType(found)
 
 
 def growth_terms(workload: Workload, batch: float) -> dict[str, float]:

@@ -1,7 +1,7 @@
 """Workload: the training costs per sample and per step. It is the input of the performance model."""
 
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import Literal
 
 from dlcontract import Precision
@@ -52,6 +52,10 @@ class Workload:
     recomputes: bool = False
     """True with activation checkpointing: blocks keep only their inputs, and their forward pass runs twice."""
 
+    def __hash__(self) -> int:
+        """Return a hash of a few fields, because hashing all layers takes longer than what functions with a cache save."""
+        return hash((self.name, self.parameters, self.optimizer_slots, self.activation_nbytes, self.precision))
+
     @cached_property
     def parameters(self) -> int:
         return sum(layer.parameters for layer in self.layers)
@@ -75,6 +79,7 @@ class Workload:
         return sum(layer.forward_FLOPs + layer.backward_FLOPs for layer in self.layers)
 
 
+@lru_cache(maxsize=64)
 def in_precision(workload: Workload, precision: Precision) -> Workload:
     """Return the workload with forward and backward pass in ``precision``.
 
@@ -91,6 +96,7 @@ def in_precision(workload: Workload, precision: Precision) -> Workload:
     )
 
 
+@lru_cache(maxsize=64)
 def recomputing(workload: Workload) -> Workload:
     """Return the workload with activation checkpointing. It has blocks (``checkpointed_nbytes`` is not None).
 
@@ -175,6 +181,7 @@ LEAST_FLOPs = 1.0
 """Least operations of a sample. With fewer, rounding would hide the time of a sample in that of a step."""
 
 
+@lru_cache(maxsize=64)
 def hinted(
     parameters: int,
     flops_per_sample: float,

@@ -6,8 +6,10 @@ decreases with T, so bisection over T finds the optimum. Equal ranks are handled
 depend on the number of ranks.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import nextafter
 
 from dljob.perf.fit.curve import Curve
 
@@ -24,6 +26,10 @@ class Kind:
     curve: Curve
     ranks: int
     largest_batch: int
+
+
+FEW = 32
+"""Number of whole batches, over all kinds, that are left between two times when the bisection tries their times only."""
 
 
 def _by(kind: Kind, seconds: float) -> int:
@@ -46,16 +52,7 @@ def split(kinds: Sequence[Kind], batch: int) -> list[list[int]] | None:
         return None
     if sum(k.ranks for k in kinds) == batch:
         return [[1] * k.ranks for k in kinds]
-    low = 0.0
-    high = max(k.curve.seconds(min(batch, k.largest_batch)) for k in kinds)
-    while True:
-        middle = (low + high) / 2
-        if not low < middle < high:  # ``low`` and ``high`` are neighbouring floating-point numbers
-            break
-        if sum(k.ranks * _by(k, middle) for k in kinds) >= batch:
-            high = middle
-        else:
-            low = middle
+    low, high = _bracket(kinds, batch)
     each = [_by(k, high) for k in kinds]
     totals = [k.ranks * b for k, b in zip(kinds, each, strict=True)]
     surplus = sum(totals) - batch
@@ -69,6 +66,30 @@ def split(kinds: Sequence[Kind], batch: int) -> list[list[int]] | None:
         assert more >= 0, "the spare samples cover the surplus"
     totals = [t - n for t, n in zip(totals, removed, strict=True)]
     return [even(total, kind.ranks) for total, kind in zip(totals, kinds, strict=True)]
+
+
+def _bracket(kinds: Sequence[Kind], batch: int) -> tuple[float, float]:
+    """Return (low, high): the least time by which all ranks can finish, and the next smaller floating-point number.
+
+    Only the times of whole batches matter. So the bisection over times ends as soon as ``FEW`` of them are left between
+    ``low`` and ``high``, and continues with these.
+    """
+    low, high = 0.0, max(k.curve.seconds(min(batch, k.largest_batch)) for k in kinds)
+    fewest, most = [1] * len(kinds), [_by(k, high) for k in kinds]
+    while sum(most) - sum(fewest) > FEW:
+        middle = (low + high) / 2
+        if not low < middle < high:  # ``low`` and ``high`` are neighbouring floating-point numbers
+            return low, high
+        each = [_by(k, middle) for k in kinds]
+        if sum(k.ranks * b for k, b in zip(kinds, each, strict=True)) >= batch:
+            high, most = middle, each
+        else:
+            low, fewest = middle, each
+    times = sorted(
+        {t for k, a, b in zip(kinds, fewest, most, strict=True) for n in range(a, b + 1) if low < (t := k.curve.seconds(n)) <= high}
+    )
+    first = bisect_left(times, batch, key=lambda t: sum(k.ranks * _by(k, t) for k in kinds))
+    return nextafter(times[first], 0.0), times[first]
 
 
 def even(batch: int, ranks: int) -> list[int]:

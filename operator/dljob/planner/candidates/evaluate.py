@@ -288,7 +288,8 @@ def _prediction(
     power_W = usd = alone = 0.0
     for part, batches in zip(parts, shares, strict=True):
         option = part.option
-        busy = sum(option.curve.seconds(b) for b in batches if b) / step_s
+        seconds = {b: option.curve.seconds(b) for b in set(batches)}
+        busy = sum(seconds[b] for b in batches if b) / step_s
         power_W += energy.rank_watts(option.device, busy / part.ranks) * part.ranks
         usd += energy.cost_usd(option.device, total_s, part.ranks)
         alone += part.ranks / option.curve.seconds(request.global_batch)
