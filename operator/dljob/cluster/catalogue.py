@@ -6,7 +6,7 @@
 import json
 import re
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Literal
 
@@ -103,6 +103,7 @@ def vendor(label: str) -> str:
     return "amd" if AMD.search(re.sub(r"[-_ ]+", " ", label.lower())) else "nvidia"
 
 
+@lru_cache(maxsize=1024)
 def canonical(label: str) -> str:
     """Return a product name in a form that is equal for different spellings of the name of one GPU.
 

@@ -4,6 +4,7 @@ The memory is a fixed amount, plus an amount for each sample in the batch.
 """
 
 from dataclasses import replace
+from functools import lru_cache
 
 from dljob.perf.workload import structure
 from dljob.perf.workload.workload import REAL_NBYTES, Workload
@@ -53,6 +54,7 @@ def fixed_nbytes(workload: Workload) -> float:
     return (2 + workload.optimizer_slots) * REAL_NBYTES * workload.parameters + workload.parameter_copies_nbytes
 
 
+@lru_cache(maxsize=256)
 def sharded(workload: Workload, ranks: int) -> Workload:
     """Return the workload with the optimizer state that one of ``ranks`` ranks holds if they shard the optimizer.
 

@@ -234,8 +234,11 @@ def calibrated(curve: Curve, points: Sequence[tuple[int, float]]) -> Curve:
     slope is the mean slope between these two points, limited to between 0.25 s and s. Batches and times must be finite
     and positive.
     """
-    if not points:
-        return curve
+    return _calibrated(curve, tuple(points)) if points else curve
+
+
+@lru_cache(maxsize=256)
+def _calibrated(curve: Curve, points: tuple[tuple[int, float], ...]) -> Curve:
     by_batch: dict[int, list[float]] = {}
     for batch, seconds in points:
         by_batch.setdefault(batch, []).append(seconds)

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf
 
 from dljob.calibrate.learned import Learned, hardware_of
@@ -100,6 +101,16 @@ class Option:
     def cpus(self) -> float:
         """Return the number of CPUs that the ranks of a node compute with."""
         return self.ranks_per_node * self.cores
+
+    @cached_property
+    def link_within(self) -> tuple[Link, float]:
+        """Return the result of ``link_of`` for ranks of this option on one node."""
+        return _link_of([self], 1)
+
+    @cached_property
+    def link_between(self) -> tuple[Link, float]:
+        """Return the result of ``link_of`` for ranks of this option on several nodes."""
+        return _link_of([self], 2)
 
     @property
     def label(self) -> str:
@@ -284,7 +295,10 @@ def link_of(chosen: list[Option], nodes: int, backend: Backend | None = None) ->
 
     ``backend``: None for the link itself.
     """
-    link, spread = _link_of(chosen, nodes)
+    if len(chosen) == 1:
+        link, spread = chosen[0].link_within if nodes == 1 else chosen[0].link_between
+    else:
+        link, spread = _link_of(chosen, nodes)
     return (link, spread) if backend is None else backend.over(link, spread, nodes)
 
 

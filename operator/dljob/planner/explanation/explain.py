@@ -86,12 +86,12 @@ def shown(request: Request, chosen: Choice, choices: list[Choice]) -> tuple[Choi
     """
     ranked = sorted(choices, key=lambda c: objective.score(request, c.prediction))
     shown = [chosen]
+    extents = {_kind(chosen): [_extent(chosen)]}
     for choice in ranked:
-        similar = (
-            abs(_extent(choice) - _extent(c)) <= DIFFERENT * _extent(c) and _kind(choice) == _kind(c) for c in shown
-        )
-        if len(shown) < request.candidates_kept and not any(similar):
+        extent, similar = _extent(choice), extents.setdefault(_kind(choice), [])
+        if len(shown) < request.candidates_kept and not any(abs(extent - e) <= DIFFERENT * e for e in similar):
             shown.append(choice)
+            similar.append(extent)
     for choice in ranked:
         if len(shown) < request.candidates_kept and choice not in shown:
             shown.append(choice)

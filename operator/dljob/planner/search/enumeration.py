@@ -5,8 +5,8 @@ grid of numbers of nodes, pairs of types over a coarser grid, and every subset o
 at every power of two ranks. A local search then starts from the best candidates and ends when no neighbour is better.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import combinations, product
+from collections.abc import Iterable, Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -74,7 +74,7 @@ class Search:
         for members in by_device:
             size *= 1 + int(self._most[members].sum())
         if size <= COMPLETE:
-            self._look(self._stacked(self._complete(by_device)))
+            self._look(self._complete(by_device))
             return
         self._look(self._stacked(self._row({i: n}) for i in range(len(self.options)) for n in self._grid(i)))
         best = [int(members[self._best_alone(members)]) for members in by_device]
@@ -105,12 +105,23 @@ class Search:
         """Return the rows as an array of shape (rows, options), also if there are no rows."""
         return np.array(list(rows), dtype=np.int64).reshape(-1, len(self.options))
 
-    def _complete(self, by_device: list[NDArray[np.intp]]) -> Iterator[NDArray[np.int64]]:
-        choices = [
-            [None, *((i, n) for i in members for n in range(1, int(self._most[i]) + 1))] for members in by_device
-        ]
-        for picks in product(*choices):
-            yield self._row({int(p[0]): p[1] for p in picks if p is not None})
+    def _pairs(self, picked: Sequence[tuple[int, int, int, int]]) -> Counts:
+        """Return a row for each (option, nodes, other option, nodes of the other option)."""
+        rows = np.zeros((len(picked), len(self.options)), dtype=np.int64)
+        if picked:
+            one, nodes, other, nodes_of_other = np.array(picked, dtype=np.int64).T
+            rows[np.arange(len(picked)), one] = nodes
+            rows[np.arange(len(picked)), other] = nodes_of_other
+        return rows
+
+    def _complete(self, by_device: list[NDArray[np.intp]]) -> Counts:
+        """Return all combinations of node counts, with at most one option of each device type."""
+        rows = self._stacked([self._row({})])
+        for members in by_device:
+            counts = [(int(i), n) for i in members for n in range(1, int(self._most[i]) + 1)]
+            ways = self._stacked(self._row({i: n}) for i, n in [(int(members[0]), 0), *counts])
+            rows = (rows[:, None, :] + ways).reshape(-1, len(self.options))
+        return rows
 
     def _best_alone(self, members: NDArray[np.intp]) -> int:
         """Return the index in ``members`` of the option that has the best score in a candidate without other options.
@@ -125,17 +136,14 @@ class Search:
         return int(np.argmax([self.options[i].nodes * self.options[i].ranks_per_node for i in members]))
 
     def _mixes(self, best: list[int]) -> Counts:
-        pairs = [
-            self._row({i: n, j: m})
-            for i, j in combinations(best, 2)
-            for n, m in product(self._grid(i, fine=False), self._grid(j, fine=False))
-        ]
+        grids = {i: self._grid(i, fine=False) for i in best}
+        pairs = self._pairs([(i, n, j, m) for i, j in combinations(best, 2) for n in grids[i] for m in grids[j]])
         fastest = sorted(best, key=lambda i: self.options[i].curve.slope_s)[:8]
         subsets = [self._most_of(s) for size in range(2, len(fastest) + 1) for s in combinations(fastest, size)]
         if not subsets:
-            return self._stacked(pairs)
+            return pairs
         most = np.stack(subsets)
-        return np.concatenate([self._stacked(pairs), self._scaled(most), self._filled(most, fastest)])
+        return np.concatenate([pairs, self._scaled(most), self._filled(most, fastest)])
 
     def _scaled(self, most: Counts) -> Counts:
         """Return each row of ``most`` scaled down to several total numbers of nodes.

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from math import hypot, log2
 
 from dljob.calibrate.learned import Learned, StepPoint, hardware_of
@@ -102,13 +103,11 @@ def _cpu_speed(
         memory_bandwidth_Bps=whole.memory_bandwidth_Bps * use.memory_part,
         peer_bandwidth_Bps=min(whole.peer_bandwidth_Bps, max(shared_Bps, whole.peer_bandwidth_Bps / layout.ranks)),
     )
-    curves: dict[Layout, Curve] = {}
-
+    @cache
     def predicted_on(each: Layout) -> Curve:
-        if each not in curves:
-            curves[each] = catalogue_curve(workload, chip(each.cores), use=use_of(pool, each, hardware))
-        return curves[each]
+        return catalogue_curve(workload, chip(each.cores), use=use_of(pool, each, hardware))
 
+    @cache
     def measured(each: Layout) -> tuple[Curve, list[tuple[int, float]], float]:
         points, added = measured_on(
             known.points if known else (), each, lambda at, b: predicted_on(at).seconds(b), request.cpu_per_pod or 1.0
