@@ -21,16 +21,9 @@ from dljob.planner.candidates.cost.interrupted import checkpoint_s
 from dljob.planner.candidates.evaluate import Part, evaluate
 from dljob.planner.candidates.fixed import fixed_parts
 from dljob.planner.candidates.node_layout import Layout, layouts
-from dljob.planner.candidates.options import (
-    HALVES,
-    Option,
-    options,
-    sharing_options,
-    stored_of,
-    summing,
-    workload_of,
-)
+from dljob.planner.candidates.options import HALVES, Option, options, sharing_options, summing
 from dljob.planner.candidates.pools import KINDS, Eligible, Pool, eligible
+from dljob.planner.candidates.request_workload import stored_of, workload_of
 from dljob.planner.explanation.cores import more_cores
 from dljob.planner.explanation.devices import mixed_devices, not_on_gpus, without_gpus
 from dljob.planner.explanation.explain import (

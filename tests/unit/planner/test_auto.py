@@ -14,8 +14,9 @@ from dljob.planner import Choice, FixedChoice, Infeasible, Learned, LearnedPoint
 from dljob.planner.candidates.cost.model_split import SplitCandidate, micro_batch_counts
 from dljob.planner.candidates.evaluate import Part
 from dljob.planner.candidates.node_layout import largest_layouts
-from dljob.planner.candidates.options import AUTO, options, workload_of
+from dljob.planner.candidates.options import AUTO, options
 from dljob.planner.candidates.pools import eligible
+from dljob.planner.candidates.request_workload import workload_of
 from dljob.planner.search import objective
 from dljob.planner.search.enumeration import grid
 from dljob.planner.search.model_split import evaluate

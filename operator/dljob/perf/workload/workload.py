@@ -53,7 +53,7 @@ class Workload:
     """True with activation checkpointing: blocks keep only their inputs, and their forward pass runs twice."""
 
     def __hash__(self) -> int:
-        """Return a hash of a few fields, because hashing all layers takes longer than what functions with a cache save."""
+        """Return a hash of a few fields. Functions with a cache hash a workload often, and it has many layers."""
         return hash((self.name, self.parameters, self.optimizer_slots, self.activation_nbytes, self.precision))
 
     @cached_property

@@ -29,7 +29,8 @@ class Kind:
 
 
 FEW = 32
-"""Number of whole batches, over all kinds, that are left between two times when the bisection tries their times only."""
+"""Number of whole batches, over all kinds, that are left between two times when the bisection tries only their times.
+"""
 
 
 def _by(kind: Kind, seconds: float) -> int:
@@ -85,9 +86,8 @@ def _bracket(kinds: Sequence[Kind], batch: int) -> tuple[float, float]:
             high, most = middle, each
         else:
             low, fewest = middle, each
-    times = sorted(
-        {t for k, a, b in zip(kinds, fewest, most, strict=True) for n in range(a, b + 1) if low < (t := k.curve.seconds(n)) <= high}
-    )
+    whole = {k.curve.seconds(n) for k, a, b in zip(kinds, fewest, most, strict=True) for n in range(a, b + 1)}
+    times = sorted(t for t in whole if low < t <= high)
     first = bisect_left(times, batch, key=lambda t: sum(k.ranks * _by(k, t) for k in kinds))
     return nextafter(times[first], 0.0), times[first]
 

@@ -1,4 +1,4 @@
-"""Inputs that all candidate plans of a request share: the workload, and the options to use each type of device."""
+"""Options: the ways to use each type of device, which all candidate plans of a request share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,11 +16,12 @@ from dljob.perf.step import communication, input_data
 from dljob.perf.step.backends import Backend
 from dljob.perf.step.communication import Link
 from dljob.perf.step.step import LINK_SPREAD, OVERLAP_EFFICIENCY
-from dljob.perf.workload.workload import Workload, builtin, hinted, reference
+from dljob.perf.workload.workload import Workload
 from dljob.planner.candidates.cost.measured import posterior
 from dljob.planner.candidates.cost.rank_speed import rank_speed
 from dljob.planner.candidates.node_layout import Layout, nodes_with_room
 from dljob.planner.candidates.pools import Pool
+from dljob.planner.candidates.request_workload import stored_of
 from dljob.planner.types import CollectiveName, Request, Strategy
 
 GPU_LATENCY_S = 10e-6
@@ -103,14 +104,9 @@ class Option:
         return self.ranks_per_node * self.cores
 
     @cached_property
-    def link_within(self) -> tuple[Link, float]:
-        """Return the result of ``link_of`` for ranks of this option on one node."""
-        return _link_of([self], 1)
-
-    @cached_property
-    def link_between(self) -> tuple[Link, float]:
-        """Return the result of ``link_of`` for ranks of this option on several nodes."""
-        return _link_of([self], 2)
+    def links(self) -> tuple[tuple[Link, float], tuple[Link, float]]:
+        """Return the results of ``link_of`` for ranks of this option on one node, and on several nodes."""
+        return _link_of([self], 1), _link_of([self], 2)
 
     @property
     def label(self) -> str:
@@ -127,42 +123,6 @@ class Option:
     def data_s(self, samples: float) -> float:
         """Return the seconds for which a step with ``samples`` samples waits for its input; ``curve`` includes them."""
         return self.curve.seconds(samples) - self.computing.seconds(samples)
-
-
-def workload_of(request: Request) -> Workload:
-    """Return the request's workload. Raise ValueError if the model is unknown or does not fit the dataset."""
-    if request.parameters is not None and request.flops_per_sample is not None:
-        return hinted(
-            request.parameters,
-            request.flops_per_sample,
-            float(request.activation_nbytes_per_sample or 0),
-            request.sample_nbytes,
-            request.optimizer,
-            request.momentum,
-            request.checkpointed_nbytes_per_sample,
-        )
-    if request.like is not None:
-        known = reference(request.like, request.optimizer, request.momentum)
-        return replace(known, sample_nbytes=float(request.sample_nbytes or known.sample_nbytes))
-    if request.model is None:
-        raise ValueError(
-            "found neither a model nor its size; expected spec.model.name (a built-in model) or spec.model.hints (the "
-            "size of your own model). Set one of them"
-        )
-    return builtin(request.model, request.dataset, request.optimizer, request.momentum)
-
-
-def stored_of(request: Request) -> input_data.Stored | None:
-    """Return the dataset that the job reads from files while it trains, or None.
-
-    Training scripts and built-in token models read files; other built-in models hold their data in memory. Also return
-    None if the spec does not give the size of the dataset.
-    """
-    in_files = request.model is None or request.model == "gpt-mini"
-    if not (in_files and request.dataset_samples and request.sample_nbytes):
-        return None
-    epochs = request.total_steps * request.global_batch / request.dataset_samples
-    return input_data.Stored(request.dataset_samples, request.sample_nbytes, epochs)
 
 
 def _tiers(pool: Pool, layout: Layout, request: Request) -> list[tuple[int, int]]:
@@ -295,10 +255,7 @@ def link_of(chosen: list[Option], nodes: int, backend: Backend | None = None) ->
 
     ``backend``: None for the link itself.
     """
-    if len(chosen) == 1:
-        link, spread = chosen[0].link_within if nodes == 1 else chosen[0].link_between
-    else:
-        link, spread = _link_of(chosen, nodes)
+    link, spread = chosen[0].links[nodes > 1] if len(chosen) == 1 else _link_of(chosen, nodes)
     return (link, spread) if backend is None else backend.over(link, spread, nodes)
 
 

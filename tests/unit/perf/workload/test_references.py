@@ -15,7 +15,7 @@ from dljob.perf.workload.layers import Layer, Net
 from dljob.perf.workload.references import IMAGENET, OPENWEBTEXT, REFERENCES, WIKIPEDIA, alexnet, bert_base, gpt2, vgg16
 from dljob.perf.workload.workload import Workload, builtin, reference
 from dljob.planner import Request
-from dljob.planner.candidates.options import workload_of
+from dljob.planner.candidates.request_workload import workload_of
 
 PUBLISHED = {  # parameters; forward multiply-adds of one sample of the given positions (None: the data's own)
     # torchvision's documentation of its weights ("num_params", "GFLOPS": multiply-adds of convolutions and products)

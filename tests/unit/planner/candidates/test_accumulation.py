@@ -13,7 +13,7 @@ from dljob.perf.fit.curve import Curve
 from dljob.perf.resources import memory
 from dljob.planner import Choice, Decision, FixedChoice, Request, plan
 from dljob.planner.candidates.accumulation import MAX_MICRO_BATCHES, beyond, repeated
-from dljob.planner.candidates.options import workload_of
+from dljob.planner.candidates.request_workload import workload_of
 from support.planner_questions import A100, DIGITS, RESNET, T4, THREE, decided, rejected, view
 
 A80 = "NVIDIA-A100-SXM4-80GB"

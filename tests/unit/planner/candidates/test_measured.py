@@ -21,8 +21,9 @@ from dljob.planner import Choice, FixedChoice, Request
 from dljob.planner.candidates.cost.measured import communication_ratio
 from dljob.planner.candidates.evaluate import Part, evaluate
 from dljob.planner.candidates.node_layout import layouts
-from dljob.planner.candidates.options import Option, options, workload_of
+from dljob.planner.candidates.options import Option, options
 from dljob.planner.candidates.pools import eligible
+from dljob.planner.candidates.request_workload import workload_of
 from dljob.planner.search import objective
 from dljob.planner.search.screen import Screen
 from support.planner_questions import A100, DIGITS, RESNET, T4, THREE, decided, view

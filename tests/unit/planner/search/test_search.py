@@ -12,8 +12,9 @@ from dljob.cluster import ClusterView, Node
 from dljob.planner import Request
 from dljob.planner.candidates.evaluate import Part, evaluate
 from dljob.planner.candidates.node_layout import Layout, layouts
-from dljob.planner.candidates.options import Option, options, workload_of
+from dljob.planner.candidates.options import Option, options
 from dljob.planner.candidates.pools import eligible
+from dljob.planner.candidates.request_workload import workload_of
 from dljob.planner.plan import collectives, ordered
 from dljob.planner.search import objective
 from dljob.planner.search.enumeration import Search, grid

@@ -14,8 +14,9 @@ from dljob.perf.workload.workload import builtin
 from dljob.planner import Choice, FixedChoice, Infeasible, Request, plan
 from dljob.planner.candidates.evaluate import Part, evaluate
 from dljob.planner.candidates.node_layout import Layout
-from dljob.planner.candidates.options import sharing_options, workload_of
+from dljob.planner.candidates.options import sharing_options
 from dljob.planner.candidates.pools import eligible
+from dljob.planner.candidates.request_workload import workload_of
 from dljob.planner.search import objective
 from dljob.planner.search.screen import Screen
 from support.planner_questions import DIGITS, RESNET, T4, THREE, decided, rejected, view

@@ -1,0 +1,41 @@
+"""The workload of a request, and the dataset that its job reads from files."""
+
+from dljob.perf.step import input_data
+from dljob.perf.workload.workload import Workload, builtin, hinted, reference
+from dljob.planner.types import Request
+
+
+def workload_of(request: Request) -> Workload:
+    """Return the request's workload. Raise ValueError if the model is unknown or does not fit the dataset."""
+    if request.parameters is not None and request.flops_per_sample is not None:
+        return hinted(
+            request.parameters,
+            request.flops_per_sample,
+            float(request.activation_nbytes_per_sample or 0),
+            request.sample_nbytes,
+            request.optimizer,
+            request.momentum,
+            request.checkpointed_nbytes_per_sample,
+        )
+    if request.like is not None:
+        known = reference(request.like, request.optimizer, request.momentum)
+        return replace(known, sample_nbytes=float(request.sample_nbytes or known.sample_nbytes))
+    if request.model is None:
+        raise ValueError(
+            "found neither a model nor its size; expected spec.model.name (a built-in model) or spec.model.hints (the "
+            "size of your own model). Set one of them"
+        )
+    return builtin(request.model, request.dataset, request.optimizer, request.momentum)
+
+
+def stored_of(request: Request) -> input_data.Stored | None:
+    """Return the dataset that the job reads from files while it trains, or None.
+
+    Training scripts and built-in token models read files; other built-in models hold their data in memory. Also return
+    None if the spec does not give the size of the dataset.
+    """
+    in_files = request.model is None or request.model == "gpt-mini"
+    if not (in_files and request.dataset_samples and request.sample_nbytes):
+        return None
+    epochs = request.total_steps * request.global_batch / request.dataset_samples
+    return input_data.Stored(request.dataset_samples, request.sample_nbytes, epochs)
