@@ -56,15 +56,29 @@ class Measured:
         return sum(self.phases_s.values())
 
 
-def run(kind: Kind, workers: int, slow_factor: float, variation: float, options: argparse.Namespace) -> Measured:
-    """Run the workers, and a server if the kind needs one, and return what was measured."""
+SGD = OptimizerRef(learning_rate=1e-3, momentum=0.0)
+
+
+def run(
+    kind: Kind,
+    workers: int,
+    slow_factor: float,
+    variation: float,
+    options: argparse.Namespace,
+    optimizer: OptimizerRef = SGD,
+    applies: bool = True,
+) -> Measured:
+    """Run the workers, and a server if the kind needs one, and return what was measured.
+
+    ``applies``: False for a server that receives gradients and sends parameters, but never applies a gradient.
+    """
     serving = int(kind != "Synchronous")
     shares = [8] * workers + [0] * serving
     plan = local_plan(
         shares, model=ModelRef(name="mlp"), steps=options.steps, synchronization=kind,
         collective="ParameterServer" if serving else "Ring",
         staleness_bound=options.bound if kind == "StaleSynchronous" else None,
-        optimizer=OptimizerRef(learning_rate=1e-3, momentum=0.0),
+        optimizer=optimizer,
     )  # fmt: skip
     last: dict[int, dict[str, Any]] = {}
 
@@ -76,7 +90,7 @@ def run(kind: Kind, workers: int, slow_factor: float, variation: float, options:
     with tempfile.TemporaryDirectory() as folder:
         settings = {
             "folder": folder, "pause_s": options.pause, "slow_factor": slow_factor, "variation": variation,
-            "steps": options.steps, "width": options.width,
+            "steps": options.steps, "width": options.width, "applies": applies,
         }  # fmt: skip
         env = {SETTINGS_ENV: json.dumps(settings), "PYTHONPATH": PYTHONPATH, "OMP_NUM_THREADS": "1"}
         command = [*mpirun(workers + serving), sys.executable, "-m", "benchmarks.papers.synchronization_ranks"]

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from dltrain.asynchronous import training
+from dltrain.asynchronous.link import Request, RequestKind
+from dltrain.asynchronous.server import Server
 from dltrain.builtin.evaluation import mean_loss
 from dltrain.data.datasets import load
 from dltrain.optim.optimizers import make_optimizer
@@ -46,9 +48,23 @@ class Paced:
         return mean_loss(model(batch[0]), batch[1])
 
 
+class Relay(Server):
+    """A server that receives gradients and sends parameters, but never applies a gradient."""
+
+    def _take(self, worker: int, request: Request) -> float:
+        if request.kind != RequestKind.UPDATE:
+            return super()._take(worker, request)
+        self._flat.receive(self._link, self._run.ranks[worker], self._flat.buffer.flat)
+        self._clocks.step(worker)
+        self._tell()
+        return 0.0
+
+
 def train(trainer: Trainer) -> None:
     """Train for the plan's steps, and write when this rank began each step, and its mean phases, to a file."""
     settings = json.loads(os.environ[SETTINGS_ENV])
+    if not settings["applies"]:
+        vars(training)["Server"] = Relay
     data = load(trainer.plan.dataset, trainer.plan.seed)
     torch.manual_seed(trainer.plan.seed)
     width = settings["width"]

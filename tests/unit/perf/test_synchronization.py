@@ -54,15 +54,24 @@ def test_invalid_input_is_rejected(n: int, think_s: float, service_s: float) -> 
         asynchronous_updates_per_s(n, think_s, service_s)
 
 
-@given(st.integers(1, 30), st.floats(1e-3, 10), st.floats(1e3, 1e9), st.integers(1, 9))
+@given(st.integers(1, 30), st.floats(1e-3, 10), st.floats(1e3, 1e9), st.integers(1, 9), st.floats(0, 10))
 def test_asynchronous_round_is_at_least_as_long_as_its_parts(
-    n: int, compute_s: float, nbytes: float, bound: int
+    n: int, compute_s: float, nbytes: float, bound: int, update_s: float
 ) -> None:
     """The parts are the server's time for all workers and a worker's own time. A smaller bound adds more waiting."""
     link = Link(1e-4, 1e8)
     synchronous = Step(compute_s, 0.1, 0.2, 0.3, 0.1)
-    free = round_of(synchronous, n, nbytes, link, None)
-    narrow, wide = (round_of(synchronous, n, nbytes, link, b) for b in (bound, bound + 1))
-    service_s = 2e-4 + 2 * nbytes / 1e8 + nbytes / link.reduce_Bps
+    free, narrow, wide = (
+        round_of(synchronous, n, nbytes, link, b, server_update_s=update_s) for b in (None, bound, bound + 1)
+    )
+    service_s = 2e-4 + 2 * nbytes / 1e8 + update_s
     assert free.step_s >= max(n * service_s, compute_s + 0.2 + service_s) * (1 - 1e-9)
     assert free.step_s <= wide.step_s <= narrow.step_s
+
+
+def test_workers_without_a_barrier_leave_the_update_to_the_server() -> None:
+    """The update of a synchronous rank is a part of its computing. The server's is a part of the communication."""
+    synchronous = Step(compute_s=0.5, communication_s=0.1, data_s=0.0, waiting_s=0.0, spread=0.1)
+    found = round_of(synchronous, 1, 1e6, Link(0.0, 1e9), None, own_update_s=0.2, server_update_s=0.3)
+    assert found.compute_s == pytest.approx(0.3)
+    assert found.communication_s == pytest.approx(2e-3 + 0.3)

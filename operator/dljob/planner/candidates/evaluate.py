@@ -14,7 +14,7 @@ from dljob.perf.step.asynchronous import round_of
 from dljob.perf.step.communication import Link
 from dljob.perf.step.step import P90, Step, step
 from dljob.perf.workload.workload import Workload
-from dljob.planner.candidates.accumulation import micro_batches_of
+from dljob.planner.candidates.accumulation import micro_batches_of, update_part_s
 from dljob.planner.candidates.batch_split import Kind, even, even_split, split
 from dljob.planner.candidates.cost.interrupted import interrupted
 from dljob.planner.candidates.cost.measured import communication_ratio, predicted
@@ -178,7 +178,16 @@ def evaluate(
     measured = len(known) == len(chosen) and not apart
     if apart:
         messages, _ = message_link_of(chosen, nodes)
-        timing = round_of(timing, ranks - serving, workload.gradient_nbytes, messages, request.staleness_bound)
+        server = next(p.option for p, s in zip(parts, shares, strict=True) if 0 in s)
+        timing = round_of(
+            timing,
+            ranks - serving,
+            workload.gradient_nbytes,
+            messages,
+            request.staleness_bound,
+            own_update_s=update_part_s(slowest.option),
+            server_update_s=server.update_once_s,
+        )
     if measured:
         busiest = max(o.ranks_per_node for o in chosen)
         one_s = (busy_s - data_s) / slowest.option.slowdown
