@@ -14,6 +14,7 @@ from typing import Any
 import yaml
 
 import cliref
+import constantlist
 import dashboard
 import metriclist
 import modulelist
@@ -215,6 +216,7 @@ def outputs() -> dict[str, str]:
         "docs/reference/metrics.md": metrics(),
         "docs/reference/cli.md": command_line(),
         "docs/reference/modules.md": modulelist.page(),
+        "docs/reference/constants.md": constantlist.page(),
         DASHBOARD: dashboard.dashboard(),
         OVERRIDE_POLICIES: definition_yaml(admission_policies()),
     }
