@@ -14,6 +14,7 @@ from benchmarks.perfmodel.scoring.scoring import Floats
 from scipy.optimize import least_squares
 
 from dljob.calibrate import Posterior, Predicted, fit, next_probe
+from dljob.calibrate.prior import Prior
 from dljob.perf.fit.scaling import Runs
 
 
@@ -45,14 +46,14 @@ Method = Callable[[Task, Probes], Floats]
 """Returns the predicted seconds of ``task.keys``."""
 
 
-def posterior(task: Task, probes: Probes) -> Posterior:
+def posterior(task: Task, probes: Probes, prior: Prior = Prior()) -> Posterior:  # noqa: B008 - frozen
     """Fit ``dljob.calibrate``. It uses step times alone, as all baselines except Pollux's own model do."""
     given = task.runs(tuple(key for key, _ in probes))
-    return fit(task.reference_s, given, np.array([m.step_s for _, m in probes]))
+    return fit(task.reference_s, given, np.array([m.step_s for _, m in probes]), prior)
 
 
-def ours(task: Task, probes: Probes, level: float = 0.9) -> Predicted:
-    return posterior(task, probes).predict(task.runs(task.keys), level)
+def ours(task: Task, probes: Probes, level: float = 0.9, prior: Prior = Prior()) -> Predicted:  # noqa: B008 - frozen
+    return posterior(task, probes, prior).predict(task.runs(task.keys), level)
 
 
 def chosen_probes(task: Task, measure: Callable[[Key], Measured], count: int) -> Probes:
