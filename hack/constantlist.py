@@ -6,7 +6,7 @@ from typing import Any
 from dljob.api import crd
 from dljob.cluster import catalogue
 from dljob.perf.step import backends
-from dljob.perf.step.communication import ETHERNET_BANDWIDTH_Bps, SHARED_MEMORY_LATENCY_S, TCP_LATENCY_S
+from dljob.perf.step.communication import SHARED_MEMORY_LATENCY_S, TCP_LATENCY_S, ETHERNET_BANDWIDTH_Bps
 from dljob.perf.step.compute import BANDWIDTH_EFFICIENCY
 from dljob.perf.step.input_data import DISK_BANDWIDTH_Bps
 
@@ -109,7 +109,7 @@ def page() -> str:
         "Figures of data sheets (`operator/dljob/cluster/devices.json`), which count until a run or a probe has",
         "measured the device. CPU nodes have the catalogue's generic core.",
         "",
-        "| Device | float32, TFLOP/s (`c_p`) | Memory, GB/s (`r_m`, `w_m`, `c_b`) | To a neighbour, GB/s | To host, GB/s |",
+        "| Device | float32, TFLOP/s (`c_p`) | Memory, GB/s (`r_m`, `w_m`, `c_b`) | Neighbour, GB/s | Host, GB/s |",
         "|---|---|---|---|---|",
         *_devices(),
     ]

@@ -1,5 +1,7 @@
 """The workload of a request, and the dataset that its job reads from files."""
 
+from dataclasses import replace
+
 from dljob.perf.step import input_data
 from dljob.perf.workload.workload import Workload, builtin, hinted, reference
 from dljob.planner.types import Request

@@ -103,6 +103,7 @@ def _cpu_speed(
         memory_bandwidth_Bps=whole.memory_bandwidth_Bps * use.memory_part,
         peer_bandwidth_Bps=min(whole.peer_bandwidth_Bps, max(shared_Bps, whole.peer_bandwidth_Bps / layout.ranks)),
     )
+
     @cache
     def predicted_on(each: Layout) -> Curve:
         return catalogue_curve(workload, chip(each.cores), use=use_of(pool, each, hardware))
