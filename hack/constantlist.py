@@ -109,8 +109,7 @@ def page() -> str:
         "Figures of data sheets (`operator/dljob/cluster/devices.json`), which count until a run or a probe has",
         "measured the device. CPU nodes have the catalogue's generic core.",
         "",
-        "| Device | float32, TFLOP/s (`c_p`) | Memory, GB/s (`r_m`, `w_m`, `c_b`) | To a neighbour, GB/s "
-        "| To host, GB/s |",
+        "| Device | float32, TFLOP/s (`c_p`) | Memory, GB/s (`r_m`, `w_m`, `c_b`) | Neighbour, GB/s | Host, GB/s |",
         "|---|---|---|---|---|",
         *_devices(),
     ]
