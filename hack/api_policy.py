@@ -27,10 +27,22 @@ EQUAL = (
 def _needs_new_field(rule: str, old: Schema) -> bool:
     """Return True if a CEL rule holds for every object without the fields that the schema ``old`` lacks.
 
-    The rule must begin with ``!has(self.newField) ||``, and must not contain the ternary operator.
+    The rule must begin with ``!has(self.newField) ||`` or ``!has(self.a) || !has(self.a.newField) ||``, and must not
+    contain the ternary operator.
     """
-    begin = re.match(r"!has\(self\.(\w+)\) \|\| ", rule)
-    return begin is not None and begin[1] not in old.get("properties", {}) and "?" not in rule
+    begin = re.match(r"(?:!has\(self\.[\w.]+\) \|\| )+", rule)
+    if begin is None or "?" in rule:
+        return False
+    return any(not _known(path, old) for path in re.findall(r"self\.([\w.]+)", begin[0]))
+
+
+def _known(path: str, old: Schema) -> bool:
+    """Return True if the schema ``old`` has the field with this path, such as dataset.uri."""
+    for name in path.split("."):
+        if name not in old.get("properties", {}):
+            return False
+        old = old["properties"][name]
+    return True
 
 
 def _needs_new_value(rule: str, old: Schema) -> bool:

@@ -37,8 +37,9 @@ class Distribution(StrEnum):
 DEFAULT_SIZE = "2Gi"
 """Size limit of the volume for fetched data on each node, if the spec sets no ``dataset.size``."""
 _SHARDS = "!has(self.distribution) || self.distribution != 'Sharded'"
-SHARDED_FILE = r"^[^?]*[.](npz|npy|bin)([?].*)?$"
-"""Pattern of the URIs of files of which nodes can fetch a part."""
+SHARDED_FILE = r"^[^\x3f]*[.](npz|npy|bin)([\x3f].*|)$"
+"""Pattern of the URIs of files of which nodes can fetch a part. ``\\x3f`` is a question mark, which begins a query: the
+policy of the API refuses new rules with a question mark, because it could be the ternary operator."""
 
 
 class Dataset(ApiModel):
