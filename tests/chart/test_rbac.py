@@ -143,8 +143,10 @@ def test_only_hardware_probes_may_create_pods_and_only_in_the_own_namespace() ->
         assert ("", "pods", "create") not in rules
 
 
-def test_without_both_features_there_is_no_role_in_the_own_namespace() -> None:
-    assert own_role(render({"leaderElection": {"enabled": False}, "nodeFaults": {"enabled": False}})) is None
+def test_without_both_features_the_role_in_the_own_namespace_is_for_the_plan_key_only() -> None:
+    role = own_role(render({"leaderElection": {"enabled": False}, "nodeFaults": {"enabled": False}}))
+    assert role is not None
+    assert {resource for _, resource, _ in permissions(role["rules"])} == {"secrets"}
 
 
 def test_operator_has_the_permissions_that_it_grants() -> None:
@@ -171,7 +173,10 @@ def test_operator_cannot_list_secrets() -> None:
 def test_secrets_are_read_only_to_check_their_label() -> None:
     objects = render({"overrides": "all"})
     rules = [rule for role in of_kind(objects, "ClusterRole") + of_kind(objects, "Role") for rule in role["rules"]]
-    assert {verb for rule in rules if "secrets" in rule["resources"] for verb in rule["verbs"]} == {"create"}
+    of_secrets = [rule for rule in rules if "secrets" in rule["resources"]]
+    assert {verb for rule in of_secrets if "resourceNames" not in rule for verb in rule["verbs"]} == {"create"}
+    named = [(rule["resourceNames"], rule["verbs"]) for rule in of_secrets if "resourceNames" in rule]
+    assert named == [(["dljob-plan-key"], ["get"])], "the operator's own key"
 
 
 def test_bindings_name_the_service_account() -> None:

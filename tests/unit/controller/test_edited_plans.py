@@ -182,7 +182,7 @@ def test_watch_that_lags_behind_does_not_make_a_plan_outdated() -> None:
         async with following:
             following.queue.add(key)
             await following.watch(15.0)
-            assert following.asked == [] and warnings(cluster) == {}
+            assert following.asked == [] and warnings(cluster).keys() <= {"Replacing"}, "the edit of the spec"
 
     on_two_nodes(body)
 

@@ -51,15 +51,9 @@ def planned(dataset: Json, view: ClusterView, **changes: object) -> Decision:
     return found
 
 
-def test_full_data_beyond_its_space_is_refused() -> None:
-    found = refused({**DATA, "size": "10Gi"}, cluster())
-    assert not found.transient
-    assert "found 10 GiB on each node; expected at least 37.3 GiB" in found.message
-    assert found.message.endswith(
-        "or set dataset.distribution to Sharded, with which each node has only a part of the data"
-    )
-    folder = refused({**DATA, "size": "10Gi", "uri": "https://a.example/SHA256SUMS"}, cluster())
-    assert "store the data in one .npz, .npy or .bin file" in folder.message
+def test_full_data_that_may_be_compressed_is_not_refused() -> None:
+    """Samples in a file may take fewer bytes than in memory, so only the storage of nodes refuses a plan."""
+    assert isinstance(asked({**DATA, "size": "10Gi"}, cluster()), Decision)
 
 
 def test_full_data_beyond_the_storage_of_all_nodes_is_refused() -> None:

@@ -11,7 +11,7 @@ from dljob.perf.step.input_data import DISK_BANDWIDTH_Bps
 from dljob.planner.candidates.evaluate import Part
 from dljob.planner.candidates.pools import usable, wanted
 from dljob.planner.types import Choice, Infeasible, Request
-from dljob.planner.types.storage import FILLED, UNCERTAIN, Storage
+from dljob.planner.types.storage import FILLED, Storage
 from dljob.planner.types.texts import duration, gibibytes
 
 _SIZE = "spec.dataset.size"
@@ -22,14 +22,6 @@ def too_little_storage(request: Request, view: ClusterView) -> Infeasible | None
     need = request.storage
     if need is None:
         return None
-    if not need.sharded and need.data_nbytes is not None and need.data_nbytes > UNCERTAIN * need.node_nbytes:
-        return Infeasible(
-            "DoesNotFit",
-            _SIZE,
-            f"found {gibibytes(need.node_nbytes)} on each node; expected at least {gibibytes(need.data_nbytes)} "
-            "(dataset.samples x dataset.sampleBytes), because with dataset.distribution Full each node has all data: "
-            f"raise dataset.size{_or_shards(need)}",
-        )
     names = (*request.devices, *(f.device for f in request.fixed))
     nodes = [node for node in usable(replace(request, storage=None), view) if not names or wanted(node.device, names)]
     fitting = [node for node in nodes if node.storage_nbytes is None or node.storage_nbytes >= need.node_nbytes]

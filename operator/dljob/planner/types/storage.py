@@ -5,8 +5,6 @@ from dataclasses import dataclass
 FILLED = 0.9
 """Maximum fraction of the space that a plan fills with shards of training samples. The rest is for held-out samples,
 and for the blocks of the file at the ends of shards."""
-UNCERTAIN = 1.1
-"""Factor by which the size of all data may exceed the space. The number of bytes per sample is often rounded up."""
 UNLIMITED = 2**62
 
 
