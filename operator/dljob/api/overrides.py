@@ -162,7 +162,7 @@ _ASKS = (
     f"has(object.metadata.annotations) && '{OVERRIDES_ANNOTATION}' in object.metadata.annotations && "
     f"object.metadata.annotations['{OVERRIDES_ANNOTATION}'] == '{ALL_OVERRIDES}'"
 )
-_CODE_FIELDS = ("podTemplateOverrides", "trainer", "dataset", "model", "scheduling", "checkpoint.?secretName")
+_CODE_FIELDS = ("podTemplateOverrides", "trainer", "dataset", "model", "task", "scheduling", "checkpoint.?secretName")
 """Fields of the spec that decide what the pods run.
 
 In a job with ``OVERRIDES_ANNOTATION``, only users who may create pods may change these fields. Other users, such as an
