@@ -32,8 +32,8 @@ With it, a restarted operator knows that it need not apply an unchanged manifest
 LOOK_LABEL = "dljob.dev/look"
 """Label of the look pod of a job, which looks at its data. The pod also has ``JOB_LABEL``, but no ``GROUP_LABEL``."""
 LOOK_CONTAINER = "look"
-DIGEST_ANNOTATION = "dljob.dev/task"
-"""Annotation of a look pod: digest of the task for which it looks (``job.task.suggestion.task_digest``)."""
+DIGEST_ANNOTATION = "dljob.dev/look-digest"
+"""Annotation of a look pod: digest of its spec. A pod with another digest than that of the job's spec is replaced."""
 SUPPORT_ANNOTATION = "dljob.dev/support"
 """Annotation of the plan's ConfigMap: digest of the manifests of the job's objects that the operator does not watch."""
 

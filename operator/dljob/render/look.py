@@ -1,5 +1,8 @@
 """The look pod of a job: it looks at the data for ``spec.task``. It meets the Pod Security Standard ``restricted``."""
 
+import hashlib
+import json
+
 from dljob.api import DLJobSpec
 from dljob.api.defaults import JobDefaults
 from dljob.job.observed import DIGEST_ANNOTATION, JOB_LABEL, LOOK_CONTAINER, LOOK_LABEL, JobSeen
@@ -49,7 +52,7 @@ def look_objects(job: JobSeen) -> tuple[Manifest, ...]:
 def look_pod(job: JobSeen, spec: DLJobSpec, defaults: JobDefaults, config: RenderConfig) -> Manifest:
     """Return the look pod. ``spec``: the job's spec with a task, and with the administrator's ``defaults``."""
     names, scheduling = Names.of(job), spec.scheduling
-    meta = metadata(job, names.look, annotations={DIGEST_ANNOTATION: task_digest(spec)})
+    meta = metadata(job, names.look)
     meta["labels"] = {
         "app.kubernetes.io/name": "dljob-look",
         "app.kubernetes.io/instance": job.name,
@@ -96,6 +99,8 @@ def look_pod(job: JobSeen, spec: DLJobSpec, defaults: JobDefaults, config: Rende
         pod["imagePullSecrets"] = [{"name": name} for name in spec.trainer.image_pull_secrets]
     if defaults.runtime_class_name:
         pod["runtimeClassName"] = defaults.runtime_class_name
+    digest = hashlib.sha256(json.dumps(pod, sort_keys=True).encode()).hexdigest()[:16]
+    meta["annotations"] = {DIGEST_ANNOTATION: digest}
     return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod}
 
 

@@ -1,6 +1,6 @@
 """Start the look pod of a job with ``spec.task``, follow it, and delete it once its result is known."""
 
-from dljob.job.observed import DATASET_CONTAINER, LookSeen
+from dljob.job.observed import DATASET_CONTAINER, DIGEST_ANNOTATION, LookSeen
 from dljob.reconcile.desired import Draft, Target
 from dljob.reconcile.parsed import ParsedJob
 from dljob.reconcile.task.complete import CONDITION, Looking
@@ -32,14 +32,15 @@ def look(parsed: ParsedJob, looking: Looking, draft: Draft, config: RenderConfig
         )
         draft.verdicts.append(Verdict(CONDITION, FALSE, "NotAvailable", text))
         return
-    if pod is not None and (pod.deleting or pod.digest != looking.digest):
-        text = f"pod {pod.name} looked at the data for another task, and ends before a new one starts"
+    wanted = look_pod(job, looking.spec, parsed.defaults, config)
+    if pod is not None and (pod.deleting or pod.digest != wanted["metadata"]["annotations"][DIGEST_ANNOTATION]):
+        text = f"pod {pod.name} is of an earlier spec, and ends before a new one starts"
         draft.verdicts.append(Verdict(CONDITION, UNKNOWN, "Looking", text))
         _delete(pod, draft)
         return
     draft.objects.extend(look_objects(job))
     if pod is None:
-        draft.objects.append(look_pod(job, looking.spec, parsed.defaults, config))
+        draft.objects.append(wanted)
     if (rejected := observed.rejected) is not None:
         text = f"the API server rejected {rejected.kind} {rejected.name}: {rejected.message}"
         draft.verdicts.append(Verdict(CONDITION, FALSE, "ObjectRejected", rejected.message if rejected.taken else text))
@@ -66,10 +67,7 @@ def _followed(pod: LookSeen | None, names: Names, draft: Draft) -> Verdict:
     if pod.problem:
         remedy = ""
         if pod.problem.startswith("OOMKilled"):
-            remedy = (
-                f". Set spec.resources.memory to more than before (default: {MEMORY}) and delete the pod, or make a "
-                "smaller sample of the data"
-            )
+            remedy = f". Set spec.resources.memory to more than before (default: {MEMORY}), or make a smaller sample"
         text = f"pod {pod.name} {_failed_to(pod)} so far: {pod.problem}{remedy}"
         return Verdict(CONDITION, FALSE, "LookDelayed", text)
     return Verdict(CONDITION, UNKNOWN, "Looking", f"pod {pod.name} looks at the data")
