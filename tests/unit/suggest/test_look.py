@@ -58,7 +58,7 @@ def test_texts_and_languages_become_models_too(tmp_path: Path) -> None:
     suggestion, _ = asked(path, TaskType.TEXT_CLASSIFICATION, target="c", text="t")
     assert suggestion.model is not None and suggestion.model.name.startswith("linear model of words")
     story = tmp_path / "story.txt"
-    story.write_text("Once upon a time there was a job that waited for devices. " * 400)
+    story.write_text("\n".join(f"Job {i} of {i * i % 997} waited {i * 31 % 613} s for a device." for i in range(500)))
     suggestion, scripts = asked(story, TaskType.LANGUAGE_MODELLING)
     assert suggestion.model is not None and "train.py" in scripts
 
