@@ -2,7 +2,8 @@
 
 A stored job must stay valid, keep all its fields, and mean the same. Allowed are new optional fields, new enum values,
 wider bounds, other descriptions, rules that refuse changes only (with ``oldSelf``), new fields only or new enum values
-only, and rules that refuse less than before. A release that needs any other change must serve a new API version.
+only, rules that refuse less than before, and rules of a field that move to the object with this field. A release that
+needs any other change must serve a new API version.
 """
 
 import re
@@ -75,6 +76,21 @@ def _refuses_less(rule: str, old: Schema) -> bool:
     return bool(needed) and needed <= set(old.get("required", ())) and "?" not in rule
 
 
+def _moved_up(rule: str, old: Schema) -> bool:
+    """Return True if a field of the schema ``old`` had the rule, so that every valid object fulfils it.
+
+    The rule must be ``!has(self.field) || (former rule) || …``, with the names of the former rule below the field. A
+    ternary could bind its rest to one of its branches.
+    """
+    for name, field in old.get("properties", {}).items():
+        for former in field.get("x-kubernetes-validations", ()):
+            moved = re.sub(r"\bself\.", f"self.{name}.", former["rule"])
+            begin = f"!has(self.{name}) || ({moved})"
+            if (rule == begin or rule.startswith(f"{begin} || ")) and "?" not in rule:
+                return True
+    return False
+
+
 def breaks(old: Schema, new: Schema, path: str = "") -> Iterator[str]:
     """Yield a message for each change from the schema ``old`` to ``new`` that could break a stored object.
 
@@ -99,7 +115,7 @@ def breaks(old: Schema, new: Schema, path: str = "") -> Iterator[str]:
         # A rule that compares an object with its previous state cannot make a stored object invalid.
         compares = "oldSelf" in rule["rule"] and not rule.get("optionalOldSelf")
         needs_new = _needs_new_field(rule["rule"], old) or _needs_new_value(rule["rule"], old)
-        harmless = compares or needs_new or _refuses_less(rule["rule"], old)
+        harmless = compares or needs_new or _refuses_less(rule["rule"], old) or _moved_up(rule["rule"], old)
         if rule["rule"] not in known and not harmless:
             yield f"{path}: found the new rule {rule['rule']!r}; expected none that a stored object could break"
     for name in set(new.get("required", ())) - set(old.get("required", ())):

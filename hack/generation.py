@@ -167,6 +167,10 @@ _RBAC_PARTS = {
         "Granted to the pods of a job",
         "A Role for each job, bound to the job's own ServiceAccount and limited to three ConfigMaps by name.",
     ),
+    "look": (
+        "Granted to the pod that looks at the data of a job with `spec.task`",
+        "A Role for each such job, bound to a ServiceAccount of the pod and limited to one ConfigMap by name.",
+    ),
 }
 
 

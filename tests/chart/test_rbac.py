@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from dljob.job.observed import JobSeen
+from dljob.render.look import look_objects
 from dljob.render.support import _role
 from support.manifests.helm_chart import CHART, of_kind, one, render
 
@@ -131,16 +132,25 @@ def test_feature_that_is_off_has_no_permissions(feature: str, resource: str) -> 
     assert "leases" not in {name for _, name, _ in permissions(operators(objects)["rules"])} or feature == "nodeFaults"
 
 
-def test_only_hardware_probes_may_create_pods_and_only_in_the_own_namespace() -> None:
+def test_hardware_probes_may_create_pods_only_in_the_own_namespace() -> None:
     role = own_role(render({"probes": {"enabled": True}}))
     assert role is not None
     assert {verb for _, name, verb in permissions(role["rules"]) if name == "pods"} == {"create", "list", "delete"}
     without = own_role(render({}))
     assert without is not None
     assert "pods" not in {name for _, name, _ in permissions(without["rules"])}
-    for values in ({}, {"probes": {"enabled": True}}):
-        rules = permissions(operators(render(values))["rules"])
+    for enabled in (False, True):
+        rules = permissions(operators(render({"probes": {"enabled": enabled}, "tasks": {"enabled": False}}))["rules"])
         assert ("", "pods", "create") not in rules
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_pods_of_jobs_are_created_only_for_tasks(enabled: bool) -> None:
+    objects = render({"tasks": {"enabled": enabled}})
+    assert (("", "pods", "create") in permissions(operators(objects)["rules"])) is enabled
+    [container] = one(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
+    [image] = [each["value"] for each in container["env"] if each["name"] == "DLJOB_LOOK_IMAGE"]
+    assert image == (container["image"] if enabled else "")
 
 
 def test_without_both_features_the_role_in_the_own_namespace_is_for_the_plan_key_only() -> None:
@@ -151,7 +161,7 @@ def test_without_both_features_the_role_in_the_own_namespace_is_for_the_plan_key
 
 def test_operator_has_the_permissions_that_it_grants() -> None:
     """An API server rejects a Role with more permissions than its creator has."""
-    assert permissions(TABLE["trainer"]) <= permissions(TABLE["jobs"])
+    assert permissions(TABLE["trainer"] + TABLE["look"]) <= permissions(TABLE["jobs"])
 
 
 def test_agent_role_matches_the_table() -> None:
@@ -163,6 +173,8 @@ def test_agent_role_matches_the_table() -> None:
         for rule in rules:
             rule["verbs"] = sorted(rule["verbs"])
     assert rendered == expected
+    [look] = [each["rules"] for each in look_objects(job) if each["kind"] == "Role"]
+    assert look == [{key: value for key, value in rule.items() if key != "reason"} for rule in TABLE["look"]]
 
 
 def test_operator_cannot_list_secrets() -> None:

@@ -82,7 +82,7 @@ def granted() -> tuple[set[Permission], set[Permission]]:
     found: dict[bool, set[Permission]] = {True: set(), False: set()}
     for part, rules in table.items():
         for rule in rules:
-            found[part == "trainer"] |= {
+            found[part in ("trainer", "look")] |= {
                 (group, resource, verb)
                 for group in rule["apiGroups"]
                 for resource in rule["resources"]

@@ -18,6 +18,10 @@ OPTED_IN: Json = {"parallelism": {"gradientAccumulation": "Auto"}}
 COMMIT = "0123456789" * 4
 MPI_ONLY: Json = {**TORCHRUN_ONLY, "trainer": {"image": "a", "command": ["mpirun", "a"], "framework": "MPI"}}
 
+TASK: Json = {
+    **dict.fromkeys(MINIMAL), "task": {"type": "TabularClassification"}, "dataset": {"uri": "https://a.example/b.csv"},
+}  # fmt: skip
+
 
 def _from(source: Json) -> Json:
     """Return changes for a job whose script comes from ``source``."""
@@ -53,6 +57,35 @@ CASES: dict[str, tuple[Json, str]] = {
     "dataset twice": ({"dataset": {"name": "iris", "uri": "file:///a", "samples": 1}}, "name (a built-in dataset)"),
     "uri without samples": ({"dataset": {"uri": "pvc://a/b"}}, "samples is required with uri"),
     "uri": ({"dataset": {"uri": "pvc://a/b", "samples": 9}}, ""),
+    "task": (TASK, ""),
+    "all of a task": (
+        {**TASK, "task": {"type": "TextClassification", "target": "a", "text": "b", "within": "20m"},
+         "dataset": {"uri": "pvc://a/b.csv", "sha256": SHA256}, "nodes": {"max": 2}}, "",
+    ),
+    "task with a model": ({**TASK, "model": {"name": "mlp"}}, "remove those that are set, or remove task"),
+    "task with epochs": ({**TASK, "epochs": 1}, "remove those that are set, or remove task"),
+    "task with a batch size": ({**TASK, "globalBatchSize": 1}, "remove those that are set, or remove task"),
+    "task with a range of batch sizes": ({**TASK, "batchSizeRange": {"max": 2}}, "remove those that are set"),
+    "task with a precision": ({**TASK, "precision": "BF16"}, "remove those that are set, or remove task"),
+    "task with a script": (
+        {**TASK, "trainer": {"command": ["python", "a.py"]}}, "remove trainer.command, trainer.source",
+    ),
+    "task with another framework": ({**TASK, "trainer": {"framework": "MPI"}}, "remove trainer.command"),
+    "task with an image": ({**TASK, "trainer": {"image": "a"}}, ""),
+    "task with a built-in dataset": ({**TASK, "dataset": {"name": "iris"}}, "task needs dataset.uri"),
+    "task with a file of the image": ({**TASK, "dataset": {"uri": "file:///a.csv"}}, "task needs dataset.uri"),
+    "task without a dataset": ({**TASK, "dataset": None}, "task needs dataset.uri"),
+    "task with a number of samples": (
+        {**TASK, "dataset": {"uri": "pvc://a/b.csv", "samples": 9}}, "counts the samples itself",
+    ),
+    "task without checkpoints": ({**TASK, "checkpoint": {"enabled": False}}, "on the volume of the checkpoints"),
+    "task with checkpoints in S3": ({**TASK, "checkpoint": {"uri": "s3://bucket/a"}}, "on the volume of the checkpoints"),
+    "task in parts": ({**TASK, "parallelism": {"strategy": "Tensor"}}, "does not support parallelism.strategy"),
+    "target of a language model": (
+        {**TASK, "task": {"type": "LanguageModelling", "target": "a"}}, "choose another type than LanguageModelling",
+    ),
+    "text of a table": ({**TASK, "task": {"type": "TabularRegression", "text": "a"}}, "text is for the types"),
+    "task without time": ({**TASK, "task": {"type": "TabularRegression", "within": "0s"}}, "within must be more than 0"),
     "all of fetching": (
         {"dataset": {"uri": "s3://a/b", "samples": 9, "sha256": SHA256, "secretName": "s", "cacheClaimName": "c"}}, "",
     ),

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from support.manifests.admission import defaulted, schema_of
-from support.spec_cases import HINTS, MINIMAL, SHA256, SHARDED, spec_of
+from support.spec_cases import HINTS, MINIMAL, SHA256, SHARDED, TASK, spec_of
 
 Json = dict[str, Any]
 SPEC = schema_of("DLJob", "spec")
@@ -21,11 +21,16 @@ TARGET = {"metric": "accuracy", "atLeast": 0.97}
 STALE = {"synchronization": "StaleSynchronous", "stalenessBound": 2}
 STAGES = {"strategy": "Pipeline", "stages": 2, "microBatches": 2}
 SCALING = {"rule": "Linear", "baseBatchSize": 4}
+TEXTS: Json = {**TASK, "task": {"type": "TextClassification"}}
 GROUPS = {"mode": "Fixed", "groups": [{"device": "cpu", "nodes": 1}]}
 
 # Specs before and after a change of a field that other rules tie to more than one field. ``None`` removes a section.
 BEFORE_AND_AFTER: dict[str, tuple[Json, Json]] = {
     "model.hints": (SCRIPT, {**SCRIPT, "model": {"hints": {**HINTS, "parameters": 2}}}),
+    "task.type": (TASK, TEXTS),
+    "task.target": (TASK, {**TASK, "task": {**TASK["task"], "target": "a"}}),
+    "task.text": (TEXTS, {**TEXTS, "task": {**TEXTS["task"], "text": "a"}}),
+    "task.within": (TASK, {**TASK, "task": {**TASK["task"], "within": "20m"}}),
     "dataset.uri": ({"dataset": URI}, {"dataset": {**URI, "uri": "pvc://a/c"}}),
     "dataset.samples": ({"dataset": URI}, {"dataset": {**URI, "samples": 10}}),
     "dataset.distribution": ({"dataset": {**SHARDED, "distribution": "Full"}}, {"dataset": SHARDED}),

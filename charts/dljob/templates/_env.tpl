@@ -16,6 +16,10 @@
   value: {{ include "dljob.image" (dict "image" .Values.trainer.image "default" .Chart.AppVersion) | quote }}
 - name: DLJOB_TRAINER_PULL_POLICY
   value: {{ .Values.trainer.image.pullPolicy }}
+- name: DLJOB_LOOK_IMAGE
+  value: {{ ternary (include "dljob.image" (dict "image" .Values.image "default" .Chart.AppVersion)) "" .Values.tasks.enabled | quote }}
+- name: DLJOB_LOOK_PULL_POLICY
+  value: {{ .Values.image.pullPolicy }}
 - name: DLJOB_CLUSTER_DOMAIN
   value: {{ .Values.operator.clusterDomain }}
 - name: DLJOB_CONCURRENCY

@@ -163,8 +163,8 @@ _ASKS = (
     f"object.metadata.annotations['{OVERRIDES_ANNOTATION}'] == '{ALL_OVERRIDES}'"
 )
 _CODE_FIELDS = (
-    "podTemplateOverrides", "trainer", "dataset", "model", "scheduling", "checkpoint.?secretName", "checkpoint.?uri",
-    "checkpoint.?volume",
+    "podTemplateOverrides", "trainer", "dataset", "model", "task", "scheduling", "checkpoint.?secretName",
+    "checkpoint.?uri", "checkpoint.?volume",
 )  # fmt: skip
 """Fields of the spec that decide what the pods run, and from where they read files.
 

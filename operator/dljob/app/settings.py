@@ -4,6 +4,8 @@
 | --- | --- | --- |
 | DLJOB_TRAINER_IMAGE | (required) | trainer image of jobs that set none |
 | DLJOB_TRAINER_PULL_POLICY | IfNotPresent | its pull policy: Always, IfNotPresent or Never |
+| DLJOB_LOOK_IMAGE | (none) | image of the pods that look at the data of jobs with spec.task: the operator's own |
+| DLJOB_LOOK_PULL_POLICY | IfNotPresent | its pull policy: Always, IfNotPresent or Never |
 | DLJOB_NAMESPACE | default | the operator's own namespace, for its Lease |
 | DLJOB_LEASE_NAME | dljob-operator | name of the Lease; operators with the same Lease are replicas of one release |
 | DLJOB_POD_NAME | host name and a random part | identity of the holder of the Lease |
@@ -63,6 +65,7 @@ MIN_WEIGHT, MAX_WEIGHT = 0.001, 1000.0
 """Smallest and largest valid weight of a namespace in DLJOB_QUEUE_WEIGHTS."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
 _CLASS_NAME = re.compile(r"(?=.{1,253}$)[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+PULL_POLICIES = ("Always", "IfNotPresent", "Never")
 _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
 
 
@@ -70,6 +73,8 @@ _TRUE, _FALSE = ("true", "1", "yes"), ("false", "0", "no")
 class Settings:
     trainer_image: str
     trainer_pull_policy: str
+    look_image: str
+    look_pull_policy: str
     namespace: str
     lease_name: str
     identity: str
@@ -123,9 +128,9 @@ class Settings:
             )
         return cls(
             trainer_image=image,
-            trainer_pull_policy=_one_of(
-                env, "DLJOB_TRAINER_PULL_POLICY", "IfNotPresent", ("Always", "IfNotPresent", "Never")
-            ),
+            trainer_pull_policy=_one_of(env, "DLJOB_TRAINER_PULL_POLICY", "IfNotPresent", PULL_POLICIES),
+            look_image=env.get("DLJOB_LOOK_IMAGE") or "",
+            look_pull_policy=_one_of(env, "DLJOB_LOOK_PULL_POLICY", "IfNotPresent", PULL_POLICIES),
             namespace=env.get("DLJOB_NAMESPACE") or "default",
             lease_name=env.get("DLJOB_LEASE_NAME") or LEASE_NAME,
             identity=env.get("DLJOB_POD_NAME") or f"{socket.gethostname()}-{secrets.token_hex(4)}",
@@ -198,6 +203,8 @@ class Settings:
         return RenderConfig(
             trainer_image=self.trainer_image,
             image_pull_policy=self.trainer_pull_policy,
+            look_image=self.look_image,
+            look_pull_policy=self.look_pull_policy,
             cluster_domain=self.cluster_domain,
             metrics_peers=self.metrics_sources,
             overrides=self.overrides,

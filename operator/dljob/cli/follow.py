@@ -12,6 +12,7 @@ from dljob.planner.types.texts import duration
 
 FOLLOWED_CONDITIONS = {
     "Accepted",
+    "DataInspected",
     "Admitted",
     "Planned",
     "VolumeReady",

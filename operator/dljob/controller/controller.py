@@ -203,11 +203,11 @@ class Controller:
         """Parse the job. The result has no spec if the installation does not allow its pod overrides or its Secrets."""
         job, policy = observed.job, self._config.overrides
         parsed = parse_observed(observed, policy, self._config.job_defaults)
-        if policy.unlimited(annotated=job.may_override) or parsed.spec is None or parsed.finished:
+        if policy.unlimited(annotated=job.may_override) or parsed.asked is None or parsed.finished:
             return parsed
-        names = dict.fromkeys(use.name for use in secrets(parsed.spec))  # In the order in which they are checked.
+        names = dict.fromkeys(use.name for use in secrets(parsed.asked))  # In the order in which they are checked.
         # While all pods are ready, nothing new reads a Secret.
-        if not names or parsed.spec.suspend or (parsed.accepted and len(observed.ready_pods) >= parsed.accepted.nodes):
+        if not names or parsed.asked.suspend or (parsed.accepted and len(observed.ready_pods) >= parsed.accepted.nodes):
             return parsed
         return with_secrets(parsed, await self._kube.usable_secrets(job.namespace, names))
 

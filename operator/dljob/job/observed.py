@@ -29,6 +29,11 @@ APPLIED_ANNOTATION = "dljob.dev/applied"
 """Annotation of all objects that a job owns. Its value is a digest of the manifest that the operator applied.
 
 With it, a restarted operator knows that it need not apply an unchanged manifest again."""
+LOOK_LABEL = "dljob.dev/look"
+"""Label of the look pod of a job, which looks at its data. The pod also has ``JOB_LABEL``, but no ``GROUP_LABEL``."""
+LOOK_CONTAINER = "look"
+DIGEST_ANNOTATION = "dljob.dev/look-digest"
+"""Annotation of a look pod: digest of its spec. A pod with another digest than that of the job's spec is replaced."""
 SUPPORT_ANNOTATION = "dljob.dev/support"
 """Annotation of the plan's ConfigMap: digest of the manifests of the job's objects that the operator does not watch."""
 SIGNATURE_ANNOTATION = "dljob.dev/signature"
@@ -279,6 +284,23 @@ class RoomFor:
 
 
 @dataclass(frozen=True)
+class LookSeen:
+    """The look pod of a job, which looks at the data for ``spec.task``. ``digest``: value of ``DIGEST_ANNOTATION``."""
+
+    name: str
+    uid: str
+    digest: str
+    phase: str
+    deleting: bool = False
+    problem: str = ""
+    """Why the pod does not run or has failed, in the words of Kubernetes or of the container's last line of output."""
+    container: str = ""
+    """Name of the container with the problem; empty if it is not one container's."""
+    set: str = ""
+    """Always empty, as of every pod without a StatefulSet."""
+
+
+@dataclass(frozen=True)
 class Observed:
     job: JobSeen
     sets: tuple[SetSeen, ...] = ()
@@ -299,6 +321,12 @@ class Observed:
     """Text of the report (JSON) that the job's coordinator writes; None if there is none or if it is too long."""
     report_problem: str | None = None
     """Message that says that the report is too long, and is therefore not read; None otherwise."""
+    look: LookSeen | None = None
+    """The job's look pod; None if there is none."""
+    suggestion: str | None = None
+    """Text of the suggestion (JSON) that the look pod has written; None if there is none or if it is too long."""
+    suggestion_problem: str | None = None
+    """Message that says why the suggestion is not read; None otherwise."""
     leftovers: tuple[str, ...] = ()
     """Objects with this job's names that belong to another owner, such as 'StatefulSet digits-cpu'."""
     lost_nodes: Mapping[str, datetime] = field(default_factory=dict)

@@ -48,8 +48,29 @@ class Kube:
         """Jobs whose Secret exists, with the monotonic time in seconds when it was last seen to exist."""
 
     async def apply(self, job: JobSeen, manifests: Iterable[Manifest]) -> int:
-        """Apply the manifests that have changed and return their number. ``Applier.apply`` lists the errors."""
-        return await self._applier.apply(job, manifests)
+        """Apply the manifests that have changed and return their number. ``Applier.apply`` lists the errors.
+
+        A Pod among the manifests is created after the other objects, because a pod cannot be changed.
+        """
+        wanted = list(manifests)
+        applied = await self._applier.apply(job, (item for item in wanted if item["kind"] != kinds.POD.kind))
+        for item in wanted:
+            if item["kind"] == kinds.POD.kind:
+                await self._create_pod(item)
+        return applied
+
+    async def _create_pod(self, pod: Manifest) -> None:
+        """Create a pod. Raise RejectedError if the API server rejects it, or if another pod has its name."""
+        name = pod["metadata"]["name"]
+        try:
+            self._cache.put(kinds.POD, await self.api.create(kinds.POD, pod))
+        except ApiError as error:
+            if error.conflict:
+                text = "found another pod with this name; expected none. Delete it, or choose another job name"
+                raise RejectedError("Pod", name, text) from error
+            if error.rejected:
+                raise RejectedError("Pod", name, error.message) from error
+            raise
 
     def forget(self, key: JobKey) -> None:
         """Forget a job that no longer exists."""

@@ -20,6 +20,8 @@ from dljob.reconcile.planning.deadlines import with_waited
 from dljob.reconcile.planning.rest import with_pace
 from dljob.reconcile.rollout import bring_up, in_force, quiet
 from dljob.reconcile.spec_changes import after_end
+from dljob.reconcile.task import look
+from dljob.reconcile.task.complete import Looking
 from dljob.reconcile.usage import with_usage
 from dljob.reconcile.volume import blocks, volume_ready
 from dljob.render import Names, RenderConfig
@@ -81,6 +83,8 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: P
         return _finished(parsed, draft, now)
     draft.verdicts.extend(plan_edits.verdicts(parsed))
     parsed = storage_evictions.counted(failure_conditions.recorded(parsed, draft, now), draft)
+    if parsed.looking is not None:
+        return _looking(parsed, parsed.looking, draft, config, now)
     if parsed.spec is None:
         assert parsed.refusal is not None, "a job without a spec says why"
         draft.verdicts.append(parsed.refusal)
@@ -292,6 +296,18 @@ def _finished(parsed: ParsedJob, draft: Draft, now: datetime, *, just_now: bool 
     return _finish(parsed, draft, parsed.accepted, now)
 
 
+def _looking(parsed: ParsedJob, looking: Looking, draft: Draft, config: RenderConfig, now: datetime) -> Desired:
+    """Return the desired state of a job whose data has to be looked at: pods of an earlier spec continue meanwhile."""
+    draft.verdicts.append(Verdict("Accepted", TRUE, "Accepted", "the spec is valid"))
+    if parsed.observed.leftovers:
+        return _after_predecessor(parsed, draft, now)
+    look.look(parsed, looking, draft, config)
+    if looking.spec.suspend:
+        _suspend(parsed, draft, now)
+        return _finish(parsed, draft, parsed.accepted, now)
+    return _without_spec(parsed, draft, now)
+
+
 def _without_spec(parsed: ParsedJob, draft: Draft, now: datetime) -> Desired:
     """Return the desired state of a job whose spec is invalid: pods that run continue, and nothing is created.
 
@@ -345,9 +361,11 @@ def _finish(
             draft.requeue_in(left_s)
     draft.verdicts.extend(run.problem_conditions(parsed))
     provisioning.clean(parsed, draft)
+    look.finish(parsed, draft)
     status = build(
         parsed.observed, parsed.before, draft.verdicts, accepted, parsed.report, now,
         wanted=draft.wanted, start_timeouts=draft.start_timeouts, preemptions=draft.preemptions, plan_only=plan_only,
+        suggestion=parsed.suggestion,
     )  # fmt: skip
     status = with_waited(parsed.before, status, now)
     status = with_deadline_risk(parsed, with_forecasts(parsed, status, now), now)

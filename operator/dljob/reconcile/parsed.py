@@ -12,6 +12,7 @@ from dljob.api import DLJobSpec, DLJobStatus, PlanningMode
 from dljob.api.crd import JOB_NAME_RULE
 from dljob.api.defaults import NO_DEFAULTS, JobDefaults
 from dljob.api.overrides import OverridePolicy
+from dljob.api.status.suggestion import SuggestionStatus
 from dljob.job.defaults import applied, with_defaults
 from dljob.job.observed import Observed, queued_elsewhere
 from dljob.job.plan.stored import StoredPlan, spec_digest
@@ -22,6 +23,7 @@ from dljob.planner import Infeasible
 from dljob.reconcile.overrides_policy import refused_override, refused_secret
 from dljob.reconcile.rollout import quiet
 from dljob.reconcile.spec_changes import followed
+from dljob.reconcile.task.complete import Looking, completed
 from dljob.status import FALSE, Verdict, find, is_true, previous
 
 PARSED_NCHARS = 2**14
@@ -65,8 +67,17 @@ class ParsedJob:
     """Hour of the day (UTC) at which the next plan begins; 0 if the carbon intensity does not depend on it."""
     not_provided: frozenset[str] = frozenset()
     """Device types of the last plan, if an autoscaler did not provide the nodes for it (``admission.provisioning``)."""
+    looking: Looking | None = None
+    """What a job with ``spec.task`` waits for; None with a suggestion, and for other jobs. ``spec`` is then None."""
+    suggestion: SuggestionStatus | None = None
+    """The suggestion by which ``spec`` was completed; None for a job without ``spec.task``."""
     within: Within | None = None
     """What Kueue admitted, if it admitted fewer pods than the plan has; the job must then be planned again."""
+
+    @property
+    def asked(self) -> DLJobSpec | None:
+        """Return the spec that decides what the job's pods use now: ``spec``, or that of a job that looks at data."""
+        return self.looking.spec if self.looking is not None else self.spec
 
     @cached_property
     def finished(self) -> bool:
@@ -90,12 +101,21 @@ def parse_observed(
     accepted, plan_problem = _accepted(observed)
     report, report_problem = _report(observed, accepted)
     refusal = None if problem is None else Verdict("Accepted", FALSE, "InvalidSpec", problem)
+    looking, suggestion, refused_task = None, None, None
+    if spec is not None and spec.task is not None:
+        found_task = completed(observed, spec, before, accepted, finished=_finished(before))
+        if isinstance(found_task, Looking):
+            refusal = refused_override(spec, observed.job.may_override, policy)
+            own = replace(found_task, spec=with_defaults(spec, defaults))
+            spec, looking = None, None if refusal else own
+        else:
+            spec, suggestion, refused_task = found_task.spec, found_task.suggestion, found_task.refusal
     digest = spec_digest(spec) if spec else None
     if spec is not None and digest is not None and not _finished(before):
         found = followed(spec, digest, before, accepted, report)
         refusal = refused_override(found.spec, observed.job.may_override, policy)
         spec, digest = (None, None) if refusal else (found.spec, found.digest)
-        refusal = refusal or found.refusal
+        refusal = refusal or refused_task or found.refusal
     queued = spec is not None and not _finished(before) and _queued(observed, spec, accepted)
     if accepted is not None and (_finished(before) or accepted.spec_digest == digest):
         defaults = accepted.defaults or NO_DEFAULTS
@@ -114,6 +134,8 @@ def parse_observed(
         report_problem=report_problem,
         queued=queued,
         not_provided=_not_provided(before, accepted),
+        looking=looking,
+        suggestion=suggestion,
         within=within(observed.queue, accepted) if queued and quiet(observed) else None,
     )
 
@@ -141,8 +163,8 @@ def with_secrets(parsed: ParsedJob, usable: Mapping[str, bool]) -> ParsedJob:
 
     ``usable``: see ``overrides_policy.refused_secret``, which has the rule.
     """
-    refusal = refused_secret(parsed.spec, usable) if parsed.spec is not None else None
-    return parsed if refusal is None else replace(parsed, spec=None, digest=None, refusal=refusal)
+    refusal = refused_secret(parsed.asked, usable) if parsed.asked is not None else None
+    return parsed if refusal is None else replace(parsed, spec=None, digest=None, looking=None, refusal=refusal)
 
 
 def _spec(observed: Observed) -> tuple[DLJobSpec | None, str | None]:

@@ -15,6 +15,9 @@ Manifest = dict[str, Any]
 class RenderConfig:
     trainer_image: str
     image_pull_policy: str = "IfNotPresent"
+    look_image: str = ""
+    """Image of look pods, which has dljob: the operator's own. Empty: jobs with ``spec.task`` cannot run."""
+    look_pull_policy: str = "IfNotPresent"
     cluster_domain: str = "cluster.local"
     metrics_peers: tuple[Mapping[str, Any], ...] = ()
     """NetworkPolicyPeers that may read the metrics of the trainer pods. Empty: every source may read them."""

@@ -33,6 +33,16 @@ class Names:
         return config_map_names(self.job)[2]
 
     @property
+    def suggestion(self) -> str:
+        """Return the name of the ConfigMap with the suggestion for ``spec.task`` and the scripts."""
+        return f"{self.job}-suggestion"
+
+    @property
+    def look(self) -> str:
+        """Return the name of the look pod, its ServiceAccount, Role and RoleBinding."""
+        return f"{self.job}-look"
+
+    @property
     def service(self) -> str:
         return self.job
 

@@ -77,17 +77,17 @@ def pod_template(
         "containers": [_container(job, spec, accepted, group, config)],
         "volumes": _volumes(job, spec, group),
     }
-    environment = [item for item in _users_variables(spec) if item["name"] != "HOME"]
+    environment = [item for item in users_variables(spec) if item["name"] != "HOME"]
     environment.append({"name": "HOME", "value": "/tmp"})
-    first = source.init_container(spec, config, environment, _security())
+    first = source.init_container(spec, config, environment, security())
     if agent.injected(spec):
-        first.insert(0, agent.init_container(config, _security()))
+        first.insert(0, agent.init_container(config, security()))
     if dataset.fetched_first(spec):
         # Another image than the trainer's may lack the program that fetches data.
         image = agent.trainer_image(config) if agent.injected(spec) else _image(spec, config)
-        first.append(dataset.init_container(spec, image, environment, _security()))
+        first.append(dataset.init_container(spec, image, environment, security()))
     if first:
-        pod["initContainers"] = [_sized_like(pod["containers"][0], each) for each in first]
+        pod["initContainers"] = [sized_like(pod["containers"][0], each) for each in first]
     if scheduling.node_selector:
         pod["nodeSelector"] = dict(scheduling.node_selector)
     tolerations = [dict(item) for item in scheduling.tolerations]
@@ -237,7 +237,7 @@ def _container(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, group: PodGr
         "readinessProbe": _probe("/readyz", period_s=1, failures=3),
         "livenessProbe": _probe("/healthz", period_s=10, failures=6),
         "resources": _resources(spec, accepted, group),
-        "securityContext": _security(),
+        "securityContext": security(),
         "volumeMounts": _mounts(spec),
         # The kubelet copies the last log lines of a crashed agent to the pod's status. The operator copies them from
         # there to the job's status.
@@ -260,7 +260,7 @@ def _image(spec: DLJobSpec, config: RenderConfig) -> Manifest:
     }
 
 
-def _security() -> Manifest:
+def security() -> Manifest:
     return {
         "allowPrivilegeEscalation": False,
         "readOnlyRootFilesystem": True,
@@ -296,11 +296,11 @@ def _environment(job: JobSeen, spec: DLJobSpec, config: RenderConfig) -> list[Ma
     if spec.dataset.path:
         ours[DATASET_VARIABLE] = {"value": spec.dataset.path}
     caches = {name: {"name": name, **value} for name, value in scratch.variables(spec).items()}
-    variables = caches | {item["name"]: item for item in _users_variables(spec)}
+    variables = caches | {item["name"]: item for item in users_variables(spec)}
     return list((variables | {name: {"name": name, **value} for name, value in ours.items()}).values())
 
 
-def _users_variables(spec: DLJobSpec) -> list[Manifest]:
+def users_variables(spec: DLJobSpec) -> list[Manifest]:
     return [
         {"name": item.name, "value": item.value}
         if item.value_from is None
@@ -332,7 +332,7 @@ def _resources(spec: DLJobSpec, accepted: StoredPlan, group: PodGroup) -> Manife
     return {"requests": requests | asked, "limits": limits | most}
 
 
-def _sized_like(trainer: Manifest, first: Manifest) -> Manifest:
+def sized_like(trainer: Manifest, first: Manifest) -> Manifest:
     """Return the init container ``first`` with the CPUs of the trainer container, and with no less memory.
 
     A pod is charged the maximum of both. Quotas, LimitRanges and the QoS class of the pod then depend on
@@ -362,7 +362,7 @@ def _mounts(spec: DLJobSpec) -> list[Manifest]:
     return mounts + checkpoints.mounts(spec) + agent.mount(spec) + source.mount(spec) + dataset.mount(spec)
 
 
-def _api_access() -> list[Manifest]:
+def api_access() -> list[Manifest]:
     """Return the sources of the volume with which a container can access the API server.
 
     They are those that Kubernetes mounts by default: a token that the kubelet renews, the CA certificate and the
@@ -383,6 +383,6 @@ def _volumes(job: JobSeen, spec: DLJobSpec, group: PodGroup) -> list[Manifest]:
         scratch.volume(spec),
         {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": f"{shm_mib}Mi"}},
         {"name": "tls", "secret": {"secretName": names.secret, "defaultMode": 0o440}},
-        {"name": "api", "projected": {"defaultMode": 0o644, "sources": _api_access()}},
+        {"name": "api", "projected": {"defaultMode": 0o644, "sources": api_access()}},
     ]
     return volumes + checkpoints.volumes(spec, names) + agent.volume(spec) + source.volumes(spec) + dataset.volume(spec)

@@ -24,6 +24,7 @@ from dljob.api import (
     Startup,
     TargetStatus,
 )
+from dljob.api.status.suggestion import SuggestionStatus
 from dljob.job.observed import JOB_LABEL, JobSeen, Observed
 from dljob.job.plan.status import figures
 from dljob.job.plan.stored import StoredPlan
@@ -70,6 +71,7 @@ def build(
     start_timeouts: int | None = None,
     preemptions: int | None = None,
     plan_only: PlanStatus | None = None,
+    suggestion: SuggestionStatus | None = None,
 ) -> DLJobStatus:
     """Return the status of a job after this reconcile.
 
@@ -78,7 +80,8 @@ def build(
     None: the job has none. ``report``: last valid report of this job, possibly for an older plan. If it is None, the
     values of earlier reports do not change. ``wanted``: number of pods that should run now. ``start_timeouts``,
     ``preemptions``: new values of the status fields with these names; None: the fields do not change. ``plan_only``: a
-    plan to show that must not run (``spec.planning.mode`` is PlanOnly); None in other modes.
+    plan to show that must not run (``spec.planning.mode`` is PlanOnly); None in other modes. ``suggestion``: the choice
+    for ``spec.task``; None: the one in the status does not change.
     """
     job = observed.job
     conditions = merge(before.conditions, verdicts, job.generation, now)
@@ -95,6 +98,8 @@ def build(
     }
     if observed.plan_record is not None:
         changes["plan_record"] = observed.plan_record
+    if suggestion is not None:
+        changes["suggestion"] = suggestion
     if start_timeouts is not None:
         changes["start_timeouts"] = start_timeouts
     if preemptions is not None:

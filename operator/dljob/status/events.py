@@ -15,7 +15,7 @@ _BAD_WHEN_TRUE = {
 _QUIET = {
     "Starting", "NotStarted", "Stopping", "Stopped", "Finished", "Suspending", "NotSuspended", "Binding",
     "FetchingDataset", "NoPlan", "Suspended", "WorkloadAbsent", "NotWorthwhile", "Preempting",
-    "NoForecast", "NoDeadline",
+    "NoForecast", "NoDeadline", "Looking", "LookDelayed",
 }  # fmt: skip
 """Reasons of conditions that cause no event if the condition is not True.
 

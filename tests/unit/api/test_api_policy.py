@@ -16,6 +16,7 @@ OLD: Json = {
         "a": {"type": "integer", "minimum": 1, "maximum": 9, "default": 3, "description": "A."},
         "b": {"type": "string", "enum": ["x", "y"]},
         "c": {"type": "array", "items": {"type": "string", "maxLength": 5}},
+        "e": {"type": "object", "x-kubernetes-validations": [{"rule": "!has(self.f) || has(self.g)"}]},
     },
     "x-kubernetes-validations": [{"rule": "self.a > 0 ? true : false"}],
 }
@@ -47,6 +48,9 @@ ALLOWED = {
     ),
     "new rule about what was required": changed(
         required=[], **{"x-kubernetes-validations": [{"rule": "has(self.a) || (has(self.b) && has(self.c))"}]}
+    ),
+    "rule of a field that moved up": changed(
+        **{"x-kubernetes-validations": [{"rule": "!has(self.e) || (!has(self.e.f) || has(self.e.g)) || has(self.b)"}]}
     ),
     "new rule about changes": changed(**{"x-kubernetes-validations": [{"rule": "self.a >= oldSelf.a"}]}),
 }
@@ -93,6 +97,20 @@ FORBIDDEN = {
     ),
     "new rule about what was required, in a ternary": (
         changed(**{"x-kubernetes-validations": [{"rule": "has(self.a) || true ? has(self.b) : true"}]}),
+        "found the new rule",
+    ),
+    "rule of a field that moved up without its exemption": (
+        changed(**{"x-kubernetes-validations": [{"rule": "!has(self.e) || (has(self.e.g))"}]}),
+        "found the new rule",
+    ),
+    "rule of a field that moved up, in a ternary": (
+        changed(
+            **{
+                "x-kubernetes-validations": [
+                    {"rule": "!has(self.e) || (!has(self.e.f) || has(self.e.g)) || true ? has(self.b) : true"}
+                ]
+            }
+        ),
         "found the new rule",
     ),
     "new rule": (changed(**{"x-kubernetes-validations": [{"rule": "self.a > 1"}]}), "found the new rule"),

@@ -53,6 +53,7 @@ def test_manifests_use_the_settings() -> None:
     ).render(port_ranges=False)
     assert (config.trainer_image, config.image_pull_policy, config.cluster_domain) == ("r/t:1", "Never", "corp.example")
     assert (config.metrics_peers, config.port_ranges) == (({"podSelector": {}},), False)
+    assert config.look_image == "" and settings_of(DLJOB_LOOK_IMAGE="a:1").render(port_ranges=True).look_image == "a:1"
 
 
 def test_node_faults_are_counted_unless_switched_off() -> None:

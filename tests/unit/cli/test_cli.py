@@ -96,6 +96,14 @@ class TestPlan:
         found = json.loads(capsys.readouterr().out)
         assert len(found["plan"]["missingFields"]) == 3 and found["scaling"] == []
 
+    def test_job_with_a_task_has_no_plan_before_its_data_is_looked_at(
+        self, folder: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        task = "task: {type: TabularRegression}, dataset: {uri: pvc://a/b.csv}"
+        (folder / "job.yaml").write_text(MINIMAL.partition("spec:")[0] + f"spec: {{{task}}}")
+        assert main(["plan", "job.yaml", "--cluster", "cluster.yaml"]) == 2
+        assert capsys.readouterr().err.startswith("dljob: minimal: spec.task: found a task; expected a job with a")
+
     def test_plan_names_an_mpi_program(self, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (folder / "job.yaml").write_text(TORCHRUN.replace("Torchrun", "MPI").replace("torchrun", "mpirun"))
         assert main(["plan", "job.yaml", "--cluster", "cluster.yaml"]) == 0

@@ -3,6 +3,7 @@
 from dljob.api.spec.checkpoint import Checkpoint, CheckpointVolume, ReclaimPolicy
 from dljob.api.spec.dataset import BUILTIN_DATASETS, BuiltinDataset, Dataset
 from dljob.api.spec.environment import EnvVar
+from dljob.api.spec.goal import Task, TaskType
 from dljob.api.spec.model import BUILTIN_MODELS, PAIRED_MODELS, BuiltinModel, ModelHints, ModelSpec, ReferenceModel
 from dljob.api.spec.optimizer import LearningRateScaling, Optimizer, OptimizerName, RateCurve, ScalingRule
 from dljob.api.spec.parallelism import (
@@ -93,6 +94,8 @@ __all__ = [
     "Scheduling",
     "SpotUse",
     "Synchronization",
+    "Task",
+    "TaskType",
     "Toleration",
     "Trainer",
 ]

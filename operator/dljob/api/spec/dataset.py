@@ -54,12 +54,6 @@ class Dataset(ApiModel):
             lambda d: (d.name is not None) != (d.uri is not None),
         ),
         Rule(
-            "samples",
-            "!has(self.uri) || has(self.samples)",
-            "samples is required with uri: set the number of training samples, so that epochs can be planned",
-            lambda d: d.uri is None or d.samples is not None,
-        ),
-        Rule(
             "sha256",
             "!has(self.sha256) || has(self.uri)",
             "sha256 needs uri, because it is the checksum of that file: set uri, or remove sha256",

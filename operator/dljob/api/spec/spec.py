@@ -7,6 +7,7 @@ from pydantic import Field
 from dljob.api.base import ApiModel
 from dljob.api.spec.checkpoint import Checkpoint
 from dljob.api.spec.dataset import NO_DATASET, Dataset
+from dljob.api.spec.goal import Task, Until
 from dljob.api.spec.model import NO_MODEL, ModelSpec
 from dljob.api.spec.optimizer import Optimizer
 from dljob.api.spec.parallelism import (
@@ -20,7 +21,6 @@ from dljob.api.spec.planning import MAX_NODES, BatchSizeRange, NodeRange, Object
 from dljob.api.spec.pods import PodTemplateOverride, Resources, RunPolicy, Scheduling, each_once, map_list
 from dljob.api.spec.rules.combinations import RULES
 from dljob.api.spec.trainer import Framework, Trainer
-from dljob.api.spec.until import Until
 
 
 class DLJobSpec(ApiModel):
@@ -32,7 +32,7 @@ class DLJobSpec(ApiModel):
         ModelSpec,
         Field(
             default_factory=lambda: NO_MODEL,  # A factory, because the CRD would contain a default.
-            description="The model to train. Required unless trainer.framework is Torchrun or MPI.",
+            description="The model to train. Required unless trainer.framework is Torchrun or MPI, or task is set.",
         ),
     ]
     dataset: Annotated[
@@ -42,13 +42,21 @@ class DLJobSpec(ApiModel):
             description="The training data. Required unless trainer.framework is Torchrun or MPI.",
         ),
     ]
+    task: Annotated[
+        Task | None,
+        Field(
+            description="The task to solve with the data at dataset.uri, in place of model, globalBatchSize, epochs "
+            "and trainer.command: a pod of the job looks at the data, chooses the model, and writes the training "
+            "script. status.suggestion shows the choice. Then the job is planned and trained as any other."
+        ),
+    ] = None
     global_batch_size: Annotated[
         int | None,
         Field(
             ge=1,
             le=2**31 - 1,
             description="Samples per step, summed over all ranks. Required unless trainer.framework is Torchrun or "
-            "MPI.",
+            "MPI, or task is set.",
         ),
     ] = None
     batch_size_range: Annotated[
@@ -66,7 +74,7 @@ class DLJobSpec(ApiModel):
             ge=1,
             le=10**6,
             description="Passes over the dataset. Either epochs or steps is required unless trainer.framework is "
-            "Torchrun or MPI.",
+            "Torchrun or MPI, or task is set.",
         ),
     ] = None
     steps: Annotated[int | None, Field(ge=1, le=10**12, description="Optimizer steps.")] = None

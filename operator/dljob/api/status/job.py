@@ -10,6 +10,7 @@ from dljob.api.base import ApiModel
 from dljob.api.status.plan import PlanStatus
 from dljob.api.status.progress import LastCheckpoint, Measured, Progress, Result, Startup, TargetStatus
 from dljob.api.status.queue import QueueStatus, RunForecast
+from dljob.api.status.suggestion import SuggestionStatus
 from dljob.api.status.usage import Usage
 
 
@@ -35,9 +36,9 @@ class ConditionStatus(StrEnum):
 class Condition(ApiModel):
     """metav1.Condition.
 
-    Types in use: Accepted, PriorityClassFound, WithinQuota, Planned, Admitted, VolumeReady, PodsReady, Running,
-    Suspended, Preempted, Resizing, PlanContradicted, NodeFaulty, DeviceMismatch, WorldSizeRefused, ReportValid,
-    DeadlineFeasible, DeadlineAtRisk, StorageExceeded, PlanEdited, Complete, Failed.
+    Types in use: Accepted, DataInspected, PriorityClassFound, WithinQuota, Planned, Admitted, VolumeReady, PodsReady,
+    Running, Suspended, Preempted, Resizing, PlanContradicted, NodeFaulty, DeviceMismatch, WorldSizeRefused,
+    ReportValid, DeadlineFeasible, DeadlineAtRisk, StorageExceeded, PlanEdited, Complete, Failed.
     """
 
     type: Annotated[str, Field(max_length=316)]
@@ -61,6 +62,10 @@ class DLJobStatus(ApiModel):
         tuple[Condition, ...],
         Field(json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
     ] = ()
+    suggestion: Annotated[
+        SuggestionStatus | None,
+        Field(description="The choice for the data of a job with spec.task. Unset until a pod has looked at the data."),
+    ] = None
     plan: PlanStatus | None = None
     measured: Measured | None = None
     progress: Progress | None = None

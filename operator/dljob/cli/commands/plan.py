@@ -76,7 +76,10 @@ def run(given: argparse.Namespace) -> int:
     for i, job in enumerate(jobs):
         own = _defaults(job, operators) if chosen is None else chosen
         templates = _templates(job, operators) if chosen is None else NO_TEMPLATES
-        found = recommend(job, view, known, own, templates, time.time() % DAY_S)
+        try:
+            found = recommend(job, view, known, own, templates, time.time() % DAY_S)
+        except ValueError as error:
+            raise BadInputError(f"{job.name}: {error}") from None
         if given.profiles and (hint := _unused(job, found, known)):
             print(f"dljob: {job.name}: {hint}", file=sys.stderr)
         points = scaling(found.request, found.view, known) if isinstance(found.answer, Decision) else []

@@ -110,7 +110,7 @@ def _run(given: argparse.Namespace, began_s: float, limit_s: float | None, folde
             "and reading the data take time. Pass a longer limit."
         )
     found = None if given.no_baseline else _baseline(subject, limit_s)
-    view = files.cluster(given.cluster) if given.cluster else _this_machine()
+    view = files.cluster(given.cluster) if given.cluster else this_machine()
     here = given.cluster is None
 
     def predict(settings: model.Settings) -> Prediction:
@@ -229,7 +229,7 @@ def _environment() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if k not in ("DLJOB_DATASET", "SEED", "MODEL_DIR", "TIME_LIMIT_S")}
 
 
-def _this_machine() -> ClusterView:
+def this_machine() -> ClusterView:
     """Return this machine as a cluster of one CPU node."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return cluster_view({"nodes": [{"name": "this-machine", "cpu": len(os.sched_getaffinity(0)), "memory": memory}]})

@@ -141,8 +141,14 @@ def recommend(
 
     ``constants``: measured constants by (model key, device type). ``defaults``: the administrator's defaults for unset
     fields of the spec. ``templates``: nodes that an autoscaler can add, used only if the nodes of ``view`` cannot run
-    the job. ``begin_s``: seconds from midnight UTC to the start of the training, for carbon intensities by hour.
+    the job. ``begin_s``: seconds from midnight UTC to the start of the training, for carbon intensities by hour. Raise
+    ValueError for a job with ``spec.task``, which has no model before a pod has looked at its data.
     """
+    if job.spec.task is not None:
+        raise ValueError(
+            "spec.task: found a task; expected a job with a model, on which the plan depends. A pod of the job chooses "
+            "it: apply the job with planning.mode: PlanOnly to see the plan, or run dljob suggest"
+        )
     lines = applied(job.spec, defaults)
     job = replace(job, spec=with_defaults(job.spec, defaults))
     request = planner_request(job.name, job.spec, site=site_of(defaults), begin_s=begin_s)

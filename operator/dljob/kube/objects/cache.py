@@ -17,6 +17,7 @@ from dljob.job.observed import (
     Conditions,
     Eviction,
     JobSeen,
+    LookSeen,
     Observed,
     PodSeen,
     Rejection,
@@ -38,7 +39,7 @@ from dljob.kube.kinds import (
     STORAGE_CLASS,
     WORKLOAD,
     Kind,
-)
+)  # fmt: skip
 from dljob.kube.objects import trim
 from dljob.kube.objects.evictions import PodHistory
 from dljob.kube.objects.lost_nodes import LostNodes, failed_nodes
@@ -325,19 +326,14 @@ class Cache:
         """
         if (job := self.job(key)) is None:
             return None
-        names, leftovers = Names.of(job), []
-        sets: list[SetSeen] = []
-        for entry in self._of(STATEFUL_SET, key):
-            if entry.owner == job.uid:
-                sets.append(entry.seen)
-            else:
-                leftovers.append(f"StatefulSet {entry.seen.name}")
-        maps: dict[str, trim.MapSeen] = {}
-        for name in (names.plan, names.report):
-            entry_ = self._stores[CONFIG_MAP.plural].entries.get((job.namespace, name))
+        names, present_sets = Names.of(job), self._of(STATEFUL_SET, key)
+        sets: tuple[SetSeen, ...] = tuple(each.seen for each in present_sets if each.owner == job.uid)
+        leftovers = [f"StatefulSet {each.seen.name}" for each in present_sets if each.owner != job.uid]
+        maps = dict.fromkeys((names.plan, names.report, names.suggestion), trim.MapSeen("", plan=None, report=None))
+        for name, entry_ in [(name, self.found(CONFIG_MAP, job.namespace, name)) for name in maps]:
             if entry_ is not None and entry_.owner == job.uid:
                 maps[name] = entry_.seen
-            elif entry_ is not None:
+            elif entry_ is not None and (name != names.suggestion or "task" in job.spec):
                 leftovers.append(f"ConfigMap {name}")
         claims: dict[str, ClaimSeen] = {}
         present = self._stores[CLAIM.plural]
@@ -348,15 +344,19 @@ class Cache:
             claims[name] = entry.seen
         pods = self.pods_of(key)
         lost = self._lost(pod.node for pod in pods if pod.node)
-        report = maps.get(names.report)
+        report, suggestion = maps[names.report], maps[names.suggestion]
+        looks = (each.seen for each in self._of(POD, key) if each.owner == job.uid and isinstance(each.seen, LookSeen))
         observed = Observed(
             job=job,
-            sets=tuple(sets),
+            sets=sets,
             pods=tuple(pods),
             claims=claims,
             classes=tuple(entry.seen for entry in self._stores[STORAGE_CLASS.plural].entries.values()),
-            report=report.report if report else None,
-            report_problem=report.report_problem if report else None,
+            report=report.report,
+            report_problem=report.report_problem,
+            look=next(looks, None),
+            suggestion=suggestion.suggestion,
+            suggestion_problem=suggestion.suggestion_problem,
             leftovers=tuple(leftovers),
             lost_nodes=lost,
             failed_nodes=failed_nodes(lost, {node.name: node for node in self.nodes()}) if lost else {},

@@ -1,4 +1,4 @@
-"""The memory that plans and reports take in the cache, and its limit for each namespace.
+"""The memory that plans, reports and suggestions take in the cache, and its limit for each namespace.
 
 Whoever may edit ConfigMaps can store a plan of 1 MiB for each of his jobs, and the operator has all plans in memory.
 With the limit, the namespace that exceeds it has the consequences, and not the operator.
@@ -35,10 +35,16 @@ class StoredTexts:
         name of the ConfigMap, of which earlier versions no longer count.
         """
         self.forget(key)
-        nbytes = len(seen.report or "") + sum(len(name) + len(text) for name, text in (seen.plan or {}).items())
+        nbytes = (
+            len(seen.report or "")
+            + len(seen.suggestion or "")
+            + sum(len(name) + len(text) for name, text in (seen.plan or {}).items())
+        )
         if self._sums.get(key[0], 0) + nbytes > MAX_NAMESPACE_NBYTES:
             plan = None if seen.plan is None else {PROBLEM_KEY: _PROBLEM}
             report_problem = seen.report_problem if seen.report is None else f"report: {_PROBLEM}"
+            unread = seen.suggestion_problem if seen.suggestion is None else f"suggestion: {_PROBLEM}"
+            seen = replace(seen, suggestion=None, suggestion_problem=unread)
             return replace(seen, plan=plan, report=None, report_problem=report_problem)
         if nbytes:
             self._nbytes[key] = nbytes

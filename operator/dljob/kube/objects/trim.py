@@ -15,6 +15,7 @@ from dljob.job.observed import (
     DATASET_CONTAINER,
     GROUP_LABEL,
     JOB_LABEL,
+    LOOK_LABEL,
     SIGNATURE_ANNOTATION,
     SOURCE_CONTAINER,
     SPEC_ANNOTATION,
@@ -25,6 +26,7 @@ from dljob.job.observed import (
     Conditions,
     Fetching,
     JobSeen,
+    LookSeen,
     PodSeen,
     ProvisioningSeen,
     SetSeen,
@@ -33,10 +35,13 @@ from dljob.job.observed import (
 )
 from dljob.job.plan.authentic import MAX_SIGNATURE, signed_part
 from dljob.job.queue import PRIORITY_LABEL, QUEUE_LABEL, Assignment, PodSetSeen, WorkloadSeen
+from dljob.job.task.suggestion import SUGGESTION_KEY
+from dljob.kube.objects import looks
 from dljob.kube.objects.bounds import PROBLEM, report_problem, spec_problem
 from dljob.kube.objects.evictions import eviction
 from dljob.kube.objects.rejections import created, rejection
 from dljob.kueue import DIGEST_ANNOTATION
+from dljob.render import Names
 from dljob.render.gang import DEFAULT_SCHEDULER
 from dljob.scheduling import Charge, pod_charge
 
@@ -92,14 +97,17 @@ class PriorityClassSeen:
 class MapSeen:
     """A ConfigMap with the label of a job. ``plan``: its data, if it is the job's plan. ``report``: the report's text.
 
-    Both are None for other ConfigMaps. ``applied``, ``support``, ``signature``: values of ``APPLIED_ANNOTATION``,
-    ``SUPPORT_ANNOTATION`` and ``SIGNATURE_ANNOTATION``; empty without the annotation.
+    ``suggestion``: the text of the suggestion for ``spec.task``. All are None for other ConfigMaps. ``applied``,
+    ``support``, ``signature``: values of ``APPLIED_ANNOTATION``, ``SUPPORT_ANNOTATION`` and ``SIGNATURE_ANNOTATION``;
+    empty without the annotation.
     """
 
     name: str
     plan: Mapping[str, str] | None
     report: str | None
     report_problem: str | None = None
+    suggestion: str | None = None
+    suggestion_problem: str | None = None
     applied: str = ""
     support: str = ""
     signature: str = ""
@@ -189,7 +197,9 @@ def _assignment(body: Body) -> Assignment:
     return Assignment(body.get("count"), flavors, bool(body.get("topologyAssignment")))
 
 
-def pod(body: Body) -> PodSeen:
+def pod(body: Body) -> PodSeen | LookSeen:
+    if LOOK_LABEL in (body["metadata"].get("labels") or {}):
+        return looks.pod(body)
     meta, spec, status = body["metadata"], body["spec"], body.get("status") or {}
     conditions = {item["type"]: item for item in status.get("conditions") or ()}
     scheduled = conditions.get("PodScheduled", {})
@@ -312,15 +322,18 @@ def stateful_set(body: Body) -> SetSeen:
 
 
 def config_map(body: Body) -> MapSeen:
-    """Reduce a ConfigMap to the plan or the report of a job.
+    """Reduce a ConfigMap to the plan, the report or the suggestion of a job.
 
     Other ConfigMaps may have the label of a job too, and hold 1 MiB each. The result for these has only their name.
     """
     meta, data = body["metadata"], body.get("data") or {}
     job = (meta.get("labels") or {}).get(JOB_LABEL, "")
     plan_name, report_name, _ = config_map_names(job)
-    if owning_job(body) != job or meta["name"] not in (plan_name, report_name):
+    suggestion_name = Names(job, "").suggestion
+    if owning_job(body) != job or meta["name"] not in (plan_name, report_name, suggestion_name):
         return MapSeen(meta["name"], plan=None, report=None)
+    suggestion = data.get(SUGGESTION_KEY) if meta["name"] == suggestion_name else None
+    unread = looks.suggestion_problem(data) if suggestion is not None else None
     report = data.get(REPORT_KEY) if meta["name"] == report_name else None
     problem = report_problem(report or "")
     annotations = meta.get("annotations") or {}
@@ -329,6 +342,8 @@ def config_map(body: Body) -> MapSeen:
         plan=signed_part(data) if meta["name"] == plan_name and PLAN_KEY in data else None,
         report=None if problem else report,
         report_problem=problem,
+        suggestion=None if unread else suggestion,
+        suggestion_problem=unread,
         applied=annotations.get(APPLIED_ANNOTATION, ""),
         support=annotations.get(SUPPORT_ANNOTATION, ""),
         signature=annotations.get(SIGNATURE_ANNOTATION, "")[:MAX_SIGNATURE],

@@ -26,7 +26,7 @@ def page(
 ) -> list[str]:
     """Return the lines that ``dljob suggest`` prints. ``models``: the recommended model, then the alternatives."""
     chosen = models[0][0]
-    lines = ["Data", *_data(facts), "", "Findings"]
+    lines = ["Data", *data_lines(facts), "", "Findings"]
     lines += [f"  - {text}" for text in facts.findings or ("Nothing unusual.",)]
     lines += ["", "Baseline without deep learning", *_baseline(facts, baseline), ""]
     lines += [
@@ -61,7 +61,7 @@ def page(
     return lines
 
 
-def _data(facts: Facts) -> list[str]:
+def data_lines(facts: Facts) -> list[str]:
     if isinstance(facts, TextFacts):
         return _text(facts)
     if isinstance(facts, ImageFacts):

@@ -6,6 +6,7 @@ from dljob.api.spec.optimizer import ScalingRule
 from dljob.api.spec.parallelism import ParallelismStrategy
 from dljob.api.spec.rules.compatibility import Condition, chosen, compatible, compatible_with_field
 from dljob.api.spec.rules.computation import COMPUTATION_RULES
+from dljob.api.spec.rules.task import TASK_RULES
 
 SPLITS_MODEL = chosen("strategy", "Pipeline", "Tensor")
 ASYNCHRONOUS = chosen("synchronization", "Asynchronous", "StaleSynchronous")
@@ -80,22 +81,29 @@ _MPI = _IS_MPI.implies(
 
 
 RULES = (
+    *TASK_RULES,
     Rule(
         "model",
-        f"has(self.model) && has(self.dataset) && has(self.globalBatchSize) || ({_WITHOUT_MODEL})",
+        f"has(self.model) && has(self.dataset) && has(self.globalBatchSize) || ({_WITHOUT_MODEL}) || has(self.task)",
         "model, dataset and globalBatchSize must all be set: set those that are missing. Or run a program of your own, "
-        "which needs none of them: set trainer.framework to Torchrun or MPI, and set trainer.command",
+        "which needs none of them: set trainer.framework to Torchrun or MPI, and set trainer.command. Or set task, so "
+        "that dljob chooses the model",
         lambda s: (
-            (s.model.given and s.dataset.given and s.global_batch_size is not None)
+            s.task is not None
+            or (s.model.given and s.dataset.given and s.global_batch_size is not None)
             or (_OWN_GRADIENTS.holds(s) and bool(s.trainer.command))
         ),
     ),
     Rule(
         "epochs",
-        _unless(f"{_WITHOUT_MODEL} && !has(self.epochs) && !has(self.steps)", "has(self.epochs) != has(self.steps)"),
+        _unless(
+            f"has(self.task) || {_WITHOUT_MODEL} && !has(self.epochs) && !has(self.steps)",
+            "has(self.epochs) != has(self.steps)",
+        ),
         "set exactly one of epochs and steps",
         lambda s: (
-            (s.epochs is None) != (s.steps is None)
+            s.task is not None
+            or (s.epochs is None) != (s.steps is None)
             or (_OWN_GRADIENTS.holds(s) and bool(s.trainer.command) and s.epochs is None and s.steps is None)
         ),
     ),

@@ -1,0 +1,92 @@
+"""Start the look pod of a job with ``spec.task``, follow it, and delete it once its result is known."""
+
+from dljob.job.observed import DATASET_CONTAINER, DIGEST_ANNOTATION, LookSeen
+from dljob.reconcile.desired import Draft, Target
+from dljob.reconcile.parsed import ParsedJob
+from dljob.reconcile.task.complete import CONDITION, Looking
+from dljob.render import Names, RenderConfig
+from dljob.render.look import DEADLINE_S, MEMORY, look_objects, look_pod
+from dljob.status import FALSE, TRUE, UNKNOWN, Verdict, is_true
+
+
+def look(parsed: ParsedJob, looking: Looking, draft: Draft, config: RenderConfig) -> None:
+    """Add to the draft what a job without a suggestion needs: its look pod, and the condition DataInspected."""
+    observed, job, names = parsed.observed, parsed.observed.job, Names.of(parsed.observed.job)
+    pod = observed.look
+    if looking.problem is not None:
+        draft.verdicts.append(looking.problem)
+        _delete(pod, draft)
+        return
+    if looking.spec.suspend:
+        draft.verdicts.append(
+            Verdict(CONDITION, UNKNOWN, "NotStarted", "spec.suspend is true: no pod looks at the data")
+        )
+        _delete(pod, draft)
+        return
+    if is_true(parsed.before.conditions, "Suspended"):
+        draft.verdicts.append(Verdict("Suspended", FALSE, "NotSuspended", "spec.suspend is false"))
+    if not config.look_image:
+        text = (
+            "spec.task: found a task, but the operator may not start the pod that looks at the data; expected the "
+            "chart value tasks.enabled: true. Ask the administrator to set it, or run dljob suggest"
+        )
+        draft.verdicts.append(Verdict(CONDITION, FALSE, "NotAvailable", text))
+        return
+    wanted = look_pod(job, looking.spec, parsed.defaults, config)
+    if pod is not None and (pod.deleting or pod.digest != wanted["metadata"]["annotations"][DIGEST_ANNOTATION]):
+        text = f"pod {pod.name} is of an earlier spec, and ends before a new one starts"
+        draft.verdicts.append(Verdict(CONDITION, UNKNOWN, "Looking", text))
+        _delete(pod, draft)
+        return
+    draft.objects.extend(look_objects(job))
+    if pod is None:
+        draft.objects.append(wanted)
+    if (rejected := observed.rejected) is not None:
+        text = f"the API server rejected {rejected.kind} {rejected.name}: {rejected.message}"
+        draft.verdicts.append(Verdict(CONDITION, FALSE, "ObjectRejected", rejected.message if rejected.taken else text))
+        return
+    draft.verdicts.append(_followed(pod, names, draft))
+
+
+def _followed(pod: LookSeen | None, names: Names, draft: Draft) -> Verdict:
+    if pod is None:
+        return Verdict(CONDITION, UNKNOWN, "Looking", f"pod {names.look} starts, and looks at the data")
+    if pod.phase == "Failed":
+        text = (
+            f"pod {pod.name} {_failed_to(pod)} within {DEADLINE_S} s ({pod.problem or 'no reason given'}); expected a "
+            f"suggestion in the ConfigMap {names.suggestion}. See kubectl logs {pod.name} --all-containers, correct "
+            "the cause, and delete the pod to look again"
+        )
+        return Verdict(CONDITION, FALSE, "LookFailed", text)
+    if pod.phase == "Succeeded":
+        text = (
+            f"pod {pod.name} has ended, and the ConfigMap {names.suggestion} does not show its suggestion yet. If "
+            "this stays, delete the pod to look again"
+        )
+        return Verdict(CONDITION, UNKNOWN, "Looking", text)
+    if pod.problem:
+        remedy = ""
+        if pod.problem.startswith("OOMKilled"):
+            remedy = f". Set spec.resources.memory to more than before (default: {MEMORY}), or make a smaller sample"
+        text = f"pod {pod.name} {_failed_to(pod)} so far: {pod.problem}{remedy}"
+        return Verdict(CONDITION, FALSE, "LookDelayed", text)
+    return Verdict(CONDITION, UNKNOWN, "Looking", f"pod {pod.name} looks at the data")
+
+
+def _failed_to(pod: LookSeen) -> str:
+    return "did not fetch the data" if pod.container == DATASET_CONTAINER else "did not look at the data"
+
+
+def finish(parsed: ParsedJob, draft: Draft) -> None:
+    """Add the condition of a job with a suggestion, and delete a look pod that is no longer needed."""
+    if parsed.suggestion is not None:
+        found = parsed.suggestion
+        text = f"{found.model}, because {found.why}; see status.suggestion"
+        draft.verdicts.append(Verdict(CONDITION, TRUE, "Suggested", text))
+    if parsed.looking is None and parsed.observed.look is not None:
+        _delete(parsed.observed.look, draft)
+
+
+def _delete(pod: LookSeen | None, draft: Draft) -> None:
+    if pod is not None and not pod.deleting:
+        draft.deletes.append(Target("Pod", pod.name, pod.uid))

@@ -1,0 +1,171 @@
+"""Look at the data of a job with ``spec.task``, and answer with a suggestion for the operator and the job's scripts."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil
+from pathlib import Path
+
+from dljob.api.spec import TaskType
+from dljob.cluster import ClusterView
+from dljob.job.task.suggestion import (
+    MAX_ALTERNATIVES,
+    MAX_ERROR,
+    MAX_FINDINGS,
+    MAX_LINE,
+    MAX_LINES,
+    MAX_NAME,
+    MAX_SCRIPTS_NBYTES,
+    SCRIPTS,
+    Alternative,
+    SuggestedModel,
+    Suggestion,
+    printable,
+)
+from dljob.suggest.errors import DataError
+from dljob.suggest.project import render
+from dljob.suggest.reading.archive import is_archive
+from dljob.suggest.reading.text import text_files
+from dljob.suggest.recommendation.limit import START_S, fitted
+from dljob.suggest.recommendation.model import Settings
+from dljob.suggest.recommendation.page import data_lines
+from dljob.suggest.recommendation.prediction import Prediction, predicted
+from dljob.suggest.subject import LANGUAGE_MODELLING, TEXT_CLASSIFICATION, Options, Subject, read_subject
+
+OPTION = {
+    TaskType.TABULAR_CLASSIFICATION: "tabular-classification",
+    TaskType.TABULAR_REGRESSION: "tabular-regression",
+    TaskType.TEXT_CLASSIFICATION: TEXT_CLASSIFICATION,
+    TaskType.LANGUAGE_MODELLING: LANGUAGE_MODELLING,
+}
+"""Type of a task → value of the option ``--task`` of ``dljob suggest``."""
+_FIELDS = {"task": "spec.task.type", "target": "spec.task.target", "text": "spec.task.text"}
+
+
+@dataclass(frozen=True)
+class Question:
+    """What a job asks about its data. ``uri``: the data's location, for messages; ``data``: where it is mounted."""
+
+    data: Path
+    uri: str
+    task: TaskType
+    target: str | None = None
+    text: str | None = None
+    within_s: float | None = None
+    uid: str = ""
+    digest: str = "0" * 32
+
+
+def look(question: Question, view: ClusterView, clock: Callable[[], float]) -> tuple[Suggestion, dict[str, str]]:
+    """Return the suggestion, and file name → content of the scripts. Data that has to be corrected is a suggestion too.
+
+    ``view``: the nodes for whose speed the limit of time is met. ``clock``: a function that returns seconds.
+    """
+    try:
+        return _look(question, view, clock)
+    except DataError as error:
+        text = printable(in_terms_of_the_spec(str(error), question), MAX_ERROR)
+        return Suggestion(uid=question.uid, digest=question.digest, error=text), {}
+
+
+def _look(question: Question, view: ClusterView, clock: Callable[[], float]) -> tuple[Suggestion, dict[str, str]]:
+    began_s = clock()
+    _check_form(question)
+    subject = read_subject(
+        Options(
+            question.data,
+            OPTION[question.task],
+            question.target,
+            question.text,
+            dataset_uri=question.uri,
+        )
+    )
+    models = subject.models(None)
+    reading_s, left_s = clock() - began_s, None
+    if question.within_s is not None:
+        if question.within_s < (least_s := 2 * (START_S + reading_s)):
+            raise DataError(
+                f"spec.task.within: found {question.within_s:g}s; expected at least {ceil(least_s)}s, because the "
+                "start of a training and reading the data take time. Raise it."
+            )
+        left_s = question.within_s - reading_s
+        models = [settings for settings, _ in fitted(models, _predict(subject, view), left_s, reading_s, 1.0)]
+    scripts = {name: text for name, text in subject.project(models[0], left_s).items() if name in SCRIPTS}
+    nbytes = sum(len(text.encode()) for text in scripts.values())
+    if nbytes > MAX_SCRIPTS_NBYTES:
+        raise DataError(
+            f"{question.data}: found {nbytes >> 10} KiB of scripts, because each names all columns; expected at most "
+            f"{MAX_SCRIPTS_NBYTES >> 10} KiB. Use fewer columns, or shorter names."
+        )
+    return _suggestion(question, subject, models), scripts
+
+
+def _check_form(question: Question) -> None:
+    """Raise DataError if there is no data, or data of a form that a job with a task cannot read."""
+    path, tabular = question.data, question.task in (TaskType.TABULAR_CLASSIFICATION, TaskType.TABULAR_REGRESSION)
+    if not path.exists():
+        raise DataError(
+            f"spec.dataset.uri: found no file or folder {question.uri!r}; expected data there that user 65532 may "
+            "read. Correct the URI, or put the data there."
+        )
+    if path.suffix.lower() == ".npz" or is_archive(path) or (path.is_dir() and not tabular and not text_files(path)):
+        raise DataError(
+            f"spec.dataset.uri: found {question.uri!r}, which holds no table and no text file; expected one. For "
+            "images, run dljob suggest, whose project is a job with its own copy of them."
+        )
+    if path.is_dir() and tabular:
+        raise DataError(
+            f"spec.dataset.uri: found the folder {question.uri!r} with spec.task.type {question.task.value}; expected "
+            "a file with a table. Name one file."
+        )
+
+
+def _predict(subject: Subject, view: ClusterView) -> Callable[[Settings], Prediction]:
+    def predict(settings: Settings) -> Prediction:
+        return predicted(render.job(settings, subject.source), view, subject.source.memory_nbytes)
+
+    return predict
+
+
+def _suggestion(question: Question, subject: Subject, models: list[Settings]) -> Suggestion:
+    chosen, source = models[0], subject.source
+    return Suggestion(
+        uid=question.uid,
+        digest=question.digest,
+        model=SuggestedModel(
+            name=printable(chosen.name, MAX_NAME),
+            why=printable(chosen.why, MAX_LINE),
+            parameters=chosen.parameters,
+            flops_per_sample=float(chosen.flops_per_sample),
+            activation_nbytes=chosen.activation_nbytes,
+            batch=chosen.batch,
+            epochs=chosen.epochs,
+            samples=source.samples,
+            sample_nbytes=source.sample_nbytes,
+            data_nbytes=source.memory_nbytes,
+        ),
+        alternatives=tuple(
+            Alternative(
+                model=printable(each.name, MAX_NAME), parameters=each.parameters, why=printable(each.why, MAX_LINE)
+            )
+            for each in models[1 : MAX_ALTERNATIVES + 1]
+        ),
+        data=tuple(printable(line, MAX_LINE) for line in data_lines(subject.facts)[:MAX_LINES]),
+        findings=tuple(
+            printable(in_terms_of_the_spec(line, question), MAX_LINE) for line in subject.facts.findings[:MAX_FINDINGS]
+        ),
+    )
+
+
+def in_terms_of_the_spec(text: str, question: Question) -> str:
+    """Return a message of ``dljob suggest`` with fields of the spec in place of its options and of the mounted path."""
+    # A query may be secret, and the path of the mount says nothing to users.
+    uri = question.uri.partition("?")[0]
+    text = text.replace(question.uri, uri).replace(str(question.data), uri)
+    for name, option in OPTION.items():
+        text = re.sub(rf"--task {option}\b", f"spec.task.type: {name.value}", text)
+        text = re.sub(rf"\b{option}\b", name.value, text)
+    for option, field in _FIELDS.items():
+        text = re.sub(rf"--{option}\b( COLUMN)?", field, text)
+    text = re.sub(r"\b([Pp])ass spec\.", lambda m: f"{'Ss'[m[1] == 'p']}et spec.", text)
+    return re.sub(r"(--(?:encoding|delimiter|keep COLUMN|test FILE|test|keep)\b)", r"\1 to dljob suggest", text)

@@ -1,0 +1,74 @@
+"""Tests of jobs with a task: a pod of the cluster serves a table, and the job looks at it, trains a model, and analyses it."""
+
+from typing import Any
+
+import pytest
+
+from support.cluster.kubectl import Kubectl, condition, example
+
+pytestmark = pytest.mark.e2e
+
+SERVER = """
+import http.server, os, random
+os.makedirs("/tmp/data")
+draw = random.Random(1)
+rows = [(draw.gauss(0, 1), draw.gauss(0, 1)) for _ in range(400)]
+with open("/tmp/data/points.csv", "w") as file:
+    file.write("x,y,side\\n")
+    file.writelines(f"{x:.4f},{y:.4f},{'above' if x + y > 0 else 'below'}\\n" for x, y in rows)
+os.chdir("/tmp/data")
+http.server.ThreadingHTTPServer(("", 8080), http.server.SimpleHTTPRequestHandler).serve_forever()
+"""
+
+
+def job(name: str, target: str) -> dict[str, Any]:
+    return example(
+        "task.yaml", job=name, dataset={"uri": "http://table:8080/points.csv"},
+        task={"type": "TabularClassification", "target": target, "within": "10m"},
+    )  # fmt: skip
+
+
+@pytest.mark.long
+def test_a_table_becomes_a_trained_and_analysed_model_and_a_wrong_target_one_condition(
+    admin: Kubectl, kubectl: Kubectl
+) -> None:
+    [operator] = Kubectl(admin.kubeconfig, "dljob-system").list("deployments", "app.kubernetes.io/name=dljob")
+    environment = operator["spec"]["template"]["spec"]["containers"][0]["env"]
+    image = next(item["value"] for item in environment if item["name"] == "DLJOB_TRAINER_IMAGE")
+    kubectl.apply(*_server(image), job("points", "side"))
+    found = kubectl.wait_phase("points", "Complete", 300)
+    suggestion, result = found["status"]["suggestion"], found["status"]["result"]
+    assert suggestion["model"] == "linear model" and suggestion["configMap"] == "points-suggestion"
+    assert result["analysis"]["task"] == "classification" and result["analysis"]["value"] > 0.9
+    assert not kubectl.list("pods", "dljob.dev/look=true")
+    kubectl.apply(job("wrong", "colour"))
+
+    def reported(found: dict[str, Any]) -> bool:
+        inspected = condition(found, "DataInspected")
+        return inspected is not None and inspected["reason"] == "DataNotUsable" and "'colour'" in inspected["message"]
+
+    kubectl.wait_job("wrong", "DataInspected=False/DataNotUsable naming the column", reported, 120)
+
+
+def _server(image: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    restricted = {
+        "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "runAsNonRoot": True, "runAsUser": 65532,
+        "capabilities": {"drop": ["ALL"]}, "seccompProfile": {"type": "RuntimeDefault"},
+    }  # fmt: skip
+    container = {
+        "name": "table", "image": image, "imagePullPolicy": "IfNotPresent", "command": ["python", "-c", SERVER],
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}], "securityContext": restricted,
+        "readinessProbe": {"tcpSocket": {"port": 8080}, "periodSeconds": 1},
+        "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
+    }  # fmt: skip
+    pod = {
+        "automountServiceAccountToken": False,
+        "containers": [container],
+        "volumes": [{"name": "tmp", "emptyDir": {}}],
+    }
+    meta = {"name": "table", "labels": {"app": "table"}}
+    service = {"selector": {"app": "table"}, "ports": [{"port": 8080}]}
+    return (
+        {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod},
+        {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "table"}, "spec": service},
+    )

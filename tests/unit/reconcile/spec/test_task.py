@@ -1,0 +1,168 @@
+"""The spec of a job with a task: what the suggestion adds, what the user keeps, and what may still change."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dljob.api import DLJobSpec
+from dljob.api.defaults import JobDefaults
+from dljob.job.observed import ClaimSeen, Observed
+from dljob.job.task.suggested_spec import suggested_spec
+from dljob.job.task.suggestion import SUGGESTION_KEY, SuggestedModel, Suggestion, task_digest
+from dljob.kube.objects import looks, trim
+from dljob.reconcile import reconcile
+from dljob.reconcile.parsed import parse_observed
+from dljob.render.look import look_objects, look_pod
+from support.builders import CONFIG, NOW, UID, after, changed, planned, report, seen, settled
+from support.manifests.schema_validation import assert_valid
+
+Json = dict[str, Any]
+TASK: Json = {"task": {"type": "TabularRegression"}, "dataset": {"uri": "pvc://prices/folder/table.csv"}}
+MODEL = SuggestedModel(
+    name="linear model", why="the table has 150 rows", parameters=15, flops_per_sample=72.0, activation_nbytes=28,
+    batch=16, epochs=20, samples=120, sample_nbytes=18,
+)  # fmt: skip
+LOOKS = replace(CONFIG, look_image="operator")
+
+
+def suggestion(spec: Json = TASK, **changes: Any) -> Suggestion:
+    fields: Json = {"uid": UID, "digest": task_digest(DLJobSpec.model_validate(spec)), "model": MODEL, **changes}
+    return Suggestion(**fields)
+
+
+def completed(spec: Json, **model: Any) -> DLJobSpec:
+    found = suggestion(spec, model=MODEL.model_copy(update=model))
+    return suggested_spec(DLJobSpec.model_validate(spec), found, "prices-suggestion", "prices-uid")
+
+
+def looked(spec: Json = TASK, **more: Any) -> Observed:
+    claims = {name: ClaimSeen(name, "Bound", ("ReadWriteMany",)) for name in ("prices", "copies")}
+    return seen(spec, name="prices", suggestion=suggestion(spec).to_json(), claims=claims, **more)
+
+
+def running(observed: Observed) -> Observed:
+    """Return the job with its pods in training, after its first step."""
+    started = settled(after(observed, reconcile(observed, LOOKS, NOW)))
+    started = replace(started, report=report(started))
+    return after(started, reconcile(started, LOOKS, NOW))
+
+
+def test_the_suggestion_fills_what_the_user_left_out() -> None:
+    found = completed(TASK)
+    assert found.task is None and found.global_batch_size == 16 and found.epochs == 20
+    assert found.dataset.samples == 120 and found.trainer.command == ("python", "train.py")
+    assert found.trainer.source is not None and found.trainer.source.config_map is not None
+    assert found.trainer.source.config_map.name == "prices-suggestion"
+    assert (found.nodes.min, found.nodes.max) == (1, 1) and found.resources.memory is None
+
+
+def test_what_the_user_sets_stays() -> None:
+    own = {
+        **TASK, "nodes": {"min": 2, "max": 3}, "resources": {"memory": "3Gi"},
+        "trainer": {"env": [{"name": "MODEL_DIR", "value": "/a"}, {"name": "SEED", "value": "1"}]},
+    }  # fmt: skip
+    found = completed(own, data_nbytes=2**30)
+    assert (found.nodes.min, found.nodes.max) == (2, 3) and found.resources.memory == "3Gi"
+    assert {each.name: each.value for each in found.trainer.env} == {"MODEL_DIR": "/a", "SEED": "1"}
+
+
+def test_large_data_gets_memory() -> None:
+    assert completed(TASK, data_nbytes=2**30).resources.memory == "1625Mi"
+
+
+@pytest.mark.parametrize(
+    "defaults", [JobDefaults(), JobDefaults.model_validate({"trainer": {"scratch": {"size": "5Gi"}}})]
+)
+def test_the_completed_job_is_planned_once(defaults: JobDefaults) -> None:
+    config = replace(LOOKS, job_defaults=defaults)
+    observed = looked()
+    first = planned(observed, config)
+    parsed = parse_observed(after(observed, reconcile(observed, config, NOW)), defaults=defaults)
+    assert parsed.digest == first.spec_digest and parsed.looking is None
+    assert parsed.suggestion is not None and parsed.suggestion.model == "linear model"
+
+
+def test_a_job_that_looks_has_no_spec_and_cannot_be_planned() -> None:
+    observed = seen(TASK, name="prices")
+    parsed = parse_observed(observed)
+    assert parsed.spec is None and parsed.looking is not None and parsed.refusal is None
+    kinds = [item["kind"] for item in reconcile(observed, LOOKS, NOW).objects]
+    assert kinds == ["ConfigMap", "ServiceAccount", "Role", "RoleBinding", "Pod"]
+
+
+def test_a_suggestion_of_another_job_or_other_data_is_not_used() -> None:
+    assert parse_observed(replace(looked(), suggestion=suggestion(uid="other").to_json())).looking is not None
+    other = {**TASK, "dataset": {"uri": "pvc://prices/other.csv"}}
+    assert parse_observed(replace(looked(), suggestion=suggestion(other).to_json())).looking is not None
+
+
+def test_a_suggestion_that_breaks_a_rule_of_the_api_is_refused() -> None:
+    observed = looked({**TASK, "optimizer": {"findLearningRate": True}})
+    parsed = parse_observed(observed)
+    assert parsed.looking is not None and parsed.looking.problem is not None
+    assert parsed.looking.problem.reason == "SuggestionNotValid"
+    assert "findLearningRate" in parsed.looking.problem.message
+
+
+def test_after_the_first_step_another_task_is_refused_and_the_job_goes_on() -> None:
+    observed = changed(running(looked()), task={"type": "TabularClassification"})
+    parsed = parse_observed(observed)
+    assert parsed.refusal is not None and parsed.refusal.reason == "ChangeRefused"
+    assert parsed.accepted is not None and parsed.digest == parsed.accepted.spec_digest
+
+
+def test_after_the_first_step_the_same_data_may_move() -> None:
+    parsed = parse_observed(changed(running(looked()), dataset={"uri": "pvc://copies/table.csv"}))
+    assert parsed.refusal is None and parsed.spec is not None
+    assert parsed.spec.dataset.uri == "pvc://copies/table.csv" and parsed.spec.dataset.samples == 120
+
+
+def test_after_the_first_step_a_lost_suggestion_is_replaced_by_the_plan() -> None:
+    for lost in ({"suggestion": None}, {"suggestion": "{"}, {"suggestion": None, "suggestion_problem": "too long"}):
+        observed = replace(running(looked()), **lost)
+        parsed = parse_observed(observed)
+        assert parsed.spec is not None and parsed.accepted is not None
+        assert parsed.digest == parsed.accepted.spec_digest and parsed.looking is None
+
+
+def test_the_pod_is_restricted_and_bounded_and_its_data_is_read_only() -> None:
+    spec = DLJobSpec.model_validate({
+        **TASK, "task": {"type": "TabularRegression", "target": "$(HOME) --to=/x", "within": "20m"},
+        "scheduling": {"nodeSelector": {"a": "b"}},
+    })  # fmt: skip
+    pod = look_pod(seen(TASK, name="prices").job, spec, JobDefaults(), LOOKS)
+    own = pod["spec"]
+    (container,) = own["containers"]
+    assert "--target=$$(HOME) --to=/x" in container["args"]
+    assert own["activeDeadlineSeconds"] == 600 and container["resources"]["limits"] == {"memory": "2Gi"}
+    assert own["securityContext"]["runAsNonRoot"] and not own["automountServiceAccountToken"]
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    (data,) = [each for each in own["volumes"] if each["name"] == "dataset"]
+    assert data["persistentVolumeClaim"] == {"claimName": "prices", "readOnly": True}
+    (mount,) = [each for each in container["volumeMounts"] if each["name"] == "dataset"]
+    assert mount["readOnly"] and own["nodeSelector"] == {"a": "b"}
+    assert pod["metadata"]["ownerReferences"][0]["uid"] == UID
+    assert trim.pod({**pod, "metadata": {**pod["metadata"], "uid": "p"}}) == looks.pod(
+        {**pod, "metadata": {**pod["metadata"], "uid": "p"}}
+    )
+
+
+@pytest.mark.parametrize("uri", ["pvc://prices/table.csv", "https://data.example/table.csv"])
+def test_the_objects_of_the_pod_are_valid_for_every_kubernetes(uri: str) -> None:
+    spec = DLJobSpec.model_validate({**TASK, "dataset": {"uri": uri}})
+    job = seen(TASK, name="prices").job
+    for manifest in (*look_objects(job), look_pod(job, spec, JobDefaults(), LOOKS)):
+        assert_valid(manifest)
+
+
+def test_the_cache_reads_only_the_document() -> None:
+    text = suggestion().to_json()
+    assert looks.suggestion_problem({SUGGESTION_KEY: text, "train.py": "x" * 500_000}) is None
+    assert looks.suggestion_problem({SUGGESTION_KEY: text, "x.pth": ""}) is not None
+
+
+def test_a_job_waits_for_the_suggestion_of_a_predecessor_to_be_gone() -> None:
+    found = reconcile(seen(TASK, name="prices", leftovers=("ConfigMap prices-suggestion",)), LOOKS, NOW)
+    assert found.status is not None and not found.objects
+    assert "prices-suggestion" in next(c.message for c in found.status.conditions if c.type == "PodsReady")

@@ -1,0 +1,141 @@
+"""The look pod's program: data and a task become a suggestion and scripts, or one error in terms of the spec."""
+
+import contextlib
+import itertools
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dljob.api.spec import TaskType
+from dljob.cli import look as program
+from dljob.cluster import cluster_view
+from dljob.job.task.suggestion import SCRIPTS, SUGGESTION_KEY, Suggestion
+from dljob.suggest.look import Question, look
+
+NODE = cluster_view({"nodes": [{"name": "n", "cpu": 2, "memory": "4Gi"}]})
+URI = "https://data.example/people.csv?token=secret"
+
+
+def people(path: Path, count: int = 60, last: str = "") -> Path:
+    draw = random.Random(1)
+    ages = [draw.randint(18, 80) for _ in range(count)]
+    lines = ["age,income,bought", *(f"{a},{draw.random():.4f},{'yes' if a > 45 else 'no'}" for a in ages), last]
+    path.write_text("\n".join(lines), encoding="utf-8")
+    return path
+
+
+def asked(
+    path: Path, task: TaskType = TaskType.TABULAR_CLASSIFICATION, **more: Any
+) -> tuple[Suggestion, dict[str, str]]:
+    return look(Question(path, URI, task, uid="u", digest="a" * 32, **more), NODE, lambda: 0.0)
+
+
+def error(path: Path, task: TaskType = TaskType.TABULAR_CLASSIFICATION, **more: Any) -> str:
+    suggestion, scripts = asked(path, task, **more)
+    assert not scripts and suggestion.error is not None
+    assert "--" not in suggestion.error and str(path) not in suggestion.error and "secret" not in suggestion.error
+    return suggestion.error
+
+
+def test_a_table_becomes_a_model_with_its_reason_and_scripts(tmp_path: Path) -> None:
+    suggestion, scripts = asked(people(tmp_path / "people.csv"), target="bought")
+    assert suggestion.model is not None and suggestion.model.samples == 48
+    assert suggestion.model.name == "linear model" and "60 rows" in suggestion.model.why
+    assert len(suggestion.alternatives) == 2 and "60 rows" in suggestion.data[0]
+    assert set(scripts) == set(SCRIPTS)
+    for name, text in scripts.items():
+        compile(text, name, "exec")
+    assert Suggestion.parse(suggestion.to_json()) == suggestion
+
+
+def test_texts_and_languages_become_models_too(tmp_path: Path) -> None:
+    path = tmp_path / "reviews.jsonl"
+    words = {"good": "a fine film that I liked", "bad": "a dull film that I left"}
+    path.write_text("\n".join(json.dumps({"t": f"{words[c]} {i}", "c": c}) for i in range(30) for c in words))
+    suggestion, _ = asked(path, TaskType.TEXT_CLASSIFICATION, target="c", text="t")
+    assert suggestion.model is not None and suggestion.model.name.startswith("linear model of words")
+    story = tmp_path / "story.txt"
+    story.write_text("\n".join(f"Job {i} of {i * i % 997} waited {i * 31 % 613} s for a device." for i in range(500)))
+    suggestion, scripts = asked(story, TaskType.LANGUAGE_MODELLING)
+    assert suggestion.model is not None and "train.py" in scripts
+
+
+def test_a_limit_cuts_the_epochs_and_the_script_knows_what_is_left(tmp_path: Path) -> None:
+    path = people(tmp_path / "people.csv", 3000)
+    ticks = itertools.chain([0.0, 4.0], itertools.repeat(4.0))
+    question = Question(path, URI, TaskType.TABULAR_CLASSIFICATION, "bought", within_s=30.0)
+    limited, scripts = look(question, NODE, lambda: next(ticks))
+    assert limited.model is not None
+    assert 'TIME_LIMIT_S") or 26)' in scripts["train.py"]
+    assert "spec.task.within: found 3s; expected at least 16s" in error(path, target="bought", within_s=3.0)
+
+
+@pytest.mark.parametrize(
+    ("content", "more", "expected"),
+    [
+        ("", {}, "found an empty file"),
+        ("a\n", {}, "expected"),
+        (
+            None,
+            {"target": "price"},
+            "spec.task.target: found 'price'; expected a column of https://data.example/people.csv",
+        ),
+        (None, {"target": "age", "task": TaskType.TEXT_CLASSIFICATION}, "Set spec.task.text"),
+        (None, {"target": "bought", "task": TaskType.TABULAR_REGRESSION}, "spec.task.type: TabularClassification"),
+    ],
+)
+def test_data_that_does_not_fit_is_one_error_in_terms_of_the_spec(
+    tmp_path: Path, content: str | None, more: dict[str, Any], expected: str
+) -> None:
+    path = people(tmp_path / "people.csv")
+    if content is not None:
+        path.write_text(content)
+    assert expected in error(path, **more)
+
+
+def test_missing_data_images_and_folders_are_errors(tmp_path: Path) -> None:
+    assert "spec.dataset.uri: found no file or folder" in error(tmp_path / "none.csv")
+    (tmp_path / "x.npz").write_bytes(b"")
+    assert "run dljob suggest" in error(tmp_path / "x.npz")
+    (tmp_path / "folder").mkdir()
+    assert "Name one file" in error(tmp_path / "folder")
+    assert "holds no table and no text" in error(tmp_path / "folder", TaskType.TEXT_CLASSIFICATION)
+
+
+def test_texts_from_the_data_have_no_control_characters(tmp_path: Path) -> None:
+    path = people(tmp_path / "people.csv")
+    path.write_text(path.read_text().replace("age", "a\x1b[31mge", 1))
+    assert "\x1b" not in error(path, target="price")
+
+
+def test_the_program_writes_to_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path, folder = people(tmp_path / "people.csv"), tmp_path / "out"
+    given = [str(path), "--type", "TabularClassification", "--target", "bought", "--to", str(folder)]
+    assert program.main(given) == 0
+    assert {each.name for each in folder.iterdir()} == {*SCRIPTS, SUGGESTION_KEY}
+    assert "linear model" in capsys.readouterr().out
+
+
+def test_the_program_stores_a_config_map_and_removes_scripts_of_an_earlier_suggestion(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patches: list[Any] = []
+
+    class Api:
+        async def merge(self, kind: Any, namespace: str, name: str, patch: Any) -> None:
+            patches.append((kind.plural, namespace, name, patch))
+
+    def reach(work: Any) -> None:
+        with contextlib.suppress(StopIteration):
+            work(Api()).send(None)
+
+    monkeypatch.setattr(program.remote, "reach", reach)
+    given = [str(tmp_path / "none.csv"), "--type", "TabularRegression", "--namespace", "a", "--config-map", "b"]
+    assert program.main([*given, "--uid", "u", "--digest", "c" * 32]) == 0
+    ((kind, namespace, name, patch),) = patches
+    assert (kind, namespace, name) == ("configmaps", "a", "b")
+    assert patch["data"]["train.py"] is None
+    assert Suggestion.parse(patch["data"][SUGGESTION_KEY]).digest == "c" * 32
