@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from dljob.job.observed import JobSeen
-from dljob.render.look import look_objects
+from dljob.render.helpers.look import look_objects
 from dljob.render.support import _role
 from support.manifests.helm_chart import CHART, of_kind, one, render
 

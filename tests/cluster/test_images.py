@@ -71,7 +71,12 @@ def test_image_references_are_normalized() -> None:
 @pytest.mark.parametrize("name", lock.LOCKS)
 def test_pins_satisfy_the_requirements(root: Path, name: str) -> None:
     path = lock.LOCKS[name].path
-    pins = {canonicalize_name(key): value for key, value in lock.versions((root / path).read_text()).items()}
+    there = (lock.LOCKS[each].path for each in (lock.LOCKS[name].beside, name) if each)
+    pins = {
+        canonicalize_name(key): value
+        for each in there
+        for key, value in lock.versions((root / each).read_text()).items()
+    }
     pins["torch"] = torch_build.requirement().removeprefix("torch==")
     for text in requirements(*lock.LOCKS[name].wanted):
         requirement = Requirement(text)

@@ -14,7 +14,14 @@ from dljob.kube import Api, ApiError, Cache
 from dljob.kube.kinds import POD, PROFILE
 from dljob.reconcile.hardware_probes import Action, ProbePod, Remove, Start, Starts, Store, decide
 from dljob.render import RenderConfig
-from dljob.render.probe import BY_OPERATOR, DEVICE_ANNOTATION, NODE_ANNOTATION, PROBE_LABEL, configured, probe_pod
+from dljob.render.helpers.probe import (
+    BY_OPERATOR,
+    DEVICE_ANNOTATION,
+    NODE_ANNOTATION,
+    PROBE_LABEL,
+    configured,
+    probe_pod,
+)
 
 log = logging.getLogger("dljob")
 

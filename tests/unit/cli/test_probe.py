@@ -21,7 +21,7 @@ from dljob.job.observed import JOB_LABEL
 from dljob.job.probes.hardware import hardware_of, hardware_profile
 from dljob.job.probes.targets import Target, probe_targets
 from dljob.kube.kinds import NODE, POD, PROFILE
-from dljob.render.probe import ProbeImage, peer_pod, probe_pod
+from dljob.render.helpers.probe import ProbeImage, peer_pod, probe_pod
 from support.planner_questions import view
 from support.servers.fake_api import FakeApi
 

@@ -22,7 +22,7 @@ from dljob.job.observed import JOB_LABEL
 from dljob.job.probes.hardware import hardware_of, hardware_profile
 from dljob.job.probes.targets import probe_targets
 from dljob.job.profiles import hardware_body
-from dljob.render.probe import ProbeImage, with_defaults
+from dljob.render.helpers.probe import ProbeImage, with_defaults
 
 LOCAL_LIMIT_S = 180.0
 

@@ -14,7 +14,7 @@ from dljob.cli.remote import FIELD_OWNER
 from dljob.job.probes.hardware import hardware_profile
 from dljob.job.probes.targets import Target
 from dljob.job.profiles import hardware_body
-from dljob.render.probe import CONTAINER, ProbeImage, peer_pod, probe_pod
+from dljob.render.helpers.probe import CONTAINER, ProbeImage, peer_pod, probe_pod
 
 LOOK_S = 1.0
 

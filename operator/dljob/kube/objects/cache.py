@@ -43,7 +43,7 @@ from dljob.kube.kinds import (
 from dljob.kube.objects import trim
 from dljob.kube.objects.evictions import PodHistory
 from dljob.kube.objects.lost_nodes import LostNodes, failed_nodes
-from dljob.kube.objects.priority_classes import PriorityClasses
+from dljob.kube.objects.priority_classes import PriorityClasses, priority_class
 from dljob.kube.objects.set_owners import SetOwners
 from dljob.kube.objects.stored_plans import StoredPlans
 from dljob.kube.objects.stored_texts import StoredTexts
@@ -63,7 +63,7 @@ _TRIM: dict[str, Callable[[Mapping[str, Any]], Any]] = {
     CLAIM.plural: trim.claim,
     NODE.plural: trim.node,
     STORAGE_CLASS.plural: trim.storage_class,
-    PRIORITY_CLASS.plural: trim.priority_class,
+    PRIORITY_CLASS.plural: priority_class,
     PROFILE.plural: lambda body: body,
     WORKLOAD.plural: trim.workload,
     PROVISIONING_REQUEST.plural: trim.provisioning_request,

@@ -1,9 +1,22 @@
-"""Look up the PriorityClasses of jobs in the cache."""
+"""Reduce PriorityClasses to the fields that the operator needs, and look up those of jobs in the cache."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from dljob.kube.objects.trim import PriorityClassSeen
+
+@dataclass(frozen=True)
+class PriorityClassSeen:
+    value: int
+    default: bool = False
+    """True if the class applies to pods that name no class (``globalDefault``)."""
+    preempts: bool = True
+    """False if its jobs never preempt others (``preemptionPolicy: Never``)."""
+
+
+def priority_class(body: Mapping[str, Any]) -> PriorityClassSeen:
+    preempts = body.get("preemptionPolicy") != "Never"
+    return PriorityClassSeen(int(body.get("value") or 0), bool(body.get("globalDefault")), preempts)
 
 
 class PriorityClasses:

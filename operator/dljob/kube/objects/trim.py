@@ -51,10 +51,7 @@ _FETCHING = frozenset({DATASET_CONTAINER, SOURCE_CONTAINER})
 _OWN_TAINTS = "node.kubernetes.io/"
 """Prefix of the taints that the node controller sets.
 
-These taints are ignored, because ``NodeSeen.ready`` and ``NodeSeen.schedulable`` already say the same.
-"""
-
-
+These taints are ignored, because ``NodeSeen.ready`` and ``NodeSeen.schedulable`` already say the same."""
 IGNORE_FAULTS_ANNOTATION = "dljob.dev/ignore-faults"
 """Annotation of a node. With the value ``true``, the node's faults do not count, and earlier ones are forgotten."""
 _LEAVING_TAINTS = {
@@ -82,15 +79,6 @@ class NodeSeen:
     def leaving(self) -> bool:
         """Return True if somebody has cordoned, shut down or begun to remove the node."""
         return not self.schedulable or any(key in _LEAVING_TAINTS for key, _, _ in self.taints)
-
-
-@dataclass(frozen=True)
-class PriorityClassSeen:
-    value: int
-    default: bool = False
-    """True if the class applies to pods that name no class (``globalDefault``)."""
-    preempts: bool = True
-    """False if its jobs never preempt others (``preemptionPolicy: Never``)."""
 
 
 @dataclass(frozen=True)
@@ -382,11 +370,6 @@ def storage_class(body: Body) -> ClassSeen:
     annotations = body["metadata"].get("annotations") or {}
     keys = ("storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class")
     return ClassSeen(body["metadata"]["name"], any(annotations.get(key) == "true" for key in keys))
-
-
-def priority_class(body: Body) -> PriorityClassSeen:
-    preempts = body.get("preemptionPolicy") != "Never"
-    return PriorityClassSeen(int(body.get("value") or 0), bool(body.get("globalDefault")), preempts)
 
 
 def node(body: Body) -> NodeSeen:

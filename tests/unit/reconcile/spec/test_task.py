@@ -13,7 +13,7 @@ from dljob.job.task.suggestion import SUGGESTION_KEY, SuggestedModel, Suggestion
 from dljob.kube.objects import looks, trim
 from dljob.reconcile import reconcile
 from dljob.reconcile.parsed import parse_observed
-from dljob.render.look import look_objects, look_pod
+from dljob.render.helpers.look import look_objects, look_pod
 from support.builders import CONFIG, NOW, UID, after, changed, planned, report, seen, settled
 from support.manifests.schema_validation import assert_valid
 
