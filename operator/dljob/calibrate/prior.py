@@ -15,7 +15,7 @@ MEAN = Constants(
     busiest_power=0.03,
     mean_power=0.25,
     log_latency=-6.5,
-    log_gamma=-0.33,
+    log_gamma=-0.1,
     spread=0.05,
     sharing=0.0,
     crowding=0.03,
@@ -43,8 +43,7 @@ class Prior:
     It holds before any step on several devices is measured.
 
     Its values were chosen so that they suit three workloads on one cluster. The mean of ``log_gamma``, and ``smooth``,
-    were chosen by cross-validation over four clusters (design note 0006). All standard deviations are those of
-    log(seconds).
+    were chosen so that they suit four clusters (design note 0006). All standard deviations are those of log(seconds).
     """
 
     mean: Constants = MEAN
@@ -57,7 +56,7 @@ class Prior:
     """Length scale of the ``network`` factor in log(nodes), log(devices) and log(devices on the busiest node)."""
     batch: float = 0.035
     """Standard deviation of a factor on the computing time that all runs with the same batch have in common."""
-    smooth: float = 0.12
+    smooth: float = 0.08
     """Standard deviation of a factor on the whole step time that varies smoothly over runs."""
     smooth_reach: float = 0.45
     """Length scale of the ``smooth`` factor in four logarithms.
