@@ -1,4 +1,7 @@
-"""The number of micro-batches of a step with gradient accumulation. Operator and trainer compute it alike."""
+"""Raise the planned number of micro-batches where local batch sizes have grown, such as after a loss of ranks.
+
+Operator and trainer compute it alike. The planner chooses the planned number (``planner.candidates.accumulation``).
+"""
 
 from collections.abc import Sequence
 

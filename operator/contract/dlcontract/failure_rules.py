@@ -71,8 +71,8 @@ class FailureAllowance(UntrustedRecord):
     wait_s: Annotated[
         Seconds,
         Field(
-            description="Seconds that the coordinator waits for a higher value of ignored, before a failure beyond "
-            "backoff_limit fails the job."
+            description="Seconds that the coordinator waits when failures exceed backoff_limit, because the operator "
+            "may still ignore the last one and raise the field ignored. If it does not, the job fails."
         ),
     ] = 0.0
 

@@ -237,7 +237,9 @@ class CheckpointManager:
         return self._memory is not None
 
     def resume(self, shapes: Mapping[str, Tensor], target: Target) -> Snapshot | None:
-        """Restore the newest state, from a pod's memory or the volume, on every rank. Return None if no state is saved.
+        """Restore the newest state, from a pod's memory or the volume, on every rank.
+
+        Return None if no state is saved or checkpoints are disabled.
 
         ``shapes``: the tensors of the whole model; only names, shapes and dtypes are used. One rank reads the state and
         broadcasts it, so that all ranks start from the same state. Tensors of model and optimizer are passed to

@@ -1,4 +1,4 @@
-"""Shrink the process group after a loss of ranks (ULFM), and let all ranks agree on every step.
+"""Shrink the process group after a loss of ranks (ULFM) without a restart, and let all ranks agree on every step.
 
 If a rank dies during an all-reduce, the operation may be complete on some ranks only. So a step commits only when all
 ranks agree that they have the reduced gradients. Before that, no rank changes parameters. The survivors therefore

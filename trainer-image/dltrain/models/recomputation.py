@@ -19,7 +19,7 @@ _RAN, _FORWARD = "_dltrain_recomputed", "_dltrain_forward"
 
 
 def has_run(block: nn.Module) -> bool:
-    """Return True if the block has run with activation checkpointing."""
+    """Return True if the block has run with activation checkpointing, in a forward pass with gradients."""
     return bool(block.__dict__.get(_RAN))
 
 

@@ -233,8 +233,8 @@ class Plan(Record):
             raise ValueError(
                 f"precision: found {self.precision} with parallelism {self.parallelism}, synchronization "
                 f"{self.synchronization}, collective {self.collective}, framework {framework} and find_rate "
-                f"{find_rate}; expected FP32, or parallelism Data or Optimizer, Synchronous, another collective than "
-                "LayeredServer, framework DLTrain, and with FP16, find_rate False"
+                f"{find_rate}; expected FP32, or all of these: parallelism Data or Optimizer; synchronization "
+                "Synchronous; a collective other than LayeredServer; framework DLTrain; with FP16, find_rate False"
             )
 
     def _check_recomputes(self, *, accumulates: bool) -> None:
@@ -246,8 +246,8 @@ class Plan(Record):
             raise ValueError(
                 f"activation_checkpointing: found True with parallelism {self.parallelism}, synchronization "
                 f"{self.synchronization}, collective {self.collective} and framework {self.model.framework}; expected "
-                "False, or parallelism Data or Optimizer, Synchronous, another collective than LayeredServer, and "
-                "framework DLTrain"
+                "False, or all of these: parallelism Data or Optimizer; synchronization Synchronous; a collective "
+                "other than LayeredServer; framework DLTrain"
             )
 
     def _check_asynchronous(self) -> None:

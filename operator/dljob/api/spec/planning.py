@@ -136,7 +136,7 @@ class Planning(ApiModel):
         PlanningMode,
         Field(
             description="Auto: plan the job and run it. PlanOnly: show the plan in status and run nothing. Fixed: run "
-            "the plan in groups."
+            "on the nodes and devices that the field groups lists, and plan only the rest."
         ),
     ] = PlanningMode.AUTO
     groups: Annotated[tuple[FixedGroup, ...], Field(max_length=16, description="The plan, for mode Fixed.")] = ()

@@ -81,8 +81,9 @@ class DLJobSpec(ApiModel):
     until: Annotated[
         Until | None,
         Field(
-            description="Target at which the job is complete before its last step: it writes a checkpoint and ends "
-            "with the reason TargetReached, or NoImprovement. Default: the job makes all steps."
+            description="When to stop before the last step: if a metric reaches a target (reason TargetReached) or, "
+            "with patience, if it no longer improves (NoImprovement). The job then writes a checkpoint and is "
+            "complete. Default: the job makes all steps."
         ),
     ] = None
     optimizer: Annotated[Optimizer, Field(description="The optimizer and its learning rate.")] = Optimizer()

@@ -1,4 +1,6 @@
-"""Gradient accumulation: a rank divides its local batch into micro-batches, and only one of them needs memory.
+"""Gradient accumulation: choose the number of micro-batches of a step, the fewest that fit into the memory of all ranks.
+
+A rank divides its local batch into micro-batches, and only one of them needs memory.
 
 With k micro-batches, a rank whose forward and backward passes and update take C(b) seconds with b samples needs
 

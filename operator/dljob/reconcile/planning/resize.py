@@ -66,7 +66,9 @@ def may_move(parsed: ParsedJob, now: datetime) -> bool:
 
 
 def resize(parsed: ParsedJob, draft: Draft, config: RenderConfig, now: datetime) -> StoredPlan | None:
-    """Return the plan to which the job moves, or None if it keeps its plan. Add the condition Resizing.
+    """Return the plan to which the job moves now, or None if it keeps its plan for now.
+
+    Set the condition Resizing where a decision was made.
 
     A job that trains moves in two reconciles. The first sets the condition. The second plans the job again, which
     reserves the additional resources, and only then stops its pods.

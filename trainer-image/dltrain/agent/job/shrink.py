@@ -1,4 +1,4 @@
-"""Shrink the plan of an elastic job to the remaining pods. No I/O."""
+"""Shrink the plan of an elastic job to the remaining pods, for the next attempt of the ranks. No I/O."""
 
 from collections.abc import Collection
 
