@@ -243,6 +243,8 @@ CASES: dict[str, tuple[Json, str]] = {
         {"trainer": {"command": ["a"], "framework": "Torchrun", "agent": "Injected"}}, ""
     ),
     "agent injected for MPI": ({"trainer": {"command": ["a"], "framework": "MPI", "agent": "Injected"}}, ""),
+    "elastic script": ({"trainer": {"command": ["a"], "framework": "Torchrun", "elastic": True}}, ""),
+    "elastic without torchrun": ({"trainer": {"command": ["a"], "elastic": True}}, "elastic needs framework Torchrun"),
     "agent chosen for dltrain": ({"trainer": {"command": ["a"], "agent": "FromImage"}}, ""),
     "agent injected for dltrain": (
         {"trainer": {"command": ["a"], "agent": "Injected"}}, "agent Injected needs framework Torchrun or MPI",

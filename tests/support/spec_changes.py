@@ -63,6 +63,10 @@ BEFORE_AND_AFTER: dict[str, tuple[Json, Json]] = {
         SCRIPT, {**SCRIPT, "trainer": {**SCRIPT["trainer"], "source": {"configMap": {"name": "scripts"}}}},
     ),
     "trainer.agent": ({}, {"trainer": {"agent": "FromImage"}}),
+    "trainer.elastic": (
+        {"trainer": {"command": ["a"], "framework": "Torchrun"}},
+        {"trainer": {"command": ["a"], "framework": "Torchrun", "elastic": True}},
+    ),
     "trainer.envFrom": ({}, {"trainer": {"envFrom": [{"configMapRef": {"name": "c"}}]}}),
     "planning": ({}, {"planning": GROUPS}),
     "planning.mode": ({}, {"planning": {"mode": "PlanOnly"}}),

@@ -296,6 +296,10 @@ class LookSeen:
     """Why the pod does not run or has failed, in the words of Kubernetes or of the container's last line of output."""
     container: str = ""
     """Name of the container with the problem; empty if it is not one container's."""
+    reason: str = ""
+    """Why the pod has failed as a whole, such as NodeShutdown; empty if a container failed."""
+    node: str = ""
+    """Name of its node; empty before it has one."""
     set: str = ""
     """Always empty, as of every pod without a StatefulSet."""
 

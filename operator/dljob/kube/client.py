@@ -65,7 +65,7 @@ class Kube:
         try:
             self._cache.put(kinds.POD, await self.api.create(kinds.POD, pod))
         except ApiError as error:
-            if error.conflict:
+            if error.reason == "AlreadyExists":
                 text = "found another pod with this name; expected none. Delete it, or choose another job name"
                 raise RejectedError("Pod", name, text) from error
             if error.rejected:

@@ -331,18 +331,24 @@ def test_elastic_job_may_shrink_to_the_ranks_of_its_minimum_nodes(nodes: dict[st
     assert output.min_ranks == minimum
 
 
+ELASTIC = {"command": ["torchrun", "train.py"], "framework": "Torchrun", "elastic": True}
+
+
 @pytest.mark.parametrize(
     ("changes", "elastic"),
     [
-        ({"nodes": {"min": 1, "max": 3}}, True),
-        ({"nodes": {"max": 3}}, True),
-        ({"nodes": {"min": 1}}, False),
-        ({"nodes": {"min": 3, "max": 3}}, False),
-        ({"nodes": {"min": 1, "max": 3}, "checkpoint": {"enabled": False}}, False),
+        ({"nodes": {"min": 1, "max": 3}, "trainer": ELASTIC}, True),
+        ({"nodes": {"max": 3}, "trainer": ELASTIC}, True),
+        ({"nodes": {"min": 1}, "trainer": ELASTIC}, False),
+        ({"nodes": {"min": 3, "max": 3}, "trainer": ELASTIC}, False),
+        ({"nodes": {"min": 1, "max": 3}, "checkpoint": {"enabled": False}, "trainer": ELASTIC}, False),
+        ({"nodes": {"min": 1, "max": 3}}, False),
         ({"nodes": {"min": 1, "max": 3}, "trainer": {"command": ["x"], "framework": "MPI"}}, False),
     ],
 )
-def test_script_for_torchrun_is_elastic_between_both_limits(changes: dict[str, Any], elastic: bool) -> None:
+def test_script_for_torchrun_is_elastic_if_it_says_so_and_has_both_limits(
+    changes: dict[str, Any], elastic: bool
+) -> None:
     script: dict[str, Any] = {"trainer": {"command": ["torchrun", "train.py"], "framework": "Torchrun"}, **changes}
     asked = DLJobSpec.model_validate(script)
     decision = plan(planner_request("job", asked), THREE, {})
@@ -350,7 +356,7 @@ def test_script_for_torchrun_is_elastic_between_both_limits(changes: dict[str, A
     output = trainer_plan("job", "team", "uid-1", asked, decision, 1, 1, "job", "cluster.local")
     assert output.model.elastic is elastic and not output.model.resumes
     assert (len(output.ranks), output.min_ranks) == ((3, 1) if elastic else (asked.nodes.min,) * 2)
-    assert any("spec.nodes.min" in name for name, _ in dlcontract.newer_parts(output)) is elastic
+    assert any("spec.trainer.elastic" in name for name, _ in dlcontract.newer_parts(output)) is elastic
 
 
 def test_segments_are_larger_on_one_node() -> None:

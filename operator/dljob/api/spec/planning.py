@@ -72,8 +72,7 @@ class NodeRange(ApiModel):
             ge=1,
             le=MAX_NODES,
             description="Maximum number of nodes. kubectl scale and autoscalers set this field. The default is no "
-            "limit: the planner chooses. With trainer.framework Torchrun, a value above min says that the script can "
-            "resume on another number of nodes.",
+            "limit: the planner chooses.",
         ),
     ] = MAX_NODES
 

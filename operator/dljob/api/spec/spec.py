@@ -20,7 +20,7 @@ from dljob.api.spec.parallelism import (
 from dljob.api.spec.planning import MAX_NODES, BatchSizeRange, NodeRange, Objective, Planning
 from dljob.api.spec.pods import PodTemplateOverride, Resources, RunPolicy, Scheduling, each_once, map_list
 from dljob.api.spec.rules.combinations import RULES
-from dljob.api.spec.trainer import Framework, Trainer
+from dljob.api.spec.trainer import Trainer
 
 
 class DLJobSpec(ApiModel):
@@ -189,11 +189,10 @@ class DLJobSpec(ApiModel):
     def elastic_script(self) -> bool:
         """Return True if the job is a script for torchrun that may train on any number of nodes in ``nodes``.
 
-        As with torchrun's option ``--nnodes=MIN:MAX``, the user says so with both limits. Without a maximum, the
-        default minimum of 1 says nothing about the script. Without checkpoints, a start with fewer nodes gains nothing.
+        Without a maximum of its own, the job would start on all nodes of the cluster. Without checkpoints, a start with
+        fewer nodes gains nothing.
         """
-        bounded = self.nodes.min < self.nodes.max < MAX_NODES
-        return self.trainer.framework is Framework.TORCHRUN and bounded and self.checkpoint.enabled
+        return bool(self.trainer.elastic) and self.nodes.min < self.nodes.max < MAX_NODES and self.checkpoint.enabled
 
     def manifest(self) -> dict[str, Any]:
         """Return the spec as a camelCase dictionary for JSON.

@@ -78,6 +78,12 @@ class Trainer(ApiModel):
             "their image: choose one of them, or build the image FROM the trainer image and remove agent",
             lambda t: t.agent is not AgentSource.INJECTED or t.framework is not Framework.DLTRAIN,
         ),
+        Rule(
+            "elastic",
+            "!has(self.elastic) || !self.elastic || has(self.framework) && self.framework == 'Torchrun'",
+            "elastic needs framework Torchrun: choose it, or remove elastic. Jobs of dltrain are elastic by nodes.min",
+            lambda t: not t.elastic or t.framework is Framework.TORCHRUN,
+        ),
     )
 
     image: Annotated[
@@ -154,6 +160,15 @@ class Trainer(ApiModel):
             "its own Python and C library into the pod, so that image may be any image; needs framework Torchrun or "
             "MPI. Auto: with these frameworks and an image, as Injected, unless the image has an agent at "
             "/opt/dljob/bin/dljob-agent; otherwise FromImage. Default: Auto."
+        ),
+    ] = None
+
+    elastic: Annotated[
+        bool | None,
+        Field(
+            description="True: the script for torchrun can resume on another number of nodes, between nodes.min and "
+            "nodes.max. It then starts on as many of them as are free, and goes on with fewer if a pod is lost. Set "
+            "nodes.max, and keep checkpoints enabled. Default: false."
         ),
     ] = None
 

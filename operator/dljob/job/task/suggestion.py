@@ -20,7 +20,7 @@ MAX_SCRIPTS_NBYTES = 768 * 2**10
 MAX_ALTERNATIVES, MAX_FINDINGS, MAX_LINES = 4, 20, 8
 MAX_ERROR, MAX_LINE, MAX_NAME = 1500, 400, 100
 """Maximum lengths of an error, of a line for users, and of the name of a model, in characters."""
-_PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f]*$"
+_PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*$"
 """Texts come from the user's data, and are printed on terminals."""
 
 Name = Annotated[str, Field(min_length=1, max_length=MAX_NAME, pattern=_PRINTABLE)]
@@ -81,7 +81,9 @@ class Suggestion(_Document):
         try:
             return cls.model_validate_json(text)
         except ValidationError as error:
-            raise ValueError(in_words(error, SUGGESTION_KEY, "docs/how-to/model-from-data.md")[:1000]) from None
+            raise ValueError(
+                printable(in_words(error, SUGGESTION_KEY, "docs/how-to/model-from-data.md"), 1000)
+            ) from None
 
     def to_json(self) -> str:
         return json.dumps(self.model_dump(mode="json", exclude_none=True), indent=1, ensure_ascii=False)

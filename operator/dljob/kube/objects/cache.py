@@ -343,9 +343,10 @@ class Cache:
                 leftovers.append(f"PersistentVolumeClaim {name}")
             claims[name] = entry.seen
         pods = self.pods_of(key)
-        lost = self._lost(pod.node for pod in pods if pod.node)
-        report, suggestion = maps[names.report], maps[names.suggestion]
         looks = (each.seen for each in self._of(POD, key) if each.owner == job.uid and isinstance(each.seen, LookSeen))
+        look = next(looks, None)
+        lost = self._lost(pod.node for pod in (*pods, *((look,) if look else ())) if pod.node)
+        report, suggestion = maps[names.report], maps[names.suggestion]
         observed = Observed(
             job=job,
             sets=sets,
@@ -354,7 +355,7 @@ class Cache:
             classes=tuple(entry.seen for entry in self._stores[STORAGE_CLASS.plural].entries.values()),
             report=report.report,
             report_problem=report.report_problem,
-            look=next(looks, None),
+            look=look,
             suggestion=suggestion.suggestion,
             suggestion_problem=suggestion.suggestion_problem,
             leftovers=tuple(leftovers),

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dljob.job.observed import DIGEST_ANNOTATION, LookSeen
-from dljob.job.task.suggestion import MAX_NBYTES, SCRIPTS, SUGGESTION_KEY
+from dljob.job.task.suggestion import MAX_NBYTES, SCRIPTS, SUGGESTION_KEY, printable
 
 MAX_PROBLEM = 1000
 _STARTING = ("ContainerCreating", "PodInitializing")
@@ -28,8 +28,10 @@ def pod(body: Mapping[str, Any]) -> LookSeen:
         uid=meta["uid"],
         digest=(meta.get("annotations") or {}).get(DIGEST_ANNOTATION, ""),
         phase=str(status.get("phase") or "Pending"),
+        reason=str(status.get("reason") or ""),
+        node=str((body.get("spec") or {}).get("nodeName") or ""),
         deleting="deletionTimestamp" in meta,
-        problem=" ".join(problem.split())[-MAX_PROBLEM:],
+        problem=printable(problem[-MAX_PROBLEM:], MAX_PROBLEM),
         container=container,
     )
 
@@ -52,5 +54,5 @@ def suggestion_problem(data: Mapping[str, str]) -> str | None:
     if len(data[SUGGESTION_KEY]) > MAX_NBYTES:
         return f"{SUGGESTION_KEY}: found {len(data[SUGGESTION_KEY])} characters; expected at most {MAX_NBYTES}"
     if others := sorted(data.keys() - {SUGGESTION_KEY, *SCRIPTS}):
-        return f"found the key {others[0]:.100}; expected {SUGGESTION_KEY} and {', '.join(SCRIPTS)} only"
+        return f"found the key {printable(others[0], 100)}; expected {SUGGESTION_KEY} and {', '.join(SCRIPTS)} only"
     return None

@@ -89,6 +89,9 @@ class StoredPlans:
         edit = authentic.edit(job, plan, found.signature, self._keys) if self._keys else None
         if edit is not None:
             own, serial = (before.own, before.serial) if before is not None else (None, 0)
+            # Another leader may have stored plans since. An earlier plan must not come back by an edit of theirs.
+            if record is not None and serial <= record.serial:
+                own = own if own is not None and authentic.digest(job, own) == record.digest else None
             first = str(NO_PLAN) if record is None else None
             return _Known(job.uid, found, record, _PlanSeen(own, edit, first), own, serial)
         serial = authentic.serial_of(job, plan, found.signature, self._keys) or 0

@@ -1,4 +1,4 @@
-"""Gradient accumulation: choose the number of micro-batches of a step, the fewest that fit into the memory of all ranks.
+"""Gradient accumulation: choose the number of micro-batches of a step, the fewest that fit into memory.
 
 A rank divides its local batch into micro-batches, and only one of them needs memory.
 

@@ -54,7 +54,7 @@ def continued(parsed: ParsedJob, target: StoredPlan) -> StoredPlan | None:
     if shown.digest != target.plan.digest() or (revision := _revision(observed)) is None:
         return None
     digest, _, replans = revision.rpartition("-")
-    if digest == target.spec_digest and replans.isascii() and replans.isdecimal():
+    if digest == target.spec_digest and replans.isascii() and replans.isdecimal() and len(replans) < 7:
         target = target.model_copy(update={"replans": int(replans)})
     job = Names.of(observed.job)
     wanted = {job.set(group.name): group.nodes for group in target.groups}

@@ -8,7 +8,7 @@ from dljob.api.status.suggestion import SuggestionStatus
 from dljob.job.observed import Observed
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.task.suggested_spec import suggested_spec, suggestion_status
-from dljob.job.task.suggestion import Suggestion, same_task, task_digest
+from dljob.job.task.suggestion import Suggestion, printable, same_task, task_digest
 from dljob.render import Names
 from dljob.status import FALSE, Verdict
 
@@ -59,9 +59,10 @@ def completed(
         try:
             own = suggested_spec(spec, found, names.suggestion, f"{observed.job.name}-{observed.job.uid}")
         except ValueError as error:
-            text = f"the spec with the suggested model {found.model.name!r} is not valid: {error}"
-            return Looking(spec, digest, Verdict(CONDITION, FALSE, "SuggestionNotValid", text))
-        return Completed(own, suggestion_status(found, names.suggestion), refusal)
+            text = f"the spec with the suggested model {found.model.name!r} is not valid: {printable(str(error), 1000)}"
+            problem = Verdict(CONDITION, FALSE, "SuggestionNotValid", text)
+        else:
+            return Completed(own, suggestion_status(found, names.suggestion), refusal)
     if begun and accepted is not None and (planned := accepted.accepted_spec()) is not None:
         return Completed(with_immediate_fields(planned, spec), None)
     if problem is not None:

@@ -8,6 +8,9 @@ from dljob.render import Names, RenderConfig
 from dljob.render.helpers.look import DEADLINE_S, MEMORY, look_objects, look_pod
 from dljob.status import FALSE, TRUE, UNKNOWN, Verdict, is_true
 
+_OF_NODE = frozenset({"NodeShutdown", "NodeLost", "Terminated", "Preempting"})
+"""Reasons of failed pods that concern the node alone: the pod that follows may succeed."""
+
 
 def look(parsed: ParsedJob, looking: Looking, draft: Draft, config: RenderConfig) -> None:
     """Add to the draft what a job without a suggestion needs: its look pod, and the condition DataInspected."""
@@ -32,9 +35,16 @@ def look(parsed: ParsedJob, looking: Looking, draft: Draft, config: RenderConfig
         )
         draft.verdicts.append(Verdict(CONDITION, FALSE, "NotAvailable", text))
         return
+    if pod is not None and (pod.node in observed.lost_nodes or (pod.phase == "Failed" and pod.reason in _OF_NODE)):
+        why = pod.reason if pod.phase == "Failed" else "the node is lost"
+        text = f"pod {pod.name} was on node {pod.node}, which took it away ({why}). Another pod starts after it"
+        draft.verdicts.append(Verdict(CONDITION, UNKNOWN, "Looking", text))
+        # It writes only its suggestion, so that two of them do no harm.
+        draft.deletes.append(Target("Pod", pod.name, pod.uid, force=pod.node in observed.lost_nodes))
+        return
     wanted = look_pod(job, looking.spec, parsed.defaults, config)
     if pod is not None and (pod.deleting or pod.digest != wanted["metadata"]["annotations"][DIGEST_ANNOTATION]):
-        text = f"pod {pod.name} is of an earlier spec, and ends before a new one starts"
+        text = f"pod {pod.name} is being deleted or is of an earlier spec, and ends before a new one starts"
         draft.verdicts.append(Verdict(CONDITION, UNKNOWN, "Looking", text))
         _delete(pod, draft)
         return

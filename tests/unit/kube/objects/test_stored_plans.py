@@ -70,3 +70,19 @@ def test_plan_is_signed_again_with_a_new_key() -> None:
     plans.use(NEXT)
     assert seen(plans, found).plan == DATA, "the former key counts while the operator runs"
     assert not plans.stands(NEW, found, DATA) and plans.stands(NEW, signed(plans), DATA)
+
+
+def test_plan_that_another_leader_has_replaced_does_not_come_back_by_an_edit() -> None:
+    """Seen before: a former leader restored the plan that it knew, with a new signature."""
+    former, later = with_key(), with_key()
+    first = signed(former)
+    record = seen(former, first).plan_record
+    newer = {**DATA, "plan.json": '{"number": 2}'}
+    of = replace(NEW, status={"planRecord": record})
+    seen(later, first, of)
+    record = seen(later, signed(later, of, newer), of).plan_record
+    of = replace(NEW, status={"planRecord": record})
+    found = seen(former, MapSeen("p", EDITED, None, signature=first.signature), of)
+    assert found.plan is None and found.plan_edit == "SignatureWrong"
+    found = seen(later, MapSeen("p", EDITED, None, signature=first.signature), of)
+    assert found.plan == newer

@@ -7,7 +7,7 @@ import pytest
 
 from dljob.api import DLJobSpec
 from dljob.api.defaults import JobDefaults
-from dljob.job.observed import ClaimSeen, Observed
+from dljob.job.observed import DIGEST_ANNOTATION, ClaimSeen, LookSeen, Observed
 from dljob.job.task.suggested_spec import suggested_spec
 from dljob.job.task.suggestion import SUGGESTION_KEY, SuggestedModel, Suggestion, task_digest
 from dljob.kube.objects import looks, trim
@@ -166,3 +166,35 @@ def test_a_job_waits_for_the_suggestion_of_a_predecessor_to_be_gone() -> None:
     found = reconcile(seen(TASK, name="prices", leftovers=("ConfigMap prices-suggestion",)), LOOKS, NOW)
     assert found.status is not None and not found.objects
     assert "prices-suggestion" in next(c.message for c in found.status.conditions if c.type == "PodsReady")
+
+
+def test_after_the_first_step_a_suggestion_that_breaks_a_rule_is_replaced_by_the_plan() -> None:
+    """Seen before: the running job had no spec any more, so that nothing replaced its lost pods."""
+    observed = running(looked())
+    wrong = suggestion(model=MODEL.model_copy(update={"batch": 10**12}))
+    parsed = parse_observed(replace(observed, suggestion=wrong.to_json()))
+    assert parsed.looking is None and parsed.spec is not None and parsed.spec.global_batch_size == 16
+
+
+def _look(phase: str, reason: str = "") -> LookSeen:
+    [wanted] = [each for each in reconcile(seen(TASK, name="prices"), LOOKS, NOW).objects if each["kind"] == "Pod"]
+    digest = wanted["metadata"]["annotations"][DIGEST_ANNOTATION]
+    return LookSeen("prices-look", "pod-uid", digest, phase, reason=reason, node="n1")
+
+
+def test_a_look_pod_that_its_node_took_away_is_replaced() -> None:
+    shut = reconcile(seen(TASK, name="prices", look=_look("Failed", "NodeShutdown")), LOOKS, NOW)
+    assert [(target.name, target.force) for target in shut.deletes] == [("prices-look", False)]
+    lost = reconcile(seen(TASK, name="prices", look=_look("Running"), lost_nodes={"n1": NOW}), LOOKS, NOW)
+    assert [(target.name, target.force) for target in lost.deletes] == [("prices-look", True)]
+    failed = reconcile(seen(TASK, name="prices", look=_look("Failed", "DeadlineExceeded")), LOOKS, NOW)
+    assert not failed.deletes, "whoever reads its log deletes it"
+
+
+def test_texts_of_the_suggestion_and_of_the_pod_have_no_control_characters() -> None:
+    with pytest.raises(ValueError) as refusal:
+        Suggestion.parse('{"\\u001b[31mred\\u202e": 1}')
+    assert str(refusal.value).isprintable()
+    container = {"name": "look", "state": {"terminated": {"exitCode": 1, "message": "a\x1b[31mb"}}}
+    body = {"metadata": {"name": "prices-look", "uid": "u"}, "status": {"containerStatuses": [container]}}
+    assert looks.pod(body).problem.isprintable()

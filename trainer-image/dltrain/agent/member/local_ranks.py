@@ -322,7 +322,7 @@ class LocalRanks:
         )
 
     async def _read_rank(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Accept the messages of one rank until it closes the connection. Ignore those of ranks that do not run here."""
+        """Accept the messages of one rank until it closes the connection. Ignore those of ranks that run elsewhere."""
         run: Running | None = None
         try:
             while line := await reader.readline():
