@@ -83,13 +83,13 @@ BAD: dict[str, tuple[Callable[[Path], Path], str]] = {
         lambda p: tar(p, ("s/d", tarfile.SYMTYPE, ".."), ("e", tarfile.SYMTYPE, "s/d/../../outside")), "the link 'e'",
     ),
     "file through a link": (
-        lambda p: tar(p, ("a", tarfile.SYMTYPE, "b"), ("a/c", tarfile.REGTYPE, b"x")), "a file or a link and a folder",
+        lambda p: tar(p, ("a", tarfile.SYMTYPE, "b"), ("a/c", tarfile.REGTYPE, b"x")), "as a folder and as a file or link",
     ),
     "link in place of a file": (
         lambda p: tar(p, ("a", tarfile.REGTYPE, b"x"), ("a", tarfile.SYMTYPE, "b")), "two entries with the name 'a'",
     ),
     "folder in place of a file": (
-        lambda p: tar(p, ("a", tarfile.REGTYPE, b"x"), ("a/b", tarfile.REGTYPE, b"x")), "a file or a link and a folder",
+        lambda p: tar(p, ("a", tarfile.REGTYPE, b"x"), ("a/b", tarfile.REGTYPE, b"x")), "as a folder and as a file or link",
     ),
     "hard link": (lambda p: tar(p, ("a", tarfile.REGTYPE, b""), ("b", tarfile.LNKTYPE, "a")), "'b', a hard link"),
     "device": (lambda p: tar(p, ("a", tarfile.CHRTYPE, b"")), "'a', a device"),
