@@ -137,6 +137,7 @@ CHANGES: tuple[Change, ...] = (
             "optimizer.learningRateScaling": "",
             "trainer.image": "",
             "trainer.agent": "",
+            "trainer.elastic": "",
             "trainer.imagePullPolicy": "",
             "trainer.imagePullSecrets": "",
             "trainer.args": "",
