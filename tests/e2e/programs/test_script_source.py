@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from support.cluster.kubectl import Kubectl, condition, example
+from support.cluster.pod_server import pod_server, trainer_image
 
 pytestmark = pytest.mark.e2e
 
@@ -60,11 +61,9 @@ def job(name: str, commit: str, **source: str) -> dict[str, Any]:
 def test_script_from_git_runs_and_a_missing_commit_is_one_clear_condition(
     admin: Kubectl, kubectl: Kubectl, tmp_path: Path
 ) -> None:
-    [operator] = Kubectl(admin.kubeconfig, "dljob-system").list("deployments", "app.kubernetes.io/name=dljob")
-    environment = operator["spec"]["template"]["spec"]["containers"][0]["env"]
-    image = next(item["value"] for item in environment if item["name"] == "DLJOB_TRAINER_IMAGE")
+    image = trainer_image(admin)
     commit = revision(tmp_path)
-    kubectl.apply(*_server(image), job("from-git", commit))
+    kubectl.apply(*pod_server("git", image, SERVER), job("from-git", commit))
     kubectl.wait_phase("from-git", "Complete", 240)
     kubectl.apply(job("no-folder", commit, path="nowhere"))
 
@@ -73,27 +72,3 @@ def test_script_from_git_runs_and_a_missing_commit_is_one_clear_condition(
         return failed is not None and failed["reason"] == "BadInput" and "source.git.path" in failed["message"]
 
     kubectl.wait_job("no-folder", "Failed/BadInput naming the folder", reported, 120)
-
-
-def _server(image: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    restricted = {
-        "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "runAsNonRoot": True, "runAsUser": 65532,
-        "capabilities": {"drop": ["ALL"]}, "seccompProfile": {"type": "RuntimeDefault"},
-    }  # fmt: skip
-    container = {
-        "name": "git", "image": image, "imagePullPolicy": "IfNotPresent", "command": ["python", "-c", SERVER],
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}], "securityContext": restricted,
-        "readinessProbe": {"tcpSocket": {"port": 8080}, "periodSeconds": 1},
-        "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
-    }  # fmt: skip
-    pod = {
-        "automountServiceAccountToken": False,
-        "containers": [container],
-        "volumes": [{"name": "tmp", "emptyDir": {}}],
-    }
-    meta = {"name": "git", "labels": {"app": "git"}}
-    service = {"selector": {"app": "git"}, "ports": [{"port": 8080}]}
-    return (
-        {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod},
-        {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "git"}, "spec": service},
-    )

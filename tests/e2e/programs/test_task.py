@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from support.cluster.kubectl import Kubectl, condition, example
+from support.cluster.pod_server import pod_server, trainer_image
 
 pytestmark = pytest.mark.e2e
 
@@ -32,10 +33,8 @@ def job(name: str, target: str) -> dict[str, Any]:
 def test_a_table_becomes_a_trained_and_analysed_model_and_a_wrong_target_one_condition(
     admin: Kubectl, kubectl: Kubectl
 ) -> None:
-    [operator] = Kubectl(admin.kubeconfig, "dljob-system").list("deployments", "app.kubernetes.io/name=dljob")
-    environment = operator["spec"]["template"]["spec"]["containers"][0]["env"]
-    image = next(item["value"] for item in environment if item["name"] == "DLJOB_TRAINER_IMAGE")
-    kubectl.apply(*_server(image), job("points", "side"))
+    image = trainer_image(admin)
+    kubectl.apply(*pod_server("table", image, SERVER), job("points", "side"))
     found = kubectl.wait_phase("points", "Complete", 300)
     suggestion, result = found["status"]["suggestion"], found["status"]["result"]
     assert suggestion["model"] == "linear model" and suggestion["configMap"] == "points-suggestion"
@@ -48,27 +47,3 @@ def test_a_table_becomes_a_trained_and_analysed_model_and_a_wrong_target_one_con
         return inspected is not None and inspected["reason"] == "DataNotUsable" and "'colour'" in inspected["message"]
 
     kubectl.wait_job("wrong", "DataInspected=False/DataNotUsable naming the column", reported, 120)
-
-
-def _server(image: str) -> tuple[dict[str, Any], dict[str, Any]]:
-    restricted = {
-        "allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "runAsNonRoot": True, "runAsUser": 65532,
-        "capabilities": {"drop": ["ALL"]}, "seccompProfile": {"type": "RuntimeDefault"},
-    }  # fmt: skip
-    container = {
-        "name": "table", "image": image, "imagePullPolicy": "IfNotPresent", "command": ["python", "-c", SERVER],
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}], "securityContext": restricted,
-        "readinessProbe": {"tcpSocket": {"port": 8080}, "periodSeconds": 1},
-        "resources": {"requests": {"cpu": "10m", "memory": "64Mi"}, "limits": {"memory": "256Mi"}},
-    }  # fmt: skip
-    pod = {
-        "automountServiceAccountToken": False,
-        "containers": [container],
-        "volumes": [{"name": "tmp", "emptyDir": {}}],
-    }
-    meta = {"name": "table", "labels": {"app": "table"}}
-    service = {"selector": {"app": "table"}, "ports": [{"port": 8080}]}
-    return (
-        {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": pod},
-        {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "table"}, "spec": service},
-    )

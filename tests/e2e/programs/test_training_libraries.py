@@ -16,6 +16,7 @@ from devcluster.progress import Progress
 from devcluster.providers import choose
 from dljob.cli.commands.records import outputs_of
 from support.cluster.kubectl import ROOT, Kubectl, step_of, wait_for
+from support.cluster.pod_server import trainer_image
 from support.cluster.program_image import program_image, scripts
 
 pytestmark = [pytest.mark.e2e, pytest.mark.programs]
@@ -29,9 +30,7 @@ SAVED = 60
 @pytest.fixture(scope="module")
 def image(admin: Kubectl) -> Iterator[str]:
     """Load the image of the programs into the nodes. Return its reference."""
-    [operator] = Kubectl(admin.kubeconfig, "dljob-system").list("deployments", "app.kubernetes.io/name=dljob")
-    environment = operator["spec"]["template"]["spec"]["containers"][0]["env"]
-    trainer = next(item["value"] for item in environment if item["name"] == "DLJOB_TRAINER_IMAGE")
+    trainer = trainer_image(admin)
     with tempfile.TemporaryDirectory(dir=cache_root() / "images", prefix="programs-") as folder:
         reference, layout = program_image(trainer, Path(folder))
         choose(None, os.environ["DLJOB_TEST_CLUSTER"], Progress(quiet=True)).load([layout.folder])

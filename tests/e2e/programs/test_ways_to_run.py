@@ -6,6 +6,7 @@ import pytest
 import yaml
 
 from support.cluster.kubectl import ROOT, Kubectl, condition, example, no_pods, step_of
+from support.cluster.pod_server import trainer_image
 
 pytestmark = pytest.mark.e2e
 
@@ -83,9 +84,7 @@ if (world.size, world.allreduce(world.rank + 1)) != (2, 3):
 
 
 def test_data_is_fetched_from_a_server(admin: Kubectl, kubectl: Kubectl) -> None:
-    [operator] = Kubectl(admin.kubeconfig, "dljob-system").list("deployments", "app.kubernetes.io/name=dljob")
-    environment = operator["spec"]["template"]["spec"]["containers"][0]["env"]
-    image = next(item["value"] for item in environment if item["name"] == "DLJOB_TRAINER_IMAGE")
+    image = trainer_image(admin)
     job, service, files = yaml.safe_load_all((ROOT / "examples" / "dataset-uri.yaml").read_text())
     files["spec"]["containers"][0]["image"] = image
     kubectl.apply(job, service, files)  # the job is created first, and its pods wait for the server
