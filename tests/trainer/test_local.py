@@ -81,6 +81,18 @@ def test_unmodified_torchrun_script_trains(ranks: int) -> None:
     assert found is not None and float(found[1]) > 0.95, ended.output
 
 
+def test_elastic_torchrun_script_goes_on_with_another_number_of_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DLJOB_CHECKPOINT_DIR", str(tmp_path))
+    for ranks, first, epochs in ((2, 0, 10), (1, 10, 20)):
+        monkeypatch.setenv("EPOCHS", str(epochs))
+        ended = local(ranks, SCRIPTS / "train_elastic.py", port=str(free_port()))
+        assert ended.code == EXIT_OK, ended.output
+        assert f"{ranks} ranks start at epoch {first} with {128 // ranks} samples each" in ended.output
+    assert float(re.findall(r"accuracy (\d\.\d+)", ended.output)[-1]) > 0.95, ended.output
+
+
 @pytest.mark.parametrize("script", ["train_mpi4py.py", "train_horovod.py"])
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_unmodified_mpi_program_trains(script: str, ranks: int) -> None:

@@ -12,9 +12,9 @@ pytestmark = pytest.mark.e2e
 
 
 EXAMPLES = ("own-script.yaml", "report.yaml", "mpi.yaml")
-# Others in hack/test run what these run: a torchrun script, Horovod's API over MPI, the first job of the README, and a
-# job that stops at its target (a test of the agents).
-LIKE_OTHERS = ("torchrun.yaml", "horovod.yaml", "minimal.yaml", "until.yaml")
+# Others in hack/test run what these run: torchrun scripts, Horovod's API over MPI, the first job of the README, and a job
+# that stops at its target (a test of the agents).
+LIKE_OTHERS = ("torchrun.yaml", "torchrun-elastic.yaml", "horovod.yaml", "minimal.yaml", "until.yaml")
 
 
 @pytest.mark.parametrize("name", [*EXAMPLES, *(pytest.param(name, marks=pytest.mark.long) for name in LIKE_OTHERS)])

@@ -23,7 +23,7 @@ JOBS = {"digits.yaml", "minimal.yaml", "plan-only.yaml", "mixed-devices.yaml", "
 JOBS |= {"dataset-uri.yaml", "gpt.yaml", "fixed-plan.yaml", "own-script.yaml", "torchrun.yaml", "queued.yaml"}
 JOBS |= {"stale-synchronous.yaml", "pipeline.yaml", "tensor.yaml", "batch-size.yaml", "auto-strategy.yaml"}
 JOBS |= {"kueue.yaml", "priority.yaml", "finish-by.yaml", "torchrun-minimal.yaml", "autoscaled.yaml"}
-JOBS |= {"mpi.yaml", "horovod.yaml", "script-from-git.yaml"}
+JOBS |= {"mpi.yaml", "horovod.yaml", "script-from-git.yaml", "torchrun-elastic.yaml"}
 JOBS |= {"report.yaml", "until.yaml", "gradient-accumulation.yaml", "precision.yaml", "activation-checkpointing.yaml"}
 
 
@@ -117,7 +117,10 @@ def test_examples_have_unique_names() -> None:
     assert len(set(names)) == len(names), "two examples with the same name would overwrite each other"
 
 
-@pytest.mark.parametrize("name", ["own-script.yaml", "report.yaml", "torchrun.yaml", "mpi.yaml", "horovod.yaml"])
+WITH_SCRIPTS = ("own-script.yaml", "report.yaml", "torchrun.yaml", "torchrun-elastic.yaml", "mpi.yaml", "horovod.yaml")
+
+
+@pytest.mark.parametrize("name", WITH_SCRIPTS)
 def test_scripts_in_manifests_match_the_script_files(name: str) -> None:
     """The script in a ConfigMap equals the file that other tests run."""
     config_map, job = yaml.safe_load_all((ROOT / "examples" / name).read_text())
@@ -128,7 +131,7 @@ def test_scripts_in_manifests_match_the_script_files(name: str) -> None:
         assert trainer["command"] == ["python", script]
         assert trainer["source"] == {"configMap": {"name": config_map["metadata"]["name"]}}
         return
-    assert trainer["command"] == ["python", f"/scripts/{script}"]
+    assert trainer["command"] == ["torchrun" if trainer.get("elastic") else "python", f"/scripts/{script}"]
     [override] = job["spec"]["podTemplateOverrides"]
     assert override["spec"]["volumes"][0]["configMap"]["name"] == config_map["metadata"]["name"]
 

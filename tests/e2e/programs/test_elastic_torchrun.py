@@ -1,0 +1,85 @@
+"""Tests of an elastic torchrun script in real pods: a node is lost for long, and the script goes on with the other nodes."""
+
+from typing import Any
+
+import pytest
+import yaml
+
+from support.cluster.kubectl import ROOT, Kubectl, condition, wait_for
+
+pytestmark = pytest.mark.e2e
+
+
+def elastic(name: str, **trainer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the example's ConfigMap and job, both called ``name``. ``trainer``: fields of spec.trainer."""
+    script, job = yaml.safe_load_all((ROOT / "examples" / "torchrun-elastic.yaml").read_text())
+    script["metadata"]["name"] = job["metadata"]["name"] = name
+    job["spec"]["podTemplateOverrides"][0]["spec"]["volumes"][0]["configMap"]["name"] = name
+    job["spec"]["trainer"] |= trainer
+    job["spec"]["nodes"] = {"min": 2, "max": 3}
+    return script, job
+
+
+def running_on(ranks: int) -> Any:
+    """Return a function that returns True for a job that runs on this number of its three ranks."""
+
+    def holds(job: dict[str, Any]) -> bool:
+        running = condition(job, "Running")
+        if running is None or running["status"] != "True":
+            return False
+        return ("on 2 of 3 ranks" in running["message"]) == (ranks == 2)
+
+    return holds
+
+
+@pytest.mark.long
+def test_elastic_script_loses_a_node_goes_on_and_takes_it_back(admin: Kubectl, kubectl: Kubectl) -> None:
+    endless = [{"name": "EPOCHS", "value": "100000"}]
+    kubectl.apply(*elastic("flexible", env=endless))
+    kubectl.wait_job("flexible", "a plan", lambda job: bool(job.get("status", {}).get("plan")), 60)
+    kubectl.wait_phase("flexible", "Running", 240)
+    [pod] = [p for p in kubectl.list("pods", "dljob.dev/job=flexible") if p["metadata"]["name"].endswith("-1")]
+    node = pod["spec"]["nodeName"]
+    admin.run("cordon", node)
+    try:
+        kubectl.run("delete", "pod", pod["metadata"]["name"], "--grace-period=0", "--force")
+        small = kubectl.wait_job("flexible", "two of three ranks", running_on(2), 240)
+        assert small["status"]["restartsByCause"] == {"PodLost": 1} and not small["status"].get("failures", 0)
+    finally:
+        admin.run("uncordon", node)
+    whole = kubectl.wait_job("flexible", "all ranks", running_on(3), 240)
+    assert not whole["status"].get("failures", 0) and condition(whole, "WorldSizeRefused") is None
+    kubectl.delete("dljob", "flexible")
+
+
+@pytest.mark.long
+def test_script_that_refuses_fewer_ranks_waits_for_the_lost_pod(admin: Kubectl, kubectl: Kubectl) -> None:
+    script, job = elastic("stubborn", env=[{"name": "EPOCHS", "value": "100000"}])
+    source = script["data"]["train_elastic.py"]
+    check = 'if dist.get_world_size() == 2:\n    raise ValueError("this script needs an odd number of ranks")\n'
+    at = "torch.manual_seed(0)\n"
+    assert source.count(at) == 1
+    script["data"]["train_elastic.py"] = source.replace(at, check + at)
+    kubectl.apply(script, job)
+    kubectl.wait_phase("stubborn", "Running", 240)
+    [pod] = [p for p in kubectl.list("pods", "dljob.dev/job=stubborn") if p["metadata"]["name"].endswith("-1")]
+    node = pod["spec"]["nodeName"]
+    admin.run("cordon", node)
+    try:
+        kubectl.run("delete", "pod", pod["metadata"]["name"], "--grace-period=0", "--force")
+
+        def refused(job: dict[str, Any]) -> bool:
+            found = condition(job, "WorldSizeRefused")
+            return found is not None and found["status"] == "True" and "odd number of ranks" in found["message"]
+
+        seen = kubectl.wait_job("stubborn", "WorldSizeRefused", refused, 240)
+        assert not seen["status"].get("failures", 0)
+    finally:
+        admin.run("uncordon", node)
+    wait_for(
+        "the job to go on with all ranks",
+        lambda: kubectl.job("stubborn")["status"]["phase"] == "Running" and running_on(3)(kubectl.job("stubborn")),
+        240,
+        lambda: kubectl.describe_job("stubborn"),
+    )
+    kubectl.delete("dljob", "stubborn")
