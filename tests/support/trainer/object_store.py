@@ -88,8 +88,12 @@ class Server:
 
 
 def _operation(environ: dict[str, Any]) -> str:
-    """Return the name of the S3 operation of a request."""
+    """Return the name of the operation of a request to S3, or to STS, which gives keys for a workload identity."""
     method, query = environ["REQUEST_METHOD"], parse_qs(environ["QUERY_STRING"], keep_blank_values=True)
+    if environ.get("CONTENT_TYPE", "").startswith("application/x-www-form-urlencoded"):  # not S3, but STS
+        body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
+        environ["wsgi.input"] = io.BytesIO(body)
+        return parse_qs(body.decode())["Action"][0]
     key = environ["PATH_INFO"].strip("/").partition("/")[2]
     if method == "POST":
         return (
@@ -113,7 +117,9 @@ def _refused(environ: dict[str, Any], start: Any, status: int, code: str, answer
             list(answer())
         environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
         raise ConnectionResetError(code)
-    text = f"<Error><Code>{code}</Code><Message>injected</Message></Error>".encode()
+    error = f"<Error><Code>{code}</Code><Message>injected</Message></Error>"
+    # S3 and STS answer differently. STS is asked at the root of the server.
+    text = (error if environ["PATH_INFO"].strip("/") else f"<ErrorResponse>{error}</ErrorResponse>").encode()
     start(f"{status} {code}", [("Content-Type", "application/xml"), ("Content-Length", str(len(text)))])
     return [text]
 

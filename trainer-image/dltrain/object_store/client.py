@@ -7,6 +7,7 @@ ENOENT for a missing object, EEXIST for a conditional write of an object that ex
 
 import errno
 import hashlib
+import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -45,6 +46,7 @@ _DENIED = {
     "AccessDenied", "AllAccessDisabled", "AccountProblem", "InvalidAccessKeyId", "SignatureDoesNotMatch",
     "InvalidToken", "ExpiredToken", "TokenRefreshRequired", "InvalidSecurity", "403", "401",
 }  # fmt: skip
+_PASSING_AT_STS = {"Throttling", "ThrottlingException", "IDPCommunicationError"}
 _MISSING = {"NoSuchKey", "404", "NoSuchUpload"}
 _FULL = {"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "EntityTooLarge"}
 
@@ -260,9 +262,16 @@ class ObjectStore:
             code = str(error.response.get("Error", {}).get("Code", ""))
             status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
             said = str(error.response.get("Error", {}).get("Message", ""))
+            if error.operation_name.startswith("AssumeRole"):  # the request for keys failed, not the one to the store
+                passing = code in _PASSING_AT_STS or status >= 500
+                role = os.environ.get("AWS_ROLE_ARN", "of the pod")
+                text = f"no keys for the role {role}: {code or status}: {' '.join(said.split())[:200]}"
+                return OSError(errno.EIO if passing else errno.EACCES, text)
             return self._meaning_of_code(code, said, operation, key, status)
         if isinstance(error, NoCredentialsError | PartialCredentialsError):
             return OSError(errno.EACCES, "no credentials for the object store")
+        if isinstance(error, FileNotFoundError):
+            return OSError(errno.EACCES, f"no file {error.filename}, which the environment names for credentials")
         text = " ".join(str(error).split())[:300]
         return OSError(errno.EIO, f"{operation} at {self._client.meta.endpoint_url}: {type(error).__name__}: {text}")
 
