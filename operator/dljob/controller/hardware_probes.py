@@ -8,6 +8,8 @@ from datetime import datetime
 from typing import Any
 
 from dlcontract.hardware import HardwareMeasure
+from dljob.cluster.hardware import KEY
+from dljob.job.probes.changes import Software, changed_classes
 from dljob.job.probes.hardware import hardware_profile
 from dljob.job.profiles import MANAGED_LABEL, MANAGER, hardware_body, learned_by_model
 from dljob.kube import Api, ApiError, Cache
@@ -54,15 +56,22 @@ class HardwareProbes:
             await asyncio.sleep(LOOK_S)
 
     async def look(self) -> None:
-        """Decide once which probe pods to start or delete, and which measurements to store, and do this."""
+        """Decide once which probe pods to start or delete, and which measurements to store, and do this.
+
+        A class whose measured node has another kernel or driver now is measured again. Until then, plans use what was
+        measured before.
+        """
         now = self._now()
         listed = await self._api.find(POD, self._namespace, labelSelector=f"{PROBE_LABEL}={BY_OPERATOR}")
         pods = [_seen(body, now) for body in listed]
         jobs = [pod for job in self._cache.jobs() for pod in self._cache.pods_of(job.key)]
         starts = {device: Starts(count, (now - last).total_seconds()) for device, (count, last) in self._starts.items()}
+        profiles = self._cache.profiles()
+        changed = changed_classes(profiles, self._software())
+        known = learned_by_model(profiles, self._namespace)
         actions = decide(
             self._cache.ledger.view(),
-            learned_by_model(self._cache.profiles(), self._namespace),
+            {key: each for key, each in known.items() if not (key[0] == KEY and key[1] in changed)},
             pods,
             starts,
             {pod.node for pod in jobs if pod.node is not None},
@@ -70,7 +79,12 @@ class HardwareProbes:
             configured(self._config).tolerations,
         )
         for action in actions:
+            if isinstance(action, Start) and (why := changed.get(action.target.device)):
+                log.info("the hardware of %s is measured again: %s", action.target.device, why)
             await self._act(action, now)
+
+    def _software(self) -> dict[str, Software]:
+        return {node.name: Software.of(node.kernel, node.labels) for node in self._cache.nodes()}
 
     async def _act(self, action: Action, now: datetime) -> None:
         if isinstance(action, Start):
@@ -98,6 +112,10 @@ class HardwareProbes:
                 "hardware probe. This measurement is not used", pod.device, pod.message[:60], pod.name, reason,
             )  # fmt: skip
             return
+        # In a sandboxed container, the probe sees another kernel than the node's. The node's words are compared later.
+        node = self._software().get(pod.node, Software())
+        said = {"kernel": node.kernel or measure.kernel, "driver": node.driver or measure.driver}
+        measure = measure.model_copy(update=said)
         body = hardware_body(hardware_profile(measure, pod.device, pod.node), pod.device, now)
         name = body["metadata"]["name"]
         head = {key: value for key, value in body.items() if key != "status"}
@@ -109,6 +127,7 @@ class HardwareProbes:
                 raise
         answer = await self._api.merge(PROFILE, None, name, {"status": body["status"]}, subresource="status")
         self._cache.put(PROFILE, answer)
+        self._starts.pop(pod.device, None)
         log.info("hardware of %s: measured on node %s, stored as dlprofile/%s", pod.device, pod.node, name)
 
 

@@ -1,6 +1,7 @@
 """The operator's hardware probes on an API server in memory: pods come and go, and profiles are stored."""
 
 import asyncio
+import copy
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -25,6 +26,7 @@ class Operator:
             RenderConfig("example.org/trainer:1", "Always"),
             lambda: self.now,
         )
+        self.bodies: dict[str, dict[str, Any]] = {}
         size = {"cpu": "4", "memory": "16Gi", "pods": "110"}
         for i, name in enumerate(nodes):
             meta = {"name": name, "uid": f"u{i}", "resourceVersion": "1", "creationTimestamp": "2026-01-01T00:00:00Z"}
@@ -32,6 +34,15 @@ class Operator:
             status = {"allocatable": size, "capacity": size, "conditions": conditions}
             body = {"metadata": meta | {"labels": {}}, "spec": {}, "status": status}
             self.cache.put(NODE, body)
+            self.bodies[name] = body
+
+    def upgrade(self, name: str, kernel: str, driver: str = "") -> None:
+        """Let a node report a kernel and a driver."""
+        labels = {"nvidia.com/cuda.driver-version.full": driver} if driver else {}
+        body = copy.deepcopy(self.bodies[name])
+        body["metadata"]["labels"] = labels
+        body["status"]["nodeInfo"] = {"kernelVersion": kernel}
+        self.cache.put(NODE, body)
 
     def look(self) -> list[dict[str, Any]]:
         asyncio.run(self.probes.look())
@@ -88,3 +99,27 @@ def test_a_cluster_that_refuses_the_pod_is_not_asked_without_pause() -> None:
 
 def test_a_cluster_without_nodes_is_left_alone() -> None:
     assert Operator().look() == []
+
+
+def test_class_is_measured_again_after_its_node_got_another_kernel_or_driver() -> None:
+    operator = Operator("n0", "n1")
+    operator.upgrade("n0", "6.1.0", "550.1")
+
+    def measure() -> None:
+        assert len(operator.look()) == 1
+        operator.end(MEASURE.model_copy(update={"kernel": "of-a-sandbox"}).to_json())
+        assert operator.look() == [] and operator.look() == [], "it is measured once"
+
+    measure()
+    (profile,) = operator.profiles
+    found = profile["status"]["hardware"]
+    assert (found["kernel"], found["driver"]) == ("6.1.0", "550.1"), "what the node says, not what the container sees"
+    operator.upgrade("n1", "6.9.0", "560.1")
+    assert operator.look() == [], "another node was measured"
+    for kernel, driver in (("6.9.0", "550.1"), ("6.9.0", "560.1"), ("6.9.1", "560.1"), ("6.9.2", "560.1")):
+        operator.upgrade("n0", kernel, driver)
+        measure()
+        found = operator.profiles[0]["status"]["hardware"]
+        assert (found["node"], found["kernel"], found["driver"]) == ("n0", kernel, driver)
+    operator.upgrade("n0", "", "")
+    assert operator.look() == [], "a node that says nothing has not changed"

@@ -74,6 +74,7 @@ class NodeSeen:
     bandwidth: str | None = None
     conditions: Conditions = ()
     ignore_faults: bool = False
+    kernel: str = ""
 
     @property
     def leaving(self) -> bool:
@@ -396,4 +397,5 @@ def node(body: Body) -> NodeSeen:
         bandwidth=(meta.get("annotations") or {}).get("dljob.dev/network-bandwidth"),
         conditions=_conditions(conditions),
         ignore_faults=(meta.get("annotations") or {}).get(IGNORE_FAULTS_ANNOTATION) == "true",
+        kernel=str((status.get("nodeInfo") or {}).get("kernelVersion") or ""),
     )

@@ -1,0 +1,43 @@
+"""Notice that the kernel or the GPU driver of a measured node has changed since. No I/O."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from dljob.cluster.hardware import KEY
+
+DRIVER_LABELS = ("nvidia.com/cuda.driver-version.full", "amd.com/gpu.driver-version")
+"""Labels of a node that have the version of its GPUs' driver: of NVIDIA's GPU feature discovery, and AMD's labeller."""
+
+
+@dataclass(frozen=True)
+class Software:
+    """What a node says about the software on which its speed depends. Empty: it does not say."""
+
+    kernel: str = ""
+    driver: str = ""
+
+    @classmethod
+    def of(cls, kernel: str, labels: Mapping[str, str]) -> "Software":
+        """Return the software of a node with this ``kernel`` and these ``labels``."""
+        return cls(kernel, next((labels[label] for label in DRIVER_LABELS if label in labels), ""))
+
+
+def changed_classes(profiles: Iterable[Mapping[str, Any]], nodes: Mapping[str, Software]) -> dict[str, str]:
+    """Return device class → what has changed on the node on which the class was measured, for the log.
+
+    ``profiles``: DLProfile objects; all but those with measured hardware are ignored. ``nodes``: name → software. A
+    class whose measured node is gone, or says nothing, counts as unchanged.
+    """
+    found = {}
+    for profile in profiles:
+        hardware = (profile.get("status") or {}).get("hardware")
+        if profile["spec"]["model"] != KEY or not isinstance(hardware, Mapping):
+            continue
+        name = str(hardware.get("node") or "")
+        now = nodes.get(name, Software())
+        for what, new in (("kernel", now.kernel), ("driver", now.driver)):
+            old = str(hardware.get(what) or "")
+            if old and new and old != new:
+                found[str(profile["spec"]["device"])] = f"the {what} of node {name} was {old} and is {new}"
+    return found
