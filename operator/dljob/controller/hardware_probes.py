@@ -99,6 +99,9 @@ class HardwareProbes:
             await self._store(action.pod, now)
         elif isinstance(action, Remove):
             log.info("hardware probe of %s: pod %s ends, because %s", action.pod.device, action.pod.name, action.why)
+            if action.for_job and action.pod.device in self._starts:
+                count, last = self._starts[action.pod.device]
+                self._starts[action.pod.device] = (count - 1, last)
         await self._api.delete(POD, self._namespace, action.pod.name, grace_s=0)
 
     async def _store(self, pod: ProbePod, now: datetime) -> None:

@@ -8,7 +8,8 @@ from dljob.cluster import ClusterView
 from dljob.job.probes.targets import Target, probe_targets
 
 MAX_STARTS = 3
-"""How often a class is tried before it is left alone until the operator restarts."""
+"""How often a class is tried before it is left alone until the operator restarts. Tries that end because of a job do not
+count."""
 RETRY_S = 600.0
 """Seconds between two tries of a class."""
 LIFE_S = 660.0
@@ -49,10 +50,11 @@ class Store:
 
 @dataclass(frozen=True)
 class Remove:
-    """Delete a pod that has not measured anything. ``why``: for the log."""
+    """Delete a pod that has not measured anything. ``why``: for the log. ``for_job``: it gives way to a job."""
 
     pod: ProbePod
     why: str
+    for_job: bool = False
 
 
 Action = Start | Store | Remove
@@ -98,7 +100,7 @@ def _of_pod(pod: ProbePod, known: Mapping[tuple[str, str], Learned], busy: Colle
     if hardware_of(pod.device, known) is not None:
         return Remove(pod, "its class was measured meanwhile")
     if pod.node in busy:
-        return Remove(pod, "a job began on its node")
+        return Remove(pod, "a job began on its node", for_job=True)
     if waiting and pod.phase == "Pending":
-        return Remove(pod, "jobs wait for nodes")
+        return Remove(pod, "jobs wait for nodes", for_job=True)
     return Remove(pod, f"it is {pod.phase} after {pod.age_s:.0f} s")

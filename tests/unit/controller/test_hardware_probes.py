@@ -3,12 +3,16 @@
 import asyncio
 import copy
 from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
 from typing import Any
+
+import pytest
 
 from dlcontract.hardware import HardwareMeasure, TimedStep
 from dljob.controller.hardware_probes import HardwareProbes
 from dljob.kube import ApiError, Cache
 from dljob.kube.kinds import NODE, POD, PROFILE
+from dljob.reconcile.hardware_probes import MAX_STARTS, RETRY_S
 from dljob.render import RenderConfig
 from support.servers.fake_api import FakeApi
 
@@ -123,3 +127,17 @@ def test_class_is_measured_again_after_its_node_got_another_kernel_or_driver() -
         assert (found["node"], found["kernel"], found["driver"]) == ("n0", kernel, driver)
     operator.upgrade("n0", "", "")
     assert operator.look() == [], "a node that says nothing has not changed"
+
+
+def test_class_whose_node_is_always_taken_by_jobs_is_tried_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = Operator("n0")
+    taken: list[str] = []
+    monkeypatch.setattr(operator.cache, "jobs", lambda: iter([SimpleNamespace(key=("default", "job"))]))
+    monkeypatch.setattr(operator.cache, "pods_of", lambda key: [SimpleNamespace(node=node) for node in taken])
+    for _ in range(2 * MAX_STARTS):
+        assert len(operator.look()) == 1
+        taken.append("n0")
+        assert operator.look() == [], "the probe gives way"
+        taken.clear()
+        assert operator.look() == [], "not at once"
+        operator.now += timedelta(seconds=RETRY_S)
