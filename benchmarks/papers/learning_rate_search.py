@@ -14,6 +14,9 @@ Both curves get a polynomial of high degree and a logarithmic fit (``dltrain.bui
 means over seeds, and paired differences with their standard error. Ranks weight gradients by local batch sizes, so even
 and uneven local batches must end at equal accuracies, but for rounding. A run whose loss is no longer finite has
 diverged, and counts with the accuracy that it had reached.
+
+A summary has, for each data set and arm, the accuracy that the largest batch loses against the smallest. It also has
+the difference that uneven local batches make, as the mean over all batch sizes and arms of a seed.
 """
 
 import argparse
@@ -64,8 +67,31 @@ def difference(rows: Rows, one: dict[str, Any], other: dict[str, Any]) -> tuple[
     return fmean(found), stdev(found) / sqrt(len(found)) if len(found) > 1 else None
 
 
+def lost(rows: Rows, way: str) -> tuple[float, float | None]:
+    """Return the points that the largest batch loses against the smallest, with even local batches.
+
+    The second value is the standard error, which is None for one seed.
+    """
+    factors = [row["factor"] for row in rows]
+    arm = {"way": way, "shares": "even"}
+    return difference(rows, arm | {"factor": min(factors)}, arm | {"factor": max(factors)})
+
+
+def split_effect(rows: Rows) -> tuple[float, float | None]:
+    """Return the points that uneven local batches win, as a mean over seeds, and its standard error.
+
+    The runs of a seed start from the same weights and are not independent. So they count as one: their mean.
+    """
+    means = []
+    for seed in sorted({row["seed"] for row in rows}):
+        own = [row for row in rows if row["seed"] == seed]
+        even, uneven = ([100 * row["accuracy"] for row in own if row["shares"] == shares] for shares in WEIGHTS)
+        means.append(fmean(uneven) - fmean(even))
+    return fmean(means), stdev(means) / sqrt(len(means)) if len(means) > 1 else None
+
+
 def text(found: tuple[float, float | None]) -> str:
-    return f"{found[0]:+.2f}" + ("" if found[1] is None else f" ± {found[1]:.2f}")
+    return f"{round(found[0], 2) + 0.0:+.2f}" + ("" if found[1] is None else f" ± {found[1]:.2f}")
 
 
 def show(dataset: str, rows: Rows) -> None:
@@ -92,6 +118,16 @@ def show(dataset: str, rows: Rows) -> None:
         print(f"| {' | '.join(cells)} |")
 
 
+def summarize(stored: dict[str, Rows]) -> None:
+    """Print what the largest batch loses with each arm, and what uneven local batches change, by data set."""
+    columns = " | ".join(f"largest batch loses, {way}, points" for way in WAYS)
+    print(f"\n## Summary\n\n| data set | {columns} | uneven - even, points | diverged |\n{'|---' * (len(WAYS) + 3)}|")
+    for dataset, rows in stored.items():
+        cells = [text(lost(rows, way)) for way in WAYS]
+        diverged = f"{sum(row['diverged'] for row in rows)} of {len(rows)}"
+        print(f"| {dataset} | {' | '.join(cells)} | {text(split_effect(rows))} | {diverged} |")
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dataset", nargs="+", choices=list(DATASETS), default=["digits", "breast-cancer"])
@@ -107,13 +143,15 @@ def main(arguments: list[str] | None = None) -> int:
             f"{options.rate:g}; expected 1 or more of the first three, and a rate above 0 and at most 100"
         )
     print(f"mlp, {options.epochs} epochs, 2 ranks, {options.seeds} seeds; {machine()}", flush=True)
-    stored = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
+    stored: dict[str, Rows] = json.loads(options.json.read_text()) if options.json and options.json.exists() else {}
     for dataset in options.dataset:
-        rows: Rows = stored.setdefault(dataset, [])
-        rows += run(dataset, range(len({row["seed"] for row in rows}), options.seeds), options)
-        if options.json:
-            options.json.write_text(json.dumps(stored))
+        rows = stored.setdefault(dataset, [])
+        for seed in range(len({row["seed"] for row in rows}), options.seeds):
+            rows += run(dataset, [seed], options)
+            if options.json:
+                options.json.write_text(json.dumps(stored))
         show(dataset, rows)
+    summarize({dataset: stored[dataset] for dataset in options.dataset})
     return 0
 
 

@@ -1,12 +1,18 @@
-"""Time the ways of ``taihulight.py`` to exchange one gradient layout on every rank, in turns. Rank 0 prints JSON."""
+"""Time the ways of ``taihulight.py`` to exchange one gradient layout on every rank, in turns. Rank 0 prints JSON.
+
+Beside the seconds of each exchange, it has the processor seconds of all ranks, and those of the whole machine.
+"""
 
 import json
+import os
 import random
 import sys
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
+from benchmarks.training.ranks.allreduce import RING_ALGORITHM, forced
 
 from dltrain.builtin.probe import link_speed
 from dltrain.comm.core.fault_tolerance import duplicate
@@ -15,8 +21,11 @@ from dltrain.comm.schedules.layered_server import LayeredBroadcast, LayeredGathe
 from dltrain.comm.selection import choose
 
 SEGMENT_NBYTES = 56 * 2**10
-SERVER, RING, SCATTERED, COPIED, OPEN_MPI = "server", "ring", "ring per tensor", "ring with copies", "Open MPI"
-WAYS = (SERVER, RING, SCATTERED, COPIED, OPEN_MPI)
+SERVER, RING, SCATTERED, COPIED = "server", "ring", "ring per tensor", "ring with copies"
+OPEN_MPI, FORCED = "Open MPI", "Open MPI's ring"
+WAYS = (SERVER, RING, SCATTERED, COPIED, OPEN_MPI, FORCED)
+MEASURES = ("seconds", "ranks_cpu_s", "machine_cpu_s")
+"""Measures of an exchange: the slowest rank's time, the ranks' processor time, and that of the whole machine."""
 Exchange = Callable[[], None]
 
 
@@ -29,29 +38,41 @@ def main() -> None:
     found = {name: measured(process_group, sizes, settings["rounds"]) for name, sizes in settings["layouts"].items()}
     if process_group.rank == 0:
         link = {"latency_s": latency_s, "bandwidth_Bps": bandwidth_Bps}
-        print(json.dumps({"link": link, "seconds": found}), flush=True)
+        print(json.dumps({"link": link, "found": found}), flush=True)
     process_group.close()
 
 
-def measured(process_group: ProcessGroup, sizes: Sequence[int], rounds: int) -> dict[str, list[float]]:
-    """Return the slowest rank's seconds of each round, by way. The first exchange of each way is not measured.
+def machine_cpu_s() -> float:
+    """Return the seconds that all processors of this machine have worked since its start, for any program.
+
+    The work of the kernel's network, which no process has in its own account, is included.
+    """
+    ticks = [int(word) for word in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    user, nice, system, _idle, _iowait, irq, softirq, _steal = ticks
+    return (user + nice + system + irq + softirq) / os.sysconf("SC_CLK_TCK")
+
+
+def measured(process_group: ProcessGroup, sizes: Sequence[int], rounds: int) -> dict[str, dict[str, list[float]]]:
+    """Return each round's ``MEASURES`` by way. The first exchange of each way is not measured.
 
     Raise AssertionError if a sum is wrong.
     """
     from mpi4py import MPI
 
     ways, close = exchanges(process_group, sizes)
-    times: dict[str, list[float]] = {name: [] for name in ways}
+    found: dict[str, dict[str, list[float]]] = {name: {measure: [] for measure in MEASURES} for name in ways}
     for turn in range(rounds + 1):
         for name in random.Random(turn).sample(list(ways), len(ways)):
             process_group.comm.Barrier()
-            began = time.perf_counter()
+            machine_s, rank_s, began = machine_cpu_s(), time.process_time(), time.perf_counter()
             ways[name]()
             spent_s = process_group.comm.allreduce(time.perf_counter() - began, MPI.MAX)
+            ranks_s = process_group.comm.allreduce(time.process_time() - rank_s)
             if turn:
-                times[name].append(spent_s)
+                for measure, value in zip(MEASURES, (spent_s, ranks_s, machine_cpu_s() - machine_s), strict=True):
+                    found[name][measure].append(value)
     close()
-    return times
+    return found
 
 
 def exchanges(process_group: ProcessGroup, sizes: Sequence[int]) -> tuple[dict[str, Exchange], Callable[[], None]]:
@@ -67,6 +88,7 @@ def exchanges(process_group: ProcessGroup, sizes: Sequence[int]) -> tuple[dict[s
     broadcast = LayeredBroadcast(duplicate(comm), [flat], SEGMENT_NBYTES)
     ring = choose("Ring", comm, [flat], segment_nbytes=SEGMENT_NBYTES)
     scattered = choose("Ring", comm, views, segment_nbytes=SEGMENT_NBYTES)
+    forced_comm = forced(comm, RING_ALGORITHM)
 
     def expect(value: float) -> None:
         assert float(flat[0]) == float(flat[-1]) == value, f"found {float(flat[0])}; expected {value}"
@@ -108,11 +130,17 @@ def exchanges(process_group: ProcessGroup, sizes: Sequence[int]) -> tuple[dict[s
         comm.Allreduce(MPI.IN_PLACE, flat.numpy())
         expect(process_group.size)
 
+    def forced_ring() -> None:
+        flat.fill_(1.0)
+        forced_comm.Allreduce(MPI.IN_PLACE, flat.numpy())
+        expect(process_group.size)
+
     def close() -> None:
         for collective in (gather, broadcast, ring, scattered):
             collective.close()
+        forced_comm.Free()
 
-    return dict(zip(WAYS, (server, contiguous, per_tensor, copied, default), strict=True)), close
+    return dict(zip(WAYS, (server, contiguous, per_tensor, copied, default, forced_ring), strict=True)), close
 
 
 if __name__ == "__main__":

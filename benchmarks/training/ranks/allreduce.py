@@ -108,8 +108,17 @@ def exchange(process_group: ProcessGroup, outgoing: Any, incoming: Any) -> None:
     wait_until(partial(complete, requests))
 
 
+RING_ALGORITHM, SEGMENTED_ALGORITHM = 4, 5
+"""Numbers of Open MPI's all-reduces in ``coll_tuned_allreduce_algorithm``: its ring, and its ring in segments."""
+
+
 def segmented(comm: Any) -> Any:
-    """Return a communicator on which Open MPI always all-reduces with its segmented ring.
+    """Return a communicator on which Open MPI always all-reduces with its segmented ring."""
+    return forced(comm, SEGMENTED_ALGORITHM, 128 * 2**10)
+
+
+def forced(comm: Any, algorithm: int, segment_nbytes: int = 0) -> Any:
+    """Return a communicator on which Open MPI always all-reduces with one of its algorithms, by its number.
 
     Open MPI reads the variables of the ``tuned`` component when it creates a communicator, so they are set only then.
     """
@@ -117,8 +126,8 @@ def segmented(comm: Any) -> Any:
     library.MPI_T_init_thread(0, ctypes.byref(ctypes.c_int()))
     values = {
         "coll_tuned_use_dynamic_rules": 1,
-        "coll_tuned_allreduce_algorithm": 5,
-        "coll_tuned_allreduce_algorithm_segmentsize": 128 * 2**10,
+        "coll_tuned_allreduce_algorithm": algorithm,
+        "coll_tuned_allreduce_algorithm_segmentsize": segment_nbytes,
     }
     before = {name: _variable(library, name, value) for name, value in values.items()}
     made = comm.Dup()
