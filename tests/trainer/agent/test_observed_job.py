@@ -1,4 +1,4 @@
-"""Tests of what a coordinator records of the messages that members send again after a lost connection."""
+"""Tests of what a coordinator records: outputs that members send again, and plans that replace others."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -54,3 +54,30 @@ def test_rank_that_its_agent_killed_after_a_lost_connection_is_no_failure(job: O
     job._take(Received(SECOND, ended("2.1", 1, "killed")))
     assert texts(job) == {1: "killed"}
     assert not job.attempt.ended and not job.attempt.deaths
+
+
+def test_plan_of_the_operator_replaces_an_edited_one_with_a_higher_number(job: ObservedJob) -> None:
+    """Seen before: the agents went on with a plan that a user had edited, until their pods restarted."""
+    own = job.plan
+    job._take(own.model_copy(update={"number": 99, "global_batch": 240}))
+    edited = job.events.new_plan
+    assert edited is not None and edited.number == 99
+    job.events.new_plan = None
+    job.adopt(edited)
+    job._take(own)
+    assert job.events.new_plan == own
+
+
+def test_edited_plan_is_not_adopted_if_the_operator_has_replaced_it_meanwhile(job: ObservedJob) -> None:
+    """The ranks write a checkpoint before the coordinator adopts a plan, which takes longer than the replacement."""
+    own = job.plan
+    job._take(own.model_copy(update={"number": 99, "global_batch": 240}))
+    job._take(own)
+    assert job.events.new_plan == own and job.plan == own
+
+
+def test_new_number_of_the_same_training_restarts_nothing(job: ObservedJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job.membership, "call", lambda plan: None)
+    later = job.plan.model_copy(update={"number": 7})
+    job._take(later)
+    assert job.plan == later and job.events.new_plan is None

@@ -203,9 +203,11 @@ class ObservedJob:
                 self._received(pod, line)
 
     def _planned(self, plan: Plan) -> None:
-        if plan.uid != self.plan.uid or plan.number < self.plan.number or plan == self.plan:
+        """Follow the plan that is stored now, also one with a lower number: the operator replaces an edited plan."""
+        waiting = self.events.new_plan
+        if plan.uid != self.plan.uid or plan == (waiting or self.plan):
             return
-        if plan.digest() != self.plan.digest():
+        if waiting is not None or plan.digest() != self.plan.digest():
             self.events.new_plan = plan
             return
         self.plan = self.ledger.plan = plan  # The same training with a new number or term.
