@@ -93,23 +93,27 @@ class Operator:
             stack.push_async_callback(lambda: background.run(runner.cleanup()))
             version = await self._kinds_served(api)
             log.info("API server %d.%d at %s", *version, connection.server)
+            self._waits_for = "the API server to say if it serves PodGroups"
             served = await pod_group_api(api, settings.pod_groups)
+            self._waits_for = "the API server to say if it serves ProvisioningRequests"
             provisioning = await provisioning_api(api, settings.provisioning)
             config = settings.render(
                 port_ranges=version >= PORT_RANGES_SINCE, pod_group_api=served, provisions=provisioning is not None
             )
             if not settings.job_defaults.empty:
                 log.info("defaults of jobs: %s", json.dumps(settings.job_defaults.manifest()))
-            kube = Kube(
-                api, self._cache, settings.resync_s, settings.watch_namespaces, all_pods=settings.count_all_pods
-            )
-            node_faults = NodeFaults(
-                api, self._cache, settings.namespace, f"{settings.lease_name}-node-faults", settings.fault_policy
-            )
             # A replica that does not lead may create the key, too: only one of them succeeds.
             unled = Api(session, connection.server, self._metrics.requested)
             plan_key = PlanKeySecret(unled, settings.namespace, f"{settings.lease_name}-plan-key", self._cache.plans)
+            self._waits_for = plan_key.description
             await plan_key.load()
+            kube = Kube(
+                api, self._cache, settings.resync_s, settings.watch_namespaces, plan_key=plan_key,
+                all_pods=settings.count_all_pods,
+            )  # fmt: skip
+            node_faults = NodeFaults(
+                api, self._cache, settings.namespace, f"{settings.lease_name}-node-faults", settings.fault_policy
+            )
             planner = PlannerProcess(
                 config,
                 self._metrics.planner_failures.inc,

@@ -234,7 +234,7 @@ class Controller:
 
     def _with_priority_class(self, observed: Observed, parsed: ParsedJob) -> Observed:
         """Return the observed state with ``lacks_priority_class`` set if the job's PriorityClass does not exist."""
-        name = parsed.spec.scheduling.priority_class_name if parsed.spec is not None else None
+        name = parsed.asked.scheduling.priority_class_name if parsed.asked is not None else None
         lacking = self._cache.priority_classes.lacks(name)
         return replace(observed, lacks_priority_class=name) if name is not None and lacking else observed
 

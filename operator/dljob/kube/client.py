@@ -19,6 +19,7 @@ from dljob.kube.kinds import Kind
 from dljob.kube.objects.cache import Cache, JobKey
 from dljob.kube.objects.trim import owner_uid
 from dljob.kube.ownership import name_taken
+from dljob.kube.plan_key import PlanKeySecret
 from dljob.kube.rest import FIELD_OWNER, Api, ApiError, Body, RejectedError
 from dljob.reconcile import RunMeasurements, Scale, Target
 from dljob.render import Names
@@ -32,13 +33,21 @@ MAX_NODE_NAME = 230
 
 class Kube:
     def __init__(
-        self, api: Api, cache: Cache, resync_s: float, namespaces: Sequence[str] = (), *, all_pods: bool = False
+        self,
+        api: Api,
+        cache: Cache,
+        resync_s: float,
+        namespaces: Sequence[str] = (),
+        *,
+        all_pods: bool = False,
+        plan_key: PlanKeySecret | None = None,
     ) -> None:
         """``namespaces``: those whose jobs the operator manages; empty: all.
 
         ``all_pods``: True if the operator watches pods in all namespaces nevertheless. ``resync_s``: seconds after
         which an object that no watch shows is applied again, in case somebody has changed it.
         """
+        self._plan_key = plan_key
         self.api = api
         self._cache = cache
         self._resync_s = resync_s
@@ -233,11 +242,14 @@ class Kube:
         """Return the cached state of a job; None if there is no such job.
 
         If its stored plan seems to be edited, read the job and the plan before that: the watch of one of them may lag
-        behind the other, so that the plan only seems to be older than its record in the status.
+        behind the other, so that the plan only seems to be older than its record in the status. If the signature is
+        that of an unknown key, also read the key again. Raise ApiError if one of them cannot be read.
         """
         observed = self._cache.observe(key)
         if observed is None or observed.plan_edit is None:
             return observed
+        if self._plan_key is not None and self._cache.plans.lacks_key_of(key):
+            await self._plan_key.read_again()
         for kind, name in ((kinds.DLJOB, key[1]), (kinds.CONFIG_MAP, Names.of(observed.job).plan)):
             try:
                 self._cache.put(kind, await self.api.get(kind, key[0], name))

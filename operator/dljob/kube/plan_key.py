@@ -29,6 +29,11 @@ class PlanKeySecret:
         self._api, self._namespace, self._name, self._plans = api, namespace, name, plans
         self._problem = ""
 
+    @property
+    def description(self) -> str:
+        """The Secret and its purpose, for messages."""
+        return f"Secret {self._namespace}/{self._name} with the key that signs plans"
+
     async def load(self) -> None:
         """Read the key, or create it, and sign plans with it from now on. Retry until the API server answers.
 
@@ -41,7 +46,7 @@ class PlanKeySecret:
                 if isinstance(error, ValueError) or error.rejected:
                     self._report(str(error))
                     return
-                log.warning("Secret %s/%s was not read: %s; retrying", self._namespace, self._name, error)
+                log.warning("waiting for %s (%s); asking again in %.0f s", self.description, error, RETRY_S)
                 await asyncio.sleep(RETRY_S)
             else:
                 return
@@ -54,6 +59,21 @@ class PlanKeySecret:
             self._report(str(error))
         else:
             self._problem = ""
+
+    async def read_again(self) -> None:
+        """Read the key again, because a plan has the signature of another key. Another replica may have replaced it.
+
+        Raise ApiError if the API server does not answer now. If the Secret may not be read or has no valid key, log
+        that, and keep the key.
+        """
+        try:
+            self._plans.use(await self._key())
+        except ValueError as error:
+            self._report(str(error))
+        except ApiError as error:
+            if not error.rejected:
+                raise
+            self._report(str(error))
 
     async def _key(self) -> PlanKey:
         try:

@@ -286,7 +286,7 @@ def _finished(parsed: ParsedJob, draft: Draft, now: datetime, *, just_now: bool 
     stop(parsed, draft, now, over=True)
     draft.verdicts.append(Verdict("Running", FALSE, "Finished", "the job has ended"))
     ended = now if just_now else parsed.before.completion_time or now
-    ttl_s = parsed.spec.run_policy.ttl_seconds_after_finished if parsed.spec else None
+    ttl_s = parsed.asked.run_policy.ttl_seconds_after_finished if parsed.asked else None
     if ttl_s is not None:
         left_s = (run.later(ended, ttl_s) - now).total_seconds()
         if left_s <= 0 and not just_now:
@@ -301,6 +301,7 @@ def _looking(parsed: ParsedJob, looking: Looking, draft: Draft, config: RenderCo
     draft.verdicts.append(Verdict("Accepted", TRUE, "Accepted", "the spec is valid"))
     if parsed.observed.leftovers:
         return _after_predecessor(parsed, draft, now)
+    draft.verdicts.extend(priority_class.verdicts(parsed))
     look.look(parsed, looking, draft, config)
     if looking.spec.suspend:
         _suspend(parsed, draft, now)

@@ -64,14 +64,14 @@ class Operator:
         self.error: Exception = PlanningError("the process that makes plans ended")
         api: Any = cluster.api
         self.plan_key = PlanKeySecret(api, "dljob-system", "plan-key", self.cache.plans)
-        kube, self.metrics = Kube(api, self.cache, 600.0), Metrics()
+        self.kube, self.metrics = Kube(api, self.cache, 600.0, plan_key=self.plan_key), Metrics()
         cluster.listed(self.cache)
         self.planning = Planning(
             self.cache, self._plan, self.queue.add, self.metrics, now_s, lambda: self.now,
             preempts=preempts, policy=policy, together=together,
         )  # fmt: skip
         self.controller = Controller(
-            kube, self.cache, WarningEvents(api), self.queue, config, self.metrics, self.planning, lambda: self.now,
+            self.kube, self.cache, WarningEvents(api), self.queue, config, self.metrics, self.planning, lambda: self.now,
             node_faults=NodeFaults(api, self.cache, "dljob-system", "node-faults", None),
         )  # fmt: skip
 

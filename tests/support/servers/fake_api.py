@@ -62,6 +62,8 @@ class FakeApi:
         """Errors of lists, by kind. None: the server does not answer."""
         self.unreadable: set[str] = set()
         """Kinds whose single objects the operator may not read."""
+        self.unavailable: set[str] = set()
+        """Kinds whose single objects the server cannot read at the moment."""
         self.status_errors: list[ApiError] = []
         """Errors of the next writes of a job's status, in this order."""
         self.looked_at: list[str] = []
@@ -87,6 +89,8 @@ class FakeApi:
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Json:
         if kind.kind in self.unreadable:
             raise ApiError(403, "Forbidden", f"cannot get {kind.plural}")
+        if kind.kind in self.unavailable:
+            raise ApiError(500, "InternalError", f"cannot read {kind.plural}")
         found = self.objects.get((kind.plural, namespace or "", name))
         if found is None:
             raise ApiError(404, "NotFound", name)

@@ -3,12 +3,13 @@
 import gzip
 import os
 import shutil
+from typing import Any
 
 import pytest
 
-from dlcontract import CheckpointRef, RunPhase
+from dlcontract import CheckpointRef, ModelRef, RunPhase
 from dltrain.record.run_report.document import Document
-from support.trainer.pods import KILL, Job, leave, logged_rank
+from support.trainer.pods import KILL, TERM, Job, leave, logged_rank
 from support.trainer.ranks import speaking
 
 pytestmark = [
@@ -57,6 +58,49 @@ def test_pods_that_stop_before_the_first_launch_do_not_replace_stored_output(two
     two.pods[0].signal(15)
     two.pods[0].wait()
     assert stored(two) == {"rank-0.log.gz": b"before"}
+
+
+def start_and_hear(job: Job, **fields: Any) -> None:
+    """Start a job whose ranks print a line, and wait until each pod's agent has read it."""
+    command = ["sh", "-c", "echo I am rank $RANK; while true; do sleep 1; done"]
+    model = ModelRef(command=tuple(command), framework="Torchrun")
+    job.start(job.plan(model=model, checkpoint=NO_VOLUME, **fields), **NO_TORCH)
+    job.until(lambda r: r.phase is RunPhase.RUNNING)
+    job.wait(lambda: all(f"I am rank {i}" in pod.text() for i, pod in enumerate(job.pods)))
+
+
+def test_next_coordinator_stores_the_output_that_the_lost_one_never_got(three: Job) -> None:
+    """The members keep the output of their ranks, and send it to the coordinator that comes next."""
+    start_and_hear(three)
+    first, second, third = three.pods
+    term = three.until(lambda r: r.term).term
+    for pod in (first, third):
+        pod.kill()
+    first.start(**NO_TORCH)  # Its ranks wait for the third pod, which does not return.
+    three.until(lambda r: r.term > term)
+    three.wait(lambda: "sent the output of 1 ended ranks to the coordinator again" in second.text())
+    for pod in (first, second):
+        pod.signal(TERM)
+    first.wait()
+    second.wait()
+    files = stored(three)
+    assert b"I am rank 1" in files["rank-1.log.gz"]
+    assert files.keys() == {"rank-1.log.gz", "report.json.gz", "report.html.gz"} & files.keys()
+
+
+def test_pod_stores_the_output_of_its_ranks_itself_if_no_coordinator_is_left(two: Job) -> None:
+    start_and_hear(two)
+    folder = two.report_file.with_suffix(".logs")
+    folder.mkdir()
+    (folder / "rank-0.log.gz").write_bytes(gzip.compress(b"before"))
+    first, second = two.pods
+    first.kill()
+    two.wait(lambda: "the connection to the coordinator ended" in second.text())
+    second.signal(TERM)
+    assert second.wait() == 143
+    files = stored(two)
+    assert b"I am rank 1" in files["rank-1.log.gz"]
+    assert files["rank-0.log.gz"] == b"before", "a pod replaces only the output of its own ranks"
 
 
 def test_stop_without_a_checkpoint_is_in_the_report(two: Job) -> None:

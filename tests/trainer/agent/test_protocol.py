@@ -166,6 +166,47 @@ def test_member_rejects_invalid_plans(member: Job, fields: dict[str, str], why: 
     run(member, body)
 
 
+def test_member_sends_the_ends_of_its_ranks_again_to_each_coordinator(member: Job) -> None:
+    """Messages that a coordinator never received must reach its successor, in a form that older coordinators know."""
+    model = {"command": ["sh", "-c", "echo I was here; while true; do sleep 1; done"], "framework": "Torchrun"}
+    plan = member.plan(["true"], model=model)
+    pod = member.pods[1]
+
+    async def body(dialogue: Dialogue) -> None:
+        first, _ = await dialogue.connect_and_receive_welcome()
+        first.send(assign(plan, 5, "a"))
+        first.send(proto.Prepare(attempt="5.1"))
+        first.send(proto.StartRanks(attempt="5.1"))
+        await asyncio.to_thread(member.wait, lambda: "I was here" in pod.text())
+        first.close()
+
+        ends = []
+        for term, boot in ((5, "a"), (6, "b")):
+            channel, _ = await dialogue.connect_and_receive_welcome()
+            channel.send(assign(plan, term, boot))
+            while not isinstance(line := await channel.receive(), proto.RankEnded):
+                assert line is not None
+            ends.append(line)
+        assert ends[0] == ends[1]
+        assert (ends[0].attempt, ends[0].rank, ends[0].signal) == ("5.1", 1, 9)
+        assert "I was here" in ends[0].output
+
+        channel.send(proto.Prepare(attempt="6.1"))
+        channel.send(proto.StartRanks(attempt="6.1"))
+        while not isinstance(await channel.receive(), proto.RankUp):
+            pass
+        last, _ = await dialogue.connect_and_receive_welcome()
+        last.send(assign(plan, 7, "c"))
+        last.send(proto.EndAttempt(attempt="7.1"))
+        received = []
+        while (line := await last.receive()) != proto.AttemptEnded(attempt="7.1"):
+            received.append(line)
+        ends = [line for line in received if isinstance(line, proto.RankEnded)]
+        assert [end.attempt for end in ends] == ["6.1"], "the output of earlier attempts is obsolete"
+
+    run(member, body)
+
+
 @pytest.mark.long
 def test_ranks_end_when_the_coordinator_is_unreachable(member: Job) -> None:
     """Without a coordinator, nothing would detect the end of these ranks."""

@@ -145,6 +145,29 @@ def test_operator_that_waits_for_the_api_server_is_alive(monkeypatch: pytest.Mon
     assert operator._ill() is None and operator._not_ready() == "waiting for the API server"
 
 
+@pytest.mark.parametrize(
+    ("wait", "expected"),
+    [
+        ("pod_group_api", "waiting for the API server to say if it serves PodGroups"),
+        ("provisioning_api", "waiting for the API server to say if it serves ProvisioningRequests"),
+        ("PlanKeySecret.load", "waiting for Secret default/dljob-operator-plan-key"),
+    ],
+)
+def test_readiness_names_what_the_start_waits_for(
+    started: Started, monkeypatch: pytest.MonkeyPatch, wait: str, expected: str
+) -> None:
+    """Seen before: with an API server that could not read Secrets, the probe named a CustomResourceDefinition."""
+
+    async def fails_at_last(*_: object) -> None:
+        raise DefectError
+
+    owner, _, name = wait.rpartition(".")
+    monkeypatch.setattr(getattr(main, owner) if owner else main, name, fails_at_last)
+    assert isinstance(asyncio.run(started.run()), DefectError)
+    message = started.operator._not_ready()
+    assert message is not None and message.startswith(expected)
+
+
 def test_blocked_event_loop_is_noticed(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[str | None] = []
 

@@ -9,6 +9,7 @@ from dlcontract import FAILURES_KEY, PLAN_KEY
 from dljob.job.plan.stored import OPERATOR_KEY
 from dljob.kube import JobKey
 from dljob.kube.kinds import CONFIG_MAP, DLJOB, STATEFUL_SET
+from dljob.kube.rest import ApiError
 from support.controller.fake_operator import SPEC, Operator, on_two_nodes
 from support.servers.fake_api import FakeCluster
 
@@ -233,6 +234,32 @@ def test_jobs_go_on_after_their_key_was_deleted() -> None:
             assert after["metadata"]["annotations"] != before["metadata"]["annotations"], "signed with the new key"
             assert await cluster.api.find(STATEFUL_SET, key[0]) == sets, "no StatefulSet was written"
             assert following.asked == [] and warnings(cluster) == {}
+
+    on_two_nodes(body)
+
+
+def test_plan_of_a_replica_that_has_another_key_is_no_edit() -> None:
+    """Somebody has replaced the key, and only the other replica has read it. The status has no record of the plan."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        key = cluster.submit("first", **ONE_NODE)
+        await operator.watch()
+        await operator.__aexit__()
+        await cluster.delete_plan_key()
+        async with Operator(cluster) as other:
+            other.queue.add(key)
+            await other.watch(15.0)
+        await cluster.api.merge(DLJOB, *key, {"status": {"planRecord": "0:"}}, subresource="status")
+        cluster.listed(operator.cache)
+        seen = operator.cache.observe(key)
+        assert seen is not None and seen.plan_edit == "SignatureWrong"
+        cluster.api.unavailable.add("Secret")
+        with pytest.raises(ApiError):
+            await operator.kube.observe(key)
+        cluster.api.unavailable.clear()
+        observed = await operator.kube.observe(key)
+        assert observed is not None and observed.plan_edit is None
+        assert observed.plan == (await stored(cluster, key))["data"]
 
     on_two_nodes(body)
 

@@ -220,6 +220,22 @@ def test_a_rejected_pod_is_shown() -> None:
     on_two_nodes(body, config=LOOKS)
 
 
+def test_no_pod_looks_before_its_priority_class_exists() -> None:
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        cluster.priority_class("usual", 1)
+        spec = {**TASK, "scheduling": {"priorityClassName": "urgent"}}
+        key = cluster.submit("iris", **spec)
+        await operator.watch()
+        assert operator.condition(key, "PriorityClassFound") == ("False", "PriorityClassNotFound")
+        assert operator.condition(key, "DataInspected") == ("Unknown", "NotStarted") and pods(cluster) == []
+        cluster.priority_class("urgent", 100)
+        await operator.watch(20.0)
+        assert operator.condition(key, "PriorityClassFound") == ("True", "PriorityClassFound")
+        assert operator.condition(key, "DataInspected") == ("Unknown", "Looking") and pods(cluster) == ["iris-look"]
+
+    on_two_nodes(body, config=LOOKS)
+
+
 def test_the_look_pod_uses_only_secrets_that_jobs_may_use() -> None:
     """The pod that looks runs before the job has a plan, and must not read what the job's pods may not."""
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dljob.kube import PlanKeySecret
+from dljob.kube import PlanKeySecret, plan_key
 from dljob.kube.kinds import SECRET
 from dljob.kube.objects.stored_plans import StoredPlans
 from dljob.kube.rest import ApiError
@@ -88,6 +88,26 @@ def test_operator_works_without_the_permission_and_says_so_once(caplog: pytest.L
     with caplog.at_level(logging.WARNING):
         asyncio.run(body())
     assert len(caplog.records) == 1 and "plans are not checked" in caplog.text
+
+
+def test_load_waits_until_the_api_server_answers_and_names_the_secret(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan_key, "RETRY_S", 0.0)
+
+    async def body() -> None:
+        api = FakeApi()
+        api.unavailable.add("Secret")
+        secret, plans = key_of(api)
+        assert "Secret system/dljob-plan-key" in secret.description
+        loading = asyncio.create_task(secret.load())
+        while caplog.text.count("waiting for Secret system/dljob-plan-key") < 3:
+            await asyncio.sleep(0)
+        api.unavailable.clear()
+        await loading
+        assert plans.signs
+
+    asyncio.run(body())
 
 
 def test_invalid_key_is_named(caplog: pytest.LogCaptureFixture) -> None:

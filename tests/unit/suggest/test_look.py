@@ -1,9 +1,12 @@
 """The look pod's program: data and a task become a suggestion and scripts, or one error in terms of the spec."""
 
+import ast
 import contextlib
+import csv
 import itertools
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +52,38 @@ def test_a_table_becomes_a_model_with_its_reason_and_scripts(tmp_path: Path) -> 
     for name, text in scripts.items():
         compile(text, name, "exec")
     assert Suggestion.parse(suggestion.to_json()) == suggestion
+
+
+HOSTILE = ("a\nimport os", "b'''", 'c"""', "${imports}", "$batch", "d\\", "e\u2028f = 1", "g\r#")
+"""Names of columns that would be code if they were not written as literals."""
+
+
+@pytest.mark.parametrize("kept", [0, 3])
+def test_names_from_the_data_are_only_literals_in_the_scripts(tmp_path: Path, kept: int) -> None:
+    """A stranger may have written the data. The job runs the scripts."""
+
+    def written(names: Sequence[str], folder: str) -> list[tuple[str, list[str]]]:
+        path = tmp_path / folder / "people.csv"
+        path.parent.mkdir()
+        with path.open("w", newline="", encoding="utf-8") as file:
+            rows = csv.writer(file)
+            rows.writerow(names)
+            for i in range(60):  # The last columns are left out, because each row has another text.
+                cells = [i * 31 % 17 if place < kept else f"text {i} of {place}" for place in range(len(names) - 2)]
+                rows.writerow([i * 37 % 23, *cells, "yes" if i * 37 % 23 > 11 else "no"])
+        _, scripts = asked(path, target=names[-1])
+        return [(name, statements(text)) for name, text in sorted(scripts.items())]
+
+    def statements(script: str) -> list[str]:
+        """Return the code without its literals."""
+        kinds = (ast.Constant, ast.Dict, ast.Tuple, ast.List, ast.Set)
+        return [
+            f"{type(node).__name__} {getattr(node, 'id', '')} {getattr(node, 'attr', '')} {getattr(node, 'name', '')}"
+            for node in ast.walk(ast.parse(script)) if not isinstance(node, kinds)
+        ]  # fmt: skip
+
+    harmless = [f"column{i}" for i in range(len(HOSTILE))]
+    assert written(["x", *HOSTILE], "hostile") == written(["x", *harmless], "harmless")
 
 
 def test_texts_and_languages_become_models_too(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ from dltrain.host.processes import Reaper
 from dltrain.launch import loopback
 from dltrain.protocol.agent_messages import MAX_LINE
 from dltrain.protocol.rank_messages import EXIT_BAD_INPUT, EXIT_STOPPED
+from dltrain.record.job_logs import LIMIT_NBYTES, packed
 from dltrain.record.ledger import Ledger
 
 log = logging.getLogger(__name__)
@@ -227,8 +228,18 @@ class Agent:
             while self.local.busy and time.monotonic() < deadline_s:
                 await asyncio.sleep(0.02)
         await self.local.end()
+        await self._store_unsent_outputs()
         await self.local.log_files.flush(LAST_LOGS_S)
         return EXIT_STOPPED if self.local.ranks_here() and self.member.phase not in TERMINAL else 0
+
+    async def _store_unsent_outputs(self) -> None:
+        """Store the output of this pod's ranks that no coordinator has received: it is lost, and no other has come."""
+        plan, outputs = self.member.plan, self.member.unsent_outputs
+        if plan is None or not outputs:
+            return
+        log.info("no coordinator is connected; storing the output of %d ranks of this pod", len(outputs))
+        # All pods may do this, so that the files of all must fit in one ConfigMap.
+        await self.reporter.add_outputs(packed(outputs, LIMIT_NBYTES // len(plan.pods)))
 
     def _unready(self) -> str | None:
         plan, phase = self.member.plan, self.member.phase

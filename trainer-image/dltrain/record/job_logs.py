@@ -7,6 +7,8 @@ import gzip
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dltrain.protocol.agent_messages import RankEnded
+
 LIMIT_NBYTES = 256 * 2**10
 """Maximum size in bytes of all files in the ConfigMap together, after compression and base64 encoding.
 
@@ -29,6 +31,11 @@ class RankOutput:
 
     text: str
     failed: bool
+
+    @classmethod
+    def of(cls, end: RankEnded) -> "RankOutput":
+        """Return the output in the message of a pod's agent that a rank ended."""
+        return cls(end.output or end.tail, failed=end.exit_code != 0)
 
 
 def packed(outputs: Mapping[int, RankOutput], limit_nbytes: int = LIMIT_NBYTES) -> dict[str, bytes]:

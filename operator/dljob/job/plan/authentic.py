@@ -107,6 +107,12 @@ def serial_of(job: JobSeen, data: Mapping[str, str], signature: str, keys: Mappi
     return int(serial) if hmac.compare_digest(mac.encode(), expected.encode()) else None
 
 
+def key_id_of(signature: str) -> str | None:
+    """Return the id of the key in a signature; None if the text is not a signature of this version."""
+    parts = signature.split(":")
+    return parts[1] if len(parts) == 4 and parts[0] == _VERSION else None
+
+
 def edit(job: JobSeen, data: Mapping[str, str], signature: str, keys: Mapping[str, PlanKey]) -> Edit | None:
     """Return why a stored plan is not what the operator stored last; None if it is.
 

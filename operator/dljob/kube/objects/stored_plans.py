@@ -28,12 +28,14 @@ class _PlanSeen:
 class _Known:
     """The last result of ``StoredPlans._seen`` for a job, and what it was made from.
 
-    ``own``: the plan that the operator stored or used last. ``serial``: the number in its signature; 0 without one.
+    ``keys``: number of keys that were known. ``own``: the plan that the operator stored or used last. ``serial``: the
+    number in its signature; 0 without one.
     """
 
     uid: str
     found: MapSeen
     record: Record | None
+    keys: int
     result: _PlanSeen
     own: Data | None
     serial: int
@@ -79,7 +81,7 @@ class StoredPlans:
         known = self._known.get(job.key)
         if known is not None and known.uid != job.uid:
             known = None
-        if known is None or known.found is not found or known.record != record:
+        if known is None or (known.record, known.keys) != (record, len(self._keys)) or known.found is not found:
             known = self._known[job.key] = self._checked(job, found, found.plan, record, known)
         return known.result
 
@@ -93,11 +95,17 @@ class StoredPlans:
             if record is not None and serial <= record.serial:
                 own = own if own is not None and authentic.digest(job, own) == record.digest else None
             first = str(NO_PLAN) if record is None else None
-            return _Known(job.uid, found, record, _PlanSeen(own, edit, first), own, serial)
+            return _Known(job.uid, found, record, len(self._keys), _PlanSeen(own, edit, first), own, serial)
         serial = authentic.serial_of(job, plan, found.signature, self._keys) or 0
         after = Record(max(serial, record.serial if record is not None else 0), authentic.digest(job, plan))
         recorded = str(after) if self._keys or record is not None else None
-        return _Known(job.uid, found, record, _PlanSeen(plan, None, recorded), plan, serial)
+        return _Known(job.uid, found, record, len(self._keys), _PlanSeen(plan, None, recorded), plan, serial)
+
+    def lacks_key_of(self, job: tuple[str, str]) -> bool:
+        """Return True if the stored plan of a job names a key that is not known, such as that of another replica."""
+        known = self._known.get(job)
+        key_id = None if known is None else authentic.key_id_of(known.found.signature)
+        return bool(self._keys) and key_id is not None and key_id not in self._keys
 
     def signature(self, job: JobSeen, data: Data) -> str | None:
         """Return the signature with which the operator stores this plan; None without a key."""

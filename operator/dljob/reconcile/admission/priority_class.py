@@ -20,7 +20,7 @@ RECHECK_S = 15.0
 
 def missing(parsed: ParsedJob) -> bool:
     """Return True if the job must wait without pods, because its PriorityClass does not exist."""
-    spec = parsed.spec
+    spec = parsed.asked
     if not parsed.observed.lacks_priority_class or spec is None or spec.suspend or parsed.finished or parsed.queued:
         return False
     return spec.planning.mode is not PlanningMode.PLAN_ONLY and quiet(parsed.observed)

@@ -1,6 +1,7 @@
 """Start the look pod of a job with ``spec.task``, follow it, and delete it once its result is known."""
 
 from dljob.job.observed import DATASET_CONTAINER, DIGEST_ANNOTATION, LookSeen
+from dljob.reconcile.admission import priority_class
 from dljob.reconcile.desired import Draft, Target
 from dljob.reconcile.parsed import ParsedJob
 from dljob.reconcile.task.complete import CONDITION, Looking
@@ -34,6 +35,11 @@ def look(parsed: ParsedJob, looking: Looking, draft: Draft, config: RenderConfig
             "chart value tasks.enabled: true. Ask the administrator to set it, or run dljob suggest"
         )
         draft.verdicts.append(Verdict(CONDITION, FALSE, "NotAvailable", text))
+        return
+    if pod is None and priority_class.missing(parsed):
+        draft.requeue_in(priority_class.RECHECK_S)
+        text = "the PriorityClass of the job does not exist, so that no pod looks; see the condition PriorityClassFound"
+        draft.verdicts.append(Verdict(CONDITION, UNKNOWN, "NotStarted", text))
         return
     if pod is not None and (pod.node in observed.lost_nodes or (pod.phase == "Failed" and pod.reason in _OF_NODE)):
         why = pod.reason if pod.phase == "Failed" else "the node is lost"

@@ -72,6 +72,22 @@ def test_plan_is_signed_again_with_a_new_key() -> None:
     assert not plans.stands(NEW, found, DATA) and plans.stands(NEW, signed(plans), DATA)
 
 
+def test_plan_of_an_unknown_key_counts_once_the_key_is_known() -> None:
+    """Another replica signs with a key that an administrator has replaced."""
+    plans, other = with_key(), with_key(NEXT)
+    found = signed(other)
+    assert seen(plans, found).plan_edit == "SignatureWrong" and plans.lacks_key_of(NEW.key)
+    plans.use(NEXT)
+    assert seen(plans, found).plan == DATA and not plans.lacks_key_of(NEW.key)
+
+
+@pytest.mark.parametrize("signature", ["", "text", "v1", "v2:abcdefgh:1:0"])
+def test_other_texts_name_no_unknown_key(signature: str) -> None:
+    plans = with_key()
+    seen(plans, MapSeen("p", DATA, None, signature=signature))
+    assert not plans.lacks_key_of(NEW.key)
+
+
 def test_plan_that_another_leader_has_replaced_does_not_come_back_by_an_edit() -> None:
     """Seen before: a former leader restored the plan that it knew, with a new signature."""
     former, later = with_key(), with_key()

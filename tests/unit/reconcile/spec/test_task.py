@@ -1,10 +1,12 @@
 """The spec of a job with a task: what the suggestion adds, what the user keeps, and what may still change."""
 
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from dlcontract import Outcome, RunPhase
 from dljob.api import DLJobSpec
 from dljob.api.defaults import JobDefaults
 from dljob.job.observed import DIGEST_ANNOTATION, ClaimSeen, LookSeen, Observed
@@ -189,6 +191,20 @@ def test_a_look_pod_that_its_node_took_away_is_replaced() -> None:
     assert [(target.name, target.force) for target in lost.deletes] == [("prices-look", True)]
     failed = reconcile(seen(TASK, name="prices", look=_look("Failed", "DeadlineExceeded")), LOOKS, NOW)
     assert not failed.deletes, "whoever reads its log deletes it"
+
+
+def test_a_finished_job_is_deleted_after_its_time_to_live_although_its_config_maps_are_gone() -> None:
+    """Without its plan and its suggestion, the job seems to look at its data again."""
+    observed = running(looked({**TASK, "runPolicy": {"ttlSecondsAfterFinished": 60}}))
+    observed = replace(
+        observed, report=report(observed, phase=RunPhase.SUCCEEDED, outcome=Outcome(steps=75, seconds=40))
+    )
+    ended = after(observed, reconcile(observed, LOOKS, NOW))
+    gone = replace(ended, plan=None, suggestion=None, report=None)
+    assert parse_observed(gone).looking is not None
+    for found in (ended, gone):
+        assert not reconcile(found, LOOKS, NOW + timedelta(seconds=59)).delete_job
+        assert reconcile(found, LOOKS, NOW + timedelta(seconds=60)).delete_job
 
 
 def test_texts_of_the_suggestion_and_of_the_pod_have_no_control_characters() -> None:

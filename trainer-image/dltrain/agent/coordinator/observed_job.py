@@ -81,7 +81,8 @@ class ObservedJob:
         self.outputs: dict[int, RankOutput] = {}
         """The last output of each rank that has ended, by rank number.
 
-        The outputs are those of the current attempt or, between two attempts, those of the previous attempt.
+        The outputs are those of the current attempt or, between two attempts, those of the previous attempt. Before the
+        first launch, this is an attempt of an earlier coordinator.
         """
         self.ended_attempt = ""
         """Name of the last attempt that has ended. Ranks that are killed at its end still report their output."""
@@ -202,9 +203,11 @@ class ObservedJob:
                 self._received(pod, line)
 
     def _planned(self, plan: Plan) -> None:
-        if plan.uid != self.plan.uid or plan.number < self.plan.number or plan == self.plan:
+        """Follow the plan that is stored now, also one with a lower number: the operator replaces an edited plan."""
+        waiting = self.events.new_plan
+        if plan.uid != self.plan.uid or plan == (waiting or self.plan):
             return
-        if plan.digest() != self.plan.digest():
+        if waiting is not None or plan.digest() != self.plan.digest():
             self.events.new_plan = plan
             return
         self.plan = self.ledger.plan = plan  # The same training with a new number or term.
@@ -223,6 +226,8 @@ class ObservedJob:
                     attempt.left.add(pod)
             case proto.AttemptEnded():
                 self.ending.discard(pod)
+            case proto.RankEnded() if attempt is None and self.attempts == 0:
+                self._store_earlier_output(line)
             case proto.RankEnded() if attempt is None and line.attempt == self.ended_attempt:
                 self._store_output(line)
             case _ if attempt is None or getattr(line, "attempt", None) != attempt.name:
@@ -243,6 +248,8 @@ class ObservedJob:
                 self._starved_s = max(self._starved_s, line.waited_s)
             case proto.RankLog():
                 attempt.logs[line.rank] = line.tail
+            case proto.RankEnded() if pod in attempt.lost:
+                self._store_output(line)  # The pod's agent killed the rank because it lost the connection.
             case proto.RankEnded():
                 attempt.ended[line.rank] = line
                 self._store_output(line)
@@ -251,7 +258,18 @@ class ObservedJob:
                 self.launcher.daemon_ended(pod, line.exit_code, line.tail)
 
     def _store_output(self, end: proto.RankEnded) -> None:
-        self.outputs[end.rank] = RankOutput(end.output or end.tail, failed=end.exit_code != 0)
+        self.outputs[end.rank] = RankOutput.of(end)
+
+    def _store_earlier_output(self, end: proto.RankEnded) -> None:
+        """Store the output of a rank from the last attempt of an earlier coordinator, which may not have stored it.
+
+        Members send it when this coordinator connects. A member may have missed the last attempts.
+        """
+        if _order(end.attempt) > _order(self.ended_attempt):
+            self.ended_attempt = end.attempt
+            self.outputs.clear()
+        if end.attempt == self.ended_attempt:
+            self._store_output(end)
 
     def _record_update(self, line: proto.RankUpdate, attempt: Attempt) -> None:
         message = line.message
@@ -344,3 +362,9 @@ class ObservedJob:
         self.ledger.phase = phase
         self.membership.publish(phase)
         self.reporter.urge()
+
+
+def _order(attempt: str) -> tuple[int, int]:
+    """Return a key that sorts the names of attempts, which are ``TERM.NUMBER``, by time."""
+    term, _, number = attempt.partition(".")
+    return (int(term), int(number)) if term.isdecimal() and number.isdecimal() else (0, 0)

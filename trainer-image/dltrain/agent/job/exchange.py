@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,10 @@ class Exchange(ABC):
         ``files``: name → content.
         """
 
+    @abstractmethod
+    async def add_outputs(self, files: Mapping[str, bytes]) -> None:
+        """Write files with the last output of some ranks. Files of other ranks remain. Parameters are as above."""
+
 
 class Files(Exchange):
     """Exchange plans and reports through files, for tests and laptops without Kubernetes."""
@@ -84,6 +88,11 @@ class Files(Exchange):
         folder.mkdir(exist_ok=True)
         for old in folder.iterdir():
             old.unlink()
+        await self.add_outputs(files)
+
+    async def add_outputs(self, files: Mapping[str, bytes]) -> None:
+        folder = self._report.with_suffix(".logs")
+        folder.mkdir(exist_ok=True)
         for name, data in files.items():
             (folder / name).write_bytes(data)
 
@@ -144,6 +153,9 @@ class ConfigMaps(Exchange):
 
     async def write_outputs(self, files: Mapping[str, bytes]) -> None:
         await self._api.put_files(self._logs, files)
+
+    async def add_outputs(self, files: Mapping[str, bytes]) -> None:
+        await self._api.add_files(self._logs, files)
 
 
 def parse_plan(text: str) -> Plan | None:
@@ -211,9 +223,16 @@ class ReportWriter:
 
     async def write_outputs(self, files: Mapping[str, bytes]) -> None:
         """Write the ranks' last output within ``OUTPUTS_S`` seconds. Log a failure, which must not fail the job."""
+        await self._within_limit(self._exchange.write_outputs(files))
+
+    async def add_outputs(self, files: Mapping[str, bytes]) -> None:
+        """Write the last output of some ranks, such as those of one pod. The stored output of other ranks remains."""
+        await self._within_limit(self._exchange.add_outputs(files))
+
+    async def _within_limit(self, writing: Coroutine[Any, Any, None]) -> None:
         try:
             async with asyncio.timeout(self.OUTPUTS_S):
-                await self._exchange.write_outputs(files)
+                await writing
         except (ApiError, OSError, TimeoutError) as error:
             log.warning("the last output of the ranks was not stored: %s. It remains in the logs of the pods", error)
 

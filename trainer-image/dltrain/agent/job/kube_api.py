@@ -77,6 +77,11 @@ class KubeApi:
         patch = [{"op": "add", "path": "/binaryData", "value": value}]
         await self._call("PATCH", self._path(name), json.dumps(patch).encode(), "application/json-patch+json")
 
+    async def add_files(self, name: str, files: Mapping[str, bytes]) -> None:
+        """Set the keys of ``files`` in the ``binaryData`` field of the ConfigMap ``name``. Other keys remain."""
+        value = {key: base64.b64encode(data).decode() for key, data in files.items()}
+        await self._call("PATCH", self._path(name), json.dumps({"binaryData": value}).encode())
+
     async def watch(self, name: str, resource_version: str) -> AsyncIterator[dict[str, Any]]:
         """Yield the watch events of the ConfigMap ``name`` that follow its version ``resource_version``.
 

@@ -15,6 +15,7 @@ from dltrain.agent.member.staged_checkpoints import is_staged
 from dltrain.host.tasks import Tasks
 from dltrain.protocol import agent_messages as proto
 from dltrain.protocol.rank_messages import AttemptPlan
+from dltrain.record.job_logs import RankOutput
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +39,14 @@ class Member:
         """
         self.local: LocalRanks
         self._job_uid = job_uid
+        self._ends: dict[int, proto.RankEnded] = {}
+        """How each rank of this pod ended in the last attempt, with its last output, by rank number.
+
+        A coordinator may be lost before it has stored the output. The next one then gets it again. The size is limited,
+        because a pod has few ranks, and each sends the end of its output only.
+        """
+        self._lost_ends: set[int] = set()
+        """The ranks in ``_ends`` that ended while no coordinator was connected."""
         self._obeyed: proto.Channel | None = None
         self._obeys = ""
         self._tasks: Tasks[None] = Tasks()
@@ -48,9 +57,21 @@ class Member:
         return self._obeyed is not None
 
     def emit(self, event: Event) -> None:
-        """Send an event of this pod's ranks to the coordinator. Discard it if no coordinator is connected."""
+        """Send an event of this pod's ranks to the coordinator. If none is connected, keep only how a rank ended."""
+        if isinstance(event, proto.RankEnded):
+            if any(end.attempt != event.attempt for end in self._ends.values()):
+                self._ends.clear()
+                self._lost_ends.clear()
+            self._ends[event.rank] = event
+            if self._obeyed is None:
+                self._lost_ends.add(event.rank)
         if self._obeyed is not None:
             self._obeyed.send(event)
+
+    @property
+    def unsent_outputs(self) -> dict[int, RankOutput]:
+        """The last output of each rank that ended while no coordinator was connected, by rank number."""
+        return {rank: RankOutput.of(self._ends[rank]) for rank in self._lost_ends}
 
     def leave(self) -> None:
         """Report to the current coordinator, and to every later one, that this pod received SIGTERM."""
@@ -95,7 +116,7 @@ class Member:
             log.warning("refused coordinator %s: %s", assign.coordinator, why)
             channel.send(proto.Refused(term=self.term, why=why))
             return False
-        if self._obeyed is not channel:
+        if connects := self._obeyed is not channel:
             if self._obeyed is not None:
                 self._obeyed.close()
             self._obeyed = None
@@ -105,6 +126,11 @@ class Member:
         self.term, self._obeys = assign.term, assign.boot
         self.plan = Plan.parse(assign.plan)
         channel.send(proto.Assigned(digest=assign.digest))
+        if connects and self._ends:
+            log.info("sent the output of %d ended ranks to the coordinator again", len(self._ends))
+            for end in self._ends.values():
+                channel.send(end)
+            self._lost_ends.clear()
         if self.leaving:
             channel.send(proto.Leaving())
         return True

@@ -1,0 +1,83 @@
+"""Tests of what a coordinator records: outputs that members send again, and plans that replace others."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from dltrain.agent.coordinator.diagnosis import Attempt
+from dltrain.agent.coordinator.links import Lost, Received
+from dltrain.agent.coordinator.observed_job import ObservedJob
+from dltrain.protocol.agent_messages import RankEnded
+from support.trainer.plans import make_plan
+
+FIRST, SECOND = "digits-cpu-0", "digits-cpu-1"
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> ObservedJob:
+    settings: Any = SimpleNamespace(pod=FIRST, pod_ip="127.0.0.1", agent_port=1, hang_min_s=5.0, run_dir=tmp_path)
+    reporter: Any = SimpleNamespace(compose=None, urge=lambda: None)
+    identity: Any = SimpleNamespace(client=None, tunnel=None)
+    reaper: Any = None
+    return ObservedJob(settings, identity, reaper, {}, reporter, make_plan(3), None)
+
+
+def ended(attempt: str, rank: int, text: str) -> RankEnded:
+    return RankEnded(attempt=attempt, rank=rank, signal=9, output=text)
+
+
+def texts(job: ObservedJob) -> dict[int, str]:
+    return {rank: output.text for rank, output in job.outputs.items()}
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_output_of_the_last_attempt_of_an_earlier_coordinator_counts(job: ObservedJob, reverse: bool) -> None:
+    sent = [ended("9.2", 0, "old"), ended("10.2", 1, "one"), ended("10.2", 1, "one"), ended("10.1", 2, "two")]
+    for line in reversed(sent) if reverse else sent:
+        job._take(Received(SECOND, line))
+    assert texts(job) == {1: "one"}
+
+
+def test_earlier_output_is_ignored_once_ranks_were_launched(job: ObservedJob) -> None:
+    job.attempts = 1
+    job._take(Received(SECOND, ended("1.1", 0, "old")))
+    job.attempt = Attempt(job.plan, "2.1")
+    job._take(Received(SECOND, ended("1.1", 0, "old")))
+    assert texts(job) == {} and not job.attempt.ended
+
+
+def test_rank_that_its_agent_killed_after_a_lost_connection_is_no_failure(job: ObservedJob) -> None:
+    job.attempts, job.attempt = 1, Attempt(job.plan, "2.1")
+    job._take(Lost(SECOND, "the connection ended"))
+    job._take(Received(SECOND, ended("2.1", 1, "killed")))
+    assert texts(job) == {1: "killed"}
+    assert not job.attempt.ended and not job.attempt.deaths
+
+
+def test_plan_of_the_operator_replaces_an_edited_one_with_a_higher_number(job: ObservedJob) -> None:
+    """Seen before: the agents went on with a plan that a user had edited, until their pods restarted."""
+    own = job.plan
+    job._take(own.model_copy(update={"number": 99, "global_batch": 240}))
+    edited = job.events.new_plan
+    assert edited is not None and edited.number == 99
+    job.events.new_plan = None
+    job.adopt(edited)
+    job._take(own)
+    assert job.events.new_plan == own
+
+
+def test_edited_plan_is_not_adopted_if_the_operator_has_replaced_it_meanwhile(job: ObservedJob) -> None:
+    """The ranks write a checkpoint before the coordinator adopts a plan, which takes longer than the replacement."""
+    own = job.plan
+    job._take(own.model_copy(update={"number": 99, "global_batch": 240}))
+    job._take(own)
+    assert job.events.new_plan == own and job.plan == own
+
+
+def test_new_number_of_the_same_training_restarts_nothing(job: ObservedJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job.membership, "call", lambda plan: None)
+    later = job.plan.model_copy(update={"number": 7})
+    job._take(later)
+    assert job.plan == later and job.events.new_plan is None
