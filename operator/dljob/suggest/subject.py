@@ -13,7 +13,7 @@ from dljob.suggest.inspection.text import TextFacts, inspect_texts
 from dljob.suggest.project import render
 from dljob.suggest.project.text import text_project
 from dljob.suggest.reading.archive import is_archive, read_archives
-from dljob.suggest.reading.images import Images, has_images, images_of_arrays, read_arrays, read_folder
+from dljob.suggest.reading.images import COPY, Images, has_images, images_of_arrays, read_arrays, read_folder
 from dljob.suggest.reading.records import SUFFIXES, read_any_table
 from dljob.suggest.reading.table import Table, looks_delimited
 from dljob.suggest.reading.text import SUFFIXES as TEXT_SUFFIXES
@@ -67,6 +67,8 @@ class Options:
     dataset_uri: str | None = None
     moved_to: Path | None = None
     """Where the project keeps the data, if it is not ``data``."""
+    copies: bool = True
+    """True: a project that learns from images gets a scaled copy of them. False: it reads them from ``data``."""
 
     def final(self, path: Path) -> Path:
         """Return the absolute path from which the project reads what is at ``path`` now."""
@@ -273,8 +275,10 @@ def _of_images(options: Options, images: Images) -> Subject:
         facts,
         source,
         lambda baseline: model.image_models(facts),
-        lambda settings, limit_s: render.image_project(facts, source, settings, limit_s),
-        images.arrays(),
+        lambda settings, limit_s: render.image_project(
+            facts, source, settings, limit_s, form=COPY if options.copies else images.form, parts=images.parts
+        ),
+        images.arrays() if options.copies else None,
     )
 
 

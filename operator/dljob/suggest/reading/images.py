@@ -4,7 +4,7 @@ import io
 import zipfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,8 @@ PARTS = (("train", "training"), ("test", "val", "valid", "validation"))
 """Names of folders that hold the training part and the test part."""
 MIN_SIDE, MAX_SIDE = 8, 64
 """Images are scaled to a side between these, in pixels: the median of the folder, if it lies between them."""
+COPY, ARRAYS, FOLDER, ARCHIVE = "copy", "arrays", "folder", "archive"
+"""Forms of images: the scaled copy of a project, an .npz file of the user, a folder, and archives."""
 MAX_NBYTES = 2**30
 MIN_IMAGES = 10
 
@@ -45,6 +47,9 @@ class Images:
     x_test: NDArray[np.uint8] | None = None
     y_test: NDArray[np.int64] | None = None
     notes: tuple[str, ...] = ()
+    form: str = ARRAYS
+    parts: tuple[str, ...] = ()
+    """Names of the folders of the training part and the test part in ``path``; empty without them."""
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return name → array of the file from which the project reads the images."""
@@ -73,7 +78,8 @@ def read_folder(path: Path, side: int | None = None) -> Images:
         )
     if unknown := sorted(set(test_files) - set(files)):
         raise DataError(f"{test}: found the class {unknown[0]!r}; expected the classes of {train}. Rename the folder.")
-    return decoded_images(path, files, test_files, side)
+    found = decoded_images(path, files, test_files, side)
+    return replace(found, form=FOLDER, parts=(train.name, test.name) if train and test and test_files else ())
 
 
 def decoded_images(
@@ -104,10 +110,10 @@ def decoded_images(
         found = ", ".join(f"{mode} ({n:,})" for mode, n in modes.most_common())
         notes.append(f"The images have different modes: {found}. They are converted to {'grey' if grey else 'RGB'}.")
     channels = 1 if grey else 3
-    x, y = _decoded(files, classes, side, channels)
+    x, y = _decoded(path, files, classes, side, channels)
     if not test_files:
         return Images(path, x, y, classes, notes=tuple(notes))
-    x_test, y_test = _decoded(test_files, classes, side, channels)
+    x_test, y_test = _decoded(path, test_files, classes, side, channels)
     return Images(path, x, y, classes, x_test, y_test, tuple(notes))
 
 
@@ -154,14 +160,14 @@ def _headers(files: Sequence[ImageFile]) -> tuple[Counter[tuple[int, int]], Coun
 
 
 def _decoded(
-    files: Mapping[str, Sequence[ImageFile]], classes: Sequence[str], side: int, channels: int
+    path: Path, files: Mapping[str, Sequence[ImageFile]], classes: Sequence[str], side: int, channels: int
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     image_module = _pillow()
     count = sum(map(len, files.values()))
     if (nbytes := count * side * side * channels) > MAX_NBYTES:
         raise DataError(
-            f"DATA: found {count:,} images, which take {nbytes / 2**20:,.0f} MiB at {side}×{side} pixels; expected at "
-            f"most {MAX_NBYTES >> 20} MiB. Pass a smaller --image-size, or a random sample of the images."
+            f"{path}: found {count:,} images, which take {nbytes / 2**20:,.0f} MiB at {side}×{side} pixels; expected "
+            f"at most {MAX_NBYTES >> 20} MiB. Pass a smaller --image-size, or a random sample of the images."
         )
     x = np.empty((count, side, side, channels), dtype=np.uint8)
     y = np.empty(count, dtype=np.int64)
