@@ -175,6 +175,7 @@ def project_files(
         "class_weights": repr(settings.class_weights),
         "time_limit_s": f"{limit_s or 0:.0f}",
         "out_of_time": shared("out_of_time").rstrip("\n"),
+        "export": shared("export").rstrip("\n"),
     }
     where = {"data": repr(str(source.data)), "test_data": repr(str(source.test)) if source.test else "None"}
     common["other_models"] = Template(shared("other_models")).substitute(test_bytes=TEST_BYTES[kind])
