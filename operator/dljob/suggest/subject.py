@@ -105,6 +105,8 @@ def read_subject(options: Options) -> Subject:
             f"{path}: found no such file or folder; expected data on this machine. Correct the path; --dataset-uri "
             "names the place from which a job reads the data."
         )
+    if not path.is_dir() and not path.is_file():
+        raise DataError(f"{path}: found a pipe or a device; expected a file or a folder. Write the data to a file.")
     if path.is_dir() and not is_archive(path) and _holds_text(options):
         return _folder(options)
     if path.is_dir() or suffix == ".npz" or is_archive(path):
@@ -118,7 +120,7 @@ def read_subject(options: Options) -> Subject:
     if suffix not in SUFFIXES:
         raise DataError(
             f"{path}: found the suffix {suffix or '(none)'}; expected a table ({', '.join(sorted(SUFFIXES))}), .npz, "
-            ".tar, or a folder. Convert other files, such as those of Excel, to CSV first."
+            ".tar, or a folder. Unpack packed files, and convert others, such as those of Excel, to CSV first."
         )
     table = read_any_table(path, options.delimiter, options.encoding)
     task, column, target = table_task(table, options.task, options.text, options.target)

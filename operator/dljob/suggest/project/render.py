@@ -117,6 +117,7 @@ def image_project(
         "reader": Template(shared(f"images.{form}")).substitute(constants).rstrip("\n"),
         "size": repr(facts.size),
         "channels": repr(facts.channels),
+        "grey_bits": repr(facts.grey_bits),
         "stages": repr(settings.stages),
         "weight_decay": "0.01",
         "shift": repr(max(1, round(min(facts.size) / 10))),

@@ -1,7 +1,9 @@
 """Read images from WebDataset archives: tar files in which files of a sample share their name up to the first dot."""
 
 import json
+import lzma
 import tarfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -35,14 +37,9 @@ def read_archives(path: Path, side: int | None = None) -> Images:
     test_files: dict[str, list[ImageFile]] = {}
     nbytes = 0
     for shard in shards:
-        for label, key, file in _samples(shard):
+        for label, key, file in _samples(shard, MAX_NBYTES - nbytes):
             own = test_files if shard in test_shards or in_test_folder(key) else files
             nbytes += len(file.content) if isinstance(file.content, bytes) else 0
-            if nbytes > MAX_NBYTES:
-                raise DataError(
-                    f"{shard}: found more than {MAX_NBYTES >> 20} MiB of images; expected at most this. Pass some of "
-                    "the archives."
-                )
             own.setdefault(label, []).append(file)
     if not files:
         files, test_files = test_files, {}
@@ -60,10 +57,11 @@ def in_test_folder(key: str) -> bool:
     return PurePosixPath(key).parent.parent.name.lower() in PARTS[1]
 
 
-def _samples(shard: Path) -> Iterator[tuple[str, str, ImageFile]]:
+def _samples(shard: Path, most_nbytes: int) -> Iterator[tuple[str, str, ImageFile]]:
     """Yield class, key and image of each sample of an archive.
 
-    Images whose names are equal up to the first dot are one sample, unless only their folder says the class.
+    Images whose names are equal up to the first dot are one sample, unless only their folder says the class. Raise
+    DataError before more than ``most_nbytes`` are in memory.
     """
     members: dict[str, dict[str, bytes]] = {}
     try:
@@ -73,9 +71,14 @@ def _samples(shard: Path) -> Iterator[tuple[str, str, ImageFile]]:
                 path = PurePosixPath(member.name)
                 if content is None or path.name.startswith("."):
                     continue
+                if (most_nbytes := most_nbytes - member.size) < 0:
+                    raise DataError(
+                        f"{shard}: found more than {MAX_NBYTES >> 20} MiB of files; expected at most this. Pass some "
+                        "of the archives, or a sample."
+                    )
                 name, _, extension = path.name.partition(".")
                 members.setdefault(str(path.parent / name), {})[extension.lower()] = content.read()
-    except (tarfile.TarError, OSError, EOFError) as error:
+    except (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise DataError(
             f"{shard}: found no readable tar archive ({' '.join(str(error).split())[:100] or 'it is empty'}); expected "
             "one. Copy it again."
