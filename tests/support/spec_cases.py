@@ -84,6 +84,9 @@ CASES: dict[str, tuple[Json, str]] = {
     "target of a language model": (
         {**TASK, "task": {"type": "LanguageModelling", "target": "a"}}, "choose another type than LanguageModelling",
     ),
+    "target of images": (
+        {**TASK, "task": {"type": "ImageClassification", "target": "a"}}, "choose another type than LanguageModelling",
+    ),
     "text of a table": ({**TASK, "task": {"type": "TabularRegression", "text": "a"}}, "text is for the types"),
     "task without time": ({**TASK, "task": {"type": "TabularRegression", "within": "0s"}}, "within must be more than 0"),
     "all of fetching": (

@@ -23,20 +23,29 @@ from dljob.job.task.suggestion import (
     printable,
 )
 from dljob.suggest.errors import DataError
+from dljob.suggest.inspection.table import TableFacts
 from dljob.suggest.project import render
 from dljob.suggest.reading.archive import is_archive
 from dljob.suggest.reading.text import text_files
 from dljob.suggest.recommendation.limit import START_S, fitted
-from dljob.suggest.recommendation.model import Settings
+from dljob.suggest.recommendation.model import LARGE_ROWS, Settings
 from dljob.suggest.recommendation.page import data_lines
 from dljob.suggest.recommendation.prediction import Prediction, predicted
-from dljob.suggest.subject import LANGUAGE_MODELLING, TEXT_CLASSIFICATION, Options, Subject, read_subject
+from dljob.suggest.subject import (
+    IMAGE_CLASSIFICATION,
+    LANGUAGE_MODELLING,
+    TEXT_CLASSIFICATION,
+    Options,
+    Subject,
+    read_subject,
+)
 
 OPTION = {
     TaskType.TABULAR_CLASSIFICATION: "tabular-classification",
     TaskType.TABULAR_REGRESSION: "tabular-regression",
     TaskType.TEXT_CLASSIFICATION: TEXT_CLASSIFICATION,
     TaskType.LANGUAGE_MODELLING: LANGUAGE_MODELLING,
+    TaskType.IMAGE_CLASSIFICATION: IMAGE_CLASSIFICATION,
 }
 """Type of a task → value of the option ``--task`` of ``dljob suggest``."""
 _FIELDS = {"task": "spec.task.type", "target": "spec.task.target", "text": "spec.task.text"}
@@ -78,6 +87,7 @@ def _look(question: Question, view: ClusterView, clock: Callable[[], float]) -> 
             question.target,
             question.text,
             dataset_uri=question.uri,
+            copies=False,
         )
     )
     models = subject.models(None)
@@ -108,10 +118,12 @@ def _check_form(question: Question) -> None:
             f"spec.dataset.uri: found no file or folder {question.uri!r}; expected data there that user 65532 may "
             "read. Correct the URI, or put the data there."
         )
+    if question.task is TaskType.IMAGE_CLASSIFICATION:
+        return
     if path.suffix.lower() == ".npz" or is_archive(path) or (path.is_dir() and not tabular and not text_files(path)):
         raise DataError(
             f"spec.dataset.uri: found {question.uri!r}, which holds no table and no text file; expected one. For "
-            "images, run dljob suggest, whose project is a job with its own copy of them."
+            "images, set spec.task.type: ImageClassification."
         )
     if path.is_dir() and tabular:
         raise DataError(
@@ -152,9 +164,21 @@ def _suggestion(question: Question, subject: Subject, models: list[Settings]) ->
         ),
         data=tuple(printable(line, MAX_LINE) for line in data_lines(subject.facts)[:MAX_LINES]),
         findings=tuple(
-            printable(in_terms_of_the_spec(line, question), MAX_LINE) for line in subject.facts.findings[:MAX_FINDINGS]
+            printable(in_terms_of_the_spec(line, question), MAX_LINE)
+            for line in [*_not_compared(subject), *subject.facts.findings][:MAX_FINDINGS]
         ),
     )
+
+
+def _not_compared(subject: Subject) -> list[str]:
+    """Return a line that says what a small table was not compared with. An empty list for other data."""
+    facts = subject.facts
+    if not isinstance(facts, TableFacts) or facts.rows >= LARGE_ROWS:
+        return []
+    return [
+        f"No baseline was run, because it needs scikit-learn. On {facts.rows:,} rows, trees may be better than the "
+        "model: compare them with the script baseline.py, or run dljob suggest, on a machine with the data."
+    ]
 
 
 def in_terms_of_the_spec(text: str, question: Question) -> str:
@@ -168,4 +192,5 @@ def in_terms_of_the_spec(text: str, question: Question) -> str:
     for option, field in _FIELDS.items():
         text = re.sub(rf"--{option}\b( COLUMN)?", field, text)
     text = re.sub(r"\b([Pp])ass spec\.", lambda m: f"{'Ss'[m[1] == 'p']}et spec.", text)
-    return re.sub(r"(--(?:encoding|delimiter|keep COLUMN|test FILE|test|keep)\b)", r"\1 to dljob suggest", text)
+    others = "encoding|delimiter|image-size|keep COLUMN|test FILE|test|keep"
+    return re.sub(rf"(--(?:{others})\b)", r"\1 to dljob suggest", text)

@@ -13,7 +13,7 @@ from dljob.suggest.inspection.text import TextFacts, inspect_texts
 from dljob.suggest.project import render
 from dljob.suggest.project.text import text_project
 from dljob.suggest.reading.archive import is_archive, read_archives
-from dljob.suggest.reading.images import Images, has_images, images_of_arrays, read_arrays, read_folder
+from dljob.suggest.reading.images import COPY, Images, has_images, images_of_arrays, read_arrays, read_folder
 from dljob.suggest.reading.records import SUFFIXES, read_any_table
 from dljob.suggest.reading.table import Table, looks_delimited
 from dljob.suggest.reading.text import SUFFIXES as TEXT_SUFFIXES
@@ -67,6 +67,8 @@ class Options:
     dataset_uri: str | None = None
     moved_to: Path | None = None
     """Where the project keeps the data, if it is not ``data``."""
+    copies: bool = True
+    """True: a project that learns from images gets a scaled copy of them. False: it reads them from ``data``."""
 
     def final(self, path: Path) -> Path:
         """Return the absolute path from which the project reads what is at ``path`` now."""
@@ -103,6 +105,8 @@ def read_subject(options: Options) -> Subject:
             f"{path}: found no such file or folder; expected data on this machine. Correct the path; --dataset-uri "
             "names the place from which a job reads the data."
         )
+    if not path.is_dir() and not path.is_file():
+        raise DataError(f"{path}: found a pipe or a device; expected a file or a folder. Write the data to a file.")
     if path.is_dir() and not is_archive(path) and _holds_text(options):
         return _folder(options)
     if path.is_dir() or suffix == ".npz" or is_archive(path):
@@ -116,7 +120,7 @@ def read_subject(options: Options) -> Subject:
     if suffix not in SUFFIXES:
         raise DataError(
             f"{path}: found the suffix {suffix or '(none)'}; expected a table ({', '.join(sorted(SUFFIXES))}), .npz, "
-            ".tar, or a folder. Convert other files, such as those of Excel, to CSV first."
+            ".tar, or a folder. Unpack packed files, and convert others, such as those of Excel, to CSV first."
         )
     table = read_any_table(path, options.delimiter, options.encoding)
     task, column, target = table_task(table, options.task, options.text, options.target)
@@ -273,8 +277,10 @@ def _of_images(options: Options, images: Images) -> Subject:
         facts,
         source,
         lambda baseline: model.image_models(facts),
-        lambda settings, limit_s: render.image_project(facts, source, settings, limit_s),
-        images.arrays(),
+        lambda settings, limit_s: render.image_project(
+            facts, source, settings, limit_s, form=COPY if options.copies else images.form, parts=images.parts
+        ),
+        images.arrays() if options.copies else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""Tests of jobs with a task: a pod of the cluster serves a table, and the job looks at it, trains a model, and analyses it."""
+"""Tests of jobs with a task: a pod serves data, and the job looks at it, trains a model, and analyses it."""
 
 from typing import Any
 
@@ -17,6 +17,24 @@ rows = [(draw.gauss(0, 1), draw.gauss(0, 1)) for _ in range(400)]
 with open("/tmp/data/points.csv", "w") as file:
     file.write("x,y,side\\n")
     file.writelines(f"{x:.4f},{y:.4f},{'above' if x + y > 0 else 'below'}\\n" for x, y in rows)
+os.chdir("/tmp/data")
+http.server.ThreadingHTTPServer(("", 8080), http.server.SimpleHTTPRequestHandler).serve_forever()
+"""
+
+IMAGES = """
+import http.server, io, os, tarfile
+import numpy as np
+from PIL import Image
+os.makedirs("/tmp/data")
+draw = np.random.default_rng(1)
+with tarfile.open("/tmp/data/pictures.tar", "w") as archive:
+    for i in range(200):
+        pixels = draw.integers(0, 100, (16, 16, 3)) + 150 * (i % 2)
+        png = io.BytesIO()
+        Image.fromarray(pixels.astype(np.uint8)).save(png, "png")
+        member = tarfile.TarInfo(f"{('dark', 'bright')[i % 2]}/{i}.png")
+        member.size = len(png.getvalue())
+        archive.addfile(member, io.BytesIO(png.getvalue()))
 os.chdir("/tmp/data")
 http.server.ThreadingHTTPServer(("", 8080), http.server.SimpleHTTPRequestHandler).serve_forever()
 """
@@ -47,3 +65,16 @@ def test_a_table_becomes_a_trained_and_analysed_model_and_a_wrong_target_one_con
         return inspected is not None and inspected["reason"] == "DataNotUsable" and "'colour'" in inspected["message"]
 
     kubectl.wait_job("wrong", "DataInspected=False/DataNotUsable naming the column", reported, 120)
+
+
+@pytest.mark.long
+def test_an_archive_of_images_becomes_a_trained_and_analysed_model(admin: Kubectl, kubectl: Kubectl) -> None:
+    images = example(
+        "task-images.yaml", job="images", dataset={"uri": "http://pictures:8080/pictures.tar"},
+        task={"type": "ImageClassification", "within": "5m"},
+    )  # fmt: skip
+    kubectl.apply(*pod_server("pictures", trainer_image(admin), IMAGES), images)
+    found = kubectl.wait_phase("images", "Complete", 600)
+    suggestion, result = found["status"]["suggestion"], found["status"]["result"]
+    assert suggestion["model"].startswith("convolutional network") and "200 images" in suggestion["data"][0]
+    assert result["analysis"]["task"] == "classification" and result["analysis"]["value"] > 0.9

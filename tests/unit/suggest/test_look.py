@@ -48,6 +48,7 @@ def test_a_table_becomes_a_model_with_its_reason_and_scripts(tmp_path: Path) -> 
     assert suggestion.model is not None and suggestion.model.samples == 48
     assert suggestion.model.name == "linear model" and "60 rows" in suggestion.model.why
     assert len(suggestion.alternatives) == 2 and "60 rows" in suggestion.data[0]
+    assert "No baseline was run" in suggestion.findings[0] and "baseline.py" in suggestion.findings[0]
     assert set(scripts) == set(SCRIPTS)
     for name, text in scripts.items():
         compile(text, name, "exec")
@@ -131,10 +132,10 @@ def test_data_that_does_not_fit_is_one_error_in_terms_of_the_spec(
     assert expected in error(path, **more)
 
 
-def test_missing_data_images_and_folders_are_errors(tmp_path: Path) -> None:
+def test_missing_data_and_data_of_another_form_are_errors(tmp_path: Path) -> None:
     assert "spec.dataset.uri: found no file or folder" in error(tmp_path / "none.csv")
     (tmp_path / "x.npz").write_bytes(b"")
-    assert "run dljob suggest" in error(tmp_path / "x.npz")
+    assert "set spec.task.type: ImageClassification" in error(tmp_path / "x.npz")
     (tmp_path / "folder").mkdir()
     assert "Name one file" in error(tmp_path / "folder")
     assert "holds no table and no text" in error(tmp_path / "folder", TaskType.TEXT_CLASSIFICATION)

@@ -13,9 +13,11 @@ class TaskType(StrEnum):
     TABULAR_REGRESSION = "TabularRegression"
     TEXT_CLASSIFICATION = "TextClassification"
     LANGUAGE_MODELLING = "LanguageModelling"
+    IMAGE_CLASSIFICATION = "ImageClassification"
 
 
 TEXT_TASKS = (TaskType.TEXT_CLASSIFICATION, TaskType.LANGUAGE_MODELLING)
+WITHOUT_TARGET = (TaskType.LANGUAGE_MODELLING, TaskType.IMAGE_CLASSIFICATION)
 Column = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -31,9 +33,10 @@ class Task(ApiModel):
         ),
         Rule(
             "target",
-            "!has(self.target) || self.type != 'LanguageModelling'",
-            "target is for types that predict a column: remove it, or choose another type than LanguageModelling",
-            lambda t: t.target is None or t.type is not TaskType.LANGUAGE_MODELLING,
+            f"!has(self.target) || !(self.type in {[member.value for member in WITHOUT_TARGET]})",
+            "target is for types that predict a column: remove it, or choose another type than LanguageModelling and "
+            "ImageClassification",
+            lambda t: t.target is None or t.type not in WITHOUT_TARGET,
         ),
         Rule(
             "within",
@@ -47,7 +50,8 @@ class Task(ApiModel):
         TaskType,
         Field(
             description="TabularClassification and TabularRegression: predict a column of a table. TextClassification: "
-            "predict the class of a text. LanguageModelling: continue a text."
+            "predict the class of a text. LanguageModelling: continue a text. ImageClassification: predict the class of "
+            "an image, from a folder for each class, WebDataset archives (.tar), or the arrays x and y of an .npz file."
         ),
     ]
     target: Annotated[

@@ -1,6 +1,6 @@
 """Inspect images: classes, imbalance, duplicates within and between the parts, constant images."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -20,6 +20,8 @@ class ImageFacts:
     channels: int
     classes: dict[str, int]
     findings: tuple[str, ...]
+    grey_bits: int = 16
+    """As in ``Images``."""
 
     @property
     def rare(self) -> bool:
@@ -61,12 +63,16 @@ def inspect_images(images: Images) -> ImageFacts:
         if repeated := len(images.x_test) - test_images:
             findings.append(f"{repeated:,} test images repeat training images. The evaluation leaves them out.")
     facts = ImageFacts(
-        len(own), test_images, (images.x.shape[1], images.x.shape[2]), images.x.shape[3], classes, tuple(findings)
+        images=len(own),
+        test_images=test_images,
+        size=(images.x.shape[1], images.x.shape[2]),
+        channels=images.x.shape[3],
+        classes=classes,
+        findings=tuple(findings),
+        grey_bits=images.grey_bits,
     )
     if facts.rare:
         rarest = min(classes, key=lambda name: classes[name])
         found = f"Class {rarest!r} is rare: {classes[rarest]} of {len(own)} images. Classes are weighted."
-        return ImageFacts(
-            facts.images, facts.test_images, facts.size, facts.channels, classes, (*facts.findings, found)
-        )
+        return replace(facts, findings=(*facts.findings, found))
     return facts

@@ -1,7 +1,7 @@
 """Inspect a table: choose target and task, sort the columns, and find problems such as a leak of the target."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from statistics import quantiles
 
@@ -86,6 +86,7 @@ def inspect_table(
     goal = [goal[i] for i in known]
     task, decimal, classes = _task(table, target, task, goal, known)
     findings += _of_classes(classes, len(rows)) or _of_numbers(table, target, goal, decimal, known, task)
+    findings += _equal_numbers(classes)
     columns: list[Column] = []
     left_out: dict[str, str] = {}
     for place, name in enumerate(table.names):
@@ -168,6 +169,16 @@ def _task(
             "pass --task tabular-regression for numbers."
         )
     return task, decimal, classes
+
+
+def _equal_numbers(classes: Collection[str]) -> list[str]:
+    """Return a finding about two classes that are the same number, such as 1 and 1.0."""
+    names: dict[float, str] = {}
+    for name in classes:
+        value = number(name, ".")
+        if value == value and names.setdefault(value, name) != name:
+            return [f"Classes {names[value]!r} and {name!r} are the same number, but count as two. Write them alike."]
+    return []
 
 
 def _can_hold_out(table: Table, rows: Sequence[tuple[str, ...]], target: str, columns: Sequence[Column]) -> bool:

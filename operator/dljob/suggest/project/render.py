@@ -1,7 +1,7 @@
 """Render the files of a project: scripts, the manifest of the job, and a README. This module reads only templates."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -15,6 +15,8 @@ from dljob.suggest.inspection.columns import MISSING, Kind
 from dljob.suggest.inspection.images import ImageFacts
 from dljob.suggest.inspection.table import CLASSIFICATION, TableFacts
 from dljob.suggest.inspection.text import TextFacts
+from dljob.suggest.reading.archive import LABELS
+from dljob.suggest.reading.images import ARCHIVE, ARRAYS, COPY, FOLDER, PARTS, SUFFIXES
 from dljob.suggest.reading.table import CSV, JSON_LINES, PARQUET, Table
 from dljob.suggest.recommendation.model import Baseline, Settings
 
@@ -37,6 +39,7 @@ MOST_WRONG = {
 }
 """Kind of project → sentence of its README about the samples that it writes down."""
 LINE = 100
+"""Longest line of a rendered constant."""
 Facts = TableFacts | ImageFacts | TextFacts
 FORMS = {
     CSV: (("csv",), ""),
@@ -44,7 +47,13 @@ FORMS = {
     PARQUET: ((), "from pyarrow import parquet\n"),
 }
 """Format of a table → modules of the standard library and other imports of the function that reads it."""
-"""Longest line of a rendered constant."""
+IMAGE_FORMS = {
+    COPY: ("import zipfile",),
+    ARRAYS: (),
+    FOLDER: ("from pathlib import Path",),
+    ARCHIVE: ("import io", "import json", "import tarfile", "from pathlib import Path, PurePosixPath"),
+}
+"""Form of images → imports of the functions that read them."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +93,31 @@ def table_project(
     return project_files("table", values, settings, source, facts, limit_s)
 
 
-def image_project(facts: ImageFacts, source: Source, settings: Settings, limit_s: float | None) -> dict[str, str]:
-    """Return file name → content of the project that learns from images, without the images themselves."""
+def image_project(
+    facts: ImageFacts,
+    source: Source,
+    settings: Settings,
+    limit_s: float | None,
+    form: str = COPY,
+    parts: Sequence[str] = (),
+) -> dict[str, str]:
+    """Return file name → content of the project that learns from images, without the images themselves.
+
+    ``form``: how the images are stored where the project reads them. ``parts``: names of the training part and the test
+    part, as ``Images.parts``.
+    """
+    constants = {
+        "suffixes": "{" + ", ".join(map(repr, sorted(SUFFIXES))) + "}",
+        "labels": repr(LABELS),
+        "parts": repr(tuple(parts)),
+        "test_names": repr(PARTS[1]),
+    }
     values = {
+        "imports": "\n".join(("import hashlib", *IMAGE_FORMS[form])),
+        "reader": Template(shared(f"images.{form}")).substitute(constants).rstrip("\n"),
         "size": repr(facts.size),
         "channels": repr(facts.channels),
+        "grey_bits": repr(facts.grey_bits),
         "stages": repr(settings.stages),
         "weight_decay": "0.01",
         "shift": repr(max(1, round(min(facts.size) / 10))),
@@ -147,6 +176,7 @@ def project_files(
         "class_weights": repr(settings.class_weights),
         "time_limit_s": f"{limit_s or 0:.0f}",
         "out_of_time": shared("out_of_time").rstrip("\n"),
+        "export": shared("export").rstrip("\n"),
     }
     where = {"data": repr(str(source.data)), "test_data": repr(str(source.test)) if source.test else "None"}
     common["other_models"] = Template(shared("other_models")).substitute(test_bytes=TEST_BYTES[kind])

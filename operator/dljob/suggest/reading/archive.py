@@ -1,12 +1,15 @@
 """Read images from WebDataset archives: tar files in which files of a sample share their name up to the first dot."""
 
 import json
+import lzma
 import tarfile
+import zlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from dljob.suggest.errors import DataError
-from dljob.suggest.reading.images import MAX_NBYTES, SUFFIXES, ImageFile, Images, decoded_images
+from dljob.suggest.reading.images import ARCHIVE, MAX_NBYTES, PARTS, SUFFIXES, ImageFile, Images, decoded_images
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz")
 LABELS = ("cls", "label", "class", "target")
@@ -24,38 +27,42 @@ def read_archives(path: Path, side: int | None = None) -> Images:
     """Return the images of an archive, or of all archives of a folder. ``side``: as in ``read_folder``.
 
     The class of an image is the content of the file ``KEY.cls``, the key ``label`` or ``cls`` of ``KEY.json``, or else
-    the name of the image's folder in the archive. Archives whose names begin with ``test`` or ``val`` are the test
-    part, if there are others. Raise DataError for a broken archive or an image without a
-    class.
+    the name of the image's folder in the archive. Archives whose names begin with ``test`` or ``val``, and folders of
+    classes in a folder with such a name, are the test part, if there are others. Raise DataError for a broken archive
+    or an image without a class.
     """
     shards = sorted(c for c in path.iterdir() if c.is_file() and is_archive(c)) if path.is_dir() else [path]
     test_shards = [shard for shard in shards if shard.name.lower().startswith(("test", "val"))]
-    if len(test_shards) == len(shards):
-        test_shards = []
     files: dict[str, list[ImageFile]] = {}
     test_files: dict[str, list[ImageFile]] = {}
     nbytes = 0
     for shard in shards:
-        own = test_files if shard in test_shards else files
-        for label, file in _samples(shard):
+        for label, key, file in _samples(shard, MAX_NBYTES - nbytes):
+            own = test_files if shard in test_shards or in_test_folder(key) else files
             nbytes += len(file.content) if isinstance(file.content, bytes) else 0
-            if nbytes > MAX_NBYTES:
-                raise DataError(
-                    f"{shard}: found more than {MAX_NBYTES >> 20} MiB of images; expected at most this. Pass some of "
-                    "the archives."
-                )
             own.setdefault(label, []).append(file)
+    if not files:
+        files, test_files = test_files, {}
     if len(files) < 2:
         raise DataError(
             f"{path}: found {len(files)} classes of images; expected at least two. Add images of other classes."
         )
     if unknown := sorted(set(test_files) - set(files)):
         raise DataError(f"{path}: found the class {unknown[0]!r} in the test part only; expected it in both parts.")
-    return decoded_images(path, files, test_files, side)
+    return replace(decoded_images(path, files, test_files, side), form=ARCHIVE)
 
 
-def _samples(shard: Path) -> Iterator[tuple[str, ImageFile]]:
-    """Yield class and image of each sample of an archive."""
+def in_test_folder(key: str) -> bool:
+    """Return True if the folder above the folder of a sample is that of a test part, such as ``test/cat/1``."""
+    return PurePosixPath(key).parent.parent.name.lower() in PARTS[1]
+
+
+def _samples(shard: Path, most_nbytes: int) -> Iterator[tuple[str, str, ImageFile]]:
+    """Yield class, key and image of each sample of an archive.
+
+    Images whose names are equal up to the first dot are one sample, unless only their folder says the class. Raise
+    DataError before more than ``most_nbytes`` are in memory.
+    """
     members: dict[str, dict[str, bytes]] = {}
     try:
         with tarfile.open(shard) as archive:
@@ -64,9 +71,14 @@ def _samples(shard: Path) -> Iterator[tuple[str, ImageFile]]:
                 path = PurePosixPath(member.name)
                 if content is None or path.name.startswith("."):
                     continue
+                if (most_nbytes := most_nbytes - member.size) < 0:
+                    raise DataError(
+                        f"{shard}: found more than {MAX_NBYTES >> 20} MiB of files; expected at most this. Pass some "
+                        "of the archives, or a sample."
+                    )
                 name, _, extension = path.name.partition(".")
                 members.setdefault(str(path.parent / name), {})[extension.lower()] = content.read()
-    except (tarfile.TarError, OSError, EOFError) as error:
+    except (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise DataError(
             f"{shard}: found no readable tar archive ({' '.join(str(error).split())[:100] or 'it is empty'}); expected "
             "one. Copy it again."
@@ -74,25 +86,24 @@ def _samples(shard: Path) -> Iterator[tuple[str, ImageFile]]:
     if not members:
         raise DataError(f"{shard}: found an archive without files; expected images with their classes. Write it again.")
     for key, parts in members.items():
-        image = next((name for name in parts if f".{name.rpartition('.')[2]}" in SUFFIXES), None)
-        if image is not None:
-            yield _label(shard, key, parts), ImageFile(f"{shard}: {key}.{image}", parts[image])
+        images = [name for name in parts if f".{name.rpartition('.')[2]}" in SUFFIXES]
+        for image in images[:1] if {*LABELS, "json"} & set(parts) else images:
+            yield _label(shard, key, parts), key, ImageFile(f"{shard}: {key}.{image}", parts[image])
 
 
 def _label(shard: Path, key: str, parts: dict[str, bytes]) -> str:
     """Return the class of a sample."""
     text: object = None
     try:
-        for name in LABELS:
-            if name in parts:
-                text = parts[name].decode().strip()
+        if own := [parts[name] for name in LABELS if name in parts]:
+            text = own[0].decode().strip()
         if text is None and "json" in parts:
             document = json.loads(parts["json"])
             text = next((document[name] for name in LABELS if isinstance(document, dict) and name in document), None)
     except ValueError as error:
         raise DataError(f"{shard}: {key}: found a class that cannot be read ({error}); expected a text.") from None
     if text is None:
-        text = PurePosixPath(key).parent.name
+        text = PurePosixPath(key).parent.name.replace("..", "")
     if not isinstance(text, str | int) or text == "":
         raise DataError(
             f"{shard}: {key}: found no class; expected a file {key}.cls, a key label in {key}.json, or a folder with "

@@ -2,9 +2,10 @@
 
 import io
 import zipfile
+import zlib
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,11 @@ PARTS = (("train", "training"), ("test", "val", "valid", "validation"))
 """Names of folders that hold the training part and the test part."""
 MIN_SIDE, MAX_SIDE = 8, 64
 """Images are scaled to a side between these, in pixels: the median of the folder, if it lies between them."""
+COPY, ARRAYS, FOLDER, ARCHIVE = "copy", "arrays", "folder", "archive"
+"""Forms of images: the scaled copy of a project, an .npz file of the user, a folder, and archives."""
 MAX_NBYTES = 2**30
+MAX_ARRAYS_NBYTES = 8 * MAX_NBYTES
+"""Largest .npz file that is read into memory, unpacked: MAX_NBYTES pixels of type float64."""
 MIN_IMAGES = 10
 
 
@@ -45,6 +50,11 @@ class Images:
     x_test: NDArray[np.uint8] | None = None
     y_test: NDArray[np.int64] | None = None
     notes: tuple[str, ...] = ()
+    form: str = ARRAYS
+    parts: tuple[str, ...] = ()
+    """Names of the folders of the training part and the test part in ``path``; empty without them."""
+    grey_bits: int = 16
+    """Bits of the grey values in images of more than 8 bits, of which the upper 8 are read."""
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """Return name → array of the file from which the project reads the images."""
@@ -73,7 +83,8 @@ def read_folder(path: Path, side: int | None = None) -> Images:
         )
     if unknown := sorted(set(test_files) - set(files)):
         raise DataError(f"{test}: found the class {unknown[0]!r}; expected the classes of {train}. Rename the folder.")
-    return decoded_images(path, files, test_files, side)
+    found = decoded_images(path, files, test_files, side)
+    return replace(found, form=FOLDER, parts=(train.name, test.name) if train and test and test_files else ())
 
 
 def decoded_images(
@@ -91,7 +102,8 @@ def decoded_images(
     if (count := sum(map(len, files.values()))) < MIN_IMAGES:
         raise DataError(f"{path}: found {count} images; expected at least {MIN_IMAGES}. Add images.")
     sizes, modes = _headers([file for name in classes for file in files[name]])
-    grey = all(mode in ("1", "L", "I", "I;16", "F", "LA") for mode in modes)
+    grey = all(mode in ("1", "L", "LA") or mode.startswith("I") for mode in modes)
+    bits = _grey_bits([file for name in classes for file in files[name]]) if any(m[:1] == "I" for m in modes) else 16
     median = int(np.median([min(size) for size in sizes.elements()]))
     side = side or min(max(median, MIN_SIDE), MAX_SIDE)
     notes = []
@@ -104,11 +116,11 @@ def decoded_images(
         found = ", ".join(f"{mode} ({n:,})" for mode, n in modes.most_common())
         notes.append(f"The images have different modes: {found}. They are converted to {'grey' if grey else 'RGB'}.")
     channels = 1 if grey else 3
-    x, y = _decoded(files, classes, side, channels)
+    x, y = _decoded(path, files, classes, side, channels, bits)
     if not test_files:
-        return Images(path, x, y, classes, notes=tuple(notes))
-    x_test, y_test = _decoded(test_files, classes, side, channels)
-    return Images(path, x, y, classes, x_test, y_test, tuple(notes))
+        return Images(path, x, y, classes, notes=tuple(notes), grey_bits=bits)
+    x_test, y_test = _decoded(path, test_files, classes, side, channels, bits)
+    return Images(path, x, y, classes, x_test, y_test, tuple(notes), grey_bits=bits)
 
 
 def has_images(path: Path) -> bool:
@@ -148,20 +160,41 @@ def _headers(files: Sequence[ImageFile]) -> tuple[Counter[tuple[int, int]], Coun
             with image_module.open(file.opened()) as image:
                 sizes[image.size] += 1
                 modes[image.mode] += 1
+                if image.mode == "F":
+                    raise ValueError("its pixels are floating-point numbers, of which the white one is unknown")
         except (OSError, ValueError, SyntaxError, image_module.DecompressionBombError) as error:
             raise _broken(file, error) from None
     return sizes, modes
 
 
+def _grey_bits(files: Sequence[ImageFile]) -> int:
+    """Return the number of bits of the largest grey value in images of more than 8 bits, at least 8."""
+    image_module = _pillow()
+    largest = 0
+    for file in files:
+        try:
+            with image_module.open(file.opened()) as image:
+                if image.mode.startswith("I"):
+                    largest = max(largest, int(np.asarray(image).max()))
+        except (OSError, ValueError, SyntaxError, image_module.DecompressionBombError) as error:
+            raise _broken(file, error) from None
+    return max(8, largest.bit_length())
+
+
 def _decoded(
-    files: Mapping[str, Sequence[ImageFile]], classes: Sequence[str], side: int, channels: int
+    path: Path,
+    files: Mapping[str, Sequence[ImageFile]],
+    classes: Sequence[str],
+    side: int,
+    channels: int,
+    grey_bits: int,
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     image_module = _pillow()
     count = sum(map(len, files.values()))
     if (nbytes := count * side * side * channels) > MAX_NBYTES:
         raise DataError(
-            f"DATA: found {count:,} images, which take {nbytes / 2**20:,.0f} MiB at {side}×{side} pixels; expected at "
-            f"most {MAX_NBYTES >> 20} MiB. Pass a smaller --image-size, or a random sample of the images."
+            f"{path}: found {count:,} images, which take {nbytes / 2**20:,.0f} MiB at {side}×{side} pixels; expected "
+            f"at most {MAX_NBYTES >> 20} MiB. Pass a smaller --image-size, or a random sample of the images."
         )
     x = np.empty((count, side, side, channels), dtype=np.uint8)
     y = np.empty(count, dtype=np.int64)
@@ -170,7 +203,7 @@ def _decoded(
         for file in files.get(name, ()):
             try:
                 with image_module.open(file.opened()) as image:
-                    scaled = _eight_bit(image).convert("L" if channels == 1 else "RGB")
+                    scaled = _opaque(image, grey_bits).convert("L" if channels == 1 else "RGB")
                     resized = scaled.resize((side, side), image_module.Resampling.BILINEAR)
             except (OSError, ValueError, SyntaxError, image_module.DecompressionBombError) as error:
                 raise _broken(file, error) from None
@@ -180,10 +213,14 @@ def _decoded(
     return x, y
 
 
-def _eight_bit(image: Any) -> Any:
-    """Return an image whose values fit into a byte. Pillow cuts off larger values when it converts 16 bits."""
+def _opaque(image: Any, grey_bits: int) -> Any:
+    """Return an image of 8 bits on a white background. Pillow would cut larger values off, and show hidden colours."""
+    image_module = _pillow()
     if image.mode.startswith("I"):
-        return _pillow().fromarray((np.asarray(image).astype(np.uint32).clip(0, 65535) >> 8).astype(np.uint8))
+        values = np.asarray(image).astype(np.int64).clip(0, 2**grey_bits - 1)
+        return image_module.fromarray((values >> (grey_bits - 8)).astype(np.uint8))
+    if image.has_transparency_data:
+        return image_module.alpha_composite(image_module.new("RGBA", image.size, "white"), image.convert("RGBA"))
     return image
 
 
@@ -197,9 +234,15 @@ def _broken(file: ImageFile, error: Exception) -> DataError:
 def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     """Return the arrays x, y and, if it has them, x_test and y_test of an ``.npz`` file. Raise DataError otherwise."""
     try:
+        with zipfile.ZipFile(path) as packed:
+            if (nbytes := sum(member.file_size for member in packed.infolist())) > MAX_ARRAYS_NBYTES:
+                raise DataError(
+                    f"{path}: found arrays of {nbytes >> 20:,} MiB; expected at most {MAX_ARRAYS_NBYTES >> 20:,}. Pass "
+                    "a random sample of the images."
+                )
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(
             f"{path}: found no readable .npz file ({error}); expected arrays x and y. Save it again."
         ) from None
@@ -210,7 +253,7 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
                 f"{path}: found the arrays {', '.join(arrays) or '(none)'}; expected {names[0]} and {names[1]}. Rename "
                 "the arrays."
             )
-        if present and (arrays[names[1]].ndim != 1 or len(arrays[names[0]]) != len(arrays[names[1]])):
+        if present and (arrays[names[1]].ndim != 1 or arrays[names[0]].shape[:1] != arrays[names[1]].shape):
             shapes = f"{arrays[names[0]].shape} and {arrays[names[1]].shape}"
             raise DataError(
                 f"{path}: {names[0]}, {names[1]}: found shapes {shapes}; expected one target for each sample. Correct "
@@ -221,6 +264,27 @@ def read_arrays(path: Path) -> dict[str, NDArray[Any]]:
     return arrays
 
 
+def _check_pixels(path: Path, name: str, x: NDArray[Any] | None) -> None:
+    """Raise DataError if an array is empty, or has values that are no numbers from which bytes can be made."""
+    if x is None:
+        return
+    if not x.size:
+        raise DataError(f"{path}: {name}: found the shape {x.shape}; expected images with pixels. Save the array again.")
+    if x.dtype.kind not in "buif" or not np.isfinite(float(np.max(x)) - float(np.min(x))):
+        finite = np.isfinite(x.reshape(len(x), -1)).all(axis=1) if x.dtype.kind == "f" else np.ones(1, dtype=bool)
+        place = int(np.argmin(finite))
+        raise DataError(
+            f"{path}: {name}[{place}]: found values that are no finite numbers; expected pixels. Correct them."
+        )
+
+
+def _class_name(label: Any) -> str:
+    """Return the name of a class in an array of labels."""
+    if isinstance(label, bytes):
+        return label.decode("utf-8", "replace")
+    return str(int(label) if isinstance(label, float) else label)
+
+
 def images_of_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> Images:
     """Return the images in arrays of shape (n, height, width), (n, height, width, c) or (n, c, height, width).
 
@@ -228,11 +292,9 @@ def images_of_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> Images:
     """
     arrays = {n: (a.astype(np.uint8) * 255 if n.startswith("x") and a.dtype == bool else a) for n, a in arrays.items()}
     x, y = arrays["x"], arrays["y"]
-    largest = float(np.max(x)) if x.dtype.kind in "uif" else float("nan")
-    low = float(np.min(x)) if x.dtype.kind in "uif" else float("nan")
-    if not np.isfinite([low, largest]).all():
-        place = int(np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(axis=1))[0]) if x.dtype.kind == "f" else 0
-        raise DataError(f"{path}: x[{place}]: found values that are no finite numbers; expected pixels. Correct them.")
+    for name in ("x", "x_test"):
+        _check_pixels(path, name, arrays.get(name))
+    low, largest = float(np.min(x)), float(np.max(x))
     labels = np.unique(y)
     if y.dtype.kind == "f" and (labels % 1).any():
         raise DataError(f"{path}: y: found fractions; expected the classes of the images, as numbers or names.")
@@ -257,7 +319,7 @@ def images_of_arrays(path: Path, arrays: Mapping[str, NDArray[Any]]) -> Images:
             return np.ascontiguousarray(own)
         return np.rint((own.astype(np.float64) - low) * (255 / span)).clip(0, 255).astype(np.uint8)
 
-    names = tuple(str(int(label) if y.dtype.kind == "f" else label) for label in labels)
+    names = tuple(_class_name(label) for label in labels.tolist())
     first = Images(path, canonical(x), np.searchsorted(labels, y).astype(np.int64), names, notes=tuple(notes))
     if "x_test" not in arrays:
         return first

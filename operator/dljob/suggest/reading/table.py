@@ -14,6 +14,13 @@ DELIMITERS = (",", ";", "\t", "|")
 MAX_NBYTES = 2**30
 """Largest table that is read into memory."""
 SNIFFED_LINES = 200
+PACKED = {b"\x1f\x8b": "gzip", b"PK\x03\x04": "zip or Excel", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
+"""First bytes of a file → its format, for files that have the suffix of a text."""
+UTF_16_AND_32 = {
+    # UTF-32 first: its byte order mark begins with that of UTF-16.
+    "utf-32": (codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE),
+    "utf-16": (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE),
+}
 CSV, JSON_LINES, PARQUET = "csv", "jsonl", "parquet"
 
 
@@ -75,13 +82,15 @@ def read_bytes(path: Path, *, content: bool = True) -> bytes:
         raise DataError(f"{path}: found {error.strerror}; expected a readable file. Check the path.") from None
     if not raw.strip():
         raise DataError(f"{path}: found an empty file; expected data. Check the path.")
+    if (packed := next((name for start, name in PACKED.items() if raw.startswith(start)), None)) is not None:
+        raise DataError(f"{path}: found a {packed} file; expected text. Unpack it first, or export it as CSV.")
     return raw
 
 
 def decoded(path: Path, raw: bytes, encoding: str | None) -> tuple[str, str, tuple[str, ...]]:
     """Return (text, encoding, notes for the user) of the bytes ``raw`` of a file. Raise DataError if that fails.
 
-    ``encoding``: None: UTF-8, UTF-16 with a byte order mark, or Windows-1252, as found in the bytes.
+    ``encoding``: None: UTF-8, UTF-16 or UTF-32 with a byte order mark, or Windows-1252, as found in the bytes.
     """
     if encoding is not None:
         try:
@@ -92,11 +101,12 @@ def decoded(path: Path, raw: bytes, encoding: str | None) -> tuple[str, str, tup
             ) from None
         except UnicodeDecodeError as error:
             raise DataError(_invalid(path, raw, error, encoding)) from None
-    if raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        try:
-            return raw.decode("utf-16"), "utf-16", ()
-        except UnicodeDecodeError as error:
-            raise DataError(_invalid(path, raw, error, "utf-16")) from None
+    for wide, marks in UTF_16_AND_32.items():
+        if raw.startswith(marks):
+            try:
+                return _without_nul(path, raw.decode(wide)), wide, ()
+            except UnicodeDecodeError as error:
+                raise DataError(_invalid(path, raw, error, wide)) from None
     found = "utf-8-sig" if raw.startswith(codecs.BOM_UTF8) else "utf-8"
     try:
         return _without_nul(path, raw.decode(found)), found, ()

@@ -158,6 +158,17 @@ def test_the_objects_of_the_pod_are_valid_for_every_kubernetes(uri: str) -> None
         assert_valid(manifest)
 
 
+@pytest.mark.parametrize(
+    "uri", ["pvc://pictures/folder", "https://data.example/pictures.tar", "s3://bucket/pictures.npz"]
+)
+def test_a_job_of_images_finds_them_where_the_look_pod_saw_them(uri: str) -> None:
+    images: Json = {"task": {"type": "ImageClassification"}, "dataset": {"uri": uri}}
+    pod = look_pod(seen(images, name="prices").job, DLJobSpec.model_validate(images), JobDefaults(), LOOKS)
+    path, *arguments = pod["spec"]["containers"][0]["args"]
+    assert "--type=ImageClassification" in arguments and not any("--target" in each for each in arguments)
+    assert completed(images, activation_nbytes=2**20).dataset.path == path
+
+
 def test_the_cache_reads_only_the_document() -> None:
     text = suggestion().to_json()
     assert looks.suggestion_problem({SUGGESTION_KEY: text, "train.py": "x" * 500_000}) is None
