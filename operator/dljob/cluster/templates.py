@@ -20,7 +20,10 @@ class NodeTemplates:
 
     nodes: tuple[Node, ...] = ()
     start_timeout_s: float = START_TIMEOUT_S
-    """Start time-out in seconds of a job that needs new nodes, unless the job sets one itself."""
+    """Seconds after which the operator stops the pods of a job that needs new nodes, if not all of them run.
+
+    A job can set another time (``spec.scheduling.startTimeout``).
+    """
 
     def without(self, devices: Collection[str]) -> "NodeTemplates":
         """Return the templates without those whose nodes have one of these device types."""
