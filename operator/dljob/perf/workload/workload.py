@@ -83,8 +83,8 @@ class Workload:
 def in_precision(workload: Workload, precision: Precision) -> Workload:
     """Return the workload with forward and backward pass in ``precision``.
 
-    ``workload``: as the other functions of this module return it. ``transient_nbytes`` stays that of float32, because
-    the largest activations may be the float32 ones of norms.
+    ``workload``: in float32 and without activation checkpointing, as ``builtin`` and ``hinted`` return it. Its
+    ``transient_nbytes`` does not change, because the largest activations may be the float32 ones of norms.
     """
     if precision == "FP32":
         return workload
