@@ -9,7 +9,7 @@ from dljob.cluster import ClusterView, Node
 
 _FREE = ("free_devices", "free_cpu", "free_memory_nbytes")
 _others = attrgetter(*(field.name for field in fields(Node) if field.name not in _FREE))
-"""Returns the fields of a node that do not change with the pods on it."""
+"""Function that returns the fields of a node that do not change with the pods on it."""
 
 
 class Growth:
