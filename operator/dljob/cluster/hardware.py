@@ -76,7 +76,7 @@ class Hardware:
             if bounded[each.name] != value:
                 doubts.append(
                     f"{each.name}: found {value:.3g} times the time of the data sheet; expected {1 / most:g} to "
-                    f"{most:g} times. The plan uses {bounded[each.name]:g}"
+                    f"{most:g} times. The plan uses {bounded[each.name]:g} times"
                 )
         return replace(
             self,

@@ -65,7 +65,10 @@ def parse_templates(text: str) -> tuple[Node, ...]:
     try:
         entries = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"found {text!r:.200} ({error}); expected JSON, a list of node templates") from None
+        raise ValueError(
+            f"found {text!r:.200} ({error}); expected JSON, a list of node templates. Correct the chart value "
+            "autoscaling.nodeTemplates"
+        ) from None
     if isinstance(entries, list) and any("count" not in entry for entry in entries if isinstance(entry, dict)):
         raise ValueError(
             "autoscaling.nodeTemplates: found a template without count; expected count, the maximum number of nodes "
@@ -74,6 +77,7 @@ def parse_templates(text: str) -> tuple[Node, ...]:
     found = cluster_view({"nodes": entries}).nodes
     if len(found) > MAX_NEW_NODES:
         raise ValueError(
-            f"found {len(found)} nodes in all templates; expected at most {MAX_NEW_NODES}. Lower count in a template"
+            f"found {len(found)} nodes in all templates; expected at most {MAX_NEW_NODES}. Lower count in a template "
+            "of the chart value autoscaling.nodeTemplates"
         )
     return found

@@ -13,7 +13,7 @@ _others = attrgetter(*(field.name for field in fields(Node) if field.name not in
 
 
 class Growth:
-    """Counts, for each device type, how often its capacity has grown.
+    """Counters of how often the capacity of each device type has grown.
 
     Capacity grows if a node of that type is new, has more free resources than in the view before, or has changed in
     another way (for example in its labels). Several such nodes in one view count once.

@@ -157,7 +157,11 @@ def _vendors(sheets: Mapping[str, Sheet], points: Sequence[Point]) -> list[str]:
 
 
 def _covariance(points: Sequence[Point], logs: Floats, vendors: Sequence[str]) -> Floats:
-    """Return the covariance matrix of log(time) at the points: the sum over the effects in the module's docstring."""
+    """Return the covariance matrix of log(time) at the points: the sum over all effects on the time.
+
+    The module's docstring lists these effects. ``logs``: log(peak) and log(bandwidth) of each point's device.
+    ``vendors``: vendor of each point's device.
+    """
     device, workload = (np.array([getattr(p, name) for p in points]) for name in ("device", "workload"))
     batch = np.log2(checked("batch", [p.batch for p in points]))
     apart = np.abs(batch[:, None] - batch[None, :])

@@ -124,8 +124,8 @@ def held_by(parts: Sequence[Part], workload: Workload) -> Workload:
 def too_large(held: Workload, share: int, option: Option, what: str) -> str:
     """Return a text with the reason why a rank has too little memory for a local batch of ``share`` samples.
 
-    ``held``: the workload with the optimizer state that one rank holds (see ``held_by``). ``option``: the type of
-    device, and the memory of a rank on it. ``what``: the text for the samples, such as '64 samples'.
+    ``held``: the workload with the optimizer state that one rank holds. ``option``: the type of device, and the memory
+    of a rank on it. ``what``: the text for the samples, such as '64 samples'.
 
     Example: 'does not fit: 64 samples need 23.4 GiB (of which 21 GiB are activations), but a rank has 16 GiB'.
     """

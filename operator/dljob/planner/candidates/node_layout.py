@@ -36,9 +36,9 @@ def ranks_per_node_choices(pool: Pool) -> list[int]:
 def layouts(pool: Pool, request: Request) -> list[Layout]:
     """Return the layouts to consider on the nodes of a pool, those with the fewest CPUs first.
 
-    GPU nodes: ``ranks_per_node_choices``, with the requested CPUs for each rank. CPU nodes: all available CPUs, each
-    power of two below, and one CPU, each divided among 1, 2, 4, ... ranks, or one rank for each CPU. If the user sets
-    the CPU request of a pod (``request.cpu_per_pod``), only this number is divided.
+    GPU nodes: the numbers of ranks in ``ranks_per_node_choices``, which share the requested CPUs of a pod. CPU nodes:
+    all available CPUs, or a power of two of them, divided among 1, 2, 4, ... ranks, or one rank for each CPU. If the
+    user sets the CPU request of a pod (``request.cpu_per_pod``), only this number is divided.
     """
     if pool.is_gpu:
         return [Layout(r, cores_of_rank(pool.cpu, r, request)) for r in ranks_per_node_choices(pool)]

@@ -276,8 +276,8 @@ def _link_of(chosen: list[Option], nodes: int) -> tuple[Link, float]:
         bandwidth_Bps = peer_Bps(only)
         if only.hardware is not None and only.hardware.near is not None and not only.pool.is_gpu:
             near_s, spread = max(near_s, only.hardware.near.latency_s), LINK_SPREAD["probe"]
-            return Link(near_s, bandwidth_Bps, _reduce_Bps(chosen), "the node's measured links"), spread
-        return Link(near_s, bandwidth_Bps, _reduce_Bps(chosen), "the node's own links"), LINK_SPREAD["catalogue"]
+            return Link(near_s, bandwidth_Bps, _reduce_Bps(chosen), "measured links within the node"), spread
+        return Link(near_s, bandwidth_Bps, _reduce_Bps(chosen), "links within the node"), LINK_SPREAD["catalogue"]
     latencies = [o.learned.link_latency_s for o in chosen if o.learned and o.learned.link_latency_s is not None]
     measured = [o.learned.link_bandwidth_Bps for o in chosen if o.learned and o.learned.link_bandwidth_Bps]
     probed = [o.hardware.far for o in chosen if o.hardware and o.hardware.far]

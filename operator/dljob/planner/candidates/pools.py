@@ -175,7 +175,7 @@ def _family(device: str, name: str) -> bool:
 
 @dataclass(frozen=True)
 class Eligible:
-    """The nodes that a job may use, by device type (``pools``), and why it cannot use the others (``refusals``)."""
+    """The nodes that a job can use now, by device type (``pools``), and why it cannot use others (``refusals``)."""
 
     pools: tuple[Pool, ...]
     refusals: tuple[Refusal, ...]

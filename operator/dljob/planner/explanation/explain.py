@@ -103,7 +103,7 @@ def slower(request: Request, chosen: Choice, choices: list[Choice], shown: tuple
     """Return the best candidate of each combination of devices, strategy and collective that ``shown`` lacks.
 
     Return each as a ``Refusal``, with the reason why it is worse than the chosen candidate. Skip model-parallel
-    candidates if the chosen one is data-parallel (see ``model_parallel_refusals``).
+    candidates if the chosen one is data-parallel: ``model_parallel_refusals`` returns these.
     """
     lines: dict[tuple[object, ...], Refusal] = {}
     shown_kinds = {(_kind(c), c.collective) for c in shown}
@@ -154,8 +154,8 @@ def model_parallel_refusals(
             p90_s, step_s = best.prediction.step_p90_s, chosen.prediction.step_s
             why = (
                 f"predicted {100 * (1 - p / q):.0f} % better, which is within the uncertainty of a model-parallel "
-                f"prediction without measurements: {duration(p90_s)} per step (p90) instead of {duration(step_s)} "
-                "(median)"
+                f"prediction without measurements: {duration(p90_s)} per step (p90), but {duration(step_s)} (median) "
+                "with the chosen plan"
             )
         else:
             part = f"{100 * (p / q - 1):.0f} % " if p < 10 * q else ""

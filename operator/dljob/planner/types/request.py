@@ -110,8 +110,8 @@ class Request:
     minimize: Literal["Time", "Energy", "Cost", "Carbon"] = "Time"
     deadline_s: float | None = None
     paced: bool = False
-    """True if ``deadline_s`` is not the user's deadline, but that of a whole training at the pace that the remaining
-    steps need. Texts then give ratios, which are the same for the remaining steps, instead of times."""
+    """True if ``deadline_s`` is not the user's deadline, but the seconds that a whole training may take so that its
+    remaining steps end in time. Texts then give ratios, which also hold for the remaining steps, instead of times."""
     collective: CollectiveName | None = None
     """The collective that the user requests; None: the planner chooses."""
     reduced_by_script: bool = False
