@@ -72,10 +72,11 @@ def split(kinds: Sequence[Kind], batch: int) -> list[list[int]] | None:
 
 
 def _bracket(kinds: Sequence[Kind], batch: int) -> tuple[float, float]:
-    """Return (the next smaller floating-point number, the least seconds in which all ranks can process ``batch``).
+    """Return (low, high): ``high`` is the least seconds in which all ranks together can process ``batch`` samples.
 
-    Only step times of whole local batch sizes matter. So the bisection over times ends as soon as at most ``FEW`` of
-    them are left in the interval, and a second bisection over these follows.
+    ``low`` is the next smaller floating-point number. Only step times of whole local batch sizes matter. So the
+    bisection over times ends as soon as at most ``FEW`` of them are left in the interval, and a second bisection over
+    these follows.
     """
     low, high = 0.0, max(k.curve.seconds(min(batch, k.largest_batch)) for k in kinds)
     fewest, most = [1] * len(kinds), [_by(k, high) for k in kinds]

@@ -28,7 +28,7 @@ PAYS = 0.05
 MAX_SHOWN = 2
 """Maximum number of plans in the result. Each is of another kind."""
 MAX_COUNTS = 5
-"""Maximum number of numbers of nodes for each type of device: all nodes, and the largest powers of two below."""
+"""Maximum number of node counts to try for each type of device: all nodes, and the largest powers of two below."""
 STAGES, GROUPS = (2, 4, 8, 16, 32), (2, 4, 8)
 """Numbers of pipeline stages, and of ranks of a tensor-parallel group."""
 
