@@ -144,10 +144,9 @@ def layered_server_s(
     """Return the seconds in which a layered server gets all gradients, and those of its broadcast: (gather, broadcast).
 
     Rank 0 of n ranks is the server. The gradient has V = ``nbytes`` bytes in L = ``tensors`` tensors. As the backward
-    pass reaches a tensor, the server gathers it from the n - 1 workers and adds it up: T_gather(v, n) + sync per
-    tensor of v bytes, with sync = 2 ceil(log2 n) alpha if n > 2, because the ranks of a gather wait for each other
-    (alpha: latency, beta = 1 / bandwidth, gamma: seconds to add a byte). The sum over tensors depends on the sizes
-    only by their sum V.
+    pass reaches a tensor, the server gathers it from the n - 1 workers and adds it up. With more than two ranks, each
+    of these L gathers takes 2 ceil(log2 n) alpha more, because its ranks wait for each other (alpha: latency, beta =
+    1 / bandwidth, gamma: seconds to add a byte). The sum over all tensors depends only on L and V:
 
     ``gather`` Serial: the server receives one worker's message after another: L (n-1) alpha + (n-1) V (beta + gamma).
     Tree: a binomial tree in which inner ranks forward the rows of their subtrees: L ceil(log2 n) alpha + (n-1) V
