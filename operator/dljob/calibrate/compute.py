@@ -86,9 +86,10 @@ def learn(
 
     ``steady``: measured steps of the training itself. ``probes``: short timings before the training. ``expected_s``:
     function from a batch to the seconds that the device catalogue predicts, to reject absurd measurements. ``fetch_s``:
-    measured seconds to prepare a sample. ``computing_W``: measured power, as in ``Learned``. ``link_latency_s``,
-    ``link_bandwidth_Bps``: measured latency and bandwidth of links. None for these four: not measured. ``cores``,
-    ``ranks``: those of the run, as in ``LearnedPoint``; points of other values stay as they are.
+    measured seconds to prepare a sample. ``computing_W``: measured power in watts of one device (of one CPU on CPU
+    nodes) while it computes. ``link_latency_s``, ``link_bandwidth_Bps``: measured latency and bandwidth of links. None
+    for these four: not measured. ``cores``: CPUs of each rank in the run; None on GPUs. ``ranks``: ranks on each CPU
+    node of the run. Points that were measured with other ``cores`` or ``ranks`` stay as they are.
 
     If the run has several times for one batch, their median counts. Its logarithm is averaged with that of the time in
     ``before``, weighted by the numbers of observed steps. Impossible values are ignored.
@@ -124,7 +125,7 @@ def _merged(old: LearnedPoint | None, new: LearnedPoint) -> LearnedPoint:
 
 
 def _key(point: LearnedPoint) -> tuple[int, int, int]:
-    """Return the (cores or 0, ranks per node, batch) of a point, which measurements of the same kind share."""
+    """Return (CPUs per rank or 0, ranks per node, batch). Measurements with equal keys are averaged into one point."""
     return point.cores or 0, point.ranks, point.batch
 
 
@@ -142,8 +143,9 @@ def _moved(old: float | None, new: float | None, least: float, most: float) -> f
 def _bounded(points: list[LearnedPoint]) -> tuple[LearnedPoint, ...]:
     """Return at most ``MAX_POINTS`` of ``points``. If there are more, drop those that add the least information.
 
-    The points are sorted by ``_key``. From the cores and ranks with the most points, drop the point whose two
-    neighbours have the smallest ratio of batches, but never the first and the last point.
+    ``points``: sorted by ``_key``. Of the points with equal cores and ranks, take the largest set. Drop its point whose
+    two neighbours have the smallest ratio of batches, but not its first or last point. If this set has only two points,
+    drop the point with the fewest observations of all points instead.
     """
     while len(points) > MAX_POINTS:
         kinds = [_key(point)[:2] for point in points]

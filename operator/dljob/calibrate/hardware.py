@@ -1,9 +1,9 @@
 """Compare the steps of the hardware probe with data sheets: fit the factors of measured to predicted times.
 
 Each factor belongs to one part of a step (``TimeFactors``). The fit is the maximum a posteriori estimate of the
-logarithms of the factors: each is distributed normally around 0 with the deviation ``PRIOR``, so that a part that the
-measured networks hardly use keeps its data sheet. Errors of measurements have Student's t distribution, so that a
-disturbed step has little weight.
+logarithms of the factors. Before the measurement, each logarithm is distributed normally around 0 with the standard
+deviation ``PRIOR``, so that the factor of a part that the measured networks hardly use stays near 1. Errors of
+measurements have Student's t distribution, so that a disturbed step has little weight.
 """
 
 from collections.abc import Callable
@@ -26,23 +26,27 @@ from dljob.perf.workload.workload import Workload, in_precision, of_layers
 PRIOR = 0.7
 """Standard deviation of the logarithm of a factor before the measurement: a factor of 2."""
 SERIAL_PRIOR = 1.0
-"""The same for the serial fraction of the arithmetic on several cores."""
+"""Standard deviation, before the measurement, of the logarithm of the serial fraction of the arithmetic.
+
+The serial fraction is the part that more cores do not speed up. Its median is ``SERIAL``."""
 MEMORY_PRIOR = 0.5
-"""The same for the number of cores that use the whole memory bandwidth."""
+"""Standard deviation, before the measurement, of the logarithm of the number of cores that use up the memory bandwidth.
+
+The median of this number is ``SATURATING_PART`` of the node's cores."""
 NOISE = 0.1
-"""Standard deviation of log(measured / predicted) of a step, from noise and from the shape of the formulas."""
+"""Standard deviation of log(measured / predicted) of a step. Noise and inexact formulas cause it."""
 TAIL = 4.0
-"""Degrees of freedom of the noise."""
+"""Degrees of freedom of Student's t distribution, which the noise of measured steps has."""
 ROUNDS = 20
 DISTURBED = 1.1
-"""A step on several cores that takes this many times its time on one core was disturbed, and does not count."""
+"""A step on several cores that takes more than this many times its time on one core was disturbed and is ignored."""
 CPU_PARTS = ("host", "convolution", "product", "activation", "weight")
 GPU_PARTS = (*CPU_PARTS, "half")
 
 
 @cache
 def workload(net: str) -> Workload:
-    """Return the workload of a reference network. Raise KeyError if this release does not know it."""
+    """Return the workload of the probe's reference network ``net``. Raise KeyError if this release does not know it."""
     known = REFERENCE_NETS[net]
     table = Net(*known.shape)
     for name, *sizes in known.layers:
@@ -98,11 +102,11 @@ def usable(measure: HardwareMeasure) -> list[TimedStep]:
 
 
 def _fit(measure: HardwareMeasure, device: Device) -> tuple[TimeFactors, tuple[float, float] | None, float]:
-    """Return (factors, scaling, standard deviation of log(measured / fitted)).
+    """Return (factors, scaling, standard deviation of log(measured / fitted)) of the probe's measured steps.
 
-    The scaling is (serial fraction of the arithmetic, cores that use the whole memory bandwidth), or None if no steps
-    on several cores are usable. The bandwidth of large copies is no measure of the latter, because most traffic of
-    small networks stays in caches.
+    The scaling is (fraction of the arithmetic that more cores do not speed up, number of cores that use the whole
+    memory bandwidth), or None for a GPU and if no steps on several cores are usable. The measured bandwidth of large
+    copies does not tell this number of cores, because most traffic of small networks stays in caches.
     """
     steps = usable(measure)
     if not steps:
@@ -134,7 +138,11 @@ def _step_s(
     factors: TimeFactors,
     scaling: tuple[float, float] | None,
 ) -> float:
-    """Return the predicted seconds of a step with these factors. ``scaling``: as in ``_fit``."""
+    """Return the predicted seconds of a step of the probe on ``device``, multiplied by ``factors``.
+
+    ``scaling``: (serial fraction of the arithmetic, number of cores that use the whole memory bandwidth) of a CPU node;
+    None: assumed values.
+    """
     typed = in_precision(workload(step.net), step.precision)
     if device.kind == "gpu":
         return catalogue_curve(typed, replace(device, factors=factors)).seconds(step.batch)
@@ -146,12 +154,20 @@ def _step_s(
 
 
 def _weights(residuals: Floats) -> Floats:
-    """Return the weights of measurements with Student's t distribution (iteratively reweighted least squares)."""
+    """Return the weight of each measurement in the next least-squares fit (iteratively reweighted least squares).
+
+    ``residuals``: log(measured / predicted) of each measurement. Large residuals get small weights, by Student's t
+    distribution.
+    """
     return np.asarray((TAIL + 1) / (TAIL + (residuals / NOISE) ** 2))
 
 
 def _map_estimate(predicted: Callable[[Floats], Floats], log_s: Floats, spread: Floats) -> Floats:
-    """Return the most probable logarithms: Gauss-Newton with numeric derivatives, shortened until the fit improves."""
+    """Return the most probable logarithms of the factors, which have the mean 0 and the deviations ``spread``.
+
+    ``predicted``: function from logarithms of factors to log(step seconds) of each measured step. ``log_s``: log of the
+    measured seconds. The method is Gauss-Newton with numeric derivatives. A step that makes the fit worse is halved.
+    """
     at = np.zeros(len(spread))
 
     def misfit(tried: Floats, weights: Floats) -> float:

@@ -13,16 +13,16 @@ _CHECKPOINTED = ".checkpointed"
 
 
 def measured_key(name: str, precision: Precision, recomputes: bool = False) -> str:
-    """Return the key of measurements of the model ``name`` in a precision.
+    """Return the key under which measurements of the model ``name`` in this precision are stored.
 
-    ``recomputes``: True for measurements with activation checkpointing. Profiles of releases without precisions and
-    activation checkpointing have the key of float32 without it, which is the name.
+    ``recomputes``: True for measurements with activation checkpointing. The key of float32 without activation
+    checkpointing is ``name`` itself, as in profiles of older releases, which measured nothing else.
     """
     return name + _SUFFIXES.get(precision, "") + _CHECKPOINTED * recomputes
 
 
 def parts_of_key(key: str) -> tuple[str, Precision, bool]:
-    """Return the arguments of ``measured_key`` that made a key: name, precision, and True if activations recompute."""
+    """Split a key of ``measured_key`` into (model name, precision, True for activation checkpointing)."""
     recomputes = key.endswith(_CHECKPOINTED)
     key = key.removesuffix(_CHECKPOINTED)
     for precision, suffix in _SUFFIXES.items():
@@ -58,7 +58,7 @@ class Place:
     sharded: bool = False
     """True for a sharded optimizer (strategy Optimizer)."""
     cores: int | None = None
-    """As in ``LearnedPoint``."""
+    """CPUs of each rank. None: the devices are GPUs, or a release measured the run that did not store this number."""
 
     @property
     def devices(self) -> int:
@@ -99,12 +99,15 @@ class Learned:
     computing_W: float | None = None
     """Power in watts of one device, or of one CPU, while it computes; without the host and the data centre."""
     hardware: Hardware | None = None
-    """Measured hardware of the device class, in the constants of the key (``cluster.hardware.KEY``, device) only."""
+    """Measured hardware of the device class. Only profiles with the model key ``hardware`` have it; otherwise None."""
     fetch_s: float | None = None
     """Seconds that a rank or a data-loading process needs to prepare a sample and copy it into a batch."""
 
 
 def hardware_of(device: str, learned: Mapping[tuple[str, str], Learned]) -> Hardware | None:
-    """Return the measured hardware of a device class, or None if it was not measured."""
+    """Return the measured hardware of a device class, or None if it was not measured.
+
+    ``learned``: measured constants by (model key, device class).
+    """
     found = learned.get((KEY, device))
     return found.hardware if found else None

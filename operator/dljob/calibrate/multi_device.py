@@ -73,9 +73,9 @@ def remembered(points: Sequence[StepPoint], new: StepPoint, one_s: Callable[[int
 def learn_scaling(points: Sequence[StepPoint], one_s: Callable[[int], float], reference_s: float) -> Scaling | None:
     """Fit the constants that predict a step on several devices from a step on one device; None without points.
 
-    ``points``: steps measured on several devices. ``one_s``: function from the batch of a device to its step seconds
-    alone. ``reference_s``: a typical value of ``one_s``, in seconds. It is the unit of the times in the constants, so
-    that they suit short and long steps.
+    ``points``: steps measured on several devices. ``one_s``: function from the batch of a device to the step seconds
+    if this device trains alone. ``reference_s``: a typical value of ``one_s``, in seconds. It is the unit of the times
+    in the constants, so that they suit short and long steps.
     """
     if not points:
         return None
@@ -127,9 +127,9 @@ def _runs(points: Sequence[StepPoint], one_s: Callable[[int], float]) -> Runs:
 
 
 def _deviation(posterior: Posterior, runs: Runs) -> float:
-    """Return the standard deviation of the predicted log(step time) of the first run in ``runs``.
+    """Return the standard deviation of log(step time) that ``posterior`` predicts for the first run in ``runs``.
 
-    It is derived from the run's predicted 90th percentile, which is the upper end of the 80 % interval.
+    It is derived from the predicted 90th percentile of this run, which is the upper end of the 80 % interval.
     """
     found = posterior.predict(runs, 0.8)
     return float(np.log(found.high_s / found.median_s)[0] / P90)

@@ -40,10 +40,11 @@ DEVIATION = Constants(
 class Prior:
     """Distribution of the constants of communication, and of the slowdown of devices that share a node.
 
-    It holds before any step on several devices is measured.
+    It holds before any step on several devices is measured. ``mean``, ``deviation``: mean and standard deviation of
+    each constant. All other standard deviations are those of log(seconds).
 
-    Its values were chosen so that they suit three workloads on one cluster. The mean of ``log_gamma``, and ``smooth``,
-    were chosen so that they suit four clusters (design note 0006). All standard deviations are those of log(seconds).
+    The values were chosen so that they suit three workloads on one cluster. The mean of ``log_gamma``, and ``smooth``,
+    were chosen so that they suit four clusters (design note 0006).
     """
 
     mean: Constants = MEAN

@@ -28,10 +28,10 @@ MIN_MEASUREMENTS = 5
 MAX_MEASUREMENTS = 256
 """Maximum number of measurements in a fit, because its cost grows with their cube. Longer lists are thinned evenly."""
 HESITANT = 20
-"""Number of measurements that the normal distribution is worth in the width of an interval of predicted step times.
+"""Weight of the normal distribution in the width of an interval of predicted step times, as a number of measurements.
 
-The width is a mean of two widths: one from the scatter of the n measurements beyond ``MIN_MEASUREMENTS``, with the
-weight n, and one from the normal distribution, with the weight ``HESITANT``.
+The width is the weighted mean of two widths. One follows from the scatter of the measurements, with the weight n, which
+is their number beyond ``MIN_MEASUREMENTS``. The other follows from the normal distribution.
 """
 WIDEST = 3.0
 """Maximum factor by which the scatter of measurements widens an interval of predicted step times."""
@@ -52,7 +52,8 @@ class Predicted:
 class Posterior:
     """Probability distribution of step times after the measurements of the runs ``given`` (posterior).
 
-    ``constants``: the most likely constants of the formulas. ``reference_s``: as in ``fit``.
+    ``constants``: the most likely constants of the formulas. ``reference_s``: typical step seconds on one device, the
+    unit of the times in ``constants``.
     """
 
     prior: Prior
@@ -62,7 +63,7 @@ class Posterior:
     residual: Floats
     """log(measured step time) - log(step time by the formulas and ``constants``) for each run in ``given``."""
     left_out: Floats
-    """Absolute leave-one-out residual of each measurement, divided by its standard deviation."""
+    """Absolute leave-one-out residual of log(step time) of each measurement, divided by its standard deviation."""
     _inverse: Floats = field(repr=False)
     """Inverse of the measurements' covariance, which is due to constants, effects and noise."""
     _weights: Floats = field(repr=False)
@@ -73,7 +74,10 @@ class Posterior:
         return steps(self.constants, self.given, self.reference_s)
 
     def predict(self, runs: Runs, level: float = 0.9) -> Predicted:
-        """Return the medians for ``runs``, and intervals that contain a new measurement with probability ``level``."""
+        """Return the median step seconds of ``runs``, and intervals that contain a new measurement with ``level``.
+
+        ``level``: probability that a new measurement is in the interval.
+        """
         here = steps(self.constants, runs, self.reference_s)
         log_s, variance = here.log_s, prior_variance(self.prior, here)
         if len(self.given):
@@ -122,8 +126,9 @@ def fit(reference_s: float, given: Runs, step_s: Floats, prior: Prior = Prior())
     """Fit the constants to measurements: the runs ``given`` took ``step_s`` seconds per step.
 
     Return the probability distribution of step times (posterior). Without runs, it is the prior. ``reference_s``: a
-    typical step time of the workload on one device, in seconds, the same in every fit. Measurements are
-    ignored if they are not finite and positive, or differ from the prior's prediction by more than a factor ``ABSURD``.
+    typical step time of the workload on one device, in seconds. It is the unit of the times in the constants, and must
+    be the same in every fit. Measurements are ignored if they are not finite and positive, or differ from the prior's
+    prediction by more than a factor ``ABSURD``.
 
     Damped Gauss-Newton steps find the maximum a posteriori. Iteratively reweighted variances fit Student's t
     distribution of the noise (Lange, Little, Taylor 1989). The posterior is normal around the maximum (Laplace).

@@ -24,17 +24,17 @@ class TimeFactors:
     """Measured time divided by the time that data sheets predict, for each part of a step; 1 without a measurement."""
 
     host: float = 1.0
-    """Overhead of the framework."""
+    """Measured / predicted time of the framework's overhead."""
     convolution: float = 1.0
-    """Arithmetic of convolutions."""
+    """Measured / predicted time of the arithmetic of convolutions."""
     product: float = 1.0
-    """Arithmetic of matrix products and all other layers."""
+    """Measured / predicted time of the arithmetic of matrix products and all other layers."""
     half: float = 1.0
-    """Arithmetic of products and convolutions in 16 bits, on GPUs with units for them."""
+    """Measured / predicted time of matrix products and convolutions in 16 bits, on GPUs with units for them."""
     activation: float = 1.0
-    """Memory traffic of activations."""
+    """Measured / predicted time of the memory traffic of activations."""
     weight: float = 1.0
-    """Memory traffic of parameters, gradients and optimizer state."""
+    """Measured / predicted time of the memory traffic of parameters, gradients and optimizer state."""
 
 
 NOMINAL = TimeFactors()

@@ -1,4 +1,4 @@
-"""Domains: the parts of a cluster for which plans are priced, and to which their pods are then bound.
+"""Domains: parts of a cluster. The planner makes a plan for each of them, and the pods run in that of the best plan.
 
 A domain contains nodes of one rack, of one zone or of the whole cluster: all these nodes, only the spot nodes, or only
 the other nodes. Without a topology and without spot nodes, there is only one domain: ``ANYWHERE``.
@@ -28,8 +28,8 @@ MAX_DOMAINS = 6
 class Crossing:
     """The network between two zones or two racks.
 
-    ``bandwidth_Bps``: bandwidth of one node in bytes per second. ``latency_s``: latency in seconds. A value of None
-    means: as good as within one rack or zone.
+    ``bandwidth_Bps``: bytes per second that one node can send to the other zone or rack. ``latency_s``: latency in
+    seconds. A value of None means: as good as within one rack or zone.
     """
 
     bandwidth_Bps: float | None = None

@@ -12,7 +12,7 @@ from dljob.cluster.prices import J_PER_KWH, listed
 
 HOUR_S, DAY_S = 3600.0, 86400.0
 MOMENT_S = 1.0
-"""Added to each duration, so that the mean over a time without duration is the intensity at that time."""
+"""Seconds that are added to each duration, so that the mean carbon intensity over a duration of 0 is defined."""
 WORLD_G_PER_KWH = 473.0
 """Mean carbon intensity of the world's electricity in 2024, in g CO2 equivalent per kWh.
 

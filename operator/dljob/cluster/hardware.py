@@ -15,7 +15,7 @@ MAX_FACTOR = 10.0
 """Largest believable ratio between a measured time and the time by the data sheet, in both directions. Processors in
 use differ from the catalogue's generic core by less than a factor of 4."""
 MAX_ASSUMED_FACTOR = 100.0
-"""The same for a GPU that is not in the catalogue, and therefore has the figures of another one."""
+"""``MAX_FACTOR`` of a GPU that is not in the catalogue, and therefore has the data sheet of another GPU."""
 DISK_LIMITS_Bps = (1e6, 1e11)
 LINK_LIMITS_Bps = (1e5, 1e12)
 LATENCY_LIMITS_s = (1e-8, 1.0)
@@ -40,19 +40,19 @@ class Hardware:
     memory_cores: float | None = None
     """Number of cores that use the whole memory bandwidth of the node."""
     memory_Bps: float | None = None
-    """Bandwidth of copies by one core, or by a GPU."""
+    """Memory bandwidth in copies by one core, or by a GPU."""
     disk_Bps: float | None = None
     near: LinkSpeed | None = None
-    """Messages between two ranks of a node."""
+    """Latency and bandwidth of messages between two ranks of a node."""
     far: LinkSpeed | None = None
-    """Messages between two pods on different nodes."""
+    """Latency and bandwidth of messages between two pods on different nodes."""
     doubts: tuple[str, ...] = field(default=())
-    """Values that were not believed, and what is used instead, for users."""
+    """Texts for users. Each names an implausible value and says what plans use instead."""
 
     def device(self, device: Device, cores: float = 1.0) -> Device:
-        """Return ``device``, which has the values of its data sheet, with the measured values instead.
+        """Return ``device`` with measured values in place of those of its data sheet.
 
-        ``cores``: number of cores of the rank.
+        ``cores``: number of CPUs that ``device`` stands for (those of one rank); not used for GPUs.
         """
         changed = replace(device, factors=self.factors)
         if device.kind == "cpu" and self.memory_Bps is not None:
@@ -76,7 +76,7 @@ class Hardware:
             if bounded[each.name] != value:
                 doubts.append(
                     f"{each.name}: found {value:.3g} times the time of the data sheet; expected {1 / most:g} to "
-                    f"{most:g} times. The plan uses {bounded[each.name]:g}"
+                    f"{most:g} times. The plan uses {bounded[each.name]:g} times"
                 )
         return replace(
             self,

@@ -20,7 +20,10 @@ class NodeTemplates:
 
     nodes: tuple[Node, ...] = ()
     start_timeout_s: float = START_TIMEOUT_S
-    """Start time-out in seconds of a job that needs new nodes, unless the job sets one itself."""
+    """Seconds after which the operator stops the pods of a job that needs new nodes, if not all of them run.
+
+    A job can set another time (``spec.scheduling.startTimeout``).
+    """
 
     def without(self, devices: Collection[str]) -> "NodeTemplates":
         """Return the templates without those whose nodes have one of these device types."""
@@ -62,7 +65,10 @@ def parse_templates(text: str) -> tuple[Node, ...]:
     try:
         entries = json.loads(text)
     except ValueError as error:
-        raise ValueError(f"found {text!r:.200} ({error}); expected JSON, a list of node templates") from None
+        raise ValueError(
+            f"found {text!r:.200} ({error}); expected JSON, a list of node templates. Correct the chart value "
+            "autoscaling.nodeTemplates"
+        ) from None
     if isinstance(entries, list) and any("count" not in entry for entry in entries if isinstance(entry, dict)):
         raise ValueError(
             "autoscaling.nodeTemplates: found a template without count; expected count, the maximum number of nodes "
@@ -71,6 +77,7 @@ def parse_templates(text: str) -> tuple[Node, ...]:
     found = cluster_view({"nodes": entries}).nodes
     if len(found) > MAX_NEW_NODES:
         raise ValueError(
-            f"found {len(found)} nodes in all templates; expected at most {MAX_NEW_NODES}. Lower count in a template"
+            f"found {len(found)} nodes in all templates; expected at most {MAX_NEW_NODES}. Lower count in a template "
+            "of the chart value autoscaling.nodeTemplates"
         )
     return found

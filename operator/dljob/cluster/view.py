@@ -111,8 +111,8 @@ def cluster_view(document: object) -> ClusterView:
     (default 1), ``free`` devices (default all), ``cpu`` (default 1), ``memory`` (default 8Gi), ``storage`` on disk
     (ephemeral storage; default unknown), network ``bandwidth`` in bytes/s, ``labels``, ``zone`` and ``rack`` (short for
     the labels topology.kubernetes.io/zone and rack), and ``taints`` as in a node's spec. A device that is not in the
-    catalogue is a CPU class, unless the entry has
-    ``gpu: true``. Raise ValueError with the entry, the found and the expected value.
+    catalogue is a CPU class, unless the entry has ``gpu: true``. Raise ValueError with the entry, the found and the
+    expected value.
     """
     entries = document.get("nodes") if isinstance(document, Mapping) else None
     if not isinstance(entries, list) or not isinstance(document, Mapping) or set(document) != {"nodes"}:

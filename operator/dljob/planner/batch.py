@@ -1,4 +1,4 @@
-"""Choice of the global batch size, from a range, that needs the least time, energy or cost for the same progress.
+"""Choice of the global batch size, from a range, that needs the least of the objective for the same training progress.
 
 The considered batch sizes are called a ladder, and each of them a rung. Each rung has its own plan and its own number
 of steps, which follows from the gradient noise scale (``perf.fit.statistical``). The plans are compared by the
@@ -21,14 +21,14 @@ MIN_GAIN = 0.05
 
 Smaller improvements are uncertain, because measured noise scales vary between runs."""
 AS_MANY_SAMPLES = 1e15
-"""Noise scale in samples for a running job, if none was measured when the job began.
+"""Noise scale in samples that is assumed for a running job if none was measured when the job began.
 
-With it, all batch sizes need the same number of samples for the same progress."""
+It is so large that all batch sizes need the same number of samples for the same progress."""
 MAX_RUNGS = 16
 """Maximum number of global batch sizes to consider."""
 MAX_RUNGS_PLANNED_AT_ONCE = 8
-"""Maximum number of considered batch sizes that are all planned. If there are more, every other batch size is planned
-first, then the neighbours of the best one."""
+"""Maximum number of batch sizes at which all of them are planned. If there are more, every other one is planned first,
+then the neighbours of the best one."""
 Plan = Callable[[Request], Decision | Infeasible]
 
 
@@ -157,8 +157,8 @@ def _at(request: Request, batches: Batches, batch: int, noise: float) -> Request
 def _scores(asked: Mapping[int, Request], found: Mapping[int, Decision | Infeasible]) -> dict[int, tuple[bool, float]]:
     """Return {batch size: sort key of its plan, lower is better} for all batch sizes that have a plan.
 
-    ``asked``: the request for each batch size. ``found``: its plans, or the reason why it has none. The key is (True if
-    the chosen plan misses the deadline, score), as in ``_score``.
+    ``asked``: the request for each batch size. ``found``: the decision for each batch size, or the reason why it has no
+    plan. The key is (True if the chosen plan misses the deadline, score).
     """
     return {b: _score(asked[b], answer.chosen) for b, answer in found.items() if isinstance(answer, Decision)}
 
@@ -167,7 +167,7 @@ def _score(request: Request, choice: Choice) -> tuple[bool, float]:
     """Return the sort key (True if the plan misses the deadline, score); lower is better.
 
     The score of a plan that misses the deadline is the p90 of its training time in seconds. The score of any other plan
-    is ``objective.score``: seconds, joules or US dollars of the whole training.
+    is ``objective.score``: seconds, joules, US dollars or grams of CO2 of the whole training.
     """
     p90_s = choice.prediction.total_p90_s
     late = not objective.meets(request, p90_s)

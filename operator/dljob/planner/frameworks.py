@@ -27,7 +27,8 @@ Constants = Mapping[tuple[str, str], Learned]
 class FrameworkPlan:
     """The best plan of a job with one framework, or the reason why there is none.
 
-    ``backend``: the constants that predict its communication; None on GPUs, where NCCL has those of data sheets.
+    ``reason``: why there is no plan; empty if there is one. ``backend``: the measured constants that predict its
+    communication; None on GPUs, where data sheets predict that of NCCL.
     """
 
     name: str
@@ -74,8 +75,8 @@ def compare(request: Request, view: ClusterView, learned: Constants, uneven: boo
 def _with_mpi(request: Request, view: ClusterView, learned: Constants) -> FrameworkPlan:
     """Return dltrain's best plan without a server.
 
-    The planner also tries a server if it may choose the collective. If that is the best, the others are planned one by
-    one.
+    If the planner chooses the collective, it may choose one with a parameter server. If it does, plan with each of
+    ``MPI_COLLECTIVES`` and return the best of these plans.
     """
     found = _framework(DLTRAIN, request, view, learned)
     if found.choice is None or found.choice.collective not in SERVERS:

@@ -52,7 +52,7 @@ candidate of as many different sets of device types."""
 MAX_REFUSALS = 20
 
 Constants = Mapping[tuple[str, str], Learned]
-"""Learned constants by (model or training script, device)."""
+"""(Name of the measured model or training script, device type) → measured constants."""
 Found = tuple[list[Part], Choice | Refusal]
 Made = dict[tuple[str, bool, Layout, Stored | None, str, bool], list[Option]]
 
@@ -258,7 +258,10 @@ def _candidates(
 
 
 def _is_of_precision(request: Request, found: Choice | Refusal, searched: Precision) -> bool:
-    """Return True if a candidate of the search in a precision gets this precision; also for rejected candidates."""
+    """Return True if the devices of a candidate compute in ``searched``, the precision of the search that found it.
+
+    Otherwise, the search in another precision finds the candidate. Return True for rejected candidates.
+    """
     return isinstance(found, Refusal) or precision.of_choice(request, found) == searched
 
 

@@ -23,7 +23,7 @@ ASSUMED_NBYTES = 4 * 2**30
 ASSUMED_GPU_NBYTES = 16 * 2**30
 """Main memory of a rank on a GPU whose model is unknown."""
 MAX_NODE_SHARE = 0.5
-"""The largest part of a node's free memory that a pod requests if nothing is known about its needs."""
+"""Largest fraction of a node's free memory that a pod requests if its needs are unknown (but at least 512 MiB)."""
 
 
 def plan_unpredicted(request: Request, view: ClusterView) -> Decision | Infeasible:

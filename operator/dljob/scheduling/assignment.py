@@ -113,14 +113,15 @@ def movers(held: Sequence[Held], parts: Choices, free: Mapping[str, int], restar
     """Return for each job True if it runs and restarts on its part (the option that ``share`` chose for it).
 
     It restarts if that pays for the job itself, or if other jobs need what the job holds. ``held``: what each job
-    holds. ``parts``, ``free``: result and argument of ``share``. ``restart_s``: seconds of a restart. The parts of the
-    jobs that restart fit beside what all other jobs hold. The parts of waiting jobs may not fit yet.
+    holds. ``parts``: the part of each job; None: it gets no devices. ``free``: number of devices by type, including
+    those that these jobs hold. ``restart_s``: seconds of a restart. The parts of the jobs that restart fit beside what
+    all other jobs hold. The parts of waiting jobs may not fit yet.
     """
 
     def short(moving: set[int], *, waiting: bool) -> dict[str, int]:
         """Return how many devices of each type are missing if only the jobs ``moving`` (indices) move.
 
-        ``waiting``: True: the waiting jobs start on their parts, too.
+        ``waiting``: True if the waiting jobs also start on their parts.
         """
         used = Counter[str]()
         for i, (mine, part) in enumerate(zip(held, parts, strict=True)):
@@ -153,9 +154,11 @@ def movers(held: Sequence[Held], parts: Choices, free: Mapping[str, int], restar
 def assign_all(
     jobs: Sequence[Candidate], held: Sequence[Held], free: Mapping[str, int], restart_s: float
 ) -> Assignment:
-    """Assign devices to waiting and running jobs together. Arguments as for ``share`` and ``movers``.
+    """Assign devices to waiting and running jobs together.
 
-    A running job that does not gain restarts only for jobs of equal or higher priority that gain more than it loses.
+    ``jobs``: sorted, the highest priority first. ``held``: what each job holds now. ``free``: number of devices by
+    type, including those that running jobs hold. ``restart_s``: seconds of a restart. A running job that does not gain
+    restarts only for jobs of equal or higher priority that gain more than it loses.
     """
     parts = share(jobs, free)
     moving = movers(held, parts, free, restart_s)
@@ -173,8 +176,8 @@ def assign_all(
 def gains_by(mine: Held, seconds: float, restart_s: float) -> bool:
     """Return True if a running job gains enough by a restart, after which it needs ``seconds`` to its end.
 
-    ``restart_s``: seconds of the restart itself. The gain must reach ``MIN_GAIN_S`` seconds and the fraction
-    ``MIN_GAIN`` of the job's remaining time, as for a job that grows (``gain``).
+    ``mine``: what the job holds, with its remaining time. ``restart_s``: seconds of the restart itself. The gain must
+    reach ``MIN_GAIN_S`` seconds and the fraction ``MIN_GAIN`` of the job's remaining time.
     """
     return mine.left_s - seconds - restart_s >= max(MIN_GAIN_S, MIN_GAIN * mine.left_s)
 
@@ -182,7 +185,10 @@ def gains_by(mine: Held, seconds: float, restart_s: float) -> bool:
 def _helped(
     i: int, jobs: Sequence[Candidate], held: Sequence[Held], parts: Choices, moving: Sequence[bool]
 ) -> tuple[int, ...]:
-    """Return indices of jobs that wait or move, get a device type that ``i`` frees, and have at least its priority."""
+    """Return the indices of the jobs that get devices of a type of which job ``i`` frees some when it moves.
+
+    These jobs wait or move, and have at least the priority of job ``i``.
+    """
     mine = parts[i]
     assert mine is not None
     freed = {
@@ -362,9 +368,10 @@ STARTS_FIRST = 1e30
 
 
 def _worth(old: Option | None, new: Option, left: Mapping[str, int]) -> float:
-    """Return the value, per added device, of the step from ``old`` (None: no devices) to ``new``; higher is better.
+    """Return the value, per added device, of giving a job the option ``new`` in place of ``old``; higher is better.
 
-    ``left``: free devices by type. Return 0 if these are too few, and a negative number if the job would become slower.
+    ``old``: None if the job has no devices yet. ``left``: number of free devices by type. Return 0 if these are too
+    few, and a negative number if the job would become slower.
     """
     mine = old.devices if old is not None and old.device == new.device else 0
     if new.devices - mine > left.get(new.device, 0):

@@ -9,11 +9,11 @@ from dljob.cluster import ClusterView, Node
 
 _FREE = ("free_devices", "free_cpu", "free_memory_nbytes")
 _others = attrgetter(*(field.name for field in fields(Node) if field.name not in _FREE))
-"""Returns the fields of a node that do not change with the pods on it."""
+"""Function that returns the fields of a node that do not change with the pods on it."""
 
 
 class Growth:
-    """Counts, for each device type, how often its capacity has grown.
+    """Counters of how often the capacity of each device type has grown.
 
     Capacity grows if a node of that type is new, has more free resources than in the view before, or has changed in
     another way (for example in its labels). Several such nodes in one view count once.

@@ -36,8 +36,8 @@ class QueuedJob:
     """The properties of a waiting job that determine its place in the queue.
 
     ``key``: namespace and name. ``priority``: value of its PriorityClass. ``share``: dominant share of its namespace
-    (the fraction of the cluster that it holds), divided by the weight. ``latest_start``: when it must start to meet its
-    deadline, from the function of this name; None: the job has no deadline, or can no longer meet it.
+    (the fraction of the cluster that it holds), divided by the weight. ``latest_start``: the moment by which the job
+    must start to meet its deadline; None: the job has no deadline, or can no longer meet it.
     """
 
     key: tuple[str, str]
@@ -59,7 +59,7 @@ class QueuedJob:
 
     @property
     def place(self) -> tuple[int, bool, float, float, datetime, str]:
-        """Return the sort key of the queue; the smallest comes first. No two jobs have equal keys: uids are unique."""
+        """Return the sort key of the queue, (``urgency``, creation time, uid); the smallest comes first."""
         return *self.urgency, self.created, self.uid
 
 

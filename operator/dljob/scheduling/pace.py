@@ -92,11 +92,11 @@ def move_reason(stay: Rest, other: Rest, available_s: float | None) -> Move | No
 def pace_deadline_s(
     total: int, left: int, available_s: float, restart_s: float = 0.0, lost_steps: int = 0, slower: float = 1.0
 ) -> float:
-    """Return the deadline in seconds of a whole training at the pace that the remaining steps need.
+    """Return the seconds that a whole training may take by prediction if the job is to meet its deadline.
 
-    A plan meets it if its ``left`` of ``total`` steps, ``lost_steps`` repeated steps and a restart of ``restart_s``
-    seconds fit into ``available_s`` seconds, even if it is ``slower`` times as slow as predicted. The result is at
-    least 1, and rounded down to a power of ``PACE_STEP``.
+    The job has ``left`` of ``total`` steps left and ``available_s`` seconds to the deadline. In this time, it must also
+    restart for ``restart_s`` seconds and repeat ``lost_steps`` steps. ``slower``: factor by which steps take longer
+    than predicted. The result is at least 1, and rounded down to a power of ``PACE_STEP``.
     """
     exact_s = max(0.0, available_s - restart_s) * total / max(1, left + lost_steps) / slower
     return 1.0 if exact_s <= 1 else exp(floor(log(exact_s) / log(PACE_STEP) + 1e-9) * log(PACE_STEP))

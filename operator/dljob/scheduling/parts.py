@@ -10,7 +10,7 @@ def sizes(nodes: int, per_node: int) -> list[tuple[int, int]]:
     """Return the sizes to try for options, as (number of nodes, devices per node), the smallest first.
 
     ``nodes``: number of nodes of one device type. ``per_node``: devices of each. The sizes are 1, 2, 4, … devices of
-    one node, then 1, 2, 4, … whole nodes, and all nodes; none if there are no devices.
+    one node, then 1, 2, 4, … whole nodes, and all nodes. Return an empty list if there are no devices.
     """
     powers = [2**n for n in range(max(nodes, per_node).bit_length())]
     found = [(1, n) for n in powers if n < per_node] + [(n, per_node) for n in powers if n < nodes]

@@ -63,7 +63,7 @@ def amount(text: str) -> Decimal:
 
 
 def in_units(amounts: Mapping[str, Decimal]) -> Requests:
-    """Convert amounts by resource name (in cores, bytes and GPUs) to ``Requests``, rounded up as the scheduler does."""
+    """Convert amounts by resource name (in cores, bytes and GPUs) to ``Requests``, rounded up like in Kubernetes."""
     return Requests(
         _up(1000 * amounts.get("cpu", _ZERO)),
         _up(amounts.get("memory", _ZERO)),

@@ -63,7 +63,7 @@ def without_reserved(view: ClusterView, reservations: Iterable[Reservation]) -> 
 
 
 _Left = tuple[int, float, int, int, bool]
-"""What a node has left: its free devices and free CPU, both negative, its index, free memory, and whether it has GPUs.
+"""What a node has left: (-free devices, -free CPU, index of the node, bytes of free memory, True if it has GPUs).
 
 In this order, a heap of nodes begins with the one that has the most free devices, then the most free CPU. Hundreds of
 plans may be accepted within the seconds that the scheduler needs for their pods. Sorting all nodes for each of these

@@ -111,7 +111,7 @@ class Curve:
         return (*first, *zip(self.batches, self.times_s, strict=True))
 
     def scaled(self, factor: float) -> "Curve":
-        """Return the curve of a device on which every step takes ``factor`` times as long as on this one."""
+        """Return this curve with all times multiplied by ``factor``."""
         return Curve(self.batches, tuple(factor * t for t in self.times_s), factor * self.slope_s)
 
 

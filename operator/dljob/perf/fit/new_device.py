@@ -111,7 +111,7 @@ def next_probe(sheets: Mapping[str, Sheet], known: Collection[Point], candidates
     explains the fraction cov(i, j)² / (var(i) (var(j) + noise)) of the variance of candidate i. The returned candidate
     j has the largest sum of these fractions over all other candidates i. If variances were summed instead of fractions,
     a few very uncertain candidates would dominate. Variances do not depend on measured values, so a series of probes
-    can be chosen before the first measurement. Raise ValueError under the conditions of ``seconds``.
+    can be chosen before the first measurement. Raise ValueError for the same invalid points as ``seconds`` does.
     """
     points = _points(sheets, known, candidates)
     covariance = _covariance(points, _logs(sheets, points), _vendors(sheets, points))
@@ -124,7 +124,11 @@ def next_probe(sheets: Mapping[str, Sheet], known: Collection[Point], candidates
 
 
 def _points(sheets: Mapping[str, Sheet], known: Collection[Point], asked: Sequence[Point]) -> list[Point]:
-    """Return the known points, followed by the asked points. Raise ValueError under the conditions of ``seconds``."""
+    """Return the known points, followed by the asked points.
+
+    Raise ValueError if there are no known or no asked points, if ``sheets`` lacks a device, or if no known point has
+    the workload of an asked point.
+    """
     if not known or not asked:
         raise ValueError(
             f"points: found {len(known)} measured points and {len(asked)} points to predict; expected at least one "
@@ -157,7 +161,11 @@ def _vendors(sheets: Mapping[str, Sheet], points: Sequence[Point]) -> list[str]:
 
 
 def _covariance(points: Sequence[Point], logs: Floats, vendors: Sequence[str]) -> Floats:
-    """Return the covariance matrix of log(time) at the points: the sum over the effects in the module's docstring."""
+    """Return the covariance matrix of log(time) at the points: the sum over all effects on the time.
+
+    The module's docstring lists these effects. ``logs``: log(peak) and log(bandwidth) of each point's device.
+    ``vendors``: vendor of each point's device.
+    """
     device, workload = (np.array([getattr(p, name) for p in points]) for name in ("device", "workload"))
     batch = np.log2(checked("batch", [p.batch for p in points]))
     apart = np.abs(batch[:, None] - batch[None, :])

@@ -16,6 +16,7 @@ def fetch_s(
 
         max(Σ bytes / source, max bytes / min(link, disk))
 
-    ``node_nbytes``: bytes that each node fetches. Other arguments: bandwidths in bytes per second.
+    ``node_nbytes``: bytes that each node fetches. ``link_Bps``: network bandwidth of a node. ``disk_Bps``: bandwidth at
+    which a node writes to its disk. ``source_Bps``: bandwidth of the server or object store for all nodes together.
     """
     return max(sum(node_nbytes) / source_Bps, max(node_nbytes, default=0.0) / min(link_Bps, disk_Bps))

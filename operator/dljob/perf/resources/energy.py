@@ -1,4 +1,4 @@
-"""Power of a rank, and the price of energy and devices.
+"""Power of a rank while it computes and while it waits, and the price of devices.
 
 The energy of a plan is the sum over its ranks, times the run time: ``dljob.planner.candidates.evaluate`` computes it.
 
@@ -58,7 +58,7 @@ def host_watts(device: Device) -> float:
 
 
 def overhead(device: Device) -> float:
-    """Return the power of the data centre with this device, divided by the power of its computers."""
+    """Return the power of the device's data centre, divided by the power of the computers in it (PUE)."""
     return PUE if device.pue is None else device.pue
 
 

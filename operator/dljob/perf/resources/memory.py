@@ -43,7 +43,7 @@ WORKER_NBYTES = 64 * 2**20
 """Main memory of a data-loading process besides its batches: 8 MiB after its start (it shares the rest with the agent's
 interpreter), and room for a dataset's imports."""
 MAX_SAMPLES = 2**31 - 1
-"""Maximum batch size that the API accepts. It bounds the batch of workloads whose samples need no memory."""
+"""Maximum batch size that the API accepts. It also bounds ``largest_batch`` if samples need hardly any memory."""
 
 
 def fixed_nbytes(workload: Workload) -> float:
@@ -76,8 +76,9 @@ def held_nbytes(parameter_nbytes: float, kept_nbytes: float, largest_nbytes: flo
     """Return the memory of a rank in bytes, including its process (CPU) or CUDA context (GPU).
 
     ``parameter_nbytes``: parameters, gradients and optimizer state. ``kept_nbytes``: samples, and activations kept for
-    the backward pass. ``largest_nbytes``: the largest transient activations. CPU kernels also copy tensors to other
-    layouts; the coefficients ``structure.GROWTH``, fitted to measurements, cover these copies.
+    the backward pass. ``largest_nbytes``: the largest activations that exist only briefly. On CPUs, each amount is
+    multiplied by a coefficient fitted to measurements (``structure.GROWTH``), because kernels also copy tensors to
+    other layouts.
     """
     if is_gpu:
         return GPU_CONTEXT_NBYTES + MARGIN * (parameter_nbytes + kept_nbytes + largest_nbytes)

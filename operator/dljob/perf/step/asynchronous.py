@@ -31,9 +31,9 @@ def round_of(
     and waiting times of the round. ``workers``: number of workers, which share one parameter server. ``nbytes``: size
     of the gradients. ``link``: network between a worker and the server. ``bound``: the staleness bound (maximum
     distance between two workers) in steps; None without a bound. ``own_update_s``: seconds of the synchronous step's
-    computing in which a rank updates its parameters. ``server_update_s``: seconds in which the server's device would do
-    the same. The server reads the gradient once for its norm, where a synchronous update sets it to zero, so both move
-    the same number of bytes.
+    computing in which a rank updates its parameters, which workers do not do. ``server_update_s``: seconds in which the
+    server updates the parameters. It is predicted like an update in a synchronous step: the server reads the gradient
+    once for its norm, where a synchronous update sets it to zero, so both move the same number of bytes.
     """
     timing = replace(timing, compute_s=max(0.0, timing.compute_s - own_update_s))
     think_s = timing.compute_s + timing.data_s

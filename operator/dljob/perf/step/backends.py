@@ -46,10 +46,10 @@ class Backend:
     bucket_nbytes: int
 
     def over(self, link: Link, spread: float, nodes: int) -> tuple[Link, float]:
-        """Return ``link`` as this backend uses it, and the spread of predictions with it.
+        """Return (``link`` with latency and bandwidth multiplied by this backend's ratios, spread of predictions).
 
-        ``spread``: standard deviation of log(measured / predicted) of the link itself, which is independent of that of
-        the backend. ``nodes``: number of nodes of the ranks.
+        A spread is a standard deviation of log(measured / predicted). ``spread``: that of predictions with ``link``
+        itself; the result combines it with that of the ratios. ``nodes``: number of nodes on which the ranks run.
         """
         ratios = self.between if nodes > 1 else self.within
         used = replace(

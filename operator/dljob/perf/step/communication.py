@@ -43,12 +43,12 @@ class Link:
 
     @property
     def inside_s(self) -> float:
-        """Return the latency between ranks on the same node."""
+        """Return the latency between ranks on the same node, in seconds."""
         return self.latency_s if self.near_latency_s is None else self.near_latency_s
 
     @property
     def inside_Bps(self) -> float:  # noqa: N802 - the unit is part of the name
-        """Return the bandwidth between ranks on the same node; infinite if it limits nothing."""
+        """Return the bytes per second between ranks on the same node; infinite if ``near_bandwidth_Bps`` is None."""
         return inf if self.near_bandwidth_Bps is None else self.near_bandwidth_Bps
 
 
@@ -144,10 +144,9 @@ def layered_server_s(
     """Return the seconds in which a layered server gets all gradients, and those of its broadcast: (gather, broadcast).
 
     Rank 0 of n ranks is the server. The gradient has V = ``nbytes`` bytes in L = ``tensors`` tensors. As the backward
-    pass reaches a tensor, the server gathers it from the n - 1 workers and adds it up: T_gather(v, n) + sync per
-    tensor of v bytes, with sync = 2 ceil(log2 n) alpha if n > 2, because the ranks of a gather wait for each other
-    (alpha: latency, beta = 1 / bandwidth, gamma: seconds to add a byte). The sum over tensors depends on the sizes
-    only by their sum V.
+    pass reaches a tensor, the server gathers it from the n - 1 workers and adds it up. With more than two ranks, each
+    of these L gathers takes 2 ceil(log2 n) alpha more, because its ranks wait for each other (alpha: latency, beta =
+    1 / bandwidth, gamma: seconds to add a byte). The sum over all tensors depends only on L and V:
 
     ``gather`` Serial: the server receives one worker's message after another: L (n-1) alpha + (n-1) V (beta + gamma).
     Tree: a binomial tree in which inner ranks forward the rows of their subtrees: L ceil(log2 n) alpha + (n-1) V
@@ -166,17 +165,18 @@ def layered_server_s(
 
 
 def halving_doubling_s(nbytes: float, n: Number, link: Link, nodes: Number | None = None) -> Number:
-    """Return the time in seconds of an all-reduce by recursive halving, then doubling (Rabenseifner 2004).
+    """Return the seconds of an all-reduce over ``n`` ranks by recursive halving, then doubling (Rabenseifner 2004).
 
-    ``n`` ranks sum V = ``nbytes`` bytes. Let p be the largest power of two up to n, alpha the latency of a message,
+    The ranks add up V = ``nbytes`` bytes. Let p be the largest power of two up to n, alpha the latency of a message,
     beta the seconds to send a byte, and gamma the seconds to add a byte. If n = p, the time is
     2 log2(p) alpha + 2 (p - 1)/p V beta + (p - 1)/p V gamma. If n > p, each of the n - p remaining ranks first combines
     its buffer with that of one of the p ranks, and gets the sum from it in the end. This takes
     3 alpha + 2 V beta + V/2 gamma more (Thakur et al. 2005, section 4.3).
 
-    With ``nodes``, each node has g consecutive ranks. If g is a power of two, the first log2(g) exchanges, which carry
-    most bytes, stay within a node. They have the lower latency there, and the link's bandwidth. In all other exchanges,
-    the g ranks of a node share its link. They send V/g - V/p bytes each, which therefore take g times as long.
+    ``nodes``: number of nodes, each with g consecutive ranks; None: one rank per node. If g is a power of two, the
+    first log2(g) exchanges, which carry most bytes, stay within a node. They have the lower latency there, and the
+    link's bandwidth. In all other exchanges, the g ranks of a node share its link. They send V/g - V/p bytes each,
+    which therefore take g times as long.
     """
     rounds = np.floor(np.log2(n))
     group = np.maximum(np.asarray(n) / (n if nodes is None else nodes), 1.0)

@@ -60,8 +60,8 @@ def host_overhead_s(workload: Workload, cores: float = 1.0, factor: float = 1.0)
 def update_s(workload: Workload, device: Device, use: CoreUse = ONE_CORE) -> float:
     """Return the seconds in which the optimizer updates all parameters once, at the end of a step.
 
-    An update sets gradients to zero and reads them. It reads and writes parameters and optimizer state. ``use``: as in
-    ``regressed``.
+    An update sets gradients to zero and reads them. It reads and writes parameters and optimizer state. ``use``: on a
+    CPU node, the cores of the rank and of the node's other ranks; not used for GPUs.
     """
     if device.kind == "cpu":  # ``structure`` also counts the accesses to weights by forward and backward pass
         accesses = 4 + 2 * workload.optimizer_slots
@@ -88,7 +88,7 @@ def catalogue_curve(workload: Workload, device: Device, cores: float = 1.0, use:
     """Predict the compute seconds of a step over the batch, for a workload that was never measured on this device.
 
     The result is ``regressed`` for a CPU and ``roofline`` for a GPU. ``cores``: CPUs that the rank's framework threads
-    may use. ``use``: on a CPU node, the cores of the rank and of its neighbours; None: the rank has no neighbours.
+    may use. ``use``: on a CPU node, the cores of the rank and of the node's other ranks; None: there are no others.
     """
     return (
         regressed(workload, device, use or CoreUse(cores))
@@ -102,9 +102,9 @@ def regressed(workload: Workload, device: Device, use: CoreUse = ONE_CORE) -> Cu
 
     The coefficients are the times on one core. ``core_scaling`` divides them by the speed of more cores, separately for
     arithmetic and for memory traffic. The framework's overhead runs in one thread, so it takes longer below one CPU,
-    but no less time above. ``use``: the cores of the rank and of its neighbours on the node. If ``device`` has another
-    peak than so many cores of the catalogue, its cores are assumed to be faster or slower. Measured factors of the
-    device (``Device.factors``) multiply the terms.
+    but no less time above. ``use``: the cores of the rank and of the node's other ranks. If the peak of ``device``
+    differs from that of ``use.cores`` cores in the catalogue, all times are divided by the ratio of the two peaks,
+    except for the framework's overhead. The measured factors of the device (``Device.factors``) multiply the terms.
     """
     host = device.factors.host * structure.total(structure.host_terms(workload), structure.HOST_S) / min(1.0, use.cores)
     host += use.fork_s * len(workload.layers)
@@ -131,7 +131,11 @@ _FACTORS = {
 
 
 def _on_cores(terms: Mapping[str, float], use: CoreUse, factors: TimeFactors) -> float:
-    """Return the seconds of the terms of ``structure.time_terms`` on these cores."""
+    """Return the seconds for the work ``terms`` on the cores ``use`` of the catalogue's speed.
+
+    ``terms``: operations and bytes by name, from ``structure.time_terms``. ``factors``: measured time divided by
+    predicted time, for each kind of work.
+    """
     by_part = vars(factors)
     seconds = {name: float(by_part[_FACTORS[name]]) * structure.TIME_S[name] * amount for name, amount in terms.items()}
     arithmetic_s = sum(each for name, each in seconds.items() if name.endswith("_FLOP"))
@@ -139,14 +143,15 @@ def _on_cores(terms: Mapping[str, float], use: CoreUse, factors: TimeFactors) ->
 
 
 def roofline(workload: Workload, device: Device, cores: float = 1.0) -> Curve:
-    """Return the compute seconds of a step over the batch b from data sheets alone.
+    """Return the compute seconds of a step over the batch b from the device's data sheet and its measured factors.
 
     A layer takes max((F + B) b / peak, (M b + 3 P) / bandwidth). F and B are its operations per sample in forward and
     backward pass, M the bytes per sample that it reads and writes, and P the bytes of its parameters. Peak and
     bandwidth include the usual efficiency. With activation checkpointing, F and the forward pass's part of M and 3 P
     count twice in layers of blocks. The sum over the layers is piecewise linear in b, with a knot where a layer turns
-    from memory-bound to compute-bound. On a GPU, the longer of device time and host time counts, because the host runs
-    ahead of the device; on a CPU, the two add up. ``cores``: CPUs that the rank's framework threads may use.
+    from memory-bound to compute-bound. The optimizer's update is added. On a GPU, the longer of device time and host
+    time counts, because the host runs ahead of the device; on a CPU, the two add up. ``cores``: CPUs that the rank's
+    framework threads may use.
     """
     bandwidth = device.memory_bandwidth_Bps * BANDWIDTH_EFFICIENCY
     arithmetic, traffic, weights = (

@@ -30,9 +30,10 @@ SATURATING_PART = 0.5
 """Fraction of a node's cores that use its whole memory bandwidth. ``catalogue.cpu`` has the same assumption: 16 of the
 32 cores of a socket share 200 GB/s."""
 CORES_SPREAD = 0.1
-"""Standard deviation of log(measured / predicted) that a prediction gains with each doubling of the number of cores,
-from those that were measured (or from one core, without measurements). It is an assumption: from 1 to 16 cores, eight
-of ten predictions are within a factor of 1.7."""
+"""Standard deviation of log(measured / predicted) that each doubling of the number of cores adds to a prediction.
+
+The doublings count from the measured number of cores, or from one core without measurements. The value is an
+assumption: from 1 to 16 cores, eight of ten predictions are then within a factor of 1.7."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class CoreUse:
     """Cores that the ranks of a CPU node compute with: ``ranks`` ranks with ``cores`` cores each.
 
     ``cores`` is a fraction if the rank may use only a part of a core. ``node_cores``: number of cores of the node; None
-    if it is unknown, which assumes that the memory keeps up with all cores.
+    if it is unknown, which assumes that the memory keeps up with all cores. ``serial``: fraction of the arithmetic that
+    more cores do not speed up.
     """
 
     cores: float = 1.0
@@ -62,7 +64,7 @@ class CoreUse:
 
     @property
     def memory_part(self) -> float:
-        """Return the part of the memory bandwidth that a rank's cores want and get; 1 if the memory keeps up."""
+        """Return the memory bandwidth that a rank's cores get, divided by what they could use; 1 if they get all."""
         saturating = self.memory_cores
         if saturating is None and self.node_cores is None:
             return 1.0

@@ -154,9 +154,10 @@ def fetching(
     1/``cores`` of their time.
 
     ``stored``: the dataset in files; None for data in memory. ``cache_nbytes``: main memory that is left for the page
-    cache. ``by_program``: True if a training script prepares samples in processes, False for a thread. ``measured_s``:
-    seconds to prepare a sample and copy it into a batch, measured in an earlier run. These seconds replace the
-    formulas for disk, preparing and main memory, but not the formula for the GPU's link.
+    cache. ``by_program``: True if data-loading processes of a training script prepare samples; False if a thread of the
+    built-in trainer does. ``disk_Bps``: bandwidth at which a node reads from its disk. ``measured_s``: seconds to
+    prepare a sample and copy it into a batch, measured in an earlier run. These seconds replace the formulas for disk,
+    preparing and main memory, but not the formula for the GPU's link.
     """
     nbytes, core, gpu = workload.sample_nbytes, min(1.0, cores), device.kind == "gpu"
     disk_s = 0.0

@@ -134,7 +134,7 @@ class Pairs:
     arithmetic: float
     parameters: int
     outputs: float
-    """Fraction of all layers' output elements from the first linear layer of each pair and the layer after it."""
+    """Output elements of each pair's first linear layer and of the layer after it, as a fraction of all layers'."""
     summed_elements: tuple[float, ...]
     """Number of elements per sample in each all-reduce over the ranks."""
     units: int

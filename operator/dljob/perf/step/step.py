@@ -14,8 +14,8 @@ from dljob.perf.step.synchronization import agreement_s, straggler_factor
 BACKWARD_PART = 2 / 3
 """Fraction of the compute time that the backward pass takes: it does twice the arithmetic of the forward pass."""
 BUCKET_NBYTES = 4 * 2**20
-"""Default bucket size of the all-reduce, from the contract. A bucket's all-reduce starts as soon as the backward pass
-has filled the bucket."""
+"""Default size of a bucket of gradients in bytes, which operator and trainer share. The all-reduce of a bucket starts
+as soon as the backward pass has filled it."""
 OVERLAP_EFFICIENCY = {"cpu": 0.5, "gpu": 0.9}
 """Fraction of the backward pass that can hide communication. On a CPU, computing and communication compete for cores,
 and MPI progresses messages only inside calls. A GPU copies while it computes. Both values are assumptions."""
@@ -25,11 +25,14 @@ P90 = 1.2816
 SPREAD = {"catalogue": 0.5, "probe": 0.3, "profile": 0.08}
 """Standard deviation of log(measured / predicted) for the compute time, by the source of the prediction.
 
-``catalogue``: data sheets. Such predictions are within a factor of 2 nine times out of ten. ``probe``: measured
+``catalogue``: data sheets. With 0.5, nine of ten steps take less than 1.9 times the prediction. ``probe``: measured
 hardware, but never this model; benchmarks/perfmodel/first_prediction.py found 0.2 for computing on one core.
-``profile``: measurements, which repeat within some per cent."""
+``profile``: measurements of this model, which repeat within some per cent."""
 LINK_SPREAD = {"catalogue": 0.5, "probe": 0.4, "profile": 0.2}
-"""The same for communication. ``probe``: a link that the hardware probe measured, but without the collective."""
+"""Standard deviation of log(measured / predicted) for communication, by the source of the prediction.
+
+``catalogue``: an assumed or stated bandwidth. ``probe``: a link that the hardware probe measured, but not this
+collective. ``profile``: a link that a run of the job's model measured."""
 
 
 def buckets(gradient_nbytes: int, bucket_nbytes: int = BUCKET_NBYTES) -> int:

@@ -20,7 +20,7 @@ from dljob.perf.step.step import BUCKET_NBYTES, buckets, exposed_s
 from dljob.perf.workload.workload import HALF_NBYTES, REAL_NBYTES, Workload
 
 Stage = Literal[0, 1, 2, 3]
-"""0: plain data parallelism, in which each rank holds all state."""
+"""Stage of ZeRO, from 1 to 3; 0: plain data parallelism, in which each rank holds all state."""
 GATHERED_UNITS = 2
 """Units whose parameters a rank of stage 3 holds as a whole: the one that it computes, and the next one."""
 
@@ -41,7 +41,7 @@ def units(workload: Workload) -> int:
 
 
 def element_nbytes(workload: Workload) -> int:
-    """Return the bytes of a parameter that stage 3 gathers: it gathers them in the precision of the passes."""
+    """Return the bytes per parameter in the gathers of stage 3: 4 if forward and backward pass use float32, else 2."""
     return REAL_NBYTES if workload.precision == "FP32" else HALF_NBYTES
 
 
@@ -77,9 +77,9 @@ def exposed_communication_s(
 ) -> float:
     """Return the seconds of a step's communication that computing does not hide, for stage 2 or 3.
 
-    ``micro_batch_s``: computing seconds of one of ``micro_batches`` micro-batches. ``overlap``: fraction of the pass
-    that can hide communication. Collectives are rings, as NCCL's reduce-scatter and all-gather are. In stage 3, the
-    gather of the first unit and the last reduce-scatter are never hidden.
+    ``nodes``: number of nodes that hold the ranks. ``micro_batch_s``: computing seconds of one of ``micro_batches``
+    micro-batches. ``overlap``: maximum fraction of the passes that can hide communication. Collectives are rings, as
+    NCCL's reduce-scatter and all-gather are. In stage 3, the communication of one unit is never hidden.
     """
     if ranks == 1:
         return 0.0

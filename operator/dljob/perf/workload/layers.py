@@ -63,12 +63,15 @@ _CONVERSION_NBYTES = 6.0
 
 @dataclass
 class _Kept:
-    """Tensors that the backward pass needs. Negative numbers are those of masks and indices."""
+    """Sizes, per sample, of the tensors that are kept for the backward pass, by the number of the tensor.
+
+    Masks and indices have the negative number of their layer's output.
+    """
 
     elements: dict[int, float] = field(default_factory=dict)
-    """Elements of each tensor."""
+    """Number of the tensor → number of its elements."""
     nbytes_16: dict[tuple[int, int], float] = field(default_factory=dict)
-    """Bytes with autocast to 16 bits, by (tensor, number of a converted copy of it or 0)."""
+    """(Number of the tensor, 0 or the number of a converted copy of it) → bytes with autocast to 16 bits."""
 
 
 class Net:
@@ -91,13 +94,14 @@ class Net:
         self.largest_elements = prod(shape)
         self._kept = _Kept()
         self._outside, self._blocks = _Kept(), list[_Kept]()
-        """What is kept with activation checkpointing: outside of blocks, and while a block's backward pass runs."""
+        """Tensors kept with activation checkpointing: those outside of blocks, and for each block those that are kept
+        while its backward pass runs."""
         self._scope = self._outside
         self._needed = 0
-        """Number of layers up to the last one whose forward pass yields a kept tensor."""
+        """Number of layers up to and including the last one whose forward pass yields a kept tensor."""
         self._copies = 0
         self._widths = {0: 4}
-        """Bytes of an element of each tensor with autocast to 16 bits."""
+        """Number of a tensor → bytes of one of its elements (2 or 4) with autocast to 16 bits."""
         self._tensor = self._tensors = 0
 
     @property
@@ -166,7 +170,7 @@ class Net:
         return sum(self._outside.nbytes_16.values()) + max(sum(each.nbytes_16.values()) for each in self._blocks)
 
     def _keep(self, width: int) -> None:
-        """Keep the current tensor. ``width``: bytes of an element, with autocast to 16 bits."""
+        """Count the current tensor as kept for the backward pass. ``width``: its bytes per element with autocast."""
         # Each layer that needs another type converts the tensor for itself.
         self._copies += 1
         copy = 0 if width == self._widths[self._tensor] else self._copies
@@ -180,7 +184,11 @@ class Net:
         kept.nbytes_16[self._tensor, copy] = width * elements
 
     def _keep_besides(self, elements: float, nbytes: float) -> None:
-        """Keep what is no input or output of a layer, such as a mask: ``elements`` of 4 bytes, or ``nbytes`` bytes."""
+        """Count something else, such as a mask, as kept for the backward pass.
+
+        ``elements``: its size in elements of 4 bytes, for float32. ``nbytes``: its size in bytes with autocast to 16
+        bits.
+        """
         for kept in (self._kept, self._scope):
             kept.elements[-self._tensor], kept.nbytes_16[-self._tensor, 0] = elements, nbytes
         self._needed = len(self.layers)

@@ -27,7 +27,7 @@ TIME_S: Mapping[str, float] = {
     "weight_B": 3.45e-11,
     "large_weight_B": 7.26e-11,
 }
-"""Seconds on one core per unit of each term in ``time_terms``."""
+"""Term of ``time_terms`` → seconds on one core for one operation (FLOP) or one byte (B) of it."""
 CACHED_NBYTES = 4 * 2**20
 """Bytes of a layer's weights that stay in the cache; the rest is read from memory in every pass. The value is between
 the size of a core's L2 cache and the core's part of the L3 cache. 1 and 16 MiB fit the measurements nearly as well."""
@@ -35,7 +35,7 @@ REDISPATCH = 1 / 3
 """Assumed overhead of a recomputed layer's second forward pass, as a fraction of the overhead per layer, which covers
 forward pass, backward pass and update."""
 GROWTH: Mapping[str, float] = {"process": 3.51e7, "parameter_B": 1.35, "kept_B": 1.74, "largest_B": 1.17}
-"""Bytes per unit of each term in ``growth_terms``."""
+"""Term of ``growth_terms`` → bytes of memory for one unit of it: for a process, or for one byte of the term."""
 
 
 def host_layers(workload: Workload) -> float:

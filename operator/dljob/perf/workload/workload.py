@@ -24,7 +24,7 @@ Optimizer = Literal["SGD", "Adam", "AdamW"]
 
 @dataclass(frozen=True)
 class Workload:
-    """One model on one dataset with one optimizer."""
+    """The cost of training one model on one dataset with one optimizer, per sample and per step."""
 
     name: str
     layers: tuple[Layer, ...]
@@ -83,8 +83,8 @@ class Workload:
 def in_precision(workload: Workload, precision: Precision) -> Workload:
     """Return the workload with forward and backward pass in ``precision``.
 
-    ``workload``: as the other functions of this module return it. ``transient_nbytes`` stays that of float32, because
-    the largest activations may be the float32 ones of norms.
+    ``workload``: in float32 and without activation checkpointing, as ``builtin`` and ``hinted`` return it. Its
+    ``transient_nbytes`` does not change, because the largest activations may be the float32 ones of norms.
     """
     if precision == "FP32":
         return workload
@@ -145,7 +145,7 @@ def builtin(model: str, dataset: str | None, optimizer: Optimizer = "SGD", momen
         raise ValueError(f"dataset: found {dataset!r}; expected one of {', '.join(DATASETS)}")
     data = DATASETS[dataset or default]
     if (problem := misfit(model, dataset or default)) is not None:
-        raise ValueError(f"model {model} does not fit dataset {dataset}: {problem}")
+        raise ValueError(f"model {model} does not fit dataset {dataset}: {problem}. Choose another model or dataset")
     return of_layers(model, build(data), data, optimizer, momentum)
 
 
@@ -195,8 +195,8 @@ def hinted(
 
     The figures are the numbers of parameters, of operations per sample, and of activation bytes per sample. They are
     divided evenly among equal layers. Raise ValueError if a figure is out of range. ``checkpointed_nbytes_per_sample``:
-    activation bytes with activation checkpointing, if the script uses it. All layers then count as recomputed, because
-    the figures do not say which ones are in blocks.
+    activation bytes per sample with activation checkpointing; None if they are unknown. If they are known, all layers
+    count as parts of blocks, because the figures do not say which ones are.
     """
     if parameters < 1 or flops_per_sample <= 0 or activation_nbytes_per_sample < 0:
         raise ValueError(

@@ -25,9 +25,9 @@ from dljob.perf.step.compute import at_least
 from dljob.planner.candidates.options import Option
 
 MAX_MICRO_BATCHES = 4096
-"""Maximum number of micro-batches, as in the API (``spec.parallelism.microBatches``)."""
+"""Maximum number of micro-batches. The API has the same bound for ``spec.parallelism.microBatches``."""
 _LARGEST_UPDATE = 0.9
-"""Maximum time of an update, as a fraction of the time of a step with an empty batch, of which it is a part."""
+"""Maximum time of an update, as a fraction of the computing time of a step without samples, which includes it."""
 
 
 def update_part_s(option: Option) -> float:
@@ -50,7 +50,7 @@ def repeated(curve: Curve, micro_batches: int, update_s: float) -> Curve:
 def beyond(curve: Curve, largest: int, update_s: float) -> Curve:
     """Return the least computing time over the local batch if a micro-batch has at most ``largest`` samples.
 
-    ``curve``, ``update_s``: as in ``repeated``.
+    ``curve``: the computing time of a step with one micro-batch, of which ``update_s`` seconds are the update.
     """
     held = [(b, t) for b, t in zip(curve.batches, curve.times_s, strict=True) if b < largest]
     last_s = curve.seconds(largest)
@@ -73,10 +73,10 @@ def accumulating(option: Option, micro_batches: int) -> Option:
 
 
 def unlimited(option: Option, batch: int) -> Option:
-    """Return the option for candidates whose number of micro-batches is not settled, so that any batch fits.
+    """Return the option for candidates whose number of micro-batches is chosen later, so that large batches fit.
 
-    ``batch``: the global batch size. An option that holds the whole batch is returned unchanged, and so is one that
-    cannot hold a sample.
+    The largest local batch is then that of ``MAX_MICRO_BATCHES`` micro-batches. ``batch``: the global batch size. An
+    option whose ranks can hold the whole batch at once is returned unchanged, and so is one that cannot hold a sample.
     """
     if option.largest_batch >= batch or option.largest_batch < 1:
         return option
@@ -95,10 +95,11 @@ def accumulated(option: Option, micro_batches: int | None, batch: int) -> Option
 def micro_batches_of(
     options: Sequence[Option], shares: Callable[[Sequence[Option]], list[list[int]] | None]
 ) -> tuple[list[Option], int]:
-    """Return (the options of a candidate with a settled number of micro-batches, this number).
+    """Choose the number of micro-batches of a candidate. Return (its options with this number, the number).
 
     The number is the smallest with which every rank's micro-batch fits into memory, and it is the same for all ranks.
-    ``shares``: splits the batch among the ranks of such options; None: the batch does not fit.
+    ``shares``: function that splits the batch among the ranks of the options and returns a list of local batch sizes
+    for each option; None: the batch does not fit.
     """
     single = [option.single or option for option in options]
     if all(option.single is None for option in options):
@@ -113,9 +114,10 @@ def micro_batches_of(
 
 
 def room(option: Option, largest: int, batch: int) -> int:
-    """Return the largest local batch of a rank that can hold ``largest`` samples at once, at most ``batch``.
+    """Return the largest local batch of a rank with gradient accumulation, at most ``batch``, the global batch size.
 
-    ``batch``: the global batch size.
+    ``largest``: number of samples that the rank can hold in memory at once. ``option``: it has the number of
+    micro-batches, or leaves it open.
     """
     if option.single is not None:
         return batch if largest >= 1 else 0

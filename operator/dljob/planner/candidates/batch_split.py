@@ -29,12 +29,14 @@ class Kind:
 
 
 FEW = 32
-"""Number of whole batches, over all kinds, that are left between two times when the bisection tries only their times.
+"""Number of local batch sizes, over all kinds, at which the bisection no longer halves the interval of times.
+
+If the step times of at most this number are in the interval, the search tries only these times.
 """
 
 
 def _by(kind: Kind, seconds: float) -> int:
-    """Return the largest batch that fits into the memory of a rank of ``kind`` and finishes in ``seconds``.
+    """Return the largest local batch that fits into the memory of a rank of ``kind`` and takes at most ``seconds``.
 
     Return at least 1, because every worker must have a sample.
     """
@@ -70,10 +72,11 @@ def split(kinds: Sequence[Kind], batch: int) -> list[list[int]] | None:
 
 
 def _bracket(kinds: Sequence[Kind], batch: int) -> tuple[float, float]:
-    """Return (low, high): the least time by which all ranks can finish, and the next smaller floating-point number.
+    """Return (low, high): ``high`` is the least seconds in which all ranks together can process ``batch`` samples.
 
-    Only the times of whole batches matter. So the bisection over times ends as soon as ``FEW`` of them are left between
-    ``low`` and ``high``, and continues with these.
+    ``low`` is the next smaller floating-point number. Only step times of whole local batch sizes matter. So the
+    bisection over times ends as soon as at most ``FEW`` of them are left in the interval, and a second bisection over
+    these follows.
     """
     low, high = 0.0, max(k.curve.seconds(min(batch, k.largest_batch)) for k in kinds)
     fewest, most = [1] * len(kinds), [_by(k, high) for k in kinds]

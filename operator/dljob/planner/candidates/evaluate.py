@@ -71,9 +71,9 @@ def shares_of(
 ) -> list[list[int]] | None:
     """Return a list of local batch sizes for each part, or None if no sizes that fit into memory add up to ``batch``.
 
-    ``uneven``: True if faster ranks get larger batches. The last ``servers`` ranks, or the first if
-    ``first`` is True, are parameter servers and get no samples. ``storage``: the space for shards of the data, which
-    limits local batch sizes; None if data has no limit.
+    ``batch``: global batch size. ``uneven``: True if faster ranks get larger batches. The last ``servers`` ranks, or
+    the first if ``first`` is True, are parameter servers and get 0 samples. ``storage``: the space for shards of the
+    data, which limits local batch sizes; None: only memory limits them.
     """
     counts = [p.ranks for p in parts]
     for i in range(len(parts)) if first else reversed(range(len(parts))):
@@ -114,8 +114,8 @@ def _does_not_fit(parts: Sequence[Part], request: Request, workload: Workload) -
 def held_by(parts: Sequence[Part], workload: Workload) -> Workload:
     """Return ``workload`` with the part of its optimizer state that one rank stores, to predict the rank's memory.
 
-    ``parts``: all groups of nodes of one candidate. If they shard the optimizer (ZeRO-1), the part is one shard.
-    Otherwise ``workload`` is unchanged.
+    ``parts``: all groups of nodes of one candidate. If their ranks shard the optimizer (ZeRO-1), one rank stores one
+    shard. Otherwise, return ``workload`` unchanged.
     """
     ranks = sum(p.ranks for p in parts)
     return memory.sharded(workload, ranks) if parts[0].option.strategy == "Optimizer" else workload
@@ -124,8 +124,8 @@ def held_by(parts: Sequence[Part], workload: Workload) -> Workload:
 def too_large(held: Workload, share: int, option: Option, what: str) -> str:
     """Return a text with the reason why a rank has too little memory for a local batch of ``share`` samples.
 
-    ``held``: the workload with the optimizer state that one rank holds (see ``held_by``). ``option``: the type of
-    device, and the memory of a rank on it. ``what``: the text for the samples, such as '64 samples'.
+    ``held``: the workload with the optimizer state that one rank holds. ``option``: the type of device, and the memory
+    of a rank on it. ``what``: the text for the samples, such as '64 samples'.
 
     Example: 'does not fit: 64 samples need 23.4 GiB (of which 21 GiB are activations), but a rank has 16 GiB'.
     """
@@ -257,9 +257,10 @@ def _with(parts: Sequence[Part], options: Sequence[Option]) -> list[Part]:
 def _as_measured(formulas: Step, known: Sequence[Posterior], run: Runs) -> Step:
     """Return the predicted step of ``run``, based on measured multi-device steps.
 
-    ``known``: posterior distribution of step times (without input time) for each device type. The distribution with the
-    largest median predicts the step time. ``formulas``: the same step, predicted without measured multi-device steps.
-    The computing time and the input time come from ``formulas``. All time beyond them counts as communication.
+    ``run``: placement and batch of the step, as arrays with one element. ``known``: distribution of step times (without
+    input time) for each device type, fitted to measured steps. The distribution with the largest median predicts the
+    step time. ``formulas``: the same step, predicted without measured multi-device steps. The computing time and the
+    input time come from ``formulas``. All time beyond them counts as communication.
     """
     said = [predicted(p, run) for p in known]
     step_s, spread = max((float(median[0]), float(deviation[0])) for median, deviation in said)

@@ -11,7 +11,7 @@ from dljob.planner.candidates.pools import Eligible, Pool, wanted
 from dljob.planner.types import FixedChoice, Infeasible, Request, Strategy
 
 INDISTINCT = 0.02
-"""Maximum relative difference at which the times of two numbers of cores tie, as in ``search.objective``."""
+"""Maximum relative difference at which step times with two numbers of cores tie. The smaller number is then chosen."""
 
 
 def fixed_parts(
@@ -59,15 +59,16 @@ def fixed_parts(
 
 
 def _roomiest(found: Sequence[Option], nodes: int) -> Option:
-    """Return the option with the most memory that has ``nodes`` nodes, because Kubernetes places pods where they fit.
+    """Return the option with the most memory per rank among those with at least ``nodes`` nodes.
 
-    At least one option must have them.
+    This is possible because Kubernetes places pods only where their memory requests fit. At least one option must have
+    enough nodes.
     """
     return max((o for o in found if o.nodes >= nodes), key=lambda o: o.memory_nbytes)
 
 
 def _fastest(found: Sequence[Option], share: int) -> Option:
-    """Return the option whose ranks finish ``share`` samples first; of options that tie, that with the fewest cores."""
+    """Return the option whose ranks process ``share`` samples first; if options tie, the one with the fewest cores."""
     lowest_s = min(option.curve.seconds(share) for option in found)
     tied = [option for option in found if option.curve.seconds(share) <= lowest_s * (1 + INDISTINCT)]
     return min(tied, key=lambda option: option.cores)

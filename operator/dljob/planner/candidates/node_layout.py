@@ -36,9 +36,9 @@ def ranks_per_node_choices(pool: Pool) -> list[int]:
 def layouts(pool: Pool, request: Request) -> list[Layout]:
     """Return the layouts to consider on the nodes of a pool, those with the fewest CPUs first.
 
-    GPU nodes: ``ranks_per_node_choices``, with the requested CPUs for each rank. CPU nodes: all available CPUs, each
-    power of two below, and one CPU, each divided among 1, 2, 4, ... ranks, or one rank for each CPU. If the user sets
-    the CPU request of a pod (``request.cpu_per_pod``), only this number is divided.
+    GPU nodes: the numbers of ranks in ``ranks_per_node_choices``, which share the requested CPUs of a pod. CPU nodes:
+    all available CPUs, or a power of two of them, divided among 1, 2, 4, ... ranks, or one rank for each CPU. If the
+    user sets the CPU request of a pod (``request.cpu_per_pod``), only this number is divided.
     """
     if pool.is_gpu:
         return [Layout(r, cores_of_rank(pool.cpu, r, request)) for r in ranks_per_node_choices(pool)]
@@ -80,9 +80,10 @@ def _totals(pool: Pool, request: Request) -> set[int]:
 
 
 def nodes_with_room(pool: Pool, layout: Layout, request: Request) -> list[int]:
-    """Return the free main memory in bytes of each node on which a pod with this layout fits.
+    """Return the free main memory in bytes of each node of the pool with enough free GPUs or CPUs for this layout.
 
-    All nodes of the pool have room for one rank without a chosen number of CPUs, and for the CPU request of the spec.
+    All nodes of a pool have enough CPUs if the spec sets the CPU request of pods, or if the layout has one rank with at
+    most one CPU. With groups that the user fixes, several ranks with at most one CPU each also count as fitting.
     """
     if pool.is_gpu:
         return [m for m, free in zip(pool.memory_nbytes, pool.free, strict=True) if free >= layout.ranks]
@@ -102,7 +103,7 @@ def measured_on(
     step_s: Callable[[Layout, int], float],
     unknown_cores: float = 1.0,
 ) -> tuple[list[tuple[int, float]], float]:
-    """Return (batch, seconds) of the measured points for a layout on a CPU node, and the spread that they add.
+    """Return (measured (batch, seconds) points for a layout on a CPU node, additional spread of predictions from them).
 
     Points of the same layout are returned as they are. If there are none, return those of the most similar measured
     layout, multiplied by the predicted time with ``layout`` over that with their own layout. The spread is the standard
@@ -133,7 +134,10 @@ def _distance(a: Layout, b: Layout) -> float:
 
 
 def use_of(pool: Pool, layout: Layout, hardware: Hardware | None = None) -> CoreUse:
-    """Return the use of the cores of a CPU node by a layout. ``hardware``: that of the nodes, if it was measured."""
+    """Return the use of the cores of a CPU node by the ranks of ``layout``.
+
+    ``hardware``: measured constants of this type of node; None: assumed constants.
+    """
     use = CoreUse(layout.cores, layout.ranks, max(pool.cpu, layout.cpus))
     if hardware is None:
         return use

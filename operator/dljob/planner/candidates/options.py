@@ -87,16 +87,16 @@ class Option:
     """Minimum number of ranks in a candidate that contains this option, because ``largest_batch`` assumes that so many
     ranks shard the optimizer state."""
     update_s: float = 0.0
-    """Seconds within ``curve`` for updating all parameters; 0 if unknown."""
+    """Seconds within ``curve`` for the optimizer's update; 0 if measurements replace the prediction."""
     update_once_s: float = 0.0
-    """Predicted seconds for updating all parameters, even if measurements replace the rest of the prediction."""
+    """Predicted seconds for the optimizer's update, even if measurements replace the prediction of the whole step."""
     micro_batches: int = 1
     """Number of micro-batches of a step, whose gradients are accumulated. Both curves and ``largest_batch`` include all
     of them."""
     hardware: Hardware | None = None
     """Measured hardware of this type of device; None without a measurement."""
     single: "Option | None" = None
-    """This option with one micro-batch, if the number of micro-batches is not settled yet (see ``accumulation``)."""
+    """This option with one micro-batch, if the planner chooses the number of micro-batches later; otherwise None."""
 
     @property
     def cpus(self) -> float:
@@ -114,9 +114,9 @@ class Option:
 
     @property
     def overlapping_s(self) -> float:
-        """Return the longest computing time that can hide communication: that of the last micro-batch.
+        """Return the computing seconds of the largest micro-batch, which bound the communication that computing hides.
 
-        Return infinity if the number of micro-batches is settled: the candidate's own computing time is then the limit.
+        Return infinity if the number of micro-batches is known: the candidate's own computing time is then the bound.
         """
         return inf if self.single is None else self.single.computing.seconds(self.single.largest_batch)
 
@@ -251,23 +251,24 @@ def sharing_options(
 
 
 def link_of(chosen: list[Option], nodes: int, backend: Backend | None = None) -> tuple[Link, float]:
-    """Return (slowest link between the ranks of these options, spread of its prediction), as ``backend`` uses it.
+    """Return (slowest link between the ranks of these options on ``nodes`` nodes, spread of predictions with it).
 
-    ``backend``: None for the link itself.
+    The spread is the standard deviation of log(measured / predicted). ``backend``: communication backend by whose
+    ratios latency and bandwidth are multiplied; None: return them unchanged.
     """
     link, spread = chosen[0].links[nodes > 1] if len(chosen) == 1 else _link_of(chosen, nodes)
     return (link, spread) if backend is None else backend.over(link, spread, nodes)
 
 
 def _link_of(chosen: list[Option], nodes: int) -> tuple[Link, float]:
-    """Return (slowest link between the ranks of these options, spread of its prediction).
+    """Return (slowest link between the ranks of these options on ``nodes`` nodes, spread of predictions with it).
 
     The spread is the standard deviation of log(measured / predicted). Within a node, the link is a direct one between
     devices or shared memory. Between nodes, its bandwidth is the measured one, else the one in the nodes' annotations,
-    else that of 10 Gbit Ethernet. A job's own measurement wins over that of
-    the hardware probe. If a plan may span racks or zones, the network between them limits the link.
-    The ranks of a node do not divide the bandwidth, because in a ring in rank order, every node has one flow in and one
-    flow out. The links between the GPUs of a node have a bandwidth of their own (``Link.near_bandwidth_Bps``).
+    else that of 10 Gbit Ethernet. Measurements by runs of the job's model take precedence over those of the hardware
+    probe. If a plan may span racks or zones, the network between them limits the link. The ranks of a node do not
+    divide the bandwidth, because in a ring in rank order, every node has one flow in and one flow out. The links
+    between the GPUs of a node have a bandwidth of their own (``Link.near_bandwidth_Bps``).
     """
     near_s = near_latency_s(chosen[0].pool.is_gpu)
     if nodes == 1:
@@ -275,8 +276,8 @@ def _link_of(chosen: list[Option], nodes: int) -> tuple[Link, float]:
         bandwidth_Bps = peer_Bps(only)
         if only.hardware is not None and only.hardware.near is not None and not only.pool.is_gpu:
             near_s, spread = max(near_s, only.hardware.near.latency_s), LINK_SPREAD["probe"]
-            return Link(near_s, bandwidth_Bps, _reduce_Bps(chosen), "the node's measured links"), spread
-        return Link(near_s, bandwidth_Bps, _reduce_Bps(chosen), "the node's own links"), LINK_SPREAD["catalogue"]
+            return Link(near_s, bandwidth_Bps, _reduce_Bps(chosen), "measured links within the node"), spread
+        return Link(near_s, bandwidth_Bps, _reduce_Bps(chosen), "links within the node"), LINK_SPREAD["catalogue"]
     latencies = [o.learned.link_latency_s for o in chosen if o.learned and o.learned.link_latency_s is not None]
     measured = [o.learned.link_bandwidth_Bps for o in chosen if o.learned and o.learned.link_bandwidth_Bps]
     probed = [o.hardware.far for o in chosen if o.hardware and o.hardware.far]

@@ -111,8 +111,8 @@ def usable(request: Request, view: ClusterView) -> list[Node]:
     """Return the nodes that can run a pod of the job, regardless of the types of device that the job allows.
 
     Each returned node meets four conditions. The cluster view does not exclude it from plans (``Node.left_out``). It
-    has the labels in the job's node selector. The job tolerates its taints. It has enough free devices, CPUs and
-    memory.
+    has the labels in the job's node selector. The job tolerates its taints (those of GPUs in any case). It has enough
+    free devices, CPUs and memory, and enough storage for the data that the job fetches.
     """
     return [node for node in view.nodes if _why_not(node, request) is None]
 
@@ -175,7 +175,7 @@ def _family(device: str, name: str) -> bool:
 
 @dataclass(frozen=True)
 class Eligible:
-    """The nodes that a job may use, by device type (``pools``), and why it cannot use the others (``refusals``)."""
+    """The nodes that a job can use now, by device type (``pools``), and why it cannot use others (``refusals``)."""
 
     pools: tuple[Pool, ...]
     refusals: tuple[Refusal, ...]

@@ -27,14 +27,18 @@ def _units(label: str, is_gpu: bool) -> tuple[Precision, ...]:
 
 
 def _common(request: Request, devices: Iterable[tuple[str, bool]]) -> Precision:
-    """Return the planner's choice for a set of devices. ``devices``: (type, True if it is a GPU) of each."""
+    """Return the precision that the planner chooses for ranks on these devices.
+
+    ``devices``: (device type, True for a GPU) of each device. The choice is the first precision in ``PREFERRED`` for
+    which all devices have units, without FP16 if the job cannot scale losses.
+    """
     units = [_units(*device) for device in devices]
     fitting = [each for each in PREFERRED if all(each in found for found in units)]
     return next(each for each in fitting if each != "FP16" or request.may_scale_loss)
 
 
 def of_choice(request: Request, choice: Choice) -> Precision:
-    """Return the precision that the devices of a plan get."""
+    """Return the precision in which the devices of a plan compute: the user's or, without one, the planner's choice."""
     return request.precision or _common(request, ((group.device, group.is_gpu) for group in choice.groups))
 
 
@@ -44,14 +48,17 @@ def of_groups(request: Request, pools: Sequence[Pool]) -> Precision:
 
 
 def _asked(request: Request, pools: Sequence[Pool]) -> list[Pool]:
-    """Return the pools of the groups that the user fixes; without such groups, all pools."""
+    """Return the pool of each group that the user fixes, if the pool exists; without such groups, all pools."""
     names = [choice.device for choice in request.fixed]
     found = [next((pool for pool in pools if wanted(pool.device, [name])), None) for name in names]
     return [pool for pool in found if pool is not None] if names else list(pools)
 
 
 def searched(request: Request, pools: Sequence[Pool]) -> list[tuple[Precision, list[Pool]]]:
-    """Return the precisions to search, each with the pools whose devices can compute in it."""
+    """Return the precisions for which to search plans, each with the pools whose devices can compute in it.
+
+    Without a precision of the user, these are the precisions that the planner chooses for at least one pool alone.
+    """
     if request.precision is not None:
         return [(request.precision, [pool for pool in pools if _able(pool, request.precision)])]
     found = []
@@ -63,16 +70,16 @@ def searched(request: Request, pools: Sequence[Pool]) -> list[tuple[Precision, l
 
 
 def gets(request: Request, pool: Pool, precision: Precision) -> bool:
-    """Return True if plans on this pool alone have the precision."""
+    """Return True if a plan that uses only the devices of ``pool`` computes in ``precision``."""
     return (request.precision or _common(request, [(pool.device, pool.is_gpu)])) == precision
 
 
 def _able(pool: Pool, precision: Precision) -> bool:
-    """Return True if the pool's device can compute in a precision that the user requests.
+    """Return True if the pool's device can compute in ``precision``, which the user requests.
 
-    GPUs that are not in the catalogue may be able to, and the trainer checks it. CPUs compute bfloat16 with or without
-    units for it. Of float16, they compute products 20 to 30 times as slowly as of float32
-    (benchmarks/training/precision.py, on an AMD EPYC), so it does not count.
+    The result is True for GPUs that are not in the catalogue, because the trainer checks them. CPUs compute in bfloat16
+    with or without units for it. The result is False for CPUs and FP16: matrix products take them 20 to 30 times as
+    long as in float32 (benchmarks/training/precision.py, on an AMD EPYC).
     """
     if not pool.is_gpu:
         return precision != "FP16"
@@ -111,9 +118,10 @@ def no_device(request: Request, pools: Sequence[Pool]) -> Infeasible | None:
 
 
 def in_float32(request: Request, found: Decision | Infeasible) -> Request | None:
-    """Return the same request in float32 if a job with Auto does not fit into memory in 16 bits; otherwise None.
+    """Return the request in float32 if the planner chooses the precision and no plan fits into memory; otherwise None.
 
-    Models with group or layer norms keep more bytes in 16 bits than in float32, and 16-bit copies of all parameters.
+    ``found``: the result for ``request``. The job may fit in float32: models with group or layer norms keep more bytes
+    in 16 bits than in float32, and 16-bit copies of all parameters.
     """
     if request.precision is not None or isinstance(found, Decision) or found.reason != "DoesNotFit":
         return None
@@ -121,7 +129,7 @@ def in_float32(request: Request, found: Decision | Infeasible) -> Request | None
 
 
 def reason(request: Request, chosen: Choice) -> str | None:
-    """Return a text with the precision of a plan and the reason for it; None for a job that asks for no other."""
+    """Return a text with the precision of a plan and its reason; None if the spec does not ask for 16 bits or Auto."""
     if request.float32_reason is not None:
         return f"FP32: {request.float32_reason}"
     if request.precision is not None:

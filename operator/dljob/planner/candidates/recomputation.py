@@ -40,7 +40,7 @@ def impossible(request: Request, workload: Workload) -> Infeasible | None:
 
 
 def variants(request: Request, workload: Workload) -> list[Workload]:
-    """Return the workloads to search: without and with activation checkpointing, or one of them.
+    """Return the workloads for which to search plans: without and with activation checkpointing, or only one of them.
 
     The last one needs the least memory.
     """
@@ -61,11 +61,11 @@ def of_choice(workload: Workload, choice: Choice) -> Workload:
 
 
 def with_estimates(request: Request, workload: Workload, learned: Constants) -> Constants:
-    """Return the measured constants, with estimates for devices that were measured either with or without recomputing.
+    """Return ``learned``, plus estimates for devices that were measured only with or only without recomputing.
 
-    ``learned``: measured constants by (``request.key``, device). A measured computing time is multiplied by the ratio
-    that the catalogue predicts for it. Communication stays as measured. Jobs that do not ask for activation
-    checkpointing use measurements without it only.
+    ``learned``: measured constants by (``request.key``, device). The estimate of a computing time is the measured one,
+    multiplied by the ratio of the times that the catalogue predicts with and without recomputing. Communication stays
+    as measured. Return ``learned`` unchanged for jobs that do not ask for activation checkpointing.
     """
     if request.recomputation == "Never" or workload.checkpointed_nbytes is None:
         return learned

@@ -19,7 +19,7 @@ def largest_share(option: Option, batch: int, storage: Storage | None) -> int:
 def too_little_space(parts: Sequence[tuple[int, int, int | None]], request: Request) -> str | None:
     """Return a text that says that a node has too little space for its shards; None if the nodes have enough.
 
-    ``parts``: number of nodes, ranks per node and fixed local batch size (None if it is free) of each group of nodes.
+    ``parts``: (number of nodes, ranks per node, local batch size that the user fixes or None) of each group of nodes.
     """
     storage, batch = request.storage, request.global_batch
     if storage is None or not storage.sharded or not storage.data_nbytes:

@@ -13,7 +13,7 @@ from dljob.planner.search import objective
 from dljob.planner.types import Choice, Refusal, Request
 
 OptionsOf = Callable[[Pool, Layout], Sequence[Option]]
-"""Returns the options to use the nodes of a pool with a layout of ranks and cores."""
+"""Function that returns the options to use the nodes of a pool with a layout of ranks and cores."""
 
 
 def more_cores(
@@ -21,9 +21,10 @@ def more_cores(
 ) -> list[Refusal]:
     """Return for each CPU device type of the chosen plan the reason why its nodes do not use more cores.
 
-    The reason is the time of the best plan with more cores on the same nodes. If there is no such plan, it is what
-    limits the cores.
-    Return an empty list for plans on GPUs and with fixed groups.
+    The reason compares the chosen plan with the best plan with more cores on the same nodes. If no layout has more
+    cores, the reason says what limits them, such as a quota. There is no reason if plans with more cores do not fit
+    into memory, for GPUs, and for groups that the user fixes. ``parts``: the groups of nodes of the chosen plan.
+    ``options_of``: function from a pool and a layout to the options to use the pool.
     """
     if request.fixed:
         return []

@@ -19,7 +19,8 @@ MAX_SLOWDOWN = 1.1
 """Maximum factor by which an advised power limit may lengthen the computing time. With 10 % more time, a job saves two
 thirds of the energy that power limits can save."""
 MAX_RATIO = 100.0
-"""Largest ratio of a plan's time to the time to the deadline that texts state. Larger ones are next to no time left."""
+"""Largest ratio of a plan's time to the time until the deadline that texts state. Texts call larger ones 'more than'
+this number, because hardly any time is left then."""
 DIFFERENT = 0.15
 """Maximum relative difference in the number of GPUs and CPU nodes at which two candidates are similar.
 
@@ -74,7 +75,7 @@ def _kind(choice: Choice) -> tuple[str, ...]:
 
 
 def _extent(choice: Choice) -> int:
-    """Return the number of GPUs and of CPU nodes of a plan."""
+    """Return the number of GPUs of a plan plus the number of its CPU nodes."""
     return sum(len(g.shares) if g.is_gpu else g.nodes for g in choice.groups)
 
 
@@ -102,7 +103,7 @@ def slower(request: Request, chosen: Choice, choices: list[Choice], shown: tuple
     """Return the best candidate of each combination of devices, strategy and collective that ``shown`` lacks.
 
     Return each as a ``Refusal``, with the reason why it is worse than the chosen candidate. Skip model-parallel
-    candidates if the chosen one is data-parallel (see ``model_parallel_refusals``).
+    candidates if the chosen one is data-parallel: ``model_parallel_refusals`` returns these.
     """
     lines: dict[tuple[object, ...], Refusal] = {}
     shown_kinds = {(_kind(c), c.collective) for c in shown}
@@ -153,8 +154,8 @@ def model_parallel_refusals(
             p90_s, step_s = best.prediction.step_p90_s, chosen.prediction.step_s
             why = (
                 f"predicted {100 * (1 - p / q):.0f} % better, which is within the uncertainty of a model-parallel "
-                f"prediction without measurements: {duration(p90_s)} per step (p90) instead of {duration(step_s)} "
-                "(median)"
+                f"prediction without measurements: {duration(p90_s)} per step (p90), but {duration(step_s)} (median) "
+                "with the chosen plan"
             )
         else:
             part = f"{100 * (p / q - 1):.0f} % " if p < 10 * q else ""
@@ -238,9 +239,10 @@ def _missed(request: Request, chosen: Choice) -> str:
 
 
 def _lateness(request: Request, total_p90_s: float) -> str:
-    """Return a text with the p90 of a training that misses the deadline: its time, or its ratio to the time left.
+    """Return a text about a training that misses the deadline: its p90 time, or its ratio to the time that is left.
 
-    The deadline of a paced request, and this p90, are about a whole training, and users know neither.
+    ``total_p90_s``: p90 time of the whole training in seconds. The text has the ratio if ``request.paced`` is true:
+    the deadline in the request is then computed for a whole training, so users do not know it.
     """
     assert request.deadline_s is not None
     if not request.paced:

@@ -1,4 +1,4 @@
-"""Explain where the data of a plan is stored: the reason why no node has space for it, and the prices of a plan."""
+"""Explain the storage of a plan's data: why no node has space for it, or how much space and time it takes."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -40,7 +40,10 @@ def too_little_storage(request: Request, view: ClusterView) -> Infeasible | None
 
 
 def _too_few_for_shards(request: Request, need: Storage, fitting: int) -> Infeasible | None:
-    """Return why even all nodes together cannot store the shards; None if they can. ``fitting``: number of nodes."""
+    """Return why even all nodes together cannot store the shards; None if they can.
+
+    ``fitting``: number of nodes that have the space that each pod requests (``need.node_nbytes``).
+    """
     fixed = sum(f.nodes for f in request.fixed) or fitting
     nodes = min(fitting, fixed, request.nodes_max or fitting, request.global_batch or fitting)
     if not need.sharded or not need.data_nbytes or not nodes or nodes * need.shard_room_nbytes >= need.data_nbytes:
@@ -66,9 +69,10 @@ def _or_shards(need: Storage) -> str:
 
 
 def prices(request: Request, chosen: Choice, parts: Sequence[Part]) -> str | None:
-    """Return a text with the space and the time to fetch that the plan's data takes on its nodes; None if unknown.
+    """Return a text with the space that the plan's data takes on each node, and the time to fetch it; None if unknown.
 
-    The text compares both distributions of the data, if the file can be sharded.
+    If the file can be sharded, the text compares shards with a full copy on each node. ``parts``: the groups of nodes
+    of the chosen plan.
     """
     need = request.storage
     if need is None or not need.data_nbytes:
@@ -90,7 +94,10 @@ def prices(request: Request, chosen: Choice, parts: Sequence[Part]) -> str | Non
 
 
 def _shards_nbytes(chosen: Choice, data_nbytes: int) -> list[float]:
-    """Return the bytes of the shards of each node, which are in proportion to the local batch sizes of its ranks."""
+    """Return the bytes of data that each node of the plan stores if the data is sharded.
+
+    They are in proportion to the local batch sizes of the node's ranks. ``data_nbytes``: bytes of the whole data.
+    """
     batch = sum(sum(group.shares) for group in chosen.groups)
     return [
         data_nbytes * sum(group.shares[node * group.ranks_per_node : (node + 1) * group.ranks_per_node]) / batch

@@ -240,7 +240,10 @@ class Search:
         return [self.counts[i] for i in picked]
 
     def _tolerance(self, order: NDArray[np.intp], tolerance: float) -> NDArray[np.float64]:
-        """Return for each row in ``order`` the factor on the best score up to which it counts as equally good."""
+        """Return for each row the factor on the best score up to which the row counts as equally good.
+
+        ``order``: indices of rows, the best first. ``tolerance``: relative tolerance of rows with equally many CPUs.
+        """
         if self.request.minimize != "Time" or self.options[0].pool.is_gpu:
             return np.full(len(order), 1 + tolerance)
         return equally_good(self.counts[order] @ self._devices, self.counts[order].sum(axis=1), 0)

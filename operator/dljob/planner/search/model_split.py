@@ -30,7 +30,7 @@ MICRO_BATCHES_PER_STAGE = 4
 """Default number of micro-batches for each stage of a pipeline. With p stages, the pipeline bubble is then the fraction
 (p - 1) / (5 p - 1) of the step, which is less than a fifth."""
 KEPT_PER_STRATEGY = 5
-"""Number of best candidates per strategy that ``Auto`` returns, beside the best for each device and size."""
+"""Number of best candidates of each strategy that ``search`` returns, besides the best of each device type and size."""
 
 
 def candidates(

@@ -12,12 +12,12 @@ STARTUP_S = 20.0
 """Assumed maximum seconds from ``kubectl apply`` to the first step. They count towards a deadline."""
 INDISTINCT = 0.02
 """Maximum relative difference at which two plans tie. If the objective is Time, the plan with fewer devices wins the
-tie. If it is Energy or Cost, the faster plan wins."""
+tie. Otherwise, the faster plan wins."""
 RECOMPUTING_PAYS = 0.05
 """Minimum fraction of the objective by which a plan with activation checkpointing must beat the best plan without it.
 
 Both predictions have most of their errors in common, but the time to recompute is an estimate until a run measures it.
-It is the least gain for which the planner chooses another batch size, too."""
+The planner requires the same gain to choose another batch size (``batch.MIN_GAIN``)."""
 CORES_PAY = 0.1
 """Minimum fraction by which twice as many CPUs of the same nodes must shorten a step, if the objective is Time.
 
@@ -98,9 +98,9 @@ def surely_better(request: Request, parts: Choice, whole: Choice) -> bool:
 
 
 def recomputing_pays(request: Request, again: Choice, plain: Choice) -> bool:
-    """Return True if the plan ``again`` with activation checkpointing is worth it, compared with the best one without.
+    """Return True if the plan ``again`` with activation checkpointing beats ``plain``, the best plan without it.
 
-    If only one of the plans meets the deadline, that plan is better.
+    Its score must be better by ``RECOMPUTING_PAYS``. If only one of the plans meets the deadline, that plan is better.
     """
     meets_it = meets(request, again.prediction.total_p90_s)
     if meets_it != meets(request, plain.prediction.total_p90_s):
@@ -112,11 +112,11 @@ def best(request: Request, choices: list[Choice]) -> Choice:
     """Return the best plan by the request's objective.
 
     Plans tie if their scores exceed the lowest score by at most the fraction ``INDISTINCT``, or, on CPUs, if more CPUs
-    save too little time (``tolerance``). Of these, return the plan
-    with the fewest GPUs or CPUs if the objective is Time, and the fastest plan if it is Energy or Cost. Return a
-    model-parallel plan only if it is better than the best data-parallel plan despite the uncertainty of its prediction
-    (``surely_better``), or if there is no data-parallel plan. Return a plan with activation checkpointing only if it
-    is better than the best plan without it by ``RECOMPUTING_PAYS``, or if there is no such plan.
+    save too little time (``tolerance``). Of these, return the plan with the fewest GPUs or CPUs if the objective is
+    Time, and otherwise the fastest plan. Return a model-parallel plan only if it is better than the best data-parallel
+    plan despite the uncertainty of its prediction (``surely_better``), or if there is no data-parallel plan. Return a
+    plan with activation checkpointing only if it is better than the best plan without it by ``RECOMPUTING_PAYS``, or if
+    there is no such plan.
     """
     parts, whole = ([c for c in choices if c.splits_model is split] for split in (True, False))
     if not whole:
@@ -131,9 +131,9 @@ def best(request: Request, choices: list[Choice]) -> Choice:
 def tolerance(devices: NDArray[np.float64], nodes: NDArray[np.int64], best: int) -> NDArray[np.float64]:
     """Return for each CPU plan the factor on the score of the plan ``best`` up to which it counts as equally good.
 
-    ``devices``, ``nodes``: number of CPUs and of nodes of each plan. The factor is 1 + ``INDISTINCT``. It is larger for
-    plans with fewer CPUs on the same number of nodes or more, so that more CPUs must save at least ``CORES_PAY`` of the
-    time for each doubling.
+    ``devices``, ``nodes``: number of CPUs and of nodes of each plan. ``best``: index of the plan with the lowest score.
+    The factor is 1 + ``INDISTINCT``. It is larger for plans with fewer CPUs on the same number of nodes or more, so
+    that more CPUs must save at least ``CORES_PAY`` of the time for each doubling.
     """
     fewer = (devices < devices[best]) & (nodes >= nodes[best])
     ratio = devices[best] / np.where(fewer, devices, devices[best])
@@ -152,7 +152,7 @@ def _smallest_first(choice: Choice) -> tuple[float, int, bool, float, float, str
 
 
 def _in_time(request: Request, choice: Choice, best: Choice) -> bool:
-    """Return True if the plan meets the deadline, or if not even the fastest plan does."""
+    """Return True if ``choice`` meets the deadline, or if not even ``best``, the fastest plan, does."""
     return meets(request, choice.prediction.total_p90_s) or not meets(request, best.prediction.total_p90_s)
 
 

@@ -26,7 +26,7 @@ It is a usual choice (Ho et al. 2013)."""
 def others(request: Request, chosen: Choice, parts: Sequence[Part], workload: Workload) -> list[Refusal]:
     """Return the other strategies that the chosen plan's ranks could use, each with the reason why it was not chosen.
 
-    Return an empty list if the plan has only one rank.
+    ``parts``: the groups of nodes of the chosen plan. Return an empty list if the plan has only one rank.
     """
     if objective.size(chosen) < 2:
         return []
@@ -69,8 +69,9 @@ def _not_asked_for(strategy: str, found: Choice, chosen: Choice) -> Refusal:
 def _in_parts(request: Request, chosen: Choice, parts: Sequence[Part], workload: Workload) -> list[Refusal]:
     """Return the model-parallel plans on the ranks of the chosen plan, each with a reason that compares the two plans.
 
-    Return an empty list if the model is not built in, if the ranks have different devices, if there are more than
-    ``MAX_STAGES`` ranks, or if the user requests another strategy than Data.
+    ``parts``: the groups of nodes of the chosen plan. Return an empty list if the model is not built in, if the ranks
+    have different devices, if there are more than ``MAX_STAGES`` ranks, or if the user requests another strategy than
+    Data.
     """
     ranks = objective.size(chosen)
     if request.model is None or len(parts) > 1 or ranks > MAX_STAGES or request.strategy != "Data":

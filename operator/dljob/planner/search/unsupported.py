@@ -24,16 +24,16 @@ from dljob.planner.types import Choice, Prediction, Refusal, Request, Unsupporte
 from dljob.planner.types.texts import duration, gibibytes
 
 PAYS = 0.05
-"""Minimum fraction of the objective by which a plan must beat the chosen one to be named."""
+"""Minimum fraction of the objective by which a plan must beat the chosen one, so that the result mentions it."""
 MAX_SHOWN = 2
-"""Maximum number of plans that are named. Each is of another kind."""
+"""Maximum number of plans in the result. Each is of another kind."""
 MAX_COUNTS = 5
-"""Maximum number of numbers of nodes for each type of device: all nodes, and the largest powers of two below."""
+"""Maximum number of node counts to try for each type of device: all nodes, and the largest powers of two below."""
 STAGES, GROUPS = (2, 4, 8, 16, 32), (2, 4, 8)
 """Numbers of pipeline stages, and of ranks of a tensor-parallel group."""
 
 OptionsOf = Callable[[Pool, Layout, Workload], Sequence[Option]]
-"""Returns the options to use the nodes of a pool with a layout of ranks and cores."""
+"""Function that returns the options to use the nodes of a pool with a layout of ranks and cores for a workload."""
 ZeroStage = Literal[2, 3]
 
 
@@ -49,8 +49,10 @@ def search(
 ) -> tuple[Unsupported, ...]:
     """Return the best plans of different kinds that the trainer cannot run yet, the best first.
 
-    ``chosen``: the chosen plan, which they beat by ``PAYS``; None if no plan fits into memory. Return nothing for jobs
-    that do not ask for it, that fix their groups of nodes, or whose ranks are not synchronous equals.
+    ``chosen``: the chosen plan, which they beat by ``PAYS``; None if no plan fits into memory. ``options_of``: function
+    from a pool, a layout and a workload to the options to use the pool. Return an empty tuple unless
+    ``request.asks_unsupported`` is true and training is synchronous, without a parameter server or another collective
+    that NCCL lacks, without groups that the user fixes, and not with a script that reduces gradients itself.
     """
     equals = request.synchronization == "Synchronous" and request.collective in (None, *NCCL_NAMES)
     if not (request.asks_unsupported and equals) or request.fixed or request.reduced_by_script:
@@ -100,7 +102,11 @@ def _of_pool(
 def _parts(
     request: Request, pool: Pool, typed: Workload, options_of: OptionsOf, chosen: Choice | None
 ) -> Iterator[Part]:
-    """Yield the groups of nodes to consider: few numbers of ranks per node, and few numbers of nodes."""
+    """Yield the groups of nodes of ``pool`` to consider, with one or two numbers of ranks per node.
+
+    The numbers of nodes are all nodes and powers of two, at most ``MAX_COUNTS``. ``typed``: the workload in the
+    precision of the search. ``chosen``: the chosen plan, whose number of ranks per node is also considered.
+    """
     found = largest_layouts(pool, request)
     used = [group.ranks_per_node for group in chosen.groups if group.device == pool.device] if chosen else []
     if pool.is_gpu:
@@ -136,7 +142,10 @@ def _of_part(part: Part, request: Request, typed: Workload, model: split.Model) 
 
 
 def _hybrids(part: Part, request: Request, model: split.Model) -> Iterator[SplitCandidate]:
-    """Yield the hybrids on the ranks of ``part``, with one micro-batch (tensor) or some per stage (pipeline)."""
+    """Yield the hybrids (data parallelism combined with pipelines or tensor parallelism) on the ranks of ``part``.
+
+    Pipelines have ``MICRO_BATCHES_PER_STAGE`` micro-batches per stage, tensor-parallel groups have one micro-batch.
+    """
     units = model.pairs.units if model.pairs is not None else 0
     for size in dict.fromkeys((*STAGES, *GROUPS)):
         replicas, rest = divmod(part.ranks, size)

@@ -197,7 +197,7 @@ class Decision:
     unsupported: tuple[Unsupported, ...] = ()
     """Better plans that the trainer cannot run yet; empty unless the request asks for them (``asks_unsupported``)."""
     data_text: str | None = None
-    """The space and the time to fetch of the plan's data on each node; None if the data is not fetched or unknown."""
+    """Text with the space of the plan's data on each node and the time to fetch it; None without such data."""
 
 
 @dataclass(frozen=True)

@@ -98,8 +98,8 @@ class Request:
     gpus_max: Mapping[str, int] = field(default_factory=dict)
     """Maximum number of GPUs in the plan by vendor, because of a quota. A vendor that is not in it has no maximum."""
     cpus_max: float | None = None
-    """Maximum number of CPUs of all pods together, because of a quota; None: no maximum. Ranks that share one CPU node
-    with no other rank and have one CPU do not count, because they may request less."""
+    """Maximum number of CPUs of all pods together, because of a quota; None: no maximum. A pod on a CPU node whose
+    ranks compute with at most one CPU in total does not count, because it may request less."""
     devices: tuple[str, ...] = ()
     """Allowed device types; empty for any."""
     node_selector: Mapping[str, str] = field(default_factory=dict)
@@ -110,8 +110,8 @@ class Request:
     minimize: Literal["Time", "Energy", "Cost", "Carbon"] = "Time"
     deadline_s: float | None = None
     paced: bool = False
-    """True if ``deadline_s`` is not the user's deadline, but that of a whole training at the pace that the remaining
-    steps need. Texts then give ratios, which are the same for the remaining steps, instead of times."""
+    """True if ``deadline_s`` is not the user's deadline, but the seconds that a whole training may take so that its
+    remaining steps end in time. Texts then give ratios, which also hold for the remaining steps, instead of times."""
     collective: CollectiveName | None = None
     """The collective that the user requests; None: the planner chooses."""
     reduced_by_script: bool = False
@@ -128,11 +128,12 @@ class Request:
     chooses_micro_batches: bool = False
     """True if the planner may choose the number of micro-batches of data-parallel plans (gradient accumulation)."""
     may_accumulate: bool = False
-    """True if the job would get gradient accumulation if it asked for it. Messages about memory then say so."""
+    """True if the job can use gradient accumulation and its spec fixes no number of micro-batches. If no plan fits into
+    memory, the message then suggests gradient accumulation."""
     precision: Precision | None = "FP32"
     """Precision of forward and backward pass; None if the planner chooses it by the devices of a plan."""
     float32_reason: str | None = None
-    """Why a job whose precision the planner should choose computes in float32 on all devices."""
+    """Reason why a job with ``precision: Auto`` computes in float32 on all devices; None if it need not."""
     may_scale_loss: bool = True
     """True if the planner may choose FP16, which needs loss scaling."""
     recomputation: Literal["Never", "Auto", "Always"] = "Never"
@@ -168,8 +169,8 @@ class Request:
     domain: Domain = ANYWHERE
     """The part of the cluster to plan for, such as a zone. The function ``plan`` sets this field."""
     backend: Backend | None = None
-    """Communication backend whose measured constants predict the communication. None: that of the job, predicted
-    without constants of an implementation."""
+    """Communication backend by whose measured ratios the latency and bandwidth of links are multiplied. None: links are
+    used as they are."""
     storage: Storage | None = None
     """The space for data that is fetched to each node, and the size of the data; None if none is fetched to nodes."""
     missing: tuple[str, ...] = ()
@@ -190,13 +191,13 @@ class Request:
 
     @property
     def counts_carbon(self) -> bool:
-        """Return True if predictions have the carbon of plans: the job minimizes it, or its intensity is known."""
+        """Return True if predictions include carbon: the job minimizes it, or the administrator set its intensity."""
         return self.minimize == "Carbon" or not self.energy.carbon.assumed
 
     def carbon_g(self, energy_J: float, total_s: float) -> float | None:
         """Return the grams of CO2 equivalent for ``energy_J`` joules over a training of ``total_s`` seconds.
 
-        Return None if predictions do not have it (``counts_carbon``).
+        Return None if predictions do not include carbon (``counts_carbon``).
         """
         return self.energy.carbon.grams(energy_J, self.begin_s, total_s) if self.counts_carbon else None
 
@@ -214,14 +215,14 @@ class Request:
 
     @property
     def may_recompute(self) -> bool:
-        """Return True if the job would get activation checkpointing if it asked for it."""
+        """Return True if the job could use activation checkpointing but does not ask for it."""
         return self.recomputation == "Never" and self.no_recomputation_reason is None and not self.missing
 
     @property
     def bucket_nbytes(self) -> int:
-        """Return the size of a bucket: the part of the gradients that is reduced at once."""
+        """Return the size in bytes of a bucket: a part of the gradients that is reduced at once."""
         return BUCKET_NBYTES if self.backend is None else self.backend.bucket_nbytes
 
     def wire_nbytes(self, gradient_nbytes: int) -> int:
-        """Return the bytes to send for a gradient of ``gradient_nbytes`` bytes: half of them if it is compressed."""
+        """Return the bytes to send for a gradient of ``gradient_nbytes`` bytes: half of them with compression."""
         return gradient_nbytes // 2 if self.compressed else gradient_nbytes

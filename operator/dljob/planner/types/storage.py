@@ -24,7 +24,7 @@ class Storage:
 
     @property
     def shard_room_nbytes(self) -> float:
-        """Return the space on each node that shards may fill."""
+        """Return the bytes on each node that shards may fill: ``node_nbytes`` less a reserve (``FILLED``)."""
         return FILLED * self.node_nbytes
 
     def largest_share(self, batch: int, ranks_per_node: int) -> int:

@@ -192,7 +192,11 @@ class _Line:
         return (*job.queued.urgency[:3], job.queued.created, job.queued.uid)
 
     def _place(self, entry: tuple[tuple[object, ...], int, Waiter]) -> tuple[object, ...]:
-        """Return the sort key of a job among those of all namespaces, as ``QueuedJob.place``."""
+        """Return the sort key of a job among those of all namespaces, with its namespace's current dominant share.
+
+        ``entry``: (sort key of the job within its namespace, its number in the order of arrival, the job). The key is
+        like that of ``QueuedJob.place``; jobs whose order never changes have only their number as the key.
+        """
         rank, number, job = entry
         if self._shares is None or not rank:
             return (number,)

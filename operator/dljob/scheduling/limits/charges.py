@@ -23,10 +23,10 @@ _CREATED = {
     "StatefulSet": ("count/controllerrevisions.apps",),
     "Service": ("count/endpoints", "count/endpointslices.discovery.k8s.io"),
 }
-"""Kind → resources of the objects that Kubernetes' controllers create for each object of the kind, one of each.
+"""Kind → names in quotas of the objects that Kubernetes' controllers create for each object of this kind, one of each.
 
-Pods are not among them, because their charges are counted apart. A Service has another EndpointSlice for each further
-100 pods; those are not counted.
+Pods are not among them, because ``pod_charge`` counts them. A Service has another EndpointSlice for each further 100
+pods; those are not counted.
 """
 
 
@@ -64,8 +64,9 @@ def container_amounts(container: Json) -> tuple[dict[str, int], dict[str, int]]:
 def pod_amounts(spec: Json) -> tuple[dict[str, int], dict[str, int]]:
     """Return requests and limits of a pod by resource, in thousandths of a unit.
 
-    Both are totals of its containers and init containers, combined as the scheduler does it (see ``pod_requests``),
-    plus the pod's overhead.
+    Of each resource, the amount is the larger of two values. One is the sum over containers and sidecars, the other is
+    the maximum over init containers, each together with the sidecars before it. An amount that the pod states for all
+    its containers together (``spec.resources``) replaces this value. The pod's overhead is added.
     """
     totals = []
     for which in (0, 1):

@@ -172,7 +172,7 @@ class Overdraft:
 
     def __str__(self) -> str:
         hard, used = (amount_text(self.resource, each) for each in (self.hard, self.used))
-        return f"ResourceQuota {self.quota}: {self.resource} has {used} of {hard} used"
+        return f"ResourceQuota {self.quota}: {self.resource}: found {used} used; the quota allows {hard}"
 
 
 def overdrafts(quotas: Iterable[Quota], charges: Iterable[Charge]) -> tuple[Overdraft, ...]:

@@ -147,7 +147,7 @@ def test_quota_below_what_runs_stops_nothing_and_is_named() -> None:
         await reconciled(operator, key)
         assert operator.planned(key) == "Planned" and await replicas(cluster) == 2
         assert operator.condition(key, "WithinQuota") == ("False", "QuotaBelowUsage")
-        assert "ResourceQuota full: pods has 2 of 1 used" in operator.message(key, "WithinQuota")
+        assert "ResourceQuota full: pods: found 2 used; the quota allows 1" in operator.message(key, "WithinQuota")
         cluster.quota("team-a", {"pods": "2"}, pods="2")
         await reconciled(operator, key)
         assert operator.condition(key, "WithinQuota") == ("True", "WithinQuota")

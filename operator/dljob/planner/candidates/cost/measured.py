@@ -38,9 +38,10 @@ def communication_ratio(
     """Return the predicted communication time of a collective divided by that of a ring at the same placement.
 
     The model that is fitted to measured steps predicts the time of a ring, and multiplies it by this ratio. The ratio
-    is 1 for Ring, and for Torch, whose steps are measured directly. ``tensors``: number of parameter tensors, used only
-    by LayeredServer. ``backend``: communication backend as which ``link`` is used; the steps were measured with MPI.
-    None: MPI. The ranks are all on one node, or all on several.
+    is 1 for Ring, and for Torch, whose steps are measured directly. ``nbytes``: size of the gradients. ``ranks``,
+    ``nodes``: numbers, or arrays of equal shape; either all elements of ``nodes`` are 1 or none is. ``tensors``: number
+    of parameter tensors, used only by LayeredServer. ``backend``: communication backend of the collective, whose ratios
+    ``link`` includes; the ring's time is then that of MPI, with which steps were measured. None: no backend's ratios.
     """
     if collective in ("Ring", "Torch") and backend is None:
         return np.ones(np.shape(ranks))
@@ -82,7 +83,7 @@ def posterior(
 
 
 def _known(collective: str) -> CollectiveName:
-    """Return ``collective``, a name that a profile contains, or Ring if no collective has this name."""
+    """Return ``collective``, a name from a profile, if this release knows a collective of this name; otherwise Ring."""
     names: tuple[CollectiveName, ...] = get_args(CollectiveName)
     return next((name for name in names if name == collective), "Ring")
 

@@ -116,9 +116,10 @@ def predict(candidate: SplitCandidate, request: Request, model: split.Model) -> 
 def prediction_of(
     part: Part, step: SplitStep, request: Request, workload: Workload, batch: int, held: int, host: int
 ) -> Prediction:
-    """Return the prediction of a plan on equal ranks from the parts of its step.
+    """Return the prediction of a plan on equal ranks. ``step``: the predicted parts of its step time.
 
-    ``batch``: samples whose input a rank prepares. ``held``, ``host``: memory in bytes of a rank and of a pod.
+    ``batch``: number of samples whose input each rank prepares in a step. ``held``: bytes of memory that a rank needs
+    on its device. ``host``: bytes of main memory that a pod needs.
     """
     option, ranks = part.option, part.ranks
     data_s = option.fetching.exposed_input_s(step.busy_s, batch)
@@ -224,7 +225,8 @@ class Placement:
     """Where the ranks of a replica are, and which links they use.
 
     ``messages``: link between neighbouring pipeline stages. ``reducing``: link between the ranks that hold the same
-    part of the model, of which ``nodes`` nodes have some. ``spread``: standard deviation of log(measured / predicted).
+    part of the model and reduce its gradients. ``nodes``: number of nodes with such ranks. ``spread``: standard
+    deviation of log(measured / predicted) of the communication time.
     """
 
     messages: Link
@@ -260,9 +262,10 @@ def _shared(link: Link, flows: int) -> Link:
 
 
 def _reducing_s(candidate: SplitCandidate, placement: Placement, parameters: int, last_s: float) -> float:
-    """Return the exposed seconds of the all-reduce of the gradients of ``parameters`` over the replicas.
+    """Return the seconds by which the all-reduce of gradients over the replicas lengthens a step.
 
-    ``last_s``: computing seconds of the last micro-batch, with whose backward pass the all-reduce overlaps.
+    ``parameters``: number of parameters whose gradients a rank reduces. ``last_s``: computing seconds of the last
+    micro-batch, with whose backward pass the all-reduce overlaps.
     """
     if candidate.replicas == 1:
         return 0.0
@@ -274,7 +277,7 @@ def _reducing_s(candidate: SplitCandidate, placement: Placement, parameters: int
 
 
 def _memory_nbytes(candidate: SplitCandidate, batch: int, model: split.Model) -> int:
-    """Return the memory in bytes that a rank needs on its device.
+    """Return the memory in bytes that a rank needs on its device. ``batch``: samples per step of one replica.
 
     On CPUs, this includes the parameters and optimizer state of the whole model (``split.state_nbytes``). Each rank
     first creates the whole model in main memory, and the whole state passes through main memory for a checkpoint.

@@ -34,10 +34,11 @@ the time of float32 (benchmarks/training/precision.py). The value is an assumpti
 class RankSpeed:
     """Predicted speed of a rank.
 
-    ``computing``: computing seconds over its batch, beside the other ranks of the node. ``slowdown``: factor by which
-    these slow it down. ``alone_s``: function from a measured step to the predicted computing seconds of one of its
-    ranks, if this rank had the node for itself. ``update_s``: seconds within ``computing`` for the update, 0 if
-    measurements replace the prediction. ``update_once_s``: predicted seconds for the update.
+    ``computing``: computing seconds over the rank's batch, while the other ranks of the node compute too.
+    ``slowdown``: factor by which these other ranks slow it down. ``spread``: standard deviation of log(measured /
+    predicted) of computing times. ``alone_s``: function from a measured multi-device step to the predicted computing
+    seconds of one of its ranks, if this rank had the node for itself. ``update_s``: seconds within ``computing`` for
+    the optimizer's update; 0 if measurements replace the prediction. ``update_once_s``: predicted seconds for it.
     """
 
     device: Device
@@ -90,7 +91,11 @@ def _gpu_speed(
 def _cpu_speed(
     pool: Pool, layout: Layout, workload: Workload, request: Request, learned: Mapping[tuple[str, str], Learned]
 ) -> RankSpeed:
-    """Return the speed of a rank on CPUs, from points of its layout, of another layout, or from the regression."""
+    """Return the predicted speed of a rank on CPUs.
+
+    It follows from measurements of the job's model with this layout or with a similar one. Without such measurements,
+    it follows from the regression for CPUs (``perf.step.compute.regressed``).
+    """
     known = learned.get((request.key(workload.precision, workload.recomputes), pool.device))
     hardware = hardware_of(pool.device, learned)
 
@@ -141,7 +146,10 @@ def _cpu_speed(
 
 
 def _probed_spread(hardware: Hardware) -> float:
-    """Return the spread of a model that was never measured, on measured hardware; at most that of data sheets."""
+    """Return the standard deviation of log(measured / predicted) of computing times on measured hardware.
+
+    It applies to a model that was never measured, and is at most that of predictions from data sheets.
+    """
     if hardware.doubts:
         return SPREAD["catalogue"]
     return min(SPREAD["catalogue"], hypot(SPREAD["probe"], hardware.deviation))

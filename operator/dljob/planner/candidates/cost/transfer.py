@@ -1,7 +1,7 @@
 """Predict compute times on a GPU on which the model never ran, from measurements on other GPUs.
 
 For one model, predictions from the catalogue have similar errors on all GPUs (kernels below peak, a slow host).
-Measurements on another GPU therefore predict better than a data sheet alone. See ``perf.fit.new_device``.
+Measurements on another GPU therefore predict better than a data sheet alone. ``perf.fit.new_device`` has the formulas.
 """
 
 from collections.abc import Mapping
