@@ -1,4 +1,4 @@
-"""Accumulate predictions of classes or tokens, merge them over ranks, and compute the figures of the whole."""
+"""Accumulate predictions of classes or tokens, merge them over ranks, and compute the metrics of all of them."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -83,7 +83,7 @@ class ClassPart:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any], offset: int = 0) -> Self:
-        """Return the part from ``state``, a result of the method of this name. ``offset``: added to sample numbers."""
+        """Return the part from ``state``, a result of the method ``state``. ``offset``: added to sample numbers."""
         part = cls(tokens=state["tokens"])
         part.samples, part.invalid, part.correct, part.classes, part.scored = state["counts"]
         part.log_p, part.bins = state["log_p"], np.array(state["bins"])

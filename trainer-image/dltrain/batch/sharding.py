@@ -37,8 +37,8 @@ def assign(counts: Sequence[int], held: Sequence[Sequence[int]]) -> tuple[Shards
     """Assign shards to nodes so that as few as possible move. Return the shards of each node.
 
     ``counts``: the number of shards of each node. Their sum is the number of all shards. ``held``: the shards whose
-    data a node has already. If several nodes have a shard, it goes to one that has few others to keep. The remaining
-    shards are dealt out in their order.
+    data a node has already. If several nodes have the data of a shard, the shard goes to the one of them that lacks
+    most shards. Shards that no node with room has are dealt out in their order.
     """
     total = sum(counts)
     holders: dict[int, list[int]] = {}

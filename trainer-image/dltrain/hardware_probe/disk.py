@@ -19,8 +19,8 @@ def disk_rates(folder: Path) -> tuple[DiskRate | None, str | None]:
     """Return the rates of a scratch file in ``folder`` (None if it could not be written), and a note about them.
 
     Writing ends with ``fsync``, so that the data is on the disk. The file is then read with ``O_DIRECT``, past the page
-    cache. File systems without it, such as ``tmpfs``, get no read rate, because a read from the cache says nothing
-    about the disk. Caches of the disk itself, or of a virtual machine's host, may still have the data.
+    cache. File systems without ``O_DIRECT``, such as ``tmpfs``, get no read rate, because a read from the cache says
+    nothing about the disk. Caches of the disk itself, or of a virtual machine's host, may still have the data.
     """
     path = folder / f"dljob-probe-{os.getpid()}"
     try:

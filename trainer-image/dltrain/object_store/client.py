@@ -253,7 +253,10 @@ class ObjectStore:
         return True
 
     def _meaning(self, error: Exception, operation: str, key: str) -> OSError:
-        """Return the OSError for an error of botocore, or of the network. Raise NotImplementedError for that answer."""
+        """Return the OSError for an error of botocore, or of the network.
+
+        Raise NotImplementedError if the store answers that it does not implement the operation.
+        """
         from botocore.exceptions import ClientError, NoCredentialsError, PartialCredentialsError
 
         if isinstance(error, ClientError):
@@ -327,7 +330,7 @@ def _settings(secret: Path) -> dict[str, str]:
 
 @cache
 def _loader() -> Any:
-    """Return the reader of botocore's description of S3, which keeps it: reading takes longer than a request."""
+    """Return botocore's loader. It keeps the description of S3, because reading this takes longer than a request."""
     from botocore.loaders import create_loader
 
     return create_loader()

@@ -81,7 +81,8 @@ class Files:
         self._links[path] = target
 
     def finish(self) -> None:
-        """Create the links, and check where each leads: a link over another one may leave the folder all the same."""
+        """Create the links. Raise BadInputError if a link leaves the folder, which a link through another link may do.
+        """
         for path, target in self._links.items():
             path.symlink_to(target)
         root = os.path.realpath(self.root)

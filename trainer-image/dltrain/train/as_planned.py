@@ -1,4 +1,4 @@
-"""What a training script has to call so that its loop computes as the plan says, and the checks that it has."""
+"""Methods that a training script must call so that its loop follows the plan, and checks that the script calls them."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -233,7 +233,7 @@ def _lost_peer(attempt: Attempt, end: RankEnded) -> bool:
 
 
 def _of_device(attempt: Attempt) -> Failure | None:
-    """Return the first failure of a device (such as a GPU) that ranks reported or their logs show; None without one.
+    """Return the first failure of a device (such as a GPU) that ranks reported or logged; None without one.
 
     A device failure is never a consequence of another failure. Failures of other ranks may arrive earlier, because a
     failed device makes a collective fail on all ranks.

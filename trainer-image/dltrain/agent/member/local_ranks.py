@@ -214,7 +214,10 @@ class LocalRanks:
         self._emit(RankLog(attempt=attempt, rank=run.rank.rank, tail=run.output.tail))
 
     def start_daemon(self, arguments: tuple[str, ...], host: str) -> None:
-        """Run the Open MPI daemon, and emit DaemonEnded when it ends. For the parameters, see ``MpiDaemon.start``."""
+        """Run the Open MPI daemon, and emit DaemonEnded when it ends.
+
+        ``arguments``: the daemon's command line from mpirun. ``host``: address of mpirun's pod.
+        """
         attempt = self.attempt
 
         def ended(exit_code: int, tail: str) -> None:

@@ -138,7 +138,8 @@ class RunReportWriter:
     async def packed(self, phase: RunPhase, unix_s: float, outcome: Outcome | None = None) -> dict[str, bytes]:
         """Return the report of a run that has ended as compressed files: file name → content.
 
-        The arguments are those of ``write``. If ``write`` has rendered the report, use the texts that it has rendered.
+        ``phase``: how the run ended. ``unix_s``: present Unix time. ``outcome``: the result; None if the run has not
+        finished. If ``write`` has rendered the report already, these arguments have no effect.
         """
         if self._last is not None:
             return await asyncio.to_thread(packed, self._last)

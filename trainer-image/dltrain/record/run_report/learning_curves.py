@@ -30,11 +30,12 @@ SLOW = 0.1
 EXPLODED = 0.5
 """A loss explodes if a value exceeds the first one by more than this part of it."""
 FELL_BEFORE = 0.85
-"""A loss fell and rose again if its lowest value is below this part of its end, and the noise does not explain it."""
+"""A loss fell and rose again if its lowest value is below this part of its last value, and not because of noise."""
 ROSE = 0.3
 """A loss has risen again if it gave back this part of its decrease."""
 NOISY = 0.2
-"""A loss is noisy if its standard deviation around the trend exceeds this part of its decrease, and of its end."""
+"""A loss is noisy if its standard deviation around the trend exceeds this part of its decrease and of its last value.
+"""
 STILL_FALLING = 0.1
 """A run ended too early if the loss fell by more than this part in the last fifth of the steps."""
 NEGLIGIBLE = 0.02
