@@ -177,8 +177,8 @@ class Assigning:
     ) -> Share | None:
         """Return the share (assigned devices) of a job that is planned now; None: it is planned by itself.
 
-        If the job has none, or if capacity has grown, first assign devices to all waiting jobs. ``waiting``: questions
-        of the other jobs that have no devices. ``growth``: how often capacity has grown. ``ask``: makes plans.
+        If the job has none, or if capacity has grown, first assign devices to all waiting jobs. ``waiting``: the other
+        jobs without devices, as they are planned. ``growth``: how often capacity has grown. ``ask``: makes plans.
         """
         if not self._on or not _takes_part(question):
             return None
@@ -213,7 +213,7 @@ class Assigning:
 
         It is due after a change of jobs, nodes or pods, at most every ``LOOK_S`` and at least every ``AGAIN_S``
         seconds. Return True while a running job is to move because others need its devices. No job is then preempted.
-        ``waiting``: questions of the jobs without devices. ``ask``: makes plans.
+        ``waiting``: the jobs without devices, as they are planned. ``ask``: makes plans.
         """
         if not self._on:
             return False
@@ -329,7 +329,8 @@ class Assigning:
     async def _options_of(self, key: JobKey, question: ParsedJob, shape: Hashable, ask: Ask) -> tuple[Option, ...]:
         """Return the job's options (plans on different device types and numbers of devices) as if no other job ran.
 
-        ``Option.seconds`` covers the whole training, not only the rest. ``shape``: result of ``_shape``.
+        ``Option.seconds`` covers the whole training, not only the rest. ``shape``: key for the shape of the cluster,
+        with which options are stored.
         """
         request = (
             key[0], question.digest, tuple(sorted(question.observed.left_out)), self._cache.profiles_version, shape,
