@@ -50,7 +50,7 @@ class SuggestedModel(_Document):
     samples: Annotated[int, Field(ge=1, le=10**12)]
     sample_nbytes: Annotated[int, Field(ge=1, le=10**12)]
     data_nbytes: Annotated[
-        int, Field(ge=0, le=10**12, description="Memory that the data takes in each rank, at most.")
+        int, Field(ge=0, le=10**12, description="Upper limit of the memory that the data takes in each rank.")
     ] = 0
 
 
