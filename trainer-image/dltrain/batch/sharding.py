@@ -82,7 +82,8 @@ class ShardedSampler(Sampler):
     ) -> "ShardedSampler":
         """Create the sampler of a plan for a dataset of ``samples`` samples.
 
-        ``held``: node → the shards whose data the node has; equal on all ranks.
+        ``held``: node → the shards whose data the node has; equal on all ranks. ``drop_last``: True to leave out the
+        samples at the end of an epoch that do not fill a batch.
         """
         nodes, batch = nodes_of(plan), min(plan.global_batch, samples)
         counts = _of_nodes(apportion(batch, [rank.share for rank in plan.ranks]), nodes)
@@ -94,7 +95,7 @@ class ShardedSampler(Sampler):
         return _owned(self, tuple(shares))
 
     def owned_by_node(self, shares: Sequence[int], node: int) -> Shards:
-        """Return the shards of all ranks on ``node``."""
+        """Return the shards of all ranks on ``node``. ``shares``: the local batch sizes of all ranks."""
         owned = self.owned(shares)
         return tuple(sorted(shard for rank, at in enumerate(self.nodes) if at == node for shard in owned[rank]))
 

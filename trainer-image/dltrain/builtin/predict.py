@@ -58,6 +58,8 @@ def load(folder: Path = HERE) -> Any:
 
 def prepared(inputs: Any, model_json: dict[str, Any]) -> torch.Tensor:
     """Return ``inputs`` as a batch with the shape, type and scale of the training. Raise SystemExit for another shape.
+
+    ``model_json``: content of model.json.
     """
     array, shape = np.asarray(inputs), tuple(model_json["shape"])
     if array.shape == shape:

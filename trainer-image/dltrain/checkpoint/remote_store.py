@@ -35,6 +35,7 @@ class RemoteCheckpoints:
 
         Raise BadInputError if the bucket does not exist or a permission is missing, FencedError if the store has a
         higher term, CheckpointError if the store is full, and CheckpointVolumeError if it returns other errors.
+        ``identity``: hash that identifies the model. ``keep``: number of checkpoints to keep.
         """
         self.store, self.identity, self.keep, self.scratch = store, identity, keep, scratch
         self.log = CommitLog(store, term)

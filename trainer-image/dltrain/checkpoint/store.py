@@ -127,6 +127,7 @@ class Checkpoints:
 
         Raise BadInputError if the directory is not writable, FencedError if it stores a higher term, CheckpointError if
         the volume is full, and CheckpointVolumeError if the volume returns other errors, even after repetitions.
+        ``identity``: hash that identifies the model. ``keep``: number of checkpoints to keep.
         """
         self.directory = directory
         self.identity = identity

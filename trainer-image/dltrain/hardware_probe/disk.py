@@ -56,7 +56,10 @@ def _write(path: Path, blocks: int) -> tuple[int, float]:
 
 
 def _read(path: Path, blocks: int) -> float | None:
-    """Return the bytes per second of reads with ``O_DIRECT``, or None if the file system does not support it."""
+    """Return the bytes per second of reads with ``O_DIRECT``, or None if the file system does not support it.
+
+    ``blocks``: number of blocks to read.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
     except OSError:

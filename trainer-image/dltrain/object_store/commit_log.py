@@ -118,7 +118,8 @@ class CommitLog:
         """Add a commit marker, after which the checkpoint counts. All its files must be complete.
 
         Verify that the store has files of the expected sizes. Raise FencedError if another run has taken over, OSError
-        if the store fails or has lost a file.
+        if the store fails or has lost a file. ``kind``: what the marker stands for. ``files``: path → file. ``about``:
+        other data about the checkpoint.
         """
         new = [file for file in files.values() if file.key.startswith(f"{DATA}{self.run}/")]
         sizes = self.store.list(f"{DATA}{self.run}/") if new else {}

@@ -341,7 +341,10 @@ def _of_rank(attempt: Attempt, end: RankEnded, reason: str, what: str, *, retry:
 
 
 def _completed(failure: Failure, number: int, attempt: Attempt) -> Failure:
-    """Return a failure that a rank reported, completed with what its agent knows: rank, pod, exit code and log."""
+    """Return a failure that a rank reported, completed with what its agent knows: rank, pod, exit code and log.
+
+    ``number``: the rank.
+    """
     end = attempt.ended.get(number)
     exit_code = failure.exit_code
     if exit_code is None and end is not None:

@@ -34,7 +34,7 @@ class Mpirun:
         """Start mpirun, which launches the ranks of ``plan``. ``attempt``: the name of this launch.
 
         ``env``: the container's environment. Raise ValueError if mpirun cannot launch this plan, and OSError if mpirun
-        cannot be started.
+        cannot be started. ``ended``: called with (exit status, last output) if mpirun ends by itself.
         """
         self._attempt, self._pods, self._links, self._pod_ip = attempt, plan.pods, links, settings.pod_ip
         self._daemons: dict[str, asyncio.Future[tuple[int, str]]] = {}

@@ -312,7 +312,7 @@ class LocalRanks:
         """Return the exit record of a rank that could not be started because of ``error``.
 
         If the zygote, the process that forks ranks, ended, the record has its exit status. Otherwise, the exit code is
-        127 or, if the zygote still runs but did not fork the rank, EXIT_CANNOT_START.
+        127 or, if the zygote still runs but did not fork the rank, EXIT_CANNOT_START. ``attempt``: name of the launch.
         """
         end = error.end if isinstance(error, ForkError) else Exit(code=127)
         return RankEnded(

@@ -84,7 +84,8 @@ class StagedCheckpoints:
         """Upload the folder a last time after the last rank of this pod has ended with the exit status ``end``.
 
         If the rank failed, do nothing, because it may have left incomplete files: ``restore`` then decides about them.
-        Return the exit status to report: ``end``, or a failure if the upload failed.
+        Return the exit status to report: ``end``, or a failure if the upload failed. ``attempt``: name of the launch of
+        these ranks.
         """
         self._ended_unix_s = time.time()
         if self._plan is None or attempt != self._attempt:

@@ -129,7 +129,10 @@ class PartialFile:
         return sums
 
     def _prepare(self, note: Path, index: Path, blocks: int, sha256: str | None) -> None:
-        """Use the blocks from before if they are of the same version; otherwise begin with an empty copy."""
+        """Use the blocks from before if they are of the same version; otherwise begin with an empty copy.
+
+        ``blocks``: number of the blocks of the whole file. ``sha256``: expected checksum of ``FILE.blocks``, or None.
+        """
         now = {"version": self.version, "nbytes": self.nbytes, "block_nbytes": self.block_nbytes, "sha256": sha256}
         try:
             before = json.loads(note.read_text())
