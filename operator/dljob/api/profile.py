@@ -141,7 +141,7 @@ class ProbedStep(FiniteModel):
 
 
 class ProbedLink(FiniteModel):
-    """Measured messages between two processes."""
+    """Measured latency and bandwidth of messages between two processes."""
 
     latency_seconds: Annotated[float, Field(gt=0, le=MAX_S)]
     bandwidth_bytes_per_second: Annotated[float, Field(gt=0)]

@@ -68,7 +68,7 @@ class ParsedJob:
     not_provided: frozenset[str] = frozenset()
     """Device types of the last plan, if an autoscaler did not provide the nodes for it (``admission.provisioning``)."""
     looking: Looking | None = None
-    """What a job with ``spec.task`` waits for; None with a suggestion, and for other jobs. ``spec`` is then None."""
+    """Set while a job with ``spec.task`` waits for the suggestion of its look pod; ``spec`` is then None."""
     suggestion: SuggestionStatus | None = None
     """The suggestion by which ``spec`` was completed; None for a job without ``spec.task``."""
     within: Within | None = None

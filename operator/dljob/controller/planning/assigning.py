@@ -278,7 +278,10 @@ class Assigning:
                 self._order(key, [keys[j] for j in found.helped[i]], since_s)
 
     def _order(self, key: JobKey, helped: list[JobKey], since_s: float) -> None:
-        """Order a running job to move to its part. ``helped``: the jobs that need the devices that it gives up."""
+        """Order a running job to move to its part. ``helped``: the jobs that need the devices that it gives up.
+
+        ``since_s``: time of the order.
+        """
         name = helped[0][1] if helped and helped[0][0] == key[0] else ""
         room = RoomFor(name, len(helped)) if helped else None
         self._orders[key] = _Order(self._running[key].uid, room, since_s)
@@ -318,6 +321,7 @@ class Assigning:
         """Return the options of a job with the seconds of its remaining training instead of the whole training.
 
         A job slower than predicted is assumed to be as slow with each option. Return an empty tuple if the job is gone.
+        ``running``: True: count from the current step; False: from the last checkpoint.
         """
         job = self._cache.job(key)
         if job is None:
