@@ -139,7 +139,7 @@ class LinkRate(UntrustedRecord):
 
 
 class HardwareMeasure(UntrustedRecord):
-    """What the probe measured on one node."""
+    """The measurements of the probe on one node."""
 
     schema_: Annotated[Literal[1], Field(alias="schema")] = 1
     device: Label
@@ -163,7 +163,7 @@ class HardwareMeasure(UntrustedRecord):
     """
     took_s: Annotated[float, Field(ge=0, le=1e5)] = 0.0
     notes: Annotated[tuple[Text, ...], Field(max_length=8)] = ()
-    """What could not be measured, and why."""
+    """Measurements that are missing, each with the reason."""
 
     @classmethod
     def parse(cls, text: str | bytes) -> Self:

@@ -63,7 +63,8 @@ class PodSetSeen:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What Kueue assigned to a podSet. ``flavors``: names of ResourceFlavors, sorted.
+    """Number of pods and ResourceFlavors that Kueue assigned to a podSet. ``flavors``: names of ResourceFlavors,
+    sorted.
 
     ``count``: number of admitted pods; None: as many as the podSet asks for.
     """

@@ -1,4 +1,4 @@
-"""What a job reserves: the resources of its accepted plan for which the scheduler has not placed a pod yet."""
+"""Reservations of a job: the resources of its accepted plan for which the scheduler has not placed a pod yet."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping

@@ -72,7 +72,8 @@ class ParsedJob:
     suggestion: SuggestionStatus | None = None
     """The suggestion by which ``spec`` was completed; None for a job without ``spec.task``."""
     within: Within | None = None
-    """What Kueue admitted, if it admitted fewer pods than the plan has; the job must then be planned again."""
+    """The limits of Kueue's admission, if it admitted fewer pods than the plan has. The job must then be planned again.
+    """
 
     @property
     def asked(self) -> DLJobSpec | None:

@@ -104,7 +104,7 @@ class ClassPart:
         self.wrong = sorted([*self.wrong, *other.wrong])[:MAX_WRONG]
 
     def language(self) -> Language:
-        """Return the figures of a language model."""
+        """Return the metrics of a language model, such as its perplexity."""
         mean_nats = -self.log_p / max(1, self.scored)
         return Language(
             vocabulary=self.classes,
@@ -115,7 +115,9 @@ class ClassPart:
         )
 
     def classification(self, labels: Sequence[str]) -> Classification:
-        """Return the figures of a classifier. ``labels``: names of the classes by number; may be empty."""
+        """Return the metrics of a classifier, such as its accuracy. ``labels``: names of the classes by number; may be
+        empty.
+        """
         seen = {number for pair in self.confusions for number in pair}
         classes = max(self.classes, len(labels), max(seen, default=-1) + 1)
         support, predicted, correct = Counter[int](), Counter[int](), Counter[int]()

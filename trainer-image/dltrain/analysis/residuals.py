@@ -120,7 +120,7 @@ class ResidualPart:
         self.wrong = sorted([*self.wrong, *other.wrong])[:MAX_WRONG]
 
     def regression(self) -> Regression:
-        """Return the figures of a regression."""
+        """Return the metrics of a regression, such as its root mean squared error."""
         count = max(1, self.samples)
         spread = self.target_deviation > 1e-12 * count * max(self.target_mean**2, 1e-12)
         return Regression(

@@ -73,7 +73,7 @@ class _Known:
     versions: tuple[int, int]
     at_s: float
     whole: ClusterView
-    """What is free when all jobs have ended."""
+    """The nodes with the resources that are free when all jobs have ended."""
     found: Shadow | None
 
 

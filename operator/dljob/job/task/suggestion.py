@@ -55,7 +55,7 @@ class SuggestedModel(_Document):
 
 
 class Suggestion(_Document):
-    """What the look pod found: a model, or an error of the data."""
+    """The result of a look pod: a model, or an error of the data."""
 
     schema_number: Literal[1] = 1
     uid: Annotated[str, Field(max_length=64)]
