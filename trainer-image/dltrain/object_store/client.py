@@ -228,7 +228,8 @@ class ObjectStore:
     def _call(self, operation: str, key: str, request: Callable[[Any], T]) -> T:
         """Return the result of ``request``, a function of the client. Raise OSError, also for botocore's errors.
 
-        Repeat the request after transient errors. If the Secret has changed since, use its new content.
+        Repeat the request after transient errors. If the Secret has changed since, use its new content. ``operation``:
+        its name in S3, for messages.
         """
 
         def attempt() -> T:

@@ -53,7 +53,10 @@ def rendered(document: Document) -> dict[str, str]:
 
 
 def write(folder: Path, texts: Mapping[str, str]) -> None:
-    """Write the files of a report to ``folder``, each atomically. Raise OSError on failure."""
+    """Write the files of a report to ``folder``, each atomically. Raise OSError on failure.
+
+    ``texts``: file name → content.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         temporary = folder / f".{name}.{os.getpid()}"

@@ -128,7 +128,10 @@ def of_loss(loss: Values, batch: int = 0, noise_samples: float | None = None, *,
 
 
 def _never_falls(values: Sequence[float], start: float, last: float, noise: float) -> Finding:
-    """Return the finding about a loss whose trend is never clearly below its first value ``start``."""
+    """Return the finding about a loss whose trend is never clearly below its first value ``start``.
+
+    ``last``: its last value. ``noise``: its standard deviation around the trend.
+    """
     high, low = max(values), min(values)
     rose_again = last - low > max((1 - FELL_BEFORE) * abs(last), 4 * noise)
     if noise > NOISY * abs(start) or high > start + EXPLODED * abs(start) or rose_again:
