@@ -122,7 +122,9 @@ class _Saved:
         self._scopes.pop()
 
     def nbytes(self) -> list[float]:
-        """Return the bytes of all storages, of those outside of blocks, and of each block's own. Remove the hooks."""
+        """Remove the hooks. Return the bytes of all storages, of those outside of blocks, and then of those in each
+        block.
+        """
         for handle in self._handles:
             handle.remove()
         for scope in self._within:

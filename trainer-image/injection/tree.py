@@ -125,7 +125,9 @@ def _check_libc() -> None:
 
 
 def _copy_distribution(name: str, target: Path) -> None:
-    """Copy the files of the package ``name``: modules to ``for-agent``, ``bin``, ``lib`` and ``share`` as they are."""
+    """Copy the package ``name``: modules to ``for-agent``, and ``bin``, ``lib`` and ``share`` to folders of the same
+    names.
+    """
     found = metadata.distribution(name)
     modules, prefix = Path(str(found.locate_file(""))).resolve(), Path(sys.prefix).resolve()
     for file in found.files or ():

@@ -1,6 +1,7 @@
 """Raise the planned number of micro-batches where local batch sizes have grown, such as after a loss of ranks.
 
-Operator and trainer compute it alike. The planner chooses the planned number (``planner.candidates.accumulation``).
+Operator and trainer both call this function. The planner chooses the planned number
+(``planner.candidates.accumulation``).
 """
 
 from collections.abc import Sequence

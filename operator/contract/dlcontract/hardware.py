@@ -94,10 +94,12 @@ REFERENCE_NETS: Mapping[str, ReferenceNet] = {
         half=True,
     ),
 }  # fmt: skip
-"""The networks by name. None of them is a built-in model, so that predictions of those remain predictions.
+"""The networks by name.
 
-They cover what the terms of the operator's regression stand for: overhead of few and many layers, products,
-convolutions, activations, and weights that fit into the cache or not."""
+None of them is a built-in model, so that the operator predicts the times of built-in models instead of knowing them
+from a measurement. The networks cover what the operator's regression estimates: the overhead of few and of many layers,
+matrix products, convolutions, activations, and weights that fit into the cache or not.
+"""
 
 
 class TimedStep(UntrustedRecord):
@@ -126,7 +128,10 @@ class DiskRate(UntrustedRecord):
 
 
 class LinkRate(UntrustedRecord):
-    """Latency and bandwidth of messages to another process: on the same node by MPI, to another pod by TCP."""
+    """Latency and bandwidth of messages to another process: on the same node by MPI, to another pod by TCP.
+
+    ``Bps``: bytes per second. ``peer``: the address of the other pod, or "this node".
+    """
 
     latency_s: Annotated[float, Field(gt=0, le=10)]
     Bps: Rate
@@ -134,7 +139,7 @@ class LinkRate(UntrustedRecord):
 
 
 class HardwareMeasure(UntrustedRecord):
-    """What the probe measured on one node."""
+    """The measurements of the probe on one node."""
 
     schema_: Annotated[Literal[1], Field(alias="schema")] = 1
     device: Label
@@ -152,10 +157,13 @@ class HardwareMeasure(UntrustedRecord):
     near: LinkRate | None = None
     far: LinkRate | None = None
     crowded: Annotated[float, Field(ge=1, le=1e6)] = 1.0
-    """Median of (elapsed time / CPU time) of steps on one core. Well above 1, other processes used the cores too."""
+    """Median of (elapsed time / CPU time) of steps on one core.
+
+    A value well above 1 means that other processes used the cores too.
+    """
     took_s: Annotated[float, Field(ge=0, le=1e5)] = 0.0
     notes: Annotated[tuple[Text, ...], Field(max_length=8)] = ()
-    """What could not be measured, and why."""
+    """Measurements that are missing, each with the reason."""
 
     @classmethod
     def parse(cls, text: str | bytes) -> Self:

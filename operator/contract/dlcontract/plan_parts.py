@@ -81,9 +81,9 @@ class DatasetRef(Record):
         Field(description="Sharded: ranks fetch the shards of their pod from uri. Full: path has all data."),
     ] = "Full"
     uri: Annotated[str | None, Field(description="Location of the data, with distribution Sharded.")] = None
-    sha256: Annotated[str | None, Field(description="Checksum of the checksums of blocks, beside the file at uri.")] = (
-        None
-    )
+    sha256: Annotated[
+        str | None, Field(description="SHA-256 of the file with the checksums of blocks beside uri.")
+    ] = None
     size_nbytes: Annotated[int | None, Field(ge=1, description="Space in each pod for shards, in bytes.")] = None
 
     @property
@@ -107,7 +107,7 @@ class OptimizerRef(Record):
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     find_rate: Annotated[bool, Field(description="True: a learning-rate range test replaces learning_rate.")] = False
     rate_curve: Annotated[
-        Literal["Loss", "Accuracy"], Field(description="With find_rate: the curve that the range test analyzes.")
+        Literal["Loss", "Accuracy"], Field(description="With find_rate: the curve from which the rate is read.")
     ] = "Loss"
     scaling: Literal["Linear", "SquareRoot", "AdaScale"] | None = None
     base_batch: Annotated[

@@ -74,7 +74,8 @@ variables are not set if the script chooses its own batch size.
 EXIT_BAD_INPUT = 64
 """Exit code that reports invalid input, so that the job fails without a retry.
 
-A rank ends with it, or the init container that fetches the dataset, if the job cannot succeed with its present spec.
+A rank, or the init container that fetches the dataset, ends with this code if the job cannot succeed with its present
+spec.
 """
 
 

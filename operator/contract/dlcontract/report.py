@@ -195,7 +195,7 @@ class AnalysisSummary(UntrustedRecord):
     value: float
     baseline: float | None = None
     calibration_error: Annotated[
-        float | None, Field(ge=0, le=1, description="Expected calibration error. None: no probabilities.")
+        float | None, Field(ge=0, le=1, description="Expected calibration error, 0 to 1. None: unknown.")
     ] = None
     worst_classes: Annotated[tuple[ClassScore, ...], Field(max_length=MAX_WORST_CLASSES)] = ()
     other_models: Annotated[
@@ -222,7 +222,7 @@ class Outcome(UntrustedRecord):
         None
     )
     analysis: Annotated[
-        AnalysisSummary | None, Field(description="Figures of predictions. None: the script analysed none.")
+        AnalysisSummary | None, Field(description="Scores on held-out data. None: the script analysed none.")
     ] = None
     findings: Annotated[
         tuple[RunFinding, ...], Field(max_length=MAX_FINDINGS, description="Findings, the most important one first.")
@@ -292,7 +292,7 @@ class Report(UntrustedRecord):
     failures: Annotated[Count, Field(description="Failures that counted towards backoff_limit.")] = 0
     failure: Failure | None = None
     last_checkpoint: CheckpointMark | None = None
-    steps_repeated: Annotated[Count, Field(description="Steps done twice, because a restart resumed before them.")] = 0
+    steps_repeated: Annotated[Count, Field(description="Steps done twice, because a restart resumed earlier.")] = 0
     checkpoints_skipped: Annotated[
         Count, Field(description="Stops without a checkpoint, because the grace period was too short.")
     ] = 0
@@ -316,7 +316,10 @@ class Report(UntrustedRecord):
     ] = None
     refused_sizes: Annotated[
         tuple[RefusedSize, ...],
-        Field(max_length=MAX_REFUSED_SIZES, description="Of an elastic script with this plan. None is tried again."),
+        Field(
+            max_length=MAX_REFUSED_SIZES,
+            description="Numbers of ranks that an elastic script refused with this plan. They are not tried again.",
+        ),
     ] = ()
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, populate_by_name=True)

@@ -51,7 +51,7 @@ class ScalingPoint(FiniteModel):
     collective: Annotated[str, Field(max_length=32, description="Collective that reduced the gradients.")] = "Ring"
     sharded: Annotated[bool, Field(description="true: the optimizer was sharded (strategy Optimizer).")] = False
     cores: Annotated[
-        int | None, Field(ge=1, description="CPUs of each rank. Unset for the same reasons as in compute.")
+        int | None, Field(ge=1, description="CPUs of each rank. Unset on GPUs, and in points of earlier releases.")
     ] = None
     batch: Annotated[int, Field(ge=1, description="Samples on the busiest device.")]
     seconds: Annotated[float, Field(gt=0, le=MAX_S, description="Mean time of a step.")]
@@ -141,7 +141,7 @@ class ProbedStep(FiniteModel):
 
 
 class ProbedLink(FiniteModel):
-    """Measured messages between two processes."""
+    """Measured latency and bandwidth of messages between two processes."""
 
     latency_seconds: Annotated[float, Field(gt=0, le=MAX_S)]
     bandwidth_bytes_per_second: Annotated[float, Field(gt=0)]

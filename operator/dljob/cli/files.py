@@ -83,7 +83,10 @@ def profiles(path: str) -> dict[tuple[str, str], Learned]:
 
 
 def cluster(path: str) -> ClusterView:
-    """Return the cluster that a file describes (see ``cluster_view``). Raise BadInputError if the file is invalid."""
+    """Return the cluster of the file ``path``, whose key ``nodes`` lists groups of equal nodes.
+
+    Raise BadInputError if the file is invalid.
+    """
     found = documents(path)
     if len(found) != 1:
         raise BadInputError(

@@ -66,7 +66,7 @@ HEADER = ["  PLAN", "STEP", "P90", "SAMPLES/S", "EFFICIENCY", "TRAINING", "ENERG
 
 
 def _header(chosen: Choice) -> list[str]:
-    """Return the names of the columns of ``_row``. All plans of a job have the column CO2, or none has it."""
+    """Return the names of the columns of a table of plans. All plans of a job have the column CO2, or none has it."""
     return HEADER if chosen.prediction.carbon_g is None else [*HEADER, "CO2"]
 
 

@@ -297,7 +297,8 @@ class Metrics:
 
         Count its restarts, repeated steps, preemptions, ignored failures, divergences (ranks with different
         parameters), moves to other plans and refused changes of the spec, and its end. If the job has just finished,
-        also observe the error of its predicted step time. What the job has used counts for its ``namespace``.
+        also observe the error of its predicted step time. ``namespace``: the label under which its use of devices,
+        energy and money counts.
         """
         self._count_usage(before.usage, after.usage, namespace)
         self.recoveries.inc(max(0, after.restarts - before.restarts))

@@ -20,7 +20,10 @@ URGENT_IN_A_ROW = 8
 
 class WorkQueue(Generic[K]):
     def __init__(self, urgent: Callable[[K], bool] = lambda key: False) -> None:
-        """``urgent``: returns True for keys that come before others that are ready, but see ``URGENT_IN_A_ROW``."""
+        """``urgent``: returns True for keys that come before others that are ready.
+
+        At least one of ``URGENT_IN_A_ROW`` consecutive keys is not urgent, if there are such keys.
+        """
         self._urgent = urgent
         self._first: deque[K] = deque()
         """Urgent keys that are ready."""

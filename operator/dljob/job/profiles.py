@@ -357,6 +357,7 @@ def _curve(model: str, device: str, points: Sequence[LearnedPoint], cores: int |
 
     Outside the range of the measured points, the curve has the shape that the device catalogue predicts for the model.
     If the catalogue predicts none, for example for a training script, this shape is a line through the origin.
+    ``cores``: CPUs of the rank; None: a GPU, or unknown.
     """
     pairs = [(p.batch, p.compute_s) for p in points]
     return calibrated(_catalogue(model, device, cores) or Curve((0.0,), (1e-9,), pairs[-1][1] / pairs[-1][0]), pairs)

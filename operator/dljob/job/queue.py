@@ -63,7 +63,7 @@ class PodSetSeen:
 
 @dataclass(frozen=True)
 class Assignment:
-    """What Kueue assigned to a podSet. ``flavors``: names of ResourceFlavors, sorted.
+    """Kueue's assignment to a podSet: a number of pods, and ResourceFlavors. ``flavors``: their names, sorted.
 
     ``count``: number of admitted pods; None: as many as the podSet asks for.
     """

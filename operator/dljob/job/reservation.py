@@ -1,4 +1,4 @@
-"""What a job reserves: the resources of its accepted plan for which the scheduler has not placed a pod yet."""
+"""Reservations of a job: the resources of its accepted plan for which the scheduler has not placed a pod yet."""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping
@@ -30,11 +30,13 @@ class PlannedPods:
     groups: tuple[PodGroup, ...]
     memory_nbytes: int
     charges: Mapping[str, Charge] = field(default_factory=dict)
-    """As in ``StoredPlan.charges``."""
+    """Amounts that count against quotas: those of one pod by group and, under the empty name, those of all other
+    objects.
+    """
     checkpoints: bool = False
     """True if the plan writes checkpoints, so that a job that stops can continue from the last one."""
     defaults: JobDefaults | None = None
-    """As in ``StoredPlan.defaults``."""
+    """The administrator's defaults when the job was planned; later changes do not apply to it."""
     domain: Domain = ANYWHERE
 
     @classmethod

@@ -144,7 +144,8 @@ class Applier:
         """Return the uid of the object with this name, which the job controls; None if no object has the name.
 
         Return None also for a volume claim without an owner, which an earlier job of this name may have left. Raise
-        NameTakenError for any other object that the job does not control.
+        NameTakenError for any other object that the job does not control. ``watched``: True if a watch shows the
+        object.
         """
         if watched:
             cached = self._cache.found(kind, job.namespace, name)
@@ -177,7 +178,10 @@ def _kind(manifest: Manifest) -> Kind:
 
 
 def _ordered(due: list[tuple[Manifest, str]], plan_name: str) -> list[list[tuple[Manifest, str]]]:
-    """Return manifests and digests in groups, in the order of applying. Objects of a group do not need each other."""
+    """Return manifests and digests in groups, in the order of applying. Objects of a group do not need each other.
+
+    ``due``: (manifest, its digest). ``plan_name``: name of the ConfigMap with the plan.
+    """
     groups: list[list[tuple[Manifest, str]]] = [[], [], [], []]
     for pair in due:
         item, kind = pair[0], _kind(pair[0])

@@ -1,4 +1,4 @@
-"""Whose object is it? The operator applies to, scales and deletes only objects that the job controls."""
+"""Find out who owns an object. The operator applies to, scales and deletes only objects that the job controls."""
 
 from collections.abc import Mapping
 from typing import Any

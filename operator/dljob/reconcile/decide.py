@@ -297,7 +297,10 @@ def _finished(parsed: ParsedJob, draft: Draft, now: datetime, *, just_now: bool 
 
 
 def _looking(parsed: ParsedJob, looking: Looking, draft: Draft, config: RenderConfig, now: datetime) -> Desired:
-    """Return the desired state of a job whose data has to be looked at: pods of an earlier spec continue meanwhile."""
+    """Return the desired state of a job with ``spec.task`` that waits for the suggestion of its look pod.
+
+    Pods of an earlier spec continue meanwhile.
+    """
     draft.verdicts.append(Verdict("Accepted", TRUE, "Accepted", "the spec is valid"))
     if parsed.observed.leftovers:
         return _after_predecessor(parsed, draft, now)

@@ -8,12 +8,12 @@ from dljob.cluster import ClusterView
 from dljob.job.probes.targets import Target, probe_targets
 
 MAX_STARTS = 3
-"""How often a class is tried before it is left alone until the operator restarts. Tries that end because of a job do not
-count."""
+"""Number of tries to measure a device class. After them, the operator tries it again only after its own restart. Tries
+that give way to a job do not count."""
 RETRY_S = 600.0
-"""Seconds between two tries of a class."""
+"""Seconds between two tries to measure the same device class."""
 LIFE_S = 660.0
-"""Seconds after which a pod is deleted whatever its state; Kubernetes should have ended it after 600."""
+"""Age of a probe pod in seconds at which the operator deletes it. Kubernetes should have ended it after 600 s."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class ProbePod:
 
 @dataclass(frozen=True)
 class Starts:
-    """How often the operator has started to measure a class, and how many seconds ago for the last time."""
+    """How often the operator has started to measure a device class, and how many seconds ago for the last time."""
 
     count: int
     ago_s: float
@@ -50,7 +50,10 @@ class Store:
 
 @dataclass(frozen=True)
 class Remove:
-    """Delete a pod that has not measured anything. ``why``: for the log. ``for_job``: it gives way to a job."""
+    """Delete a pod whose measurement is not stored, because it failed or is not needed.
+
+    ``why``: for the log. ``for_job``: True if the measurement gives way to a job.
+    """
 
     pod: ProbePod
     why: str
@@ -69,11 +72,12 @@ def decide(
     waiting: bool,
     tolerations: Sequence[Mapping[str, object]] = (),
 ) -> tuple[Action, ...]:
-    """Return what to do now: at most one pod runs at a time, and each class is measured once.
+    """Return what to do now: at most one probe pod runs at a time, and each device class is measured once.
 
-    ``pods``: those of the operator. ``starts``: tries by class. ``busy``: nodes on which pods of jobs run; a probe on
-    such a node would disturb the job, so its pod is deleted. ``waiting``: True if pods of jobs wait for a node. They
-    may get any node, so no probe starts, and one that has not begun to run is deleted. ``tolerations``: those of pods.
+    ``known``: measured constants by (model key, device type), with those of measured hardware. ``pods``: the probe pods
+    of the operator. ``starts``: tries by device class. ``busy``: nodes on which pods of jobs run; a probe on such a
+    node would disturb the job, so its pod is deleted. ``waiting``: True if pods of jobs wait for a node. They may get
+    any node, so no probe starts, and one that has not begun to run is deleted. ``tolerations``: those of probe pods.
     """
     found: list[Action] = [_of_pod(pod, known, busy, waiting) for pod in pods if _is_over(pod, known, busy, waiting)]
     if pods or waiting:

@@ -27,7 +27,7 @@ from dljob.reconcile.task.complete import Looking, completed
 from dljob.status import FALSE, Verdict, find, is_true, previous
 
 PARSED_NCHARS = 2**14
-"""Maximum length of the JSON text of a spec that is parsed only once, see ``_validated``."""
+"""Maximum length of the JSON text of a spec that is cached after parsing. Longer texts are parsed each time."""
 
 
 @dataclass(frozen=True)
@@ -68,15 +68,19 @@ class ParsedJob:
     not_provided: frozenset[str] = frozenset()
     """Device types of the last plan, if an autoscaler did not provide the nodes for it (``admission.provisioning``)."""
     looking: Looking | None = None
-    """What a job with ``spec.task`` waits for; None with a suggestion, and for other jobs. ``spec`` is then None."""
+    """Set while a job with ``spec.task`` waits for the suggestion of its look pod; ``spec`` is then None."""
     suggestion: SuggestionStatus | None = None
     """The suggestion by which ``spec`` was completed; None for a job without ``spec.task``."""
     within: Within | None = None
-    """What Kueue admitted, if it admitted fewer pods than the plan has; the job must then be planned again."""
+    """The limits of Kueue's admission, if it admitted fewer pods than the plan has. The job must then be planned again.
+    """
 
     @property
     def asked(self) -> DLJobSpec | None:
-        """Return the spec that decides what the job's pods use now: ``spec``, or that of a job that looks at data."""
+        """Return the spec that decides what the job's pods use now.
+
+        It is ``spec`` or, while a look pod inspects the data of ``spec.task``, the spec with the task.
+        """
         return self.looking.spec if self.looking is not None else self.spec
 
     @cached_property
@@ -161,7 +165,8 @@ def _queued(observed: Observed, spec: DLJobSpec, accepted: StoredPlan | None) ->
 def with_secrets(parsed: ParsedJob, usable: Mapping[str, bool]) -> ParsedJob:
     """Return the job, without its spec if it names a Secret that jobs may not use. ``refusal`` then names the Secret.
 
-    ``usable``: see ``overrides_policy.refused_secret``, which has the rule.
+    ``usable``: name → True if the Secret has the label that lets jobs use it. A Secret without an entry does not exist,
+    and may not be used either.
     """
     refusal = refused_secret(parsed.asked, usable) if parsed.asked is not None else None
     return parsed if refusal is None else replace(parsed, spec=None, digest=None, looking=None, refusal=refusal)

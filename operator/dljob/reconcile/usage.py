@@ -1,8 +1,9 @@
-"""What a job has used so far, in its status: devices, energy, money and carbon.
+"""Usage of a job so far, in its status: devices, energy, money and carbon.
 
-The status has the use until some time, and the rate from then on. Each reconcile that changes the status adds the time
-that has passed since then, at that rate. The sum therefore survives restarts of the operator, in which pods run on.
-Where counters measure the energy of devices, their sum is in the job's reports, and the rate contains only the rest.
+The status has the usage until some time, and the rate from then on. Each reconcile that changes the status adds the
+time that has passed since then, at that rate. The sum therefore survives restarts of the operator, in which pods run
+on. Where counters measure the energy of devices, their sum is in the job's reports, and the rate contains only the
+rest.
 """
 
 from datetime import UTC, datetime

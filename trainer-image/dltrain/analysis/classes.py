@@ -1,4 +1,4 @@
-"""Accumulate predictions of classes or tokens, merge them over ranks, and compute the figures of the whole."""
+"""Accumulate predictions of classes or tokens, merge them over ranks, and compute the metrics of all of them."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -83,7 +83,7 @@ class ClassPart:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any], offset: int = 0) -> Self:
-        """Return the part from ``state``, a result of the method of this name. ``offset``: added to sample numbers."""
+        """Return the part from ``state``, a result of the method ``state``. ``offset``: added to sample numbers."""
         part = cls(tokens=state["tokens"])
         part.samples, part.invalid, part.correct, part.classes, part.scored = state["counts"]
         part.log_p, part.bins = state["log_p"], np.array(state["bins"])
@@ -104,7 +104,7 @@ class ClassPart:
         self.wrong = sorted([*self.wrong, *other.wrong])[:MAX_WRONG]
 
     def language(self) -> Language:
-        """Return the figures of a language model."""
+        """Return the metrics of a language model, such as its perplexity."""
         mean_nats = -self.log_p / max(1, self.scored)
         return Language(
             vocabulary=self.classes,
@@ -115,7 +115,9 @@ class ClassPart:
         )
 
     def classification(self, labels: Sequence[str]) -> Classification:
-        """Return the figures of a classifier. ``labels``: names of the classes by number; may be empty."""
+        """Return the metrics of a classifier, such as its accuracy. ``labels``: names of the classes by number; may be
+        empty.
+        """
         seen = {number for pair in self.confusions for number in pair}
         classes = max(self.classes, len(labels), max(seen, default=-1) + 1)
         support, predicted, correct = Counter[int](), Counter[int](), Counter[int]()

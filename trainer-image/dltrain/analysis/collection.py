@@ -30,9 +30,10 @@ class Collection:
         """True if the script has given the numbers of samples."""
 
     def add(self, predictions: Any, targets: Any, index: Any = None) -> None:
-        """Add a batch. ``scores.task_of`` lists the shapes. ``index``: number of each sample in the held-out data.
+        """Add a batch of predictions and targets, whose possible shapes ``scores.task_of`` lists.
 
-        By default, samples are numbered in their order, over all ranks. Raise ValueError for values that do not fit.
+        ``index``: number of each sample in the held-out data. By default, samples are numbered in their order, over all
+        ranks. Raise ValueError for values that do not fit.
         """
         if predictions is None or len(predictions) == 0:
             return

@@ -1,4 +1,4 @@
-"""Accumulate the residuals of a regression, merge them over ranks, and compute the figures of the whole."""
+"""Accumulate the residuals of a regression, merge them over ranks, and compute the metrics of all of them."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -91,7 +91,7 @@ class ResidualPart:
 
     @classmethod
     def of_state(cls, state: Mapping[str, Any], offset: int = 0) -> Self:
-        """Return the part from ``state``, a result of the method of this name. ``offset``: added to sample numbers."""
+        """Return the part from ``state``, a result of the method ``state``. ``offset``: added to sample numbers."""
         part = cls()
         part.samples, part.invalid = state["counts"]
         part.sum, part.absolute, part.squared, part.target_mean, part.target_deviation = state["sums"]
@@ -120,7 +120,7 @@ class ResidualPart:
         self.wrong = sorted([*self.wrong, *other.wrong])[:MAX_WRONG]
 
     def regression(self) -> Regression:
-        """Return the figures of a regression."""
+        """Return the metrics of a regression, such as its root mean squared error."""
         count = max(1, self.samples)
         spread = self.target_deviation > 1e-12 * count * max(self.target_mean**2, 1e-12)
         return Regression(

@@ -6,7 +6,7 @@ from typing import Literal
 Task = Literal["classification", "regression", "language"]
 
 MAX_CLASSES = 20
-"""Maximum number of classes with figures of their own. A page can show a confusion matrix of this size."""
+"""Maximum number of classes with metrics of their own. A page can show a confusion matrix of this size."""
 MAX_WRONG = 20
 """Maximum number of most-wrong examples."""
 MAX_POINTS = 200
@@ -211,7 +211,7 @@ class Analysis:
         return None if figures is None else figures.calibration
 
     def line(self) -> str:
-        """Return the most important figures in one line of text."""
+        """Return the most important metrics in one line of text."""
         name, value = self.metric
         parts = [f"{name} {value:.4g} on {self.samples} held-out {'tokens' if self.language else 'samples'}"]
         if self.baseline is not None:

@@ -1,4 +1,5 @@
-"""Round figures of an analysis. Sums over ranks differ in their last bits, which would hide that figures are equal."""
+"""Round the metrics of an analysis. Sums over ranks differ in their last bits, which would hide that metrics are equal.
+"""
 
 
 def rounded(value: float) -> float:

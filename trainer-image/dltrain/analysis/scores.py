@@ -114,7 +114,10 @@ def _whole(value: Any) -> bool:
 
 
 def _second_class(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return probabilities. If a value is outside of 0 to 1, all are logits."""
+    """Return the probabilities of the second of two classes.
+
+    ``values``: these probabilities or, if any value is outside of 0 to 1, their logits.
+    """
     if not len(values) or (np.nanmin(values) >= 0 and np.nanmax(values) <= 1):
         return values
     return np.exp(-np.logaddexp(0.0, -values))

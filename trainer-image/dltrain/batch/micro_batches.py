@@ -49,7 +49,10 @@ class MicroBatches:
         return micro_batches_of(self.plan.micro_batches, [rank.share for rank in self.plan.ranks], shares)
 
     def largest(self, shares: Sequence[int], rank: int) -> int:
-        """Return the number of samples in the largest micro-batch of ``rank``; 0 for a parameter server."""
+        """Return the number of samples in the largest micro-batch of ``rank``; 0 for a parameter server.
+
+        ``shares``: local batch sizes.
+        """
         return -(-shares[rank] // self.most(shares))
 
     def count(self, shares: Sequence[int], samples: int) -> int:

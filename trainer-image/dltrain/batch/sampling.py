@@ -61,7 +61,8 @@ class Sampler:
     def planned(cls, plan: Plan, samples: int, *, drop_last: bool = False) -> "Sampler":
         """Create the sampler for a dataset of ``samples`` samples, with the plan's global batch size and seed.
 
-        If the plan's batch is larger than the dataset, a batch is the whole dataset. ``drop_last``: as in the class.
+        If the plan's batch is larger than the dataset, a batch is the whole dataset. ``drop_last``: True to leave out
+        the samples at the end of an epoch that do not fill a batch.
         """
         return cls(samples, min(plan.global_batch, samples), plan.seed, drop_last)
 

@@ -37,8 +37,8 @@ def assign(counts: Sequence[int], held: Sequence[Sequence[int]]) -> tuple[Shards
     """Assign shards to nodes so that as few as possible move. Return the shards of each node.
 
     ``counts``: the number of shards of each node. Their sum is the number of all shards. ``held``: the shards whose
-    data a node has already. If several nodes have a shard, it goes to one that has few others to keep. The remaining
-    shards are dealt out in their order.
+    data a node has already. If several nodes have the data of a shard, the shard goes to the one of them that lacks
+    most shards. Shards that no node with room has are dealt out in their order.
     """
     total = sum(counts)
     holders: dict[int, list[int]] = {}
@@ -82,7 +82,8 @@ class ShardedSampler(Sampler):
     ) -> "ShardedSampler":
         """Create the sampler of a plan for a dataset of ``samples`` samples.
 
-        ``held``: node → the shards whose data the node has; equal on all ranks.
+        ``held``: node → the shards whose data the node has; equal on all ranks. ``drop_last``: True to leave out the
+        samples at the end of an epoch that do not fill a batch.
         """
         nodes, batch = nodes_of(plan), min(plan.global_batch, samples)
         counts = _of_nodes(apportion(batch, [rank.share for rank in plan.ranks]), nodes)
@@ -94,7 +95,7 @@ class ShardedSampler(Sampler):
         return _owned(self, tuple(shares))
 
     def owned_by_node(self, shares: Sequence[int], node: int) -> Shards:
-        """Return the shards of all ranks on ``node``."""
+        """Return the shards of all ranks on ``node``. ``shares``: the local batch sizes of all ranks."""
         owned = self.owned(shares)
         return tuple(sorted(shard for rank, at in enumerate(self.nodes) if at == node for shard in owned[rank]))
 

@@ -80,7 +80,8 @@ def balanced(speeds: Sequence[Speed], batch: int, limits: Sequence[int] | None =
     """Return local batch sizes (shares) of at least 1 that sum to ``batch`` and minimize the slowest rank's time.
 
     If several ranks would need the same time with one more sample, the rank with the lowest number gets the sample.
-    ``limits``: the maximum share of each rank, with a sum of at least ``batch``; None: no limits.
+    ``limits``: the maximum share of each rank, with a sum of at least ``batch``; None: no limits. ``speeds``: the
+    measured speed of each rank.
     """
     limits = limits or [batch] * len(speeds)
     assert batch >= len(speeds) and sum(limits) >= batch, (
@@ -116,6 +117,7 @@ def worthwhile(
 
     Better local batch sizes reduce this time by more than the fraction ``gain``. ``now``: the current local batch
     sizes. ``batch``: the global batch size. ``limits``: the maximum local batch size of each rank; None: no limits.
+    ``speeds``: the measured speed of each rank.
     """
     better = balanced(speeds, batch, limits)
 

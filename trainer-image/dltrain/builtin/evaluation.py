@@ -51,7 +51,7 @@ def collect(
 ) -> Collection:
     """Return the predictions for the held-out samples with numbers ``chosen``, for an analysis of all ranks.
 
-    ``predict``: as for ``count_correct``.
+    ``predict``: maps inputs to logits, or to None if another rank has the logits.
     """
     found = Collection("language" if data.shape.tokens else "classification")
     for begin in range(0, len(chosen), _BATCH):

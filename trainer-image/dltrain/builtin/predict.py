@@ -57,7 +57,10 @@ def load(folder: Path = HERE) -> Any:
 
 
 def prepared(inputs: Any, model_json: dict[str, Any]) -> torch.Tensor:
-    """Return a batch of ``inputs`` as the model takes them, as in the training. Raise SystemExit for another shape."""
+    """Return ``inputs`` as a batch with the shape, type and scale of the training. Raise SystemExit for another shape.
+
+    ``model_json``: content of model.json.
+    """
     array, shape = np.asarray(inputs), tuple(model_json["shape"])
     if array.shape == shape:
         array = array[None]

@@ -73,7 +73,7 @@ def train(trainer: Trainer) -> None:
 
 
 def _loss(trainer: Trainer, model: nn.Module, batch: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Return the mean loss of a batch, computed in the precision of the plan. It is float32 itself."""
+    """Return the mean loss of a batch in float32. The model computes in the precision of the plan."""
     x, y = batch
     with trainer.autocast():
         return mean_loss(model(x), y)
@@ -82,7 +82,7 @@ def _loss(trainer: Trainer, model: nn.Module, batch: Sequence[torch.Tensor]) -> 
 def loss_and_accuracy(
     trainer: Trainer, model: nn.Module, batch: Sequence[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the mean loss of a batch, as ``_loss``, and the fraction of correct predictions."""
+    """Return (mean loss of a batch in float32, fraction of correct predictions)."""
     x, y = batch
     with trainer.autocast():
         logits = model(x)

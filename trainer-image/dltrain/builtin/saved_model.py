@@ -18,8 +18,8 @@ ABOUT, SCRIPT = "model.json", "predict.py"
 def write(plan: Plan, data: Dataset) -> None:
     """Write ``model.json`` and ``predict.py`` beside the job's checkpoints, if the plan has checkpoints.
 
-    Call it before the training, so that a job that ends early has them, too. An error is only logged: the training is
-    worth more.
+    Call it before the training, so that a job that ends early has them, too. An error is only logged, so that the
+    training continues.
     """
     if not plan.checkpoint.enabled:
         return

@@ -33,7 +33,9 @@ class RemoteCheckpoints:
     def __init__(self, store: ObjectStore, identity: str, keep: int, scratch: Path, term: int = 0) -> None:
         """Claim the term. ``scratch``: folder on the local disk for the files of the checkpoint that is restored.
 
-        Raise the errors of ``LogReader.open``.
+        Raise BadInputError if the bucket does not exist or a permission is missing, FencedError if the store has a
+        higher term, CheckpointError if the store is full, and CheckpointVolumeError if it returns other errors.
+        ``identity``: hash that identifies the model. ``keep``: number of checkpoints to keep.
         """
         self.store, self.identity, self.keep, self.scratch = store, identity, keep, scratch
         self.log = CommitLog(store, term)

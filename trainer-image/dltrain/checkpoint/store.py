@@ -97,10 +97,18 @@ class CheckpointStore(Protocol):
         """Return the steps of all checkpoints, oldest first. Raise OSError."""
 
     def save(self, snapshot: Snapshot) -> tuple[Path | str, int]:
-        """Write a checkpoint durably. Return (its place, its size in bytes). Raise OSError, FencedError, ValueError."""
+        """Write a checkpoint durably. Return (its place, its size in bytes).
+
+        Raise OSError if writing fails, FencedError if another coordinator has taken over the job, and ValueError for an
+        unsupported dtype.
+        """
 
     def load(self) -> Stored | None:
-        """Return the newest valid checkpoint; None if there is none. Raise BadInputError, CheckpointVolumeError."""
+        """Return the newest valid checkpoint; None if there is none.
+
+        Raise BadInputError if the checkpoint has another model, and CheckpointVolumeError if some checkpoints cannot be
+        read and no other checkpoint is valid.
+        """
 
     def release(self) -> None:
         """Delete local copies of the checkpoint that ``load`` has returned. It must not be used any more."""
@@ -119,6 +127,7 @@ class Checkpoints:
 
         Raise BadInputError if the directory is not writable, FencedError if it stores a higher term, CheckpointError if
         the volume is full, and CheckpointVolumeError if the volume returns other errors, even after repetitions.
+        ``identity``: hash that identifies the model. ``keep``: number of checkpoints to keep.
         """
         self.directory = directory
         self.identity = identity

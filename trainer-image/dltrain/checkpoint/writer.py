@@ -44,8 +44,8 @@ def patience_s(nbytes: int) -> float:
 def open_checkpoints(plan: Plan, identity: str) -> CheckpointStore:
     """Return the checkpoints of the plan's job, on its volume or in its object store, for the model ``identity``.
 
-    It claims the plan's term. Raise BadInputError, FencedError, CheckpointError and CheckpointVolumeError like
-    ``Checkpoints`` and ``RemoteCheckpoints``.
+    The plan's term is stored there. Raise BadInputError if the place cannot be used, FencedError if it has a higher
+    term, CheckpointError if it is full, and CheckpointVolumeError if it returns other errors, even after repetitions.
     """
     keep, folder = plan.checkpoint.keep, job_directory(plan)
     if plan.checkpoint.uri is None:

@@ -89,7 +89,10 @@ class Source:
     """One file at an ``http``, ``https`` or ``s3`` URI. ``fields``: fields of the spec that messages name."""
 
     def __init__(self, uri: str, fields: Fields = DATASET, secret: Mapping[str, str] | None = None) -> None:
-        """``secret``: the credentials, by the names of environment variables; None: environment variables."""
+        """Store the URI. ``secret``: credentials by name of environment variable, such as AWS_ACCESS_KEY_ID.
+
+        If ``secret`` is None, the environment variables of this process are used.
+        """
         self.uri, self.fields, self.secret = uri, fields, secret
         parts = urlsplit(uri)
         self.shown = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"

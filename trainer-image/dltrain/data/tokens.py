@@ -30,7 +30,8 @@ class TokenText:
     def __init__(self, tokens: NDArray[np.unsignedinteger], vocabulary: int, test_samples: int) -> None:
         """Split the one-dimensional array ``tokens`` into sequences. ``vocabulary``: number of possible tokens.
 
-        If ``tokens`` is memory-mapped from a file, the ranks of a node share the memory.
+        If ``tokens`` is memory-mapped from a file, the ranks of a node share the memory. ``test_samples``: number of
+        sequences at the end that are held out.
         """
         self._tokens = tokens
         self.test_samples = test_samples

@@ -1,4 +1,4 @@
-"""The command line of the probe; see the package's docstring."""
+"""The command line of the hardware probe: ``python -m dltrain.hardware_probe``, which measures one node's hardware."""
 
 import argparse
 import os

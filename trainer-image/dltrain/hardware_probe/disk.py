@@ -19,8 +19,8 @@ def disk_rates(folder: Path) -> tuple[DiskRate | None, str | None]:
     """Return the rates of a scratch file in ``folder`` (None if it could not be written), and a note about them.
 
     Writing ends with ``fsync``, so that the data is on the disk. The file is then read with ``O_DIRECT``, past the page
-    cache. File systems without it, such as ``tmpfs``, get no read rate, because a read from the cache says nothing
-    about the disk. Caches of the disk itself, or of a virtual machine's host, may still have the data.
+    cache. File systems without ``O_DIRECT``, such as ``tmpfs``, get no read rate, because a read from the cache says
+    nothing about the disk. Caches of the disk itself, or of a virtual machine's host, may still have the data.
     """
     path = folder / f"dljob-probe-{os.getpid()}"
     try:
@@ -56,7 +56,10 @@ def _write(path: Path, blocks: int) -> tuple[int, float]:
 
 
 def _read(path: Path, blocks: int) -> float | None:
-    """Return the bytes per second of reads with ``O_DIRECT``, or None if the file system does not support it."""
+    """Return the bytes per second of reads with ``O_DIRECT``, or None if the file system does not support it.
+
+    ``blocks``: number of blocks to read.
+    """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECT)
     except OSError:

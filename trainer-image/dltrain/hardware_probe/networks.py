@@ -14,7 +14,9 @@ from dlcontract.hardware import MAX_TIMED, REFERENCE_NETS, ReferenceNet, TimedSt
 
 WARM_UP_STEPS, TURN_STEPS = 2, 3
 CROWDED = 1.3
-"""Ratio of elapsed time to CPU time from which on other processes use the cores too much to measure several of them."""
+"""Limit of (elapsed time / CPU time) of steps on one core. Above it, other processes use the cores too much, and steps
+on several cores are not reported.
+"""
 MAX_CORE_COUNTS = 5
 """Maximum number of core counts to measure, so that the document stays short."""
 _TYPES = {"BF16": torch.bfloat16, "FP16": torch.float16}

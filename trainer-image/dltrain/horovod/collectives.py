@@ -77,7 +77,8 @@ def allreduce(
     """Return a new tensor with the average of ``tensor`` over ranks, or with the result of another operation ``op``.
 
     The arguments are those of Horovod. ``average``: the older form of ``op``. ``prescale_factor``,
-    ``postscale_factor``: factors before and after the reduction. No gradient flows through the result.
+    ``postscale_factor``: factors before and after the reduction. No gradient flows through the result. ``process_set``:
+    must be None.
     """
     check_options(compression, process_set)
     result = tensor.detach().clone()

@@ -1,4 +1,4 @@
-"""What the exports of a run report to TensorBoard, MLflow and W&B have in common: the curves, and the command line."""
+"""The curves and the command line that the exports of a run report to TensorBoard, MLflow and W&B share."""
 
 import importlib.util
 import sys

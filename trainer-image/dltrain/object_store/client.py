@@ -230,7 +230,8 @@ class ObjectStore:
     def _call(self, operation: str, key: str, request: Callable[[Any], T]) -> T:
         """Return the result of ``request``, a function of the client. Raise OSError, also for botocore's errors.
 
-        Repeat the request after transient errors. If the Secret has changed since, use its new content.
+        Repeat the request after transient errors. If the Secret has changed since, use its new content. ``operation``:
+        its name in S3, for messages.
         """
 
         def attempt() -> T:
@@ -255,7 +256,10 @@ class ObjectStore:
         return True
 
     def _meaning(self, error: Exception, operation: str, key: str) -> OSError:
-        """Return the OSError for an error of botocore, or of the network. Raise NotImplementedError for that answer."""
+        """Return the OSError for an error of botocore, or of the network.
+
+        Raise NotImplementedError if the store answers that it does not implement the operation.
+        """
         from botocore.exceptions import ClientError, NoCredentialsError, PartialCredentialsError
 
         if isinstance(error, ClientError):
@@ -336,7 +340,7 @@ def _settings(secret: Path) -> dict[str, str]:
 
 @cache
 def _loader() -> Any:
-    """Return the reader of botocore's description of S3, which keeps it: reading takes longer than a request."""
+    """Return botocore's loader. It keeps the description of S3, because reading this takes longer than a request."""
     from botocore.loaders import create_loader
 
     return create_loader()

@@ -78,9 +78,10 @@ class CommitLog:
         self._known: dict[int, Entry] = {}
 
     def claim(self) -> None:
-        """Add a claim if the log has no entry of this term. Raise FencedError if it has one of a higher term, OSError.
+        """Add a claim if the log has no entry of this term. A successful claim shows that the store works.
 
-        A successful claim shows that the store can be read, listed and written.
+        The store can then be read, listed and written. Raise FencedError if the log has an entry of a higher term, and
+        OSError if the store fails.
         """
         newest = self._newest()
         self._check(newest)
@@ -97,7 +98,10 @@ class CommitLog:
         return sorted(int(found[1]) for key in self.store.list(COMMITS) if (found := _ENTRY.fullmatch(key)))
 
     def entry(self, sequence: int) -> Entry:
-        """Return an entry. Raise OSError if it cannot be read, and DamagedError if it is missing or invalid."""
+        """Return an entry. Raise OSError if it cannot be read, and DamagedError if it is missing or invalid.
+
+        ``sequence``: its number.
+        """
         if sequence not in self._known:
             try:
                 content = self.store.read(_key(sequence))
@@ -118,7 +122,8 @@ class CommitLog:
         """Add a commit marker, after which the checkpoint counts. All its files must be complete.
 
         Verify that the store has files of the expected sizes. Raise FencedError if another run has taken over, OSError
-        if the store fails or has lost a file.
+        if the store fails or has lost a file. ``kind``: what the marker stands for. ``files``: path → file. ``about``:
+        other data about the checkpoint.
         """
         new = [file for file in files.values() if file.key.startswith(f"{DATA}{self.run}/")]
         sizes = self.store.list(f"{DATA}{self.run}/") if new else {}
@@ -190,7 +195,11 @@ class CommitLog:
             )
 
     def _add(self, kind: str, files: Mapping[str, StoredFile], about: Mapping[str, Any]) -> Entry:
-        """Add an entry after all others. Raise FencedError if an entry of a higher term comes first, OSError."""
+        """Add an entry after all others: a claim, or a commit marker of a checkpoint with its ``files``.
+
+        ``kind``: what the entry stands for. ``about``: other data about it. Raise FencedError if an entry of a higher
+        term comes first, and OSError if the store fails.
+        """
         own = uuid.uuid4().hex
         sequence = max(self.sequences(), default=0) + 1
         while True:

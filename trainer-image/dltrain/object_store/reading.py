@@ -75,7 +75,7 @@ class LogReader:
     def prune(self, keep: int) -> None:
         """Delete old and damaged checkpoints after a commit. On errors, leave that to the next commit.
 
-        Raise FencedError if another run has taken over.
+        Raise FencedError if another run has taken over. ``keep``: number of checkpoints to keep.
         """
         try:
             self.log.prune(keep, self._damaged, self._unreadable)

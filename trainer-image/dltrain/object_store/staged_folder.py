@@ -82,10 +82,12 @@ class StagedFolder:
         self._base = self.log.entry(sequence) if sequence else None
 
     def restore(self, ended_unix_s: float) -> int:
-        """Claim the term, and make folder and log agree. Return the number of the commit in both; 0 for none.
+        """Claim the term, and make folder and log agree. Return the number of the commit in both; 0 without a commit.
 
-        If the folder has newer content that had settled at ``ended_unix_s``, the time at which the ranks ended, upload
-        it. Otherwise, restore the newest valid commit. Raise the errors of ``LogReader`` and ``upload``.
+        If the folder has newer content that had settled at ``ended_unix_s``, the Unix time at which the ranks ended,
+        upload it. Otherwise, restore the newest valid commit. Raise FencedError if another run has taken over,
+        BadInputError for a wrong bucket or a missing permission, ChangedError if the folder changes, and OSError if the
+        store or disk fails.
         """
         self._reader.open()
         here, note = scan(self.folder), self._read_note()
@@ -102,7 +104,12 @@ class StagedFolder:
         return 0 if self._base is None else self._base.sequence
 
     def _reusable(self, entry: Entry, note: Mapping[str, Any], here: Mapping[str, Seen], ended_unix_s: float) -> int:
-        """Make the folder a successor of ``entry``: keep it if it is one and has settled, or else restore the entry."""
+        """Make the folder continue from ``entry``. Return the number of ``entry``.
+
+        Keep the folder if, by its ``note``, its content comes from ``entry`` and files that have changed since were
+        settled at ``ended_unix_s``, the Unix time at which the ranks ended. Otherwise, restore ``entry``. ``here``: the
+        folder's files.
+        """
         changed = [path for path, state in without_logs(here).items() if _seen(entry).get(path) != state]
         newest = max((_changed_s(self.folder / path) for path in changed), default=0.0)
         if note.get("sequence") == entry.sequence and newest <= ended_unix_s - SETTLE_S:
@@ -114,7 +121,9 @@ class StagedFolder:
         return entry.sequence
 
     def restore_sequence(self, sequence: int) -> None:
-        """Restore the commit with this number, which another pod has chosen; 0: none. Raise OSError, DamagedError."""
+        """Restore the commit with this number, which another pod has chosen; 0: delete all files. Raise OSError,
+        DamagedError.
+        """
         if sequence:
             self.restore_entry(self.log.entry(sequence))
         else:

@@ -44,7 +44,8 @@ class Steps(Protocol):
     def unscale(self, divide: Callable[[], Found], nothing: Found, scale: float, inverse: float) -> Found:
         """Divide the gradients of the global batch by the loss scale. Return flags (see ``Found``) for all ranks.
 
-        A flag is not 0 if any gradient is not finite. ``Step.unscale`` describes the arguments.
+        A flag is not 0 if any gradient is not finite. ``divide``: multiplies this rank's gradients by ``inverse`` and
+        returns its flags. ``nothing``: flags to return if there are no gradients. ``scale``: the loss scale.
         """
         ...
 

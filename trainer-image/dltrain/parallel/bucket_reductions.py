@@ -70,7 +70,10 @@ class BucketReductions:
         self.weight = weight
 
     def adopt(self, index: int) -> None:
-        """Take a gradient that a backward pass or the script has assigned to ``p.grad`` into the buffer."""
+        """Take a gradient that a backward pass or the script has assigned to ``p.grad`` into the buffer.
+
+        ``index``: index of the parameter.
+        """
         if self._buffer.add(index, self.weight) if self.accumulates else self._buffer.adopt(index):
             self.reached.add(index)
 

@@ -144,7 +144,7 @@ class Step(Record):
     typical_s: Annotated[float | None, Field(ge=0, description="Median of the step time; step_s is the mean.")] = None
     samples_per_s: Annotated[float, Field(description="Throughput. 0: unknown (only if reported).")]
     world_size: int
-    measure: Annotated[RankMeasure | None, Field(description="None: unknown, with reported.")] = None
+    measure: Annotated[RankMeasure | None, Field(description="None: unknown (only if reported).")] = None
     gradient_nbytes: Annotated[
         int, Field(ge=0, description="Bytes of gradients that ranks reduce in each step. 0: unknown.")
     ] = 0

@@ -294,7 +294,7 @@ class Ledger:
 
     @property
     def _launched(self) -> int:
-        """Return the ranks of an elastic script that runs and reports no steps; 0 otherwise."""
+        """Return the number of ranks of an elastic script that runs, but reports no steps; 0 for other jobs."""
         return len(self._placed.ranks) if self.plan.model.elastic and self.phase is RunPhase.RUNNING else 0
 
     def _marked(self, mark: Mark) -> bool:

@@ -81,7 +81,8 @@ class Files:
         self._links[path] = target
 
     def finish(self) -> None:
-        """Create the links, and check where each leads: a link over another one may leave the folder all the same."""
+        """Create the links. Raise BadInputError if a link leaves the folder, which a link through another link may do.
+        """
         for path, target in self._links.items():
             path.symlink_to(target)
         root = os.path.realpath(self.root)
@@ -93,7 +94,10 @@ class Files:
         return BadInputError(self.origin, found, expected, remedy)
 
     def _place(self, name: str, *, may_be_top: bool = False) -> Path:
-        """Return where an entry belongs. Raise BadInputError if its name leaves the folder."""
+        """Return where an entry belongs. Raise BadInputError if its name leaves the folder.
+
+        ``may_be_top``: True if it may be the top folder itself.
+        """
         parts = [part for part in name.split("/") if part not in ("", ".")]
         bad = name.startswith("/") or ".." in parts or "\0" in name or len(name.encode(errors="replace")) > 4000
         if bad or (not parts and not may_be_top) or any(len(os.fsencode(part)) > 255 for part in parts):

@@ -25,7 +25,7 @@ _ADVERTISED_ONLY = ("unadvertised", "not valid")
 """Words in the messages of servers that hand out only the commits to which branches and tags point."""
 _UNKNOWN = ("not our ref", "not found", "bad object", "unknown revision")
 _MAX_DEPTH = 100
-"""Deepest folder. Trees refer to each other by hash, so that a small repository may have folders without an end."""
+"""Maximum depth of folders. Git refers to folders by hash, so a small repository can describe endlessly nested ones."""
 
 
 def check_out(url: str, revision: str, store: Path, files: Files, max_pack_nbytes: int = MAX_NBYTES) -> None:

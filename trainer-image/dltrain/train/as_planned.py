@@ -1,4 +1,4 @@
-"""What a training script has to call so that its loop computes as the plan says, and the checks that it has."""
+"""Methods that a training script must call so that its loop follows the plan, and checks that the script calls them."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -37,7 +37,10 @@ class AsPlanned(MixedPrecision):
                 recompute(block)
 
     def _check_loop(self, *, accumulate: bool) -> None:
-        """Raise MisuseError before the first step if the loop would need more memory than the plan has."""
+        """Raise MisuseError before the first step if the loop would need more memory than the plan has.
+
+        ``accumulate``: the argument of ``steps``.
+        """
         usage_checks.check_accumulates(self.plan, accumulate=accumulate)
         if self.plan.activation_checkpointing and self._blocks is None:
             raise MisuseError(

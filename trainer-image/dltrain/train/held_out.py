@@ -30,7 +30,9 @@ class HeldOut(Ranks):
         return self.progress.evaluating(held_out_batches(loader, self.shares, self.rank, self.plan))
 
     def analyzed(self, analysis: Analysis) -> None:
-        """Report the analysis that ``dltrain.evaluate`` has made of all workers' predictions. The first worker does."""
+        """Report the analysis that ``dltrain.evaluate`` has made of all workers' predictions. Only the first worker
+        reports.
+        """
         if self._team.worker_group.rank == 0:
             self.progress.analyzed(self.step, analysis)
 

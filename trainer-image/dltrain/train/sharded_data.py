@@ -20,8 +20,9 @@ FETCH_SILENCE_S = 120.0
 def divide(team: Team, progress: Progress, dataset: "ShardedDataset", step: int = 0) -> None:
     """Assign shards to the nodes of all ranks, and set the number of classes or tokens. All ranks call it together.
 
-    A rank begins to fetch its shards here if it must know them for the number of tokens, and otherwise in its first
-    step. ``step``: number of completed steps. Raise PeerLostError if the run cannot continue after a loss of ranks.
+    For tokens, a rank fetches its shards here, because the number of tokens follows from them. Otherwise, it fetches
+    them from its first step on. ``step``: number of completed steps. Raise PeerLostError if the run cannot continue
+    after a loss of ranks.
     """
     from dltrain.data.sharded.dataset import decode, encode
 
@@ -45,7 +46,9 @@ def divide(team: Team, progress: Progress, dataset: "ShardedDataset", step: int 
 
 
 def check_held_out(loader: Loader) -> None:
-    """Raise MisuseError if the loader has the training samples of a sharded dataset, which no node has all of."""
+    """Raise MisuseError if the loader has the training samples of a sharded dataset, of which each node has only a
+    part.
+    """
     if _is_sharded(loader.source.dataset):
         raise MisuseError(
             "t.held_out: found the training samples of a sharded dataset; expected held-out samples. Pass "
@@ -54,9 +57,10 @@ def check_held_out(loader: Loader) -> None:
 
 
 def ensure_divided(team: Team, progress: Progress, loader: Loader, step: int) -> None:
-    """Call ``divide`` for a script, which does not. Raise MisuseError if the loader has another dataset.
+    """If the plan's dataset is sharded and ``divide`` was not called yet, call it, because training scripts do not.
 
-    All ranks call it together. ``step``: number of completed steps.
+    All ranks call it together. ``step``: number of completed steps. Raise MisuseError if the loader has another
+    dataset.
     """
     if not team.plan.dataset.sharded:
         return

@@ -95,7 +95,7 @@ class Trainer(HeldOut, AsPlanned):
         self._step = Step(self._team, self.progress, self._scaling, self.noise, self._loss_scale, watch, device)
         self._began = time.monotonic()
         self._first, self._passed = 0, False
-        """Number of this process's first step; True if another call of ``steps`` is a mistake, because it took all."""
+        """First step of this process; True once ``steps`` has yielded all steps: another call is then a mistake."""
 
     def wrap(
         self, model: Model, optimizer: Opt, *, sync_batch_norm: bool | None = None, sample: Tensor | None = None
@@ -158,9 +158,9 @@ class Trainer(HeldOut, AsPlanned):
         )
 
     def divide(self, dataset: Any) -> None:
-        """Assign the shards of a sharded dataset to nodes, and learn its number of classes. Else, do nothing.
+        """Assign the shards of a sharded dataset to nodes, and set its number of classes. Otherwise, do nothing.
 
-        All ranks call it together. ``steps`` does so for scripts.
+        All ranks call it together. Training scripts need not call it, because ``steps`` does.
         """
         if self.plan.dataset.sharded:
             sharded_data.divide(self._team, self.progress, dataset)
@@ -256,7 +256,7 @@ class Trainer(HeldOut, AsPlanned):
         ``accumulate``: yield the micro-batches into which the plan divides batches, so that their gradients add up. The
         optimizer, clipping and a GradScaler then have an effect only in the last micro-batch of a step. If the job asks
         its ranks to stop, save the training's state after the step, and then raise SystemExit. Raise MisuseError if the
-        script has not called ``optimizer.step()`` for a batch, or what the plan needs (``AsPlanned``).
+        script has not called ``optimizer.step()`` for a batch, or what the plan needs, such as ``autocast``.
         """
         check_loader("t.steps", loader)
         self._check_loop(accumulate=accumulate)
@@ -330,7 +330,7 @@ class Trainer(HeldOut, AsPlanned):
 
     @property
     def complete(self) -> bool:
-        """Return True if all steps are done. Without a number in the plan, ``t.steps`` must have set it before."""
+        """Return True if all steps are done. If the plan has epochs, it is False before ``t.steps`` begins."""
         return 0 < self.total_steps <= self.step
 
     def outcome(self) -> Outcome:

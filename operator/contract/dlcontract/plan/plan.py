@@ -100,7 +100,7 @@ class Plan(Record):
         int,
         Field(
             ge=1,
-            description="Fewest ranks with which the trainer may continue. A job is elastic if it has more ranks.",
+            description="Fewest ranks with which the trainer may continue. A job is elastic if its plan has more.",
         ),
     ] = 1
     backoff_limit: Annotated[int, Field(ge=0)] = 3
@@ -240,7 +240,7 @@ class Plan(Record):
     def _check_recomputes(self, *, accumulates: bool) -> None:
         """Raise ValueError if other fields of the plan do not allow activation checkpointing.
 
-        ``accumulates``: as in ``_check_precision``.
+        ``accumulates``: True if ranks have a gradient of the whole batch, with parallelism Data or Optimizer.
         """
         if not accumulates or self.collective == "LayeredServer" or self.model.framework != "DLTrain":
             raise ValueError(

@@ -1,8 +1,8 @@
 """Parts of a plan that agents of earlier releases reject.
 
 A plan contains only what differs from the defaults. An agent therefore rejects a plan of a later release only if the
-plan uses something that was added after the agent's release. It cannot say so in a report, because it reports only on
-plans that it has read.
+plan uses something that was added after the agent's release. The agent cannot say so in a report, because it reports
+only on plans that it has read.
 """
 
 import json

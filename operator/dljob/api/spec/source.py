@@ -106,7 +106,7 @@ class ArchiveSource(ApiModel):
 
 
 class Source(ApiModel):
-    """Where the files of the training script come from. They are read-only, in the working directory of command."""
+    """Origin of the files of the training script. The files are read-only, in the working directory of command."""
 
     rules = (
         Rule(

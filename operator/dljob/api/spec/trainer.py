@@ -20,7 +20,7 @@ class Framework(StrEnum):
 
 
 class AgentSource(StrEnum):
-    """Where the agent of a pod, which starts and watches the ranks, comes from."""
+    """Origin of a pod's agent, which starts and watches the ranks."""
 
     AUTO = "Auto"
     INJECTED = "Injected"

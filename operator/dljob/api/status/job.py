@@ -142,8 +142,8 @@ class DLJobStatus(ApiModel):
         str | None,
         Field(
             max_length=64,
-            description="The operator's record of the plan in ConfigMap JOB-plan, for its own use. It has a serial "
-            "number and a digest of the plan. The operator uses another plan only if it has signed it later.",
+            description="The operator's record of the plan in ConfigMap JOB-plan, for the operator's own use: a serial "
+            "number and a digest of the plan. The operator uses another plan only if the operator signed it later.",
         ),
     ] = None
     completion_time: datetime | None = None

@@ -21,7 +21,7 @@ class SuggestionStatus(ApiModel):
 
     model: Annotated[_Name, Field(description="The recommended model, which the job trains.")]
     why: Annotated[_Line, Field(description="Why it is recommended.")]
-    parameters: Annotated[int, Field(ge=1, description="Number of its trainable parameters.")]
+    parameters: Annotated[int, Field(ge=1, description="Number of the model's trainable parameters.")]
     alternatives: Annotated[
         tuple[SuggestedAlternative, ...], Field(max_length=4, description="Models that may suit the data too.")
     ] = ()

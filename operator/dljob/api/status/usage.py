@@ -1,4 +1,4 @@
-"""What a job has used so far: devices, energy, money and carbon."""
+"""Devices, energy, money and carbon that a job has used so far."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -12,7 +12,7 @@ Amount = Annotated[float, Field(ge=0)]
 
 
 class EnergySource(StrEnum):
-    """Where the figures about a job's energy come from."""
+    """Origin of the values of a job's energy: counters, predictions or both."""
 
     MEASURED = "Measured"
     MODELLED = "Modelled"
@@ -34,7 +34,7 @@ class UsageRate(ApiModel):
 
 
 class Usage(ApiModel):
-    """What all attempts of the job have used, from its first pods to ``time``."""
+    """Resources that all attempts of the job have used, from its first pods to ``time``."""
 
     time: Annotated[datetime, Field(description="Time until which the use is counted.")]
     rate: Annotated[UsageRate, Field(description="Resources that the pods have used since time.")] = UsageRate()

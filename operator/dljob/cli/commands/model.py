@@ -71,7 +71,10 @@ def run(given: argparse.Namespace) -> int:
 
 
 def source(job: Mapping[str, Any], *, whole: bool) -> tuple[str, str]:
-    """Return (name of the claim, folder on the volume) of a job. Raise BadInputError if there is no model to copy."""
+    """Return (name of the claim, folder on the volume) of a job. Raise BadInputError if there is no model to copy.
+
+    ``whole``: True to copy the whole folder.
+    """
     meta, spec, status = job["metadata"], job.get("spec") or {}, job.get("status") or {}
     name, checkpoint = meta["name"], (job.get("spec") or {}).get("checkpoint") or {}
     if checkpoint.get("enabled") is False:

@@ -90,7 +90,10 @@ def run(given: argparse.Namespace) -> int:
 
 
 def _run(given: argparse.Namespace, began_s: float, limit_s: float | None, folder: Path | None, temporary: Path) -> int:
-    """Look at the data and write the project. ``temporary``: a folder for a copy of data at a URI."""
+    """Look at the data and write the project. ``temporary``: a folder for a copy of data at a URI.
+
+    ``began_s``: time when the command began. ``limit_s``: limit of its run time in seconds; None: no limit.
+    """
     remote = is_uri(given.data)
     if remote and given.test:
         raise BadInputError(

@@ -177,8 +177,8 @@ class Assigning:
     ) -> Share | None:
         """Return the share (assigned devices) of a job that is planned now; None: it is planned by itself.
 
-        If the job has none, or if capacity has grown, first assign devices to all waiting jobs. ``waiting``: questions
-        of the other jobs that have no devices. ``growth``: how often capacity has grown. ``ask``: makes plans.
+        If the job has none, or if capacity has grown, first assign devices to all waiting jobs. ``waiting``: the other
+        jobs without devices, as they are planned. ``growth``: how often capacity has grown. ``ask``: makes plans.
         """
         if not self._on or not _takes_part(question):
             return None
@@ -213,7 +213,7 @@ class Assigning:
 
         It is due after a change of jobs, nodes or pods, at most every ``LOOK_S`` and at least every ``AGAIN_S``
         seconds. Return True while a running job is to move because others need its devices. No job is then preempted.
-        ``waiting``: questions of the jobs without devices. ``ask``: makes plans.
+        ``waiting``: the jobs without devices, as they are planned. ``ask``: makes plans.
         """
         if not self._on:
             return False
@@ -278,7 +278,10 @@ class Assigning:
                 self._order(key, [keys[j] for j in found.helped[i]], since_s)
 
     def _order(self, key: JobKey, helped: list[JobKey], since_s: float) -> None:
-        """Order a running job to move to its part. ``helped``: the jobs that need the devices that it gives up."""
+        """Order a running job to move to its part. ``helped``: the jobs that need the devices that it gives up.
+
+        ``since_s``: time of the order.
+        """
         name = helped[0][1] if helped and helped[0][0] == key[0] else ""
         room = RoomFor(name, len(helped)) if helped else None
         self._orders[key] = _Order(self._running[key].uid, room, since_s)
@@ -318,6 +321,7 @@ class Assigning:
         """Return the options of a job with the seconds of its remaining training instead of the whole training.
 
         A job slower than predicted is assumed to be as slow with each option. Return an empty tuple if the job is gone.
+        ``running``: True: count from the current step; False: from the last checkpoint.
         """
         job = self._cache.job(key)
         if job is None:
@@ -329,7 +333,8 @@ class Assigning:
     async def _options_of(self, key: JobKey, question: ParsedJob, shape: Hashable, ask: Ask) -> tuple[Option, ...]:
         """Return the job's options (plans on different device types and numbers of devices) as if no other job ran.
 
-        ``Option.seconds`` covers the whole training, not only the rest. ``shape``: result of ``_shape``.
+        ``Option.seconds`` covers the whole training, not only the rest. ``shape``: key for the shape of the cluster,
+        with which options are stored.
         """
         request = (
             key[0], question.digest, tuple(sorted(question.observed.left_out)), self._cache.profiles_version, shape,

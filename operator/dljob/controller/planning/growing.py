@@ -83,7 +83,10 @@ class Turns:
         return any(not names or wanted(device, names) for device in devices for names in self._waiting[1])
 
     def planned(self, key: JobKey, growth: int, now_s: float, pace_s: float | None = None) -> None:
-        """Note that a job was planned now, in its turn or for another reason. The arguments are those of ``due``."""
+        """Note that a job was planned now, in its turn or for another reason.
+
+        ``growth``: how often capacity that the job could use has grown so far. ``pace_s``: the deadline of its plan.
+        """
         self._planned_at[key], self._paces_s[key] = growth, pace_s
         if self.current == key:
             self._looked_s[key] = now_s

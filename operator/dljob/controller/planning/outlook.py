@@ -162,8 +162,8 @@ class Outlooks:
     ) -> tuple[JobKey, ...]:
         """Update the forecasts if they are due. Return the jobs whose status must be written soon (see ``is_news``).
 
-        ``waiting``: questions of the jobs in the queue. ``ask``: makes plans. ``busy``: returns True while a job waits
-        for its plan; no more plans are then made for forecasts. An error is logged, because planning must go on.
+        ``waiting``: the jobs in the queue, as they are planned. ``ask``: makes plans. ``busy``: returns True while a
+        job waits for its plan; no more plans are then made for forecasts. An error is only logged.
         """
         try:
             return await self._refresh(waiting, ask, busy)

@@ -34,7 +34,7 @@ is made again after each change.
 
 @dataclass(frozen=True)
 class KnownPlan:
-    """What a forecast needs of a plan: the prediction and the pods. Jobs with the same spec share it."""
+    """The parts of a plan that a forecast needs: the prediction and the pods. Jobs with the same spec share it."""
 
     predicted: Predicted
     pods: PlannedPods

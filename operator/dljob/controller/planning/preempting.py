@@ -112,7 +112,7 @@ class Preempting:
 
         Do this at most every ``LOOK_S`` seconds, and not before all jobs with earlier orders have begun to stop. Return
         the key of the first in line. Return None if no job was ordered to stop. An error is only logged. ``waiting``:
-        questions of the jobs that wait for devices. ``ask``: makes plans.
+        the jobs that wait for devices, as they are planned. ``ask``: makes plans.
         """
         try:
             return await self._look(waiting, ask) if self._on else None

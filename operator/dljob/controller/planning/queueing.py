@@ -73,7 +73,7 @@ class _Known:
     versions: tuple[int, int]
     at_s: float
     whole: ClusterView
-    """What is free when all jobs have ended."""
+    """The nodes with the resources that are free when all jobs have ended."""
     found: Shadow | None
 
 
@@ -132,8 +132,8 @@ class Queue:
     ) -> First | None:
         """Return the first job in line if it is before the job ``key``, with its shadow reservation; otherwise None.
 
-        The job ``key`` must not delay this first job. ``waiting``: questions of the jobs for which no plan was
-        possible. A job that could not run on the whole cluster waits for something else, and is never first.
+        The job ``key`` must not delay this first job. ``waiting``: the jobs for which no plan was possible, as they are
+        planned. A job that could not run on the whole cluster waits for something else, and is never first.
         """
         for gone in self._known.keys() - waiting.keys():
             del self._known[gone]
@@ -154,8 +154,8 @@ class Queue:
     def place(self, key: JobKey, waiting: Mapping[JobKey, ParsedJob]) -> tuple[int, int] | None:
         """Return (place of a job in the queue, from 1; number of jobs in it); None if the job is not in the queue.
 
-        ``waiting``: questions of the jobs in the queue. They are sorted again after ``PLACES_S``, or for a new job, so
-        that a place may be out of date for some seconds.
+        ``waiting``: the jobs in the queue, as they are planned. They are sorted again after ``PLACES_S``, or for a new
+        job, so that a place may be out of date for some seconds.
         """
         if self._clock() - self._places[0] >= PLACES_S or (key in waiting and key not in self._places[1]):
             line = sorted(waiting, key=lambda each: self.job(waiting[each]).place)

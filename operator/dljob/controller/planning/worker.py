@@ -43,7 +43,7 @@ class Task:
 
 @dataclass
 class State:
-    """What the worker knows from earlier questions."""
+    """The worker's knowledge from earlier questions (jobs to plan): nodes, profiles and configuration."""
 
     nodes: dict[str, Node] = field(default_factory=dict)
     profiles: Mapping[tuple[str, str], Learned] = field(default_factory=dict)

@@ -96,7 +96,10 @@ def sign(job: JobSeen, data: Mapping[str, str], serial: int, key: PlanKey) -> st
 
 
 def serial_of(job: JobSeen, data: Mapping[str, str], signature: str, keys: Mapping[str, PlanKey]) -> int | None:
-    """Return the serial number in a signature, or None if the signature is not valid. ``keys``: id → key."""
+    """Return the serial number in a signature, or None if the signature is not valid. ``keys``: id → key.
+
+    ``data``: data of the plan's ConfigMap.
+    """
     version, _, rest = signature.partition(":")
     key_id, _, rest = rest.partition(":")
     serial, _, mac = rest.partition(":")
@@ -118,7 +121,7 @@ def edit(job: JobSeen, data: Mapping[str, str], signature: str, keys: Mapping[st
 
     A plan without a signature counts if an earlier release wrote the job's status: the status then has conditions and
     no record. Users can write neither. A new job has no conditions, so that nobody can store a plan before the operator
-    does.
+    does. ``data``: data of the plan's ConfigMap. ``keys``: id → key.
     """
     record = record_of(job)
     if record is not None and record.digest == digest(job, data):

@@ -173,11 +173,10 @@ def answer(
 ) -> dict[str, Any]:
     """Answer the request ``{"job": manifest, "cluster": {"nodes": […]}, "profiles": […]}`` with a recommended plan.
 
-    The request may also have the key ``jobDefaults``, the chart's value of this name.
-
-    ``question`` and the result are objects as read from JSON. ``view``: the cluster to plan for if ``question`` has no
-    key ``cluster``; None: the key is required. ``constants``: measured constants by (model or training script, device)
-    to use if ``question`` has no key ``profiles``; None: there are none. ``begin_s``: as in ``recommend``. Raise
+    The request may also have the key ``jobDefaults``, the chart's value of this name. ``question`` and the result are
+    objects as read from JSON. ``view``: the cluster to plan for if ``question`` has no key ``cluster``; None: the key
+    is required. ``constants``: measured constants by (model or training script, device) to use if ``question`` has no
+    key ``profiles``; None: there are none. ``begin_s``: seconds from midnight UTC to the start of the training. Raise
     ValueError for an invalid ``question``.
     """
     keys = {"job", "cluster", "profiles", ROOT}

@@ -31,12 +31,12 @@ PROBLEM_KEY = "problem"
 DIGEST_VERSION = "v1"
 """Version of the method of ``spec_digest``. A release with another version must also compute digests of this one."""
 PARSED_NCHARS = 2**14
-"""Maximum length of the texts of a plan that is parsed only once, see ``StoredPlan.parse``.
+"""Maximum length of the texts of a plan that is cached after parsing.
 
 A plan of 4 ranks has about 3,000 characters. Parsed plans of thousands of ranks would need too much memory.
 """
 MAX_PARSED, PARSED_NRANKS = 256, 256
-"""Maximum number of such plans, and of the ranks of each: a short text can also state thousands of ranks."""
+"""Maximum number of cached plans, and of the ranks of each: a short text can also state thousands of ranks."""
 MAX_AMOUNT = 2**63 - 1
 """Largest amount of a resource, as in Kubernetes. Users can edit a stored plan, and larger integers fit no float."""
 MAX_AVOIDED = 200
@@ -66,7 +66,7 @@ class PodGroup:
 def threads(spec: DLJobSpec, group: PodGroup) -> int:
     """Return the number of threads with which each rank of a group on CPUs computes, as ``dltrain.host.cgroup`` does.
 
-    It is the value of OMP_NUM_THREADS in the spec, or the rank's part of the pod's CPU request and limit.
+    It is the value of OMP_NUM_THREADS in the spec or else the rank's part of the lower of CPU request and CPU limit.
     """
     for item in spec.trainer.env:
         if item.name == "OMP_NUM_THREADS" and (item.value or "").isdecimal() and int(item.value or 0):

@@ -40,7 +40,8 @@ def probe_targets(
 
     ``devices``: only these classes, also those that were measured before; empty: all. ``node``: only this node, and the
     class of its device. ``busy``: names of nodes on which pods of jobs run. Such nodes are not measured, because the
-    probe and the job would disturb each other. ``tolerations``: those of the probe's pods.
+    probe and the job would disturb each other. ``tolerations``: those of the probe's pods. ``known``: measured
+    constants by (model key, device type).
     """
     named = [each for each in view.nodes if each.name == node]
     if node is not None and not named:

@@ -50,12 +50,12 @@ class SuggestedModel(_Document):
     samples: Annotated[int, Field(ge=1, le=10**12)]
     sample_nbytes: Annotated[int, Field(ge=1, le=10**12)]
     data_nbytes: Annotated[
-        int, Field(ge=0, le=10**12, description="Memory that the data takes in each rank, at most.")
+        int, Field(ge=0, le=10**12, description="Upper limit of the memory that the data takes in each rank.")
     ] = 0
 
 
 class Suggestion(_Document):
-    """What the look pod found: a model, or an error of the data."""
+    """The result of a look pod: a model, or an error of the data."""
 
     schema_number: Literal[1] = 1
     uid: Annotated[str, Field(max_length=64)]

@@ -127,7 +127,10 @@ def decoded_answer(text: bytes) -> Any:
 
 
 def decoded_event(line: bytes) -> Json:
-    """Decode a line of a watch of another kind than DLJob, see ``decoded_answer``."""
+    """Decode a line of a watch of another kind than DLJob. The size of its object is not limited.
+
+    An object that is nested too deeply for the JSON decoder is replaced by a substitute without its spec.
+    """
     try:
         found: Json = json.loads(line)
     except RecursionError:

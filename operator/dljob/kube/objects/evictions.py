@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 
 class PodHistory(Generic[T]):
-    """What happened to the last pods of each job, such as their evictions, also if the pods are gone."""
+    """Events of the last pods of each job, such as their evictions, also of pods that are gone."""
 
     def __init__(self, of: Callable[[PodSeen], T | None]) -> None:
         """``of``: function that returns what to remember about a pod; None: nothing."""

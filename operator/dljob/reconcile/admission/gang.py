@@ -13,7 +13,8 @@ False: the job has no pods, or its pods are stopping.
   job is planned again for the devices that are free then.
 - RejectedByNodes: the kubelets of nodes have rejected a pod several times, and nothing was trained. All pods are
   stopped as after a start time-out. The new plan counts the pods of other schedulers that have taken the room.
-- WaitingForNodes, NodesNotProvided: see ``admission.provisioning``.
+- WaitingForNodes, NodesNotProvided: the plan needs new nodes, and an autoscaler may still add them, or does not add
+  them (``admission.provisioning``).
 - Suspended: the spec suspends the job. When the job resumes, it is planned again for the devices that are free then.
 - PlanOnly: the job had pods or waited for devices, and its mode is now PlanOnly.
 """
@@ -71,7 +72,7 @@ def waits(parsed: ParsedJob) -> bool:
 
 
 def awaits_nodes(parsed: ParsedJob) -> bool:
-    """Return True if the job waits without pods for the nodes of its plan, see ``admission.provisioning``."""
+    """Return True if the job waits without pods until an autoscaler has added the nodes of its plan."""
     found = find(parsed.before.conditions, CONDITION)
     if found is None or found.status is not FALSE or found.reason != WAITS_FOR_NODES or parsed.queued:
         return False

@@ -150,7 +150,10 @@ def _with_room(view: ClusterView, request: Request, least: Bounds) -> ClusterVie
 
 
 def _capped(view: ClusterView, limits: NamespaceLimits, least: Bounds) -> ClusterView:
-    """Return the view with no more free devices and memory per node than quotas and LimitRanges allow one pod."""
+    """Return the view with no more free devices and memory per node than quotas and LimitRanges allow one pod.
+
+    ``least``: values that LimitRanges allow for a pod.
+    """
     memory = [least.most["memory"]] if "memory" in least.most else []
     for quota in limits.quotas:
         if not quota.scopes:

@@ -313,8 +313,8 @@ def _by_checkpoint(parsed: ParsedJob, current: Plan, proposed: Plan) -> Infeasib
 def _cpu_m(group: Group, nodes: Iterable[Node], request: Request) -> int:
     """Return the CPU request of a group's pods in thousandths of a core. ``nodes``: those that the job can use.
 
-    It is that of the spec or, if unset, what the plan needs, but at most ``room_cpu`` of a planned node. A rank starts
-    a thread for each whole CPU of its part.
+    The request is that of the spec or, if unset, what the plan needs, but at most ``room_cpu`` of a planned node. A
+    rank starts a thread for each whole CPU of its part.
     """
     if request.cpu_per_pod:
         return max(1, ceil(1000 * request.cpu_per_pod))

@@ -46,7 +46,8 @@ def restore(parsed: ParsedJob, draft: Draft) -> None:
 def continued(parsed: ParsedJob, target: StoredPlan) -> StoredPlan | None:
     """Return the new plan ``target`` with the revision of the running pods if these can go on with it, or None.
 
-    They can if an edited plan was replaced by a plan with which ranks train as the status says, and with as many pods.
+    They can if somebody has edited the stored plan, but the ranks train in the same way with ``target`` as with the
+    plan in the status (equal digests), in as many pods.
     """
     shown, observed = parsed.before.plan, parsed.observed
     if observed.plan_edit is None or parsed.accepted is not None or shown is None:

@@ -66,9 +66,9 @@ def late(parsed: ParsedJob, now: datetime) -> bool:
 
 
 def judge(parsed: ParsedJob, other: StoredPlan, now: datetime) -> tuple[Move | None, str]:
-    """Return why a job that trains and minimizes energy or cost should move to ``other``, or None; and the figures.
+    """Return (reason why the job should move to ``other``; None: it should stay, text that compares the two plans).
 
-    The text with the figures is a part of a condition's message.
+    The job trains and minimizes energy or cost. The text is a part of a condition's message.
     """
     accepted, report, spec = parsed.accepted, running_report(parsed), parsed.spec
     assert accepted is not None and report is not None and spec is not None

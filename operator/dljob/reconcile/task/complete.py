@@ -20,7 +20,7 @@ class Looking:
     """A job that has no suggestion for its task yet. ``spec``: its spec, with the task.
 
     ``problem``: the condition DataInspected, if the look pod found an error of the data, or if its suggestion cannot be
-    used; None while the pod has to look.
+    used; None while the look pod has not finished.
     """
 
     spec: DLJobSpec
@@ -47,6 +47,7 @@ def completed(
     """Return the completed spec, or what the job waits for.
 
     From the first step on, the job continues with the suggestion with which it began, as its checkpoint requires.
+    ``finished``: True if the job has ended.
     """
     digest, names = task_digest(spec), Names.of(observed.job)
     begun = accepted is not None and (finished or has_begun(spec, before))

@@ -43,7 +43,7 @@ def look(parsed: ParsedJob, looking: Looking, draft: Draft, config: RenderConfig
         return
     if pod is not None and (pod.node in observed.lost_nodes or (pod.phase == "Failed" and pod.reason in _OF_NODE)):
         why = pod.reason if pod.phase == "Failed" else "the node is lost"
-        text = f"pod {pod.name} was on node {pod.node}, which took it away ({why}). Another pod starts after it"
+        text = f"pod {pod.name} was lost with its node {pod.node} ({why}). Another pod starts and looks at the data"
         draft.verdicts.append(Verdict(CONDITION, UNKNOWN, "Looking", text))
         # It writes only its suggestion, so that two of them do no harm.
         draft.deletes.append(Target("Pod", pod.name, pod.uid, force=pod.node in observed.lost_nodes))
@@ -77,7 +77,7 @@ def _followed(pod: LookSeen | None, names: Names, draft: Draft) -> Verdict:
     if pod.phase == "Succeeded":
         text = (
             f"pod {pod.name} has ended, and the ConfigMap {names.suggestion} does not show its suggestion yet. If "
-            "this stays, delete the pod to look again"
+            "this message stays, delete the pod, and another one looks at the data"
         )
         return Verdict(CONDITION, UNKNOWN, "Looking", text)
     if pod.problem:

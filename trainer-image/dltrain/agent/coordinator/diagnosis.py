@@ -233,7 +233,7 @@ def _lost_peer(attempt: Attempt, end: RankEnded) -> bool:
 
 
 def _of_device(attempt: Attempt) -> Failure | None:
-    """Return the first failure of a device (such as a GPU) that ranks reported or their logs show; None without one.
+    """Return the first failure of a device (such as a GPU) that ranks reported or logged; None without one.
 
     A device failure is never a consequence of another failure. Failures of other ranks may arrive earlier, because a
     failed device makes a collective fail on all ranks.
@@ -341,7 +341,10 @@ def _of_rank(attempt: Attempt, end: RankEnded, reason: str, what: str, *, retry:
 
 
 def _completed(failure: Failure, number: int, attempt: Attempt) -> Failure:
-    """Return a failure that a rank reported, completed with what its agent knows: rank, pod, exit code and log."""
+    """Return a failure that a rank reported, completed with what its agent knows: rank, pod, exit code and log.
+
+    ``number``: the rank.
+    """
     end = attempt.ended.get(number)
     exit_code = failure.exit_code
     if exit_code is None and end is not None:

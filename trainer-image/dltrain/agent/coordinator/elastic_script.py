@@ -1,7 +1,8 @@
 """Elastic scripts for torchrun: which numbers of ranks they refuse, and when they have written a checkpoint.
 
-Without ``dltrain.init``, the coordinator does not know the script's steps and checkpoints. It therefore watches the
-checkpoint folder: a change that settles is a checkpoint.
+Without ``dltrain.init``, the coordinator does not know the script's steps and checkpoints. It therefore scans the
+checkpoint folder. Once the folder stays unchanged for some seconds (``SETTLE_S``) after a change, its content counts as
+a checkpoint.
 """
 
 import asyncio
@@ -18,7 +19,7 @@ TRIAL_S = 60.0
 """Seconds after its launch from which a script that has changed its checkpoint folder counts as training. A script may
 write its settings before it fails."""
 RESTLESS_S = 600.0
-"""Seconds after which a folder that changes all the time counts as one with a checkpoint, although it never settles."""
+"""Seconds after the launch from which a folder that changes all the time counts as one with a checkpoint."""
 POLL_S = 1.0
 _BUSY_PART = 0.1
 """Largest part of the time in which the folder is scanned. A scan of many files on a network volume is slow."""
@@ -60,7 +61,7 @@ class CheckpointFolder:
         self._scans = False
 
     def watch(self, plan: Plan | None) -> None:
-        """Watch the folder of ``plan`` from now on, or none. Forget earlier changes."""
+        """Watch the folder of ``plan`` from now on; None: watch no folder. Forget earlier changes."""
         self._folder = None if plan is None else job_directory(plan)
         self._seen, self._changed_s, self._next_s = None, None, 0.0
 
@@ -75,7 +76,12 @@ class CheckpointFolder:
         return self._changed_s is not None and self._changed_s > start_s
 
     def settled_since(self, start_s: float) -> bool:
-        """Return True if the script has written a whole checkpoint after ``start_s``, as far as is known."""
+        """Return True if the script has probably written a whole checkpoint after ``start_s``.
+
+        This is so if the folder has changed after ``start_s`` (seconds of the monotonic clock) and then stayed
+        unchanged for ``SETTLE_S`` seconds, or if it has changed and ``RESTLESS_S`` seconds have passed since
+        ``start_s``.
+        """
         if self._changed_s is None or self._changed_s <= start_s:
             return False
         now_s = time.monotonic()

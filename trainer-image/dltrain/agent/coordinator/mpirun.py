@@ -34,7 +34,7 @@ class Mpirun:
         """Start mpirun, which launches the ranks of ``plan``. ``attempt``: the name of this launch.
 
         ``env``: the container's environment. Raise ValueError if mpirun cannot launch this plan, and OSError if mpirun
-        cannot be started.
+        cannot be started. ``ended``: called with (exit status, last output) if mpirun ends by itself.
         """
         self._attempt, self._pods, self._links, self._pod_ip = attempt, plan.pods, links, settings.pod_ip
         self._daemons: dict[str, asyncio.Future[tuple[int, str]]] = {}
@@ -111,9 +111,10 @@ class Launcher:
         self._mpirun = Mpirun(self._settings, self._reaper, self._env, plan, attempt, self._links, ended)
 
     async def launch_daemon(self, pod: str, command: str) -> tuple[int, str]:
-        """Let the agent of ``pod`` run the MPI daemon for the current mpirun process; see ``Mpirun.launch_daemon``.
+        """Let the agent of ``pod`` run the MPI daemon, which the current mpirun would start with ``ssh POD COMMAND``.
 
-        If mpirun does not run, return (1, an error message).
+        Wait until the daemon ends. Return its (exit code, last output). If mpirun does not run or the daemon cannot be
+        started, return (1, an error message).
         """
         if self._mpirun is None:
             return 1, "no launch of ranks is in progress\n"

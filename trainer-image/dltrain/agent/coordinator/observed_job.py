@@ -126,10 +126,10 @@ class ObservedJob:
         return waited and gain_s > RESTART_COST_S and saved
 
     def decided(self, failure: Failure, attempt: Attempt) -> Failure:
-        """Return ``failure`` after the failure rules of the plan.
+        """Return ``failure``, changed by the first failure rule of the plan that matches it.
 
-        If an elastic script refuses the number of ranks of ``attempt``, record that, and return a failure that does not
-        count. A rule that matches takes precedence. The loss of a further pod is no refusal, although ranks fail then.
+        If no rule matches and an elastic script refuses the number of ranks of ``attempt``, record that, and return a
+        failure that does not count. The loss of a further pod is no refusal, although ranks fail then.
         """
         rules, saved = self.plan.failure_rules, self.checkpoints.changed_since(attempt.started_s)
         stayed = set(attempt.plan.pods) <= set(self.membership.present)

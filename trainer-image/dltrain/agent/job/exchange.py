@@ -222,7 +222,10 @@ class ReportWriter:
         self._urgent = asyncio.Event()
 
     async def write_outputs(self, files: Mapping[str, bytes]) -> None:
-        """Write the ranks' last output within ``OUTPUTS_S`` seconds. Log a failure, which must not fail the job."""
+        """Write the ranks' last output within ``OUTPUTS_S`` seconds. Log a failure, which must not fail the job.
+
+        ``files``: name → content.
+        """
         await self._within_limit(self._exchange.write_outputs(files))
 
     async def add_outputs(self, files: Mapping[str, bytes]) -> None:

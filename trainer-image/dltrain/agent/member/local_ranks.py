@@ -214,7 +214,10 @@ class LocalRanks:
         self._emit(RankLog(attempt=attempt, rank=run.rank.rank, tail=run.output.tail))
 
     def start_daemon(self, arguments: tuple[str, ...], host: str) -> None:
-        """Run the Open MPI daemon, and emit DaemonEnded when it ends. For the parameters, see ``MpiDaemon.start``."""
+        """Run the Open MPI daemon, and emit DaemonEnded when it ends.
+
+        ``arguments``: the daemon's command line from mpirun. ``host``: address of mpirun's pod.
+        """
         attempt = self.attempt
 
         def ended(exit_code: int, tail: str) -> None:
@@ -309,7 +312,7 @@ class LocalRanks:
         """Return the exit record of a rank that could not be started because of ``error``.
 
         If the zygote, the process that forks ranks, ended, the record has its exit status. Otherwise, the exit code is
-        127 or, if the zygote still runs but did not fork the rank, EXIT_CANNOT_START.
+        127 or, if the zygote still runs but did not fork the rank, EXIT_CANNOT_START. ``attempt``: name of the launch.
         """
         end = error.end if isinstance(error, ForkError) else Exit(code=127)
         return RankEnded(

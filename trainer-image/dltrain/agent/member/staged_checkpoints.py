@@ -44,7 +44,7 @@ class StagedCheckpoints:
     ) -> None:
         """Store what the processes need. ``env``: the container's environment. ``plan_file``: file with the plan.
 
-        ``emit`` is called with a failed copy, and with an upload for which the ranks wait.
+        ``emit`` is called with the failure of a copy, and with a message that the ranks wait for an upload.
         """
         self._reaper, self._env, self._pod, self._plan_file, self._emit = reaper, env, pod, plan_file, emit
         self.stopping = False
@@ -55,16 +55,17 @@ class StagedCheckpoints:
         self._process: Process | None = None
         self._output: Output | None = None
         self._ended_unix_s = 0.0
-        """Time at which the last ranks of this pod ended. What changed shortly before may be incomplete."""
+        """Time at which the last ranks of this pod ended. Files that changed shortly before may be incomplete."""
 
     @property
     def _leads(self) -> bool:
         return self._plan is not None and self._plan.ranks[0].pod == self._pod
 
     async def restore(self, attempt: str, plan: Plan) -> bool:
-        """Make the folder of this pod equal to the commit with which the ranks continue, and start to watch it.
+        """Make this pod's folder equal to the checkpoint (a commit in the object store) with which the ranks continue.
 
-        Return True if the ranks may start. Otherwise the attempt has ended, or the failure was emitted.
+        Then start to watch the folder. Return True if the ranks may start. Return False if the attempt has ended, or if
+        copying failed and the failure was emitted.
         """
         self._attempt, self._plan, self.stopping = attempt, plan, False
         end = await self._run("restore", "--ended", str(self._ended_unix_s or time.time()))
@@ -83,7 +84,8 @@ class StagedCheckpoints:
         """Upload the folder a last time after the last rank of this pod has ended with the exit status ``end``.
 
         If the rank failed, do nothing, because it may have left incomplete files: ``restore`` then decides about them.
-        Return the exit status to report: ``end``, or a failure if the upload failed.
+        Return the exit status to report: ``end``, or a failure if the upload failed. ``attempt``: name of the launch of
+        these ranks.
         """
         self._ended_unix_s = time.time()
         if self._plan is None or attempt != self._attempt:
@@ -107,7 +109,9 @@ class StagedCheckpoints:
         return Exit(code=copied.code or EXIT_NOT_FETCHED)
 
     async def end(self) -> None:
-        """Kill the process that copies, and wait until it has ended. What it has not committed is not a checkpoint."""
+        """Kill the process that copies, and wait until it has ended. Files that it has not committed are not a
+        checkpoint.
+        """
         self._attempt, self._plan = "", None
         process, self._process = self._process, None
         if process is not None:

@@ -46,7 +46,10 @@ class Scheduled(Polled):
         )
 
     def schedule_of(self, index: int, count: int, longest: int) -> Schedule:
-        """Return this rank's messages for the buffer ``index``. By default, they depend only on its size."""
+        """Return this rank's messages for the buffer ``index``, which has ``count`` elements.
+
+        By default, they depend only on its size. ``longest``: maximum number of elements of a message.
+        """
         return self.schedule(count, longest)
 
     @abstractmethod

@@ -69,7 +69,7 @@ def broadcast_from_server(rank: int, size: int, count: int, longest: int) -> Sch
     """Return the messages of ``rank`` in a broadcast of ``count`` elements from rank 0 along a binomial tree.
 
     ``longest``: maximum number of elements of a message. A rank's parent has the rank's number without its lowest set
-    bit. The child with the largest subtree comes first.
+    bit. The child with the largest subtree comes first. ``size``: number of ranks.
     """
     lowest = rank & -rank if rank else 1 << max(size - 1, 1).bit_length()
     children = [rank + bit for bit in (1 << i for i in range(lowest.bit_length() - 1)) if rank + bit < size]

@@ -17,7 +17,10 @@ class ParameterServer(Scheduled):
     name = "ParameterServer"
 
     def __init__(self, comm: Any, buffers: list[torch.Tensor], segment_nbytes: int, servers: tuple[int, ...]) -> None:
-        """Create the all-reduce of ``buffers``. ``servers``: the ranks that are parameter servers, at least one."""
+        """Create the all-reduce of ``buffers``. ``servers``: the ranks that are parameter servers, at least one.
+
+        ``segment_nbytes``: maximum size of a message.
+        """
         assert servers, "a parameter server is needed"
         self.servers = servers
         super().__init__(comm, buffers, segment_nbytes)

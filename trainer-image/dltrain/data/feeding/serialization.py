@@ -43,7 +43,7 @@ def wait_for(*connections: Readable, within_s: float | None = None) -> bool:
 
 
 def send(connection: socket.socket, head: bytes, content: Any) -> None:
-    """Send ``head`` (a few bytes) and an object.
+    """Send ``head`` (a few bytes) and the object ``content``.
 
     Raise OSError if the connection is closed, and any error of pickling the object.
     """
@@ -129,7 +129,8 @@ def _mapped(name: str, dtype: Any, mode: Any, offset: int, shape: tuple[int, ...
 def _write(fd: int, content: Any, room_nbytes: int | None, receivers: int) -> None:
     """Write an object to ``fd``: the number of parts, the lengths of the parts, and the parts.
 
-    The parts are the pickle and its out-of-band buffers. Each part begins at a multiple of 64 bytes.
+    The parts are the pickle and its out-of-band buffers. Each part begins at a multiple of 64 bytes. ``room_nbytes``
+    and ``receivers``: limit on the memory of the object and of its copies in so many processes.
     """
     buffers: list[pickle.PickleBuffer] = []
     skeleton = io.BytesIO()

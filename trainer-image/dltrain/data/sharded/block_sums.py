@@ -33,7 +33,10 @@ class BlockSums:
 
     @classmethod
     def of(cls, path: Path, block_nbytes: int = BLOCK_NBYTES) -> Self:
-        """Compute the checksums of the blocks of a local file. Raise OSError if it cannot be read."""
+        """Compute the checksums of the blocks of a local file. Raise OSError if it cannot be read.
+
+        ``block_nbytes``: size of a block.
+        """
         with path.open("rb") as file:
             sums = tuple(hashlib.sha256(data).hexdigest() for data in iter(lambda: file.read(block_nbytes), b""))
         return cls(path.stat().st_size, block_nbytes, sums)

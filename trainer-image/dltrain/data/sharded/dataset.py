@@ -1,4 +1,4 @@
-"""Datasets by URI of which each node has only the shards of its ranks, and what else they read."""
+"""Datasets by URI of which each node fetches only the shards of its ranks, and the other data that these ranks read."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +27,7 @@ class ShardedDataset:
     """
 
     in_shards = True
-    """For callers that must not import this module, because it imports aiohttp."""
+    """True: the dataset is sharded. Callers check this attribute instead of the class, whose module imports aiohttp."""
     labels: tuple[str, ...] = ()
     scale: float | None = None
     train_samples: int
@@ -146,7 +146,10 @@ class ShardedDataset:
 
 
 class ShardedTokens(ShardedDataset):
-    """The sequences of one text, as in ``TokenText``. Each node also has the held-out sequences that it evaluates."""
+    """The sequences of one text, of ``POSITIONS`` tokens each. The last sequences are held out.
+
+    Each node has its shards of the training sequences, and the held-out sequences that it evaluates.
+    """
 
     def __init__(self, file: PartialFile) -> None:
         super().__init__(file)
@@ -216,7 +219,7 @@ class ShardedTokens(ShardedDataset):
 
 
 class ShardedArrays(ShardedDataset):
-    """The arrays of an ``.npz`` file, as in ``ArrayDataset``. Each node has its part of x, and all other arrays."""
+    """The arrays x, y, x_test and y_test of an ``.npz`` file. Each node has its shards of x, and all other arrays."""
 
     def __init__(self, file: PartialFile) -> None:
         super().__init__(file)
@@ -300,14 +303,18 @@ def open_sharded(ref: DatasetRef) -> ShardedDataset:
 
 
 def encode(dataset: ShardedDataset, batch: int) -> bytes:
-    """Return what a rank tells the others before ``divide``: its version of the file, and the shards that it has."""
+    """Return the message that a rank sends to the others before ``divide``: its version of the file and its shards.
+
+    ``batch``: the number of shards.
+    """
     return json.dumps([dataset.file.version, dataset.file.nbytes, dataset.held_shards(batch)]).encode()
 
 
 def decode(told: Sequence[bytes], nodes: Sequence[int], shown: str) -> dict[int, Shards]:
-    """Return node → the shards that it has. ``told``: what each rank told. ``nodes``: the node of each rank.
+    """Return node → the shards that it has. ``told``: the result of ``encode`` on each rank.
 
-    Raise BadInputError if the ranks see different versions of the file.
+    ``nodes``: node of each rank. ``shown``: the file's URI for messages. Raise BadInputError if the ranks see different
+    versions of the file.
     """
     values = [json.loads(one) for one in told]
     if len({(version, nbytes) for version, nbytes, _ in values}) > 1:

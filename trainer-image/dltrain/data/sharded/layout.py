@@ -42,7 +42,7 @@ class Placed:
         return np.frombuffer(data, self.dtype).reshape(self.shape)
 
     def mapped(self, file: PartialFile) -> NDArray[np.generic]:
-        """Return the array, memory-mapped from the copy. What is not present reads as 0."""
+        """Return the array, memory-mapped from the local copy of the file. Elements that were not fetched read as 0."""
         found: NDArray[np.generic] = np.memmap(file.path, self.dtype, "r", self.offset, self.shape)
         return found
 
@@ -80,7 +80,7 @@ def of_arrays(file: PartialFile) -> dict[str, Placed]:
 
 
 class _Reader(io.RawIOBase):
-    """Read a partial file in any order; what is read is fetched."""
+    """Read a partial file in any order. The blocks that are read are fetched first."""
 
     def __init__(self, file: PartialFile) -> None:
         super().__init__()

@@ -67,14 +67,17 @@ class PartialFile:
         self.present: NDArray[np.uint8] = np.memmap(folder / "shards.index", np.uint8, "r+", shape=(max(1, blocks),))
 
     def blocks(self, begin: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the numbers of all blocks of the byte ranges from ``begin`` to ``end``, which are not empty."""
+        """Return the numbers of all blocks that overlap the byte ranges from ``begin[i]`` to ``end[i]`` (exclusive).
+
+        No range may be empty.
+        """
         found = np.zeros(len(self.present) + 1, np.int64)
         np.add.at(found, begin // self.block_nbytes, 1)
         np.add.at(found, (end - 1) // self.block_nbytes + 1, -1)
         return np.flatnonzero(np.cumsum(found[:-1]))
 
     def has(self, begin: NDArray[np.int64], end: NDArray[np.int64]) -> bool:
-        """Return True if all blocks of the byte ranges are present. A range must have at most two blocks."""
+        """Return True if all blocks of the byte ranges from ``begin[i]`` to ``end[i]`` (exclusive) are present."""
         first, last = begin // self.block_nbytes, (end - 1) // self.block_nbytes
         return bool(self.present[first].all() and self.present[last].all()) and (
             not (last - first > 1).any() or bool(self.present[self.blocks(begin, end)].all())
@@ -85,9 +88,9 @@ class PartialFile:
     ) -> None:
         """Fetch those of ``blocks`` that are not present.
 
-        ``name``: returns the name of what is in the bytes from … to …, for messages. ``needed``: the blocks that ranks
-        of this node need. Others may be freed; None: no block may be. Raise BadInputError if no retry can succeed, and
-        ShardError otherwise.
+        ``name``: maps a byte range (begin, end) to a text for messages that names the data in it. ``needed``: the
+        blocks that ranks of this node need. Others may be freed to make room; None: no block may be freed. Raise
+        BadInputError if no retry can succeed, and ShardError otherwise.
         """
         if self.present[blocks].all():
             return
@@ -100,7 +103,7 @@ class PartialFile:
                 self._fetch(int(run[0]), int(run[-1]) + 1, name)
 
     def read(self, begin: int, end: int) -> bytes:
-        """Fetch the bytes from ``begin`` to ``end``, and return them. They belong to no shard."""
+        """Fetch and return the bytes from ``begin`` to ``end``, which belong to no shard, such as headers."""
         blocks = self.blocks(np.array([begin]), np.array([end]))
         self.ensure(blocks, lambda *_: "the arrays that every node needs")
         with self.path.open("rb") as file:
@@ -126,7 +129,10 @@ class PartialFile:
         return sums
 
     def _prepare(self, note: Path, index: Path, blocks: int, sha256: str | None) -> None:
-        """Use the blocks from before if they are of the same version; otherwise begin with an empty copy."""
+        """Use the blocks from before if they are of the same version; otherwise begin with an empty copy.
+
+        ``blocks``: number of the blocks of the whole file. ``sha256``: expected checksum of ``FILE.blocks``, or None.
+        """
         now = {"version": self.version, "nbytes": self.nbytes, "block_nbytes": self.block_nbytes, "sha256": sha256}
         try:
             before = json.loads(note.read_text())
@@ -174,7 +180,9 @@ class PartialFile:
                     raise OSError(number, os.strerror(number), str(self.path))
 
     def _fetch(self, first: int, end: int, name: Callable[[int, int], str]) -> None:
-        """Fetch the blocks from ``first`` to ``end``. After a fault of the network, continue where it ended."""
+        """Fetch the blocks from ``first`` to ``end`` (exclusive). After a fault of the network, continue with the
+        missing ones.
+        """
         waits, since = iter(WAITS_S), time.monotonic()
 
         def named(error: Exception) -> str:

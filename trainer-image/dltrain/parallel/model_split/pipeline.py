@@ -98,7 +98,8 @@ class Pipeline(ModelParallel):
     ):
         """Split the model into stages by the cost of its layers. ``sample``: an input with batch size 1.
 
-        Raise BadInputError if there are more stages than layers with parameters.
+        Raise BadInputError if there are more stages than layers with parameters. ``tail``: number of values that ranks
+        share at every step.
         """
         try:
             known = costs(model, sample)
@@ -126,7 +127,8 @@ class Pipeline(ModelParallel):
     def _ties(self, held_by: Callable[[int], Held]) -> list[tuple[nn.Parameter, MpiAllreduce]]:
         """Return (parameter, all-reduce for its gradient) for each parameter of this stage that other stages have, too.
 
-        Such parameters are tied weights. All stages must call this method together.
+        Such parameters are tied weights. All stages must call this method together. ``held_by``: returns the parts of
+        parameters that a rank has.
         """
         found = []
         held = [held_by(stage) for stage in range(self.stages)]

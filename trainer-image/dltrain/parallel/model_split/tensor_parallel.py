@@ -140,7 +140,8 @@ class TensorParallel(ModelParallel):
     ) -> None:
         """Split the model.
 
-        Raise BadInputError if the model has no pair of linear layers, or a pair with fewer units than ranks.
+        Raise BadInputError if the model has no pair of linear layers, or a pair with fewer units than ranks. ``tail``:
+        number of values that ranks share at every step.
         """
         pairs = pairs_of(model)
         units = min((pair.units for pair in pairs), default=0)

@@ -53,7 +53,10 @@ def rendered(document: Document) -> dict[str, str]:
 
 
 def write(folder: Path, texts: Mapping[str, str]) -> None:
-    """Write the files of a report to ``folder``, each atomically. Raise OSError on failure."""
+    """Write the files of a report to ``folder``, each atomically. Raise OSError on failure.
+
+    ``texts``: file name → content.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in texts.items():
         temporary = folder / f".{name}.{os.getpid()}"
@@ -138,7 +141,8 @@ class RunReportWriter:
     async def packed(self, phase: RunPhase, unix_s: float, outcome: Outcome | None = None) -> dict[str, bytes]:
         """Return the report of a run that has ended as compressed files: file name → content.
 
-        The arguments are those of ``write``. If ``write`` has rendered the report, use the texts that it has rendered.
+        ``phase``: how the run ended. ``unix_s``: present Unix time. ``outcome``: the result; None if the run has not
+        finished. If ``write`` has rendered the report already, these arguments have no effect.
         """
         if self._last is not None:
             return await asyncio.to_thread(packed, self._last)

@@ -30,11 +30,12 @@ SLOW = 0.1
 EXPLODED = 0.5
 """A loss explodes if a value exceeds the first one by more than this part of it."""
 FELL_BEFORE = 0.85
-"""A loss fell and rose again if its lowest value is below this part of its end, and the noise does not explain it."""
+"""A loss fell and rose again if its lowest value is below this part of its last value, and not because of noise."""
 ROSE = 0.3
 """A loss has risen again if it gave back this part of its decrease."""
 NOISY = 0.2
-"""A loss is noisy if its standard deviation around the trend exceeds this part of its decrease, and of its end."""
+"""A loss is noisy if its standard deviation around the trend exceeds this part of its decrease and of its last value.
+"""
 STILL_FALLING = 0.1
 """A run ended too early if the loss fell by more than this part in the last fifth of the steps."""
 NEGLIGIBLE = 0.02
@@ -127,7 +128,10 @@ def of_loss(loss: Values, batch: int = 0, noise_samples: float | None = None, *,
 
 
 def _never_falls(values: Sequence[float], start: float, last: float, noise: float) -> Finding:
-    """Return the finding about a loss whose trend is never clearly below its first value ``start``."""
+    """Return the finding about a loss whose trend is never clearly below its first value ``start``.
+
+    ``last``: its last value. ``noise``: its standard deviation around the trend.
+    """
     high, low = max(values), min(values)
     rose_again = last - low > max((1 - FELL_BEFORE) * abs(last), 4 * noise)
     if noise > NOISY * abs(start) or high > start + EXPLODED * abs(start) or rose_again:

@@ -120,7 +120,10 @@ def lines(
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], name: str = "") -> str:
-    """Return an HTML table. ``head``: names of the columns. ``name``: its id, for tools that read the page."""
+    """Return an HTML table. ``head``: names of the columns. ``name``: its id, for tools that read the page.
+
+    ``rows``: the texts of the cells.
+    """
     identity = f' id="{name}"' if name else ""
     top = "".join(f"<th>{clean(cell)}</th>" for cell in head)
     cells = "".join("<tr>" + "".join(f"<td>{clean(cell)}</td>" for cell in row) + "</tr>" for row in rows)
@@ -160,6 +163,7 @@ def matrix(title: str, names: Sequence[str], rows: Sequence[Sequence[int]]) -> s
     """Return a confusion matrix as an HTML element. ``rows``: counts by target, then by prediction.
 
     The darker a cell, the larger its part of the row. Cells of errors have another colour than those on the diagonal.
+    ``names``: names of the classes.
     """
     size, left, top = min(44.0, (WIDTH - 120) / max(1, len(names))), 110, 24
     width = left + size * len(names)

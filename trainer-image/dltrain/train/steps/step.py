@@ -148,7 +148,10 @@ class Step:
             self._late = (float(weighed), self.weight)
 
     def weigh(self, tokens: float) -> None:
-        """Weight this rank's loss by ``tokens`` instead of samples, as ``Trainer.weigh`` describes."""
+        """Weight this rank's loss by ``tokens``, the number of tokens in its mean, instead of samples.
+
+        Raise MisuseError for a negative or infinite number, and if the backward pass has begun.
+        """
         if not 0 <= tokens < inf:
             raise MisuseError(f"t.weigh: found {tokens} tokens; expected the number of tokens in the loss, 0 or more")
         # A rank without samples computes a sample of another rank. This sample must not count twice.

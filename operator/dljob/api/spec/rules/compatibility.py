@@ -113,7 +113,8 @@ def compatible(axis: AxisName, *values: str, other: AxisName, inside: str = "") 
     """Return the condition that the values of the fields ``axis`` and ``other`` are compatible.
 
     If the field ``axis`` has one of ``values``, ``COMPATIBLE`` must allow the value of the field ``other`` with it.
-    With other values of ``axis``, the condition holds. ``inside``: as in ``chosen``.
+    With other values of ``axis``, the condition holds. ``inside``: name of a section, such as parallelism, if the
+    condition is for a rule of this section; empty if it is for a rule of the whole spec.
     """
     found = [
         chosen(axis, value, inside=inside).implies(chosen(other, *COMPATIBLE[value][other], inside=inside))
