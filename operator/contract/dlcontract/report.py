@@ -81,8 +81,8 @@ class RankMeasure(UntrustedRecord):
         Field(
             ge=0,
             le=1e6,
-            description="Mean power of the rank's GPU or, on CPUs, of all CPUs that the ranks of its pod use. None: no "
-            "counter is readable, or another rank reads it.",
+            description="Mean power in watts of the rank's GPU or, on CPUs, of all CPUs that the ranks of its pod use. "
+            "None: no counter is readable, or another rank of the pod reports this value.",
         ),
     ] = None
 
@@ -200,7 +200,10 @@ class AnalysisSummary(UntrustedRecord):
     worst_classes: Annotated[tuple[ClassScore, ...], Field(max_length=MAX_WORST_CLASSES)] = ()
     other_models: Annotated[
         tuple[ModelScore, ...],
-        Field(max_length=MAX_OTHER_MODELS, description="Models with which the script compares its own."),
+        Field(
+            max_length=MAX_OTHER_MODELS,
+            description="Scores of other models, such as a baseline, on the same held-out data.",
+        ),
     ] = ()
 
 

@@ -191,6 +191,10 @@ def _map_estimate(predicted: Callable[[Floats], Floats], log_s: Floats, spread: 
 
 
 def _slopes(predicted: Callable[[Floats], Floats], at: Floats, step: float = 1e-3) -> Floats:
-    """Return central differences, which also see what lies on one side of a kink."""
+    """Return the Jacobian of ``predicted`` at ``at``, of shape (values, parameters), by central differences.
+
+    ``predicted``: logarithms of factors -> log(seconds). ``step``: distance to each side. At a kink, the result is the
+    mean of the slopes on both sides.
+    """
     units = step * np.eye(len(at))
     return np.stack([(predicted(at + unit) - predicted(at - unit)) / (2 * step) for unit in units], axis=1)

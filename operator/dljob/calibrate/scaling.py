@@ -171,6 +171,11 @@ def _damped(
 
     It is the largest of 1, 1/2, 1/4, ..., 1/128 with which ``vector`` + f ``move`` fits no worse than ``vector``; 1/128
     if there is none. ``vector``: the current constants. ``move``: their change in the full step.
+
+    The misfit is r' ``inverse`` r plus the squared deviations of the constants from ``prior``, divided by its standard
+    deviations, with r = ``log_s`` - predicted. ``log_s``: log(measured step seconds) of each run in ``given``.
+    ``inverse``: matrix of shape (runs, runs). ``reference_s``: typical step seconds on one device, the unit of the
+    times in ``vector``.
     """
 
     def misfit(tried: Floats) -> float:

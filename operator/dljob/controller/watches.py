@@ -192,12 +192,11 @@ class Watches:
         return f"the watch of {name} has been silent for {silent_s[name]:.0f} s"
 
     async def _check_jobs(self) -> None:
-        """While the watch of DLJobs is silent, check again and again whether it has missed a change. Run forever.
+        """Mark the watch of DLJobs as active while it works, so that ``dead`` reports it only if it does not.
 
-        As with a ``Reflector``, a silent watch counts as active if a list of DLJobs shows nothing that is not in the
-        cache, or if the API server does not answer. Otherwise, it counts as dead after some time (``dead``). A watch
-        that kopf no longer opens counts as dead too, although no job changes. Also handle the events that kopf has
-        received and does not process.
+        Run forever. A watch without events works if a new list of DLJobs has nothing that the cache lacks and kopf has
+        sent a request for DLJobs within 2 x ``silence_s`` seconds, or if the API server does not answer. Each round
+        also reads the jobs whose events kopf has received and not processed (``_process_overdue``).
         """
         while True:
             await asyncio.sleep(self._silence_s / 3)

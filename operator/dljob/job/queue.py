@@ -47,7 +47,13 @@ class QueueAdmission(BaseModel):
 
     workload: Annotated[str, Field(description="UID of the Workload.")]
     cluster_queue: str
-    placements: Annotated[dict[str, Placement], Field(description="Placement of each group of pods, by its name.")]
+    placements: Annotated[
+        dict[str, Placement],
+        Field(
+            description="Group of pods (by its name) -> what Kueue adds to these pods: node selector, tolerations, "
+            "labels, annotations."
+        ),
+    ]
 
 
 @dataclass(frozen=True)

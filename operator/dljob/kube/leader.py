@@ -89,7 +89,7 @@ class Leader:
         """Return True if this operator is the leader now.
 
         It is not the leader after ``GIVE_UP_S`` seconds without a renewal, for example if the process was paused.
-        The API client therefore calls this method before each write to the cluster.
+        ``kube/rest.py`` therefore calls this method before each write to the cluster (``may_write``).
         """
         return self._renewed is not None and self._clock() - self._renewed < GIVE_UP_S
 

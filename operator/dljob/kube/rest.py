@@ -1,4 +1,6 @@
-"""REST calls to the API server. Each call has a time limit and is retried after temporary errors."""
+"""REST calls to the API server, without writes of an operator that is not the leader (``may_write``).
+
+Each call has a time limit and is retried after temporary errors."""
 
 import asyncio
 import json

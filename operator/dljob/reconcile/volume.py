@@ -99,7 +99,7 @@ def _checkpoints(observed: Observed, spec: DLJobSpec, accepted: StoredPlan) -> V
             "spec.nodes.max: 1",
         )
     if claim is not None:
-        return _existing(claim, _limit(spec, claim.access_modes))
+        return _existing(claim, spec, nodes)
     if volume.claim_name:
         return _no(
             "ClaimNotFound",
@@ -124,7 +124,8 @@ def _limit(spec: DLJobSpec, modes: Iterable[str]) -> str:
     return f". The claim is not ReadWriteMany, so the job cannot move to several nodes: {remedy} before training begins"
 
 
-def _existing(claim: ClaimSeen, limit: str) -> Verdict:
+def _existing(claim: ClaimSeen, spec: DLJobSpec, nodes: int) -> Verdict:
+    limit = _limit(spec, claim.access_modes)
     if claim.phase == "Bound":
         return Verdict("VolumeReady", TRUE, "Bound", f"claim {claim.name!r} is bound{limit}")
     if claim.phase == "Lost":
@@ -132,11 +133,25 @@ def _existing(claim: ClaimSeen, limit: str) -> Verdict:
     if claim.problem:
         return _no(
             "ProvisioningFailed",
-            f"PersistentVolumeClaim {claim.name!r} of StorageClass {claim.storage_class!r} gets no volume: "
-            f"{claim.problem}; set spec.checkpoint.volume.storageClassName to a class that supports "
-            f"{_list(claim.access_modes)}, or claimName to an existing claim",
+            f"PersistentVolumeClaim {claim.name!r}: found no volume of StorageClass {claim.storage_class!r} "
+            f"({claim.problem}); expected one with {_list(claim.access_modes)}. {_other_volume(claim, spec, nodes)}",
         )
     return Verdict("VolumeReady", UNKNOWN, "Binding", f"claim {claim.name!r} waits for its volume{limit}")
+
+
+def _other_volume(claim: ClaimSeen, spec: DLJobSpec, nodes: int) -> str:
+    """Return what a user can do if the checkpoint claim gets no volume.
+
+    Most default storage classes do not support ReadWriteMany. The spec of a claim is immutable, so that a change of the
+    job takes effect only in a new claim.
+    """
+    volume, modes = spec.checkpoint.volume, _list(claim.access_modes)
+    if volume.claim_name:
+        return f"Create the claim in a class that supports {modes}, or set claimName to another claim"
+    ways = [f"spec.checkpoint.volume.storageClassName to a class that supports {modes}", "spec.checkpoint.uri"]
+    if _any(claim.access_modes, _SHARED):
+        ways.insert(0, "spec.nodes.max: 1" if nodes > 1 else "spec.checkpoint.volume.shared: false")
+    return f"Set {', or '.join(ways)}; then delete this claim, so that dljob creates another if it needs one"
 
 
 def _class(observed: Observed, spec: DLJobSpec, accepted: StoredPlan) -> Verdict | None:

@@ -1,10 +1,10 @@
-"""Checkpoints on disk: written atomically, verified when read, and without pickle.
+"""Checkpoints on disk: written atomically, and verified when read; if one is damaged, the one before is used.
 
 A checkpoint is a directory with ``model.safetensors``, ``optimizer.safetensors``, ``state.json`` and ``manifest.json``,
 which holds the hashes of the other files and a hash that identifies the model. ``kept.safetensors`` holds the tensors
 of the objects that the script passes to ``t.keep``. A checkpoint is written under a temporary name, synced, then
 renamed, so that a crash at any time leaves the previous checkpoint intact. Only the newest ``keep`` checkpoints remain.
-Reading uses the newest checkpoint with valid hashes.
+Reading uses the newest checkpoint with valid hashes. No file is a pickle.
 
 A read error does not prove that a checkpoint is damaged. Only checkpoints with a wrong hash, an invalid manifest or a
 missing file count as damaged and may be deleted. If read errors persist and no older checkpoint is valid, training does

@@ -1,4 +1,4 @@
-"""Environment variables of a rank: its number, the address of rank 0, the agent's paths, network interfaces. No I/O.
+"""Environment variables of a rank: torchrun's, DLJOB_… (batch sizes, checkpoint folder), the agent's paths. No I/O.
 
 Training scripts find torchrun's variables (RANK, WORLD_SIZE, MASTER_ADDR and others), whether MPI starts them or not.
 """

@@ -40,7 +40,9 @@ class AttemptPlan(Plan):
     """
 
     prior_faults: Annotated[int, Field(ge=0, description="Faults of the run before this attempt.")] = 0
-    prior_trained_s: Annotated[float, Field(ge=0, description="Training time in steps before this attempt.")] = 0.0
+    prior_trained_s: Annotated[
+        float, Field(ge=0, description="Seconds of training (sum of step times) before this attempt.")
+    ] = 0.0
 
     @classmethod
     def of(cls, plan: Plan, **history: float) -> Self:

@@ -1,4 +1,6 @@
-"""Detect ranks that hang: those that send no message for longer than their time limit. No I/O, and no clock.
+"""Detect ranks that hang, in the coordinator: they send no message for longer than their time limit.
+
+No I/O, and no clock.
 
 A rank that trains sends several messages per second. Its time limit is the largest of ten median step times, three
 times the 99th percentile of the observed silences (the times between two messages of a rank), and a minimum. A rank can

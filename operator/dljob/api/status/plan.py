@@ -111,7 +111,7 @@ class BatchChoice(ApiModel):
     """The chosen global batch size of a job with spec.batchSizeRange."""
 
     global_batch_size: Annotated[
-        int, Field(ge=1, description="Samples per step over all ranks. It does not change during the job.")
+        int, Field(ge=1, description="Samples per step over all ranks. This size does not change during the job.")
     ]
     steps: Annotated[int, Field(ge=1, description="Optimizer steps of the whole training.")]
     message: Annotated[str, Field(description="Why the planner chose this batch size.")]

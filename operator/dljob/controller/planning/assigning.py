@@ -226,7 +226,11 @@ class Assigning:
                 await self._assign(waiting, ask, orders=True)
                 self._state, self._made_s = state, now_s
             except Exception:  # Jobs keep what they have, and the next look tries again.
-                log.exception("assigning devices to all jobs together failed; retrying later")
+                log.exception(
+                    "devices could not be assigned to all jobs together (chart value queue.assignment: Together); jobs "
+                    "keep what they have, and the next attempt follows within %d s",
+                    AGAIN_S,
+                )
         return any(order.room is not None for order in self._orders.values())
 
     def _forget_gone(self) -> None:

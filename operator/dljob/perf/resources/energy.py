@@ -1,6 +1,7 @@
-"""Power of a rank while it computes and while it waits, and the price of devices.
+"""Power of a rank while it computes and waits; ``planner/candidates/evaluate.py`` computes the energy of a plan.
 
-The energy of a plan is the sum over its ranks, times the run time: ``dljob.planner.candidates.evaluate`` computes it.
+The energy of a plan is the sum over its ranks, times the run time. This module also has the price of devices;
+``cluster/prices.py`` adds that of energy.
 
 A device always draws at least its idle power. It draws the most power while it computes, but rarely as much as its
 power limit allows. While it waits, it draws less.
@@ -29,13 +30,16 @@ The Uptime Institute reports 1.5 on average."""
 def rank_watts(device: Device, busy: float) -> float:
     """Return a rank's mean power in watts, including its host's power and the data centre's overhead.
 
-    ``busy``: fraction of a step in which the rank computes.
+    ``busy``: fraction of the step in which the rank computes (0 to 1).
     """
     return overhead(device) * (device_watts(device, busy) + host_watts(device))
 
 
 def device_watts(device: Device, busy: float) -> float:
-    """Return the mean power in watts of a rank's device alone. ``busy``: as in ``rank_watts``."""
+    """Return the mean power in watts of a rank's device alone.
+
+    ``busy``: fraction of the step in which the rank computes (0 to 1).
+    """
     reach, computing = device.peak_power_W - device.idle_power_W, device.computing_power_W
     computing_W = device.idle_power_W + COMPUTING_PART * reach if computing is None else computing
     return busy * computing_W + (1 - busy) * (device.idle_power_W + WAITING_PART * reach)

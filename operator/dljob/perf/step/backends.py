@@ -64,7 +64,10 @@ class Backend:
         return used, hypot(spread, ratios.spread)
 
     def undone(self, link: Link, nodes: int) -> Link:
-        """Return the original link, which ``over`` has changed to ``link``. ``nodes``: number of nodes of the ranks."""
+        """Undo ``over``: return the link whose latency and bandwidth ``over`` multiplied by ratios to get ``link``.
+
+        ``nodes``: number of nodes on which the ranks run.
+        """
         ratios = self.between if nodes > 1 else self.within
         return replace(
             link,

@@ -302,7 +302,10 @@ class Net:
         return self._emit("concat", self.shape, 0.0, keep="nothing")
 
     def first_token(self) -> Self:
-        """Select the first position of a sequence. The selection is a view, so autograd keeps the whole sequence."""
+        """Continue with the first position of the sequence: from the shape (tokens, width) to (width,).
+
+        This adds no layer. The whole sequence counts as kept for the backward pass, because the selection is a view.
+        """
         self._keep(self._widths[self._tensor])
         self.shape = self.shape[1:]
         return self

@@ -179,9 +179,10 @@ class Request:
     If a field is missing, ``plan`` uses the nodes that the request asks for, without a search."""
 
     def at_pace(self, pace_s: float) -> "Request":
-        """Return the request with a deadline of ``pace_s`` seconds for a whole training; infinite: without a deadline.
+        """Return the request with the deadline ``pace_s``.
 
-        See ``paced``.
+        These are the seconds that a whole training may take if the remaining steps of the job are to end in time.
+        ``paced`` becomes True, so that texts give ratios instead of times. Infinite: the request has no deadline.
         """
         return replace(self, deadline_s=None) if isinf(pace_s) else replace(self, deadline_s=pace_s, paced=True)
 

@@ -1,4 +1,7 @@
-"""Complete the spec of a job with ``spec.task`` by the suggestion of its look pod, or say what the job waits for."""
+"""Fill in the spec of a job with ``spec.task`` from the suggestion of its look pod, which inspects the data.
+
+Without a suggestion, say what the job waits for.
+"""
 
 from dataclasses import dataclass
 
