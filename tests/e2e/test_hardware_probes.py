@@ -66,5 +66,8 @@ def test_operator_measures_free_nodes_and_measures_again_after_a_new_kernel(admi
     assert again["metadata"]["name"] == profile["metadata"]["name"]
     pods = Kubectl(admin.kubeconfig, SYSTEM)
     wait_for(
-        "the probe's pod to go", lambda: not pods.list("pods", "dljob.dev/hardware-probe"), 60, lambda: str(pods.list("pods"))
+        "the probe's pod to go",
+        lambda: not pods.list("pods", "dljob.dev/hardware-probe"),
+        60,
+        lambda: str(pods.list("pods")),
     )

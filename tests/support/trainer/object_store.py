@@ -93,7 +93,7 @@ def _operation(environ: dict[str, Any]) -> str:
     if environ.get("CONTENT_TYPE", "").startswith("application/x-www-form-urlencoded"):  # not S3, but STS
         body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
         environ["wsgi.input"] = io.BytesIO(body)
-        return parse_qs(body.decode())["Action"][0]
+        return str(parse_qs(body.decode())["Action"][0])
     key = environ["PATH_INFO"].strip("/").partition("/")[2]
     if method == "POST":
         return (

@@ -107,7 +107,9 @@ class TestImages:
     def test_floating_point_pixels_are_an_error(self, tmp_path: Path) -> None:
         """Seen before: values from 0 to 1 were black."""
         with pytest.raises(DataError, match="floating-point numbers"):
-            read_folder(folder(tmp_path, lambda i, f: Image.fromarray(grey(i).astype(np.float32) / 255).save(f), ".tif"))
+            read_folder(
+                folder(tmp_path, lambda i, f: Image.fromarray(grey(i).astype(np.float32) / 255).save(f), ".tif")
+            )
 
     def test_transparent_pixels_are_white(self, tmp_path: Path) -> None:
         """Seen before: pictures whose shape is in the transparency alone were all black."""
@@ -168,7 +170,9 @@ class TestArrays:
         [
             pytest.param({"x": np.zeros((40, 0, 8)), "y": Y}, "expected images with pixels", id="no pixels"),
             pytest.param({"x": (X - 0.5) * 3.4e308, "y": Y}, "no finite numbers", id="range that is infinite"),
-            pytest.param({"x": X, "y": Y, "x_test": X * np.nan, "y_test": Y}, r"x_test\[0\]", id="NaN in the test part"),
+            pytest.param(
+                {"x": X, "y": Y, "x_test": X * np.nan, "y_test": Y}, r"x_test\[0\]", id="NaN in the test part"
+            ),
             pytest.param({"x": X.astype(complex), "y": Y}, "no finite numbers", id="complex numbers"),
             pytest.param({"x": np.array(1.0), "y": Y}, "one target for each sample", id="one number"),
         ],

@@ -269,7 +269,9 @@ def _check_pixels(path: Path, name: str, x: NDArray[Any] | None) -> None:
     if x is None:
         return
     if not x.size:
-        raise DataError(f"{path}: {name}: found the shape {x.shape}; expected images with pixels. Save the array again.")
+        raise DataError(
+            f"{path}: {name}: found the shape {x.shape}; expected images with pixels. Save the array again."
+        )
     if x.dtype.kind not in "buif" or not np.isfinite(float(np.max(x)) - float(np.min(x))):
         finite = np.isfinite(x.reshape(len(x), -1)).all(axis=1) if x.dtype.kind == "f" else np.ones(1, dtype=bool)
         place = int(np.argmin(finite))
