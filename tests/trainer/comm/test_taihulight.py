@@ -35,7 +35,7 @@ LINK = Link(100e-6, 6.25e6)
 def run_of(seconds: float) -> dict[str, Any]:
     """Return what eight ranks print if each exchange takes ``seconds`` in two rounds, and a quarter of a processor."""
     measures = dict(zip(MEASURES, ([seconds, seconds], [seconds / 4] * 2, [seconds / 2] * 2), strict=True))
-    return {"found": {model: {way: measures for way in WAYS} for model in LAYOUTS}}
+    return {"found": {model: dict.fromkeys(WAYS, measures) for model in LAYOUTS}}
 
 
 @pytest.mark.parametrize(("free_s", "expected"), [(0.4, "links"), (0.9, "processors"), (None, "-")])
