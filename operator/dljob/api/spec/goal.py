@@ -51,7 +51,8 @@ class Task(ApiModel):
         Field(
             description="TabularClassification and TabularRegression: predict a column of a table. TextClassification: "
             "predict the class of a text. LanguageModelling: continue a text. ImageClassification: predict the class "
-            "of an image, from a folder for each class, WebDataset archives (.tar), or the arrays x and y of an .npz file."
+            "of an image, from a folder for each class, WebDataset archives (.tar), or the arrays x and y of an .npz "
+            "file."
         ),
     ]
     target: Annotated[
