@@ -136,6 +136,14 @@ def test_scripts_in_manifests_match_the_script_files(name: str) -> None:
     assert override["spec"]["volumes"][0]["configMap"]["name"] == config_map["metadata"]["name"]
 
 
+def test_page_shows_the_script_and_the_manifest_of_the_example() -> None:
+    page = (ROOT / "docs/how-to/your-own-script.md").read_text()
+    script = (ROOT / "examples/scripts/train_five_lines.py").read_text()
+    assert f"```python\n{script[script.index('import torch') :]}```\n" in page
+    job = (ROOT / "examples/own-script.yaml").read_text().partition("---\n")[2]
+    assert f"```yaml\n{job}```\n" in page
+
+
 def test_checksum_in_the_example_matches_the_file() -> None:
     job, *_ = yaml.safe_load_all((ROOT / "examples/dataset-uri.yaml").read_text())
     served = ROOT / "trainer-image/dltrain/data" / job["spec"]["dataset"]["uri"].rpartition("/")[2]

@@ -1,4 +1,4 @@
-"""Tests that README.md and docs/explanation/planning.md show real output of `dljob plan` and explain every reason.
+"""Tests that the documentation shows real output of `dljob plan` and explains every reason.
 
 After a change of the model or of its texts, update the outputs and review the difference:
 
@@ -18,6 +18,7 @@ from dljob.cli import main
 ROOT = Path(__file__).resolve().parents[3]
 PLANNING = ROOT / "docs/explanation/planning.md"
 README = ROOT / "README.md"
+FIRST_JOB = ROOT / "docs/tutorials/first-job.md"
 PLAIN = {"nodes": [{"count": 3, "cpu": 2, "memory": "4Gi"}]}
 NOISE_PROFILE = {
     "kind": "DLProfile",
@@ -38,6 +39,7 @@ SHOWN: dict[str, tuple[Path, str, Any, Any, str, str]] = {
     "batches": (PLANNING, "batch-size", PLAIN, NOISE_PROFILE, "Global batch: ", "\nScaling"),
     "parts of the model": (PLANNING, "auto-strategy", PLAIN, None, "auto-strategy: ", "\nScaling"),
     "README": (README, "mixed-devices", None, None, "mixed: ", "\nRuled out"),
+    "first job": (FIRST_JOB, "digits", PLAIN, None, "digits: ", "\nRuled out"),
 }
 
 
