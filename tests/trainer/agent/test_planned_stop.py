@@ -85,7 +85,7 @@ def test_next_coordinator_stores_the_output_that_the_lost_one_never_got(three: J
     second.wait()
     files = stored(three)
     assert b"I am rank 1" in files["rank-1.log.gz"]
-    assert files.keys() == {"rank-1.log.gz", "report.json.gz", "report.html.gz"} & files.keys()
+    assert files.keys() <= {"rank-1.log.gz", "report.json.gz", "report.html.gz"}
 
 
 def test_pod_stores_the_output_of_its_ranks_itself_if_no_coordinator_is_left(two: Job) -> None:
