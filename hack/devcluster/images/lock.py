@@ -38,7 +38,7 @@ class Lock:
 LOCKS = {
     "dev": Lock("hack/locks/dev.txt", ("dev", "bench")),
     "quickstart": Lock("hack/locks/quickstart.txt", ("quickstart",)),
-    "operator": Lock("operator/requirements.txt", ("dljob[operator]",)),
+    "operator": Lock("operator/requirements.txt", ("dljob[operator,tasks]",)),
     "trainer": Lock("trainer-image/requirements.txt", ("dltrain",)),
     "programs": Lock("examples/programs/requirements.txt", ("programs",), beside="trainer"),
 }
