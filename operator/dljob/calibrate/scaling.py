@@ -74,9 +74,9 @@ class Posterior:
         return steps(self.constants, self.given, self.reference_s)
 
     def predict(self, runs: Runs, level: float = 0.9) -> Predicted:
-        """Return the median step seconds of ``runs``, and intervals that contain a new measurement with ``level``.
+        """Return the median step seconds of ``runs``, and for each run an interval of step seconds.
 
-        ``level``: probability that a new measurement is in the interval.
+        ``level``: probability that a new measurement of the run is in its interval.
         """
         here = steps(self.constants, runs, self.reference_s)
         log_s, variance = here.log_s, prior_variance(self.prior, here)
