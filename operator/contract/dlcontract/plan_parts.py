@@ -81,9 +81,9 @@ class DatasetRef(Record):
         Field(description="Sharded: ranks fetch the shards of their pod from uri. Full: path has all data."),
     ] = "Full"
     uri: Annotated[str | None, Field(description="Location of the data, with distribution Sharded.")] = None
-    sha256: Annotated[
-        str | None, Field(description="SHA-256 of the file with the checksums of blocks beside uri.")
-    ] = None
+    sha256: Annotated[str | None, Field(description="SHA-256 of the file with the checksums of blocks beside uri.")] = (
+        None
+    )
     size_nbytes: Annotated[int | None, Field(ge=1, description="Space in each pod for shards, in bytes.")] = None
 
     @property

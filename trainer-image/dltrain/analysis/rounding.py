@@ -1,5 +1,4 @@
-"""Round the metrics of an analysis. Sums over ranks differ in their last bits, which would hide that metrics are equal.
-"""
+"""Round the metrics of an analysis. Sums over ranks differ in their last bits, which would hide that metrics are equal."""
 
 
 def rounded(value: float) -> float:
