@@ -1,4 +1,4 @@
-"""Round the metrics of an analysis. Sums over ranks differ in their last bits, which would hide that metrics are equal."""
+"""Round the metrics of an analysis. Sums over ranks differ in their last bits, which would hide equal metrics."""
 
 
 def rounded(value: float) -> float:
