@@ -1,4 +1,4 @@
-"""Round the metrics of an analysis. Sums over ranks differ in their last bits, which hides equal metrics."""
+"""Round the metrics of an analysis. Sums over ranks differ in their last bits, which would hide equal metrics."""
 
 
 def rounded(value: float) -> float:

@@ -81,7 +81,7 @@ class Files:
         self._links[path] = target
 
     def finish(self) -> None:
-        """Create the links. Raise BadInputError if a link leaves the folder, as one through another link may."""
+        """Create the links. Raise BadInputError if one leaves the folder, which a link through another link may do."""
         for path, target in self._links.items():
             path.symlink_to(target)
         root = os.path.realpath(self.root)
