@@ -6,7 +6,7 @@ from math import exp, isfinite, log
 from statistics import median
 
 from dljob.calibrate.learned import Learned, LearnedPoint
-from dljob.perf.fit.fitting import agreeing
+from dljob.perf.fit.fitting import OUTLIER, agreeing
 
 MAX_POINTS = 64
 MEMORY = 200
@@ -102,7 +102,7 @@ def learn(
     for batch, group in by_batch.items():
         new_s, steps = median(m.compute_s for m in group), min(MEMORY, sum(m.steps for m in group))
         new = LearnedPoint(batch, new_s, steps, cores, ranks)
-        points[_key(new)] = _merged(points.get(_key(new)), new)
+        points[_key(new)] = _merged(points.get(_key(new)), new, expected_s)
     return Learned(
         points=_bounded(sorted(points.values(), key=_key)),
         fetch_s=_moved(before.fetch_s, fetch_s, 1e-9, 1e4),
@@ -112,13 +112,21 @@ def learn(
     )
 
 
-def _merged(old: LearnedPoint | None, new: LearnedPoint) -> LearnedPoint:
+def _merged(
+    old: LearnedPoint | None, new: LearnedPoint, expected_s: Callable[[int], float] | None = None
+) -> LearnedPoint:
     """Return the geometric mean of two points of the same batch, weighted by their numbers of observed steps.
 
-    At most ``MEMORY`` / 2 observations of ``old`` count. Return ``new`` if ``old`` is None.
+    At most ``MEMORY`` / 2 observations of ``old`` count. Return ``new`` if ``old`` is None. Also return ``new`` if the
+    two differ by more than a factor ``OUTLIER`` and ``new`` is nearer to ``expected_s``, because a wrong ``old`` would
+    distort the mean for many runs.
     """
     if old is None:
         return new
+    if expected_s is not None and abs(log(old.compute_s / new.compute_s)) > log(OUTLIER):
+        old_off, new_off = (abs(log(p.compute_s / expected_s(p.batch))) for p in (old, new))
+        if new_off < old_off:
+            return new
     w = min(old.observations, MEMORY // 2)
     mean = (w * log(old.compute_s) + new.observations * log(new.compute_s)) / (w + new.observations)
     return replace(new, compute_s=exp(mean), observations=min(MEMORY, w + new.observations))

@@ -102,6 +102,8 @@ class Learned:
     """Measured hardware of the device class. Only profiles with the model key ``hardware`` have it; otherwise None."""
     fetch_s: float | None = None
     """Seconds that a rank or a data-loading process needs to prepare a sample and copy it into a batch."""
+    doubts: tuple[str, ...] = ()
+    """Measurements that plans leave out because they are implausible, with reasons, for users."""
 
 
 def hardware_of(device: str, learned: Mapping[tuple[str, str], Learned]) -> Hardware | None:

@@ -33,6 +33,8 @@ HESITANT = 20
 The width is the weighted mean of two widths. One follows from the scatter of the measurements, with the weight n, which
 is their number beyond ``MIN_MEASUREMENTS``. The other follows from the normal distribution.
 """
+FASTEST = 5.0
+"""Largest plausible ratio of the computing time of one device to the measured step time of several with this batch."""
 WIDEST = 3.0
 """Maximum factor by which the scatter of measurements widens an interval of predicted step times."""
 _ROUNDS = 20
@@ -192,13 +194,15 @@ def _damped(
 def _plausible(given: Runs, step_s: Floats, expected: Steps) -> tuple[Runs, Floats]:
     """Return (runs with plausible times, log(step seconds) of these runs).
 
-    A time is plausible if it is finite, positive and within a factor ``ABSURD`` of the time in ``expected``. If more
+    A time is plausible if it is finite, positive and within a factor ``ABSURD`` of the time in ``expected``, and if the
+    devices did not compute more than ``FASTEST`` times as fast as one device alone. If more
     than ``MAX_MEASUREMENTS`` runs have plausible times, return this number of them, at equal distances in their order.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         log_s = np.log(np.asarray(step_s, dtype=float))
     possible = np.isfinite(log_s)
     possible[possible] = np.abs(log_s[possible] - expected.log_s[possible]) <= log(ABSURD)
+    possible[possible] = log_s[possible] >= np.log(given.one_s[possible] / FASTEST)
     which = np.flatnonzero(possible)
     if len(which) > MAX_MEASUREMENTS:
         which = which[np.linspace(0, len(which) - 1, MAX_MEASUREMENTS).astype(np.int64)]

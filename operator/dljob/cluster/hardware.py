@@ -3,7 +3,7 @@
 The hardware probe measures it (``dljob probe``), and ``calibrate.hardware`` compares the measurements with data sheets.
 """
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from dljob.cluster.catalogue import NOMINAL, Device, TimeFactors
@@ -16,7 +16,7 @@ MAX_FACTOR = 10.0
 use differ from the catalogue's generic core by less than a factor of 4."""
 MAX_ASSUMED_FACTOR = 100.0
 """``MAX_FACTOR`` of a GPU that is not in the catalogue, and therefore has the data sheet of another GPU."""
-DISK_LIMITS_Bps = (1e6, 1e11)
+DISK_LIMITS_Bps = (1e6, 3e10)
 LINK_LIMITS_Bps = (1e5, 1e12)
 LATENCY_LIMITS_s = (1e-8, 1.0)
 MEMORY_LIMITS_Bps = (1e8, 1e14)
@@ -61,27 +61,29 @@ class Hardware:
             changed = replace(changed, peer_bandwidth_Bps=self.near.bandwidth_Bps)
         return changed
 
-    def believed(self, assumed: bool = False) -> Self:
+    def believed(self, assumed: bool = False, core: Device | None = None) -> Self:
         """Return a copy without values that are implausible compared with data sheets, which ``doubts`` then lists.
 
-        A factor beyond its bound gets the value of the bound, so that the plan still makes sense. Any other implausible
-        value counts as not measured. ``assumed``: True if the catalogue does not have the device.
+        If one factor is implausible, no factor counts, because the same steps measured them all. Any other implausible
+        value counts as not measured. ``assumed``: True if the catalogue does not have the device. ``core``: the data
+        sheet of one core, whose memory bandwidth the measured one must resemble; None for a GPU.
         """
         most = MAX_ASSUMED_FACTOR if assumed else MAX_FACTOR
         doubts: list[str] = []
-        bounded = {}
-        for each in fields(TimeFactors):
-            value = getattr(self.factors, each.name)
-            bounded[each.name] = min(max(value, 1 / most), most)
-            if bounded[each.name] != value:
-                doubts.append(
-                    f"{each.name}: found {value:.3g} times the time of the data sheet; expected {1 / most:g} to "
-                    f"{most:g} times. The plan uses {bounded[each.name]:g} times"
-                )
+        wrong = {name: value for name, value in vars(self.factors).items() if not 1 / most <= value <= most}
+        if wrong:
+            found = ", ".join(f"{name} {value:.3g}" for name, value in wrong.items())
+            doubts.append(
+                f"factors: found {found} times the time of the data sheet; expected {1 / most:g} to {most:g} times. "
+                "The plan uses the data sheet"
+            )
+        memory = MEMORY_LIMITS_Bps
+        if core is not None:
+            memory = core.memory_bandwidth_Bps / MAX_FACTOR, core.memory_bandwidth_Bps * MAX_FACTOR
         return replace(
             self,
-            factors=TimeFactors(**bounded),
-            memory_Bps=_believed_rate("memory", self.memory_Bps, MEMORY_LIMITS_Bps, doubts),
+            factors=NOMINAL if wrong else self.factors,
+            memory_Bps=_believed_rate("memory", self.memory_Bps, memory, doubts),
             disk_Bps=_believed_rate("disk", self.disk_Bps, DISK_LIMITS_Bps, doubts),
             near=_believed_link("link within the node", self.near, doubts),
             far=_believed_link("link between nodes", self.far, doubts),

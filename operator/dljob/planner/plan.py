@@ -17,6 +17,7 @@ from dljob.perf.workload.workload import Workload, in_precision
 from dljob.planner import batch
 from dljob.planner.candidates import precision, recomputation
 from dljob.planner.candidates.accumulation import accumulated
+from dljob.planner.candidates.cost.implausible import without_implausible
 from dljob.planner.candidates.cost.interrupted import checkpoint_s
 from dljob.planner.candidates.evaluate import Part, evaluate
 from dljob.planner.candidates.fixed import fixed_parts
@@ -60,10 +61,12 @@ Made = dict[tuple[str, bool, Layout, Stored | None, str, bool], list[Option]]
 def plan(request: Request, view: ClusterView, learned: Constants) -> Decision | Infeasible:
     """Return the best plan for the request on this cluster, or the reason why no plan is possible.
 
-    ``learned``: measured constants by (``request.key``, device). The catalogue replaces missing constants.
+    ``learned``: measured constants by (``request.key``, device). The catalogue replaces missing constants, and
+    implausible ones.
     """
     if request.missing:
         return plan_unpredicted(request, view)
+    learned = without_implausible(request, view, learned)
     keys = request.keys
     request = replace(request, cautious=any(name in keys and known.steps for (name, _), known in learned.items()))
     found = in_best_domain(request, view, lambda asked, part: _plan_in(asked, part, learned))

@@ -59,6 +59,11 @@ class TestLearn:
         assert learn(Learned(), [Measured(8, 1000 * line(8))], expected_s=line).points == ()
         assert times(learn(Learned(), [Measured(8, 5 * line(8))], expected_s=line)) == {8: 5 * line(8)}
 
+    @pytest.mark.parametrize("lie", [100.0, 0.01])
+    def test_a_run_replaces_a_stored_time_that_is_far_from_the_expected_one(self, lie: float) -> None:
+        stored = Learned((LearnedPoint(8, lie * line(8), 200),))
+        assert times(learn(stored, [Measured(8, 2 * line(8))], expected_s=line)) == {8: 2 * line(8)}
+
     def test_profile_follows_a_slower_device_within_a_few_runs(self) -> None:
         known = Learned()
         for _ in range(20):

@@ -10,6 +10,7 @@ import pytest
 
 from dlcontract.hardware import REFERENCE_NETS, DiskRate, HardwareMeasure, LinkRate, MemoryRate, TimedStep
 from dljob.api import DLProfileStatus
+from dljob.api.profile import HardwareFactors, HardwareProfile
 from dljob.calibrate.hardware import compared, usable, workload
 from dljob.cluster import catalogue
 from dljob.cluster.catalogue import NOMINAL, TimeFactors
@@ -20,7 +21,7 @@ from dljob.perf.step.compute import catalogue_curve
 from dljob.perf.step.core_scaling import CoreUse
 from dljob.perf.workload.workload import builtin, in_precision
 from dljob.planner import Decision, Learned, LearnedPoint, Request
-from support.planner_questions import decided, view
+from support.planner_questions import DIGITS, THREE, decided, view
 
 CORE = catalogue.cpu("cpu", 1.0)
 SLOW = TimeFactors(host=2.0, convolution=0.5, product=1.5, activation=1.3, weight=3.0)
@@ -119,18 +120,34 @@ def test_a_gpu_is_compared_by_its_roofline_also_in_16_bits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("factor", "assumed", "expected"), [(100.0, False, 10.0), (0.001, False, 0.1), (50.0, True, 50.0)]
+    ("factor", "assumed", "counts"), [(100.0, False, False), (0.001, False, False), (50.0, True, True)]
 )
-def test_absurd_factors_are_bounded_with_one_doubt(factor: float, assumed: bool, expected: float) -> None:
-    found = Hardware(TimeFactors(product=factor)).believed(assumed)
-    assert found.factors.product == pytest.approx(expected)
-    assert [doubt.partition(":")[0] for doubt in found.doubts] == (["product"] if expected != factor else [])
+def test_no_factor_counts_if_one_is_absurd(factor: float, assumed: bool, counts: bool) -> None:
+    given = TimeFactors(product=factor, host=1.5)
+    found = Hardware(given).believed(assumed)
+    assert found.factors == (given if counts else TimeFactors())
+    assert [doubt.partition(":")[0] for doubt in found.doubts] == ([] if counts else ["factors"])
+
+
+@pytest.mark.parametrize("lie", [100.0, 0.01])
+@pytest.mark.parametrize("honest", [0.25, 1.0, 4.0])
+def test_a_probe_that_is_off_by_100_changes_no_plan(lie: float, honest: float) -> None:
+    def planned(factor: float | None) -> Decision:
+        factors = HardwareFactors(**dict.fromkeys(HardwareFactors.model_fields, factor or 1.0))
+        probed = HardwareProfile(factors=factors, memory_bytes_per_second=12e9 / (factor or 1.0))
+        return decided(DIGITS, THREE, {(KEY, "cpu"): Learned(hardware=hardware_of(probed, "cpu"))} if factor else {})
+
+    plain, found = planned(None), planned(honest * lie)
+    assert found.chosen.prediction.step_s == pytest.approx(plain.chosen.prediction.step_s)
+    assert found.warning is not None and found.warning.startswith("hardware profile of cpu: factors: found")
+    assert planned(honest).warning is None
 
 
 @pytest.mark.parametrize(
     ("fields", "name"),
     [
         ({"disk_Bps": 1e3}, "disk"),
+        ({"disk_Bps": 5e10}, "disk"),
         ({"memory_Bps": 1e20}, "memory"),
         ({"far": LinkSpeed(5.0, 1e9)}, "link between nodes"),
         ({"near": LinkSpeed(1e-6, 1e16)}, "link within the node"),

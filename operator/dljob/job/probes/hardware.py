@@ -61,6 +61,7 @@ def hardware_of(profile: HardwareProfile, device: str) -> Hardware:
     def link(found: ProbedLink | None) -> LinkSpeed | None:
         return None if found is None else LinkSpeed(found.latency_seconds, found.bandwidth_bytes_per_second)
 
+    sheet = sheet_of(device, profile.kind)
     return Hardware(
         factors=TimeFactors(**profile.factors.model_dump()),
         deviation=profile.deviation,
@@ -70,4 +71,4 @@ def hardware_of(profile: HardwareProfile, device: str) -> Hardware:
         disk_Bps=profile.disk_read_bytes_per_second,
         near=link(profile.node_link),
         far=link(profile.network_link),
-    ).believed(assumed=sheet_of(device, profile.kind).assumed)
+    ).believed(sheet.assumed, core=sheet if sheet.kind == "cpu" else None)

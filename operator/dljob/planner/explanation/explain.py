@@ -13,6 +13,7 @@ from dljob.planner.candidates.options import Option
 from dljob.planner.candidates.pools import Eligible
 from dljob.planner.search import objective
 from dljob.planner.types import Choice, Refusal, Request
+from dljob.planner.types.request import PRECISIONS
 from dljob.planner.types.texts import duration, grams, joules, samples
 
 MAX_SLOWDOWN = 1.1
@@ -202,6 +203,7 @@ def warning(
     warnings = []
     if not objective.meets(request, chosen.prediction.total_p90_s):
         warnings.append(_missed(request, chosen))
+    warnings += _doubts(request, nodes, learned)
     for pool in nodes.pools:
         if any(g.device == pool.device for g in chosen.groups):
             if pool.unequal:
@@ -222,6 +224,19 @@ def warning(
                 )
                 warnings.append(f"device {pool.device} {what} until a run has measured it")
     return "; ".join(warnings) or None
+
+
+def _doubts(request: Request, nodes: Eligible, learned: Mapping[tuple[str, str], Learned]) -> list[str]:
+    """Return a text for each profile with measurements that the plan leaves out (``Learned.doubts``)."""
+    precisions = PRECISIONS if request.precision is None else (request.precision,)
+    again = {"Never": (False,), "Always": (True,), "Auto": (False, True)}[request.recomputation]
+    return [
+        f"profile of {name} on {pool.device}: {'; '.join(known.doubts)}. The plan does not use these measurements. "
+        "Delete the DLProfile of this model and device, so that the next run measures it again"
+        for pool in nodes.pools
+        for name in [request.key(precision, recomputes) for precision in precisions for recomputes in again]
+        if (known := learned.get((name, pool.device))) is not None and known.doubts
+    ]
 
 
 def _missed(request: Request, chosen: Choice) -> str:

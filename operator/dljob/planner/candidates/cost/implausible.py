@@ -1,0 +1,187 @@
+"""Leave implausible measurements out of plans: those that contradict data sheets, or the job's other measurements.
+
+If a measured time is far from the estimate by the data sheet, either the measurement is wrong or the estimate. Where
+dljob knows the structure of the model, the estimate counts as one piece of evidence. Where the user states the cost of
+the model, it counts as none, because users mistake units. Each other profile of the model is evidence, too: for the
+estimate if it agrees with the estimate, and for the measurement if it is off by the same factor. A measurement is left
+out if there is more evidence for the estimate.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from math import exp, log
+from statistics import median
+
+from dljob.calibrate.learned import Learned, LearnedPoint, hardware_of
+from dljob.cluster import ClusterView, Node, catalogue
+from dljob.perf.fit.fitting import OUTLIER, agreeing
+from dljob.perf.step.compute import catalogue_curve
+from dljob.perf.step.core_scaling import CoreUse
+from dljob.perf.workload.workload import Workload, in_precision, recomputing
+from dljob.planner.candidates.request_workload import workload_of
+from dljob.planner.types import Request
+from dljob.planner.types.request import PRECISIONS
+from dljob.planner.types.texts import duration, rate, samples
+
+FASTER = 8.0
+"""Largest plausible ratio of estimated to measured time. Estimates assume at least a quarter of a GPU's peak, and CPU
+cores in use are at most four times as fast as the catalogue's generic core. The rest is a margin."""
+UNKNOWN_UNITS = 4.0
+"""Factor on ``FASTER`` for 16-bit numbers on CPUs, which may have units for them that labels do not show."""
+SLOWER = 20.0
+"""Largest plausible ratio of measured to estimated time."""
+FASTER_LINK = 2.0
+"""Largest plausible ratio of a measured bandwidth between nodes to the one that their annotations state."""
+
+Constants = Mapping[tuple[str, str], Learned]
+Key = tuple[str, str]
+
+
+@dataclass(frozen=True)
+class _Profile:
+    """A profile of the job's model, beside the estimates by the data sheet.
+
+    ``ratios``: log(measured / estimated seconds) of each point. ``faster``: the largest plausible ratio of estimated to
+    measured time. ``estimate``: function from a point to its estimated (shortest, longest) seconds. ``shift``: log of
+    the factor by which measurements on several devices correct a stated cost; it is subtracted from ``ratios``.
+    """
+
+    known: Learned
+    ratios: tuple[float, ...]
+    faster: float
+    estimate: Callable[[LearnedPoint], tuple[float, float]]
+    shift: float = 0.0
+
+    @property
+    def ratio(self) -> float:
+        return median(self.ratios)
+
+    def plausible(self, ratio: float) -> bool:
+        return -log(self.faster) <= ratio <= log(SLOWER)
+
+    def shifted(self, by: float) -> "_Profile":
+        return replace(self, ratios=tuple(ratio - by for ratio in self.ratios), shift=by)
+
+
+def without_implausible(request: Request, view: ClusterView, learned: Constants) -> Constants:
+    """Return ``learned`` without implausible measurements of the job's model, which ``Learned.doubts`` then lists.
+
+    ``learned``: measured constants by (``request.key``, device). If all compute times of a profile are implausible,
+    nothing of it remains but its gradient noise scale.
+    """
+    names = request.keys
+    own = {key: found for key, found in learned.items() if key[0] in names and (found.points or found.steps)}
+    try:
+        workload = workload_of(request)
+    except ValueError:
+        return learned
+    if not own:
+        return learned
+    nodes = {node.device: node for node in view.nodes}
+    typed = {request.key(p, again): _variant(workload, p, again) for p in PRECISIONS for again in (False, True)}
+    agreed = {key: _agreeing(found) for key, found in own.items()}
+    profiles = {
+        key: profile
+        for key, found in agreed.items()
+        if (profile := _beside_estimate(found, key[1], typed[key[0]], request, nodes, learned)) is not None
+    }
+    stated = request.model is None
+    if stated and len(profiles) > 2:
+        shift = median(each.ratio for each in profiles.values())
+        profiles = {key: each.shifted(shift) for key, each in profiles.items()}
+    changed = {key: _judged(key, found, profiles, stated) for key, found in agreed.items()}
+    return {**learned, **{key: _plausible_link(found, nodes.get(key[1])) for key, found in changed.items()}}
+
+
+def _variant(workload: Workload, precision: str, again: bool) -> Workload:
+    typed = in_precision(workload, precision)
+    return recomputing(typed) if again and typed.checkpointed_nbytes is not None else typed
+
+
+def _agreeing(known: Learned) -> Learned:
+    """Return a profile without points that disagree with most other points of the same layout."""
+    left: list[LearnedPoint] = []
+    for kind in dict.fromkeys((p.cores, p.ranks) for p in known.points):
+        same = [p for p in known.points if (p.cores, p.ranks) == kind]
+        left += [p for p, agrees in zip(same, agreeing([(p.batch, p.compute_s) for p in same]), strict=True) if agrees]
+    if len(left) == len(known.points):
+        return known
+    batches = ", ".join(str(p.batch) for p in known.points if p not in left)
+    text = f"found times for the batch sizes {batches} that differ from the others by more than a factor of {OUTLIER:g}"
+    return replace(known, points=tuple(p for p in known.points if p in left), doubts=(text,))
+
+
+def _beside_estimate(
+    known: Learned, device: str, workload: Workload, request: Request, nodes: Mapping[str, Node], learned: Constants
+) -> _Profile | None:
+    """Return a profile beside the estimates for its points; None if there is no data sheet, or if it has no points."""
+    hardware, node = hardware_of(device, learned), nodes.get(device)
+    sheet = catalogue.gpu_or_assumed(device)
+    is_gpu = node.is_gpu if node else catalogue.gpu(device) is not None
+    unknown = is_gpu and sheet.assumed and not catalogue.is_part(device) and hardware is None
+    unseen = not is_gpu and node is None and all(point.cores is None for point in known.points)
+    if not known.points or unknown or unseen:
+        return None
+
+    def seconds(cores: float, point: LearnedPoint) -> float:
+        chip = sheet if is_gpu else catalogue.cpu(device, cores)
+        chip = chip if hardware is None else hardware.device(chip, cores)
+        use = None if is_gpu else CoreUse(cores, point.ranks, max(cores * point.ranks, node.cpu if node else 0.0))
+        return catalogue_curve(workload, chip, cores, use).seconds(point.batch)
+
+    def estimate(point: LearnedPoint) -> tuple[float, float]:
+        # A profile that does not state the cores of a rank allows for all cores of the node. One core may be a part.
+        most, asked = (node.cpu if node else 1.0), request.cpu_per_pod or 1.0
+        low, high = min(1.0, most, asked), max(1.0, most, asked)
+        if point.cores is not None:
+            low, high = (low if point.cores == 1 else float(point.cores)), float(point.cores)
+        found = seconds(low, point), seconds(high, point)
+        return min(found), max(found)
+
+    ratios = []
+    for point in known.points:
+        low_s, high_s = estimate(point)
+        ratios.append(log(point.compute_s / max(low_s, min(point.compute_s, high_s))))
+    faster = FASTER * (UNKNOWN_UNITS if not is_gpu and workload.precision != "FP32" else 1.0)
+    return _Profile(known, tuple(ratios), faster, estimate)
+
+
+def _judged(key: Key, known: Learned, profiles: Mapping[Key, _Profile], stated: bool) -> Learned:
+    """Return a profile without the points, and without the steps on several devices, that are implausible.
+
+    ``stated``: True if the user states the cost of the model.
+    """
+    profile = profiles.get(key)
+    if profile is None:
+        return known
+    others = [each.ratio for name, each in profiles.items() if name != key and name[1] != key[1]]
+    for_estimate = (0 if stated else 1) + sum(map(profile.plausible, others))
+    pairs = list(zip(known.points, profile.ratios, strict=True))
+    wrong = [
+        point
+        for point, ratio in pairs
+        if not profile.plausible(ratio) and for_estimate > sum(abs(other - ratio) <= log(OUTLIER) for other in others)
+    ]
+    if not wrong:
+        return known
+    low_s, high_s = (exp(profile.shift) * each for each in profile.estimate(wrong[0]))
+    text = (
+        f"found {duration(wrong[0].compute_s)} for a step of {samples(wrong[0].batch)}; expected "
+        f"{duration(low_s / profile.faster)} to {duration(high_s * SLOWER)}, because the estimate is "
+        f"{duration(low_s)}"
+    )
+    if len(wrong) == len(pairs):
+        return Learned(noise=known.noise, hardware=known.hardware, doubts=(*known.doubts, text))
+    left = tuple(point for point in known.points if point not in wrong)
+    return replace(known, points=left, doubts=(*known.doubts, text))
+
+
+def _plausible_link(known: Learned, node: Node | None) -> Learned:
+    """Return a profile without its link if that is faster than the network that the annotation of ``node`` states."""
+    stated = node.link_bandwidth_Bps if node else None
+    if stated is None or known.link_bandwidth_Bps is None or known.link_bandwidth_Bps <= FASTER_LINK * stated:
+        return known
+    found = rate(known.link_bandwidth_Bps)
+    text = f"found {found} between ranks; expected at most {rate(stated)}, which the nodes' annotation states"
+    doubts = (*known.doubts, text)
+    return replace(known, link_latency_s=None, link_bandwidth_Bps=None, link_spread=None, doubts=doubts)

@@ -1,0 +1,111 @@
+"""Tests of measurements that cannot be right: plans use the estimate by the data sheet instead, and say so."""
+
+from dataclasses import replace
+
+import pytest
+
+from dljob.calibrate import Learned, LearnedPoint, Place, StepPoint
+from dljob.cluster import ClusterView, catalogue
+from dljob.perf.step.compute import catalogue_curve
+from dljob.perf.step.core_scaling import CoreUse
+from dljob.planner import Request
+from dljob.planner.candidates.request_workload import workload_of
+from support.planner_questions import A100, DIGITS, RESNET, T4, decided, view
+
+V100 = "Tesla-V100-SXM2-16GB"
+GPUS = view(*({"count": 2, "device": name, "devices": 4, "cpu": 32, "memory": "64Gi"} for name in (A100, T4, V100)))
+CPUS = view({"count": 3, "cpu": 4, "memory": "8Gi"})
+HINTED = Request(
+    job="j", global_batch=512, total_steps=1000, profile="mine", parameters=25_000_000, flops_per_sample=4e9,
+    activation_nbytes_per_sample=10**7, sample_nbytes=0,
+)  # fmt: skip
+LIES = [100.0, 0.01]
+
+
+def profile(request: Request, device: str, factor: float = 1.0) -> Learned:
+    """Return a profile whose times are ``factor`` times the estimate, with steps on several devices and a link."""
+    is_gpu = catalogue.gpu(device) is not None
+    chip, cores = (catalogue.gpu_or_assumed(device), None) if is_gpu else (catalogue.cpu(device, 4.0), 4)
+    curve = catalogue_curve(workload_of(request), chip, 4.0, None if is_gpu else CoreUse(4.0, 1, 4.0))
+    points = tuple(LearnedPoint(b, factor * curve.seconds(b), 50, cores) for b in (8, 16, 32, 64))
+    step = StepPoint(Place(2, 1, "Torch" if is_gpu else "Ring", cores=cores), 32, 1.2 * factor * curve.seconds(32))
+    return Learned(points, steps=(step,), compute_spread=0.05, link_latency_s=1e-4, link_bandwidth_Bps=1e9)
+
+
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize(
+    ("request_", "cluster", "device"), [(RESNET, GPUS, A100), (RESNET, GPUS, T4), (DIGITS, CPUS, "cpu")]
+)
+def test_a_profile_that_is_off_by_100_changes_no_plan_and_is_named(
+    request_: Request, cluster: ClusterView, device: str, lie: float
+) -> None:
+    assert request_.model is not None
+    plain = decided(request_, cluster)
+    found = decided(request_, cluster, {(request_.model, device): profile(request_, device, lie)})
+    assert found.chosen == plain.chosen
+    assert found.warning is not None and found.warning.startswith(f"profile of {request_.model} on {device}: found")
+    assert found.warning.count("expected") == 1
+
+
+@pytest.mark.parametrize("honest", [0.25, 1.0, 10.0])
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("case", [(RESNET, GPUS, T4), (DIGITS, CPUS, "cpu")])
+def test_honest_profiles_count_and_lies_about_them_do_not(
+    honest: float, lie: float, case: tuple[Request, ClusterView, str]
+) -> None:
+    """The real device may be 4 times as fast as its data sheet says, or 10 times as slow."""
+    request, cluster, device = case
+    assert request.model is not None
+    only = replace(request, devices=(device,))
+    plain = decided(only, cluster).chosen.prediction
+    told = decided(only, cluster, {(request.model, device): profile(request, device, honest)})
+    assert told.chosen.prediction.basis == "profile" and told.warning is None
+    lied = decided(only, cluster, {(request.model, device): profile(request, device, honest * lie)})
+    assert lied.chosen.prediction == plain
+
+
+def test_two_profiles_that_are_off_alike_say_that_the_estimate_is_wrong() -> None:
+    learned = {("resnet50", name): profile(RESNET, name, 60.0) for name in (A100, T4)}
+    found = decided(replace(RESNET, devices=(A100, T4)), GPUS, learned)
+    assert found.warning is None and found.chosen.prediction.basis == "profile"
+
+
+@pytest.mark.parametrize("lie", LIES)
+@pytest.mark.parametrize("claim", [1.0, 1000.0, 0.001])
+def test_measurements_on_other_devices_decide_if_the_user_states_the_cost(lie: float, claim: float) -> None:
+    """The user mistakes the unit of flopsPerSample; three profiles agree about the true cost, and one of them lies."""
+    factors = {A100: 1.0, T4: lie, V100: 1.3}
+    learned = {("mine", name): profile(HINTED, name, factor) for name, factor in factors.items()}
+    claimed = replace(HINTED, flops_per_sample=claim * 4e9)
+    found = decided(claimed, GPUS, learned)
+    honest = {key: each for key, each in learned.items() if key[1] != T4}
+    assert found.chosen == decided(claimed, GPUS, honest).chosen
+    assert found.warning is not None and "profile of mine on Tesla-T4" in found.warning
+
+
+def test_a_single_profile_counts_more_than_a_cost_that_the_user_states() -> None:
+    learned = {("mine", T4): profile(HINTED, T4, 100.0)}
+    found = decided(replace(HINTED, devices=(T4,)), GPUS, learned)
+    assert found.chosen.prediction.basis == "profile"
+
+
+def test_devices_without_a_data_sheet_have_only_the_test_for_outliers() -> None:
+    cluster = view({"count": 2, "device": "Neuron-9000", "gpu": True, "devices": 4, "cpu": 32, "memory": "64Gi"})
+    points = [LearnedPoint(b, 500.0 + b, 50) for b in (8, 16, 32)]
+    honest = decided(RESNET, cluster, {("resnet50", "Neuron-9000"): Learned(tuple(points))})
+    assert honest.chosen.prediction.basis == "profile"
+    odd = Learned((*points, LearnedPoint(64, 5.0, 50)))
+    found = decided(RESNET, cluster, {("resnet50", "Neuron-9000"): odd})
+    assert found.chosen == honest.chosen
+    assert found.warning is not None and "batch sizes 64" in found.warning
+
+
+def test_a_link_that_is_faster_than_the_stated_network_does_not_count() -> None:
+    node = {"count": 2, "device": T4, "devices": 1, "cpu": 8, "memory": "64Gi", "bandwidth": "1.25G"}
+    cluster = view(node)
+    assert cluster.nodes[0].link_bandwidth_Bps is not None
+    points = profile(RESNET, T4).points
+    fast = Learned(points, link_latency_s=1e-9, link_bandwidth_Bps=100 * cluster.nodes[0].link_bandwidth_Bps)
+    found = decided(RESNET, cluster, {("resnet50", T4): fast})
+    assert found.chosen == decided(RESNET, cluster, {("resnet50", T4): Learned(points)}).chosen
+    assert found.warning is not None and "between ranks" in found.warning
