@@ -10,7 +10,8 @@ from dljob.api import DLJobStatus, crd
 from support.cluster.api_server import DEFINITIONS, Server
 from support.cluster.kubectl import Kubectl
 from support.manifests.admission import defaulted, schema_of
-from support.spec_cases import BAD, CASES, JOB, spec_of, with_field
+from support.specs.cases import BAD, CASES
+from support.specs.small_specs import JOB, spec_of, with_field
 
 Json = dict[str, Any]
 EXAMPLES = sorted((Path(__file__).resolve().parents[2] / "examples").glob("*.yaml"))

@@ -12,7 +12,7 @@ from support.cluster.api_server import Answer, Server
 from support.cluster.kubectl import Kubectl
 from support.manifests.admission import refusals
 from support.manifests.generated_specs import specs
-from support.spec_cases import JOB
+from support.specs.small_specs import JOB
 
 Json = dict[str, Any]
 pytestmark = pytest.mark.api

@@ -15,7 +15,8 @@ from dljob.api import DLJobSpec
 from dljob.cli.entry import parser
 from dljob.job.spec_errors import in_words
 from support.manifests.golden import assert_golden
-from support.spec_cases import BAD, CASES, MINIMAL, with_field
+from support.specs.cases import BAD, CASES
+from support.specs.small_specs import MINIMAL, with_field
 
 HERE = Path(__file__).resolve().parent / "texts"
 
@@ -29,7 +30,7 @@ def helps() -> Iterator[str]:
 
 
 def errors() -> Iterator[str]:
-    """Yield the message for each invalid spec of ``spec_cases``."""
+    """Yield the message for each invalid spec of ``support.specs.cases``."""
     specs = {name: with_field(path, value)["spec"] for name, (path, value, _) in BAD.items()}
     specs |= {name: {**MINIMAL, **changes} for name, (changes, words) in CASES.items() if words}
     for name, spec in specs.items():

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from support.manifests.admission import defaulted, schema_of
-from support.spec_cases import HINTS, MINIMAL, SHA256, SHARDED, TASK, spec_of
+from support.specs.small_specs import HINTS, MINIMAL, SHA256, SHARDED, TASK, spec_of
 
 Json = dict[str, Any]
 SPEC = schema_of("DLJob", "spec")

@@ -15,8 +15,9 @@ from support.cluster.api_server import Answer, Server
 from support.cluster.kubectl import Kubectl, KubectlError, condition, wait_for
 from support.cluster.live_job import Play
 from support.cluster.operator_process import OperatorProcess
-from support.spec_cases import CASES, JOB, MINIMAL, spec_of
 from support.spec_changes import ENDED, PATHS, SAVED, TIME, pair
+from support.specs.cases import CASES
+from support.specs.small_specs import JOB, MINIMAL, spec_of
 
 Json = dict[str, Any]
 pytestmark = pytest.mark.api

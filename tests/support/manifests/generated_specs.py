@@ -5,7 +5,8 @@ from typing import Any
 from hypothesis import strategies as st
 
 from support.manifests.admission import schema_of
-from support.spec_cases import CASES, spec_of
+from support.specs.cases import CASES
+from support.specs.small_specs import spec_of
 
 Json = dict[str, Any]
 SPEC = schema_of("DLJob", "spec")

@@ -11,7 +11,8 @@ from dlcontract import COLLECTIVES
 from dljob.api import DLJobSpec, duration_s
 from dljob.api.spec.parallelism import Collective
 from support.manifests.admission import refusals
-from support.spec_cases import BAD, with_field
+from support.specs.cases import BAD
+from support.specs.small_specs import with_field
 
 Json = dict[str, Any]
 

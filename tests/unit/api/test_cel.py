@@ -17,7 +17,8 @@ from dljob.api.spec.rules import combinations
 from dljob.api.spec.rules.compatibility import Condition
 from dljob.job.spec_errors import in_words
 from support.manifests.admission import broken_rules, defaulted, holds, schema_of
-from support.spec_cases import CASES, HINTS, spec_of
+from support.specs.cases import CASES
+from support.specs.small_specs import HINTS, spec_of
 
 Json = dict[str, Any]
 SPEC = schema_of("DLJob", "spec")

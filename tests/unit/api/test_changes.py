@@ -24,8 +24,9 @@ from dljob.api.changes import (
 )
 from dljob.job.plan.stored import spec_digest
 from support.manifests.admission import change_refusals, defaulted, schema_of
-from support.spec_cases import CASES, MINIMAL, spec_of
 from support.spec_changes import ENDED, FIELDS, PATHS, SAVED, SCRIPT, SPEC, TIME, URI, pair
+from support.specs.cases import CASES
+from support.specs.small_specs import MINIMAL, spec_of
 
 Json = dict[str, Any]
 

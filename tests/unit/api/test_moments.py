@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from dljob.api import DLJobSpec
 from dljob.api.changes import planned_fields
 from dljob.job.plan.stored import spec_digest
-from support.spec_cases import spec_of
+from support.specs.small_specs import spec_of
 
 
 def finish_by(value: object) -> datetime | None:

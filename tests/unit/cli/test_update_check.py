@@ -11,8 +11,8 @@ from dljob.cli import main, remote, update_check
 from dljob.kube import ApiError
 from support.builders import CPUS
 from support.manifests.admission import defaulted
-from support.spec_cases import JOB, MINIMAL, spec_of
 from support.spec_changes import ENDED, SAVED, SPEC
+from support.specs.small_specs import JOB, MINIMAL, spec_of
 
 Json = dict[str, Any]
 

@@ -1,0 +1,232 @@
+"""Valid and invalid specs: how a job is planned, split, scheduled and stored."""
+
+from support.specs.small_specs import GPT, HINTS, MPI_ONLY, OPTED_IN, TORCHRUN_ONLY, Json
+
+# Changes to a minimal spec, and a part of the message of the rule that they break ("" for valid specs).
+PLANNING: dict[str, tuple[Json, str]] = {
+    "Fixed without groups": ({"planning": {"mode": "Fixed"}}, "list the node groups"),
+    "groups without Fixed": ({"planning": {"groups": [{"device": "cpu", "nodes": 1}]}}, "list the node groups"),
+    "Fixed": ({"planning": {"mode": "Fixed", "groups": [{"device": "cpu", "nodes": 1}]}}, ""),
+    "planning without mode": ({"planning": {"candidates": 3}}, ""),
+    "sharded optimizer": ({"parallelism": {"strategy": "Optimizer"}}, ""),
+    "sharded optimizer by a ring": ({"parallelism": {"strategy": "Optimizer"}, "collective": "Ring"}, ""),
+    "sharded optimizer by a tree": (
+        {"parallelism": {"strategy": "Optimizer"}, "collective": "Tree"}, "needs collective Ring or Torch",
+    ),
+    "pipeline": ({"parallelism": {"strategy": "Pipeline", "stages": 2, "microBatches": 3}}, ""),
+    "pipeline without stages": ({"parallelism": {"strategy": "Pipeline"}}, "strategy Pipeline, which needs it"),
+    "stages of nothing": ({"parallelism": {"stages": 2}}, "stages is for parallelism.strategy Pipeline"),
+    "micro-batches of nothing": (
+        {"parallelism": {"strategy": "Tensor", "microBatches": 2}}, "microBatches needs strategy Data, Optimizer or Pipeline",
+    ),
+    "micro-batches of Auto": (
+        {"parallelism": {"strategy": "Auto", "microBatches": 2}}, "microBatches needs strategy Data",
+    ),
+    "accumulated gradients": ({"parallelism": {"strategy": "Optimizer", "microBatches": 2}}, ""),
+    "accumulation with Auto": ({"parallelism": {"strategy": "Auto", "gradientAccumulation": "Auto"}}, ""),
+    "accumulated gradients of a script": ({**OPTED_IN, "trainer": {"command": ["a"]}}, ""),
+    "accumulation in a pipeline": (
+        {"parallelism": {"strategy": "Pipeline", "stages": 2, "gradientAccumulation": "Auto"}}, "remove gradientAccum",
+    ),
+    "a fixed number of chosen micro-batches": (
+        {"parallelism": {"microBatches": 2, "gradientAccumulation": "Auto"}}, "remove one of the two",
+    ),
+    "asynchronous accumulation": (
+        {"parallelism": {"synchronization": "Asynchronous", "gradientAccumulation": "Auto"}},
+        "needs synchronization Synchronous",
+    ),
+    "automatic precision": ({"precision": "Auto"}, ""),
+    "automatic precision of a pipeline": ({"precision": "Auto", "parallelism": {"strategy": "Tensor"}}, ""),
+    "bfloat16": ({"precision": "BF16", "parallelism": {"strategy": "Optimizer"}, "collective": "Ring"}, ""),
+    "bfloat16 of a script": ({"precision": "BF16", "trainer": {"command": ["a"]}}, ""),
+    "bfloat16 in parts": ({"precision": "BF16", "parallelism": {"strategy": "Tensor"}}, "need parallelism.strategy Data"),
+    "asynchronous float16": (
+        {"precision": "FP16", "parallelism": {"synchronization": "Asynchronous"}}, "parallelism.synchronization Synchr",
+    ),
+    "bfloat16 with a layered server": ({"precision": "BF16", "collective": "LayeredServer"}, "other than LayeredServer"),
+    "precision of a torchrun script": ({**TORCHRUN_ONLY, "precision": "FP32"}, "precision needs trainer.framework DLT"),
+    "automatic precision of an MPI program": ({**MPI_ONLY, "precision": "Auto"}, "precision needs trainer.framework DLT"),
+    "float16 with a range test": (
+        {"precision": "FP16", "optimizer": {"findLearningRate": True}}, "precision FP16 scales losses",
+    ),
+    "search by the accuracy": ({"optimizer": {"findLearningRate": True, "learningRateCurve": "Accuracy"}}, ""),
+    "curve without a search": (
+        {"optimizer": {"learningRateCurve": "Loss"}}, "learningRateCurve is the curve of the learning-rate range test",
+    ),
+    "bfloat16 with a range test": ({"precision": "BF16", "optimizer": {"findLearningRate": True}}, ""),
+    "automatic activation checkpointing": ({"activationCheckpointing": "Auto"}, ""),
+    "automatic activation checkpointing of a pipeline": (
+        {"activationCheckpointing": "Auto", "parallelism": {"strategy": "Tensor"}}, "",
+    ),
+    "activation checkpointing": ({**GPT, "activationCheckpointing": "Always", "parallelism": {"strategy": "Auto"}}, ""),
+    "activation checkpointing without blocks": ({"activationCheckpointing": "Always"}, "needs a model with blocks: choo"),
+    "activation checkpointing without hints": (
+        {"activationCheckpointing": "Always", "model": {"hints": HINTS}, "trainer": {"command": ["a"]}},
+        "set model.hints.checkpointedActivationBytesPerSample",
+    ),
+    "activation checkpointing of a script": (
+        {
+            "activationCheckpointing": "Always", "trainer": {"command": ["a"]},
+            "model": {"hints": {**HINTS, "activationBytesPerSample": 9, "checkpointedActivationBytesPerSample": 3}},
+        }, "",
+    ),
+    "activation checkpointing like GPT-2": (
+        {"activationCheckpointing": "Always", "model": {"hints": {"like": "GPT-2"}}, "trainer": {"command": ["a"]}}, "",
+    ),
+    "activation checkpointing like VGG-16": (
+        {"activationCheckpointing": "Always", "model": {"hints": {"like": "VGG-16"}}, "trainer": {"command": ["a"]}},
+        "needs a model with blocks",
+    ),
+    "more bytes with activation checkpointing": (
+        {"model": {"hints": {**HINTS, "checkpointedActivationBytesPerSample": 3}}, "trainer": {"command": ["a"]}},
+        "must not exceed activationBytesPerSample",
+    ),
+    "bytes with activation checkpointing like GPT-2": (
+        {"model": {"hints": {"like": "GPT-2", "checkpointedActivationBytesPerSample": 3}}, "trainer": {"command": ["a"]}},
+        "must not exceed activationBytesPerSample",
+    ),
+    "activation checkpointing in parts": (
+        {**GPT, "activationCheckpointing": "Always", "parallelism": {"strategy": "Tensor"}}, "Always needs parallelism.str",
+    ),
+    "asynchronous activation checkpointing": (
+        {**GPT, "activationCheckpointing": "Always", "parallelism": {"synchronization": "Asynchronous"}},
+        "activationCheckpointing Always needs parallelism.strategy",
+    ),
+    "activation checkpointing with a layered server": (
+        {**GPT, "activationCheckpointing": "Always", "collective": "LayeredServer"}, "other than LayeredServer",
+    ),
+    "activation checkpointing of a torchrun script": (
+        {**TORCHRUN_ONLY, "activationCheckpointing": "Never"}, "activationCheckpointing needs trainer.framework DLTrain",
+    ),
+    "more micro-batches than samples": (
+        {"parallelism": {"strategy": "Pipeline", "stages": 2, "microBatches": 99}, "globalBatchSize": 9},
+        "microBatches must not exceed globalBatchSize",
+    ),
+    "tensor": ({"parallelism": {"strategy": "Tensor"}, "collective": "Tree"}, ""),
+    "tensor without pairs": (
+        {"parallelism": {"strategy": "Tensor"}, "model": {"name": "resnet18"}}, "pairs of linear layers: choose mlp",
+    ),
+    "a part of a program": (
+        {"parallelism": {"strategy": "Tensor"}, "trainer": {"command": ["a"]}}, "Tensor support built-in models only",
+    ),
+    "pipeline by a ring": (
+        {"parallelism": {"strategy": "Pipeline", "stages": 2}, "collective": "Ring"}, "collective must be Auto",
+    ),
+    "tensor by a server": (
+        {"parallelism": {"strategy": "Tensor"}, "collective": "ParameterServer"}, "must not be ParameterServer with Tensor",
+    ),
+    "pipeline on a group": (
+        {
+            "parallelism": {"strategy": "Pipeline", "stages": 2},
+            "planning": {"mode": "Fixed", "groups": [{"device": "cpu", "nodes": 2}]},
+        },
+        "",
+    ),
+    "uneven pipeline": (
+        {
+            "parallelism": {"strategy": "Pipeline", "stages": 2},
+            "planning": {"mode": "Fixed", "groups": [{"device": "cpu", "nodes": 2, "batchPerRank": 1}]},
+        },
+        "one group without batchPerRank",
+    ),
+    "search for a part": (
+        {"parallelism": {"strategy": "Tensor"}, "optimizer": {"findLearningRate": True}},
+        "findLearningRate needs parallelism.strategy Data or Optimizer",
+    ),
+    "layered server": ({"collective": "LayeredServer", "parallelism": {"strategy": "Auto"}}, ""),
+    "layered server of a program": (
+        {"collective": "LayeredServer", "trainer": {"command": ["a"]}}, "LayeredServer supports built-in models only",
+    ),
+    "layered server, asynchronous": (
+        {"collective": "LayeredServer", "parallelism": {"synchronization": "Asynchronous"}}, "need collective ParameterServer",
+    ),
+    "layered server of a sharded optimizer": (
+        {"collective": "LayeredServer", "parallelism": {"strategy": "Optimizer"}}, "Optimizer needs collective Ring or Torch",
+    ),
+    "layered server of a tensor": (
+        {"collective": "LayeredServer", "parallelism": {"strategy": "Tensor"}}, "collective must be Auto with",
+    ),
+    "layered server and a search": (
+        {"collective": "LayeredServer", "optimizer": {"findLearningRate": True}},
+        "LayeredServer gives workers no gradient of the whole batch",
+    ),
+    "layered server and measured scaling": (
+        {"collective": "LayeredServer", "optimizer": {"learningRateScaling": {"rule": "AdaScale", "baseBatchSize": 4}}},
+        "LayeredServer gives workers no gradient of the whole batch",
+    ),
+    "compressed gradients, asynchronous": (
+        {"gradientCompression": "BF16", "parallelism": {"synchronization": "Asynchronous"}},
+        "gradientCompression has its own all-reduce",
+    ),
+    "compressed gradients": ({"gradientCompression": "BF16"}, ""),
+    "compressed gradients, a collective": (
+        {"gradientCompression": "FP16", "collective": "Ring"}, "gradientCompression has its own all-reduce",
+    ),
+    "asynchronous": ({"parallelism": {"synchronization": "Asynchronous"}, "collective": "ParameterServer"}, ""),
+    "within a bound": ({"parallelism": {"synchronization": "StaleSynchronous", "stalenessBound": 3}}, ""),
+    "no bound": ({"parallelism": {"synchronization": "StaleSynchronous"}}, "StaleSynchronous, which needs it"),
+    "bound of nothing": ({"parallelism": {"stalenessBound": 3}}, "stalenessBound is for parallelism.synchronization StaleSynchronous"),
+    "asynchronous parts": (
+        {"parallelism": {"synchronization": "Asynchronous", "strategy": "Tensor"}}, "need strategy Data",
+    ),
+    "asynchronous ring": (
+        {"parallelism": {"synchronization": "Asynchronous"}, "collective": "Ring"}, "need collective ParameterServer",
+    ),
+    "asynchronous program": (
+        {"parallelism": {"synchronization": "Asynchronous"}, "trainer": {"command": ["a"]}},
+        "StaleSynchronous support built-in models only",
+    ),
+    "asynchronous search": (
+        {"parallelism": {"synchronization": "Asynchronous"}, "optimizer": {"findLearningRate": True}},
+        "need the gradient of the whole batch",
+    ),
+    "measured scaling": ({"optimizer": {"learningRateScaling": {"rule": "AdaScale", "baseBatchSize": 4}}}, ""),
+    "measured scaling of a sharded optimizer": (
+        {
+            "optimizer": {"learningRateScaling": {"rule": "AdaScale", "baseBatchSize": 4}},
+            "parallelism": {"strategy": "Optimizer"},
+        },
+        "needs parallelism.strategy Data",
+    ),
+    "search": ({"optimizer": {"findLearningRate": True}}, ""),
+    "search and scaling": (
+        {"optimizer": {"findLearningRate": True, "learningRateScaling": {"rule": "Linear", "baseBatchSize": 4}}},
+        "remove learningRateScaling",
+    ),
+    "search for a program": (
+        {"optimizer": {"findLearningRate": True}, "trainer": {"command": ["a"]}}, "findLearningRate supports built-in models only",
+    ),
+    "claim and class": (
+        {"checkpoint": {"volume": {"claimName": "a", "storageClassName": "b"}}}, "no effect on an existing claim",
+    ),
+    "shared claim": ({"checkpoint": {"volume": {"shared": True, "storageClassName": "b"}}}, ""),
+    "claim name and a shared claim": (
+        {"checkpoint": {"volume": {"claimName": "a", "shared": False}}}, "shared has no effect on an existing claim",
+    ),
+    "claim": ({"checkpoint": {"volume": {"claimName": "a"}}}, ""),
+    "checkpoints in an object store": (
+        {"checkpoint": {"uri": "s3://models.example/team-a/digits/", "secretName": "s3", "stagingSize": "9Gi"}}, "",
+    ),
+    "checkpoints in a bucket": ({"checkpoint": {"uri": "s3://models", "stagingSize": "Auto", "keep": 5}}, ""),
+    "checkpoints in an object store, with a size": ({"checkpoint": {"uri": "s3://a-1", "volume": {"size": "2Gi"}}}, ""),
+    "checkpoints at another scheme": ({"checkpoint": {"uri": "gs://models/a"}}, "other schemes"),
+    "checkpoints without a bucket": ({"checkpoint": {"uri": "s3:///a"}}, "uri must name a bucket"),
+    "checkpoints in a bucket with capitals": ({"checkpoint": {"uri": "s3://Models/a"}}, "uri must name a bucket"),
+    "checkpoints with a query": ({"checkpoint": {"uri": "s3://models/a?b"}}, "other characters"),
+    "checkpoints with a quote": ({"checkpoint": {"uri": "s3://models/a\"b"}}, "other characters"),
+    "checkpoints with an empty folder": ({"checkpoint": {"uri": "s3://models//a"}}, "uri must name a bucket"),
+    "object store and claim": (
+        {"checkpoint": {"uri": "s3://models", "volume": {"claimName": "a"}}}, "need no claim: remove uri",
+    ),
+    "object store and storage class": (
+        {"checkpoint": {"uri": "s3://models", "volume": {"storageClassName": "a"}}}, "need no claim: remove uri",
+    ),
+    "object store and shared claim": (
+        {"checkpoint": {"uri": "s3://models", "volume": {"shared": True}}}, "need no claim: remove uri",
+    ),
+    "credentials without an object store": (
+        {"checkpoint": {"secretName": "a"}}, "secretName is for checkpoints in an object store: set uri",
+    ),
+    "staging without an object store": ({"checkpoint": {"stagingSize": "1Gi"}}, "set uri, or remove stagingSize"),
+    "staging without space": ({"checkpoint": {"uri": "s3://models", "stagingSize": "0Gi"}}, "must be more than 0"),
+}  # fmt: skip
