@@ -49,9 +49,7 @@ Body = Mapping[str, Any]
 _FETCHING = frozenset({DATASET_CONTAINER, SOURCE_CONTAINER})
 """Names of the init containers that fetch something."""
 _OWN_TAINTS = "node.kubernetes.io/"
-"""Prefix of the taints that the node controller sets.
-
-These taints are ignored, because ``NodeSeen.ready`` and ``NodeSeen.schedulable`` already say the same."""
+"""Prefix of the node controller's taints. They are ignored: ``NodeSeen.ready`` and ``schedulable`` say the same."""
 IGNORE_FAULTS_ANNOTATION = "dljob.dev/ignore-faults"
 """Annotation of a node. With the value ``true``, the node's faults do not count, and earlier ones are forgotten."""
 _LEAVING_TAINTS = {
@@ -380,7 +378,7 @@ def node(body: Body) -> NodeSeen:
     """
     meta, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
     conditions: dict[str, Body] = {item["type"]: item for item in status.get("conditions") or ()}
-    ready = conditions.get("Ready", {})
+    annotations, ready = meta.get("annotations") or {}, conditions.get("Ready", {})
     since = ready.get("lastTransitionTime")
     return NodeSeen(
         name=meta["name"],
@@ -394,8 +392,8 @@ def node(body: Body) -> NodeSeen:
             if not taint["key"].startswith(_OWN_TAINTS)
         ),
         allocatable=dict(status.get("allocatable") or {}),
-        bandwidth=(meta.get("annotations") or {}).get("dljob.dev/network-bandwidth"),
+        bandwidth=annotations.get("dljob.dev/network-bandwidth"),
         conditions=_conditions(conditions),
-        ignore_faults=(meta.get("annotations") or {}).get(IGNORE_FAULTS_ANNOTATION) == "true",
+        ignore_faults=annotations.get(IGNORE_FAULTS_ANNOTATION) == "true",
         kernel=str((status.get("nodeInfo") or {}).get("kernelVersion") or ""),
     )
