@@ -64,10 +64,8 @@ def ratios_table(rows: Rows) -> Table:
     for model, ranks in dict.fromkeys((row["model"], row["ranks"]) for row in rows):
         for over, under in COMPARISONS:
             both = [f"{ratio(rows, model, ranks, over, under, name):.2f}" for name in ("measured_s", "predicted_s")]
-            two = (
-                row for row in rows if (row["model"], row["ranks"]) == (model, ranks) and row["way"] in (over, under)
-            )
-            limits = " and ".join(sorted({bottleneck(row) for row in two}))
+            own = [row for row in rows if (row["model"], row["ranks"]) == (model, ranks)]
+            limits = " and ".join(sorted({bottleneck(row) for row in own if row["way"] in (over, under)}))
             cells.append([model, str(ranks), f"{over} / {under}", *both, limits])
     return ("model", "ranks", "comparison", "measured", "predicted", "bottleneck"), cells
 
@@ -88,15 +86,8 @@ def published_table() -> Table:
         value = f"{default_over_ring(nbytes, stated):.1f}"
         cells.append([f"7, 8: MPI_Allreduce / {RING}, {nbytes / 1e6:.4g} MB", "512",
                       " to ".join(f"{bound:g}" for bound in DEFAULT_OVER_RING), value, "-", "-", value])  # fmt: skip
-    head = (
-        "figure",
-        "nodes",
-        "published",
-        "14 GB/s, 1 us",
-        "latency only",
-        "best single set",
-        "512 nodes, 14 GB/s, 1 us",
-    )
+    predictions = ("14 GB/s, 1 us", "latency only", "best single set", "512 nodes, 14 GB/s, 1 us")
+    head = ("figure", "nodes", "published", *predictions)
     return head, cells
 
 
@@ -169,9 +160,7 @@ def _by_the_model() -> list[str]:
             plots.Curve(name, [(float(k), times(LAYOUTS[model], n, given).ratio) for k, n in enumerate(NODES, 1)])
             for name, given in names.items()
         ]
-        text = (
-            f"Figure {figure}: {model}, server / ring on 2^k nodes by the model; published {at.ratio:g} on {at.nodes}"
-        )
+        text = f"Figure {figure}: {model}, server / ring on 2^k nodes; published {at.ratio:g} on {at.nodes} nodes"
         mark = plots.Mark(float(at.nodes.bit_length() - 1), f"published: {at.ratio:g}")
         found.append(plots.lines(text, "k", "ratio", curves, [mark], zero=True))
     return found

@@ -60,10 +60,8 @@ def test_seeds_are_stored_one_by_one_and_not_repeated(monkeypatch: pytest.Monkey
     arguments = ["--factors", "1", "8", "--seeds", "2", "--json", str(file)]
     with pytest.raises(KeyboardInterrupt):
         search.main(arguments)
-    assert {name: len(rows) for name, rows in json.loads(file.read_text()).items()} == {
-        "digits": 24,
-        "breast-cancer": 12,
-    }
+    stored = json.loads(file.read_text())
+    assert {name: len(rows) for name, rows in stored.items()} == {"digits": 24, "breast-cancer": 12}
     assert ran.pop() == ("breast-cancer", [0])
     assert search.main(arguments) == 0
     assert ran[2:] == [("breast-cancer", [1])]
