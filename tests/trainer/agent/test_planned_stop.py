@@ -9,7 +9,7 @@ import pytest
 
 from dlcontract import CheckpointRef, ModelRef, RunPhase
 from dltrain.record.run_report.document import Document
-from support.trainer.pods import KILL, TERM, Job, leave, logged_rank
+from support.trainer.pods import KILL, TERM, UID, Job, leave, logged_rank
 from support.trainer.ranks import speaking
 
 pytestmark = [
@@ -93,6 +93,7 @@ def test_pod_stores_the_output_of_its_ranks_itself_if_no_coordinator_is_left(two
     folder = two.report_file.with_suffix(".logs")
     folder.mkdir()
     (folder / "rank-0.log.gz").write_bytes(gzip.compress(b"before"))
+    os.chown(folder, UID, 0)
     first, second = two.pods
     first.kill()
     two.wait(lambda: "the connection to the coordinator ended" in second.text())
