@@ -61,7 +61,7 @@ apiVersion: dljob.dev/v1alpha1
 kind: DLProfile
 metadata: {{name: p}}
 spec: {{model: {model}, device: cpu}}
-status: {{compute: [{{batch: 32, seconds: 0.5}}]}}
+status: {{compute: [{{batch: 32, seconds: 0.002}}]}}
 """
 
 

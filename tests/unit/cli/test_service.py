@@ -33,7 +33,7 @@ PROFILE = {
     "kind": "DLProfile",
     "metadata": {"name": "p"},
     "spec": {"model": "digits-cnn", "device": "cpu"},
-    "status": {"compute": [{"batch": 32, "seconds": 0.5}]},
+    "status": {"compute": [{"batch": 32, "seconds": 0.05}]},
 }
 
 
@@ -83,7 +83,7 @@ def test_plan_is_returned(service: Service) -> None:
 def test_plan_uses_the_given_profiles(service: Service) -> None:
     _, answer = send(service, "POST", "/v1/plan", {"job": JOB, "cluster": NODES, "profiles": [PROFILE]})
     assert answer["plan"]["predicted"]["basis"] == "profile"
-    assert answer["plan"]["predicted"]["computeSeconds"] == pytest.approx(0.5)
+    assert answer["plan"]["predicted"]["computeSeconds"] == pytest.approx(0.05)
 
 
 def test_infeasible_job_is_a_valid_answer(service: Service) -> None:

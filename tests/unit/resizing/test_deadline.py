@@ -23,13 +23,13 @@ from support.builders import CONFIG, DIGITS, NOW, Json, after, changed, plan_of,
 from support.job_lifecycle import condition_of, status, step, verdict
 
 HALF_FIXED = Learned(
-    (LearnedPoint(32, 0.2, 50), LearnedPoint(48, 0.225, 50), LearnedPoint(96, 0.3, 50)),
+    (LearnedPoint(32, 0.1, 50), LearnedPoint(48, 0.1125, 50), LearnedPoint(96, 0.15, 50)),
     link_latency_s=1e-5, link_bandwidth_Bps=1e9,
 )  # fmt: skip
-"""One node needs 0.3 s for a step, and three need 0.2 s and therefore twice the energy."""
-STEPS = 100_000
+"""One node needs 0.15 s for a step, and three need 0.1 s and therefore twice the energy."""
+STEPS = 200_000
 VOLUME: Json = {"checkpoint": {"volume": {"storageClassName": "shared", "shared": True}}}
-ONE_S = 0.3 * STEPS
+ONE_S = 0.15 * STEPS
 """Predicted seconds of the training on one node."""
 
 
@@ -63,7 +63,7 @@ def looks(observed: Observed) -> Observed:
 
 def test_late_job_moves_to_more_nodes_and_meets_its_deadline() -> None:
     """Half of the time has passed, and a third of the steps is done, because a device has become slow."""
-    observed = trains(job(), 0.75 * ONE_S, step=STEPS // 3, step_s=0.45)
+    observed = trains(job(), 0.75 * ONE_S, step=STEPS // 3, step_s=0.225)
     assert plan_of(observed).nodes == 1
     assert verdict(step(observed, 0.75 * ONE_S), "DeadlineAtRisk") == ("True", "PredictedLate")
     decided = step(looks(observed), 0.75 * ONE_S)
@@ -76,26 +76,26 @@ def test_late_job_moves_to_more_nodes_and_meets_its_deadline() -> None:
     stopped = replace(stopped, report=report(stopped, RunPhase.STOPPED, step=STEPS // 3, steps=STEPS))
     there = after(stopped, step(stopped, 0.75 * ONE_S + 30))
     assert plan_of(there).nodes > 1
-    there = reports(settled(there), 0.75 * ONE_S + 60, step=STEPS // 3 + 30, step_s=0.2)
+    there = reports(settled(there), 0.75 * ONE_S + 60, step=STEPS // 3 + 30, step_s=0.1)
     assert verdict(step(there, 0.75 * ONE_S + 61), "DeadlineAtRisk") == ("False", "OnTime")
 
 
 def test_early_job_moves_to_fewer_nodes_with_less_energy() -> None:
     """The deadline needed three nodes for the whole training. Of the steps that are left, one node is fast enough."""
     spec = job(deadline_s=0.8 * ONE_S)
-    observed = trains(spec, 0.1 * ONE_S, step=STEPS * 6 // 10, step_s=0.2)
+    observed = trains(spec, 0.1 * ONE_S, step=STEPS * 6 // 10, step_s=0.1)
     assert plan_of(observed).nodes > 1
     decided = step(looks(observed), 0.1 * ONE_S)
     found = condition_of(decided, "Resizing")
     assert (found.status.value, found.reason) == ("True", "BetterPlan"), found.message
     assert "to 1 x cpu" in found.message and " J with the other, " in found.message
-    fast = reports(observed, 0.1 * ONE_S, step=STEPS * 6 // 10, step_s=0.05)
+    fast = reports(observed, 0.1 * ONE_S, step=STEPS * 6 // 10, step_s=0.025)
     assert verdict(step(looks(fast), 0.1 * ONE_S), "Resizing") == ("False", "NotWorthwhile"), "it uses less as it is"
 
 
 @pytest.mark.parametrize("minimize", ["Energy", "Cost"])
 def test_job_on_schedule_stays(minimize: str) -> None:
-    observed = trains(job(minimize), 0.3 * ONE_S, step=STEPS * 3 // 10, step_s=0.3)
+    observed = trains(job(minimize), 0.3 * ONE_S, step=STEPS * 3 // 10, step_s=0.15)
     assert not needs_view(observed)
     stays = step(looks(observed), 0.3 * ONE_S)
     assert verdict(stays, "Resizing") == ("False", "NotWorthwhile") and stays.scales == ()
@@ -106,13 +106,13 @@ def test_job_on_schedule_stays(minimize: str) -> None:
 
 
 def test_contradicted_plan_for_energy_is_planned_again() -> None:
-    observed = trains(job(deadline_s=None), 1000.0, step=2000, step_s=2.0)
+    observed = trains(job(deadline_s=None), 1000.0, step=2000, step_s=1.0)
     assert verdict(step(observed, 1100.0), "PlanContradicted") == ("True", "SlowerThanPredicted")
 
 
 def test_question_does_not_change_while_the_job_is_on_schedule() -> None:
     """Otherwise, the planner would be asked anew in each reconcile, and its answer would never fit."""
-    observed = trains(job(), 0.3 * ONE_S, step=STEPS * 3 // 10, step_s=0.3)
+    observed = trains(job(), 0.3 * ONE_S, step=STEPS * 3 // 10, step_s=0.15)
     paces = {with_pace(parse_observed(observed), NOW + timedelta(seconds=0.3 * ONE_S + s)).pace_s for s in range(20)}
     assert len(paces) == 1
     asked = with_pace(parse_observed(observed), NOW + timedelta(seconds=0.3 * ONE_S))
@@ -132,19 +132,19 @@ def test_finish_by_counts_for_the_first_plan() -> None:
 
 class TestCondition:
     def test_deadline_passes_and_ends(self) -> None:
-        observed = trains(job(), 0.3 * ONE_S, step=STEPS * 3 // 10, step_s=0.3)
+        observed = trains(job(), 0.3 * ONE_S, step=STEPS * 3 // 10, step_s=0.15)
         assert verdict(step(observed, 2 * ONE_S), "DeadlineAtRisk") == ("True", "DeadlinePassed")
         done = replace(observed, report=report(observed, RunPhase.SUCCEEDED, step=STEPS, steps=STEPS))
         assert verdict(step(done, ONE_S), "DeadlineAtRisk") == ("False", "DeadlineMet")
         assert verdict(step(done, 2 * ONE_S), "DeadlineAtRisk") == ("True", "DeadlineMissed")
 
     def test_job_without_a_deadline_has_none(self) -> None:
-        observed = trains(job(deadline_s=None), 1000.0, step=3000, step_s=0.3)
+        observed = trains(job(deadline_s=None), 1000.0, step=6000, step_s=0.15)
         assert "DeadlineAtRisk" not in {c.type for c in status(step(observed, 1000.0)).conditions}
 
     def test_removed_deadline(self) -> None:
         due = (NOW + timedelta(seconds=ONE_S)).isoformat()
-        observed = trains(job("Time", None, scheduling={"finishBy": due}), 1000.0, step=3000, step_s=0.3)
+        observed = trains(job("Time", None, scheduling={"finishBy": due}), 1000.0, step=6000, step_s=0.15)
         assert verdict(step(observed, 1000.0), "DeadlineAtRisk")[1] in ("OnTime", "PredictedLate")
         without = replace(observed, job=replace(observed.job, spec=job("Time", None)))
         assert verdict(step(without, 1000.0), "DeadlineAtRisk") == ("Unknown", "NoDeadline")
@@ -152,11 +152,11 @@ class TestCondition:
     def test_does_not_flutter(self) -> None:
         """A condition that changes with each report would cause an event each time."""
         at_s = 0.3 * ONE_S
-        late = trains(job(deadline_s=1.05 * ONE_S), at_s, step=STEPS * 26 // 100, step_s=0.33)
+        late = trains(job(deadline_s=1.05 * ONE_S), at_s, step=STEPS * 26 // 100, step_s=0.165)
         assert verdict(step(late, at_s), "DeadlineAtRisk") == ("True", "PredictedLate")
-        left_s = (STEPS - STEPS * 26 // 100) * 0.3
+        left_s = (STEPS - STEPS * 26 // 100) * 0.15
         slack_s = 1.05 * ONE_S - at_s - left_s
-        just = reports(late, at_s, step=STEPS * 26 // 100, step_s=0.3 * (1 + 0.9 * slack_s / left_s) / 1.1)
+        just = reports(late, at_s, step=STEPS * 26 // 100, step_s=0.15 * (1 + 0.9 * slack_s / left_s) / 1.1)
         assert verdict(step(just, at_s), "DeadlineAtRisk")[0] == "True"
 
 
@@ -165,7 +165,7 @@ class TestMissedDeadline:
 
     @pytest.mark.parametrize("minimize", ["Energy", "Cost"])
     def test_job_moves_to_no_more_nodes(self, minimize: str) -> None:
-        late = trains(job(minimize), 1.4 * ONE_S, step=STEPS // 3, step_s=0.45)
+        late = trains(job(minimize), 1.4 * ONE_S, step=STEPS // 3, step_s=0.225)
         before = step(looks(late), 1.4 * ONE_S)
         assert verdict(before, "Resizing") == ("True", "DeadlineAtRisk"), "it still ends sooner with more nodes"
         missed = step(looks(late), 1.6 * ONE_S)
@@ -177,7 +177,7 @@ class TestMissedDeadline:
 
     def test_job_moves_to_the_plan_with_the_least_energy(self) -> None:
         """It had three nodes for the deadline only."""
-        observed = trains(job(deadline_s=0.8 * ONE_S), 0.7 * ONE_S, step=STEPS // 3, step_s=0.2)
+        observed = trains(job(deadline_s=0.8 * ONE_S), 0.7 * ONE_S, step=STEPS // 3, step_s=0.1)
         assert plan_of(observed).nodes > 1
         assert verdict(step(looks(observed), 0.7 * ONE_S), "Resizing") == ("False", "NotWorthwhile")
         decided = step(looks(observed), 0.9 * ONE_S)
@@ -190,7 +190,7 @@ class TestMissedDeadline:
     def test_a_later_deadline_still_counts(self) -> None:
         due = (NOW + timedelta(seconds=2 * ONE_S)).isoformat()
         spec = job(deadline_s=0.5 * ONE_S, scheduling={"finishBy": due})
-        observed = trains(spec, 0.75 * ONE_S, step=STEPS // 10, step_s=0.2)
+        observed = trains(spec, 0.75 * ONE_S, step=STEPS // 10, step_s=0.1)
         decided = step(looks(observed), 0.75 * ONE_S)
         assert verdict(decided, "DeadlineAtRisk") == ("True", "DeadlinePassed")
         found = condition_of(decided, "Resizing")
@@ -198,14 +198,14 @@ class TestMissedDeadline:
 
     def test_new_plan_has_no_deadline(self) -> None:
         """Otherwise, the fastest plan would be chosen, with a warning about an impossible deadline."""
-        observed = trains(job(), 1.6 * ONE_S, step=STEPS // 3, step_s=0.45)
+        observed = trains(job(), 1.6 * ONE_S, step=STEPS // 3, step_s=0.225)
         asked = with_pace(parse_observed(observed), NOW + timedelta(seconds=1.6 * ONE_S))
         found = make_plan.decide(replace(asked, observed=looks(observed)), CONFIG)
         assert isinstance(found, StoredPlan)
         assert found.nodes == 1 and found.warning is None
 
     def test_question_stays_the_same(self) -> None:
-        observed = trains(job(), 1.6 * ONE_S, step=STEPS // 3, step_s=0.45)
+        observed = trains(job(), 1.6 * ONE_S, step=STEPS // 3, step_s=0.225)
         at = [with_pace(parse_observed(observed), NOW + timedelta(seconds=f * ONE_S)).pace_s for f in (1.6, 1.8)]
         assert at[0] == at[1] and not pace_changed(*at)
         on_time = with_pace(parse_observed(observed), NOW + timedelta(seconds=ONE_S)).pace_s
@@ -230,7 +230,7 @@ class TestTimeWithoutDevices:
     PAUSE_S = 0.6 * ONE_S
 
     def paused(self) -> Observed:
-        observed = trains(job(), self.AT_S, step=STEPS * 3 // 10, step_s=0.3)
+        observed = trains(job(), self.AT_S, step=STEPS * 3 // 10, step_s=0.15)
         stopping = changed(observed, suspend=True)
         stopped = replace(after(stopping, step(stopping, self.AT_S)), pods=())
         return after(stopped, step(stopped, self.AT_S + 30))
@@ -241,7 +241,7 @@ class TestTimeWithoutDevices:
         resumed = after(back, step(back, self.AT_S + self.PAUSE_S))
         assert plan_of(resumed).nodes == 1, "the remaining steps meet the deadline on one node"
         assert DLJobStatus.model_validate(resumed.job.status).waited_seconds == pytest.approx(self.PAUSE_S, abs=1)
-        trains_on = reports(settled(resumed), self.AT_S + self.PAUSE_S + 60, step=STEPS * 3 // 10 + 30, step_s=0.3)
+        trains_on = reports(settled(resumed), self.AT_S + self.PAUSE_S + 60, step=STEPS * 3 // 10 + 30, step_s=0.15)
         found = condition_of(step(trains_on, self.AT_S + self.PAUSE_S + 61), "DeadlineAtRisk")
         assert found.reason == "OnTime", found.message
         due = (NOW + timedelta(seconds=1.5 * ONE_S + self.PAUSE_S)).replace(microsecond=0)
@@ -267,7 +267,7 @@ class TestTimeWithoutDevices:
 
     def test_job_of_an_earlier_release_keeps_its_deadline(self) -> None:
         """Nobody knows how long it has waited: the deadline counts from its start as before."""
-        observed = trains(job(), self.AT_S, step=STEPS * 3 // 10, step_s=0.3)
+        observed = trains(job(), self.AT_S, step=STEPS * 3 // 10, step_s=0.15)
         assert "waitedSeconds" not in observed.job.status
         parsed = parse_observed(observed)
         assert parsed.spec is not None
@@ -275,7 +275,7 @@ class TestTimeWithoutDevices:
 
     def test_finish_by_is_a_time(self) -> None:
         due = (NOW + timedelta(seconds=2 * ONE_S)).isoformat()
-        observed = trains(job(deadline_s=None, scheduling={"finishBy": due}), 900.0, step=3000, step_s=0.3)
+        observed = trains(job(deadline_s=None, scheduling={"finishBy": due}), 900.0, step=6000, step_s=0.15)
         off = changed(observed, suspend=True)
         off = replace(after(off, step(off, 1000.0)), pods=())
         late = step(off, 2.5 * ONE_S)
@@ -289,7 +289,7 @@ class TestEndedJob:
     def test_job_that_ended_before_gets_no_condition_and_no_event(self, how: RunPhase) -> None:
         due = (NOW + timedelta(seconds=ONE_S)).isoformat()
         spec = job(scheduling={"finishBy": due})
-        observed = trains(spec, 0.3 * ONE_S, step=STEPS * 3 // 10, step_s=0.3)
+        observed = trains(spec, 0.3 * ONE_S, step=STEPS * 3 // 10, step_s=0.15)
         observed = replace(observed, report=report(observed, how, step=STEPS, steps=STEPS))
         ended = step(observed, 2 * ONE_S)
         assert {"DeadlineMissed"} <= {event.reason for event in ended.events}
@@ -302,7 +302,7 @@ class TestEndedJob:
 
     def test_verdict_of_an_ended_job_does_not_change(self) -> None:
         due = (NOW + timedelta(seconds=2 * ONE_S)).isoformat()
-        observed = trains(job(scheduling={"finishBy": due}), 0.3 * ONE_S, step=STEPS * 3 // 10, step_s=0.3)
+        observed = trains(job(scheduling={"finishBy": due}), 0.3 * ONE_S, step=STEPS * 3 // 10, step_s=0.15)
         done = replace(observed, report=report(observed, RunPhase.SUCCEEDED, step=STEPS, steps=STEPS))
         ended = step(done, ONE_S)
         assert verdict(ended, "DeadlineAtRisk") == ("False", "DeadlineMet")

@@ -16,7 +16,7 @@ from dljob.planner import Infeasible, Learned, LearnedPoint
 from dljob.reconcile import ParsedJob
 from dljob.status import find
 from dljob.status.build import readable_status
-from support.builders import NOW, T4
+from support.builders import A100, NOW, T4
 from support.controller.fake_operator import SPEC, Operator, planned_here
 from support.servers.fake_api import FakeCluster
 from support.virtual_time import run
@@ -41,7 +41,8 @@ class Growing(Operator):
     async def _plan(self, question: ParsedJob, view: ClusterView, profiles: Profiles) -> StoredPlan | Infeasible:
         self.asked.append(question.observed.job.key)
         assert question.spec is not None
-        learned = {(profile_key(question.spec), T4): SCALES}
+        # A second device is as slow, so that the planner believes these times.
+        learned = {(profile_key(question.spec), device): SCALES for device in (T4, A100)}
         return await planned_here(question, view, {**profiles, **learned})
 
     def resizing(self, key: JobKey) -> str | None:

@@ -155,7 +155,7 @@ def test_a_plan_after_measurements_keeps_the_defaults_of_the_first() -> None:
     assert plan_of(observed).nodes == 3
     slow = report(observed, step=500, steps=100_000, step_s=2.0)
     observed = replace(observed, report=slow)
-    measured = Learned((LearnedPoint(32, 1e-4, 50), LearnedPoint(96, 2e-4, 50)), link_latency_s=0.5)
+    measured = Learned((LearnedPoint(32, 1e-3, 50), LearnedPoint(96, 2e-3, 50)), link_latency_s=0.5)
     observed = replace(observed, learned={("digits-cnn", "cpu"): measured})
     for seconds in (600, 630, 660, 690, 720):
         desired = step(observed, later, seconds)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from math import exp, log
 from statistics import median
 
+from dlcontract import Precision
 from dljob.calibrate.learned import Learned, LearnedPoint, hardware_of
 from dljob.cluster import ClusterView, Node, catalogue
 from dljob.perf.fit.fitting import OUTLIER, agreeing
@@ -93,7 +94,7 @@ def without_implausible(request: Request, view: ClusterView, learned: Constants)
     return {**learned, **{key: _plausible_link(found, nodes.get(key[1])) for key, found in changed.items()}}
 
 
-def _variant(workload: Workload, precision: str, again: bool) -> Workload:
+def _variant(workload: Workload, precision: Precision, again: bool) -> Workload:
     typed = in_precision(workload, precision)
     return recomputing(typed) if again and typed.checkpointed_nbytes is not None else typed
 
