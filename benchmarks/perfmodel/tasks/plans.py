@@ -27,6 +27,11 @@ data-sheet network model needs them, and nothing else depends on a workload's na
 DEFAULT_PARAMETERS = 25e6
 SHEETS = ("data-sheet network, median", "data-sheet network, p90")
 STEPS = ("measured steps, median", "measured steps, p90 (the planner's choice)")
+NEIGHBOURS = "neighbouring batches of each placement (noise of the data)"
+"""Predictions that know all measurements but the one that they predict. Their regret is due to the noise of single
+measurements, one of which is the best of each decision by luck."""
+SHOWN = 5
+"""Number of worst decisions in the note of the table."""
 
 
 @dataclass(frozen=True)
@@ -82,26 +87,66 @@ def _step(name: str, key: Key, known: Mapping[tuple[str, str], Learned]) -> tupl
     return found.chosen.prediction.step_s, found.chosen.prediction.step_p90_s
 
 
+def between_neighbours(workload: Measurements, keys: list[Key]) -> Floats:
+    """Predict each step time from the same placement's next smaller and next larger batch, linearly in logarithms.
+
+    The smallest and the largest batch of a placement have their own measured time.
+    """
+    batches: dict[tuple[int, ...], list[int]] = {}
+    for key in sorted(workload.multi):
+        batches.setdefault(key.counts, []).append(key.batch)
+    found = []
+    for key in keys:
+        same = batches[key.counts]
+        at = same.index(key.batch)
+        ends = [key.batch] if at in (0, len(same) - 1) else [same[at - 1], same[at + 1]]
+        times = [workload.multi[Key(key.counts, batch)].step_s for batch in ends]
+        found.append(np.exp(np.interp(np.log(key.batch), np.log(ends), np.log(times))))
+    return np.array(found)
+
+
+def _worst(cases: list[tuple[float, str, Key, Key]]) -> str:
+    """Return a text with the worst decisions: regret in per cent, workload, chosen and best placement."""
+
+    def text(key: Key) -> str:
+        return f"{len(key.counts)} x {key.counts[0]} devices with {key.batch} samples"
+
+    worst = sorted(cases, key=lambda case: -case[0])[:SHOWN]
+    return "worst: " + "; ".join(f"{r:.0f} %, {name}: {text(a)} instead of {text(b)}" for r, name, a, b in worst)
+
+
 def table(workloads: list[Measurements], count: int, options: Options) -> Table:
     """Score the regret and errors of plans after ``count`` probes, among placements that the planner can produce."""
     regrets: dict[str, list[Floats]] = {}
     errors: dict[str, list[Floats]] = {}
+    cases: list[tuple[float, str, Key, Key]] = []
     for workload in workloads:
         keys = [key for key in workload.multi if even(key)]
         probes = chosen_probes(Task(workload.one, tuple(keys)), workload.multi.__getitem__, count)
         hidden = np.array([key not in {k for k, _ in probes} for key in keys])
         measured_s = np.array([workload.multi[key].step_s for key in keys])
         found = candidates(tuple(keys))
-        for names, measured in ((SHEETS, False), (STEPS, True)):
-            by = priced(workload, keys, probes, measured=measured)
-            for name, predicted_s in zip(names, (by.median_s, by.p90_s), strict=True):
-                chosen = regret(measured_s / found.samples, predicted_s / found.samples, list(found.groups))
-                regrets.setdefault(name, []).append(chosen)
-                errors.setdefault(name, []).append(ape(measured_s, by.median_s)[hidden])
+        sheets, steps = (priced(workload, keys, probes, measured=measured) for measured in (False, True))
+        neighbours_s = between_neighbours(workload, keys)
+        for name, predicted_s, median_s in (
+            (SHEETS[0], sheets.median_s, sheets.median_s),
+            (SHEETS[1], sheets.p90_s, sheets.median_s),
+            (STEPS[0], steps.median_s, steps.median_s),
+            (STEPS[1], steps.p90_s, steps.median_s),
+            (NEIGHBOURS, neighbours_s, neighbours_s),
+        ):
+            chosen = regret(measured_s / found.samples, predicted_s / found.samples, list(found.groups))
+            regrets.setdefault(name, []).append(chosen)
+            errors.setdefault(name, []).append(ape(measured_s, median_s)[hidden])
+        lost = regrets[STEPS[1]][-1]
+        for percent, group in zip(lost, found.groups, strict=True):
+            predicted, true = ((times / found.samples)[group] for times in (steps.p90_s, measured_s))
+            pair = (keys[group[int(np.argmin(each))]] for each in (predicted, true))
+            cases.append((float(percent), workload.name, *pair))
     rows: list[tuple[Cell, ...]] = []
     for name, each in regrets.items():
         worst = max(float(x.max()) for x in each)
         of_plans = over_workloads(each, mean, options.resamples)
         rows.append((name, sum(map(len, each)), of_plans, worst, over_workloads(errors[name], mean, options.resamples)))
     title = f"{count} probes: plans of the planner, slower than the best placement of the same global batch, %"
-    return Table(title, ("planned by", "decisions", "mean", "worst", "mean step error"), tuple(rows))
+    return Table(title, ("planned by", "decisions", "mean", "worst", "mean step error"), tuple(rows), _worst(cases))

@@ -26,6 +26,7 @@ from dljob.planner.candidates.options import HALVES, Option, options, sharing_op
 from dljob.planner.candidates.pools import KINDS, Eligible, Pool, eligible
 from dljob.planner.candidates.request_workload import stored_of, workload_of
 from dljob.planner.candidates.shard_space import largest_share
+from dljob.planner.explanation.contradictions import contradiction, with_cause
 from dljob.planner.explanation.cores import more_cores
 from dljob.planner.explanation.devices import mixed_devices, not_on_gpus, without_gpus
 from dljob.planner.explanation.explain import (
@@ -99,6 +100,8 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
     if (wrong := recomputation.impossible(request, workload)) is not None:
         return wrong
     learned = recomputation.with_estimates(request, workload, learned)
+    if (wrong := contradiction(request, view)) is not None:
+        return wrong
     if (wrong := not_on_gpus(request, view) or no_such_device(request, view)) is not None:
         return wrong
     if (wrong := too_little_storage(request, view)) is not None:
@@ -155,7 +158,7 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
         request, nodes, workload, lambda pool, each, typed: _options(pool, each, typed, request, learned, made), chosen
     )
     if chosen is None:
-        wrong = nothing_fits(request, tuple(refusals))
+        wrong = with_cause(request, workload, nodes, nothing_fits(request, tuple(refusals)))
         return replace(wrong, unsupported=better) if wrong.reason == "DoesNotFit" else wrong
     candidates = shown(request, chosen, choices)
     refusals += model_parallel_refusals(request, chosen, choices, candidates)

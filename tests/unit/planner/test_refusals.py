@@ -49,7 +49,7 @@ class TestRejections:
                 "found no node with the labels zone=b; expected at least 1",
                 True,
             ),
-            ({"cpu_per_pod": 3.0}, THREE, "DeviceBusy", "spec.nodes.min", "2 CPUs are free, but 3 are needed", True),
+            ({"cpu_per_pod": 3.0}, THREE, "TooFewNodes", "spec.resources.cpu", "found 3 CPUs for each pod", True),
             (
                 {"memory_per_pod_nbytes": 2**34},
                 THREE,
@@ -80,7 +80,7 @@ class TestRejections:
     def test_model_larger_than_memory_is_rejected(self) -> None:
         huge = Request(job="j", global_batch=8, total_steps=1, parameters=10**11, flops_per_sample=1e15)
         found = rejected(huge, view({"device": T4, "devices": 2, "cpu": 8}, {"device": A100, "cpu": 8}))
-        assert (found.reason, found.field) == ("DoesNotFit", "spec.globalBatchSize")
+        assert (found.reason, found.field) == ("DoesNotFit", "spec.model.hints.parameters")
         assert "Tesla-T4: does not fit" in found.message
         assert f"{A100}: does not fit" in found.message
         assert "a rank has 16 GiB" in found.message

@@ -11,6 +11,7 @@ from dljob.planner.candidates.accumulation import room
 from dljob.planner.candidates.evaluate import too_large
 from dljob.planner.candidates.options import Option
 from dljob.planner.candidates.pools import Eligible
+from dljob.planner.explanation.contradictions import contradiction_warnings
 from dljob.planner.search import objective
 from dljob.planner.types import Choice, Refusal, Request
 from dljob.planner.types.request import PRECISIONS
@@ -200,7 +201,7 @@ def warning(
 
     ``learned``: measured constants by (model or training script, device).
     """
-    warnings = []
+    warnings = contradiction_warnings(request, chosen)
     if not objective.meets(request, chosen.prediction.total_p90_s):
         warnings.append(_missed(request, chosen))
     warnings += _doubts(request, nodes, learned)
@@ -247,9 +248,10 @@ def _missed(request: Request, chosen: Choice) -> str:
         return f"no plan meets the deadline: the fastest one takes {_lateness(request, p90_s)}"
     p90_s += objective.STARTUP_S
     return (
-        f"no plan meets the deadline of {duration(request.deadline_s)}: the fastest one takes "
-        f"{duration(chosen.prediction.total_s)} (median), or {duration(p90_s)} (p90, with start-up), which is "
-        f"{duration(p90_s - request.deadline_s)} too long"
+        f"spec.objective.deadline: no plan meets the deadline of {duration(request.deadline_s)}: the fastest one "
+        f"takes {duration(chosen.prediction.total_s)} (median), or {duration(p90_s)} (p90, with start-up), which is "
+        f"{duration(p90_s - request.deadline_s)} too long. Raise the deadline to {duration(p90_s)}, allow more or "
+        "faster nodes, or train for fewer steps"
     )
 
 

@@ -11,7 +11,7 @@ _ACCUMULATE = (
 )
 
 
-_RECOMPUTE = ", or let blocks keep only their inputs: set spec.activationCheckpointing to Auto"
+RECOMPUTE = ", or let blocks keep only their inputs: set spec.activationCheckpointing to Auto"
 
 
 def no_such_device(request: Request, view: ClusterView) -> Infeasible | None:
@@ -96,6 +96,6 @@ def nothing_fits(request: Request, refusals: tuple[Refusal, ...]) -> Infeasible:
         f"found a global batch of {request.global_batch} samples, with which the job fits into the memory of no "
         "allowed set of nodes; expected a batch that fits: lower spec.globalBatchSize, allow more nodes, or allow "
         f"devices with more memory{_ACCUMULATE if request.may_accumulate else ''}"
-        f"{_RECOMPUTE if request.may_recompute else ''} ({lines})",
+        f"{RECOMPUTE if request.may_recompute else ''} ({lines})",
         refusals=refusals,
     )

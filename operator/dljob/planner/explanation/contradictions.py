@@ -1,0 +1,160 @@
+"""Contradictions in a request, and the field that is their cause.
+
+Without these checks, messages would be about free nodes or about the global batch size, and hide the cause.
+"""
+
+from dataclasses import replace
+
+from dljob.cluster import ClusterView, catalogue
+from dljob.perf.resources import memory
+from dljob.perf.workload.workload import Workload, recomputing
+from dljob.planner.candidates.accumulation import MAX_MICRO_BATCHES
+from dljob.planner.candidates.pools import Eligible, Pool, wanted
+from dljob.planner.explanation.infeasible import RECOMPUTE
+from dljob.planner.types import Choice, Infeasible, Request
+from dljob.planner.types.texts import duration, gibibytes, samples
+
+LONG_STEP_S = 86400.0
+"""Longest predicted step, in seconds, without a warning. Costs in a wrong unit give longer steps, and no training that
+somebody would wait for does."""
+
+
+def contradiction(request: Request, view: ClusterView) -> Infeasible | None:
+    """Return a contradiction between fields of the spec, or between a field and every node; None if there is none."""
+    return _too_few_for_server(request) or _too_many_cpus(request, view)
+
+
+def _too_few_for_server(request: Request) -> Infeasible | None:
+    if request.synchronization == "Synchronous" or request.nodes_max is None or request.nodes_max >= 2:
+        return None
+    return Infeasible(
+        "TooFewNodes",
+        "spec.nodes.max",
+        f"found {request.nodes_max}; expected at least 2 with parallelism.synchronization {request.synchronization}, "
+        "one for the parameter server and one for a worker: raise nodes.max, or set parallelism.synchronization to "
+        "Synchronous",
+    )
+
+
+def _too_many_cpus(request: Request, view: ClusterView) -> Infeasible | None:
+    names = (*request.devices, *(group.device for group in request.fixed))
+    most = max((node.cpu for node in view.nodes if not names or wanted(node.device, names)), default=0.0)
+    if request.cpu_per_pod is None or not 0 < most < request.cpu_per_pod:
+        return None
+    return Infeasible(
+        "TooFewNodes",
+        "spec.resources.cpu",
+        f"found {request.cpu_per_pod:.6g} CPUs for each pod; expected at most {most:.6g}, which the largest node has "
+        "that the job may use: lower resources.cpu, or add larger nodes",
+        transient=True,
+    )
+
+
+def with_cause(request: Request, workload: Workload, nodes: Eligible, wrong: Infeasible) -> Infeasible:
+    """Return the reason ``wrong`` why nothing fits, with the field of the spec that is its cause.
+
+    A batch size is the cause only if some batch size fits. ``nodes``: the nodes that the job may use.
+    """
+    if request.recomputation != "Never" and workload.checkpointed_nbytes is not None:
+        workload = recomputing(workload)
+    if request.strategy in ("Auto", "Optimizer"):  # With many ranks, each has next to no optimizer state.
+        workload = replace(workload, optimizer_slots=0.0)
+    if not nodes.pools or request.strategy in ("Pipeline", "Tensor"):
+        return wrong
+    pool = max(nodes.pools, key=lambda each: _room_nbytes(each, request))
+    room, one = _room_nbytes(pool, request), memory.rank_nbytes(workload, 1, pool.is_gpu)
+    if one > room:
+        return _too_large(request, workload, pool, wrong) if wrong.reason == "DoesNotFit" else wrong
+    most = sum(_largest(each, request, workload) for each in nodes.pools)
+    if request.chooses_micro_batches and request.global_batch > most:
+        return Infeasible(
+            "DoesNotFit",
+            "spec.globalBatchSize",
+            f"found {request.global_batch}; expected at most {most}, because a step has at most {MAX_MICRO_BATCHES} "
+            "micro-batches, each of which must fit into memory: lower globalBatchSize, or allow more nodes",
+            refusals=wrong.refusals,
+        )
+    return wrong
+
+
+def _room_nbytes(pool: Pool, request: Request) -> float:
+    """Return the largest memory of a rank on the nodes of ``pool``, in bytes."""
+    if pool.is_gpu:
+        return float(catalogue.gpu_or_assumed(pool.device).memory_nbytes or 0)
+    beside_rank = memory.AGENT_NBYTES + memory.shm_nbytes(1, is_gpu=False)
+    return float((request.memory_per_pod_nbytes or max(pool.memory_nbytes)) - beside_rank)
+
+
+def _largest(pool: Pool, request: Request, workload: Workload) -> int:
+    """Return an upper bound of the batch that all nodes of ``pool`` hold in a step, in any number of micro-batches."""
+    held = memory.largest_batch(workload, _room_nbytes(pool, request), pool.is_gpu)
+    places = sum(pool.free) if pool.is_gpu else pool.nodes
+    return min(memory.MAX_SAMPLES, MAX_MICRO_BATCHES * held) * places
+
+
+def _too_large(request: Request, workload: Workload, pool: Pool, wrong: Infeasible) -> Infeasible:
+    """Return the field that makes one sample too large for every device, and what the device with most memory has."""
+    room, is_gpu = _room_nbytes(pool, request), pool.is_gpu
+    one, none = (memory.rank_nbytes(workload, count, is_gpu) for count in (1, 0))
+    has = f"{gibibytes(max(room, 0.0))}, the largest memory of a rank"
+    limit = request.memory_per_pod_nbytes
+    if not is_gpu and limit is not None and one - room <= max(pool.memory_nbytes) - limit:
+        field, found = "spec.resources.memory", f"{gibibytes(limit)} for each pod"
+        expected = f"at least {gibibytes(limit + one - room)}, with which one sample fits"
+        remedy = "raise resources.memory"
+    elif none > room:
+        field = _model_field(request, "parameters")
+        found = f"a model that needs {gibibytes(none)} for its training state"
+        expected = f"at most {has}"
+        remedy = "choose a smaller model, allow devices with more memory, or split it (parallelism.strategy)"
+    elif 2 * memory.PREFETCHED_BATCHES * workload.sample_nbytes > memory.sample_nbytes(workload):
+        field, found = "spec.dataset.sampleBytes", f"a sample of {gibibytes(workload.sample_nbytes)}"
+        expected = f"a sample that fits into {has}"
+        remedy = "correct sampleBytes, which is in bytes"
+    else:
+        field = _model_field(request, "activationBytesPerSample")
+        found, expected = f"activations of {gibibytes(workload.activation_nbytes)} for one sample", f"at most {has}"
+        remedy = "correct the figure, choose a smaller model, or allow devices with more memory"
+        remedy += RECOMPUTE if request.may_recompute else ""
+    return replace(wrong, field=field, message=f"found {found}; expected {expected}: {remedy} ({_lines(wrong)})")
+
+
+def _model_field(request: Request, hint: str) -> str:
+    if request.model is not None:
+        return "spec.model.name"
+    return "spec.model.hints.like" if request.like is not None else f"spec.model.hints.{hint}"
+
+
+def _lines(wrong: Infeasible) -> str:
+    return "; ".join([f"{r.summary}: {r.reason}" for r in wrong.refusals if "does not fit" in r.reason][:4])
+
+
+def contradiction_warnings(request: Request, chosen: Choice) -> list[str]:
+    """Return texts about values with which the plan ``chosen`` is possible, but cannot be what the user wants."""
+    found, nodes = list[str](), sum(group.nodes for group in request.fixed)
+    if 0 < nodes < request.nodes_min:
+        found.append(_ignored("min", request.nodes_min, nodes))
+    if request.fixed and request.nodes_max is not None and nodes > request.nodes_max:
+        found.append(_ignored("max", request.nodes_max, nodes))
+    need = request.storage
+    if need is not None and not need.sharded and need.data_nbytes is not None and need.data_nbytes > need.node_nbytes:
+        found.append(
+            f"spec.dataset.size: found {gibibytes(need.node_nbytes)}; expected at least {gibibytes(need.data_nbytes)}, "
+            "which is dataset.samples x dataset.sampleBytes. Raise dataset.size, or correct these figures"
+        )
+    if chosen.prediction.step_s > LONG_STEP_S:
+        field = _model_field(request, "flopsPerSample")
+        stated = f"{request.flops_per_sample:.3g} operations per sample" if request.flops_per_sample else "this model"
+        found.append(
+            f"{field}: found {stated}, with which a step of {samples(request.global_batch)} takes "
+            f"{duration(chosen.prediction.step_s)}; expected less than {duration(LONG_STEP_S)}. Check the unit of this "
+            "field, or lower globalBatchSize"
+        )
+    return found
+
+
+def _ignored(end: str, found: int, nodes: int) -> str:
+    return (
+        f"spec.nodes.{end}: found {found}; expected {nodes}, the number of nodes in planning.groups, which count in "
+        f"mode Fixed. Remove nodes.{end}, or change planning.groups"
+    )
