@@ -142,9 +142,7 @@ class TestCollectives:
         cluster, key = view({"count": 8, "cpu": 2}), ("digits-cnn", "cpu")
         measured = profile((2, 1, 16), (4, 1, 16), (8, 1, 16), collective="Ring")
         # On a T4, the model is as slow, so that the planner believes these times.
-        known = {
-            key: replace(measured, link_latency_s=1e-5, link_bandwidth_Bps=1e7), ("digits-cnn", T4): profile()
-        }
+        known = {key: replace(measured, link_latency_s=1e-5, link_bandwidth_Bps=1e7), ("digits-cnn", T4): profile()}
         request = replace(DIGITS, global_batch=128, fixed=(FixedChoice("cpu", 8),))
         ring, tree = (
             decided(replace(request, collective=c), cluster, known).chosen.prediction for c in ("Ring", "Tree")
