@@ -1,6 +1,7 @@
 """Tables and the HTML page of ``taihulight.py``: measured beside predicted, and predicted beside published."""
 
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
 from benchmarks.papers.taihulight_ranks import COPIED, FORCED, OPEN_MPI, RING, SCATTERED, SERVER
@@ -98,9 +99,23 @@ def show(rows: Rows) -> None:
         print(f"\n{title}\n\n| {' | '.join(head)} |\n{'|---' * len(head)}|")
         for line in cells:
             print(f"| {' | '.join(line)} |")
-    limited = sum(bottleneck(row) == "processors" for row in rows)
-    if limited:
-        print(f"\nIn {limited} of {len(rows)} rows the processors take the time, not the links. Choose a lower --rate.")
+    print("\n" + "\n".join(remarks(rows)))
+
+
+def remarks(rows: Rows) -> list[str]:
+    """Return what a reader needs to judge the figures: latencies, load of the machine, and rows without a meaning."""
+    found = [
+        f"{ranks} ranks: the predictions use a measured latency of {1e6 * latency_s:.0f} us"
+        for ranks, latency_s in dict.fromkeys((row["ranks"], row["latency_s"]) for row in rows)
+    ]
+    others = median(max(0.0, min(1.0, row["machine_load"]) - row["ranks_load"]) for row in rows)
+    found.append(f"Other programs and the kernel's network used {100 * others:.0f} % of the processors (median)")
+    if limited := sum(bottleneck(row) == "processors" for row in rows):
+        found.append(
+            f"In {limited} of {len(rows)} rows the processors take the time, not the links. Stop other programs, or "
+            "choose a lower --rate, or a lower --scale for larger tensors"
+        )
+    return found
 
 
 def page(rows: Rows, about: str) -> str:
@@ -137,6 +152,7 @@ def page(rows: Rows, about: str) -> str:
         ("Measured here: seconds, and what takes the time", times_table(rows)),
     ):
         body += [f"<h2>{plots.clean(title)}</h2>", plots.table(head, cells)]
+    body += [f"<p>{plots.clean(remark)}</p>" for remark in remarks(rows)]
     body.append("<p>Why the figures differ: docs/papers.md.</p>")
     return html_page("Layered parameter server against ring", body)
 

@@ -7,7 +7,7 @@ from xml.etree import ElementTree
 
 import pytest
 from benchmarks.papers import taihulight
-from benchmarks.papers.taihulight_page import COMPARISONS, bottleneck, published_table, ratios_table, times_table
+from benchmarks.papers.taihulight_page import COMPARISONS, bottleneck, published_table, ratios_table, remarks, times_table
 from benchmarks.papers.taihulight_ranks import FORCED, MEASURES, OPEN_MPI, RING, SERVER, WAYS
 from benchmarks.perfmodel.gradient_layouts import LAYOUTS
 
@@ -53,6 +53,8 @@ def test_a_second_run_on_unlimited_links_tells_what_takes_the_time(
     head, cells = ratios_table(rows)
     assert {len(head)} == {len(line) for line in cells}
     assert {line[-1] for line in cells} == {expected} and {line[3] for line in cells} == {"1.00"}
+    latency, others, *limited = remarks(rows)
+    assert "100 us" in latency and "12 %" in others and bool(limited) == (expected == "processors")
 
 
 def test_all_links_together_have_the_same_rate_for_any_number_of_ranks() -> None:
