@@ -7,7 +7,14 @@ from xml.etree import ElementTree
 
 import pytest
 from benchmarks.papers import taihulight
-from benchmarks.papers.taihulight_page import COMPARISONS, bottleneck, published_table, ratios_table, remarks, times_table
+from benchmarks.papers.taihulight_page import (
+    COMPARISONS,
+    bottleneck,
+    published_table,
+    ratios_table,
+    remarks,
+    times_table,
+)
 from benchmarks.papers.taihulight_ranks import FORCED, MEASURES, OPEN_MPI, RING, SERVER, WAYS
 from benchmarks.perfmodel.gradient_layouts import LAYOUTS
 
