@@ -141,8 +141,8 @@ def table(workloads: list[Measurements], count: int, options: Options) -> Table:
         lost = regrets[STEPS[1]][-1]
         for percent, group in zip(lost, found.groups, strict=True):
             predicted, true = ((times / found.samples)[group] for times in (steps.p90_s, measured_s))
-            pair = (keys[group[int(np.argmin(each))]] for each in (predicted, true))
-            cases.append((float(percent), workload.name, *pair))
+            chosen_key, best = (keys[group[int(np.argmin(each))]] for each in (predicted, true))
+            cases.append((float(percent), workload.name, chosen_key, best))
     rows: list[tuple[Cell, ...]] = []
     for name, each in regrets.items():
         worst = max(float(x.max()) for x in each)
