@@ -12,6 +12,7 @@ from dljob.suggest.errors import DataError
 from dljob.suggest.reading.images import ARCHIVE, MAX_NBYTES, PARTS, SUFFIXES, ImageFile, Images, decoded_images
 
 ARCHIVES = (".tar", ".tar.gz", ".tgz")
+CHUNK_NBYTES = 2**20
 LABELS = ("cls", "label", "class", "target")
 """Keys of a sample's JSON file that hold its class, and extensions of text files that do."""
 
@@ -78,6 +79,8 @@ def _samples(shard: Path, most_nbytes: int) -> Iterator[tuple[str, str, ImageFil
                     )
                 name, _, extension = path.name.partition(".")
                 members.setdefault(str(path.parent / name), {})[extension.lower()] = content.read()
+            while archive.fileobj is not None and archive.fileobj.read(CHUNK_NBYTES):
+                pass  # The checksum of gzip is at the end.
     except (tarfile.TarError, OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise DataError(
             f"{shard}: found no readable tar archive ({' '.join(str(error).split())[:100] or 'it is empty'}); expected "
