@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 EPOCHS = int(os.environ.get("EPOCHS", "40"))
-SAVE_EVERY = 10  # epochs
+SAVE_EVERY = int(os.environ.get("SAVE_EVERY", "10"))  # epochs
 
 use_gpu = torch.cuda.is_available()
 device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if use_gpu else torch.device("cpu")

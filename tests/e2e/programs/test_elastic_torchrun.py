@@ -8,6 +8,8 @@ import yaml
 from support.cluster.kubectl import ROOT, Kubectl, condition, wait_for
 
 pytestmark = pytest.mark.e2e
+ENDLESS = [{"name": "EPOCHS", "value": "100000"}, {"name": "SAVE_EVERY", "value": "500"}]
+"""Variables of the script: it never ends, and its checkpoints are many seconds apart, as those of real scripts."""
 
 
 def elastic(name: str, **trainer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -34,8 +36,7 @@ def running_on(ranks: int) -> Any:
 
 @pytest.mark.long
 def test_elastic_script_loses_a_node_goes_on_and_takes_it_back(admin: Kubectl, kubectl: Kubectl) -> None:
-    endless = [{"name": "EPOCHS", "value": "100000"}]
-    kubectl.apply(*elastic("flexible", env=endless))
+    kubectl.apply(*elastic("flexible", env=ENDLESS))
     kubectl.wait_job("flexible", "a plan", lambda job: bool(job.get("status", {}).get("plan")), 60)
     kubectl.wait_phase("flexible", "Running", 240)
     [pod] = [p for p in kubectl.list("pods", "dljob.dev/job=flexible") if p["metadata"]["name"].endswith("-1")]
@@ -54,7 +55,7 @@ def test_elastic_script_loses_a_node_goes_on_and_takes_it_back(admin: Kubectl, k
 
 @pytest.mark.long
 def test_script_that_refuses_fewer_ranks_waits_for_the_lost_pod(admin: Kubectl, kubectl: Kubectl) -> None:
-    script, job = elastic("stubborn", env=[{"name": "EPOCHS", "value": "100000"}])
+    script, job = elastic("stubborn", env=ENDLESS)
     source = script["data"]["train_elastic.py"]
     check = 'if dist.get_world_size() == 2:\n    raise ValueError("this script needs an odd number of ranks")\n'
     at = "torch.manual_seed(0)\n"
