@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from dlcontract.hardware import HardwareMeasure
+from dljob.calibrate.learned import hardware_of
 from dljob.cluster.hardware import KEY
 from dljob.job.probes.changes import Software, changed_classes
 from dljob.job.probes.hardware import hardware_profile
@@ -41,6 +42,9 @@ class HardwareProbes:
     ) -> None:
         self._api, self._cache, self._namespace, self._config, self._now = api, cache, namespace, config, now
         self._starts: dict[str, tuple[int, datetime]] = {}
+        """Device class → number of tries since its last measurement, and the time of the last try."""
+        self._gave_way: set[str] = set()
+        """Names of probe pods that still exist and gave way to a job."""
         self._said = ""
 
     async def run(self) -> None:
@@ -65,13 +69,18 @@ class HardwareProbes:
         listed = await self._api.find(POD, self._namespace, labelSelector=f"{PROBE_LABEL}={BY_OPERATOR}")
         pods = [_seen(body, now) for body in listed]
         jobs = [pod for job in self._cache.jobs() for pod in self._cache.pods_of(job.key)]
-        starts = {device: Starts(count, (now - last).total_seconds()) for device, (count, last) in self._starts.items()}
+        self._gave_way &= {pod.name for pod in pods}
         profiles = self._cache.profiles()
         changed = changed_classes(profiles, self._software())
-        known = learned_by_model(profiles, self._namespace)
+        learned = learned_by_model(profiles, self._namespace)
+        known = {key: each for key, each in learned.items() if not (key[0] == KEY and key[1] in changed)}
+        for device, (_, last) in self._starts.items():
+            if hardware_of(device, known) is not None:
+                self._starts[device] = (0, last)
+        starts = {device: Starts(count, (now - last).total_seconds()) for device, (count, last) in self._starts.items()}
         actions = decide(
             self._cache.ledger.view(),
-            {key: each for key, each in known.items() if not (key[0] == KEY and key[1] in changed)},
+            known,
             pods,
             starts,
             {pod.node for pod in jobs if pod.node is not None},
@@ -99,10 +108,11 @@ class HardwareProbes:
             await self._store(action.pod, now)
         elif isinstance(action, Remove):
             log.info("hardware probe of %s: pod %s ends, because %s", action.pod.device, action.pod.name, action.why)
-            if action.for_job and action.pod.device in self._starts:
-                count, last = self._starts[action.pod.device]
-                self._starts[action.pod.device] = (count - 1, last)
         await self._api.delete(POD, self._namespace, action.pod.name, grace_s=0)
+        if isinstance(action, Remove) and action.for_job and action.pod.name not in self._gave_way:
+            self._gave_way.add(action.pod.name)
+            if (before := self._starts.get(action.pod.device)) is not None:
+                self._starts[action.pod.device] = (max(before[0] - 1, 0), before[1])
 
     async def _store(self, pod: ProbePod, now: datetime) -> None:
         """Store what a pod has measured. If its message is no document of the probe, log that."""
@@ -130,7 +140,6 @@ class HardwareProbes:
                 raise
         answer = await self._api.merge(PROFILE, None, name, {"status": body["status"]}, subresource="status")
         self._cache.put(PROFILE, answer)
-        self._starts.pop(pod.device, None)
         log.info("hardware of %s: measured on node %s, stored as dlprofile/%s", pod.device, pod.node, name)
 
 

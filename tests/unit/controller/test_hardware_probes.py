@@ -110,6 +110,7 @@ def test_class_is_measured_again_after_its_node_got_another_kernel_or_driver() -
     operator.upgrade("n0", "6.1.0", "550.1")
 
     def measure() -> None:
+        operator.now += timedelta(seconds=RETRY_S)
         assert len(operator.look()) == 1
         operator.end(MEASURE.model_copy(update={"kernel": "of-a-sandbox"}).to_json())
         assert operator.look() == [] and operator.look() == [], "it is measured once"
@@ -125,8 +126,42 @@ def test_class_is_measured_again_after_its_node_got_another_kernel_or_driver() -
         measure()
         found = operator.profiles[0]["status"]["hardware"]
         assert (found["node"], found["kernel"], found["driver"]) == ("n0", kernel, driver)
-    operator.upgrade("n0", "", "")
-    assert operator.look() == [], "a node that says nothing has not changed"
+    for kernel in ("", "6" * 97):
+        operator.upgrade("n0", kernel)
+        operator.now += timedelta(seconds=RETRY_S)
+        if kernel:
+            measure()
+            assert operator.profiles[0]["status"]["hardware"]["kernel"] == kernel[:96]
+        assert operator.look() == [], "a node that says nothing has not changed"
+
+
+def test_profiles_that_the_operator_does_not_write_lead_to_no_probe() -> None:
+    operator = Operator("n0")
+    operator.upgrade("n0", "6.1.0")
+    operator.look()
+    operator.end(MEASURE.to_json())
+    operator.look()
+    [own] = operator.profiles
+    for name, namespace in (("hardware-of-a-team", "team-a"), ("a-copy", None)):
+        other = copy.deepcopy(own)
+        other["metadata"] |= {"name": name, "uid": name, "resourceVersion": "1"}
+        other["spec"] |= {"namespace": namespace} if namespace else {}
+        other["status"]["hardware"]["kernel"] = "5.0.0"
+        operator.cache.put(PROFILE, other)
+    operator.now += timedelta(days=1)
+    assert operator.look() == []
+
+
+def test_profile_that_cannot_be_parsed_does_not_lead_to_endless_probes(monkeypatch: pytest.MonkeyPatch) -> None:
+    operator = Operator("n0")
+    monkeypatch.setattr("dljob.controller.hardware_probes.learned_by_model", lambda profiles, namespace: {})
+    tries = 0
+    for _ in range(10):
+        operator.now += timedelta(seconds=RETRY_S)
+        tries += len(operator.look())
+        operator.end(MEASURE.to_json())
+        operator.look()
+    assert tries == MAX_STARTS
 
 
 def test_class_whose_node_is_always_taken_by_jobs_is_tried_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,9 @@ _DENIED = {
     "AccessDenied", "AllAccessDisabled", "AccountProblem", "InvalidAccessKeyId", "SignatureDoesNotMatch",
     "InvalidToken", "ExpiredToken", "TokenRefreshRequired", "InvalidSecurity", "403", "401",
 }  # fmt: skip
-_PASSING_AT_STS = {"Throttling", "ThrottlingException", "IDPCommunicationError"}
+_PASSING_AT_STS = {"Throttling", "ThrottlingException", "TooManyRequestsException", "IDPCommunicationError"}
+_PASSING_STATUSES = (0, 408, 409, 425, 429)
+"""HTTP status codes below 500 after which a request is sent again. 0: the error has no code."""
 _MISSING = {"NoSuchKey", "404", "NoSuchUpload"}
 _FULL = {"QuotaExceeded", "XMinioStorageFull", "InsufficientStorage", "EntityTooLarge"}
 
@@ -267,7 +269,7 @@ class ObjectStore:
             status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
             said = str(error.response.get("Error", {}).get("Message", ""))
             if error.operation_name.startswith("AssumeRole"):  # the request for keys failed, not the one to the store
-                passing = code in _PASSING_AT_STS or status >= 500
+                passing = code in _PASSING_AT_STS or status in _PASSING_STATUSES or status >= 500
                 role = os.environ.get("AWS_ROLE_ARN", "of the pod")
                 text = f"no keys for the role {role}: {code or status}: {' '.join(said.split())[:200]}"
                 return OSError(errno.EIO if passing else errno.EACCES, text)
@@ -297,7 +299,7 @@ class ObjectStore:
             return FileNotFoundError(errno.ENOENT, text)
         if code in _FULL or status == 507:
             return OSError(errno.ENOSPC, text)
-        transient = code in ("RequestTimeout", "BadDigest", "IncompleteBody") or status in (0, 408, 409, 425, 429)
+        transient = code in ("RequestTimeout", "BadDigest", "IncompleteBody") or status in _PASSING_STATUSES
         return OSError(errno.EIO if transient or status >= 500 else errno.EINVAL, text)
 
 

@@ -5,7 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dljob.cluster.hardware import KEY
+from dljob.job.profiles import profile_name
 
+MAX_VERSION = 96
+"""Largest number of characters of a version in a DLProfile."""
 DRIVER_LABELS = ("nvidia.com/cuda.driver-version.full", "amd.com/gpu.driver-version")
 """Labels of a node that have the version of its GPUs' driver: of NVIDIA's GPU feature discovery, and AMD's labeller."""
 
@@ -19,25 +22,27 @@ class Software:
 
     @classmethod
     def of(cls, kernel: str, labels: Mapping[str, str]) -> "Software":
-        """Return the software of a node with this ``kernel`` and these ``labels``."""
-        return cls(kernel, next((labels[label] for label in DRIVER_LABELS if label in labels), ""))
+        """Return the software of a node with this ``kernel`` and these ``labels``, cut to what a profile can hold."""
+        driver = next((labels[label] for label in DRIVER_LABELS if label in labels), "")
+        return cls(kernel[:MAX_VERSION], driver[:MAX_VERSION])
 
 
 def changed_classes(profiles: Iterable[Mapping[str, Any]], nodes: Mapping[str, Software]) -> dict[str, str]:
     """Return device class → what has changed on the node on which the class was measured, for the log.
 
-    ``profiles``: DLProfile objects; all but those with measured hardware are ignored. ``nodes``: name → software. A
-    class whose measured node is gone, or says nothing, counts as unchanged.
+    ``profiles``: DLProfile objects. Only those that the operator itself writes count: another measurement by the
+    operator would not change profiles of a namespace or with another name. ``nodes``: name → software. A class whose
+    measured node is gone, or says nothing, counts as unchanged.
     """
     found = {}
     for profile in profiles:
-        hardware = (profile.get("status") or {}).get("hardware")
-        if profile["spec"]["model"] != KEY or not isinstance(hardware, Mapping):
+        hardware, device = (profile.get("status") or {}).get("hardware"), str(profile["spec"]["device"])
+        if profile["metadata"]["name"] != profile_name(KEY, device) or not isinstance(hardware, Mapping):
             continue
         name = str(hardware.get("node") or "")
         now = nodes.get(name, Software())
         for what, new in (("kernel", now.kernel), ("driver", now.driver)):
             old = str(hardware.get(what) or "")
             if old and new and old != new:
-                found[str(profile["spec"]["device"])] = f"the {what} of node {name} was {old} and is {new}"
+                found[device] = f"the {what} of node {name} was {old} and is {new}"
     return found

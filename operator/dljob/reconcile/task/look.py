@@ -36,7 +36,7 @@ def look(parsed: ParsedJob, looking: Looking, draft: Draft, config: RenderConfig
         )
         draft.verdicts.append(Verdict(CONDITION, FALSE, "NotAvailable", text))
         return
-    if pod is None and priority_class.missing(parsed):
+    if pod is None and observed.lacks_priority_class:  # also with PlanOnly, and while pods of an earlier spec run
         draft.requeue_in(priority_class.RECHECK_S)
         text = "the PriorityClass of the job does not exist, so that no pod looks; see the condition PriorityClassFound"
         draft.verdicts.append(Verdict(CONDITION, UNKNOWN, "NotStarted", text))
