@@ -34,7 +34,7 @@ torch.set_num_threads(1)
 dist.init_process_group("gloo")
 torch.manual_seed(0)
 width, steps = int(os.environ["WIDTH"]), int(os.environ["STEPS"])
-layers = [torch.nn.Linear(width, width), torch.nn.ReLU()] * 4
+layers = [each for _ in range(4) for each in (torch.nn.Linear(width, width), torch.nn.ReLU())]
 model = DistributedDataParallel(torch.nn.Sequential(*layers, torch.nn.Linear(width, 10)))
 opt = torch.optim.SGD(model.parameters(), lr=0.01)
 x, y = torch.randn(32, width), torch.randint(10, (32,))

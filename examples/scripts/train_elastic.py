@@ -12,6 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
+GLOBAL_BATCH = 128
 EPOCHS = int(os.environ.get("EPOCHS", "40"))
 SAVE_EVERY = int(os.environ.get("SAVE_EVERY", "10"))  # epochs
 
@@ -23,8 +24,8 @@ x = torch.randn(2048, 20)
 y = (x[:, :10].sum(1) > x[:, 10:].sum(1)).long()
 data = TensorDataset(x, y)
 sampler = DistributedSampler(data)
-# The global batch stays the same: with fewer ranks, each rank's part is larger.
-batch = int(os.environ.get("DLJOB_LOCAL_BATCH_SIZE") or 128 // dist.get_world_size())
+# With fewer ranks, each rank's part of the global batch is larger. All ranks have equal parts, and so equally many steps.
+batch = GLOBAL_BATCH // dist.get_world_size()
 loader = DataLoader(data, batch_size=batch, sampler=sampler)
 network = torch.nn.Sequential(torch.nn.Linear(20, 64), torch.nn.ReLU(), torch.nn.Linear(64, 2)).to(device)
 opt = torch.optim.SGD(network.parameters(), lr=0.1, momentum=0.9)

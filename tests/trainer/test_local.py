@@ -85,7 +85,7 @@ def test_elastic_torchrun_script_goes_on_with_another_number_of_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("DLJOB_CHECKPOINT_DIR", str(tmp_path))
-    for ranks, first, epochs in ((2, 0, 10), (1, 10, 20)):
+    for ranks, first, epochs in ((3, 0, 10), (1, 10, 20)):
         monkeypatch.setenv("EPOCHS", str(epochs))
         ended = local(ranks, SCRIPTS / "train_elastic.py", port=str(free_port()))
         assert ended.code == EXIT_OK, ended.output

@@ -18,7 +18,6 @@ def elastic(name: str, **trainer: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     script["metadata"]["name"] = job["metadata"]["name"] = name
     job["spec"]["podTemplateOverrides"][0]["spec"]["volumes"][0]["configMap"]["name"] = name
     job["spec"]["trainer"] |= trainer
-    job["spec"]["model"]["hints"]["flopsPerSample"] = 100_000_000  # The plan then takes all three nodes.
     return script, job
 
 
