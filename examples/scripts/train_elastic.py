@@ -24,7 +24,7 @@ x = torch.randn(2048, 20)
 y = (x[:, :10].sum(1) > x[:, 10:].sum(1)).long()
 data = TensorDataset(x, y)
 sampler = DistributedSampler(data)
-# With fewer ranks, each rank's part of the global batch is larger. All ranks have equal parts, and so equally many steps.
+# With fewer ranks, each rank's part of the batch is larger. Equal parts give all ranks equally many steps.
 batch = GLOBAL_BATCH // dist.get_world_size()
 loader = DataLoader(data, batch_size=batch, sampler=sampler)
 network = torch.nn.Sequential(torch.nn.Linear(20, 64), torch.nn.ReLU(), torch.nn.Linear(64, 2)).to(device)
