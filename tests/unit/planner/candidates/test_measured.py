@@ -68,7 +68,7 @@ class TestPredictions:
             return float(np.mean(np.abs(errors)))
 
         assert error(profile(*FEW)) < 0.06
-        assert error(profile()) > 0.3
+        assert error(profile()) > 0.2
 
     @pytest.mark.parametrize("place", [(2, 4), (4, 2)])
     def test_each_measured_step_narrows_the_interval(self, place: tuple[int, int]) -> None:
@@ -141,9 +141,11 @@ class TestCollectives:
         """Steps were measured with a ring at low bandwidth. A tree sends more and is predicted to be slower."""
         cluster, key = view({"count": 8, "cpu": 2}), ("digits-cnn", "cpu")
         measured = profile((2, 1, 16), (4, 1, 16), (8, 1, 16), collective="Ring")
-        # On a T4, the model is as slow, so that the planner believes these times.
-        known = {key: replace(measured, link_latency_s=1e-5, link_bandwidth_Bps=1e7), ("digits-cnn", T4): profile()}
-        request = replace(DIGITS, global_batch=128, fixed=(FixedChoice("cpu", 8),))
+        known = {key: replace(measured, link_latency_s=1e-5, link_bandwidth_Bps=1e7)}
+        # The user states the cost of the model, so that the planner believes times far from it.
+        parameters = int(workload_of(DIGITS).parameters)
+        request = replace(DIGITS, model=None, profile="digits-cnn", parameters=parameters, flops_per_sample=1e6)
+        request = replace(request, global_batch=128, fixed=(FixedChoice("cpu", 8),), activation_nbytes_per_sample=1000)
         ring, tree = (
             decided(replace(request, collective=c), cluster, known).chosen.prediction for c in ("Ring", "Tree")
         )
