@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import yaml
 
-from support.cluster.kubectl import ROOT, Kubectl, condition, wait_for
+from support.cluster.kubectl import ROOT, Kubectl, condition, no_pods, wait_for
 
 pytestmark = pytest.mark.e2e
 ENDLESS = [{"name": "EPOCHS", "value": "100000"}, {"name": "SAVE_EVERY", "value": "500"}]
@@ -50,6 +50,7 @@ def test_elastic_script_loses_a_node_goes_on_and_takes_it_back(admin: Kubectl, k
     whole = kubectl.wait_job("flexible", "all ranks", running_on(3), 240)
     assert not whole["status"].get("failures", 0) and condition(whole, "WorldSizeRefused") is None
     kubectl.delete("dljob", "flexible")
+    no_pods(kubectl, "flexible", 60)  # The next test needs all nodes.
 
 
 @pytest.mark.long
