@@ -23,7 +23,7 @@ NO_VOLUME = CheckpointRef(enabled=False)
 def stored(job: Job) -> dict[str, bytes]:
     """Return the files that outlive the pods, as in the ConfigMap JOB-logs."""
     folder = job.report_file.with_suffix(".logs")
-    return {path.name: gzip.decompress(path.read_bytes()) for path in folder.iterdir()} if folder.exists() else {}
+    return {path.name: gzip.decompress(path.read_bytes()) for path in folder.glob("*.gz")}
 
 
 def test_output_is_stored_when_the_operator_stops_the_pods(two: Job) -> None:

@@ -239,7 +239,8 @@ class Agent:
             return
         log.info("no coordinator is connected; storing the output of %d ranks of this pod", len(outputs))
         # All pods may do this, so that the files of all must fit in one ConfigMap.
-        await self.reporter.add_outputs(packed(outputs, LIMIT_NBYTES // len(plan.pods)))
+        files = packed(outputs, LIMIT_NBYTES // len(plan.pods))
+        await self.reporter.add_outputs(files, self.member.ended_attempt)
 
     def _unready(self) -> str | None:
         plan, phase = self.member.plan, self.member.phase

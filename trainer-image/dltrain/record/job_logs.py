@@ -15,14 +15,22 @@ LIMIT_NBYTES = 256 * 2**10
 A ConfigMap may have 1 MiB.
 """
 
-
 REPORT_LIMIT_NBYTES = LIMIT_NBYTES // 2
 """Maximum size in bytes of the run report's files in the ConfigMap, a part of ``LIMIT_NBYTES``."""
+
+ATTEMPT_FILE = "attempt"
+"""Name of the file beside the stored output with the name of the newest attempt (launch of all ranks) it is from."""
 
 
 def stored_nbytes(data: bytes) -> int:
     """Return the size in bytes that the file content ``data`` takes in a ConfigMap, which stores it in base64."""
     return 4 * -(-len(data) // 3)
+
+
+def order(attempt: str) -> tuple[int, int]:
+    """Return a key that sorts the names of attempts, which are ``TERM.NUMBER``, by time."""
+    term, _, number = attempt.partition(".")
+    return (int(term), int(number)) if term.isdecimal() and number.isdecimal() else (0, 0)
 
 
 @dataclass(frozen=True)

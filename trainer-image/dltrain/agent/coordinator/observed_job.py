@@ -24,7 +24,7 @@ from dltrain.agent.job.tls import Identity
 from dltrain.host.processes import Reaper
 from dltrain.protocol import agent_messages as proto
 from dltrain.protocol.rank_messages import Failed, Finished, Mark, Resharded, Shrunk, Step
-from dltrain.record.job_logs import LIMIT_NBYTES, RankOutput, packed, stored_nbytes
+from dltrain.record.job_logs import LIMIT_NBYTES, RankOutput, order, packed, stored_nbytes
 from dltrain.record.ledger import Ledger
 from dltrain.record.run_report import files as runreport
 from dltrain.record.stopping_rule import StoppingRule
@@ -265,7 +265,7 @@ class ObservedJob:
 
         Members send it when this coordinator connects. A member may have missed the last attempts.
         """
-        if _order(end.attempt) > _order(self.ended_attempt):
+        if order(end.attempt) > order(self.ended_attempt):
             self.ended_attempt = end.attempt
             self.outputs.clear()
         if end.attempt == self.ended_attempt:
@@ -320,7 +320,7 @@ class ObservedJob:
         """
         files = await self.account.packed(phase, time.time(), outcome)
         left_nbytes = LIMIT_NBYTES - sum(map(stored_nbytes, files.values()))
-        await self.reporter.write_outputs(files | packed(self.outputs, left_nbytes))
+        await self.reporter.write_outputs(files | packed(self.outputs, left_nbytes), self.ended_attempt)
 
     def stop_step(self, attempt: Attempt) -> int | None:
         """Return the number of steps after which all ranks of the attempt must stop.
@@ -362,9 +362,3 @@ class ObservedJob:
         self.ledger.phase = phase
         self.membership.publish(phase)
         self.reporter.urge()
-
-
-def _order(attempt: str) -> tuple[int, int]:
-    """Return a key that sorts the names of attempts, which are ``TERM.NUMBER``, by time."""
-    term, _, number = attempt.partition(".")
-    return (int(term), int(number)) if term.isdecimal() and number.isdecimal() else (0, 0)

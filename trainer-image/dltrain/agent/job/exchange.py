@@ -1,6 +1,7 @@
 """Read the plan and write the report, either in the job's two ConfigMaps or in two files."""
 
 import asyncio
+import base64
 import contextlib
 import logging
 from abc import ABC, abstractmethod
@@ -19,6 +20,7 @@ from dlcontract import (
     schema_of,
 )
 from dltrain.agent.job.kube_api import ApiError, KubeApi
+from dltrain.record.job_logs import ATTEMPT_FILE, order
 
 log = logging.getLogger(__name__)
 _FILE_POLL_S = 0.2
@@ -47,15 +49,18 @@ class Exchange(ABC):
         """Write the report in place of the previous one. Raise OSError, TimeoutError or ApiError on failure."""
 
     @abstractmethod
-    async def write_outputs(self, files: Mapping[str, bytes]) -> None:
+    async def write_outputs(self, files: Mapping[str, bytes], attempt: str) -> None:
         """Write the files with the ranks' last output, in place of earlier ones. Raise the same errors as ``write``.
 
-        ``files``: name → content.
+        ``files``: name → content. ``attempt``: name of the attempt (launch of all ranks) with this output.
         """
 
     @abstractmethod
-    async def add_outputs(self, files: Mapping[str, bytes]) -> None:
-        """Write files with the last output of some ranks. Files of other ranks remain. Parameters are as above."""
+    async def add_outputs(self, files: Mapping[str, bytes], attempt: str) -> None:
+        """Write files with the last output of some ranks. Files of other ranks remain. Parameters are as above.
+
+        Write nothing if output of a newer attempt is stored. The same rank number may then belong to another pod.
+        """
 
 
 class Files(Exchange):
@@ -83,17 +88,20 @@ class Files(Exchange):
         temporary.write_text(report.to_json())
         temporary.replace(self._report)
 
-    async def write_outputs(self, files: Mapping[str, bytes]) -> None:
+    async def write_outputs(self, files: Mapping[str, bytes], attempt: str) -> None:
         folder = self._report.with_suffix(".logs")
         folder.mkdir(exist_ok=True)
         for old in folder.iterdir():
             old.unlink()
-        await self.add_outputs(files)
+        await self.add_outputs(files, attempt)
 
-    async def add_outputs(self, files: Mapping[str, bytes]) -> None:
+    async def add_outputs(self, files: Mapping[str, bytes], attempt: str) -> None:
         folder = self._report.with_suffix(".logs")
         folder.mkdir(exist_ok=True)
-        for name, data in files.items():
+        stored = folder / ATTEMPT_FILE
+        if stored.is_file() and _is_older(attempt, stored.read_bytes()):
+            return
+        for name, data in _labelled(files, attempt).items():
             (folder / name).write_bytes(data)
 
 
@@ -151,11 +159,35 @@ class ConfigMaps(Exchange):
     async def write(self, report: Report) -> None:
         await self._api.patch_data(self._report, {REPORT_KEY: report.to_json()})
 
-    async def write_outputs(self, files: Mapping[str, bytes]) -> None:
-        await self._api.put_files(self._logs, files)
+    async def write_outputs(self, files: Mapping[str, bytes], attempt: str) -> None:
+        await self._api.put_files(self._logs, _labelled(files, attempt))
 
-    async def add_outputs(self, files: Mapping[str, bytes]) -> None:
-        await self._api.add_files(self._logs, files)
+    async def add_outputs(self, files: Mapping[str, bytes], attempt: str) -> None:
+        while True:
+            config_map = await self._api.get(self._logs)
+            stored = (config_map.get("binaryData") or {}).get(ATTEMPT_FILE, "")
+            if _is_older(attempt, base64.b64decode(stored)):
+                return
+            version = config_map["metadata"]["resourceVersion"]
+            try:
+                await self._api.add_files(self._logs, _labelled(files, attempt), version)
+                return
+            except ApiError as error:
+                if error.status != 409:  # With 409, another agent has written meanwhile, perhaps a newer attempt.
+                    raise
+
+
+def _labelled(files: Mapping[str, bytes], attempt: str) -> dict[str, bytes]:
+    """Return ``files`` with a file that names their attempt."""
+    return {**files, ATTEMPT_FILE: attempt.encode()}
+
+
+def _is_older(attempt: str, stored: bytes) -> bool:
+    """Return True, after logging it, if ``attempt`` is older than the attempt that the file ``stored`` names."""
+    newest = stored.decode(errors="replace")
+    if older := order(attempt) < order(newest):
+        log.info("did not store the output of attempt %s, because that of attempt %s is stored", attempt, newest)
+    return older
 
 
 def parse_plan(text: str) -> Plan | None:
@@ -221,16 +253,19 @@ class ReportWriter:
         self._written: Report | None = None
         self._urgent = asyncio.Event()
 
-    async def write_outputs(self, files: Mapping[str, bytes]) -> None:
+    async def write_outputs(self, files: Mapping[str, bytes], attempt: str) -> None:
         """Write the ranks' last output within ``OUTPUTS_S`` seconds. Log a failure, which must not fail the job.
 
-        ``files``: name → content.
+        ``files``: name → content. ``attempt``: name of the attempt (launch of all ranks) with this output.
         """
-        await self._within_limit(self._exchange.write_outputs(files))
+        await self._within_limit(self._exchange.write_outputs(files, attempt))
 
-    async def add_outputs(self, files: Mapping[str, bytes]) -> None:
-        """Write the last output of some ranks, such as those of one pod. The stored output of other ranks remains."""
-        await self._within_limit(self._exchange.add_outputs(files))
+    async def add_outputs(self, files: Mapping[str, bytes], attempt: str) -> None:
+        """Write the last output of some ranks, such as those of one pod. The stored output of other ranks remains.
+
+        Write nothing if output of a newer attempt is stored.
+        """
+        await self._within_limit(self._exchange.add_outputs(files, attempt))
 
     async def _within_limit(self, writing: Coroutine[Any, Any, None]) -> None:
         try:

@@ -77,10 +77,14 @@ class KubeApi:
         patch = [{"op": "add", "path": "/binaryData", "value": value}]
         await self._call("PATCH", self._path(name), json.dumps(patch).encode(), "application/json-patch+json")
 
-    async def add_files(self, name: str, files: Mapping[str, bytes]) -> None:
-        """Set the keys of ``files`` in the ``binaryData`` field of the ConfigMap ``name``. Other keys remain."""
+    async def add_files(self, name: str, files: Mapping[str, bytes], resource_version: str) -> None:
+        """Set the keys of ``files`` in the ``binaryData`` field of the ConfigMap ``name``. Other keys remain.
+
+        Raise ApiError with the status 409 if the ConfigMap has another version than ``resource_version``.
+        """
         value = {key: base64.b64encode(data).decode() for key, data in files.items()}
-        await self._call("PATCH", self._path(name), json.dumps({"binaryData": value}).encode())
+        patch = {"metadata": {"resourceVersion": resource_version}, "binaryData": value}
+        await self._call("PATCH", self._path(name), json.dumps(patch).encode())
 
     async def watch(self, name: str, resource_version: str) -> AsyncIterator[dict[str, Any]]:
         """Yield the watch events of the ConfigMap ``name`` that follow its version ``resource_version``.

@@ -73,6 +73,11 @@ class Member:
         """The last output of each rank that ended while no coordinator was connected, by rank number."""
         return {rank: RankOutput.of(self._ends[rank]) for rank in self._lost_ends}
 
+    @property
+    def ended_attempt(self) -> str:
+        """The name of the last attempt in which a rank of this pod ended; empty if none ended."""
+        return next((end.attempt for end in self._ends.values()), "")
+
     def leave(self) -> None:
         """Report to the current coordinator, and to every later one, that this pod received SIGTERM."""
         self.leaving = True
