@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gzip
 import os
 import shutil
 import ssl
@@ -13,7 +14,7 @@ import pytest
 from dlcontract import Plan, RunPhase
 from dltrain.agent.job import tls
 from dltrain.protocol import agent_messages as proto
-from support.trainer.pods import AGENT_PORT, WITHIN_S, Authority, Job, job
+from support.trainer.pods import AGENT_PORT, TERM, WITHIN_S, Authority, Job, job
 
 pytestmark = [
     pytest.mark.mpi,
@@ -205,6 +206,44 @@ def test_member_sends_the_ends_of_its_ranks_again_to_each_coordinator(member: Jo
         assert [end.attempt for end in ends] == ["6.1"], "the output of earlier attempts is obsolete"
 
     run(member, body)
+
+
+@pytest.mark.parametrize(
+    ("phase", "stores"),
+    [
+        (RunPhase.RESTARTING, True),
+        (RunPhase.STOPPED, False),
+        (RunPhase.FAILED, False),
+        (RunPhase.SUCCEEDED, False),
+    ],
+)
+def test_pod_stores_output_that_a_lost_coordinator_received_but_did_not_store(
+    member: Job, phase: RunPhase, stores: bool
+) -> None:
+    """Between two attempts, a coordinator has the output of all ranks, and stores nothing."""
+    model = {"command": ["sh", "-c", "echo I failed; exit 3"], "framework": "Torchrun"}
+    plan = member.plan(["true"], model=model)
+    pod = member.pods[1]
+
+    async def body(dialogue: Dialogue) -> None:
+        channel, _ = await dialogue.connect_and_receive_welcome()
+        channel.send(assign(plan, 5, "a"))
+        channel.send(proto.Prepare(attempt="5.1"))
+        channel.send(proto.StartRanks(attempt="5.1"))
+        while not isinstance(await channel.receive(), proto.RankEnded):
+            pass
+        channel.send(proto.PhaseNow(phase=phase))
+        channel.send(proto.EndAttempt(attempt="5.1"))
+        while await channel.receive() != proto.AttemptEnded(attempt="5.1"):
+            pass
+
+    run(member, body)
+    member.wait(lambda: "the connection to the coordinator ended" in pod.text())
+    pod.signal(TERM)
+    pod.wait()
+    file = member.report_file.with_suffix(".logs") / "rank-1.log.gz"
+    assert file.exists() == stores
+    assert not stores or "I failed" in gzip.decompress(file.read_bytes()).decode()
 
 
 @pytest.mark.long

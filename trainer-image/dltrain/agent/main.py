@@ -228,13 +228,13 @@ class Agent:
             while self.local.busy and time.monotonic() < deadline_s:
                 await asyncio.sleep(0.02)
         await self.local.end()
-        await self._store_unsent_outputs()
+        await self._store_remaining_outputs()
         await self.local.log_files.flush(LAST_LOGS_S)
         return EXIT_STOPPED if self.local.ranks_here() and self.member.phase not in TERMINAL else 0
 
-    async def _store_unsent_outputs(self) -> None:
-        """Store the output of this pod's ranks that no coordinator has received: it is lost, and no other has come."""
-        plan, outputs = self.member.plan, self.member.unsent_outputs
+    async def _store_remaining_outputs(self) -> None:
+        """Store the output of this pod's ranks that a lost coordinator may not have stored, if no other has come."""
+        plan, outputs = self.member.plan, self.member.unstored_outputs
         if plan is None or not outputs:
             return
         log.info("no coordinator is connected; storing the output of %d ranks of this pod", len(outputs))

@@ -18,6 +18,8 @@ from dltrain.protocol.rank_messages import AttemptPlan
 from dltrain.record.job_logs import RankOutput
 
 log = logging.getLogger(__name__)
+STORED = (RunPhase.SUCCEEDED, RunPhase.FAILED, RunPhase.STOPPED)
+"""Phases in which the coordinator itself stores the output of the ranks. In other phases, it only has it in memory."""
 
 
 class Member:
@@ -46,7 +48,10 @@ class Member:
         because a pod has few ranks, and each sends the end of its output only.
         """
         self._lost_ends: set[int] = set()
-        """The ranks in ``_ends`` that ended while no coordinator was connected."""
+        """The ranks in ``_ends`` whose output is perhaps not stored.
+
+        They ended while no coordinator was connected, or the coordinator was lost after it received their output.
+        """
         self._obeyed: proto.Channel | None = None
         self._obeys = ""
         self._tasks: Tasks[None] = Tasks()
@@ -69,8 +74,8 @@ class Member:
             self._obeyed.send(event)
 
     @property
-    def unsent_outputs(self) -> dict[int, RankOutput]:
-        """The last output of each rank that ended while no coordinator was connected, by rank number."""
+    def unstored_outputs(self) -> dict[int, RankOutput]:
+        """The last output of each rank that a coordinator may not have stored and cannot store now, by rank number."""
         return {rank: RankOutput.of(self._ends[rank]) for rank in self._lost_ends}
 
     @property
@@ -113,6 +118,8 @@ class Member:
             if channel is self._obeyed:
                 self._obeyed = None
                 log.info("the connection to the coordinator ended")
+                if self.phase not in STORED:
+                    self._lost_ends = set(self._ends)
                 self.orphaned.set()
                 await self.local.end()
 
