@@ -60,6 +60,26 @@ def test_pods_that_stop_before_the_first_launch_do_not_replace_stored_output(two
     assert stored(two) == {"rank-0.log.gz": b"before"}
 
 
+def test_coordinator_that_launched_nothing_adds_output_to_what_is_stored(three: Job) -> None:
+    """Pod 0 is drained and stores all output. Its successor gets the output of pod 1 again, and waits for pod 2."""
+    start_and_hear(three)
+    first, second, third = three.pods
+    term = three.until(lambda r: r.term).term
+    first.signal(TERM)
+    first.wait()
+    before = stored(three)
+    assert before.keys() == {*(f"rank-{rank}.log.gz" for rank in range(3)), "report.json.gz", "report.html.gz"}
+    third.kill()
+    first.start(**NO_TORCH)
+    three.until(lambda r: r.term > term)
+    three.wait(lambda: "sent the output of 1 ended ranks to the coordinator again" in second.text())
+    for pod in (first, second):
+        pod.signal(TERM)
+    first.wait()
+    second.wait()
+    assert stored(three) == before
+
+
 def start_and_hear(job: Job, **fields: Any) -> None:
     """Start a job whose ranks print a line, and wait until each pod's agent has read it."""
     command = ["sh", "-c", "echo I am rank $RANK; while true; do sleep 1; done"]

@@ -24,7 +24,7 @@ from dltrain.agent.job.tls import Identity
 from dltrain.host.processes import Reaper
 from dltrain.protocol import agent_messages as proto
 from dltrain.protocol.rank_messages import Failed, Finished, Mark, Resharded, Shrunk, Step
-from dltrain.record.job_logs import LIMIT_NBYTES, RankOutput, order, packed, stored_nbytes
+from dltrain.record.job_logs import LIMIT_NBYTES, REPORT_LIMIT_NBYTES, RankOutput, order, packed, stored_nbytes
 from dltrain.record.ledger import Ledger
 from dltrain.record.run_report import files as runreport
 from dltrain.record.stopping_rule import StoppingRule
@@ -317,7 +317,14 @@ class ObservedJob:
         """Store the run report and the last output of each ended rank outside the pods, so that they outlive the pods.
 
         ``phase``: how the job ended; STOPPED if its pods stop. ``outcome``: the result of a successful training.
+
+        A coordinator that has launched nothing only adds output, because an earlier one may have stored the output of
+        more ranks, and the report of the whole run.
         """
+        if self.attempts == 0:
+            added = packed(self.outputs, LIMIT_NBYTES - REPORT_LIMIT_NBYTES)
+            await self.reporter.add_outputs(added, self.ended_attempt)
+            return
         files = await self.account.packed(phase, time.time(), outcome)
         left_nbytes = LIMIT_NBYTES - sum(map(stored_nbytes, files.values()))
         await self.reporter.write_outputs(files | packed(self.outputs, left_nbytes), self.ended_attempt)
