@@ -26,7 +26,7 @@ from dljob.planner.candidates.options import HALVES, Option, options, sharing_op
 from dljob.planner.candidates.pools import KINDS, Eligible, Pool, eligible
 from dljob.planner.candidates.request_workload import stored_of, workload_of
 from dljob.planner.candidates.shard_space import largest_share
-from dljob.planner.explanation.contradictions import contradiction, with_cause
+from dljob.planner.explanation.contradictions import too_few_for_server, too_many_cpus, with_cause
 from dljob.planner.explanation.cores import more_cores
 from dljob.planner.explanation.devices import mixed_devices, not_on_gpus, without_gpus
 from dljob.planner.explanation.explain import (
@@ -100,7 +100,7 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
     if (wrong := recomputation.impossible(request, workload)) is not None:
         return wrong
     learned = recomputation.with_estimates(request, workload, learned)
-    if (wrong := contradiction(request, view)) is not None:
+    if (wrong := too_many_cpus(request, view)) is not None:
         return wrong
     if (wrong := not_on_gpus(request, view) or no_such_device(request, view)) is not None:
         return wrong
@@ -134,7 +134,7 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
             parts = [replace(part, option=_accumulated(part.option, request)) for part in parts]
             found += [(parts, evaluate(parts, name, request, each)) for name in collectives(request, parts)]
     else:
-        if (short := too_few(request, nodes, view)) is not None:
+        if (short := too_few(request, nodes, view) or too_few_for_server(request, nodes)) is not None:
             return short
         found, refusals = _candidates(request, nodes, workload, learned, made)
     if request.strategy == "Auto":

@@ -10,6 +10,7 @@ import pytest
 from dljob.cli import main
 
 CPUS = {"nodes": [{"name": "n", "count": 4, "cpu": 4, "memory": "16Gi"}]}
+ONES = {"nodes": [{"name": "n", "count": 4, "cpu": 1, "memory": "16Gi"}]}
 GPUS = {
     "nodes": [
         {"name": "a", "count": 2, "device": "NVIDIA-A100-SXM4-40GB", "devices": 4, "cpu": 32, "memory": "128Gi"},
@@ -60,7 +61,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any], str, str,
     ("fixed nodes", DIGITS, {"nodes": {"max": 1}, "planning": fixed(4)}, CPUS, "spec.nodes.max", "1", "Remove"),
     ("CPUs", DIGITS, {"resources": {"cpu": "1000"}}, CPUS, "spec.resources.cpu", "1000", "lower resources.cpu"),
     ("memory", DIGITS, {"resources": {"memory": "1"}}, CPUS, "spec.resources.memory", "0 MiB", "raise"),
-    ("server", DIGITS, {"nodes": {"max": 1}, "parallelism": ASYNCHRONOUS}, CPUS, "spec.nodes.max", "1", "raise"),
+    ("server", DIGITS, {"nodes": {"max": 1}, "parallelism": ASYNCHRONOUS}, ONES, "spec.nodes.max", "1", "raise"),
     ("stages", DIGITS, STAGES, CPUS, "spec.parallelism.stages", "64", "fewer"),
     ("parts", DIGITS, {"parallelism.microBatches": 10**5}, CPUS, "spec.parallelism.microBatches", "100000", "4096"),
     ("device", DIGITS, {"devices": ["h100"]}, CPUS, "spec.devices", "h100", "correct the name"),

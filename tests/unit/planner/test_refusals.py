@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 
 from dljob.cluster import ClusterView, Node
-from dljob.planner import Decision, Request, plan
+from dljob.planner import Decision, FixedChoice, Request, plan
 from dljob.planner.candidates.pools import wanted
 from dljob.planner.types.texts import duration, gibibytes, group_names, joules, rate
 from support.planner_questions import A100, DIGITS, RESNET, T4, THREE, decided, rejected, view
+
+SERVER: dict[str, Any] = {"synchronization": "Asynchronous", "collective": "ParameterServer"}
 
 
 class TestRejections:
@@ -121,6 +123,26 @@ class TestRejections:
         nodes = ClusterView((Node("b", "cpu", taints=(("dedicated", "x", "NoSchedule"),)),))
         found = plan(replace(DIGITS, tolerations=(toleration,)), nodes, {})
         assert isinstance(found, Decision) == tolerated
+
+    @pytest.mark.parametrize(
+        ("change", "cluster"),
+        [
+            pytest.param({"nodes_max": 1}, view({"cpu": 4, "memory": "16Gi"}), id="several CPUs"),
+            pytest.param({"nodes_max": 1}, view({"device": A100, "devices": 2, "cpu": 8}), id="several GPUs"),
+            pytest.param({"nodes_max": 1, "fixed": (FixedChoice("cpu", 1, 2),)}, THREE, id="fixed ranks"),
+            pytest.param({"nodes_max": 1, "fixed": (FixedChoice("cpu", 2, 1),)}, THREE, id="fixed nodes"),
+        ],
+    )
+    def test_server_and_worker_may_share_a_node(self, change: dict[str, Any], cluster: ClusterView) -> None:
+        chosen = decided(replace(DIGITS, **SERVER, **change), cluster).chosen
+        assert sum(len(group.shares) for group in chosen.groups) >= 2
+
+    @pytest.mark.parametrize("node", [{"cpu": 1}, {"device": T4, "cpu": 8}], ids=["one CPU", "one GPU"])
+    def test_a_node_for_one_rank_has_no_room_for_server_and_worker(self, node: dict[str, Any]) -> None:
+        cluster = view({"count": 3, "memory": "16Gi", **node})
+        found = rejected(replace(DIGITS, **SERVER, nodes_max=1), cluster)
+        assert (found.reason, found.field) == ("TooFewNodes", "spec.nodes.max")
+        assert decided(replace(DIGITS, **SERVER, nodes_max=2), cluster)
 
 
 class TestNames:

@@ -9,6 +9,7 @@ from dljob.cluster import ClusterView, catalogue
 from dljob.perf.resources import memory
 from dljob.perf.workload.workload import Workload, recomputing
 from dljob.planner.candidates.accumulation import MAX_MICRO_BATCHES
+from dljob.planner.candidates.node_layout import layouts
 from dljob.planner.candidates.pools import Eligible, Pool, wanted
 from dljob.planner.explanation.infeasible import RECOMPUTE
 from dljob.planner.types import Choice, Infeasible, Request
@@ -19,24 +20,8 @@ LONG_STEP_S = 86400.0
 somebody would wait for does."""
 
 
-def contradiction(request: Request, view: ClusterView) -> Infeasible | None:
-    """Return a contradiction between fields of the spec, or between a field and every node; None if there is none."""
-    return _too_few_for_server(request) or _too_many_cpus(request, view)
-
-
-def _too_few_for_server(request: Request) -> Infeasible | None:
-    if request.synchronization == "Synchronous" or request.nodes_max is None or request.nodes_max >= 2:
-        return None
-    return Infeasible(
-        "TooFewNodes",
-        "spec.nodes.max",
-        f"found {request.nodes_max}; expected at least 2 with parallelism.synchronization {request.synchronization}, "
-        "one for the parameter server and one for a worker: raise nodes.max, or set parallelism.synchronization to "
-        "Synchronous",
-    )
-
-
-def _too_many_cpus(request: Request, view: ClusterView) -> Infeasible | None:
+def too_many_cpus(request: Request, view: ClusterView) -> Infeasible | None:
+    """Return ``Infeasible`` if the pods request more CPUs than the largest node has, busy or not, else None."""
     names = (*request.devices, *(group.device for group in request.fixed))
     most = max((node.cpu for node in view.nodes if not names or wanted(node.device, names)), default=0.0)
     if request.cpu_per_pod is None or not 0 < most < request.cpu_per_pod:
@@ -47,6 +32,26 @@ def _too_many_cpus(request: Request, view: ClusterView) -> Infeasible | None:
         f"found {request.cpu_per_pod:.6g} CPUs for each pod; expected at most {most:.6g}, which the largest node has "
         "that the job may use: lower resources.cpu, or add larger nodes",
         transient=True,
+    )
+
+
+def too_few_for_server(request: Request, nodes: Eligible) -> Infeasible | None:
+    """Return ``Infeasible`` if ``nodes.max`` leaves no room for a parameter server and a worker, else None.
+
+    Both are ranks, so one node with 2 GPUs or 2 CPUs has room for them. ``nodes``: the nodes that the job may use.
+    """
+    if request.synchronization == "Synchronous" or request.nodes_max is None or request.nodes_max >= 2:
+        return None
+    if not nodes.pools or any(layout.ranks >= 2 for pool in nodes.pools for layout in layouts(pool, request)):
+        return None
+    return Infeasible(
+        "TooFewNodes",
+        "spec.nodes.max",
+        f"found {request.nodes_max}; expected at least 2 with parallelism.synchronization {request.synchronization}, "
+        "because no node that the job can use now has room for 2 ranks, the parameter server and a worker: raise "
+        "nodes.max, or set parallelism.synchronization to Synchronous",
+        transient=True,
+        refusals=nodes.refusals,
     )
 
 
