@@ -1,5 +1,6 @@
 """Tests of the planner's decisions, and properties of every decision."""
 
+import re
 from dataclasses import replace
 from itertools import pairwise
 from math import inf
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dljob.api import duration_s
 from dljob.perf.fit.scaling import Contention
 from dljob.perf.resources import memory
 from dljob.planner import FixedChoice, Infeasible, Learned, LearnedPoint, Request, plan, scaling
@@ -142,6 +144,16 @@ class TestDecisions:
         assert "no plan meets the deadline of 1m00s" in decision.warning
         assert "too long" in decision.warning
         assert decision.chosen.groups == decided(RESNET, cluster).chosen.groups
+
+    @pytest.mark.parametrize("minimize", ["Time", "Energy"])
+    @pytest.mark.parametrize("steps", [7, 1000, 4001, 400_000])
+    def test_the_advised_deadline_is_met(self, minimize: Any, steps: int) -> None:
+        cluster = view({"count": 3, "cpu": 2, "memory": "16Gi"})
+        request = replace(RESNET, minimize=minimize, total_steps=steps, deadline_s=1.0)
+        warning = decided(request, cluster).warning
+        advised = re.search(r"Raise the deadline to (\S+),", warning or "")
+        assert advised is not None
+        assert decided(replace(request, deadline_s=duration_s(advised[1])), cluster).warning is None
 
     def test_texts_about_the_remaining_steps_do_not_show_the_deadline_of_a_whole_training(self) -> None:
         """A running job is planned with a deadline in proportion to its remaining steps, which its user never set."""

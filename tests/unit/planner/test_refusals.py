@@ -8,7 +8,7 @@ import pytest
 from dljob.cluster import ClusterView, Node
 from dljob.planner import Decision, FixedChoice, Request, plan
 from dljob.planner.candidates.pools import wanted
-from dljob.planner.types.texts import duration, gibibytes, group_names, joules, rate
+from dljob.planner.types.texts import duration, duration_at_least, gibibytes, group_names, joules, rate
 from support.planner_questions import A100, DIGITS, RESNET, T4, THREE, decided, rejected, view
 
 SERVER: dict[str, Any] = {"synchronization": "Asynchronous", "collective": "ParameterServer"}
@@ -185,6 +185,13 @@ class TestNames:
             "3m20s",
             "1h05m",
             "3.0d",
+        ]
+        assert [duration_at_least(s) for s in (0.2, 60, 2759.04, 3600, 3 * 86400 + 0.5)] == [
+            "1s",
+            "1m",
+            "46m",
+            "1h",
+            "72h1s",
         ]
         assert [joules(e) for e in (12.4, 52_000, 7.2e6)] == ["12 J", "52 kJ", "2 kWh"]
         assert (rate(1.25e9), rate(3.1e6), gibibytes(1.5 * 2**30)) == ("10 Gbit/s", "24.8 Mbit/s", "1.5 GiB")

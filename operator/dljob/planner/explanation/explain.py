@@ -15,7 +15,7 @@ from dljob.planner.explanation.contradictions import contradiction_warnings
 from dljob.planner.search import objective
 from dljob.planner.types import Choice, Refusal, Request
 from dljob.planner.types.request import PRECISIONS
-from dljob.planner.types.texts import duration, grams, joules, samples
+from dljob.planner.types.texts import duration, duration_at_least, grams, joules, samples
 
 MAX_SLOWDOWN = 1.1
 """Maximum factor by which an advised power limit may lengthen the computing time. With 10 % more time, a job saves two
@@ -250,8 +250,8 @@ def _missed(request: Request, chosen: Choice) -> str:
     return (
         f"spec.objective.deadline: no plan meets the deadline of {duration(request.deadline_s)}: the fastest one "
         f"takes {duration(chosen.prediction.total_s)} (median), or {duration(p90_s)} (p90, with start-up), which is "
-        f"{duration(p90_s - request.deadline_s)} too long. Raise the deadline to {duration(p90_s)}, allow more or "
-        "faster nodes, or train for fewer steps"
+        f"{duration(p90_s - request.deadline_s)} too long. Raise the deadline to {duration_at_least(p90_s)}, allow "
+        "more or faster nodes, or train for fewer steps"
     )
 
 

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from math import ceil
 
 LONGEST_GROUP = 16
 """Maximum length of a group's name. The name is part of pod names, which are DNS labels of at most 63 characters."""
@@ -64,3 +65,10 @@ def duration(seconds: float) -> str:
         return f"{minutes}m{rest:02d}s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h{minutes:02d}m" if hours < 48 else f"{hours / 24:.1f}d"
+
+
+def duration_at_least(seconds: float) -> str:
+    """Return a duration, rounded up to whole seconds, in the form of fields of the spec: 1h5m9s, 46m, 72h1s."""
+    minutes, rest = divmod(max(1, ceil(seconds)), 60)
+    hours, minutes = divmod(minutes, 60)
+    return "".join(f"{count}{unit}" for count, unit in ((hours, "h"), (minutes, "m"), (rest, "s")) if count)
