@@ -8,6 +8,7 @@ import pytest
 from dljob.cluster import ClusterView, Node
 from dljob.planner import Decision, FixedChoice, Request, plan
 from dljob.planner.candidates.pools import wanted
+from dljob.planner.types.storage import Storage
 from dljob.planner.types.texts import duration, duration_at_least, gibibytes, group_names, joules, rate
 from support.planner_questions import A100, DIGITS, RESNET, T4, THREE, decided, rejected, view
 
@@ -136,6 +137,26 @@ class TestRejections:
     def test_server_and_worker_may_share_a_node(self, change: dict[str, Any], cluster: ClusterView) -> None:
         chosen = decided(replace(DIGITS, **SERVER, **change), cluster).chosen
         assert sum(len(group.shares) for group in chosen.groups) >= 2
+
+    @pytest.mark.parametrize(
+        ("larger", "why"),
+        [
+            ({"taints": (("dedicated", "x", "NoSchedule"),)}, "taint dedicated=x:NoSchedule is not tolerated"),
+            ({"labels": {"zone": "b"}}, "nodeSelector zone=a does not match"),
+            ({"left_out": "left out because of repeated faults"}, "left out because of repeated faults"),
+            ({"storage_nbytes": 2**30}, "it has 1 GiB of storage, but the data needs 8 GiB (dataset.size)"),
+        ],
+        ids=["taint", "label", "faults", "storage"],
+    )
+    def test_most_cpus_are_those_of_a_node_that_the_job_may_use(self, larger: dict[str, Any], why: str) -> None:
+        own = Node("a", "cpu", cpu=4.0, free_cpu=1.0, labels={"zone": "a"})
+        cluster = ClusterView((own, Node("b", "cpu", cpu=64.0, free_cpu=64.0, **{"labels": {"zone": "a"}, **larger})))
+        request = replace(DIGITS, cpu_per_pod=8.0, node_selector={"zone": "a"}, storage=Storage(2**33, None))
+        found = rejected(request, cluster)
+        assert found.field == "spec.resources.cpu" and "expected at most 4," in found.message
+        assert why in found.message
+        none = rejected(request, ClusterView(cluster.nodes[1:]))
+        assert none.field != "spec.resources.cpu", "no node that the job may use"
 
     @pytest.mark.parametrize("node", [{"cpu": 1}, {"device": T4, "cpu": 8}], ids=["one CPU", "one GPU"])
     def test_a_node_for_one_rank_has_no_room_for_server_and_worker(self, node: dict[str, Any]) -> None:

@@ -117,8 +117,8 @@ def usable(request: Request, view: ClusterView) -> list[Node]:
     return [node for node in view.nodes if _why_not(node, request) is None]
 
 
-def _why_not(node: Node, request: Request) -> str | None:
-    """Return the reason why the job cannot use the node, or None if it can."""
+def excluded(node: Node, request: Request) -> str | None:
+    """Return the reason why the job cannot use the node, even without other pods on it, or None."""
     if node.left_out is not None:
         return node.left_out
     for key, value in request.node_selector.items():
@@ -129,6 +129,16 @@ def _why_not(node: Node, request: Request) -> str | None:
             continue  # pods that request GPUs tolerate this taint
         if taint[2] in ("NoSchedule", "NoExecute") and not tolerates(request.tolerations, taint):
             return f"taint {taint[0]}{'=' + taint[1] if taint[1] else ''}:{taint[2]} is not tolerated"
+    if request.storage is not None and (node.storage_nbytes or UNLIMITED) < request.storage.node_nbytes:
+        has, needs = gibibytes(node.storage_nbytes or 0), gibibytes(request.storage.node_nbytes)
+        return f"it has {has} of storage, but the data needs {needs} (dataset.size)"
+    return None
+
+
+def _why_not(node: Node, request: Request) -> str | None:
+    """Return the reason why the job cannot use the node, or None if it can."""
+    if (reason := excluded(node, request)) is not None:
+        return reason
     if node.free_devices < 1:
         return "no free device"
     cpu = request.cpu_per_pod or min(useful_cpu(node.cpu), request.cpu_limit_per_pod or node.cpu)
@@ -137,9 +147,6 @@ def _why_not(node: Node, request: Request) -> str | None:
     memory = request.memory_per_pod_nbytes or PROCESS_NBYTES
     if node.free_memory_nbytes < memory:
         return f"{node.free_memory_nbytes / 2**30:.2g} GiB of memory are free, but {memory / 2**30:.2g} GiB are needed"
-    if request.storage is not None and (node.storage_nbytes or UNLIMITED) < request.storage.node_nbytes:
-        has, needs = gibibytes(node.storage_nbytes or 0), gibibytes(request.storage.node_nbytes)
-        return f"it has {has} of storage, but the data needs {needs} (dataset.size)"
     return None
 
 

@@ -10,7 +10,7 @@ from dljob.perf.resources import memory
 from dljob.perf.workload.workload import Workload, recomputing
 from dljob.planner.candidates.accumulation import MAX_MICRO_BATCHES
 from dljob.planner.candidates.node_layout import layouts
-from dljob.planner.candidates.pools import Eligible, Pool, wanted
+from dljob.planner.candidates.pools import Eligible, Pool, excluded, wanted
 from dljob.planner.explanation.infeasible import RECOMPUTE
 from dljob.planner.types import Choice, Infeasible, Request
 from dljob.planner.types.texts import duration, gibibytes, samples
@@ -21,16 +21,24 @@ somebody would wait for does."""
 
 
 def too_many_cpus(request: Request, view: ClusterView) -> Infeasible | None:
-    """Return ``Infeasible`` if the pods request more CPUs than the largest node has, busy or not, else None."""
-    names = (*request.devices, *(group.device for group in request.fixed))
-    most = max((node.cpu for node in view.nodes if not names or wanted(node.device, names)), default=0.0)
-    if request.cpu_per_pod is None or not 0 < most < request.cpu_per_pod:
+    """Return ``Infeasible`` if the pods request more CPUs than the largest node has, busy or not, else None.
+
+    Only nodes count that the job may use. The message says why it must not use larger ones, if there are any.
+    """
+    if request.cpu_per_pod is None:
         return None
+    names = (*request.devices, *(group.device for group in request.fixed))
+    reasons = [(node.cpu, excluded(node, request)) for node in view.nodes if not names or wanted(node.device, names)]
+    most = max((cpu for cpu, reason in reasons if reason is None), default=0.0)
+    if not 0 < most < request.cpu_per_pod:
+        return None
+    larger = dict.fromkeys(reason for cpu, reason in reasons if reason is not None and cpu >= request.cpu_per_pod)
     return Infeasible(
         "TooFewNodes",
         "spec.resources.cpu",
         f"found {request.cpu_per_pod:.6g} CPUs for each pod; expected at most {most:.6g}, which the largest node has "
-        "that the job may use: lower resources.cpu, or add larger nodes",
+        "that the job may use: lower resources.cpu, or add larger nodes"
+        + (f" (reasons against larger nodes: {'; '.join([*larger][:4])})" if larger else ""),
         transient=True,
     )
 
