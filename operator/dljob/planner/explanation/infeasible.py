@@ -90,12 +90,13 @@ def nothing_fits(request: Request, refusals: tuple[Refusal, ...]) -> Infeasible:
             transient=True,
             refusals=refusals,
         )
+    could_accumulate = request.may_accumulate and not request.chooses_micro_batches
     return Infeasible(
         "DoesNotFit",
         "spec.globalBatchSize",
         f"found a global batch of {request.global_batch} samples, with which the job fits into the memory of no "
         "allowed set of nodes; expected a batch that fits: lower spec.globalBatchSize, allow more nodes, or allow "
-        f"devices with more memory{_ACCUMULATE if request.may_accumulate else ''}"
+        f"devices with more memory{_ACCUMULATE if could_accumulate else ''}"
         f"{RECOMPUTE if request.may_recompute else ''} ({lines})",
         refusals=refusals,
     )

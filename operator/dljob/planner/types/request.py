@@ -129,7 +129,7 @@ class Request:
     """True if the planner may choose the number of micro-batches of data-parallel plans (gradient accumulation)."""
     may_accumulate: bool = False
     """True if the job can use gradient accumulation and its spec fixes no number of micro-batches. If no plan fits into
-    memory, the message then suggests gradient accumulation."""
+    memory, the message then suggests gradient accumulation, unless ``chooses_micro_batches`` is true."""
     precision: Precision | None = "FP32"
     """Precision of forward and backward pass; None if the planner chooses it by the devices of a plan."""
     float32_reason: str | None = None

@@ -111,6 +111,16 @@ class TestPlans:
     def test_a_message_names_the_field_only_where_it_would_help(self) -> None:
         assert "gradientAccumulation" not in rejected(replace(XL, may_accumulate=False), THIRTY_TWO).message
 
+    @pytest.mark.parametrize("chooses", [False, True])
+    def test_a_message_names_the_field_only_if_the_planner_does_not_choose_yet(self, chooses: bool) -> None:
+        own = Request(
+            job="j", global_batch=64, total_steps=10, profile="own", parameters=12 * 10**8, flops_per_sample=1e10,
+            activation_nbytes_per_sample=10**6, optimizer="AdamW", strategy="Optimizer", may_accumulate=True,
+        )  # fmt: skip
+        found = rejected(replace(own, chooses_micro_batches=chooses), view({"device": T4, "cpu": 8, "memory": "64Gi"}))
+        assert (found.reason, found.field) == ("DoesNotFit", "spec.globalBatchSize")
+        assert ("gradientAccumulation" in found.message) is not chooses
+
     @pytest.mark.parametrize("cluster", [THREE, T4S, MIXED])
     @pytest.mark.parametrize("batch", [24, 96])
     def test_a_batch_that_fits_everywhere_is_planned_as_without_accumulation(self, cluster: Any, batch: int) -> None:
