@@ -48,6 +48,12 @@ def test_class_of_a_sample(tmp_path: Path, form: str) -> None:
     assert images.x.shape == (12, 12, 12, 1)
 
 
+def test_null_is_no_class(tmp_path: Path) -> None:
+    files = {f"a/{i}.png": picture(i) for i in range(12)}
+    files |= {f"a/{i}.json": b'{"label": null}' if i % 2 else b'{"cls": null, "label": "b"}' for i in range(12)}
+    assert read_archives(write(tmp_path / "a.tar", files)).classes == ("a", "b")
+
+
 def test_folder_of_archives_with_a_test_part(tmp_path: Path) -> None:
     write(tmp_path / "train-000.tar", samples("cls"))
     write(tmp_path / "train-001.tar", samples("cls", 100))

@@ -1,6 +1,7 @@
 """Images of a job with a task: the look pod's suggestion, and scripts that read the images where the job finds them."""
 
 import io
+import json
 import tarfile
 from pathlib import Path
 from types import ModuleType
@@ -43,6 +44,19 @@ def shards(folder: Path) -> Path:
     return folder
 
 
+def null_labels(folder: Path) -> Path:
+    """Write an archive of images whose class is their folder, or the next key of their JSON files."""
+    path = packed(*(f"c{i % 2}/{i}.png" for i in range(20)))(folder)
+    with tarfile.open(path, "a") as file:
+        for i in range(20):
+            labels = {"label": None} if i < 10 else {"cls": None, "label": f"c{i % 2}"}
+            content = json.dumps(labels).encode()
+            member = tarfile.TarInfo(f"c{i % 2}/{i}.json")
+            member.size = len(content)
+            file.addfile(member, io.BytesIO(content))
+    return path
+
+
 def truth_values(folder: Path) -> Path:
     np.savez(folder / "data.npz", x=np.random.default_rng(1).random((20, 8, 8)) < 0.5, y=np.arange(20) % 2)
     return folder / "data.npz"
@@ -55,6 +69,7 @@ CASES = {case.name: case.write for case in images()} | {
     "archives in a folder": shards,
     "archive with dots in names": DOTS,
     "archive with a test part": PARTS,
+    "archive with null as a class": null_labels,
 }
 
 

@@ -102,7 +102,8 @@ def _label(shard: Path, key: str, parts: dict[str, bytes]) -> str:
             text = own[0].decode().strip()
         if text is None and "json" in parts:
             document = json.loads(parts["json"])
-            text = next((document[name] for name in LABELS if isinstance(document, dict) and name in document), None)
+            found = [document.get(name) for name in LABELS] if isinstance(document, dict) else []
+            text = next((each for each in found if each is not None), None)
     except ValueError as error:
         raise DataError(f"{shard}: {key}: found a class that cannot be read ({error}); expected a text.") from None
     if text is None:
