@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from benchmarks.perfmodel import published
-from benchmarks.perfmodel.formats.pollux_data import Key, load, spread
+from benchmarks.perfmodel.formats.pollux_data import Key, Measurements, load, spread
 from benchmarks.perfmodel.scoring import scoring
+from benchmarks.perfmodel.scoring.table import Options
 from benchmarks.perfmodel.tasks import plans
 from benchmarks.perfmodel.tasks.decisions import candidates, missed
 from benchmarks.perfmodel.tasks.scaling_methods import Task, affine, chosen_probes, no_communication, simple
@@ -188,6 +189,16 @@ def test_command_reports_all_tables(cluster: Path, capsys: pytest.CaptureFixture
     errors = {row["planned by"]: row["mean step error"]["value"] for row in by_planner}
     assert regrets[plans.STEPS[1]] < 5 < errors[plans.SHEETS[0]]
     assert errors[plans.STEPS[1]] < 6
+
+
+def test_batches_that_predict_themselves_are_no_error(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def doubled(workload: Measurements, keys: list[Key]) -> scoring.Floats:
+        return np.array([workload.multi[key].step_s * (2 if key.batch in BATCHES[1:-1] else 1) for key in keys])
+
+    monkeypatch.setattr(plans, "between_neighbours", doubled)
+    rows = plans.table(load(cluster, 4)[:1], 1, Options(resamples=0)).rows
+    (error,) = [row[-1] for row in rows if row[0] == plans.NEIGHBOURS]
+    assert isinstance(error, scoring.Estimate) and error.value == pytest.approx(100)
 
 
 def test_empty_directory_is_reported_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
