@@ -5,10 +5,14 @@ from dataclasses import replace
 import pytest
 
 from dljob.calibrate import Learned, LearnedPoint, Place, StepPoint
+from dljob.calibrate.noise import NoiseOf
 from dljob.cluster import ClusterView, catalogue
+from dljob.cluster.catalogue import TimeFactors
+from dljob.cluster.hardware import KEY, Hardware
 from dljob.perf.step.compute import catalogue_curve
 from dljob.perf.step.core_scaling import CoreUse
 from dljob.planner import Request
+from dljob.planner.candidates.cost.implausible import without_implausible
 from dljob.planner.candidates.request_workload import workload_of
 from support.planner_questions import A100, DIGITS, RESNET, T4, decided, view
 
@@ -109,3 +113,39 @@ def test_a_link_that_is_faster_than_the_stated_network_does_not_count() -> None:
     found = decided(RESNET, cluster, {("resnet50", T4): fast})
     assert found.chosen == decided(RESNET, cluster, {("resnet50", T4): Learned(points)}).chosen
     assert found.warning is not None and "between ranks" in found.warning
+
+
+SMALL = Request(
+    job="j", global_batch=512, total_steps=1000, profile="mine", parameters=1_000_000, flops_per_sample=3e8,
+    activation_nbytes_per_sample=10**5, sample_nbytes=0,
+)  # fmt: skip
+MIXED = view(
+    *({"count": 2, "device": name, "devices": 4, "cpu": 32, "memory": "64Gi"} for name in (A100, T4, V100)),
+    {"count": 3, "cpu": 4, "memory": "8Gi"},
+)
+
+
+@pytest.mark.parametrize("slow", [100.0, 300.0])
+@pytest.mark.parametrize("others", [(("cpu", 1.0),), ((T4, 1.0),), (("cpu", 1.0), (T4, 1.0)), (("cpu", 0.1),)])
+def test_a_gpu_that_waits_for_a_script_keeps_its_profile(slow: float, others: tuple[tuple[str, float], ...]) -> None:
+    """A script that launches many small kernels is far slower than the roofline of a GPU, but not on a CPU."""
+    learned = {("mine", name): profile(SMALL, name, factor) for name, factor in ((A100, slow), *others)}
+    assert without_implausible(SMALL, MIXED, learned) == learned
+
+
+def test_slow_gpus_do_not_make_the_profile_of_a_cpu_look_too_fast() -> None:
+    learned = {("mine", name): profile(SMALL, name, f) for name, f in ((A100, 100.0), (V100, 100.0), ("cpu", 1.0))}
+    assert without_implausible(SMALL, MIXED, learned) == learned
+
+
+def test_a_gpu_at_full_speed_beside_one_that_waits_is_no_lie_about_an_overstated_cost() -> None:
+    learned = {("mine", A100): profile(SMALL, A100, 0.2), ("mine", T4): profile(SMALL, T4, 0.01)}
+    assert without_implausible(SMALL, MIXED, learned) == learned
+
+
+def test_variants_of_one_device_have_one_vote() -> None:
+    """Three GPUs say that the estimate is wrong. A fourth one, in three precisions, does not outvote them."""
+    p100 = "Tesla-P100-PCIE-16GB"
+    learned = {("resnet50", name): profile(RESNET, name, 60.0) for name in (T4, V100, p100)}
+    learned |= {(f"resnet50{suffix}", A100): profile(RESNET, A100) for suffix in ("", ".bf16", ".fp16")}
+    assert without_implausible(RESNET, GPUS, learned) == learned

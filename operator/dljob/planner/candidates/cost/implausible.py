@@ -1,10 +1,14 @@
 """Leave implausible measurements out of plans: those that contradict data sheets, or the job's other measurements.
 
 If a measured time is far from the estimate by the data sheet, either the measurement is wrong or the estimate. Where
-dljob knows the structure of the model, the estimate counts as one piece of evidence. Where the user states the cost of
-the model, it counts as none, because users mistake units. Each other profile of the model is evidence, too: for the
-estimate if it agrees with the estimate, and for the measurement if it is off by the same factor. A measurement is left
-out if there is more evidence for the estimate.
+dljob knows the structure of the model, the estimate counts as one piece of evidence. Each other device type on which the
+model was measured is one, too: for the estimate if it agrees with the estimate, and for the measurement if it is off by
+the same factor. Profiles of one device in several precisions, or with activation checkpointing, are not independent, so
+they count once. A measurement is left out if there is more evidence for the estimate.
+
+Where the user states the cost of the model, the estimate counts as none, because users mistake units. A measurement is
+then left out only if at least two other device types contradict it and agree with each other. GPUs are compared with
+GPUs, and CPUs with CPUs, because a script that launches many small kernels is slow on every GPU, but not on a CPU.
 """
 
 from collections.abc import Callable, Mapping
@@ -27,6 +31,8 @@ from dljob.planner.types.texts import duration, rate, samples
 FASTER = 8.0
 """Largest plausible ratio of estimated to measured time. Estimates assume at least a quarter of a GPU's peak, and CPU
 cores in use are at most four times as fast as the catalogue's generic core. The rest is a margin."""
+LAUNCH_BOUND = 4.0
+"""Factor on ``FASTER`` for a stated cost. It is corrected by other devices, which may wait for launches of kernels."""
 UNKNOWN_UNITS = 4.0
 """Factor on ``FASTER`` for 16-bit numbers on CPUs, which may have units for them that labels do not show."""
 SLOWER = 20.0
@@ -48,6 +54,7 @@ class _Profile:
     """
 
     known: Learned
+    is_gpu: bool
     ratios: tuple[float, ...]
     faster: float
     estimate: Callable[[LearnedPoint], tuple[float, float]]
@@ -87,11 +94,22 @@ def without_implausible(request: Request, view: ClusterView, learned: Constants)
         if (profile := _beside_estimate(found, key[1], typed[key[0]], request, nodes, learned)) is not None
     }
     stated = request.model is None
-    if stated and len(profiles) > 2:
-        shift = median(each.ratio for each in profiles.values())
-        profiles = {key: each.shifted(shift) for key, each in profiles.items()}
+    if stated:
+        profiles = _corrected(profiles)
     changed = {key: _judged(key, found, profiles, stated) for key, found in agreed.items()}
     return {**learned, **{key: _plausible_link(found, nodes.get(key[1])) for key, found in changed.items()}}
+
+
+def _corrected(profiles: Mapping[Key, _Profile]) -> Mapping[Key, _Profile]:
+    """Return profiles beside a stated cost that the GPU types, or the CPU types, correct if they are more than two."""
+    changed = dict(profiles)
+    for is_gpu in (True, False):
+        alike = {key: each for key, each in profiles.items() if each.is_gpu == is_gpu}
+        devices = dict.fromkeys(device for _, device in alike)
+        ratios = [median(each.ratio for (_, name), each in alike.items() if name == device) for device in devices]
+        if len(ratios) > 2:
+            changed |= {key: each.shifted(median(ratios)) for key, each in alike.items()}
+    return changed
 
 
 def _variant(workload: Workload, precision: Precision, again: bool) -> Workload:
@@ -144,7 +162,8 @@ def _beside_estimate(
         low_s, high_s = estimate(point)
         ratios.append(log(point.compute_s / max(low_s, min(point.compute_s, high_s))))
     faster = FASTER * (UNKNOWN_UNITS if not is_gpu and workload.precision != "FP32" else 1.0)
-    return _Profile(known, tuple(ratios), faster, estimate)
+    faster *= LAUNCH_BOUND if request.model is None else 1.0
+    return _Profile(known, is_gpu, tuple(ratios), faster, estimate)
 
 
 def _judged(key: Key, known: Learned, profiles: Mapping[Key, _Profile], stated: bool) -> Learned:
@@ -155,13 +174,11 @@ def _judged(key: Key, known: Learned, profiles: Mapping[Key, _Profile], stated: 
     profile = profiles.get(key)
     if profile is None:
         return known
-    others = [each.ratio for name, each in profiles.items() if name != key and name[1] != key[1]]
-    for_estimate = (0 if stated else 1) + sum(map(profile.plausible, others))
     pairs = list(zip(known.points, profile.ratios, strict=True))
     wrong = [
         point
         for point, ratio in pairs
-        if not profile.plausible(ratio) and for_estimate > sum(abs(other - ratio) <= log(OUTLIER) for other in others)
+        if not profile.plausible(ratio) and _contradicted(key, profile, ratio, profiles, stated)
     ]
     if not wrong:
         return known
@@ -175,6 +192,34 @@ def _judged(key: Key, known: Learned, profiles: Mapping[Key, _Profile], stated: 
         return Learned(noise=known.noise, hardware=known.hardware, doubts=(*known.doubts, text))
     left = tuple(point for point in known.points if point not in wrong)
     return replace(known, points=left, doubts=(*known.doubts, text))
+
+
+def _contradicted(
+    key: Key, profile: _Profile, ratio: float, profiles: Mapping[Key, _Profile], stated: bool
+) -> bool:
+    """Return True if there is more evidence for the estimate than for a measurement that is off by exp(``ratio``).
+
+    The evidence of another device type is its profile of the same variant of the model. If there is none, it is the
+    profile that agrees best with the measurement.
+    """
+    devices: dict[str, tuple[bool, float, _Profile]] = {}
+    for (name, device), each in profiles.items():
+        if device != key[1]:
+            found = (name != key[0], abs(each.ratio - ratio), each)
+            devices[device] = min(devices.get(device, found), found, key=lambda each: each[:2])
+    others = [each for _, _, each in devices.values()]
+    alike = [each for each in others if each.is_gpu == profile.is_gpu]
+    slow = ratio > 0
+    for_estimate = [each.ratio for each in (alike if stated or slow else others) if profile.plausible(each.ratio)]
+    for_measurement = sum(_agree(each.ratio, ratio) for each in (alike if stated else others))
+    if stated:
+        together = max((sum(_agree(a, b) for b in for_estimate) for a in for_estimate), default=0)
+        return together > max(1, for_measurement)
+    return 1 + len(for_estimate) > for_measurement
+
+
+def _agree(ratio: float, other: float) -> bool:
+    return abs(ratio - other) <= log(OUTLIER)
 
 
 def _plausible_link(known: Learned, node: Node | None) -> Learned:
