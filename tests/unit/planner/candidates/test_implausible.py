@@ -149,3 +149,20 @@ def test_variants_of_one_device_have_one_vote() -> None:
     learned = {("resnet50", name): profile(RESNET, name, 60.0) for name in (T4, V100, p100)}
     learned |= {(f"resnet50{suffix}", A100): profile(RESNET, A100) for suffix in ("", ".bf16", ".fp16")}
     assert without_implausible(RESNET, GPUS, learned) == learned
+
+
+@pytest.mark.parametrize("factor", [0.1, 1.0, 9.0])
+@pytest.mark.parametrize("honest", [0.25, 0.5, 1.0, 4.0])
+def test_a_probe_on_a_busy_node_does_not_discard_honest_profiles(factor: float, honest: float) -> None:
+    factors = TimeFactors(**dict.fromkeys(vars(TimeFactors()), factor))
+    learned = {("digits-cnn", "cpu"): profile(DIGITS, "cpu", honest), (KEY, "cpu"): Learned(hardware=Hardware(factors))}
+    assert without_implausible(DIGITS, CPUS, learned) == learned
+    lie = learned | {("digits-cnn", "cpu"): profile(DIGITS, "cpu", 0.001)}
+    assert without_implausible(DIGITS, CPUS, lie)["digits-cnn", "cpu"].doubts
+
+
+def test_a_gpu_without_a_data_sheet_keeps_its_profile_beside_a_probe() -> None:
+    cluster = view({"count": 2, "device": "Neuron-9000", "gpu": True, "devices": 4, "cpu": 32, "memory": "64Gi"})
+    busy = Hardware(TimeFactors(**dict.fromkeys(vars(TimeFactors()), 90.0)))
+    learned = {("resnet50", "Neuron-9000"): profile(RESNET, T4, 0.1), (KEY, "Neuron-9000"): Learned(hardware=busy)}
+    assert without_implausible(RESNET, cluster, learned) == learned

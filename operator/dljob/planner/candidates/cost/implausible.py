@@ -19,6 +19,7 @@ from statistics import median
 from dlcontract import Precision
 from dljob.calibrate.learned import Learned, LearnedPoint, hardware_of
 from dljob.cluster import ClusterView, Node, catalogue
+from dljob.cluster.hardware import Hardware
 from dljob.perf.fit.fitting import OUTLIER, agreeing
 from dljob.perf.step.compute import catalogue_curve
 from dljob.perf.step.core_scaling import CoreUse
@@ -137,14 +138,14 @@ def _beside_estimate(
     hardware, node = hardware_of(device, learned), nodes.get(device)
     sheet = catalogue.gpu_or_assumed(device)
     is_gpu = node.is_gpu if node else catalogue.gpu(device) is not None
-    unknown = is_gpu and sheet.assumed and not catalogue.is_part(device) and hardware is None
+    unknown = is_gpu and sheet.assumed and not catalogue.is_part(device)
     unseen = not is_gpu and node is None and all(point.cores is None for point in known.points)
     if not known.points or unknown or unseen:
         return None
 
-    def seconds(cores: float, point: LearnedPoint) -> float:
+    def seconds(cores: float, point: LearnedPoint, probed: Hardware | None) -> float:
         chip = sheet if is_gpu else catalogue.cpu(device, cores)
-        chip = chip if hardware is None else hardware.device(chip, cores)
+        chip = chip if probed is None else probed.device(chip, cores)
         use = None if is_gpu else CoreUse(cores, point.ranks, max(cores * point.ranks, node.cpu if node else 0.0))
         return catalogue_curve(workload, chip, cores, use).seconds(point.batch)
 
@@ -154,7 +155,8 @@ def _beside_estimate(
         low, high = min(1.0, most, asked), max(1.0, most, asked)
         if point.cores is not None:
             low, high = (low if point.cores == 1 else float(point.cores)), float(point.cores)
-        found = seconds(low, point), seconds(high, point)
+        # A probe may have run on a busy node, so that measurements of the model count more than the probe.
+        found = [seconds(cores, point, probed) for cores in (low, high) for probed in {None, hardware}]
         return min(found), max(found)
 
     ratios = []
@@ -186,7 +188,7 @@ def _judged(key: Key, known: Learned, profiles: Mapping[Key, _Profile], stated: 
     text = (
         f"found {duration(wrong[0].compute_s)} for a step of {samples(wrong[0].batch)}; expected "
         f"{duration(low_s / profile.faster)} to {duration(high_s * SLOWER)}, because the estimate is "
-        f"{duration(low_s)}"
+        + " to ".join(dict.fromkeys((duration(low_s), duration(high_s))))
     )
     if len(wrong) == len(pairs):
         return Learned(noise=known.noise, hardware=known.hardware, doubts=(*known.doubts, text))
