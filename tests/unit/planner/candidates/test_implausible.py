@@ -166,3 +166,23 @@ def test_a_gpu_without_a_data_sheet_keeps_its_profile_beside_a_probe() -> None:
     busy = Hardware(TimeFactors(**dict.fromkeys(vars(TimeFactors()), 90.0)))
     learned = {("resnet50", "Neuron-9000"): profile(RESNET, T4, 0.1), (KEY, "Neuron-9000"): Learned(hardware=busy)}
     assert without_implausible(RESNET, cluster, learned) == learned
+
+
+@pytest.mark.parametrize("lies", [(0, 1), (0, 3), (2, 3)])
+@pytest.mark.parametrize("lie", [25.0, 0.04])
+def test_of_two_halves_that_disagree_the_one_near_the_estimate_counts(lie: float, lies: tuple[int, int]) -> None:
+    known = profile(RESNET, T4)
+    points = tuple(replace(p, compute_s=lie * p.compute_s) if i in lies else p for i, p in enumerate(known.points))
+    key = "resnet50", T4
+    found = without_implausible(RESNET, GPUS, {key: replace(known, points=points)})[key]
+    assert found.points == tuple(p for i, p in enumerate(known.points) if i not in lies)
+    assert len(found.doubts) == 1
+
+
+def test_of_two_halves_that_disagree_none_counts_on_a_device_without_a_data_sheet() -> None:
+    cluster = view({"count": 2, "device": "Neuron-9000", "gpu": True, "devices": 4, "cpu": 32, "memory": "64Gi"})
+    known, noise = profile(RESNET, T4), NoiseOf("data", 100.0, 50)
+    points = tuple(replace(p, compute_s=25.0 * p.compute_s) if i < 2 else p for i, p in enumerate(known.points))
+    key = "resnet50", "Neuron-9000"
+    found = without_implausible(RESNET, cluster, {key: replace(known, points=points, noise=noise)})[key]
+    assert found == Learned(noise=noise, doubts=found.doubts) and found.doubts

@@ -68,6 +68,11 @@ class _Profile:
     def plausible(self, ratio: float) -> bool:
         return -log(self.faster) <= ratio <= log(SLOWER)
 
+    def without_others(self, known: Learned) -> "_Profile":
+        """Return the profile with only the points of ``known``."""
+        pairs = zip(self.known.points, self.ratios, strict=True)
+        return replace(self, known=known, ratios=tuple(ratio for point, ratio in pairs if point in known.points))
+
     def shifted(self, by: float) -> "_Profile":
         return replace(self, ratios=tuple(ratio - by for ratio in self.ratios), shift=by)
 
@@ -88,12 +93,13 @@ def without_implausible(request: Request, view: ClusterView, learned: Constants)
         return learned
     nodes = {node.device: node for node in view.nodes}
     typed = {request.key(p, again): _variant(workload, p, again) for p in PRECISIONS for again in (False, True)}
-    agreed = {key: _agreeing(found) for key, found in own.items()}
-    profiles = {
-        key: profile
-        for key, found in agreed.items()
-        if (profile := _beside_estimate(found, key[1], typed[key[0]], request, nodes, learned)) is not None
-    }
+    agreed: dict[Key, Learned] = {}
+    profiles: dict[Key, _Profile] = {}
+    for key, found in own.items():
+        profile = _beside_estimate(found, key[1], typed[key[0]], request, nodes, learned)
+        agreed[key] = left = _agreeing(found, profile)
+        if profile is not None:
+            profiles[key] = profile.without_others(left)
     stated = request.model is None
     if stated:
         profiles = _corrected(profiles)
@@ -101,7 +107,7 @@ def without_implausible(request: Request, view: ClusterView, learned: Constants)
     return {**learned, **{key: _plausible_link(found, nodes.get(key[1])) for key, found in changed.items()}}
 
 
-def _corrected(profiles: Mapping[Key, _Profile]) -> Mapping[Key, _Profile]:
+def _corrected(profiles: Mapping[Key, _Profile]) -> dict[Key, _Profile]:
     """Return profiles beside a stated cost that the GPU types, or the CPU types, correct if they are more than two."""
     changed = dict(profiles)
     for is_gpu in (True, False):
@@ -118,17 +124,34 @@ def _variant(workload: Workload, precision: Precision, again: bool) -> Workload:
     return recomputing(typed) if again and typed.checkpointed_nbytes is not None else typed
 
 
-def _agreeing(known: Learned) -> Learned:
-    """Return a profile without points that disagree with most other points of the same layout."""
+def _agreeing(known: Learned, profile: _Profile | None) -> Learned:
+    """Return a profile without points that disagree with most other points of the same layout.
+
+    If at most half of them agree with most others, those near the point nearest to the estimate remain. Without an
+    estimate (``profile`` is None), none of them does. If no point remains, nothing remains but the gradient noise scale.
+    """
     left: list[LearnedPoint] = []
     for kind in dict.fromkeys((p.cores, p.ranks) for p in known.points):
         same = [p for p in known.points if (p.cores, p.ranks) == kind]
-        left += [p for p, agrees in zip(same, agreeing([(p.batch, p.compute_s) for p in same]), strict=True) if agrees]
+        agrees = agreeing([(p.batch, p.compute_s) for p in same])
+        if 2 * sum(agrees) <= len(same):
+            ratios = (
+                [ratio for p, ratio in zip(known.points, profile.ratios, strict=True) if p in same] if profile else []
+            )
+            agrees = [_agree(ratio, min(ratios, key=abs)) for ratio in ratios] or [False] * len(same)
+        left += [p for p, counts in zip(same, agrees, strict=True) if counts]
     if len(left) == len(known.points):
         return known
     batches = ", ".join(str(p.batch) for p in known.points if p not in left)
     text = f"found times for the batch sizes {batches} that differ from the others by more than a factor of {OUTLIER:g}"
+    if not left:
+        return _nothing_of(known, text)
     return replace(known, points=tuple(p for p in known.points if p in left), doubts=(text,))
+
+
+def _nothing_of(known: Learned, text: str) -> Learned:
+    """Return constants without measured times, whose fits would otherwise make predictions look more certain."""
+    return Learned(noise=known.noise, hardware=known.hardware, doubts=(*known.doubts, text))
 
 
 def _beside_estimate(
@@ -191,14 +214,12 @@ def _judged(key: Key, known: Learned, profiles: Mapping[Key, _Profile], stated: 
         + " to ".join(dict.fromkeys((duration(low_s), duration(high_s))))
     )
     if len(wrong) == len(pairs):
-        return Learned(noise=known.noise, hardware=known.hardware, doubts=(*known.doubts, text))
+        return _nothing_of(known, text)
     left = tuple(point for point in known.points if point not in wrong)
     return replace(known, points=left, doubts=(*known.doubts, text))
 
 
-def _contradicted(
-    key: Key, profile: _Profile, ratio: float, profiles: Mapping[Key, _Profile], stated: bool
-) -> bool:
+def _contradicted(key: Key, profile: _Profile, ratio: float, profiles: Mapping[Key, _Profile], stated: bool) -> bool:
     """Return True if there is more evidence for the estimate than for a measurement that is off by exp(``ratio``).
 
     The evidence of another device type is its profile of the same variant of the model. If there is none, it is the
