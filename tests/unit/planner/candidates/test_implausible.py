@@ -108,11 +108,25 @@ def test_a_link_that_is_faster_than_the_stated_network_does_not_count() -> None:
     node = {"count": 2, "device": T4, "devices": 1, "cpu": 8, "memory": "64Gi", "bandwidth": "1.25G"}
     cluster = view(node)
     assert cluster.nodes[0].link_bandwidth_Bps is not None
-    points = profile(RESNET, T4).points
-    fast = Learned(points, link_latency_s=1e-9, link_bandwidth_Bps=100 * cluster.nodes[0].link_bandwidth_Bps)
+    known = profile(RESNET, T4)
+    fast = replace(known, link_latency_s=1e-9, link_bandwidth_Bps=100 * cluster.nodes[0].link_bandwidth_Bps)
     found = decided(RESNET, cluster, {("resnet50", T4): fast})
-    assert found.chosen == decided(RESNET, cluster, {("resnet50", T4): Learned(points)}).chosen
-    assert found.warning is not None and "between ranks" in found.warning
+    unknown = replace(known, link_latency_s=None, link_bandwidth_Bps=None)
+    assert found.chosen == decided(RESNET, cluster, {("resnet50", T4): unknown}).chosen
+    assert found.warning is not None and "at most 20 Gbit/s" in found.warning
+    assert "annotation is wrong" in found.warning and "dljob.dev/network-bandwidth" in found.warning
+    honest = replace(known, link_bandwidth_Bps=1.9 * cluster.nodes[0].link_bandwidth_Bps)
+    assert decided(RESNET, cluster, {("resnet50", T4): honest}).warning is None
+
+
+@pytest.mark.parametrize("steps", [(), (StepPoint(Place(1, 2), 32, 1.0),)])
+def test_the_shared_memory_of_one_node_is_no_lie_about_the_network(steps: tuple[StepPoint, ...]) -> None:
+    """Profiles of older releases have the bandwidth between the ranks of one node as that of the network."""
+    cluster = view({"count": 2, "device": T4, "devices": 1, "cpu": 8, "memory": "64Gi", "bandwidth": "125M"})
+    known = replace(profile(RESNET, T4), steps=steps, link_latency_s=None, link_bandwidth_Bps=None)
+    shared = replace(known, link_latency_s=1e-6, link_bandwidth_Bps=5e9)
+    found = without_implausible(RESNET, cluster, {("resnet50", T4): shared})
+    assert found == {("resnet50", T4): known}
 
 
 SMALL = Request(

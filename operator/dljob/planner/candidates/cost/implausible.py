@@ -1,10 +1,11 @@
 """Leave implausible measurements out of plans: those that contradict data sheets, or the job's other measurements.
 
 If a measured time is far from the estimate by the data sheet, either the measurement is wrong or the estimate. Where
-dljob knows the structure of the model, the estimate counts as one piece of evidence. Each other device type on which the
-model was measured is one, too: for the estimate if it agrees with the estimate, and for the measurement if it is off by
-the same factor. Profiles of one device in several precisions, or with activation checkpointing, are not independent, so
-they count once. A measurement is left out if there is more evidence for the estimate.
+dljob knows the structure of the model, the estimate counts as one piece of evidence. Each other device type on which
+the model was measured is one, too: for the estimate if it agrees with the estimate, and for the measurement if it is
+off by the same factor. Profiles of one device in several precisions, or with activation checkpointing, are not
+independent, so they count once. CPUs are no evidence that a GPU is too slow, and GPUs none about CPUs. A measurement is
+left out if there is more evidence for the estimate.
 
 Where the user states the cost of the model, the estimate counts as none, because users mistake units. A measurement is
 then left out only if at least two other device types contradict it and agree with each other. GPUs are compared with
@@ -128,17 +129,16 @@ def _agreeing(known: Learned, profile: _Profile | None) -> Learned:
     """Return a profile without points that disagree with most other points of the same layout.
 
     If at most half of them agree with most others, those near the point nearest to the estimate remain. Without an
-    estimate (``profile`` is None), none of them does. If no point remains, nothing remains but the gradient noise scale.
+    estimate (``profile`` is None), none of them does. If no point remains, the steps and the link go, too.
     """
     left: list[LearnedPoint] = []
     for kind in dict.fromkeys((p.cores, p.ranks) for p in known.points):
         same = [p for p in known.points if (p.cores, p.ranks) == kind]
         agrees = agreeing([(p.batch, p.compute_s) for p in same])
         if 2 * sum(agrees) <= len(same):
-            ratios = (
-                [ratio for p, ratio in zip(known.points, profile.ratios, strict=True) if p in same] if profile else []
-            )
-            agrees = [_agree(ratio, min(ratios, key=abs)) for ratio in ratios] or [False] * len(same)
+            ratios = dict(zip(known.points, profile.ratios, strict=True)) if profile else {}
+            best = min((ratios[p] for p in same if p in ratios), key=abs, default=0.0)
+            agrees = [p in ratios and _agree(ratios[p], best) for p in same]
         left += [p for p, counts in zip(same, agrees, strict=True) if counts]
     if len(left) == len(known.points):
         return known
@@ -150,7 +150,7 @@ def _agreeing(known: Learned, profile: _Profile | None) -> Learned:
 
 
 def _nothing_of(known: Learned, text: str) -> Learned:
-    """Return constants without measured times, whose fits would otherwise make predictions look more certain."""
+    """Return only the noise scale of a profile. Fits to wrong times would make predictions look more certain."""
     return Learned(noise=known.noise, hardware=known.hardware, doubts=(*known.doubts, text))
 
 
@@ -246,11 +246,20 @@ def _agree(ratio: float, other: float) -> bool:
 
 
 def _plausible_link(known: Learned, node: Node | None) -> Learned:
-    """Return a profile without its link if that is faster than the network that the annotation of ``node`` states."""
+    """Return a profile without its link if that is faster than the network that the annotation of ``node`` states.
+
+    It is implausible only if a run on several nodes measured it. In profiles of older releases, it may be the shared
+    memory of one node, which says nothing about the network.
+    """
     stated = node.link_bandwidth_Bps if node else None
     if stated is None or known.link_bandwidth_Bps is None or known.link_bandwidth_Bps <= FASTER_LINK * stated:
         return known
-    found = rate(known.link_bandwidth_Bps)
-    text = f"found {found} between ranks; expected at most {rate(stated)}, which the nodes' annotation states"
-    doubts = (*known.doubts, text)
+    doubts = known.doubts
+    if any(step.place.nodes > 1 for step in known.steps):
+        found, most = rate(known.link_bandwidth_Bps), rate(FASTER_LINK * stated)
+        text = (
+            f"found {found} between nodes; expected at most {most}, {FASTER_LINK:g} times the bandwidth in the nodes' "
+            "annotation dljob.dev/network-bandwidth. If the annotation is wrong, correct it"
+        )
+        doubts = (*doubts, text)
     return replace(known, link_latency_s=None, link_bandwidth_Bps=None, link_spread=None, doubts=doubts)
