@@ -16,6 +16,8 @@ MAX_FACTOR = 10.0
 use differ from the catalogue's generic core by less than a factor of 4."""
 MAX_ASSUMED_FACTOR = 100.0
 """``MAX_FACTOR`` of a GPU that is not in the catalogue, and therefore has the data sheet of another GPU."""
+IMPOSSIBLE = 3.0
+"""Multiple of the largest believable ratio beyond which no machine can be. Nearer values count as the bound."""
 DISK_LIMITS_Bps = (1e6, 3e10)
 LINK_LIMITS_Bps = (1e5, 1e12)
 LATENCY_LIMITS_s = (1e-8, 1.0)
@@ -64,40 +66,57 @@ class Hardware:
     def believed(self, assumed: bool = False, core: Device | None = None) -> Self:
         """Return a copy without values that are implausible compared with data sheets, which ``doubts`` then lists.
 
-        If one factor is implausible, no factor counts, because the same steps measured them all. Any other implausible
-        value counts as not measured. ``assumed``: True if the catalogue does not have the device. ``core``: the data
-        sheet of one core, whose memory bandwidth the measured one must resemble; None for a GPU.
+        A factor beyond its bound, as on a busy node, gets the value of the bound. If one factor is impossible
+        (``IMPOSSIBLE``), nothing counts that the same steps measured: the factors, their deviation, and the use of
+        several cores. The memory bandwidth of a core has bounds of the same kind. Any other implausible value counts as
+        not measured. ``assumed``: True if the catalogue does not have the device. ``core``: the data sheet of one core,
+        whose memory bandwidth the measured one must resemble; None for a GPU.
         """
-        most = MAX_ASSUMED_FACTOR if assumed else MAX_FACTOR
         doubts: list[str] = []
-        wrong = {name: value for name, value in vars(self.factors).items() if not 1 / most <= value <= most}
-        if wrong:
-            found = ", ".join(f"{name} {value:.3g}" for name, value in wrong.items())
-            doubts.append(
-                f"factors: found {found} times the time of the data sheet; expected {1 / most:g} to {most:g} times. "
-                "The plan uses the data sheet"
-            )
+        fitted = self._believed_fit(MAX_ASSUMED_FACTOR if assumed else MAX_FACTOR, doubts)
         memory = MEMORY_LIMITS_Bps
         if core is not None:
             memory = core.memory_bandwidth_Bps / MAX_FACTOR, core.memory_bandwidth_Bps * MAX_FACTOR
         return replace(
-            self,
-            factors=NOMINAL if wrong else self.factors,
-            memory_Bps=_believed_rate("memory", self.memory_Bps, memory, doubts),
+            fitted,
+            memory_Bps=_believed_rate("memory", self.memory_Bps, memory, doubts, 1.0 if core is None else IMPOSSIBLE),
             disk_Bps=_believed_rate("disk", self.disk_Bps, DISK_LIMITS_Bps, doubts),
             near=_believed_link("link within the node", self.near, doubts),
             far=_believed_link("link between nodes", self.far, doubts),
             doubts=tuple(doubts),
         )
 
+    def _believed_fit(self, most: float, doubts: list[str]) -> Self:
+        """Return a copy with factors from 1 / ``most`` to ``most``, and without the fit if a factor is impossible."""
+        wrong = {name: value for name, value in vars(self.factors).items() if not 1 / most <= value <= most}
+        if not wrong:
+            return self
+        bounded = {name: min(max(value, 1 / most), most) for name, value in wrong.items()}
+        limit = most * IMPOSSIBLE
+        possible = all(1 / limit <= value <= limit for value in wrong.values())
+        found = ", ".join(f"{name} {value:.3g}" for name, value in wrong.items())
+        used = ", ".join(f"{name} {value:g}" for name, value in bounded.items()) if possible else "the data sheet"
+        doubts.append(
+            f"factors: found {found} times the time of the data sheet; expected {1 / most:g} to {most:g} times. "
+            f"The plan uses {used}"
+        )
+        if possible:
+            return replace(self, factors=replace(self.factors, **bounded))
+        return replace(self, factors=NOMINAL, deviation=0.0, serial=None, memory_cores=None)
 
-def _believed_rate(name: str, value: float | None, limits: tuple[float, float], doubts: list[str]) -> float | None:
-    if value is None or limits[0] <= value <= limits[1]:
+
+def _believed_rate(
+    name: str, value: float | None, limits: tuple[float, float], doubts: list[str], margin: float = 1.0
+) -> float | None:
+    """Return ``value``, the nearest of ``limits`` if ``value`` exceeds it by at most a factor ``margin``, or None."""
+    low, high = limits
+    if value is None or low <= value <= high:
         return value
-    doubts.append(
-        f"{name}: found {value:.3g} B/s; expected {limits[0]:g} to {limits[1]:g} B/s. The plan does not use this value"
-    )
-    return None
+    bound = min(max(value, low), high)
+    possible = margin > 1 and low / margin <= value <= high * margin
+    used = f"uses {bound:g} B/s" if possible else "does not use this value"
+    doubts.append(f"{name}: found {value:.3g} B/s; expected {low:g} to {high:g} B/s. The plan {used}")
+    return bound if possible else None
 
 
 def _believed_link(name: str, link: LinkSpeed | None, doubts: list[str]) -> LinkSpeed | None:

@@ -254,7 +254,8 @@ def measurements(spec: DLJobSpec, report: Report, accepted: StoredPlan | None) -
     Return None without a plan, because only devices that the plan names count. Return None also for a plan with model
     parallelism, and for a job whose spec lacks fields that describe its training (``spec.missing``). The field
     ``place`` of the result is set only for a plan with one group of pods, without a parameter server and without
-    gradient accumulation.
+    gradient accumulation. The link of a run on one node is left out, because it is the node's shared memory, and not
+    the network.
     """
     if accepted is None or accepted.plan.splits_model or spec.missing:
         return None
@@ -265,6 +266,8 @@ def measurements(spec: DLJobSpec, report: Report, accepted: StoredPlan | None) -
     mixed = {device for device, found in layouts.items() if len(found) > 1}  # The report does not tell them apart.
     measured = set(devices(report)) - mixed
     report = of_micro_batches(report, accepted.plan)
+    if sum(group.nodes for group in accepted.groups) == 1:
+        report = report.model_copy(update={"link_latency_s": None, "link_bandwidth_Bps": None})
     planned = tuple(sorted({group.device for group in accepted.groups} & measured))
     place = None
     # Measured steps of several ranks serve to predict steps whose whole backward pass hides communication.

@@ -120,18 +120,39 @@ def test_a_gpu_is_compared_by_its_roofline_also_in_16_bits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("factor", "assumed", "counts"), [(100.0, False, False), (0.001, False, False), (50.0, True, True)]
-)
-def test_no_factor_counts_if_one_is_absurd(factor: float, assumed: bool, counts: bool) -> None:
-    given = TimeFactors(product=factor, host=1.5)
-    found = Hardware(given).believed(assumed)
-    assert found.factors == (given if counts else TimeFactors())
-    assert [doubt.partition(":")[0] for doubt in found.doubts] == ([] if counts else ["factors"])
+    ("factor", "assumed", "expected"),
+    [
+        (9.9, False, 9.9), (10.1, False, 10.0), (29.0, False, 10.0), (0.04, False, 0.1), (100.0, False, None),
+        (0.001, False, None), (50.0, True, 50.0), (250.0, True, 100.0), (400.0, True, None),
+    ],
+)  # fmt: skip
+def test_factors_are_bounded_and_none_counts_if_one_is_absurd(
+    factor: float, assumed: bool, expected: float | None
+) -> None:
+    given = Hardware(
+        TimeFactors(product=factor, host=1.5), deviation=0.1, serial=0.3, memory_cores=2.0, memory_Bps=1e10
+    )
+    found = given.believed(assumed)
+    if expected is None:
+        assert replace(found, doubts=()) == Hardware(memory_Bps=1e10)
+    else:
+        assert found.factors.product == pytest.approx(expected)
+        assert replace(found, factors=given.factors, doubts=()) == given
+        assert found.factors.host == 1.5
+    assert [doubt.partition(":")[0] for doubt in found.doubts] == ([] if expected == factor else ["factors"])
 
 
-@pytest.mark.parametrize("lie", [100.0, 0.01])
+@pytest.mark.parametrize(("part", "expected"), [(9.0, 9.0), (11.0, 10.0), (0.04, 0.1), (31.0, None), (0.03, None)])
+def test_the_memory_bandwidth_of_a_core_is_bounded_unless_it_is_absurd(part: float, expected: float | None) -> None:
+    sheet_Bps = CORE.memory_bandwidth_Bps
+    found = Hardware(memory_Bps=part * sheet_Bps).believed(core=CORE)
+    assert found.memory_Bps == (None if expected is None else pytest.approx(expected * sheet_Bps))
+    assert len(found.doubts) == (0 if expected == part else 1)
+
+
+@pytest.mark.parametrize("lie", [200.0, 0.005])
 @pytest.mark.parametrize("honest", [0.25, 1.0, 4.0])
-def test_a_probe_that_is_off_by_100_changes_no_plan(lie: float, honest: float) -> None:
+def test_a_probe_that_is_off_by_200_changes_no_plan(lie: float, honest: float) -> None:
     def planned(factor: float | None) -> Decision:
         factors = HardwareFactors(**dict.fromkeys(HardwareFactors.model_fields, factor or 1.0))
         probed = HardwareProfile(factors=factors, memory_bytes_per_second=12e9 / (factor or 1.0))

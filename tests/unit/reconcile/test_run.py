@@ -65,6 +65,14 @@ class TestData:
         assert status(step(corrected)).phase is not Phase.FAILED
 
 
+@pytest.mark.parametrize(("nodes", "expected"), [(1, None), (2, 5e8)])
+def test_only_runs_on_several_nodes_measure_the_network(nodes: int, expected: float | None) -> None:
+    spec = {**DIGITS, "nodes": {"min": nodes, "max": nodes}}
+    desired = step(done(spec=spec, step_s=0.5, link_latency_s=1e-4, link_bandwidth_Bps=5e8))
+    assert desired.measurements is not None
+    assert desired.measurements.report.link_bandwidth_Bps == expected
+
+
 class TestUntil:
     SPEC: Json = {**DIGITS, "until": {"metric": "accuracy", "atLeast": 0.9, "patience": 3}}
 

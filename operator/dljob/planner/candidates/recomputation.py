@@ -65,7 +65,8 @@ def with_estimates(request: Request, workload: Workload, learned: Constants) -> 
 
     ``learned``: measured constants by (``request.key``, device). The estimate of a computing time is the measured one,
     multiplied by the ratio of the times that the catalogue predicts with and without recomputing. Communication stays
-    as measured. Return ``learned`` unchanged for jobs that do not ask for activation checkpointing.
+    as measured. Warnings (``Learned.doubts``) stay with the profile that they are about. Return ``learned`` unchanged
+    for jobs that do not ask for activation checkpointing.
     """
     if request.recomputation == "Never" or workload.checkpointed_nbytes is None:
         return learned
@@ -76,8 +77,12 @@ def with_estimates(request: Request, workload: Workload, learned: Constants) -> 
         both = {plain: typed, again: recomputing(typed)}
         for (key, device), known in learned.items():
             other = {plain: again, again: plain}.get(key)
-            if other is not None and known.points and not learned.get((other, device), Learned()).points:
-                found[other, device] = _estimated(known, device, both[key], both[other])
+            if other is None or not known.points:
+                continue
+            before = learned.get((other, device), Learned())
+            if not before.points:
+                estimated = _estimated(known, device, both[key], both[other])
+                found[other, device] = replace(estimated, doubts=before.doubts, noise=before.noise or known.noise)
     return found
 
 

@@ -5,10 +5,14 @@ from dataclasses import replace
 import pytest
 
 from dljob.calibrate import Learned, LearnedPoint, Place, StepPoint
+from dljob.calibrate.noise import NoiseOf
 from dljob.cluster import ClusterView, catalogue
+from dljob.cluster.catalogue import TimeFactors
+from dljob.cluster.hardware import KEY, Hardware
 from dljob.perf.step.compute import catalogue_curve
 from dljob.perf.step.core_scaling import CoreUse
 from dljob.planner import Request
+from dljob.planner.candidates.cost.implausible import without_implausible
 from dljob.planner.candidates.request_workload import workload_of
 from support.planner_questions import A100, DIGITS, RESNET, T4, decided, view
 
@@ -104,8 +108,95 @@ def test_a_link_that_is_faster_than_the_stated_network_does_not_count() -> None:
     node = {"count": 2, "device": T4, "devices": 1, "cpu": 8, "memory": "64Gi", "bandwidth": "1.25G"}
     cluster = view(node)
     assert cluster.nodes[0].link_bandwidth_Bps is not None
-    points = profile(RESNET, T4).points
-    fast = Learned(points, link_latency_s=1e-9, link_bandwidth_Bps=100 * cluster.nodes[0].link_bandwidth_Bps)
+    known = profile(RESNET, T4)
+    fast = replace(known, link_latency_s=1e-9, link_bandwidth_Bps=100 * cluster.nodes[0].link_bandwidth_Bps)
     found = decided(RESNET, cluster, {("resnet50", T4): fast})
-    assert found.chosen == decided(RESNET, cluster, {("resnet50", T4): Learned(points)}).chosen
-    assert found.warning is not None and "between ranks" in found.warning
+    unknown = replace(known, link_latency_s=None, link_bandwidth_Bps=None)
+    assert found.chosen == decided(RESNET, cluster, {("resnet50", T4): unknown}).chosen
+    assert found.warning is not None and "at most 20 Gbit/s" in found.warning
+    assert "annotation is wrong" in found.warning and "dljob.dev/network-bandwidth" in found.warning
+    honest = replace(known, link_bandwidth_Bps=1.9 * cluster.nodes[0].link_bandwidth_Bps)
+    assert decided(RESNET, cluster, {("resnet50", T4): honest}).warning is None
+
+
+@pytest.mark.parametrize("steps", [(), (StepPoint(Place(1, 2), 32, 1.0),)])
+def test_the_shared_memory_of_one_node_is_no_lie_about_the_network(steps: tuple[StepPoint, ...]) -> None:
+    """Profiles of older releases have the bandwidth between the ranks of one node as that of the network."""
+    cluster = view({"count": 2, "device": T4, "devices": 1, "cpu": 8, "memory": "64Gi", "bandwidth": "125M"})
+    known = replace(profile(RESNET, T4), steps=steps, link_latency_s=None, link_bandwidth_Bps=None)
+    shared = replace(known, link_latency_s=1e-6, link_bandwidth_Bps=5e9)
+    found = without_implausible(RESNET, cluster, {("resnet50", T4): shared})
+    assert found == {("resnet50", T4): known}
+
+
+SMALL = Request(
+    job="j", global_batch=512, total_steps=1000, profile="mine", parameters=1_000_000, flops_per_sample=3e8,
+    activation_nbytes_per_sample=10**5, sample_nbytes=0,
+)  # fmt: skip
+MIXED = view(
+    *({"count": 2, "device": name, "devices": 4, "cpu": 32, "memory": "64Gi"} for name in (A100, T4, V100)),
+    {"count": 3, "cpu": 4, "memory": "8Gi"},
+)
+
+
+@pytest.mark.parametrize("slow", [100.0, 300.0])
+@pytest.mark.parametrize("others", [(("cpu", 1.0),), ((T4, 1.0),), (("cpu", 1.0), (T4, 1.0)), (("cpu", 0.1),)])
+def test_a_gpu_that_waits_for_a_script_keeps_its_profile(slow: float, others: tuple[tuple[str, float], ...]) -> None:
+    """A script that launches many small kernels is far slower than the roofline of a GPU, but not on a CPU."""
+    learned = {("mine", name): profile(SMALL, name, factor) for name, factor in ((A100, slow), *others)}
+    assert without_implausible(SMALL, MIXED, learned) == learned
+
+
+def test_slow_gpus_do_not_make_the_profile_of_a_cpu_look_too_fast() -> None:
+    learned = {("mine", name): profile(SMALL, name, f) for name, f in ((A100, 100.0), (V100, 100.0), ("cpu", 1.0))}
+    assert without_implausible(SMALL, MIXED, learned) == learned
+
+
+def test_a_gpu_at_full_speed_beside_one_that_waits_is_no_lie_about_an_overstated_cost() -> None:
+    learned = {("mine", A100): profile(SMALL, A100, 0.2), ("mine", T4): profile(SMALL, T4, 0.01)}
+    assert without_implausible(SMALL, MIXED, learned) == learned
+
+
+def test_variants_of_one_device_have_one_vote() -> None:
+    """Three GPUs say that the estimate is wrong. A fourth one, in three precisions, does not outvote them."""
+    p100 = "Tesla-P100-PCIE-16GB"
+    learned = {("resnet50", name): profile(RESNET, name, 60.0) for name in (T4, V100, p100)}
+    learned |= {(f"resnet50{suffix}", A100): profile(RESNET, A100) for suffix in ("", ".bf16", ".fp16")}
+    assert without_implausible(RESNET, GPUS, learned) == learned
+
+
+@pytest.mark.parametrize("factor", [0.1, 1.0, 9.0])
+@pytest.mark.parametrize("honest", [0.25, 0.5, 1.0, 4.0])
+def test_a_probe_on_a_busy_node_does_not_discard_honest_profiles(factor: float, honest: float) -> None:
+    factors = TimeFactors(**dict.fromkeys(vars(TimeFactors()), factor))
+    learned = {("digits-cnn", "cpu"): profile(DIGITS, "cpu", honest), (KEY, "cpu"): Learned(hardware=Hardware(factors))}
+    assert without_implausible(DIGITS, CPUS, learned) == learned
+    lie = learned | {("digits-cnn", "cpu"): profile(DIGITS, "cpu", 0.001)}
+    assert without_implausible(DIGITS, CPUS, lie)["digits-cnn", "cpu"].doubts
+
+
+def test_a_gpu_without_a_data_sheet_keeps_its_profile_beside_a_probe() -> None:
+    cluster = view({"count": 2, "device": "Neuron-9000", "gpu": True, "devices": 4, "cpu": 32, "memory": "64Gi"})
+    busy = Hardware(TimeFactors(**dict.fromkeys(vars(TimeFactors()), 90.0)))
+    learned = {("resnet50", "Neuron-9000"): profile(RESNET, T4, 0.1), (KEY, "Neuron-9000"): Learned(hardware=busy)}
+    assert without_implausible(RESNET, cluster, learned) == learned
+
+
+@pytest.mark.parametrize("lies", [(0, 1), (0, 3), (2, 3)])
+@pytest.mark.parametrize("lie", [25.0, 0.04])
+def test_of_two_halves_that_disagree_the_one_near_the_estimate_counts(lie: float, lies: tuple[int, int]) -> None:
+    known = profile(RESNET, T4)
+    points = tuple(replace(p, compute_s=lie * p.compute_s) if i in lies else p for i, p in enumerate(known.points))
+    key = "resnet50", T4
+    found = without_implausible(RESNET, GPUS, {key: replace(known, points=points)})[key]
+    assert found.points == tuple(p for i, p in enumerate(known.points) if i not in lies)
+    assert len(found.doubts) == 1
+
+
+def test_of_two_halves_that_disagree_none_counts_on_a_device_without_a_data_sheet() -> None:
+    cluster = view({"count": 2, "device": "Neuron-9000", "gpu": True, "devices": 4, "cpu": 32, "memory": "64Gi"})
+    known, noise = profile(RESNET, T4), NoiseOf("data", 100.0, 50)
+    points = tuple(replace(p, compute_s=25.0 * p.compute_s) if i < 2 else p for i, p in enumerate(known.points))
+    key = "resnet50", "Neuron-9000"
+    found = without_implausible(RESNET, cluster, {key: replace(known, points=points, noise=noise)})[key]
+    assert found == Learned(noise=noise, doubts=found.doubts) and found.doubts

@@ -7,6 +7,7 @@ import pytest
 
 from dljob.calibrate import LearnedPoint, StepPoint
 from dljob.calibrate.learned import Place
+from dljob.calibrate.noise import NoiseOf
 from dljob.cluster import ClusterView, catalogue
 from dljob.perf.resources import memory
 from dljob.perf.step.compute import catalogue_curve, roofline, update_s
@@ -152,6 +153,33 @@ def test_measurements_count_with_or_without_it() -> None:
     assert with_estimates(replace(asked, recomputation="Never"), plain, {("x", A100): Learned(points)}).keys() == {
         ("x", A100)
     }
+
+
+def test_estimates_keep_warnings_with_the_profile_that_they_are_about() -> None:
+    plain, asked = reference("GPT-2", "AdamW"), replace(XL, like="GPT-2", recomputation="Always")
+    points, noise = (LearnedPoint(16, 100.0, 50), LearnedPoint(64, 400.0, 50)), NoiseOf("data", 100.0, 50)
+    measured, left_out = Learned(points, doubts=("found a",)), Learned(noise=noise, doubts=("found b",))
+    for first, second in (("x", "x.checkpointed"), ("x.checkpointed", "x")):
+        found = with_estimates(asked, plain, {(first, A100): measured, (second, A100): left_out})
+        assert found[first, A100] == measured
+        assert found[second, A100].points and found[second, A100].noise == noise
+        assert found[second, A100].doubts == ("found b",)
+        assert with_estimates(asked, plain, {(first, A100): measured})[second, A100].doubts == ()
+
+
+@pytest.mark.parametrize("lie", ["gpt-mini", "gpt-mini.checkpointed"])
+def test_plans_name_an_implausible_profile_beside_an_estimate_of_the_same_variant(lie: str) -> None:
+    asked, sheet = replace(MINI, recomputation="Auto"), catalogue.gpu(T4)
+    assert sheet is not None
+    curve = roofline(builtin("gpt-mini", None), sheet)
+    honest = Learned(tuple(LearnedPoint(b, curve.seconds(b), 50) for b in (8, 16, 32)))
+    wrong = Learned(tuple(LearnedPoint(b, 100 * curve.seconds(b), 50) for b in (8, 16, 32)))
+    learned = {(key, T4): wrong if key == lie else honest for key in ("gpt-mini", "gpt-mini.checkpointed")}
+    warning = decided(asked, gpus(T4, 1), learned).warning or ""
+    assert warning.count("profile of ") == 1 and f"profile of {lie} on" in warning
+    mixed = Learned((*honest.points, LearnedPoint(64, 1000.0, 50)))
+    warning = decided(asked, gpus(T4, 1), {(lie, T4): mixed}).warning or ""
+    assert warning.count("profile of ") == 1 and f"profile of {lie} on" in warning
 
 
 def test_a_slow_measurement_does_not_make_recomputing_look_fast() -> None:

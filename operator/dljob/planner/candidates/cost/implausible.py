@@ -1,10 +1,15 @@
 """Leave implausible measurements out of plans: those that contradict data sheets, or the job's other measurements.
 
 If a measured time is far from the estimate by the data sheet, either the measurement is wrong or the estimate. Where
-dljob knows the structure of the model, the estimate counts as one piece of evidence. Where the user states the cost of
-the model, it counts as none, because users mistake units. Each other profile of the model is evidence, too: for the
-estimate if it agrees with the estimate, and for the measurement if it is off by the same factor. A measurement is left
-out if there is more evidence for the estimate.
+dljob knows the structure of the model, the estimate counts as one piece of evidence. Each other device type on which
+the model was measured is one, too: for the estimate if it agrees with the estimate, and for the measurement if it is
+off by the same factor. Profiles of one device in several precisions, or with activation checkpointing, are not
+independent, so they count once. CPUs are no evidence that a GPU is too slow, and GPUs none about CPUs. A measurement is
+left out if there is more evidence for the estimate.
+
+Where the user states the cost of the model, the estimate counts as none, because users mistake units. A measurement is
+then left out only if at least two other device types contradict it and agree with each other. GPUs are compared with
+GPUs, and CPUs with CPUs, because a script that launches many small kernels is slow on every GPU, but not on a CPU.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,6 +20,7 @@ from statistics import median
 from dlcontract import Precision
 from dljob.calibrate.learned import Learned, LearnedPoint, hardware_of
 from dljob.cluster import ClusterView, Node, catalogue
+from dljob.cluster.hardware import Hardware
 from dljob.perf.fit.fitting import OUTLIER, agreeing
 from dljob.perf.step.compute import catalogue_curve
 from dljob.perf.step.core_scaling import CoreUse
@@ -27,6 +33,8 @@ from dljob.planner.types.texts import duration, rate, samples
 FASTER = 8.0
 """Largest plausible ratio of estimated to measured time. Estimates assume at least a quarter of a GPU's peak, and CPU
 cores in use are at most four times as fast as the catalogue's generic core. The rest is a margin."""
+LAUNCH_BOUND = 4.0
+"""Factor on ``FASTER`` for a stated cost. It is corrected by other devices, which may wait for launches of kernels."""
 UNKNOWN_UNITS = 4.0
 """Factor on ``FASTER`` for 16-bit numbers on CPUs, which may have units for them that labels do not show."""
 SLOWER = 20.0
@@ -48,6 +56,7 @@ class _Profile:
     """
 
     known: Learned
+    is_gpu: bool
     ratios: tuple[float, ...]
     faster: float
     estimate: Callable[[LearnedPoint], tuple[float, float]]
@@ -59,6 +68,11 @@ class _Profile:
 
     def plausible(self, ratio: float) -> bool:
         return -log(self.faster) <= ratio <= log(SLOWER)
+
+    def without_others(self, known: Learned) -> "_Profile":
+        """Return the profile with only the points of ``known``."""
+        pairs = zip(self.known.points, self.ratios, strict=True)
+        return replace(self, known=known, ratios=tuple(ratio for point, ratio in pairs if point in known.points))
 
     def shifted(self, by: float) -> "_Profile":
         return replace(self, ratios=tuple(ratio - by for ratio in self.ratios), shift=by)
@@ -80,18 +94,30 @@ def without_implausible(request: Request, view: ClusterView, learned: Constants)
         return learned
     nodes = {node.device: node for node in view.nodes}
     typed = {request.key(p, again): _variant(workload, p, again) for p in PRECISIONS for again in (False, True)}
-    agreed = {key: _agreeing(found) for key, found in own.items()}
-    profiles = {
-        key: profile
-        for key, found in agreed.items()
-        if (profile := _beside_estimate(found, key[1], typed[key[0]], request, nodes, learned)) is not None
-    }
+    agreed: dict[Key, Learned] = {}
+    profiles: dict[Key, _Profile] = {}
+    for key, found in own.items():
+        profile = _beside_estimate(found, key[1], typed[key[0]], request, nodes, learned)
+        agreed[key] = left = _agreeing(found, profile)
+        if profile is not None:
+            profiles[key] = profile.without_others(left)
     stated = request.model is None
-    if stated and len(profiles) > 2:
-        shift = median(each.ratio for each in profiles.values())
-        profiles = {key: each.shifted(shift) for key, each in profiles.items()}
+    if stated:
+        profiles = _corrected(profiles)
     changed = {key: _judged(key, found, profiles, stated) for key, found in agreed.items()}
     return {**learned, **{key: _plausible_link(found, nodes.get(key[1])) for key, found in changed.items()}}
+
+
+def _corrected(profiles: Mapping[Key, _Profile]) -> dict[Key, _Profile]:
+    """Return profiles beside a stated cost that the GPU types, or the CPU types, correct if they are more than two."""
+    changed = dict(profiles)
+    for is_gpu in (True, False):
+        alike = {key: each for key, each in profiles.items() if each.is_gpu == is_gpu}
+        devices = dict.fromkeys(device for _, device in alike)
+        ratios = [median(each.ratio for (_, name), each in alike.items() if name == device) for device in devices]
+        if len(ratios) > 2:
+            changed |= {key: each.shifted(median(ratios)) for key, each in alike.items()}
+    return changed
 
 
 def _variant(workload: Workload, precision: Precision, again: bool) -> Workload:
@@ -99,17 +125,33 @@ def _variant(workload: Workload, precision: Precision, again: bool) -> Workload:
     return recomputing(typed) if again and typed.checkpointed_nbytes is not None else typed
 
 
-def _agreeing(known: Learned) -> Learned:
-    """Return a profile without points that disagree with most other points of the same layout."""
+def _agreeing(known: Learned, profile: _Profile | None) -> Learned:
+    """Return a profile without points that disagree with most other points of the same layout.
+
+    If at most half of them agree with most others, those near the point nearest to the estimate remain. Without an
+    estimate (``profile`` is None), none of them does. If no point remains, the steps and the link go, too.
+    """
     left: list[LearnedPoint] = []
     for kind in dict.fromkeys((p.cores, p.ranks) for p in known.points):
         same = [p for p in known.points if (p.cores, p.ranks) == kind]
-        left += [p for p, agrees in zip(same, agreeing([(p.batch, p.compute_s) for p in same]), strict=True) if agrees]
+        agrees = agreeing([(p.batch, p.compute_s) for p in same])
+        if 2 * sum(agrees) <= len(same):
+            ratios = dict(zip(known.points, profile.ratios, strict=True)) if profile else {}
+            best = min((ratios[p] for p in same if p in ratios), key=abs, default=0.0)
+            agrees = [p in ratios and _agree(ratios[p], best) for p in same]
+        left += [p for p, counts in zip(same, agrees, strict=True) if counts]
     if len(left) == len(known.points):
         return known
     batches = ", ".join(str(p.batch) for p in known.points if p not in left)
     text = f"found times for the batch sizes {batches} that differ from the others by more than a factor of {OUTLIER:g}"
+    if not left:
+        return _nothing_of(known, text)
     return replace(known, points=tuple(p for p in known.points if p in left), doubts=(text,))
+
+
+def _nothing_of(known: Learned, text: str) -> Learned:
+    """Return only the noise scale of a profile. Fits to wrong times would make predictions look more certain."""
+    return Learned(noise=known.noise, hardware=known.hardware, doubts=(*known.doubts, text))
 
 
 def _beside_estimate(
@@ -119,14 +161,14 @@ def _beside_estimate(
     hardware, node = hardware_of(device, learned), nodes.get(device)
     sheet = catalogue.gpu_or_assumed(device)
     is_gpu = node.is_gpu if node else catalogue.gpu(device) is not None
-    unknown = is_gpu and sheet.assumed and not catalogue.is_part(device) and hardware is None
+    unknown = is_gpu and sheet.assumed and not catalogue.is_part(device)
     unseen = not is_gpu and node is None and all(point.cores is None for point in known.points)
     if not known.points or unknown or unseen:
         return None
 
-    def seconds(cores: float, point: LearnedPoint) -> float:
+    def seconds(cores: float, point: LearnedPoint, probed: Hardware | None) -> float:
         chip = sheet if is_gpu else catalogue.cpu(device, cores)
-        chip = chip if hardware is None else hardware.device(chip, cores)
+        chip = chip if probed is None else probed.device(chip, cores)
         use = None if is_gpu else CoreUse(cores, point.ranks, max(cores * point.ranks, node.cpu if node else 0.0))
         return catalogue_curve(workload, chip, cores, use).seconds(point.batch)
 
@@ -136,7 +178,8 @@ def _beside_estimate(
         low, high = min(1.0, most, asked), max(1.0, most, asked)
         if point.cores is not None:
             low, high = (low if point.cores == 1 else float(point.cores)), float(point.cores)
-        found = seconds(low, point), seconds(high, point)
+        # A probe may have run on a busy node, so that measurements of the model count more than the probe.
+        found = [seconds(cores, point, probed) for cores in (low, high) for probed in {None, hardware}]
         return min(found), max(found)
 
     ratios = []
@@ -144,7 +187,8 @@ def _beside_estimate(
         low_s, high_s = estimate(point)
         ratios.append(log(point.compute_s / max(low_s, min(point.compute_s, high_s))))
     faster = FASTER * (UNKNOWN_UNITS if not is_gpu and workload.precision != "FP32" else 1.0)
-    return _Profile(known, tuple(ratios), faster, estimate)
+    faster *= LAUNCH_BOUND if request.model is None else 1.0
+    return _Profile(known, is_gpu, tuple(ratios), faster, estimate)
 
 
 def _judged(key: Key, known: Learned, profiles: Mapping[Key, _Profile], stated: bool) -> Learned:
@@ -155,13 +199,11 @@ def _judged(key: Key, known: Learned, profiles: Mapping[Key, _Profile], stated: 
     profile = profiles.get(key)
     if profile is None:
         return known
-    others = [each.ratio for name, each in profiles.items() if name != key and name[1] != key[1]]
-    for_estimate = (0 if stated else 1) + sum(map(profile.plausible, others))
     pairs = list(zip(known.points, profile.ratios, strict=True))
     wrong = [
         point
         for point, ratio in pairs
-        if not profile.plausible(ratio) and for_estimate > sum(abs(other - ratio) <= log(OUTLIER) for other in others)
+        if not profile.plausible(ratio) and _contradicted(key, profile, ratio, profiles, stated)
     ]
     if not wrong:
         return known
@@ -169,20 +211,55 @@ def _judged(key: Key, known: Learned, profiles: Mapping[Key, _Profile], stated: 
     text = (
         f"found {duration(wrong[0].compute_s)} for a step of {samples(wrong[0].batch)}; expected "
         f"{duration(low_s / profile.faster)} to {duration(high_s * SLOWER)}, because the estimate is "
-        f"{duration(low_s)}"
+        + " to ".join(dict.fromkeys((duration(low_s), duration(high_s))))
     )
     if len(wrong) == len(pairs):
-        return Learned(noise=known.noise, hardware=known.hardware, doubts=(*known.doubts, text))
+        return _nothing_of(known, text)
     left = tuple(point for point in known.points if point not in wrong)
     return replace(known, points=left, doubts=(*known.doubts, text))
 
 
+def _contradicted(key: Key, profile: _Profile, ratio: float, profiles: Mapping[Key, _Profile], stated: bool) -> bool:
+    """Return True if there is more evidence for the estimate than for a measurement that is off by exp(``ratio``).
+
+    The evidence of another device type is its profile of the same variant of the model. If there is none, it is the
+    profile that agrees best with the measurement.
+    """
+    devices: dict[str, tuple[bool, float, _Profile]] = {}
+    for (name, device), each in profiles.items():
+        if device != key[1]:
+            found = (name != key[0], abs(each.ratio - ratio), each)
+            devices[device] = min(devices.get(device, found), found, key=lambda each: each[:2])
+    others = [each for _, _, each in devices.values()]
+    alike = [each for each in others if each.is_gpu == profile.is_gpu]
+    slow = ratio > 0
+    for_estimate = [each.ratio for each in (alike if stated or slow else others) if profile.plausible(each.ratio)]
+    for_measurement = sum(_agree(each.ratio, ratio) for each in (alike if stated else others))
+    if stated:
+        together = max((sum(_agree(a, b) for b in for_estimate) for a in for_estimate), default=0)
+        return together > max(1, for_measurement)
+    return 1 + len(for_estimate) > for_measurement
+
+
+def _agree(ratio: float, other: float) -> bool:
+    return abs(ratio - other) <= log(OUTLIER)
+
+
 def _plausible_link(known: Learned, node: Node | None) -> Learned:
-    """Return a profile without its link if that is faster than the network that the annotation of ``node`` states."""
+    """Return a profile without its link if that is faster than the network that the annotation of ``node`` states.
+
+    It is implausible only if a run on several nodes measured it. In profiles of older releases, it may be the shared
+    memory of one node, which says nothing about the network.
+    """
     stated = node.link_bandwidth_Bps if node else None
     if stated is None or known.link_bandwidth_Bps is None or known.link_bandwidth_Bps <= FASTER_LINK * stated:
         return known
-    found = rate(known.link_bandwidth_Bps)
-    text = f"found {found} between ranks; expected at most {rate(stated)}, which the nodes' annotation states"
-    doubts = (*known.doubts, text)
+    doubts = known.doubts
+    if any(step.place.nodes > 1 for step in known.steps):
+        found, most = rate(known.link_bandwidth_Bps), rate(FASTER_LINK * stated)
+        text = (
+            f"found {found} between nodes; expected at most {most}, {FASTER_LINK:g} times the bandwidth in the nodes' "
+            "annotation dljob.dev/network-bandwidth. If the annotation is wrong, correct it"
+        )
+        doubts = (*doubts, text)
     return replace(known, link_latency_s=None, link_bandwidth_Bps=None, link_spread=None, doubts=doubts)
