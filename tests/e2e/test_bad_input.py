@@ -68,7 +68,10 @@ def test_invalid_spec_is_rejected_at_admission(case: str, kubectl: Kubectl) -> N
     assert kubectl.get("dljob", "refused") is None
 
 
-@pytest.mark.parametrize("case", AFTER_ADMISSION)
+LONG = {"dataset on no host"}  # Tests of fetching have it, too.
+
+
+@pytest.mark.parametrize("case", [pytest.param(c, marks=[pytest.mark.long] * (c in LONG)) for c in AFTER_ADMISSION])
 def test_error_is_reported_in_a_condition_and_an_event(case: str, kubectl: Kubectl) -> None:
     changes, kind, reason, words = AFTER_ADMISSION[case]
     name = case.replace(" ", "-").lower()

@@ -1,4 +1,4 @@
-"""Format recommendations as text: tables and the scaling curve. The module does no I/O."""
+"""Format the output of `dljob plan`: the table of candidates, details of the plan, the scaling curve. No I/O."""
 
 from collections.abc import Sequence
 

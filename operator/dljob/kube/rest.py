@@ -61,7 +61,7 @@ class ApiError(Exception):
 
 
 class RejectedError(Exception):
-    """The API server rejected an object of a job, and will do so until something else changes."""
+    """The API server rejected an object of a job for a reason that a repetition does not change."""
 
     def __init__(self, kind: str, name: str, message: str) -> None:
         super().__init__(f"{kind} {name}: {message}")

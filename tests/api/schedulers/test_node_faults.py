@@ -111,6 +111,7 @@ def test_job_leaves_a_node_whose_device_fails_again(play: Play, nodes: HollowNod
     play.finish("mover")
 
 
+@pytest.mark.long
 def test_record_outlives_the_operator_and_waiting_jobs_start_when_it_ends(
     play: Play, nodes: HollowNodes, operator: OperatorProcess
 ) -> None:

@@ -1,4 +1,4 @@
-"""Write what others need to use a built-in model beside its checkpoints: ``model.json`` and ``predict.py``."""
+"""Write `model.json` and `predict.py` beside a built-in model's checkpoints, with which others can use the model."""
 
 import json
 import logging

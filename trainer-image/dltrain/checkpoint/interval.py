@@ -1,5 +1,7 @@
 """Choose the checkpoint interval from the cost of a checkpoint and the mean time between faults.
 
+``checkpoint/writer.py`` (``due``) compares it with the time since the last checkpoint.
+
 A checkpoint of cost C every T seconds takes the fraction C / T of the time. A fault loses T / 2 on average. With M
 seconds between faults, the sum C / T + T / (2 M) is minimal at T = √(2·C·M) (Young 1974), if C is far below M.
 """

@@ -1,6 +1,6 @@
 """Weight the gradients of each bucket by the rank's fraction of the batch, and start the buckets' reductions in order.
 
-The reduction of a bucket starts as soon as its gradients are complete.
+The reduction of a bucket starts as soon as its gradients are complete. ``batch/sampling.py`` computes the fraction.
 """
 
 import time

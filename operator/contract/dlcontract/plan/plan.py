@@ -69,8 +69,8 @@ class Plan(Record):
     precision: Annotated[
         Precision,
         Field(
-            description="Number format of forward and backward pass. FP32 in plans of releases without this field. A "
-            "trainer that lacks it rejects a plan with another value."
+            description="Number format of forward and backward pass. Plans of releases without this field mean FP32. A "
+            "trainer that does not know this field rejects a plan with a value other than FP32."
         ),
     ] = "FP32"
     activation_checkpointing: Annotated[

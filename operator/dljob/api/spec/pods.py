@@ -227,7 +227,7 @@ class RunPolicy(ApiModel):
     ] = None
     ttl_seconds_after_finished: Annotated[
         int | None,
-        Field(ge=0, description="Seconds after its end when a finished job is deleted. Default: never."),
+        Field(ge=0, description="Seconds from the end of a job until it is deleted. Default: never."),
     ] = None
     termination_grace_period_seconds: Annotated[
         int,

@@ -125,7 +125,10 @@ class DLJobStatus(ApiModel):
     ] = None
     usage: Annotated[
         Usage | None,
-        Field(description="Devices, energy and money that the job has used so far. Unset before its first pod runs."),
+        Field(
+            description="Devices, energy, money and carbon that the job has used so far. Unset before its first pod "
+            "runs."
+        ),
     ] = None
     last_checkpoint: LastCheckpoint | None = None
     start_time: Annotated[datetime | None, Field(description="When the operator first accepted a plan.")] = None

@@ -1,4 +1,4 @@
-"""Tell stored plans that the operator wrote from plans that somebody edited.
+"""Sign stored plans and check their signatures, to tell the operator's plans from those that somebody edited.
 
 Users who may edit ConfigMaps can edit the plan of a job. The operator therefore signs each plan with a key that users
 cannot read, and records the plan in the job's status (``status.planRecord``), which users cannot write. The record

@@ -116,8 +116,8 @@ class StoredPlan(BaseModel):
     splitting_disabled: Annotated[
         bool,
         Field(
-            description="True: plans of this spec must not use model parallelism, because its steps took longer than "
-            "predicted."
+            description="True: plans of this spec must not use model parallelism, because the steps of an earlier "
+            "plan with it took longer than predicted."
         ),
     ] = False
     warning: str | None = None

@@ -30,7 +30,7 @@ class Stored:
 
 @dataclass(frozen=True)
 class Fetching:
-    """Input pipeline of one rank: the seconds per sample in each stage, and the number of workers.
+    """Input pipeline of one rank: the seconds per sample in each stage, and the number of data-loading workers.
 
     A sample is read from disk (``disk_s``), generated or decoded (``making_s``), copied within main memory
     (``memory_s``), and copied to the GPU (``device_s``). A stage that the rank does not need takes 0 seconds.

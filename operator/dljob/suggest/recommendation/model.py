@@ -1,4 +1,6 @@
-"""Choose a model and its settings. Constants name the reason or the measurement behind them."""
+"""Choose the model for a table (linear model or network, compared with trees) or for images, and its settings.
+
+Constants name the reason or the measurement behind them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -82,6 +82,7 @@ def test_elastic_script_goes_on_without_a_lost_pod_and_grows_at_its_next_checkpo
     three.until(lambda r: r.phase is RunPhase.SUCCEEDED)
 
 
+@pytest.mark.long
 def test_number_of_ranks_that_the_script_refuses_is_tried_once(three: Job) -> None:
     three.start(elastic(three, "refused=2").model_copy(update={"backoff_limit": 0}), **QUICK)
     wait_for_start(three.pods[0], three, 1)

@@ -78,6 +78,7 @@ def test_ranks_of_a_script_stop_at_the_same_step(two: Job) -> None:
     assert abs(report.outcome.steps - int(steps[0][0])) <= 1
 
 
+@pytest.mark.long
 def test_suspended_script_that_heeds_requests_gets_no_signal(two: Job) -> None:
     model = ModelRef(command=("python", SCRIPT, "100000", "0.05", "heed=1"), framework="Torchrun")
     two.start(two.plan(model=model, grace_s=30.0), **NO_TORCH)

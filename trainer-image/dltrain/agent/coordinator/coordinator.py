@@ -1,8 +1,9 @@
-"""The coordinator of a job: it connects to the pods, launches, watches and restarts the ranks, and writes the report.
+"""The coordinator of a job: it launches and watches ranks, and restarts them or ends the job at the back-off limit.
 
-It runs in the agent of the plan's first pod. If an elastic job loses that pod, the next live pod takes over with a
-higher term, a number that identifies the current coordinator. ``ObservedJob`` records events. The procedure in this
-module repeatedly waits until the recorded events meet a condition, and then decides the next action.
+It runs in the agent of the plan's first pod, connects to the other pods, and writes the report. If an elastic job
+loses that pod, the next live pod takes over with a higher term, a number that identifies the current coordinator.
+``ObservedJob`` records events. The procedure in this module repeatedly waits until the recorded events meet a
+condition, and then decides the next action.
 """
 
 import asyncio

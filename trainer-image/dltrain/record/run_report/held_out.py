@@ -82,7 +82,10 @@ def _tiles(analysis: Analysis) -> Iterable[tuple[str, str]]:
 
 
 def _compared(analysis: Analysis) -> str:
-    """Return a table of the model, the other models and the model without inputs, the best one first."""
+    """Return an HTML table of the main metric on the held-out data, the best first.
+
+    Its rows: this model, other models such as a linear model and trees, and a baseline that ignores the inputs.
+    """
     (metric, value), baseline = analysis.metric, analysis.baseline
     rows = [("this model", value), *((each.name, each.value) for each in analysis.other_models)]
     if baseline is not None:
