@@ -1,5 +1,7 @@
 """Tests of an elastic torchrun script in real pods: a node is lost for long, and the script goes on with the other nodes."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -33,20 +35,27 @@ def running_on(ranks: int) -> Any:
     return holds
 
 
+@contextmanager
+def second_node_lost(admin: Kubectl, kubectl: Kubectl, job: str) -> Iterator[None]:
+    """Delete the job's second pod, and let no pod onto its node meanwhile."""
+    [pod] = [p for p in kubectl.list("pods", f"dljob.dev/job={job}") if p["metadata"]["name"].endswith("-1")]
+    node = pod["spec"]["nodeName"]
+    admin.run("cordon", node)
+    try:
+        kubectl.run("delete", "pod", pod["metadata"]["name"], "--grace-period=0", "--force")
+        yield
+    finally:
+        admin.run("uncordon", node)
+
+
 @pytest.mark.long
 def test_elastic_script_loses_a_node_goes_on_and_takes_it_back(admin: Kubectl, kubectl: Kubectl) -> None:
     kubectl.apply(*elastic("flexible", env=ENDLESS))
     kubectl.wait_job("flexible", "a plan", lambda job: bool(job.get("status", {}).get("plan")), 60)
     kubectl.wait_phase("flexible", "Running", 240)
-    [pod] = [p for p in kubectl.list("pods", "dljob.dev/job=flexible") if p["metadata"]["name"].endswith("-1")]
-    node = pod["spec"]["nodeName"]
-    admin.run("cordon", node)
-    try:
-        kubectl.run("delete", "pod", pod["metadata"]["name"], "--grace-period=0", "--force")
+    with second_node_lost(admin, kubectl, "flexible"):
         small = kubectl.wait_job("flexible", "two of three ranks", running_on(2), 240)
         assert small["status"]["restartsByCause"] == {"PodStopped": 1} and not small["status"].get("failures", 0)
-    finally:
-        admin.run("uncordon", node)
     whole = kubectl.wait_job("flexible", "all ranks", running_on(3), 240)
     assert not whole["status"].get("failures", 0) and condition(whole, "WorldSizeRefused") is None
     kubectl.delete("dljob", "flexible")
@@ -63,20 +72,14 @@ def test_script_that_refuses_fewer_ranks_waits_for_the_lost_pod(admin: Kubectl, 
     script["data"]["train_elastic.py"] = source.replace(at, check + at)
     kubectl.apply(script, job)
     kubectl.wait_phase("stubborn", "Running", 240)
-    [pod] = [p for p in kubectl.list("pods", "dljob.dev/job=stubborn") if p["metadata"]["name"].endswith("-1")]
-    node = pod["spec"]["nodeName"]
-    admin.run("cordon", node)
-    try:
-        kubectl.run("delete", "pod", pod["metadata"]["name"], "--grace-period=0", "--force")
 
-        def refused(job: dict[str, Any]) -> bool:
-            found = condition(job, "WorldSizeRefused")
-            return found is not None and found["status"] == "True" and "odd number of ranks" in found["message"]
+    def refused(job: dict[str, Any]) -> bool:
+        found = condition(job, "WorldSizeRefused")
+        return found is not None and found["status"] == "True" and "odd number of ranks" in found["message"]
 
+    with second_node_lost(admin, kubectl, "stubborn"):
         seen = kubectl.wait_job("stubborn", "WorldSizeRefused", refused, 240)
         assert not seen["status"].get("failures", 0)
-    finally:
-        admin.run("uncordon", node)
     wait_for(
         "the job to go on with all ranks",
         lambda: kubectl.job("stubborn")["status"]["phase"] == "Running" and running_on(3)(kubectl.job("stubborn")),

@@ -63,20 +63,14 @@ def test_pods_that_stop_before_the_first_launch_do_not_replace_stored_output(two
 def test_coordinator_that_launched_nothing_adds_output_to_what_is_stored(three: Job) -> None:
     """Pod 0 is drained and stores all output. Its successor gets the output of pod 1 again, and waits for pod 2."""
     start_and_hear(three)
-    first, second, third = three.pods
+    first, _, third = three.pods
     term = three.until(lambda r: r.term).term
     first.signal(TERM)
     first.wait()
     before = stored(three)
     assert before.keys() == {*(f"rank-{rank}.log.gz" for rank in range(3)), "report.json.gz", "report.html.gz"}
     third.kill()
-    first.start(**NO_TORCH)
-    three.until(lambda r: r.term > term)
-    three.wait(lambda: "sent the output of 1 ended ranks to the coordinator again" in second.text())
-    for pod in (first, second):
-        pod.signal(TERM)
-    first.wait()
-    second.wait()
+    start_first_and_stop_before_a_launch(three, term)
     assert stored(three) == before
 
 
@@ -89,20 +83,29 @@ def start_and_hear(job: Job, **fields: Any) -> None:
     job.wait(lambda: all(f"I am rank {i}" in pod.text() for i, pod in enumerate(job.pods)))
 
 
-def test_next_coordinator_stores_the_output_that_the_lost_one_never_got(three: Job) -> None:
-    """The members keep the output of their ranks, and send it to the coordinator that comes next."""
-    start_and_hear(three)
-    first, second, third = three.pods
-    term = three.until(lambda r: r.term).term
-    for pod in (first, third):
-        pod.kill()
-    first.start(**NO_TORCH)  # Its ranks wait for the third pod, which does not return.
-    three.until(lambda r: r.term > term)
-    three.wait(lambda: "sent the output of 1 ended ranks to the coordinator again" in second.text())
+def start_first_and_stop_before_a_launch(job: Job, term: int) -> None:
+    """Start the first pod again, whose ranks wait for the third, and stop both pods when the second has sent its output.
+
+    ``term``: that of the coordinator before.
+    """
+    first, second, _ = job.pods
+    first.start(**NO_TORCH)
+    job.until(lambda r: r.term > term)
+    job.wait(lambda: "sent the output of 1 ended ranks to the coordinator again" in second.text())
     for pod in (first, second):
         pod.signal(TERM)
     first.wait()
     second.wait()
+
+
+def test_next_coordinator_stores_the_output_that_the_lost_one_never_got(three: Job) -> None:
+    """The members keep the output of their ranks, and send it to the coordinator that comes next."""
+    start_and_hear(three)
+    first, _, third = three.pods
+    term = three.until(lambda r: r.term).term
+    for pod in (first, third):
+        pod.kill()
+    start_first_and_stop_before_a_launch(three, term)
     files = stored(three)
     assert b"I am rank 1" in files["rank-1.log.gz"]
     assert files.keys() <= {"rank-1.log.gz", "report.json.gz", "report.html.gz"}

@@ -59,6 +59,12 @@ def assign(plan: Plan, term: int, boot: str) -> proto.Assign:
     return proto.Assign(coordinator="test-cpu-0", boot=boot, term=term, digest=plan.digest(), plan=plan.to_json())
 
 
+def launch(channel: proto.Channel, attempt: str) -> None:
+    """Let the member start its ranks in ``attempt``."""
+    channel.send(proto.Prepare(attempt=attempt))
+    channel.send(proto.StartRanks(attempt=attempt))
+
+
 def run(made: Job, body: Callable[[Dialogue], Awaitable[None]]) -> None:
     async def limited() -> None:
         dialogue = Dialogue(made)
@@ -176,8 +182,7 @@ def test_member_sends_the_ends_of_its_ranks_again_to_each_coordinator(member: Jo
     async def body(dialogue: Dialogue) -> None:
         first, _ = await dialogue.connect_and_receive_welcome()
         first.send(assign(plan, 5, "a"))
-        first.send(proto.Prepare(attempt="5.1"))
-        first.send(proto.StartRanks(attempt="5.1"))
+        launch(first, "5.1")
         await asyncio.to_thread(member.wait, lambda: "I was here" in pod.text())
         first.close()
 
@@ -192,8 +197,7 @@ def test_member_sends_the_ends_of_its_ranks_again_to_each_coordinator(member: Jo
         assert (ends[0].attempt, ends[0].rank, ends[0].signal) == ("5.1", 1, 9)
         assert "I was here" in ends[0].output
 
-        channel.send(proto.Prepare(attempt="6.1"))
-        channel.send(proto.StartRanks(attempt="6.1"))
+        launch(channel, "6.1")
         while not isinstance(await channel.receive(), proto.RankUp):
             pass
         last, _ = await dialogue.connect_and_receive_welcome()
@@ -228,8 +232,7 @@ def test_pod_stores_output_that_a_lost_coordinator_received_but_did_not_store(
     async def body(dialogue: Dialogue) -> None:
         channel, _ = await dialogue.connect_and_receive_welcome()
         channel.send(assign(plan, 5, "a"))
-        channel.send(proto.Prepare(attempt="5.1"))
-        channel.send(proto.StartRanks(attempt="5.1"))
+        launch(channel, "5.1")
         while not isinstance(await channel.receive(), proto.RankEnded):
             pass
         channel.send(proto.PhaseNow(phase=phase))
@@ -254,8 +257,7 @@ def test_ranks_end_when_the_coordinator_is_unreachable(member: Job) -> None:
     async def body(dialogue: Dialogue) -> None:
         channel, _ = await dialogue.connect_and_receive_welcome()
         channel.send(assign(plan, 60, "d"))
-        channel.send(proto.Prepare(attempt="60.1"))
-        channel.send(proto.StartRanks(attempt="60.1"))
+        launch(channel, "60.1")
         while not isinstance(await channel.receive(), proto.RankUp):
             pass
         pod = member.pods[1]
