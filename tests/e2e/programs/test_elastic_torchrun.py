@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from support.cluster.kubectl import ROOT, Kubectl, condition, no_pods, wait_for
+from support.cluster.kubectl import ROOT, Kubectl, condition, wait_for
 
 pytestmark = pytest.mark.e2e
 ENDLESS = [{"name": "EPOCHS", "value": "100000"}, {"name": "SAVE_EVERY", "value": "500"}]
@@ -48,6 +48,16 @@ def second_node_lost(admin: Kubectl, kubectl: Kubectl, job: str) -> Iterator[Non
         admin.run("uncordon", node)
 
 
+@pytest.fixture(autouse=True)
+def free_nodes(admin: Kubectl) -> None:
+    """Wait until no pod of other tests holds a processor: a job that finds two free nodes is planned for two."""
+
+    def pods() -> str:
+        return admin.run("get", "pods", "--all-namespaces", "--selector=dljob.dev/job", "--output=name")
+
+    wait_for("the pods of other tests to be gone", lambda: not pods(), 120, pods)
+
+
 @pytest.mark.long
 def test_elastic_script_loses_a_node_goes_on_and_takes_it_back(admin: Kubectl, kubectl: Kubectl) -> None:
     kubectl.apply(*elastic("flexible", env=ENDLESS))
@@ -59,7 +69,6 @@ def test_elastic_script_loses_a_node_goes_on_and_takes_it_back(admin: Kubectl, k
     whole = kubectl.wait_job("flexible", "all ranks", running_on(3), 240)
     assert not whole["status"].get("failures", 0) and condition(whole, "WorldSizeRefused") is None
     kubectl.delete("dljob", "flexible")
-    no_pods(kubectl, "flexible", 60)  # The next test needs all nodes.
 
 
 @pytest.mark.long
