@@ -25,6 +25,8 @@ from dltrain.record.job_logs import ATTEMPT_FILE, order
 log = logging.getLogger(__name__)
 _FILE_POLL_S = 0.2
 _RETRY_S = (0.2, 5.0)
+OUTPUTS_S = 5.0
+"""Maximum time in seconds to store the last output of the ranks. A job waits for it at its end, and no longer."""
 
 
 class Exchange(ABC):
@@ -245,7 +247,6 @@ class ReportWriter:
     """
 
     PERIOD_S = 10.0
-    OUTPUTS_S = 5.0
 
     def __init__(self, exchange: Exchange) -> None:
         self.compose: Callable[[], Report] | None = None
@@ -253,26 +254,28 @@ class ReportWriter:
         self._written: Report | None = None
         self._urgent = asyncio.Event()
 
-    async def write_outputs(self, files: Mapping[str, bytes], attempt: str) -> None:
-        """Write the ranks' last output within ``OUTPUTS_S`` seconds. Log a failure, which must not fail the job.
+    async def write_outputs(self, files: Mapping[str, bytes], attempt: str, within_s: float = OUTPUTS_S) -> None:
+        """Write the ranks' last output within a limit of time. Log a failure, which must not fail the job.
 
         ``files``: name → content. ``attempt``: name of the attempt (launch of all ranks) with this output.
+        ``within_s``: give up after this many seconds, and at the latest after ``OUTPUTS_S``.
         """
-        await self._within_limit(self._exchange.write_outputs(files, attempt))
+        await self._within_limit(self._exchange.write_outputs(files, attempt), within_s)
 
-    async def add_outputs(self, files: Mapping[str, bytes], attempt: str) -> None:
+    async def add_outputs(self, files: Mapping[str, bytes], attempt: str, within_s: float = OUTPUTS_S) -> None:
         """Write the last output of some ranks, such as those of one pod. The stored output of other ranks remains.
 
         Write nothing if output of a newer attempt is stored.
         """
-        await self._within_limit(self._exchange.add_outputs(files, attempt))
+        await self._within_limit(self._exchange.add_outputs(files, attempt), within_s)
 
-    async def _within_limit(self, writing: Coroutine[Any, Any, None]) -> None:
+    async def _within_limit(self, writing: Coroutine[Any, Any, None], within_s: float) -> None:
         try:
-            async with asyncio.timeout(self.OUTPUTS_S):
+            async with asyncio.timeout(min(within_s, OUTPUTS_S)):
                 await writing
-        except (ApiError, OSError, TimeoutError) as error:
-            log.warning("the last output of the ranks was not stored: %s. It remains in the logs of the pods", error)
+        except (ApiError, OSError, TimeoutError, ValueError) as error:  # ValueError: a proxy's answer is not JSON.
+            why = str(error) or f"no answer within {min(within_s, OUTPUTS_S):.1f} s"
+            log.warning("the last output of the ranks was not stored: %s. It remains in the logs of the pods", why)
 
     def urge(self) -> None:
         """Request that a report is written now, for example after a change of phase."""
