@@ -20,6 +20,27 @@ LONG_STEP_S = 86400.0
 somebody would wait for does."""
 
 
+def nothing_requested(request: Request) -> Infeasible | None:
+    """Return ``Infeasible`` if the spec sets the CPUs or the memory of a pod to 0, else None.
+
+    The scheduler would place such pods on nodes without free CPUs, where their ranks wait for a processor.
+    """
+    fields = {
+        "cpu": ("2", "chooses the CPUs", request.cpu_per_pod),
+        "cpuLimit": ("2", "sets no limit", request.cpu_limit_per_pod),
+        "memory": ("4Gi", "predicts the memory", request.memory_per_pod_nbytes),
+    }
+    for name, (example, without, value) in fields.items():
+        if value is not None and value <= 0:
+            return Infeasible(
+                "ZeroResources",
+                f"spec.resources.{name}",
+                f"found 0; expected more than 0, such as {example}: set an amount, or remove resources.{name}, so that "
+                f"dljob {without}",
+            )
+    return None
+
+
 def too_many_cpus(request: Request, view: ClusterView) -> Infeasible | None:
     """Return ``Infeasible`` if the pods request more CPUs than the largest node has, busy or not, else None.
 
