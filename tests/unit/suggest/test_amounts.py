@@ -74,6 +74,7 @@ def test_codes_and_telephone_numbers_are_no_amounts(cells: list[str]) -> None:
         (["1.234 €", "850 €"], ("'1.234 €'", "1234", "1.234")),
         (["$5", "7 €"], ("several units", "'$5'", "'7 €'")),
         (["5%", "$7.10"], ("several units",)),
+        (["$5", "$7", "on request"], ("amounts such as '$5'", "but also 'on request'")),
     ],
     ids=lambda given: given[0],
 )
@@ -116,6 +117,12 @@ def test_findings_say_why_amounts_are_not_read(tmp_path: Path) -> None:
     assert "1000 or 1" in found.left_out["price"] and "Write plain numbers" in found.left_out["price"]
     with pytest.raises(DataError, match="'price': found numbers such as"):
         inspect_table(read_table(path), "price", None)
+
+
+def test_finding_says_how_the_target_is_read(tmp_path: Path) -> None:
+    found = inspect_table(read_table(write_table(tmp_path / "data.csv", "{:,.2f} €")), "price", None)
+    assert (found.task, found.amount, found.decimal) == ("regression", POINT, ".")
+    assert any("'price' has amounts such as '900.00 €'" in text for text in found.findings)
 
 
 def scripts_data(folder: Path) -> Any:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 POINT, COMMA = "amount 1,234.5", "amount 1.234,5"
 """Forms of amounts with a decimal point and with a decimal comma. Blanks and apostrophes may separate thousands too."""
-REMEDY = "Write plain numbers in one unit, such as 1234.5."
+REMEDY = "Write plain numbers in one unit, such as 1234.5, and leave unknown cells empty."
 
 _BLANK = "[ \u00a0\u202f]"
 _SIGNS = r"(?:US|CA|C|AU|A|NZ|HK|S|R)?\$|[€£¥₹₽₩₺₪฿₫%]"
@@ -41,11 +41,14 @@ class Amounts:
 
 
 def amounts_of(cells: Collection[str]) -> Amounts | None:
-    """Return the amounts in the different known cells of a column; None if a cell is no amount."""
-    parts = {cell: _parts(cell) for cell in cells}
-    if not parts or any(part is None for part in parts.values()):
-        return None
-    found = {cell: part for cell, part in parts.items() if part is not None}
+    """Return the amounts in the different known cells of a column; None if it does not look like a column of amounts."""
+    found = {cell: part for cell in cells if (part := _parts(cell)) is not None}
+    if len(found) < len(cells):
+        shown = next((cell for cell, (_, _, unit) in found.items() if unit), None)
+        if shown is None or 2 * len(found) < len(cells):
+            return None
+        other = next(cell for cell in cells if cell not in found)
+        return Amounts("", {}, True, f"amounts such as {shown!r}, but also {other!r:.40}")
     units = {unit: next(cell for cell in found if found[cell][2] == unit) for _, _, unit in found.values() if unit}
     readings = _readings({cell: digits for cell, (_, digits, _) in found.items()}, bare=not units)
     if not readings:

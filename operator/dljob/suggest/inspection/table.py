@@ -88,9 +88,10 @@ def inspect_table(
     rows = [table.cells[i] for i in known]
     goal = [goal[i] for i in known]
     task, form, classes = _task(table, target, task, goal, known)
-    decimal, amount = (form, None) if form in (".", ",") else (".", form)
+    decimal, amount = (form, None) if form in (".", ",") else (".", None if classes else form)
     findings += _of_classes(classes, len(rows)) or _of_numbers(table, target, goal, form, known, task)
     findings += _equal_numbers(classes)
+    findings += [_of_amounts(target, amount, table, known)] if amount else []
     columns: list[Column] = []
     left_out: dict[str, str] = {}
     for place, name in enumerate(table.names):
