@@ -140,7 +140,7 @@ def _too_large(request: Request, workload: Workload, whole: Workload, pool: Pool
         field, found = "spec.resources.memory", f"{gibibytes(limit)} for each pod"
         expected = f"at least {gibibytes(limit + one - room)}, with which one sample fits"
         remedy = "raise resources.memory"
-    elif 2 * memory.PREFETCHED_BATCHES * workload.sample_nbytes > memory.sample_nbytes(workload):
+    elif none <= room and 2 * memory.PREFETCHED_BATCHES * workload.sample_nbytes > memory.sample_nbytes(workload):
         field, found = "spec.dataset.sampleBytes", f"a sample of {gibibytes(workload.sample_nbytes)}"
         expected = f"a sample that fits into {has}"
         remedy = "correct sampleBytes, which is in bytes"
