@@ -41,7 +41,7 @@ class Amounts:
 
 
 def amounts_of(cells: Collection[str]) -> Amounts | None:
-    """Return the amounts in the different known cells of a column; None if it does not look like a column of amounts."""
+    """Return the amounts in the different known cells of a column; None if it has something else."""
     found = {cell: part for cell in cells if (part := _parts(cell)) is not None}
     if len(found) < len(cells):
         shown = next((cell for cell, (_, _, unit) in found.items() if unit), None)
