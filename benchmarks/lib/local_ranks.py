@@ -64,7 +64,7 @@ def run_captured(todo: Plan, folder: Path, launcher: Sequence[str] = (), **env: 
     here = {PLAN_ENV: str(path), "PYTHONPATH": PYTHONPATH}
     command = [*launcher, sys.executable, *RANK]
     return subprocess.run(
-        command, env=os.environ | here | env, capture_output=True, text=True, timeout=300, check=True
+        command, env={**os.environ, **here, **env}, capture_output=True, text=True, timeout=300, check=True
     ).stderr
 
 
@@ -87,7 +87,7 @@ def run_with_messages(
         server.listen(len(todo.ranks))
         threading.Thread(target=_accept, args=(server, on_message), daemon=True).start()
         here = {PLAN_ENV: str(path), SOCKET_ENV: f"{folder}/agent"}
-        process = subprocess.Popen(command, env=os.environ | here | env, stdout=stdout, start_new_session=True)
+        process = subprocess.Popen(command, env={**os.environ, **here, **env}, stdout=stdout, start_new_session=True)
         try:
             code = process.wait(timeout_s)
         except subprocess.TimeoutExpired:

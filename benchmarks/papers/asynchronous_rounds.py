@@ -41,7 +41,7 @@ def bytes_per_s(width: int, repeats: int = 9) -> float:
     shapes = ((width, INPUTS), (width,), (CLASSES, width), (CLASSES,))
     values = [torch.rand(shape) for shape in shapes]
     gradient = torch.rand(sum(v.numel() for v in values))
-    parts = [g.view(v.shape) for g, v in zip(gradient.split([v.numel() for v in values]), values, strict=True)]
+    parts = [g.view(v.shape) for g, v in zip(torch.split(gradient, [v.numel() for v in values]), values, strict=True)]
     took = []
     for _ in range(repeats):
         began = time.perf_counter()

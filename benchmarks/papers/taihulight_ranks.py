@@ -83,7 +83,7 @@ def exchanges(process_group: ProcessGroup, sizes: Sequence[int]) -> tuple[dict[s
     backward = list(reversed(sizes))
     # One buffer for all tensors. Only the copies need tensors of their own.
     flat, parts = torch.ones(total), [torch.ones(size) for size in backward]
-    views = list(flat.split(backward))
+    views = list(torch.split(flat, backward))
     gather = LayeredGather(duplicate(comm), views, SEGMENT_NBYTES, 0)
     broadcast = LayeredBroadcast(duplicate(comm), [flat], SEGMENT_NBYTES)
     ring = choose("Ring", comm, [flat], segment_nbytes=SEGMENT_NBYTES)

@@ -207,8 +207,8 @@ def _prediction(row: Row, part: Part, request: Request, workload: Workload) -> P
             if isinstance(found, Choice):
                 return found.prediction
         else:
-            candidate = SplitCandidate(part, "Tensor", "Torch", k, row.gpus // row.tensor)
-            split = predict(candidate, request, cut_up(workload))
+            parts = SplitCandidate(part, "Tensor", "Torch", k, row.gpus // row.tensor)
+            split = predict(parts, request, cut_up(workload))
             if isinstance(split, Prediction):
                 return split
     return None

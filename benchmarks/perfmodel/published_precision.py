@@ -17,7 +17,7 @@ import argparse
 import json
 import statistics
 from dataclasses import replace
-from math import exp, log
+from math import exp, log, sqrt
 from typing import NamedTuple
 
 from dlcontract import Precision
@@ -83,7 +83,7 @@ def ratio(row: Row) -> float:
 
 def spread(ratios: list[float]) -> float:
     """Return the root mean square of log(ratio), which ``perf.step.step.SPREAD`` assumes."""
-    return statistics.fmean(log(each) ** 2 for each in ratios) ** 0.5
+    return sqrt(statistics.fmean(log(each) ** 2 for each in ratios))
 
 
 def main() -> None:

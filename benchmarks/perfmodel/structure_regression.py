@@ -15,7 +15,7 @@ and memory requests of pods.
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -109,7 +109,7 @@ def tables(
     order = np.argsort(flops)
     small, large = order[: len(order) // 2], order[len(order) // 2 :]
 
-    def at(values: Sequence[Terms], index: Floats) -> list[Terms]:
+    def at(values: Sequence[Terms], index: Iterable[int]) -> list[Terms]:
         return [values[int(i)] for i in index]
 
     def beyond(terms: Sequence[Terms], amounts: Floats) -> Floats:

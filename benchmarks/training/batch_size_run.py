@@ -46,12 +46,13 @@ def main() -> None:
         return
     for kind in ("user's", "chosen"):
         chosen = [row for row in rows if row["kind"] == kind]
-        means = {key: fmean(row[key] for row in chosen) for key in ("batch", "noise", "steps", "seconds", "accuracy")}
+        keys = ("batch", "noise", "steps", "seconds", "accuracy")
+        means = {key: fmean(float(row[key]) for row in chosen) for key in keys}
         sys.stdout.write(
             f"{kind:<7} batch {means['batch']:5.0f}  noise scale {means['noise']:6.0f}  steps {means['steps']:5.0f}  "
             f"{means['seconds']:5.2f} s  accuracy {100 * means['accuracy']:.2f} %\n"
         )
-    more = [b["accuracy"] - a["accuracy"] for a, b in zip(rows[::2], rows[1::2], strict=True)]
+    more = [float(b["accuracy"]) - float(a["accuracy"]) for a, b in zip(rows[::2], rows[1::2], strict=True)]
     error = stdev(more) / len(more) ** 0.5
     sys.stdout.write(f"accuracy, chosen minus user's: {100 * fmean(more):+.2f} points ± {100 * error:.2f}\n")
 

@@ -90,12 +90,12 @@ def rank(case: str, rounds: int) -> None:
         default_collate([dataset[next(indices)] for _ in range(BATCH)])
 
     store = (
-        distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
         if process_group.rank == 0
         else None
     )
     port = int(process_group.broadcast(str(store.port if store else 0).encode()))
-    store = store or distributed.TCPStore("127.0.0.1", port, is_master=False)
+    store = store or distributed.TCPStore("127.0.0.1", port, is_master=False)  # type: ignore[attr-defined]
     distributed.init_process_group("gloo", store=store, rank=process_group.rank, world_size=process_group.size)
     candidates: dict[str, Step] = {
         COMPUTING: plain(network(), itertools.repeat(batch)),
@@ -145,7 +145,7 @@ def ours(process_group: ProcessGroup, dataset: Pictures, workers: int) -> Step:
 
     def step() -> None:
         x, y = next(steps)
-        cross_entropy(net(x), y).backward()
+        cross_entropy(net(x), y).backward()  # type: ignore[no-untyped-call]
         opt.step()
 
     return step
@@ -166,7 +166,7 @@ def plain(net: nn.Module, source: Iterator[Any]) -> Step:
     def step() -> None:
         x, y = next(source)
         opt.zero_grad()
-        cross_entropy(net(x), y).backward()
+        cross_entropy(net(x), y).backward()  # type: ignore[no-untyped-call]
         opt.step()
 
     return step

@@ -5,6 +5,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from dltrain import init
-from dltrain.builtin.rank import mean_loss
+from dltrain.builtin.evaluation import mean_loss
 from dltrain.models import InputShape, build
 from dltrain.train.trainer import Trainer
 
@@ -85,7 +86,7 @@ def samples_of(shape: InputShape, count: int) -> tuple[Tensor, Tensor]:
 def batches(data: tuple[Tensor, Tensor], samples: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield slices of ``data`` forever, which costs next to nothing."""
     while True:
-        yield from zip(data[0].split(samples), data[1].split(samples), strict=True)
+        yield from zip(torch.split(data[0], samples), torch.split(data[1], samples), strict=True)
 
 
 def ours(trainer: Trainer, net: nn.Module, data: tuple[Tensor, Tensor]) -> tuple[Step, Iterator[Any]]:
@@ -105,9 +106,10 @@ def ours(trainer: Trainer, net: nn.Module, data: tuple[Tensor, Tensor]) -> tuple
 
 
 def ddp(trainer: Trainer, net: nn.Module, data: tuple[Tensor, Tensor], samples: int, host: str) -> Step:
-    store = distributed.TCPStore(host, 0, is_master=True, wait_for_workers=False) if trainer.rank == 0 else None
+    store_at = partial(distributed.TCPStore, host)  # type: ignore[attr-defined]
+    store = store_at(0, is_master=True, wait_for_workers=False) if trainer.rank == 0 else None
     port = trainer.process_group.comm.bcast(store.port if store is not None else None)
-    store = store or distributed.TCPStore(host, port, is_master=False)
+    store = store or store_at(port, is_master=False)
     distributed.init_process_group("gloo", store=store, rank=trainer.rank, world_size=trainer.size)
     return plain(DistributedDataParallel(net), batches(data, samples))
 

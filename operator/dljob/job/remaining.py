@@ -107,16 +107,21 @@ def lost_s(status: DLJobStatus, now: datetime) -> float:
     return max(0, status.progress.step - saved) * step_s
 
 
+def start_s(status: DLJobStatus) -> float | None:
+    """Return the measured seconds of the job's start without its wait for admission; None if it was not measured."""
+    startup = status.startup
+    if startup is None or startup.total_seconds is None:
+        return None
+    return max(0.0, startup.total_seconds - (startup.admission_seconds or 0.0))
+
+
 def restart_s(status: DLJobStatus) -> float:
     """Estimate the seconds of a restart, which a job loses if it stops and later continues from its checkpoint.
 
     The estimate is the measured duration of the job's start without its wait for admission, and at least ``RESTART_S``.
     If the start was not measured, it is ``RESTART_S``.
     """
-    startup = status.startup
-    if startup is None or startup.total_seconds is None:
-        return RESTART_S
-    return max(RESTART_S, startup.total_seconds - (startup.admission_seconds or 0.0))
+    return max(RESTART_S, start_s(status) or 0.0)
 
 
 def _spread(predicted: Predicted) -> float:

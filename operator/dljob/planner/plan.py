@@ -26,7 +26,7 @@ from dljob.planner.candidates.options import HALVES, Option, options, sharing_op
 from dljob.planner.candidates.pools import KINDS, Eligible, Pool, eligible
 from dljob.planner.candidates.request_workload import stored_of, workload_of
 from dljob.planner.candidates.shard_space import largest_share
-from dljob.planner.explanation.contradictions import too_few_for_server, too_many_cpus, with_cause
+from dljob.planner.explanation.contradictions import nothing_requested, too_few_for_server, too_many_cpus, with_cause
 from dljob.planner.explanation.cores import more_cores
 from dljob.planner.explanation.devices import mixed_devices, not_on_gpus, without_gpus
 from dljob.planner.explanation.explain import (
@@ -65,6 +65,8 @@ def plan(request: Request, view: ClusterView, learned: Constants) -> Decision | 
     ``learned``: measured constants by (``request.key``, device). The catalogue replaces missing constants, and
     implausible ones.
     """
+    if (wrong := nothing_requested(request)) is not None:
+        return wrong
     if request.missing:
         return plan_unpredicted(request, view)
     learned = without_implausible(request, view, learned)

@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from dljob.api import Condition, DLJobStatus, ForecastSize, PlanStatus, QueueStatus, RunForecast
 from dljob.job.observed import Outlook
 from dljob.job.plan.status import figures
-from dljob.job.remaining import remaining
+from dljob.job.remaining import remaining, start_s
 from dljob.reconcile.parsed import ParsedJob
 from dljob.reconcile.planning.deadlines import deadlines, waits
 from dljob.reconcile.planning.rest import START_UP_S
@@ -140,14 +140,13 @@ def _run_forecast(status: DLJobStatus, now: datetime) -> RunForecast | None:
     if since is None and began is not None and began.status is TRUE:
         since = began.last_transition_time
     unsaved_s = (now - since).total_seconds() if since is not None else 0.0
-    startup = status.startup.total_seconds if status.startup is not None else None
     return RunForecast(
         time=now.replace(microsecond=0),
         remaining_seconds=figures(left.p50),
         remaining_seconds_p10=figures(left.p10),
         remaining_seconds_p90=figures(left.p90),
         unsaved_seconds=float(round(max(0.0, unsaved_s))),
-        restart_seconds=figures(startup if startup else START_UP_S),
+        restart_seconds=figures(start_s(status) or START_UP_S),
         sizes=_sizes(plan),
     )
 

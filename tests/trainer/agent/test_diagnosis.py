@@ -167,6 +167,17 @@ def test_script_that_trains_with_dltrain_needs_a_result() -> None:
     assert custom.succeeded and not custom.troubled, "a script that only reports ends when its ranks do"
 
 
+@pytest.mark.parametrize("only_reports", [False, True])
+def test_failure_that_was_reported_is_no_success_although_all_ranks_exited_with_0(only_reports: bool) -> None:
+    """The exit code of ``python train.py | tee log`` is that of tee. The job was complete, but had trained nothing."""
+    facts = Attempt(plan(model=ModelRef(command=("x",))), "1.1", only_reports=only_reports)
+    facts.ended = {end.rank: end for end in (ended(0, 0), ended(1, 0), ended(2, 0))}
+    facts.failures = [(0, reported("TrainingError"))]
+    assert not facts.succeeded and facts.troubled and diagnose(facts).reason == "TrainingError"
+    facts.outcome = Outcome(steps=1, seconds=1)
+    assert facts.succeeded and not facts.troubled, "the result had been reported before"
+
+
 def test_rank_that_fails_while_it_stops_prevents_the_last_checkpoint() -> None:
     assert not attempt(ended(0, EXIT_STOPPED), ended(1, EXIT_STOPPED)).failed_to_stop
     assert not attempt(ended(0, 0), ended(1, 0)).failed_to_stop, "the last step came before the request"

@@ -9,7 +9,7 @@ import pytest
 
 from dljob.cli import main
 from dljob.cli.commands import records
-from dljob.cli.commands.records import MAX_UNPACKED_NBYTES, outputs_of, report_of
+from dljob.cli.commands.records import MAX_UNPACKED_NBYTES, attempts_of, outputs_of, report_of
 from dljob.cli.commands.top import lines
 from dljob.cli.follow import Follower
 
@@ -169,6 +169,42 @@ def test_logs_are_unpacked_by_rank() -> None:
     }
     assert list(outputs_of({"binaryData": {**packed, "other": "AA=="}}).items()) == [(2, "rank 2\n"), (10, "rank 10\n")]
     assert outputs_of({}) == {}
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"attempt": b"2.3"}, {0: "2.3", 1: "2.3"}),
+        ({"attempt": b"2.3", "earlier-attempts.json": b'{"rank-1.log.gz": "1.1"}'}, {0: "2.3", 1: "1.1"}),
+        ({"attempt": b"2.3", "earlier-attempts.json": b"{"}, {0: "2.3", 1: "2.3"}),
+        ({"attempt": b"2.3", "earlier-attempts.json": b"[]"}, {}),
+        ({"attempt": b"\x1b[2J"}, {}),
+        ({}, {}),
+    ],
+    ids=["one attempt", "two attempts", "cut", "a list", "control characters", "an older image"],
+)
+def test_attempt_of_each_rank_is_read(files: dict[str, bytes], expected: dict[int, str]) -> None:
+    """Pods without a coordinator store only the output of their own ranks, beside that of earlier attempts."""
+    names = {f"rank-{rank}.log.gz": b"" for rank in range(2)} | {"report.json.gz": b""} | files
+    assert (
+        attempts_of({"binaryData": {name: base64.b64encode(data).decode() for name, data in names.items()}}) == expected
+    )
+
+
+@pytest.mark.parametrize("given", [[], ["--rank", "1"]])
+def test_logs_say_the_attempt_of_each_rank(
+    given: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    texts = {f"rank-{rank}.log.gz": gzip.compress(f"I am {rank}\n".encode()) for rank in range(2)}
+    files = {**texts, "attempt": b"2.3", "earlier-attempts.json": b'{"rank-1.log.gz": "1.1"}'}
+    stored = {"binaryData": {name: base64.b64encode(data).decode() for name, data in files.items()}}
+    monkeypatch.setattr(records.remote, "reach", lambda _: stored)
+    assert main(["logs", "digits", "-n", "mine", *given]) == 0
+    found = capsys.readouterr()
+    if given:
+        assert found.out == "I am 1\n" and "attempt 1.1" in found.err
+    else:
+        assert found.out == "=== rank 0 (attempt 2.3)\nI am 0\n=== rank 1 (attempt 1.1)\nI am 1\n"
 
 
 def test_output_that_unpacks_to_more_memory_than_there_is_is_cut() -> None:

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dlcontract import StartupMarks
 from dljob.api import DLJobStatus
 from dljob.job.observed import Observed, Outlook
 from dljob.reconcile.forecasts import steady
-from support.builders import DIGITS, NOW, Json, after, changed, nodes, seen
+from support.builders import CREATED, DIGITS, NOW, Json, after, changed, nodes, report, seen
 from support.job_lifecycle import condition_of, done, status, step, training, verdict
 
 BUSY = nodes({"name": "a", "device": "cpu", "cpu": 4})
@@ -126,6 +127,19 @@ def test_running_job_shows_what_a_stop_costs() -> None:
     )
     assert found.plan is not None and found.plan.nodes in [size.nodes for size in forecast.sizes]
     assert verdict(step(observed, 100), "DeadlineFeasible") == ("True", "InTime")
+
+
+@pytest.mark.parametrize(("admitted_s", "first_step_s"), [(0, 47), (5000, 5047)])
+def test_restart_in_the_forecast_does_not_include_the_wait_for_admission(admitted_s: int, first_step_s: int) -> None:
+    """A job that waited for hours in the queue does not wait so again after each restart."""
+    marks = StartupMarks(first_step_unix_s=CREATED.timestamp() + first_step_s)
+    observed = training()
+    before = observed.job.status.copy()
+    before["startTime"] = (CREATED + timedelta(seconds=admitted_s)).isoformat()
+    observed = replace(observed, job=replace(observed.job, status=before), report=report(observed, startup=marks))
+    found = status(step(observed, 6000))
+    assert found.startup is not None and found.startup.total_seconds == first_step_s
+    assert found.forecast is not None and found.forecast.restart_seconds == 47
 
 
 def test_forecast_of_a_running_job_alone_is_not_written() -> None:

@@ -12,6 +12,7 @@ from dljob.planner.types.storage import Storage
 from dljob.planner.types.texts import duration, duration_at_least, gibibytes, group_names, joules, rate
 from support.planner_questions import A100, DIGITS, RESNET, T4, THREE, decided, rejected, view
 
+GPT2_XL = Request(job="j", global_batch=64, total_steps=100, profile="x", like="GPT-2-XL", optimizer="AdamW")
 SERVER: dict[str, Any] = {"synchronization": "Asynchronous", "collective": "ParameterServer"}
 
 
@@ -87,6 +88,24 @@ class TestRejections:
         assert "Tesla-T4: does not fit" in found.message
         assert f"{A100}: does not fit" in found.message
         assert "a rank has 16 GiB" in found.message
+
+    @pytest.mark.parametrize(
+        ("strategy", "begin"),
+        [
+            ("Auto", "needs 18.9 GiB to train on one sample, even without the optimizer state of 12.8 GiB"),
+            ("Data", "needs 31.7 GiB to train on one sample: optimizer state 12.8 GiB"),
+        ],
+    )
+    def test_memory_of_a_model_that_does_not_fit_is_named_by_size(self, strategy: Any, begin: str) -> None:
+        """Seen before for GPT-2 XL: 'found activations of 4.7 GiB; expected at most 16 GiB'."""
+        found = rejected(
+            replace(GPT2_XL, strategy=strategy), view({"device": T4, "devices": 1, "cpu": 8, "memory": "64Gi"})
+        )
+        assert (found.reason, found.field) == ("DoesNotFit", "spec.model.hints.like")
+        words = (begin, "parameters 6.", "gradients 6.", "activations 5.", "CUDA 600 MiB", "at most 16 GiB")
+        places = [found.message.index(word) for word in words]
+        assert places == sorted(places)
+        assert "smaller model" in found.message and "parallelism.strategy" in found.message
 
     def test_sets_of_nodes_too_small_for_the_batch_are_listed(self) -> None:
         request = replace(RESNET, global_batch=4096)

@@ -191,6 +191,7 @@ class Agent:
                 return running
             self.coordinator.leave()
             await running
+            await self.reporter.last(LAST_REPORT_S)
             self.coordinator = self.local.launch_daemon = self.reporter.compose = None
         if not first or self._told_to_stop.is_set():
             return None
@@ -222,6 +223,7 @@ class Agent:
                     await self.coordinator.done.wait()
             except TimeoutError:
                 log.warning("ranks of other pods still run at the end of the grace period; exiting without them")
+                self.coordinator.publish_stop()
             await self.reporter.last(LAST_REPORT_S)
         else:
             self.local.stop(grace_s, progressed=None if self.member.has_coordinator else False)

@@ -4,6 +4,7 @@ The run report is packed there, too, see ``run_report.files``.
 """
 
 import gzip
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -21,6 +22,12 @@ REPORT_LIMIT_NBYTES = LIMIT_NBYTES // 2
 ATTEMPT_FILE = "attempt"
 """Name of the file beside the stored output with the name of the newest attempt (launch of all ranks) it is from."""
 
+EARLIER_FILE = "earlier-attempts.json"
+"""Name of the file with the attempts of the files that are not from the newest attempt, as JSON {file: attempt}.
+
+A pod without a coordinator stores the output of its own ranks only, so output of earlier attempts may remain beside it.
+"""
+
 
 def stored_nbytes(data: bytes) -> int:
     """Return the size in bytes that the file content ``data`` takes in a ConfigMap, which stores it in base64."""
@@ -31,6 +38,31 @@ def order(attempt: str) -> tuple[int, int]:
     """Return a key that sorts the names of attempts, which are ``TERM.NUMBER``, by time."""
     term, _, number = attempt.partition(".")
     return (int(term), int(number)) if term.isdecimal() and number.isdecimal() else (0, 0)
+
+
+def added(stored: Mapping[str, bytes], files: Mapping[str, bytes], attempt: str) -> dict[str, bytes]:
+    """Return the changes with which ``files`` from ``attempt`` are added to the files ``stored``: name → content.
+
+    The changes include the files that name the attempt of each stored file.
+    """
+    newest = stored.get(ATTEMPT_FILE, b"").decode(errors="replace")
+    known = _earlier(stored.get(EARLIER_FILE, b""))
+    remaining = [name for name in stored if name not in files and name not in (ATTEMPT_FILE, EARLIER_FILE)]
+    attempts = {name: known.get(name, newest) for name in remaining}
+    earlier = {name: each for name, each in attempts.items() if each not in ("", attempt)}
+    changes = {**files, ATTEMPT_FILE: attempt.encode()}
+    if earlier or EARLIER_FILE in stored:
+        changes[EARLIER_FILE] = json.dumps(earlier, sort_keys=True).encode()
+    return changes
+
+
+def _earlier(data: bytes) -> dict[str, str]:
+    """Parse the content of ``EARLIER_FILE``. Return an empty dictionary if it is not valid."""
+    try:
+        found = json.loads(data)
+    except ValueError:
+        return {}
+    return {str(name): str(attempt) for name, attempt in found.items()} if isinstance(found, dict) else {}
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,11 @@ The ConfigMap ``<job>-logs`` stores both, because the job's pods no longer exist
 
 import argparse
 import base64
+import json
 import re
 import sys
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,8 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 def print_logs(given: argparse.Namespace) -> int:
     namespace = given.namespace or remote.default_namespace()
     name = config_map_names(given.job)[2]
-    outputs = outputs_of(remote.reach(lambda api: logs_of(api, namespace, name)))
+    stored = remote.reach(lambda api: logs_of(api, namespace, name))
+    outputs, attempts = outputs_of(stored), attempts_of(stored)
     if not outputs:
         raise BadInputError(
             f"{given.job}: found no output in ConfigMap {name} of namespace {namespace}; expected a job whose ranks "
@@ -61,9 +63,13 @@ def print_logs(given: argparse.Namespace) -> int:
         raise BadInputError(f"--rank: found {given.rank}; expected one of the ranks with stored output: {listed}")
     for rank, text in outputs.items():
         if given.rank is None:
-            print(f"=== rank {rank}")
+            print(f"=== rank {rank}" + (f" (attempt {attempts[rank]})" if rank in attempts else ""))
         if given.rank in (None, rank):
             print(text.rstrip("\n"))
+    newest = max(attempts.values(), key=lambda name: [int(part) for part in name.split(".")], default="")
+    if given.rank in attempts and attempts[given.rank] != newest:
+        older = f"rank {given.rank}: this is the output of attempt {attempts[given.rank]}"
+        print(f"{older}. The newest attempt with stored output is {newest}", file=sys.stderr)
     return 0
 
 
@@ -112,10 +118,31 @@ def outputs_of(body: Mapping[str, Any]) -> dict[int, str]:
     The entries are compressed and encoded in base64; the results are plain text. Ignore entries whose names
     do not have the form ``rank-<number>.log.gz``.
     """
-    found = {}
-    for name, data in (body.get("binaryData") or {}).items():
-        if match := re.fullmatch(r"rank-(\d+)\.log\.gz", name):
-            found[int(match[1])] = _unpacked(data)
+    data = body.get("binaryData") or {}
+    return {rank: _unpacked(data[name]) for rank, name in _ranks(data).items()}
+
+
+def attempts_of(body: Mapping[str, Any]) -> dict[int, str]:
+    """Return {rank: name of the attempt that its output is from} from ``body``, the ConfigMap ``<job>-logs``.
+
+    An attempt is one launch of all ranks; its name is ``TERM.NUMBER``. Most ranks have the output of the newest
+    attempt. Ranks without a valid name, such as with an older trainer image, are left out.
+    """
+    data = body.get("binaryData") or {}
+    newest = base64.b64decode(data.get("attempt", "")).decode(errors="replace")
+    try:
+        earlier = json.loads(base64.b64decode(data.get("earlier-attempts.json", "")) or "{}")
+    except ValueError:
+        earlier = {}
+    if not isinstance(earlier, dict):
+        return {}
+    named = {rank: earlier.get(name, newest) for rank, name in _ranks(data).items()}
+    return {rank: name for rank, name in named.items() if re.fullmatch(r"\d+\.\d+", str(name))}
+
+
+def _ranks(names: Iterable[str]) -> dict[int, str]:
+    """Return {rank: name of the entry with its output}, in the order of ranks."""
+    found = {int(match[1]): name for name in names if (match := re.fullmatch(r"rank-(\d+)\.log\.gz", name))}
     return dict(sorted(found.items()))
 
 

@@ -102,6 +102,29 @@ def rank_nbytes(workload: Workload, batch: int, is_gpu: bool) -> int:
     return int(fixed + batch * each)
 
 
+def parts_nbytes(workload: Workload, batch: int, is_gpu: bool) -> dict[str, float]:
+    """Return the memory of a rank in bytes by its purpose, the largest part first. The sum is ``rank_nbytes``.
+
+    Each part includes its share of the margins. Parts that need nothing are left out.
+    """
+    process = held_nbytes(0.0, 0.0, 0.0, is_gpu)
+
+    def part(parameter_nbytes: float = 0.0, kept_nbytes: float = 0.0, largest_nbytes: float = 0.0) -> float:
+        return held_nbytes(parameter_nbytes, kept_nbytes, largest_nbytes, is_gpu) - process
+
+    values_nbytes = float(REAL_NBYTES * workload.parameters)
+    found = {
+        "parameters": part(values_nbytes),
+        "gradients": part(values_nbytes),
+        "optimizer state": part(workload.optimizer_slots * values_nbytes),
+        "16-bit copies of parameters": part(workload.parameter_copies_nbytes),
+        "activations": part(0.0, batch * workload.activation_nbytes, batch * workload.transient_nbytes),
+        "prefetched samples": part(0.0, batch * PREFETCHED_BATCHES * workload.sample_nbytes),
+        "CUDA" if is_gpu else "process": process,
+    }
+    return {name: nbytes for name, nbytes in sorted(found.items(), key=lambda item: -item[1]) if nbytes}
+
+
 def largest_batch(workload: Workload, memory_nbytes: float, is_gpu: bool) -> int:
     """Return the largest local batch in samples with which a rank needs at most ``memory_nbytes`` bytes of memory.
 

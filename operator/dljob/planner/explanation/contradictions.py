@@ -20,6 +20,27 @@ LONG_STEP_S = 86400.0
 somebody would wait for does."""
 
 
+def nothing_requested(request: Request) -> Infeasible | None:
+    """Return ``Infeasible`` if the spec sets the CPUs or the memory of a pod to 0, else None.
+
+    The scheduler would place such pods on nodes without free CPUs, where their ranks wait for a processor.
+    """
+    fields = {
+        "cpu": ("2", "chooses the CPUs", request.cpu_per_pod),
+        "cpuLimit": ("2", "sets no limit", request.cpu_limit_per_pod),
+        "memory": ("4Gi", "predicts the memory", request.memory_per_pod_nbytes),
+    }
+    for name, (example, without, value) in fields.items():
+        if value is not None and value <= 0:
+            return Infeasible(
+                "ZeroResources",
+                f"spec.resources.{name}",
+                f"found 0; expected more than 0, such as {example}: set an amount, or remove resources.{name}, so that "
+                f"dljob {without}",
+            )
+    return None
+
+
 def too_many_cpus(request: Request, view: ClusterView) -> Infeasible | None:
     """Return ``Infeasible`` if the pods request more CPUs than the largest node has, busy or not, else None.
 
@@ -70,6 +91,7 @@ def with_cause(request: Request, workload: Workload, nodes: Eligible, wrong: Inf
     """
     if request.recomputation != "Never" and workload.checkpointed_nbytes is not None:
         workload = recomputing(workload)
+    whole = workload
     if request.strategy in ("Auto", "Optimizer"):  # With many ranks, each has next to no optimizer state.
         workload = replace(workload, optimizer_slots=0.0)
     if not nodes.pools or request.strategy in ("Pipeline", "Tensor"):
@@ -77,7 +99,7 @@ def with_cause(request: Request, workload: Workload, nodes: Eligible, wrong: Inf
     pool = max(nodes.pools, key=lambda each: _room_nbytes(each, request))
     room, one = _room_nbytes(pool, request), memory.rank_nbytes(workload, 1, pool.is_gpu)
     if one > room:
-        return _too_large(request, workload, pool, wrong) if wrong.reason == "DoesNotFit" else wrong
+        return _too_large(request, workload, whole, pool, wrong) if wrong.reason == "DoesNotFit" else wrong
     most = sum(_largest(each, request, workload) for each in nodes.pools)
     if request.chooses_micro_batches and request.global_batch > most:
         return Infeasible(
@@ -105,8 +127,11 @@ def _largest(pool: Pool, request: Request, workload: Workload) -> int:
     return min(memory.MAX_SAMPLES, MAX_MICRO_BATCHES * held) * places
 
 
-def _too_large(request: Request, workload: Workload, pool: Pool, wrong: Infeasible) -> Infeasible:
-    """Return the field that makes one sample too large for every device, and what the device with most memory has."""
+def _too_large(request: Request, workload: Workload, whole: Workload, pool: Pool, wrong: Infeasible) -> Infeasible:
+    """Return the field that makes one sample too large for every device, and what the device with most memory has.
+
+    ``workload``: with the optimizer state that a rank needs at least. ``whole``: with all of the optimizer state.
+    """
     room, is_gpu = _room_nbytes(pool, request), pool.is_gpu
     one, none = (memory.rank_nbytes(workload, count, is_gpu) for count in (1, 0))
     has = f"{gibibytes(max(room, 0.0))}, the largest memory of a rank"
@@ -115,21 +140,36 @@ def _too_large(request: Request, workload: Workload, pool: Pool, wrong: Infeasib
         field, found = "spec.resources.memory", f"{gibibytes(limit)} for each pod"
         expected = f"at least {gibibytes(limit + one - room)}, with which one sample fits"
         remedy = "raise resources.memory"
-    elif none > room:
-        field = _model_field(request, "parameters")
-        found = f"a model that needs {gibibytes(none)} for its training state"
-        expected = f"at most {has}"
-        remedy = "choose a smaller model, allow devices with more memory, or split it (parallelism.strategy)"
-    elif 2 * memory.PREFETCHED_BATCHES * workload.sample_nbytes > memory.sample_nbytes(workload):
+    elif none <= room and 2 * memory.PREFETCHED_BATCHES * workload.sample_nbytes > memory.sample_nbytes(workload):
         field, found = "spec.dataset.sampleBytes", f"a sample of {gibibytes(workload.sample_nbytes)}"
         expected = f"a sample that fits into {has}"
         remedy = "correct sampleBytes, which is in bytes"
     else:
-        field = _model_field(request, "activationBytesPerSample")
-        found, expected = f"activations of {gibibytes(workload.activation_nbytes)} for one sample", f"at most {has}"
-        remedy = "correct the figure, choose a smaller model, or allow devices with more memory"
-        remedy += RECOMPUTE if request.may_recompute else ""
+        mostly_state = none > one / 2
+        field = _model_field(request, "parameters" if mostly_state else "activationBytesPerSample")
+        without = _without_optimizer(whole, workload, is_gpu)
+        found = f"a model that needs {gibibytes(one)} to train on one sample{without}: {_named_parts(workload, is_gpu)}"
+        expected = f"at most {has}"
+        remedy = "" if mostly_state else "correct the figure, "
+        remedy += (
+            "choose a smaller model, allow devices with more memory, or let ranks share the model or its optimizer "
+        )
+        remedy += "state (parallelism.strategy)"
+        remedy += RECOMPUTE if request.may_recompute and none < room else ""
     return replace(wrong, field=field, message=f"found {found}; expected {expected}: {remedy} ({_lines(wrong)})")
+
+
+def _named_parts(workload: Workload, is_gpu: bool) -> str:
+    """Return what needs the memory of a rank with one sample, the largest part first, without parts below 1 %."""
+    parts = memory.parts_nbytes(workload, 1, is_gpu)
+    least = sum(parts.values()) / 100
+    return ", ".join(f"{name} {gibibytes(nbytes)}" for name, nbytes in parts.items() if nbytes >= least)
+
+
+def _without_optimizer(whole: Workload, workload: Workload, is_gpu: bool) -> str:
+    """Return a text about the optimizer state in ``whole`` that ``workload`` leaves out; empty if it has all of it."""
+    left_out = memory.rank_nbytes(whole, 0, is_gpu) - memory.rank_nbytes(workload, 0, is_gpu)
+    return f", even without the optimizer state of {gibibytes(left_out)}, which ranks can share" if left_out else ""
 
 
 def _model_field(request: Request, hint: str) -> str:

@@ -15,6 +15,7 @@ from datetime import datetime
 from dlcontract import Report, RunPhase
 from dljob.api import Minimize, PlanningMode
 from dljob.job.plan.stored import StoredPlan
+from dljob.job.remaining import start_s
 from dljob.planner import Infeasible
 from dljob.reconcile import run
 from dljob.reconcile.desired import Draft
@@ -159,8 +160,7 @@ def _judged(
         return Verdict(
             CONDITION, TRUE, "Replanning" if why else "NoBetterPlan", f"{text}; {other.status.summary}: {figures}"
         )
-    left, startup = max(0, report.steps - report.step), parsed.before.startup
-    switch_s = (startup.total_seconds if startup else None) or START_UP_S
+    left, switch_s = max(0, report.steps - report.step), start_s(parsed.before) or START_UP_S
     again = left if accepted.plan.checkpoint.enabled else report.steps  # Without checkpoints, step 0 follows.
     stay_s, move_s = left * report.step_s, again * other.plan.expected.step_p90_s + switch_s
     both = (

@@ -9,6 +9,7 @@ from dljob.api import DLJobSpec, Minimize, PlanStatus, duration_s
 from dljob.job.defaults import energy_of
 from dljob.job.plan.request import total_steps
 from dljob.job.plan.stored import StoredPlan
+from dljob.job.remaining import start_s
 from dljob.reconcile.parsed import ParsedJob
 from dljob.reconcile.planning.deadlines import MAX_DEADLINE_S, deadlines, next_deadline
 from dljob.scheduling import Move, Rest, move_reason, pace_deadline_s, rest_after_move, rest_with_measured
@@ -106,10 +107,7 @@ def restart_s(parsed: ParsedJob) -> float:
     The estimate is the duration of the job's start, as the status shows it, without the wait for admission, and at
     least ``START_UP_S``. If the start was not measured, it is ``START_UP_S``.
     """
-    startup = parsed.before.startup
-    if startup is None or startup.total_seconds is None:
-        return START_UP_S
-    return max(START_UP_S, startup.total_seconds - (startup.admission_seconds or 0.0))
+    return max(START_UP_S, start_s(parsed.before) or 0.0)
 
 
 def lost_steps(parsed: ParsedJob, report: Report) -> int:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 
+from dljob.suggest.inspection.amounts import COMMA, POINT, amount, amounts_of
+
 MISSING = frozenset({"", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "-", "?", "#N/A"})
 """Cells that mean an unknown value, as R, pandas, SQL and spreadsheets write it."""
 DATE_FORMATS = (
@@ -66,11 +68,20 @@ class Column:
     decimal_comma: bool = False
     first_grouped: int | None = None
     """Index of the first row with a number such as 1,234, if all decimal commas stand before three digits."""
+    amount: str | None = None
+    """Form of its numbers if they have a unit or thousands separators, such as ``amounts.POINT``."""
+    unclear: str = ""
+    """What its cells look like if they are numbers that cannot be read with certainty, as a noun phrase."""
 
     @property
     def usable(self) -> bool:
         """Return True if a model can learn from the column."""
         return self.kind in (Kind.NUMBER, Kind.CATEGORY, Kind.DATE)
+
+    @property
+    def form(self) -> str:
+        """Return the form of its numbers, for ``number``: the decimal sign, or a form of amounts."""
+        return self.amount or ("," if self.decimal_comma else ".")
 
 
 def inspect_column(name: str, cells: Sequence[str]) -> Column:
@@ -86,6 +97,11 @@ def inspect_column(name: str, cells: Sequence[str]) -> Column:
     comma = sum(count for cell, count in counts.items() if _value(cell, ",") is not None)
     point = sum(count for cell, count in counts.items() if _value(cell, ".") is not None)
     decimal = "," if comma > point else "."
+    amounts = amounts_of(counts) if max(comma, point) < len(known) else None
+    if amounts is not None and amounts.form:
+        named = not amounts.unit and _identifies(name, [*amounts.values.values()], len(known))
+        kind = Kind.IDENTIFIER if named else Kind.NUMBER
+        return Column(name, kind, distinct, missing, decimal_comma=amounts.form == COMMA, amount=amounts.form)
     if max(comma, point) >= MIN_NUMBERS * len(known):
         bad = [i for i, cell in enumerate(cells) if cell not in MISSING and _value(cell, decimal) is None]
         values = [value for cell in counts if (value := _value(cell, decimal)) is not None]
@@ -97,15 +113,16 @@ def inspect_column(name: str, cells: Sequence[str]) -> Column:
         return Column(name, kind, distinct, missing, len(bad), first, None, decimal == ",", grouped)
     if found := _date_format(counts):
         return Column(name, Kind.DATE, distinct, missing, format=found)
+    unclear = amounts.unclear if amounts is not None else ""
     if len(known) >= MIN_IDENTIFIER_ROWS and distinct >= UNIQUE * len(known):
         blanks = sum(cell.count(" ") for cell in counts) / distinct
-        return Column(name, Kind.TEXT if blanks >= 2 else Kind.IDENTIFIER, distinct, missing)
-    return Column(name, Kind.CATEGORY, distinct, missing)
+        return Column(name, Kind.TEXT if blanks >= 2 else Kind.IDENTIFIER, distinct, missing, unclear=unclear)
+    return Column(name, Kind.CATEGORY, distinct, missing, unclear=unclear)
 
 
-def number(text: str, decimal: str) -> float:
-    """Return the value of a cell, or NaN if it is missing or not a finite number. ``decimal``: the decimal sign."""
-    value = _value(text, decimal if "." not in text else ".")
+def number(text: str, form: str) -> float:
+    """Return the value of a cell, or NaN if it is missing or not a finite number. ``form``: as ``Column.form``."""
+    value = amount(text, form) if form in (POINT, COMMA) else _value(text, form if "." not in text else ".")
     return math.nan if text in MISSING or value is None else value
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import quantiles
 
 from dljob.suggest.errors import DataError
+from dljob.suggest.inspection.amounts import REMEDY
 from dljob.suggest.inspection.columns import MISSING, Column, Kind, inspect_column, number
 from dljob.suggest.reading.table import Table
 
@@ -41,6 +42,8 @@ class TableFacts:
     """Class → number of rows, most frequent first. Empty for regression."""
     findings: tuple[str, ...]
     decimal: str
+    amount: str | None = None
+    """Form of the target's numbers if they have a unit or thousands separators, as ``Column.amount``."""
 
     @property
     def rare(self) -> bool:
@@ -84,9 +87,11 @@ def inspect_table(
         raise DataError(f"{table.path}: found {len(known)} rows with a target; expected at least {MIN_ROWS}. Add rows.")
     rows = [table.cells[i] for i in known]
     goal = [goal[i] for i in known]
-    task, decimal, classes = _task(table, target, task, goal, known)
-    findings += _of_classes(classes, len(rows)) or _of_numbers(table, target, goal, decimal, known, task)
+    task, form, classes = _task(table, target, task, goal, known)
+    decimal, amount = (form, None) if form in (".", ",") else (".", None if classes else form)
+    findings += _of_classes(classes, len(rows)) or _of_numbers(table, target, goal, form, known, task)
     findings += _equal_numbers(classes)
+    findings += [_of_amounts(target, amount, table, known)] if amount else []
     columns: list[Column] = []
     left_out: dict[str, str] = {}
     for place, name in enumerate(table.names):
@@ -94,7 +99,7 @@ def inspect_table(
             continue
         cells = [row[place] for row in rows]
         column = inspect_column(name, cells)
-        if column.kind is Kind.NUMBER and column.decimal_comma:
+        if column.kind is Kind.NUMBER and column.form == ",":
             decimal = ","
         reason = "" if name in keep else _reason(column, cells, goal if classes else None)
         if reason or not column.usable:
@@ -128,7 +133,9 @@ def inspect_table(
     if test is not None:
         test_rows, found = _of_test(table, test, target, rows, [c.name for c in columns])
         findings += found
-    return TableFacts(target, task, tuple(columns), left_out, len(rows), test_rows, classes, tuple(findings), decimal)
+    return TableFacts(
+        target, task, tuple(columns), left_out, len(rows), test_rows, classes, tuple(findings), decimal, amount
+    )
 
 
 def target_name(table: Table) -> str | None:
@@ -139,15 +146,19 @@ def target_name(table: Table) -> str | None:
 def _task(
     table: Table, target: str, task: str | None, goal: Sequence[str], known: Sequence[int]
 ) -> tuple[str, str, dict[str, int]]:
-    """Return task, decimal sign of the target, and the classes with their numbers of rows."""
+    """Return task, form of the target's numbers (``Column.form``), and the classes with their numbers of rows."""
     column, counts = inspect_column("", goal), Counter(goal)
     if len(counts) == 1:
         raise DataError(
             f"{table.path}: column {target!r}: found the value {goal[0]!r} in all rows; expected at least two values. "
             "Choose another --target."
         )
-    decimal = "," if column.decimal_comma else "."
-    values = [number(cell, decimal) for cell in goal]
+    if column.unclear and (task == REGRESSION or len(counts) > MAX_NUMBERED_CLASSES):
+        raise DataError(
+            f"{table.path}: column {target!r}: found {column.unclear}; expected numbers that can be read in one way "
+            f"only. {REMEDY}"
+        )
+    values = [number(cell, column.form) for cell in goal]
     numeric = column.kind in (Kind.NUMBER, Kind.IDENTIFIER) and any(value == value for value in values)
     if task is None:
         whole = all(value % 1 == 0 for value in values)
@@ -160,7 +171,7 @@ def _task(
                     f"{table.column(target)[i]!r:.60}; expected a number, because the task is regression. Correct it, "
                     "or pass --task tabular-classification."
                 )
-        return task, decimal, {}
+        return task, column.form, {}
     classes = dict(counts.most_common())
     if len(classes) > MAX_CLASSES or len(classes) > len(goal) / 2:
         raise DataError(
@@ -168,7 +179,7 @@ def _task(
             f"{MAX_CLASSES:,}, with at least two rows each on average. Merge rare classes, choose another --target, or "
             "pass --task tabular-regression for numbers."
         )
-    return task, decimal, classes
+    return task, column.form, classes
 
 
 def _equal_numbers(classes: Collection[str]) -> list[str]:
@@ -197,6 +208,8 @@ def _reason(column: Column, cells: Sequence[str], goal: Sequence[str] | None) ->
         return "it has no value"
     if column.kind is Kind.CONSTANT:
         return "it has the same value in all rows"
+    if column.kind in (Kind.IDENTIFIER, Kind.TEXT) and column.unclear:
+        return f"it has {column.unclear}. {REMEDY}".removesuffix(".")
     if column.kind is Kind.IDENTIFIER:
         return (
             "it looks like an identifier, with another value in each row. It may predict the target of these rows, but "
@@ -229,12 +242,12 @@ def _of_classes(classes: dict[str, int], rows: int) -> list[str]:
 
 
 def _of_numbers(
-    table: Table, target: str, goal: Sequence[str], decimal: str, known: Sequence[int], task: str
+    table: Table, target: str, goal: Sequence[str], form: str, known: Sequence[int], task: str
 ) -> list[str]:
     """Return a finding about numbers of a target so far from the others that they alone decide the loss."""
     if task != REGRESSION:
         return []
-    values = [number(cell, decimal) for cell in goal]
+    values = [number(cell, form) for cell in goal]
     low, middle, high = quantiles(values, n=4)
     far = [i for i, value in enumerate(values) if abs(value - middle) > OUTLIER * (high - low)]
     if not far or high == low:
@@ -264,6 +277,10 @@ def _of_column(column: Column, table: Table, known: Sequence[int], rows: int) ->
             f"Column {column.name!r} has {column.invalid} cells that are no numbers, such as {cell!r:.40} in "
             f"{table.unit} {line}. They count as missing."
         )
+    if column.kind is Kind.CATEGORY and column.unclear:
+        found.append(f"Column {column.name!r} has {column.unclear}. It is read as categories. {REMEDY}")
+    if column.amount:
+        found.append(_of_amounts(column.name, column.amount, table, known))
     if column.first_grouped is not None:
         cell = table.column(column.name)[known[column.first_grouped]]
         found.append(
@@ -278,6 +295,14 @@ def _of_column(column: Column, table: Table, known: Sequence[int], rows: int) ->
     if column.kind is Kind.DATE:
         found.append(f"Column {column.name!r} has dates ({column.format}). The model reads age, season and weekday.")
     return found
+
+
+def _of_amounts(name: str, form: str, table: Table, known: Sequence[int]) -> str:
+    """Return a finding about the first number with a unit or thousands separators, and its value."""
+    cells = table.column(name)
+    row = next(i for i in known if cells[i] not in MISSING and number(cells[i], ".") != number(cells[i], form))
+    value = f"{number(cells[row], form):.12g}"
+    return f"Column {name!r} has amounts such as {cells[row]!r} in {table.unit} {table.lines[row]}, read as {value}."
 
 
 def _of_test(

@@ -38,6 +38,10 @@ MOST_WRONG = {
     "text": " `most_wrong.json` has the texts of the surest errors.",
 }
 """Kind of project → sentence of its README about the samples that it writes down."""
+AMOUNT_COLUMN = """
+    if kind.startswith("amount"):
+        return np.array([[amount(cell, kind)] for cell in cells])"""
+"""Lines of a project whose table has amounts, such as $1,200.50."""
 LINE = 100
 """Longest line of a rendered constant."""
 Facts = TableFacts | ImageFacts | TextFacts
@@ -73,10 +77,14 @@ def table_project(
     table: Table, facts: TableFacts, source: Source, settings: Settings, limit_s: float | None
 ) -> dict[str, str]:
     """Return file name → content of the project that learns from a table."""
-    columns = {c.name: c.format if c.kind is Kind.DATE else c.kind.value for c in facts.columns}
+    columns = {c.name: c.format if c.kind is Kind.DATE else c.amount or c.kind.value for c in facts.columns}
     left_out = "".join(f"# Left out: {name!r}, because {reason}.\n" for name, reason in facts.left_out.items())
+    amounts = any(c.amount for c in facts.columns) or facts.amount is not None
     values = {
-        **reader(table, "hashlib", "math"),
+        **reader(table, "hashlib", "math", *(("re",) if amounts else ())),
+        "amount": f"\n\n\n{shared('amount')}".rstrip("\n") if amounts else "",
+        "amount_column": AMOUNT_COLUMN if amounts else "",
+        "target_value": f"amount(row[TARGET], {facts.amount!r})" if facts.amount else "number(row[TARGET])",
         "encoding": repr(table.encoding),
         "delimiter": repr(table.delimiter),
         "decimal": repr(facts.decimal),

@@ -37,6 +37,8 @@ SHRINK_S = 3.0
 it."""
 LEAVE_MARGIN_S = 3.0
 """Time in seconds reserved at the end of a pod's grace period for killing processes that did not exit."""
+STORE_MARGIN_S = 1.5
+"""Time in seconds reserved at the end of a pod's grace period for the last report, after the output is stored."""
 EARLY_STOP_S = 600.0
 """Minimum time in seconds that ranks get for their last checkpoint if the training stops early (``spec.until``). It may
 exceed the grace period of the pods, because no pod ends then."""
@@ -101,18 +103,31 @@ class Coordinator:
                     await self._stop_attempt(self.job.plan.grace_s)
                     self._adopt()
         except LeavingError:
-            over = self.job.ledger.phase in TERMINAL
-            self.job.set_phase(self.job.ledger.phase if over else RunPhase.STOPPED)
-            await self._stop_attempt(max(1.0, self.job.plan.grace_s - LEAVE_MARGIN_S))
-            if not over:
-                await self.job.account.write(RunPhase.STOPPED, time.time())
-                if self.job.outputs:  # The operator may have ended the job. Its pods, and their logs, are then deleted.
-                    await self.job.store_outputs(RunPhase.STOPPED)
-            self.job.reporter.urge()
+            await self._stop_job()
         finally:
             self.job.launcher.end()
             await self.job.links.close()
             self.done.set()
+
+    async def _stop_job(self) -> None:
+        """Stop the ranks, because this pod received SIGTERM, and then publish the phase Stopped.
+
+        The output is stored before, within limits of time: a reader that acts on Stopped may delete the pods, and
+        agents of other pods store the output of their ranks only if the coordinator is lost in an earlier phase.
+        """
+        grace_s = self.job.plan.grace_s
+        deadline_s = time.monotonic() + grace_s - STORE_MARGIN_S
+        await self._stop_attempt(max(1.0, grace_s - LEAVE_MARGIN_S))
+        if self.job.ledger.phase not in TERMINAL:
+            if self.job.outputs:  # The operator may have ended the job. Its pods, and their logs, are then deleted.
+                await self.job.store_outputs(RunPhase.STOPPED, within_s=max(0.5, deadline_s - time.monotonic()))
+            await self.job.account.write(RunPhase.STOPPED, time.time())
+        self.publish_stop()
+
+    def publish_stop(self) -> None:
+        """Publish the phase Stopped, or the present phase if the job has succeeded or failed."""
+        phase = self.job.ledger.phase
+        self.job.set_phase(phase if phase in TERMINAL else RunPhase.STOPPED)
 
     async def _coordinate(self) -> None:
         """Launch the current plan's ranks, and launch them again after failures, until the job succeeds or fails.

@@ -137,13 +137,16 @@ class Attempt:
         """True if every rank ended and rank 0 reported a result.
 
         A custom command without ``dltrain.init``, such as a script for torchrun or an MPI program, needs no result. It
-        succeeds if no rank failed.
+        succeeds if no rank failed or reported a failure. The exit code alone does not tell: ``python train.py | tee
+        log`` exits with 0 although the script has failed. A failure after the result does not matter.
         """
         if not self.all_ended:
             return False
         if self.outcome is not None:
             return True
-        return bool(self.plan.model.command) and not self.deaths and (self.only_reports or not self.progressed)
+        if self.deaths or self.failures:
+            return False
+        return bool(self.plan.model.command) and (self.only_reports or not self.progressed)
 
     @property
     def over_or_troubled(self) -> bool:

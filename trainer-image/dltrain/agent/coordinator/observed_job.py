@@ -17,7 +17,7 @@ from dltrain.agent.coordinator.event_queue import Event, EventQueue
 from dltrain.agent.coordinator.links import Connected, Late, Links, Lost, Received
 from dltrain.agent.coordinator.membership import Membership, term_after
 from dltrain.agent.coordinator.mpirun import Launcher
-from dltrain.agent.job.exchange import ReportWriter
+from dltrain.agent.job.exchange import OUTPUTS_S, ReportWriter
 from dltrain.agent.job.settings import Settings
 from dltrain.agent.job.shrink import shrink_plan
 from dltrain.agent.job.tls import Identity
@@ -313,21 +313,22 @@ class ObservedJob:
         if self.ledger.phase in (RunPhase.LAUNCHING, RunPhase.RESTARTING):
             self.set_phase(RunPhase.RUNNING)
 
-    async def store_outputs(self, phase: RunPhase, outcome: Outcome | None = None) -> None:
+    async def store_outputs(self, phase: RunPhase, outcome: Outcome | None = None, within_s: float = OUTPUTS_S) -> None:
         """Store the run report and the last output of each ended rank outside the pods, so that they outlive the pods.
 
         ``phase``: how the job ended; STOPPED if its pods stop. ``outcome``: the result of a successful training.
+        ``within_s``: give up writing after this many seconds, and at the latest after ``OUTPUTS_S``.
 
         A coordinator that has launched nothing only adds output, because an earlier one may have stored the output of
         more ranks, and the report of the whole run.
         """
         if self.attempts == 0:
             added = packed(self.outputs, LIMIT_NBYTES - REPORT_LIMIT_NBYTES)
-            await self.reporter.add_outputs(added, self.ended_attempt)
+            await self.reporter.add_outputs(added, self.ended_attempt, within_s)
             return
         files = await self.account.packed(phase, time.time(), outcome)
         left_nbytes = LIMIT_NBYTES - sum(map(stored_nbytes, files.values()))
-        await self.reporter.write_outputs(files | packed(self.outputs, left_nbytes), self.ended_attempt)
+        await self.reporter.write_outputs(files | packed(self.outputs, left_nbytes), self.ended_attempt, within_s)
 
     def stop_step(self, attempt: Attempt) -> int | None:
         """Return the number of steps after which all ranks of the attempt must stop.

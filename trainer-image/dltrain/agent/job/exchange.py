@@ -20,11 +20,13 @@ from dlcontract import (
     schema_of,
 )
 from dltrain.agent.job.kube_api import ApiError, KubeApi
-from dltrain.record.job_logs import ATTEMPT_FILE, order
+from dltrain.record.job_logs import ATTEMPT_FILE, added, order
 
 log = logging.getLogger(__name__)
 _FILE_POLL_S = 0.2
 _RETRY_S = (0.2, 5.0)
+OUTPUTS_S = 5.0
+"""Maximum time in seconds to store the last output of the ranks. A job waits for it at its end, and no longer."""
 
 
 class Exchange(ABC):
@@ -52,7 +54,8 @@ class Exchange(ABC):
     async def write_outputs(self, files: Mapping[str, bytes], attempt: str) -> None:
         """Write the files with the ranks' last output, in place of earlier ones. Raise the same errors as ``write``.
 
-        ``files``: name → content. ``attempt``: name of the attempt (launch of all ranks) with this output.
+        ``files``: name → content. ``attempt``: name of the attempt (launch of all ranks) with this output. Write
+        nothing if output of a newer attempt is stored: then another coordinator has taken over.
         """
 
     @abstractmethod
@@ -89,20 +92,22 @@ class Files(Exchange):
         temporary.replace(self._report)
 
     async def write_outputs(self, files: Mapping[str, bytes], attempt: str) -> None:
-        folder = self._report.with_suffix(".logs")
-        folder.mkdir(exist_ok=True)
-        for old in folder.iterdir():
-            old.unlink()
-        await self.add_outputs(files, attempt)
+        self._store(files, attempt, replace=True)
 
     async def add_outputs(self, files: Mapping[str, bytes], attempt: str) -> None:
+        self._store(files, attempt, replace=False)
+
+    def _store(self, files: Mapping[str, bytes], attempt: str, *, replace: bool) -> None:
         folder = self._report.with_suffix(".logs")
         folder.mkdir(exist_ok=True)
-        stored = folder / ATTEMPT_FILE
-        if stored.is_file() and _is_older(attempt, stored.read_bytes()):
+        stored = {path.name: path.read_bytes() for path in folder.iterdir()}
+        if (changes := _changes(stored, files, attempt, replace=replace)) is None:
             return
-        for name, data in _labelled(files, attempt).items():
-            (folder / name).write_bytes(data)
+        for name, data in changes.items():
+            if data is None:
+                (folder / name).unlink()
+            else:
+                (folder / name).write_bytes(data)
 
 
 class ConfigMaps(Exchange):
@@ -160,34 +165,40 @@ class ConfigMaps(Exchange):
         await self._api.patch_data(self._report, {REPORT_KEY: report.to_json()})
 
     async def write_outputs(self, files: Mapping[str, bytes], attempt: str) -> None:
-        await self._api.put_files(self._logs, _labelled(files, attempt))
+        await self._store(files, attempt, replace=True)
 
     async def add_outputs(self, files: Mapping[str, bytes], attempt: str) -> None:
+        await self._store(files, attempt, replace=False)
+
+    async def _store(self, files: Mapping[str, bytes], attempt: str, *, replace: bool) -> None:
         while True:
             config_map = await self._api.get(self._logs)
-            stored = (config_map.get("binaryData") or {}).get(ATTEMPT_FILE, "")
-            if _is_older(attempt, base64.b64decode(stored)):
+            stored = {name: base64.b64decode(data) for name, data in (config_map.get("binaryData") or {}).items()}
+            if (changes := _changes(stored, files, attempt, replace=replace)) is None:
                 return
-            version = config_map["metadata"]["resourceVersion"]
             try:
-                await self._api.add_files(self._logs, _labelled(files, attempt), version)
+                await self._api.patch_files(self._logs, changes, config_map["metadata"]["resourceVersion"])
                 return
             except ApiError as error:
                 if error.status != 409:  # With 409, another agent has written meanwhile, perhaps a newer attempt.
                     raise
 
 
-def _labelled(files: Mapping[str, bytes], attempt: str) -> dict[str, bytes]:
-    """Return ``files`` with a file that names their attempt."""
-    return {**files, ATTEMPT_FILE: attempt.encode()}
+def _changes(
+    stored: Mapping[str, bytes], files: Mapping[str, bytes], attempt: str, *, replace: bool
+) -> dict[str, bytes | None] | None:
+    """Return the changes that store the output ``files`` of ``attempt``: file name → content, or None to delete it.
 
-
-def _is_older(attempt: str, stored: bytes) -> bool:
-    """Return True, after logging it, if ``attempt`` is older than the attempt that the file ``stored`` names."""
-    newest = stored.decode(errors="replace")
-    if older := order(attempt) < order(newest):
+    ``stored``: the files so far. ``replace``: delete those that are not in ``files``. Return None, after logging it, if
+    output of a newer attempt is stored.
+    """
+    newest = stored.get(ATTEMPT_FILE, b"").decode(errors="replace")
+    if order(attempt) < order(newest):
         log.info("did not store the output of attempt %s, because that of attempt %s is stored", attempt, newest)
-    return older
+        return None
+    if not replace:
+        return {**added(stored, files, attempt)}
+    return {**dict.fromkeys(stored), **added({}, files, attempt)}
 
 
 def parse_plan(text: str) -> Plan | None:
@@ -245,7 +256,6 @@ class ReportWriter:
     """
 
     PERIOD_S = 10.0
-    OUTPUTS_S = 5.0
 
     def __init__(self, exchange: Exchange) -> None:
         self.compose: Callable[[], Report] | None = None
@@ -253,26 +263,28 @@ class ReportWriter:
         self._written: Report | None = None
         self._urgent = asyncio.Event()
 
-    async def write_outputs(self, files: Mapping[str, bytes], attempt: str) -> None:
-        """Write the ranks' last output within ``OUTPUTS_S`` seconds. Log a failure, which must not fail the job.
+    async def write_outputs(self, files: Mapping[str, bytes], attempt: str, within_s: float = OUTPUTS_S) -> None:
+        """Write the ranks' last output within a limit of time. Log a failure, which must not fail the job.
 
         ``files``: name → content. ``attempt``: name of the attempt (launch of all ranks) with this output.
+        ``within_s``: give up after this many seconds, and at the latest after ``OUTPUTS_S``.
         """
-        await self._within_limit(self._exchange.write_outputs(files, attempt))
+        await self._within_limit(self._exchange.write_outputs(files, attempt), within_s)
 
-    async def add_outputs(self, files: Mapping[str, bytes], attempt: str) -> None:
+    async def add_outputs(self, files: Mapping[str, bytes], attempt: str, within_s: float = OUTPUTS_S) -> None:
         """Write the last output of some ranks, such as those of one pod. The stored output of other ranks remains.
 
         Write nothing if output of a newer attempt is stored.
         """
-        await self._within_limit(self._exchange.add_outputs(files, attempt))
+        await self._within_limit(self._exchange.add_outputs(files, attempt), within_s)
 
-    async def _within_limit(self, writing: Coroutine[Any, Any, None]) -> None:
+    async def _within_limit(self, writing: Coroutine[Any, Any, None], within_s: float) -> None:
         try:
-            async with asyncio.timeout(self.OUTPUTS_S):
+            async with asyncio.timeout(min(within_s, OUTPUTS_S)):
                 await writing
-        except (ApiError, OSError, TimeoutError) as error:
-            log.warning("the last output of the ranks was not stored: %s. It remains in the logs of the pods", error)
+        except (ApiError, OSError, TimeoutError, ValueError) as error:  # ValueError: a proxy's answer is not JSON.
+            why = str(error) or f"no answer within {min(within_s, OUTPUTS_S):.1f} s"
+            log.warning("the last output of the ranks was not stored: %s. It remains in the logs of the pods", why)
 
     def urge(self) -> None:
         """Request that a report is written now, for example after a change of phase."""

@@ -71,18 +71,13 @@ class KubeApi:
         """Set the keys of ``data`` in the ``data`` field of the ConfigMap ``name``. Other keys remain."""
         await self._call("PATCH", self._path(name), json.dumps({"data": data}).encode())
 
-    async def put_files(self, name: str, files: Mapping[str, bytes]) -> None:
-        """Replace all files (``binaryData``) of the ConfigMap ``name`` by ``files`` (key → content)."""
-        value = {key: base64.b64encode(data).decode() for key, data in files.items()}
-        patch = [{"op": "add", "path": "/binaryData", "value": value}]
-        await self._call("PATCH", self._path(name), json.dumps(patch).encode(), "application/json-patch+json")
+    async def patch_files(self, name: str, files: Mapping[str, bytes | None], resource_version: str) -> None:
+        """Set the keys of ``files`` in the ``binaryData`` field of the ConfigMap ``name``. None deletes a key.
 
-    async def add_files(self, name: str, files: Mapping[str, bytes], resource_version: str) -> None:
-        """Set the keys of ``files`` in the ``binaryData`` field of the ConfigMap ``name``. Other keys remain.
-
-        Raise ApiError with the status 409 if the ConfigMap has another version than ``resource_version``.
+        Other keys remain. Raise ApiError with the status 409 if the ConfigMap has another version than
+        ``resource_version``.
         """
-        value = {key: base64.b64encode(data).decode() for key, data in files.items()}
+        value = {key: data if data is None else base64.b64encode(data).decode() for key, data in files.items()}
         patch = {"metadata": {"resourceVersion": resource_version}, "binaryData": value}
         await self._call("PATCH", self._path(name), json.dumps(patch).encode())
 
@@ -110,11 +105,9 @@ class KubeApi:
     def _path(self, name: str) -> str:
         return f"/api/v1/namespaces/{self.namespace}/configmaps/{name}"
 
-    async def _call(
-        self, method: str, path: str, body: bytes = b"", content: str = "application/merge-patch+json"
-    ) -> bytes:
+    async def _call(self, method: str, path: str, body: bytes = b"") -> bytes:
         async with asyncio.timeout(_TIMEOUT_S):
-            reader, writer = await self._open(method, path, body, content)
+            reader, writer = await self._open(method, path, body)
             try:
                 status, chunked = await _head(reader)
                 answer = b"".join([part async for part in _body(reader, chunked)])
@@ -124,9 +117,7 @@ class KubeApi:
             raise ApiError.of(status, answer)
         return answer
 
-    async def _open(
-        self, method: str, path: str, body: bytes, content: str = ""
-    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _open(self, method: str, path: str, body: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         async with asyncio.timeout(_TIMEOUT_S):
             reader, writer = await asyncio.open_connection(self.host, self.port, ssl=self.tls, limit=2**22)
         host = f"[{self.host}]" if ":" in self.host else self.host
@@ -136,7 +127,7 @@ class KubeApi:
             f"Host: {host}:{self.port}",
             f"Authorization: Bearer {token}",
             "Accept: application/json",
-            *([f"Content-Type: {content}"] if method == "PATCH" else []),
+            *(["Content-Type: application/merge-patch+json"] if method == "PATCH" else []),
             f"Content-Length: {len(body)}",
             "Connection: close",
         ]

@@ -248,18 +248,18 @@ def _agree(ratio: float, other: float) -> bool:
 def _plausible_link(known: Learned, node: Node | None) -> Learned:
     """Return a profile without its link if that is faster than the network that the annotation of ``node`` states.
 
-    It is implausible only if a run on several nodes measured it. In profiles of older releases, it may be the shared
-    memory of one node, which says nothing about the network.
+    A profile of an older release may store the shared memory of one node as its link. If no run on several nodes is
+    stored, the text names this possibility.
     """
     stated = node.link_bandwidth_Bps if node else None
     if stated is None or known.link_bandwidth_Bps is None or known.link_bandwidth_Bps <= FASTER_LINK * stated:
         return known
-    doubts = known.doubts
-    if any(step.place.nodes > 1 for step in known.steps):
-        found, most = rate(known.link_bandwidth_Bps), rate(FASTER_LINK * stated)
-        text = (
-            f"found {found} between nodes; expected at most {most}, {FASTER_LINK:g} times the bandwidth in the nodes' "
-            "annotation dljob.dev/network-bandwidth. If the annotation is wrong, correct it"
-        )
-        doubts = (*doubts, text)
+    found, most = rate(known.link_bandwidth_Bps), rate(FASTER_LINK * stated)
+    alone = "No stored run used several nodes, so it may be the shared memory of one node. "
+    text = (
+        f"found {found} between nodes; expected at most {most}, {FASTER_LINK:g} times the bandwidth in the nodes' "
+        f"annotation dljob.dev/network-bandwidth. {'' if any(step.place.nodes > 1 for step in known.steps) else alone}"
+        "If the annotation is wrong, correct it"
+    )
+    doubts = (*known.doubts, text)
     return replace(known, link_latency_s=None, link_bandwidth_Bps=None, link_spread=None, doubts=doubts)
