@@ -254,6 +254,22 @@ class TestNodesGone:
         stays = step(looks, 400)
         assert verdict(stays, "Resizing") == ("False", "NotWorthwhile") and stays.scales == ()
 
+    @pytest.mark.parametrize("resize", ["Auto", "Never"])
+    def test_restart_of_ranks_that_trained_without_the_pod_has_the_whole_time_out(self, resize: str) -> None:
+        """Seen before: all pods stopped at once when a rank failed after an hour on the other nodes."""
+        trains = lost(
+            trains_on_three({**ELASTIC, "planning": {"resize": resize}}), RunPhase.RUNNING, world_size=2, step_s=0.01
+        )
+        trains = after(trains, step(trains, 20))
+        hour = after(trains, step(trains, 3600))
+        fails = replace(hour, report=report(hour, RunPhase.RESTARTING, **TRAINING))
+        kept = step(fails, 3601)
+        assert kept.scales == () and verdict(kept, "Admitted") == ("True", "Started")
+        fails = after(fails, kept)
+        assert not needs_view(fails, None, NOW + timedelta(seconds=3610))
+        assert step(fails, 3610).scales == () and step(fails, 3610).requeue_after_s == pytest.approx(291)
+        assert [scale.replicas for scale in step(fails, 3601 + 301).scales] == [0]
+
     def test_switched_off(self) -> None:
         observed = lost(trains_on_three({**ELASTIC, "planning": {"resize": "Never"}}))
         observed = after(observed, step(observed, 20))

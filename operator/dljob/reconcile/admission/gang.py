@@ -183,8 +183,20 @@ def _blocked_left_s(parsed: ParsedJob, target: StoredPlan, ready: Verdict, now: 
         return None  # The module ``fence`` removes them first, so that no rank on a lost node goes on by itself.
     if ready.reason in _IN_PROGRESS or running(parsed, target).status is TRUE:
         return None
-    since = max(admitted.last_transition_time, was_ready.last_transition_time)
+    since = max(admitted.last_transition_time, was_ready.last_transition_time, stopped_training(parsed, now))
     return start_timeout_s(parsed.spec, target) - (now - since).total_seconds()
+
+
+def stopped_training(parsed: ParsedJob, now: datetime) -> datetime:
+    """Return the time since which the job has not trained. It is ``now`` if the status shows that it still trains.
+
+    A job may have trained for hours without a lost pod. If its ranks then restart, which takes seconds, the start
+    time-out counts from the end of this training. For a job that has never trained, return the time of its creation.
+    """
+    found = find(parsed.before.conditions, "Running")
+    if found is None:
+        return parsed.observed.job.created
+    return now if found.status is TRUE else found.last_transition_time
 
 
 def release(parsed: ParsedJob, draft: Draft, now: datetime) -> None:

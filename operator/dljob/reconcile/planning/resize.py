@@ -210,7 +210,11 @@ def _stranded(parsed: ParsedJob, now: datetime | None) -> bool:
     admitted = find(conditions, gang.CONDITION)
     if admitted is None or (admitted.status, admitted.reason) != (TRUE, "Started") or is_true(conditions, "Running"):
         return False
-    return _without_node(parsed) is not None and _missing_for(parsed, now)
+    if parsed.spec is None or _without_node(parsed) is None or not _missing_for(parsed, now):
+        return False
+    # Ranks that restart may go on without these pods, as before.
+    limit_s = gang.start_timeout_s(parsed.spec, parsed.accepted)
+    return now is None or (now - gang.stopped_training(parsed, now)).total_seconds() >= limit_s
 
 
 def _missing_for(parsed: ParsedJob, now: datetime | None) -> bool:
