@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from dljob.api import Condition, DLJobStatus, ForecastSize, PlanStatus, QueueStatus, RunForecast
 from dljob.job.observed import Outlook
 from dljob.job.plan.status import figures
-from dljob.job.remaining import remaining, start_s
+from dljob.job.remaining import lost_s, remaining, start_s
 from dljob.reconcile.parsed import ParsedJob
 from dljob.reconcile.planning.deadlines import deadlines, waits
 from dljob.reconcile.planning.rest import START_UP_S
@@ -135,17 +135,13 @@ def _run_forecast(status: DLJobStatus, now: datetime) -> RunForecast | None:
     left, plan = remaining(status), status.plan
     if left is UNKNOWN or plan is None or _over(status) or not is_true(status.conditions, "Admitted"):
         return None
-    saved, began = status.last_checkpoint, find(status.conditions, "Running")
-    since = saved.time if saved is not None else None
-    if since is None and began is not None and began.status is TRUE:
-        since = began.last_transition_time
-    unsaved_s = (now - since).total_seconds() if since is not None else 0.0
     return RunForecast(
         time=now.replace(microsecond=0),
         remaining_seconds=figures(left.p50),
         remaining_seconds_p10=figures(left.p10),
         remaining_seconds_p90=figures(left.p90),
-        unsaved_seconds=float(round(max(0.0, unsaved_s))),
+        # Not the time since the checkpoint was written: the job may have waited since.
+        unsaved_seconds=float(round(lost_s(status, now))),
         restart_seconds=figures(start_s(status) or START_UP_S),
         sizes=_sizes(plan),
     )

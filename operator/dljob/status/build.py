@@ -264,21 +264,23 @@ def _target(report: Report, target: TargetProgress, metric: str, done: bool) -> 
 def _startup(job: JobSeen, status: DLJobStatus, report: Report) -> Startup | None:
     """Return the seconds of each part of the start-up; None if the job has no start time (no accepted plan) yet.
 
-    A part that has not ended yet is None. A negative value becomes 0. It can occur because clocks differ and Kubernetes
+    The wait for admission includes later waits, such as in a queue of Kueue or in a back-off (``waitedSeconds``), so
+    that the other parts show what a restart costs. A part that has not ended yet is None. A negative value becomes 0. It can occur because clocks differ and Kubernetes
     rounds creation times to seconds.
     """
     marks, accepted_at = report.startup, status.start_time
     if accepted_at is None:
         return None
     created_s, accepted_s = job.created.timestamp(), accepted_at.timestamp()
+    waited_s = status.waited_seconds or 0.0
 
     def between(start_s: float | None, end_s: float | None) -> float | None:
         return None if start_s is None or end_s is None else round(max(0.0, end_s - start_s), 3)
 
     met = [mark for mark in (marks.rendezvous_unix_s, marks.imported_unix_s) if mark is not None]
     return Startup(
-        admission_seconds=between(created_s, accepted_s),
-        pods_seconds=between(accepted_s, marks.agents_up_unix_s),
+        admission_seconds=between(created_s, accepted_s + waited_s),
+        pods_seconds=between(accepted_s + waited_s, marks.agents_up_unix_s),
         rendezvous_seconds=between(marks.agents_up_unix_s, marks.rendezvous_unix_s),
         import_seconds=between(marks.rendezvous_unix_s, marks.imported_unix_s),
         first_step_seconds=between(max(met, default=None), marks.first_step_unix_s),

@@ -142,6 +142,15 @@ def test_restart_in_the_forecast_does_not_include_the_wait_for_admission(admitte
     assert found.forecast is not None and found.forecast.restart_seconds == 47
 
 
+def test_cost_of_a_stop_does_not_contain_a_wait_since_the_checkpoint() -> None:
+    """Seen before: a job that had been preempted for ten hours seemed to lose ten hours if it was stopped again."""
+    observed = training(DIGITS)
+    mark = {"step": 6, "unix_s": NOW.timestamp() - 36_000}
+    observed = replace(observed, report=report(observed, step=10, step_s=0.5, last_checkpoint=mark))
+    forecast = status(step(observed, 100)).forecast
+    assert forecast is not None and forecast.unsaved_seconds == 2
+
+
 def test_forecast_of_a_running_job_alone_is_not_written() -> None:
     observed = training(DIGITS | due(10**6))
     first = step(observed, 100)

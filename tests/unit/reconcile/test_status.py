@@ -258,6 +258,17 @@ class TestReported:
         assert seconds == [2, 3, 1, 2, 1]
         assert found.total_seconds == 9
 
+    def test_wait_for_admission_after_the_first_plan_is_no_part_of_a_restart(self) -> None:
+        """Seen before: a restart of a job that had waited in a queue of Kueue seemed to take as long as the wait."""
+        observed = self.reported(
+            startup=StartupMarks(agents_up_unix_s=NOW.timestamp() + 7203, first_step_unix_s=NOW.timestamp() + 7207)
+        )
+        observed = replace(observed, job=replace(observed.job, status={**observed.job.status, "waitedSeconds": 7200.0}))
+        found = status(step(observed, 7210))
+        assert found.startup is not None and found.forecast is not None
+        assert (found.startup.admission_seconds, found.startup.pods_seconds) == (7202, 3)
+        assert found.startup.total_seconds == 7209 and found.forecast.restart_seconds == 7
+
     def test_clock_that_is_behind_gives_no_negative_times(self) -> None:
         early = CREATED.timestamp() - 50
         found = status(

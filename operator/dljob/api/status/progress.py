@@ -83,10 +83,18 @@ class Startup(ApiModel):
     """Seconds from the job's creation to its first step, by part."""
 
     admission_seconds: Annotated[
-        float | None, Field(description="Time from the job's creation until its plan was accepted.")
+        float | None,
+        Field(
+            description="Time from the job's creation until its plan was accepted, and later waits for admission before "
+            "the first step."
+        ),
     ] = None
     pods_seconds: Annotated[
-        float | None, Field(description="Time from the accepted plan until the agents of all pods had started.")
+        float | None,
+        Field(
+            description="Time from the accepted plan until the agents of all pods had started, without waits for "
+            "admission."
+        ),
     ] = None
     rendezvous_seconds: Annotated[
         float | None,

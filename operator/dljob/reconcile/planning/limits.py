@@ -22,6 +22,8 @@ from dljob.scheduling.limits.quotas import Shortage, Unstated, amount_text, shor
 Attempt = Callable[[Request, ClusterView], StoredPlan | Infeasible]
 """Makes a plan for a request, without regard to quotas."""
 
+REASONS = frozenset({"QuotaExceeded", "LimitRangeExceeded", "QuotaNeedsLimit"})
+"""Reasons of errors about the limits of a namespace."""
 MAX_ATTEMPTS = 6
 """Maximum number of plans that are tried before the plan with the fewest nodes that the spec allows."""
 MAX_NAMED = 3

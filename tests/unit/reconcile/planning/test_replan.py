@@ -116,6 +116,16 @@ def test_no_restart_if_it_costs_more_than_it_gains() -> None:
     assert "including the restart" in condition_of(judged, "PlanContradicted").message
 
 
+def test_wait_for_devices_at_the_first_start_is_no_part_of_a_restart() -> None:
+    """Seen before: a job that had waited in the queue for a day was never moved to a better plan."""
+    observed = with_updated_profile(slow())
+    day_s = 86_400_000.0
+    startup = {"admissionSeconds": day_s, "totalSeconds": day_s + 25.0}
+    observed = replace(observed, job=replace(observed.job, status={**observed.job.status, "startup": startup}))
+    judged = step(observed, 30)
+    assert verdict(judged, "PlanContradicted") == ("True", "Replanning"), condition_of(judged, "PlanContradicted")
+
+
 def test_steps_within_the_prediction_again_are_reported() -> None:
     observed = slow()
     mended = replace(observed, report=report(observed, step=900, steps=100_000, step_s=1e-4))
