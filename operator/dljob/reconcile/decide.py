@@ -12,7 +12,7 @@ from dljob.reconcile.admission import gang, kueue, preempted, priority_class, pr
 from dljob.reconcile.deadline_risk import with_deadline_risk
 from dljob.reconcile.desired import Desired, Draft
 from dljob.reconcile.failures import failure_conditions, node_faults, silent_agent, storage_evictions
-from dljob.reconcile.failures.fence import fence, stop
+from dljob.reconcile.failures.fence import fence, fence_without_spec, stop
 from dljob.reconcile.forecasts import deadline_in_s, place_of, queue_text, with_forecasts
 from dljob.reconcile.parsed import ParsedJob, parse_observed
 from dljob.reconcile.planning import make_plan, plan_edits, replan, resize
@@ -315,12 +315,14 @@ def _looking(parsed: ParsedJob, looking: Looking, draft: Draft, config: RenderCo
 def _without_spec(parsed: ParsedJob, draft: Draft, now: datetime) -> Desired:
     """Return the desired state of a job whose spec is invalid: pods that run continue, and nothing is created.
 
+    Pods on lost nodes are deleted, because their StatefulSets cannot replace them otherwise.
     If the run of an existing plan has ended, the job ends too.
     """
     if parsed.accepted is None:
         return _finish(parsed, draft, None, now)
     if end := run.ending(parsed, now):
         return _end(parsed, draft, end, now)
+    fence_without_spec(parsed, draft, now)  # The StatefulSets replace the deleted pods.
     draft.wanted = sum(item.replicas for item in parsed.observed.sets)
     draft.verdicts.append(run.running(parsed, parsed.accepted))
     return _finish(parsed, draft, parsed.accepted, now)

@@ -25,10 +25,21 @@ def stop(parsed: ParsedJob, draft: Draft, now: datetime, *, over: bool = False) 
     the job starts from this term. ``over``: True if the job has ended. It then needs no higher term.
     """
     bring_down(draft, parsed.observed)
-    if parsed.spec is None or parsed.accepted is None:
+    fence_without_spec(parsed, draft, now, over=over)
+
+
+def fence_without_spec(parsed: ParsedJob, draft: Draft, now: datetime, *, over: bool = False) -> None:
+    """Add to the draft the deletion of overdue pods, and the plan with its higher term, but no other objects.
+
+    The pods may be of a job whose spec is not valid, for example because a later release has stricter rules. The spec
+    of the plan then says when they are overdue. ``over``: as in ``stop``.
+    """
+    accepted = parsed.accepted
+    spec = parsed.spec or (accepted.accepted_spec() if accepted is not None else None)
+    if spec is None or accepted is None:
         return
-    fenced = fence(parsed, draft, parsed.spec, parsed.accepted, now)
-    if fenced is not parsed.accepted and not over:
+    fenced = fence(parsed, draft, spec, accepted, now)
+    if fenced is not accepted and not over:
         draft.objects.append(plan_config_map(parsed.observed.job, fenced))
 
 

@@ -10,7 +10,7 @@ from dljob.api import Phase
 from dljob.job.observed import Observed
 from dljob.reconcile import Target
 from support.builders import DIGITS, NOW, Json, after, changed, plan_of, report, settled
-from support.job_lifecycle import DOWN, OUTCOME, status, step, training
+from support.job_lifecycle import DOWN, OUTCOME, condition_of, status, step, training
 
 FETCHED: Json = {**DIGITS, "dataset": {"uri": "http://a/b.npz", "samples": 1437}}
 
@@ -59,6 +59,18 @@ class TestLostNodes:
         assert plan_of(stopped).plan.term == (1 if stop == "finished" else 2)
         if stop == "moved to a new plan":
             assert plan_of(after(stopped, step(settled(stopped)))).plan.term == 2
+
+    @pytest.mark.parametrize("ended", [False, True])
+    def test_pods_of_a_job_with_an_invalid_spec_are_fenced_too(self, *, ended: bool) -> None:
+        """Seen before: with a spec that a new release refuses, the job waited for the lost node without limit."""
+        observed = changed(self.lost(1000), epochs=-1)
+        if ended:
+            observed = replace(observed, report=report(observed, RunPhase.SUCCEEDED))
+        desired = step(observed)
+        assert condition_of(desired, "Accepted").reason == "InvalidSpec"
+        assert desired.deletes == (Target("Pod", "digits-cpu-1", "uid-digits-cpu-1", force=True),)
+        assert plan_of(after(observed, desired)).plan.term == (1 if ended else 2)
+        assert desired.scales == (DOWN if ended else ())
 
     def test_reports_of_a_fenced_coordinator_are_ignored(self) -> None:
         observed = self.lost(40)
