@@ -93,7 +93,7 @@ def reconcile(observed: Observed, config: RenderConfig, now: datetime, parsed: P
         return _without_spec(parsed, draft, now)
     draft.verdicts.append(parsed.refusal or Verdict("Accepted", TRUE, "Accepted", "the spec is valid"))
     draft.verdicts.extend((*priority_class.verdicts(parsed), *quota.verdicts(parsed)))
-    if observed.leftovers:
+    if _predecessors(observed):
         return _after_predecessor(parsed, draft, now)
     if parsed.plan_problem is not None and not quiet(observed):
         return _with_unreadable_plan(parsed, draft, parsed.plan_problem, now)
@@ -302,7 +302,7 @@ def _looking(parsed: ParsedJob, looking: Looking, draft: Draft, config: RenderCo
     Pods of an earlier spec continue meanwhile.
     """
     draft.verdicts.append(Verdict("Accepted", TRUE, "Accepted", "the spec is valid"))
-    if parsed.observed.leftovers:
+    if _predecessors(parsed.observed):
         return _after_predecessor(parsed, draft, now)
     draft.verdicts.extend(priority_class.verdicts(parsed))
     look.look(parsed, looking, draft, config)
@@ -348,13 +348,22 @@ def _after_predecessor(parsed: ParsedJob, draft: Draft, now: datetime) -> Desire
     The owner may be a deleted job of the same name, whose objects are not deleted yet.
     """
     text = (
-        f"metadata.name: found {', '.join(parsed.observed.leftovers)} with another owner; expected no other owner of "
+        f"metadata.name: found {', '.join(_predecessors(parsed.observed))} with another owner; expected no other owner of "
         "the objects that have the names of this job's objects. The job waits until the other owner's objects are "
         "gone: delete these objects, or choose another job name"
     )
     draft.verdicts.append(Verdict("PodsReady", FALSE, "NamesTaken", text))
     draft.requeue_in(1.0)
     return _finish(parsed, draft, parsed.accepted, now)
+
+
+def _predecessors(observed: Observed) -> list[str]:
+    """Return the objects of other owners for whose deletion the job must wait before it has objects of its own.
+
+    If the job has StatefulSets, those of other owners do not count: somebody may have copied them together with the
+    job's label, and the job must end nevertheless.
+    """
+    return [each for each in observed.leftovers if not (observed.sets and each.startswith("StatefulSet "))]
 
 
 def _finish(

@@ -9,7 +9,9 @@ from support.builders import (
     seen,
 )
 from support.job_lifecycle import (
+    DOWN,
     condition_of,
+    done,
     kinds,
     nothing_done,
     step,
@@ -29,6 +31,14 @@ class TestPredecessors:
     def test_job_starts_when_its_names_are_free(self) -> None:
         first = seen(leftovers=("StatefulSet digits-cpu",))
         assert kinds(step(replace(after(first, step(first)), leftovers=())))[-1] == "StatefulSet"
+
+    def test_copy_of_a_stateful_set_does_not_keep_a_running_job_from_ending(self) -> None:
+        """Seen before: a StatefulSet that somebody had copied for debugging, with its labels, held up the job."""
+        copied = replace(done(), leftovers=("StatefulSet debug",))
+        ended = step(copied)
+        assert ended.scales == DOWN and verdict(ended, "Complete") == ("True", "Complete")
+        taken = replace(done(), leftovers=("ConfigMap digits-plan",))
+        assert nothing_done(step(taken)), "without its plan, the job waits and its pods run on"
 
     def test_plan_of_a_former_job_of_the_same_name_is_not_used(self) -> None:
         old = training()
