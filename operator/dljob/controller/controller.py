@@ -13,6 +13,7 @@ from typing import Any
 
 from dljob.api.overrides import secrets
 from dljob.controller.job_counts import count_jobs
+from dljob.controller.lessons import Lessons
 from dljob.controller.metrics import PHASES, Metrics
 from dljob.controller.planning.answers import RECONCILE_S, PlanningError
 from dljob.controller.planning.background import Planning
@@ -29,7 +30,6 @@ from dljob.planner import Infeasible
 from dljob.reconcile import (
     Desired,
     ParsedJob,
-    RunMeasurements,
     failed,
     needs_view,
     node_faults,
@@ -81,14 +81,13 @@ class Controller:
         self._queues = queues
         self._node_faults = node_faults
         self._kube, self._cache, self._warning_events, self._queue = kube, cache, warning_events, queue
-        self._config, self._metrics, self._now, self._share_profiles = config, metrics, now, share_profiles
+        self._config, self._metrics, self._now = config, metrics, now
         self._planning = planning
         self._unsent: dict[JobKey, list[Event]] = {}
         """Events that the API server has not accepted yet."""
         self._restored: set[str] = set()
         """Uids of the jobs for which this operator has looked for events that the previous leader did not send."""
-        self._learned_from: dict[JobKey, tuple[object, ...]] = {}
-        """For each job, the fields that identify the last run report whose measurements were written to profiles."""
+        self._lessons = Lessons(kube, now, shared=share_profiles)
 
     async def work(self) -> None:
         """Run one worker: process keys from the queue forever."""
@@ -263,13 +262,17 @@ class Controller:
             await complete_all(kube.delete(job, target) for target in desired.deletes)
         if error is not None:
             raise error
+        late = [await self._lessons.learn(job, desired.measurements)]
         if desired.workload is not None and self._queues is not None:
-            await self._queues.change(job, desired.workload)
-        if desired.measurements is not None:
-            await self._learn(job, desired.measurements)
+            try:
+                await self._queues.change(job, desired.workload)
+            except ApiError as failure:  # Kueue's webhook may be down.
+                late.append(failure)
         await self._publish(observed, desired)
         if desired.status is not None:
             self._metrics.record_transition(before, desired.status, observed.job.namespace)
+        if (failed_late := next(filter(None, late), None)) is not None:
+            raise failed_late  # The status is written, and the rest is tried again.
 
     async def _apply(self, observed: Observed, desired: Desired) -> Exception | None:
         """Create the job's Secret and apply its objects. Return the first error, without raising it, or None.
@@ -305,15 +308,6 @@ class Controller:
             return True
         found = self._cache.found(CONFIG_MAP, job.namespace, name)
         return found is not None and found.seen.plan == wanted["data"]
-
-    async def _learn(self, job: JobSeen, measurements: RunMeasurements) -> None:
-        """Update profiles with a run's measurements, but only once per report, even if the reconcile is repeated."""
-        report = measurements.report
-        lesson = (report.uid, report.plan_number, report.phase, report.step, measurements.data)
-        if self._learned_from.get(job.key) != lesson:
-            namespace = None if self._share_profiles else job.namespace
-            await self._kube.update_profiles(measurements, namespace, self._now())
-            self._learned_from[job.key] = lesson
 
     async def _publish(self, observed: Observed, desired: Desired) -> None:
         """Write the events and then the status. An event that cannot be written does not prevent the status.
@@ -375,8 +369,8 @@ class Controller:
     def _gone(self, key: JobKey) -> None:
         self._queue.forget(key)
         self._planning.forget(key)
-        for known in (self._unsent, self._learned_from):
-            known.pop(key, None)
+        self._unsent.pop(key, None)
+        self._lessons.forget(key)
         self._kube.forget(key)
 
     def count_jobs(self) -> None:

@@ -128,6 +128,40 @@ def test_failed_write_of_a_status_does_not_teach_a_profile_again(monkeypatch: py
     assert len(taught) == 1
 
 
+@pytest.mark.parametrize(
+    "error", [ApiError(500, "InternalError", "later"), ApiError(403, "Forbidden", "no"), ValueError("bad number")], ids=str
+)
+def test_job_ends_although_its_profile_cannot_be_written(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Seen before: the status stayed Running for as long as the API server did not take the measurements."""
+    taught: list[Json] = []
+    fails = [True]
+    merge = FakeApi.merge
+
+    async def failing(self: FakeApi, kind: Kind, *args: Any, **more: Any) -> Json:
+        if kind is PROFILE and fails:
+            raise error
+        found = await merge(self, kind, *args, **more)
+        if kind is PROFILE:
+            taught.append(found["status"])
+        return found
+
+    monkeypatch.setattr(FakeApi, "merge", failing)
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        key = cluster.submit("first", **ONE_NODE)
+        await operator.watch(1.0)
+        await cluster.bind(await cluster.create_pods(key), "n1")
+        await operator.watch(1.0)
+        await _succeed(cluster, key)
+        await operator.watch(30.0)
+        assert operator.condition(key, "Complete") == ("True", "Complete") and not taught
+        fails.clear()
+        await operator.watch(300.0)
+
+    on_two_nodes(body)
+    assert len(taught) == (1 if "later" in str(error) else 0)
+
+
 class TestSecret:
     """The Secret with a job's TLS keys, in a namespace whose quota of Secrets is full."""
 
