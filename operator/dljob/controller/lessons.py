@@ -42,9 +42,9 @@ class Lessons:
             if not error.rejected:
                 return error
             about = log_fields(job.key, job)
-            log.warning("the measurements of the run are lost, because no profile can be written: %s", error, extra=about)
+            log.warning("the measurements of a run are lost, because no profile can be written: %s", error, extra=about)
         except Exception:  # An error in one report must not keep its job from ending.
-            log.exception("the measurements of the run are lost, because of an error", extra=log_fields(job.key, job))
+            log.exception("the measurements of a run are lost, because of an error", extra=log_fields(job.key, job))
         del self._open[job.key]
         self._learned_from[job.key] = _lesson(found)
         return None

@@ -347,8 +347,9 @@ def _after_predecessor(parsed: ParsedJob, draft: Draft, now: datetime) -> Desire
 
     The owner may be a deleted job of the same name, whose objects are not deleted yet.
     """
+    found = ", ".join(_predecessors(parsed.observed))
     text = (
-        f"metadata.name: found {', '.join(_predecessors(parsed.observed))} with another owner; expected no other owner of "
+        f"metadata.name: found {found} with another owner; expected no other owner of "
         "the objects that have the names of this job's objects. The job waits until the other owner's objects are "
         "gone: delete these objects, or choose another job name"
     )
@@ -358,11 +359,7 @@ def _after_predecessor(parsed: ParsedJob, draft: Draft, now: datetime) -> Desire
 
 
 def _predecessors(observed: Observed) -> list[str]:
-    """Return the objects of other owners for whose deletion the job must wait before it has objects of its own.
-
-    If the job has StatefulSets, those of other owners do not count: somebody may have copied them together with the
-    job's label, and the job must end nevertheless.
-    """
+    """Return the objects of other owners that a job waits for: StatefulSets only if it has none of its own."""
     return [each for each in observed.leftovers if not (observed.sets and each.startswith("StatefulSet "))]
 
 

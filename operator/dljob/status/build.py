@@ -265,8 +265,8 @@ def _startup(job: JobSeen, status: DLJobStatus, report: Report) -> Startup | Non
     """Return the seconds of each part of the start-up; None if the job has no start time (no accepted plan) yet.
 
     The wait for admission includes later waits, such as in a queue of Kueue or in a back-off (``waitedSeconds``), so
-    that the other parts show what a restart costs. A part that has not ended yet is None. A negative value becomes 0. It can occur because clocks differ and Kubernetes
-    rounds creation times to seconds.
+    that the other parts show what a restart costs. A part that has not ended yet is None. A negative value becomes 0.
+    It can occur because clocks differ and Kubernetes rounds creation times to seconds.
     """
     marks, accepted_at = report.startup, status.start_time
     if accepted_at is None:

@@ -1,13 +1,16 @@
 """Tests that what the API server refuses has only the effects that it must have."""
 
 import logging
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from dlcontract import PLAN_KEY, REPORT_KEY, Plan, Report, RunPhase
+from dljob.job.observed import Observed
 from dljob.kube import ApiError, JobKey, pki
-from dljob.kube.kinds import CONFIG_MAP, PROFILE, STATEFUL_SET, Kind
+from dljob.kube.kinds import CONFIG_MAP, DLJOB, PROFILE, STATEFUL_SET, Kind
+from dljob.reconcile import Desired, WorkloadChange
+from dljob.status import previous
 from support.builders import NOW, T4
 from support.controller.fake_operator import SPEC, Operator, on_two_nodes
 from support.servers.fake_api import FakeApi, FakeCluster
@@ -129,7 +132,9 @@ def test_failed_write_of_a_status_does_not_teach_a_profile_again(monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    "error", [ApiError(500, "InternalError", "later"), ApiError(403, "Forbidden", "no"), ValueError("bad number")], ids=str
+    "error",
+    [ApiError(500, "InternalError", "later"), ApiError(403, "Forbidden", "no"), ValueError("bad number")],
+    ids=str,
 )
 def test_job_ends_although_its_profile_cannot_be_written(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     """Seen before: the status stayed Running for as long as the API server did not take the measurements."""
@@ -160,6 +165,29 @@ def test_job_ends_although_its_profile_cannot_be_written(monkeypatch: pytest.Mon
 
     on_two_nodes(body)
     assert len(taught) == (1 if "later" in str(error) else 0)
+
+
+def test_status_goes_on_while_the_webhook_of_kueue_is_down() -> None:
+    class Down:
+        async def added_to(self, observed: Observed) -> Observed:
+            return observed
+
+        async def change(self, *_: Any) -> None:
+            raise ApiError(500, "InternalError", "failed calling webhook")
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        key = cluster.submit("first", **ONE_NODE)
+        await operator.watch()
+        observed = operator.cache.observe(key)
+        assert observed is not None
+        operator.controller._queues = cast("Any", Down())
+        status = previous(observed.job).model_copy(update={"restarts": 7})
+        with pytest.raises(ApiError, match="webhook"):
+            await operator.controller._do(observed, Desired(status=status, workload=WorkloadChange("first")), None)
+        job = await cluster.api.get(DLJOB, *key)
+        assert job["status"]["restarts"] == 7
+
+    on_two_nodes(body)
 
 
 class TestSecret:

@@ -85,8 +85,8 @@ class Startup(ApiModel):
     admission_seconds: Annotated[
         float | None,
         Field(
-            description="Time from the job's creation until its plan was accepted, and later waits for admission before "
-            "the first step."
+            description="Time from the job's creation until its plan was accepted, and later waits for admission "
+            "before the first step."
         ),
     ] = None
     pods_seconds: Annotated[
