@@ -152,7 +152,7 @@ def _fixed(request: Request, nodes: Eligible) -> list[tuple[Pool, FixedChoice]] 
     taken: dict[str, int] = {}
     for i, choice in enumerate(request.fixed):
         pool = next((pool for pool in nodes.pools if wanted(pool.device, [choice.device])), None)
-        before = taken.get(choice.device, 0)
+        before = taken.get(pool.device, 0) if pool else 0  # Several names may mean the same device.
         room = sum(not pool.is_gpu or free >= choice.ranks_per_node for free in pool.free) - before if pool else 0
         if pool is None or room < choice.nodes:
             return Infeasible(
@@ -164,7 +164,7 @@ def _fixed(request: Request, nodes: Eligible) -> list[tuple[Pool, FixedChoice]] 
                 transient=True,
                 refusals=nodes.refusals,
             )
-        taken[choice.device] = before + choice.nodes
+        taken[pool.device] = before + choice.nodes
         found.append((pool, choice))
     return found
 

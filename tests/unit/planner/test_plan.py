@@ -322,6 +322,12 @@ class TestFixed:
                 "found 1 nodes",
             ),
             (
+                (FixedChoice("t4", 1, 2), FixedChoice(T4, 1, 2)),  # on two different nodes, and there is one
+                "TooFewNodes",
+                "spec.planning.groups[1].nodes",
+                "found 0 nodes",
+            ),
+            (
                 (FixedChoice("t4", 1, 5),),
                 "TooFewNodes",
                 "spec.planning.groups[0].nodes",

@@ -34,7 +34,7 @@ def fixed_parts(
     for i, choice in enumerate(request.fixed):
         field = f"spec.planning.groups[{i}]"
         pool = next((p for p in nodes.pools if wanted(p.device, [choice.device])), None)
-        before = taken.get(choice.device, 0)
+        before = taken.get(pool.device, 0) if pool else 0  # Several names may mean the same device.
         room = _room(pool, choice) - before if pool else 0
         if pool is None or room < choice.nodes:
             return Infeasible(
@@ -46,7 +46,7 @@ def fixed_parts(
                 transient=True,
                 refusals=nodes.refusals,
             )
-        taken[choice.device] = before + choice.nodes
+        taken[pool.device] = before + choice.nodes
         found = [
             _roomiest(each, choice.nodes)
             for layout in with_ranks(pool, request, choice.ranks_per_node)
