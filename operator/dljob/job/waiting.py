@@ -6,7 +6,7 @@ about the queue.
 
 from collections.abc import Sequence
 
-from dljob.job.observed import JobSeen
+from dljob.job.observed import JobSeen, queued_elsewhere
 
 _FOR_CAPACITY = {"DeviceBusy", "NodesLeftOut", "Queued", "MakingRoom"}
 """Reasons of Planned=False of a job that could run on the cluster's nodes if none were in use or left out."""
@@ -21,19 +21,22 @@ BACK_OFFS = frozenset({"StartTimedOut", "RejectedByNodes", NODES_NOT_PROVIDED})
 def devices_waited_for(job: JobSeen) -> Sequence[str] | None:
     """Return ``spec.devices`` of a job that waits for free capacity (empty: any device), or None if it does not wait.
 
-    Return None also for a job that the cluster's nodes could not run even if all were free. If that job counted as
-    waiting, running jobs could never grow.
+    Return None also for a job that the cluster's nodes could not run even if all were free, and for one that waits for
+    something else, such as its data, its PriorityClass or Kueue. If that job counted as waiting, running jobs could
+    never grow.
     """
     spec, status = job.spec, job.status
-    if job.deleting or spec.get("suspend") or status.get("phase") in ("Complete", "Failed"):
+    if queued_elsewhere(job) or job.deleting or spec.get("suspend") or status.get("phase") in ("Complete", "Failed"):
         return None
     if (spec.get("planning") or {}).get("mode") == "PlanOnly":
         return None
     found = {item.get("type"): item for item in status.get("conditions") or ()}
     accepted, planned, admitted = (found.get(kind) or {} for kind in ("Accepted", "Planned", "Admitted"))
-    if accepted.get("status") == "False":
+    if accepted.get("status") == "False" or (found.get("PriorityClassFound") or {}).get("status") == "False":
         return None
-    is_new = not planned
+    inspected, ready = (found.get(kind) or {} for kind in ("DataInspected", "PodsReady"))
+    # Its planning begins when the look pod has found a model, or when an earlier job's objects are gone.
+    is_new = not planned and inspected.get("status", "True") == "True" and ready.get("reason") != "NamesTaken"
     busy = planned.get("status") == "False" and planned.get("reason") in _FOR_CAPACITY
     backs_off = admitted.get("status") == "False" and admitted.get("reason") in BACK_OFFS
     return tuple(spec.get("devices") or ()) if is_new or busy or backs_off else None

@@ -33,6 +33,10 @@ DO_NOT_WAIT = {
     "suspended": ({**SPEC, "suspend": True}, having(Planned="DeviceBusy")),
     "plan only": ({**SPEC, "planning": {"mode": "PlanOnly"}}, {}),
     "has ended": (SPEC, {"phase": "Failed"}),
+    "its PriorityClass does not exist": (SPEC, having(Accepted="+Accepted", PriorityClassFound="NotFound")),
+    "its PriorityClass was deleted": (SPEC, having(Planned="DeviceBusy", PriorityClassFound="NotFound")),
+    "waits for its data": (SPEC, having(Accepted="+Accepted", DataInspected="DataNotUsable")),
+    "an earlier job has its names": (SPEC, having(Accepted="+Accepted", PodsReady="NamesTaken")),
 }
 
 
@@ -41,6 +45,10 @@ def test_job_that_waits(spec: Json, status: Json) -> None:
     assert devices_waited_for(job(spec, status=status)) == ("a100", "t4")
     assert devices_waited_for(job({}, status=status)) == (), "any device will do"
     assert devices_waited_for(job(spec, status=status, deleting=True)) is None
+
+
+def test_job_in_a_queue_of_kueue_waits_for_kueue() -> None:
+    assert devices_waited_for(job(SPEC, status={}, queue="main")) is None
 
 
 @pytest.mark.parametrize(("spec", "status"), DO_NOT_WAIT.values(), ids=DO_NOT_WAIT)
