@@ -85,14 +85,19 @@ class Shadow:
         """
         return run_s is not None and now_s + run_s + START_UP_S <= self.start_s < inf
 
-    def beside(self, free: ClusterView) -> ClusterView:
+    def beside(self, free: ClusterView, own: ClusterView | None = None) -> ClusterView:
         """Return what another job may use now without taking anything that the first in line needs later.
 
         For each resource of a node, this is the smaller of two amounts: what is free now (in ``free``), and what is
-        free when the first in line has started (in ``room``).
+        free when the first in line has started (in ``room``). ``own``: for a job that holds devices, the same nodes
+        with what it holds counted as free, too; it keeps all of that.
         """
         later = {node.name: node for node in self.room.nodes}
-        return ClusterView(tuple(_less_of(node, later[node.name]) for node in free.nodes if node.name in later))
+        beside = {node.name: _less_of(node, later[node.name]) for node in free.nodes if node.name in later}
+        if own is None:
+            return ClusterView(tuple(beside.values()))
+        others = {node.name: node for node in free.nodes}
+        return ClusterView(tuple(_with_own(node, others.get(node.name), beside.get(node.name)) for node in own.nodes))
 
 
 def shadow(start_s: float, view: ClusterView, needs: Iterable[Reservation], now: ClusterView) -> Shadow:
@@ -117,4 +122,25 @@ def _less_of(now: Node, later: Node) -> Node:
         free_devices=min(now.free_devices, later.free_devices),
         free_cpu=min(now.free_cpu, later.free_cpu),
         free_memory_nbytes=min(now.free_memory_nbytes, later.free_memory_nbytes),
+    )
+
+
+def _with_own(own: Node, free: Node | None, beside: Node | None) -> Node:
+    """Return a node with what a job holds there, and what it may use in addition.
+
+    ``own``: the node with what the job holds counted as free. ``free``: the node with what is free for all jobs.
+    ``beside``: what the job may use of ``free``. None: nothing.
+    """
+
+    def sums(name: str) -> tuple[float, float]:
+        total, shared, more = (0 if node is None else getattr(node, name) for node in (own, free, beside))
+        return max(0, total - shared), more
+
+    # A node without GPUs has one free device, whatever runs there.
+    devices = sum(sums("free_devices")) if own.is_gpu else own.free_devices
+    return replace(
+        own,
+        free_devices=int(devices),
+        free_cpu=sum(sums("free_cpu")),
+        free_memory_nbytes=int(sum(sums("free_memory_nbytes"))),
     )

@@ -76,3 +76,10 @@ def test_first_in_line_gets_the_nodes_that_become_free_for_it() -> None:
     needs = Reservation("gpu", 2, 1, 0.0, 0)
     first = shadow(10.0, free(1, 1, 1), (needs,), now=free(1, 0, 0))
     assert devices_of(first.beside(free(1, 0, 0))) == [1, 0, 0]
+
+
+def test_job_that_holds_devices_keeps_them_and_takes_no_others_from_the_first_in_line() -> None:
+    """It holds two devices of n0 and one of n2. The first in line needs all that is left of n0 and n1."""
+    first = Shadow(10.0, free(0, 0, 3))
+    assert devices_of(first.beside(free(1, 2, 3), own=free(3, 2, 4))) == [2, 0, 4]
+    assert devices_of(first.beside(free(), own=free(3))) == [3], "the only node with room for others is gone"

@@ -22,11 +22,10 @@ from dljob.controller.planning.growing import Turns, matters_to
 from dljob.controller.planning.outlook import Outlooks
 from dljob.controller.planning.parsed_objects import Profiles, ProfilesByNamespace
 from dljob.controller.planning.preempting import Preempting
-from dljob.controller.planning.queueing import Queue, queued
+from dljob.controller.planning.queueing import Queue
 from dljob.controller.planning.reserving import Reserving
 from dljob.job.log_fields import log_fields
 from dljob.job.observed import Observed, Outlook, Preemption, RoomFor
-from dljob.job.remaining import run_p90_s
 from dljob.kube import Cache, JobKey
 from dljob.kube.objects.cache import utc_now
 from dljob.planner import Infeasible
@@ -302,15 +301,9 @@ class Planning:
         await self._outlooks.note(key, question, decision, self._ask)
         if isinstance(decision, Infeasible):
             return self._preempting.explained(key, decision), None
-        alone = plan_only(question) or question.queued or self._queue.holds_devices(key)
-        waiting = {} if alone else self._waiting_for_devices()
-        if not waiting:
-            return decision, None
-        first = await self._queue.first_before(key, question, waiting, self._ask)
-        if first is None or first.shadow.after(self._clock(), run_p90_s(decision.status.predicted)):
-            return decision, None
-        beside = await self._planner(question, first.shadow.beside(view), profiles)
-        return (queued(first, self._clock()), first.key) if isinstance(beside, Infeasible) else (beside, None)
+        waiting = {} if plan_only(question) or question.queued else self._waiting_for_devices()
+        free = self._free[1] if self._free is not None else view
+        return await self._queue.without_delay(key, question, decision, waiting, view, free, self._ask)
 
     async def _ask(self, about: ParsedJob, free: ClusterView) -> Decision:
         return await self._planner(about, free, self._profiles.of(about.observed.job.namespace))

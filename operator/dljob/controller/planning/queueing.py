@@ -14,12 +14,13 @@ from math import inf
 from dljob.cluster import ClusterView
 from dljob.job.observed import JobSeen
 from dljob.job.plan.stored import StoredPlan
-from dljob.job.remaining import remaining_p90_s
+from dljob.job.remaining import remaining_p90_s, run_p90_s, run_time, slowdown
 from dljob.job.reservation import PlannedPods, plan_reservation
 from dljob.job.waiting import stops
 from dljob.kube import Cache, JobKey
 from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
+from dljob.reconcile.planning import replan
 from dljob.scheduling import (
     NOTHING,
     NamespaceLimits,
@@ -127,18 +128,62 @@ class Queue:
         """Return True if pods of the job are bound to nodes, or if a plan of it reserves resources."""
         return self._book.holds(key) or any(self._cache.ledger.holds(pod.uid) for pod in self._cache.pods_of(key))
 
-    async def first_before(
-        self, key: JobKey, question: ParsedJob, waiting: Mapping[JobKey, ParsedJob], ask: Ask
+    async def without_delay(
+        self,
+        key: JobKey,
+        question: ParsedJob,
+        plan: StoredPlan,
+        waiting: Mapping[JobKey, ParsedJob],
+        view: ClusterView,
+        free: ClusterView,
+        ask: Ask,
+    ) -> tuple[StoredPlan | Infeasible, JobKey | None]:
+        """Return a plan of a job that does not delay the first in line, and None; or why it waits, and for which job.
+
+        ``plan``: its plan on ``view``, the nodes with all that it may use. ``waiting``: the jobs for which no plan was
+        possible, as they are planned. ``free``: the nodes with what is free for every job.
+
+        A job that holds devices keeps these, but takes no others from the first in line because its spec has changed
+        (for example by ``kubectl scale``) or because it is slower than predicted.
+        """
+        holds = self.holds_devices(key)
+        if not waiting or (holds and not _wants_others(question)):
+            return plan, None
+        first = await self._first_before(key, question, waiting, ask, holds=holds)
+        if first is None or first.shadow.after(self._clock(), self._run_s(question, plan)):
+            return plan, None
+        beside = await ask(question, first.shadow.beside(free, view) if holds else first.shadow.beside(view))
+        return (queued(first, self._clock()), first.key) if isinstance(beside, Infeasible) else (beside, None)
+
+    def _run_s(self, question: ParsedJob, plan: StoredPlan) -> float | None:
+        """Return the 90th percentile of the seconds for which a job runs with a plan; None: unknown.
+
+        A job that continues its training needs the time for the rest, unless its spec has changed.
+        """
+        job, before = self._cache.job(question.observed.job.key), question.accepted
+        continues = before is not None and before.spec_digest == question.digest and plan.plan.checkpoint.enabled
+        whole_s = run_p90_s(plan.status.predicted)
+        if job is None or whole_s is None or not continues:
+            return whole_s
+        status = previous(job)
+        return run_time(plan.status.predicted, status).p90 * slowdown(status)
+
+    async def _first_before(
+        self, key: JobKey, question: ParsedJob, waiting: Mapping[JobKey, ParsedJob], ask: Ask, *, holds: bool
     ) -> First | None:
         """Return the first job in line if it is before the job ``key``, with its shadow reservation; otherwise None.
 
         The job ``key`` must not delay this first job. ``waiting``: the jobs for which no plan was possible, as they are
-        planned. A job that could not run on the whole cluster waits for something else, and is never first.
+        planned. A job that could not run on the whole cluster waits for something else, and is never first. ``holds``:
+        True if the job ``key`` holds devices. It does not wait, so that only its priority puts it before others.
         """
         for gone in self._known.keys() - waiting.keys():
             del self._known[gone]
-        place = self.job(question).place
-        before = {o: each for o, each in waiting.items() if o != key and self.job(each).place <= place}
+        mine, before = self.job(question), dict[JobKey, ParsedJob]()
+        for other, each in waiting.items():
+            its = self.job(each)
+            if other != key and (its.priority >= mine.priority if holds else its.place <= mine.place):
+                before[other] = each
         return await self.first(before, ask)
 
     async def first(self, waiting: Mapping[JobKey, ParsedJob], ask: Ask) -> First | None:
@@ -244,6 +289,16 @@ class Queue:
 
     def _versions(self) -> tuple[int, int]:
         return self._cache.ledger.version, self._book.version
+
+
+def _wants_others(question: ParsedJob) -> bool:
+    """Return True if a job with a plan is planned again because of its spec, or because of its measured step time."""
+    accepted = question.accepted
+    return accepted is not None and (accepted.spec_digest != question.digest or replan.undecided(question))
+
+
+def _limited(question: ParsedJob, limits: NamespaceLimits) -> ParsedJob:
+    return replace(question, observed=replace(question.observed, limits=limits))
 
 
 def queued(first: First, now_s: float) -> Infeasible:

@@ -4,7 +4,7 @@ from dljob.cluster import ClusterView
 from dljob.controller.planning.possible_plans import KEPT_S, PossiblePlans
 from dljob.job.plan.stored import StoredPlan
 from dljob.kube import JobKey
-from dljob.kube.kinds import POD
+from dljob.kube.kinds import DLJOB, POD, STATEFUL_SET
 from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
 from dljob.scheduling import QueuePolicy
@@ -75,6 +75,65 @@ def test_job_that_ends_in_time_overtakes() -> None:
         small = cluster.submit("small", second=2, **SMALL)
         await operator.watch()
         assert (operator.planned(big), operator.planned(small)) == ("DeviceBusy", "Planned")
+
+    on_two_nodes(body)
+
+
+def test_running_job_that_asks_for_more_nodes_does_not_overtake() -> None:
+    """Seen before: kubectl scale of a running job took the devices that the first in line was waiting for."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        cluster.priority_class("urgent", 1000)
+        running = cluster.submit("running", **LONG)
+        await run_on(cluster, operator, running, "n1")
+        big = cluster.submit("big", second=1, **SPEC)
+        await operator.watch()
+        await cluster.edit(running, nodes={"min": 2, "max": 2})
+        await operator.watch(15.0)
+        assert (operator.planned(big), operator.planned(running)) == ("DeviceBusy", "Queued")
+        assert "the job continues with plan 1" in operator.message(running, "Planned")
+        assert [item["spec"]["replicas"] for item in await cluster.api.find(STATEFUL_SET, "team-a")] == [1]
+        await cluster.edit(running, scheduling={"priorityClassName": "urgent"})
+        await operator.watch(15.0)
+        assert (operator.planned(big), operator.planned(running)) == ("DeviceBusy", "Planned")
+
+    on_two_nodes(body)
+
+
+def test_running_job_keeps_its_own_devices_for_a_changed_spec() -> None:
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        running = cluster.submit("running", **LONG)
+        await run_on(cluster, operator, running, "n1")
+        big = cluster.submit("big", second=1, **SPEC)
+        await operator.watch()
+        await cluster.edit(running, epochs=900_000)
+        await operator.watch(15.0)
+        assert (operator.planned(big), operator.planned(running)) == ("DeviceBusy", "Planned")
+        assert operator.condition(running, "Running") == ("False", "Replacing")
+
+    on_two_nodes(body)
+
+
+def test_job_that_is_nearly_done_overtakes_when_it_continues() -> None:
+    """Seen before: it counted with the time of its whole training, and waited behind the first in line."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        cluster.claim("data", "ReadWriteMany")
+        running = cluster.submit("running", **LONG)
+        await run_on(cluster, operator, running, "n1")
+        spec = {**LONG, "checkpoint": {"volume": {"claimName": "data"}}}
+        resumed = cluster.submit("resumed", second=5, **spec)
+        await run_on(cluster, operator, resumed, "n2")
+        await stop(cluster, operator, resumed)
+        big = cluster.submit("big", second=1, **SPEC)
+        await operator.watch()
+        assert operator.planned(big) == "DeviceBusy"
+        steps = {"step": 999_999_000, "steps": 1_000_000_000, "display": "99%"}
+        mark = {"step": 999_999_000, "time": "2026-01-01T00:00:00Z"}
+        await cluster.api.merge(DLJOB, *resumed, {"status": {"progress": steps, "lastCheckpoint": mark}})
+        await cluster.edit(resumed, suspend=False)
+        await operator.watch()
+        assert operator.condition(resumed, "Admitted") == ("True", "Starting")
 
     on_two_nodes(body)
 
