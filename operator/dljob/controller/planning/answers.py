@@ -12,6 +12,7 @@ from dljob.job.plan.stored import StoredPlan
 from dljob.kube import JobKey
 from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
+from dljob.reconcile.planning.limits import REASONS as OF_NAMESPACE
 from dljob.scheduling import NamespaceLimits, QueuePolicy
 
 Decision = StoredPlan | Infeasible
@@ -66,14 +67,14 @@ class Answer:
     def waits_for_devices(self) -> bool:
         """Return True if the job has no plan because others use devices that it could use.
 
-        Return False for a job whose quota is used up, which waits for jobs of its own namespace, and for a job in a
-        queue of Kueue, which waits for Kueue.
+        Return False for a job that the quotas or limit ranges of its namespace do not admit, which waits for jobs or
+        the administrator of its own namespace, and for a job in a queue of Kueue, which waits for Kueue.
         """
         found = self.decision
         return (
             isinstance(found, Infeasible)
             and found.transient
-            and found.reason != "QuotaExceeded"
+            and found.reason not in OF_NAMESPACE
             and not self.question.queued
         )
 

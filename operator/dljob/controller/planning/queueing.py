@@ -66,15 +66,17 @@ class First:
 class _Known:
     """The shadow reservation of one job, and the state of the cluster for which it was computed.
 
-    ``question``: the job, as it was planned. ``versions``: of the ledger and of the reservations. ``at_s``: time of the
-    computation. ``found``: None if no plan of the job is possible even when all jobs have ended.
+    ``question``: the job, as it was planned. ``versions``: of the ledger, of the reservations, and of the quotas.
+    ``at_s``: time of the computation. ``found``: None if no plan of the job is possible even when all jobs have ended.
     """
 
     question: ParsedJob
-    versions: tuple[int, int]
+    versions: tuple[int, int, int]
     at_s: float
     whole: ClusterView
     """The nodes with the resources that are free when all jobs have ended."""
+    limits: NamespaceLimits
+    """What the quotas and limit ranges of the job's namespace leave then."""
     found: Shadow | None
 
 
@@ -218,31 +220,34 @@ class Queue:
         """Return the shadow reservation of a job; None if no plan is possible even when all jobs have ended.
 
         To find the start, search for the smallest n for which a plan is possible after n running jobs have ended, in
-        the order of their predicted ends. The result is used again for ``SHADOW_S`` if nothing in the cluster changes.
+        the order of their predicted ends. The quotas of its namespace must admit the plan then, too. The result is used
+        again for ``SHADOW_S`` if nothing in the cluster changes.
         """
-        known, versions, now_s = self._known.get(key), self._versions(), self._clock()
+        known, now_s = self._known.get(key), self._clock()
+        versions = (*self._versions(), self._cache.limits_version)
         if known is not None and known.question != question:
             known = None
         if known is not None and known.versions == versions and now_s - known.at_s < SHADOW_S:
             return known.found
         ends = in_order_of_ends(self._running(key))
-        whole = self._view_after(key, ends)
-        if known is not None and known.found is None and known.whole == whole:
+        whole, limits = self._view_after(key, ends), self._limits_after(key, ends)
+        if known is not None and known.found is None and (known.whole, known.limits) == (whole, limits):
             return None
-        plan, view = await ask(question, whole), whole
+        plan, view = await ask(_limited(question, limits), whole), whole
         found = None
         if isinstance(plan, StoredPlan):
             search = StartSearch(0, len(ends))
             while not search.done:
-                earlier = self._view_after(key, ends[: search.probe])
-                answer = await ask(question, earlier)
+                ended = ends[: search.probe]
+                earlier = self._view_after(key, ended)
+                answer = await ask(_limited(question, self._limits_after(key, ended)), earlier)
                 if isinstance(answer, StoredPlan):
                     plan, view = answer, earlier
                 search = search.after(feasible=isinstance(answer, StoredPlan))
             job = self._cache.job(key)
             needs = plan_reservation(PlannedPods.of(plan), job.spec if job is not None else {}, {})
             found = shadow(now_s + start_in_s(ends, search.possible), view, needs, self._view_after(key, ()))
-        self._known[key] = _Known(question, versions, now_s, whole, found)
+        self._known[key] = _Known(question, versions, now_s, whole, limits, found)
         return found
 
     def _running(self, without: JobKey) -> list[RunningJob]:
@@ -254,6 +259,9 @@ class Queue:
 
     def _view_after(self, key: JobKey, ended: Collection[RunningJob]) -> ClusterView:
         return self.view_without(key, {each.key for each in ended})
+
+    def _limits_after(self, key: JobKey, ended: Collection[RunningJob]) -> NamespaceLimits:
+        return self.limits_without(key, {each.key for each in ended})
 
     def view_without(self, key: JobKey, ended: Collection[JobKey]) -> ClusterView:
         """Return the nodes with what is free for the job ``key`` after the jobs ``ended`` have ended.

@@ -200,3 +200,39 @@ def test_job_that_loses_a_pod_under_a_lowered_quota_waits_and_comes_back(monkeyp
         assert operator.condition(key, "Admitted") == ("True", "Starting") and await replicas(cluster) == 2
 
     on_six_nodes(body)
+
+
+def test_job_that_its_namespace_never_admits_blocks_no_other_namespace() -> None:
+    """Seen before: as the first in line, it kept all nodes that it asked for from the jobs of other namespaces."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        cluster.quota("team-a", **{"limits.cpu": "100"})
+        refused = cluster.submit("refused", **{**SPEC, "nodes": {"min": 6, "max": 6}})
+        await operator.watch()
+        other = cluster.submit("other", "team-b", second=1, **{**SPEC, "epochs": 1_000_000})
+        await operator.watch()
+        assert (operator.planned(refused), operator.planned(other)) == ("QuotaNeedsLimit", "Planned")
+
+    on_six_nodes(body)
+
+
+def test_job_waits_for_no_devices_that_its_quota_would_not_give_it() -> None:
+    """Seen before: with too few free nodes for it, a job with too small a quota was the first in line."""
+
+    async def body(cluster: FakeCluster, operator: Operator) -> None:
+        running = cluster.submit("running", "team-b", **{**SPEC, "epochs": 1_000_000, "nodes": {"min": 3, "max": 3}})
+        await operator.watch(1.0)
+        await cluster.bind(await cluster.create_pods(running), "n0", "n1", "n2")
+        cluster.quota("team-a", pods="2")
+        large = cluster.submit("large", second=1, **{**SPEC, "nodes": {"min": 6, "max": 6}})
+        await operator.watch()
+        other = cluster.submit("other", "team-b", second=2, **{**SPEC, "epochs": 1_000_000})
+        await operator.watch()
+        assert (operator.planned(large), operator.planned(other)) == ("DeviceBusy", "Planned")
+        cluster.quota("team-a", pods="6")
+        one = {"nodes": {"min": 1, "max": 1}, "epochs": 1_000_000}
+        newer = cluster.submit("newer", "team-b", second=3, **{**SPEC, **one})
+        await operator.watch(15.0)
+        assert (operator.planned(large), operator.planned(newer)) == ("DeviceBusy", "Queued")
+
+    on_six_nodes(body)
