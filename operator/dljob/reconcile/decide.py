@@ -49,7 +49,7 @@ def needs_view(observed: Observed, parsed: ParsedJob | None = None, now: datetim
     parsed = replace(parsed, observed=observed)
     if parsed.queued:
         return kueue.wants_plan(parsed)
-    if preempted.stops(parsed) or priority_class.missing(parsed):
+    if preempted.stops(parsed) or priority_class.missing(parsed) or priority_class.keeps_plan(parsed):
         return False
     if make_plan.wants_plan(parsed):
         return True
@@ -150,6 +150,8 @@ def _plan(
     The first is the current plan, or a new one if the job needs one or gains from one. Add the condition Planned.
     """
     assert parsed.spec is not None
+    if priority_class.keeps_plan(parsed):
+        return priority_class.kept(parsed, draft), None
     plan_only = parsed.spec.planning.mode is PlanningMode.PLAN_ONLY
     if plan_only:
         gang.plan_only(parsed, draft)

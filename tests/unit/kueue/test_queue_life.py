@@ -266,6 +266,17 @@ def test_changed_spec_asks_again_with_a_new_workload() -> None:
     assert life.condition() == ("False", "Queued") and life.workload("QuotaReserved") is None
 
 
+def test_running_job_whose_changed_class_does_not_exist_runs_on() -> None:
+    life = Life().running()
+    life.observed = changed(life.observed, scheduling={"priorityClassName": "bach"})
+    life.observed = replace(life.observed, lacks_priority_class="bach")
+    life.steps()
+    assert life.replicas == 3 and life.condition() == ("True", "AdmittedByKueue")
+    assert life.condition("PriorityClassFound") == ("False", "PriorityClassNotFound")
+    life.observed = replace(life.observed, lacks_priority_class="")
+    assert life.steps().replicas == 0
+
+
 def test_suspended_job_leaves_the_queue() -> None:
     life = Life().running()
     life.observed = changed(life.observed, suspend=True)

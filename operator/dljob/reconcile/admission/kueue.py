@@ -38,6 +38,8 @@ def wants_plan(parsed: ParsedJob) -> bool:
         return False
     if parsed.plan_problem is not None and not stopped:
         return False
+    if observed.lacks_priority_class and any(item.replicas for item in observed.sets):
+        return False  # Its pods run on, because those of another plan could not start.
     if accepted is None or accepted.spec_digest != parsed.digest:
         return True
     # A new Workload must not ask for the pods that an earlier one was admitted with.

@@ -1,16 +1,19 @@
 """Jobs whose PriorityClass does not exist, for example because somebody has deleted it.
 
 The API server rejects new pods that name such a class. A job without pods therefore waits until the class exists. Pods
-that run already keep their priority, and so does their job.
+that run already keep their priority, and so does their job. They run on with their plan, because the pods of another
+plan could not start.
 """
 
 from collections.abc import Iterator
 
 from dljob.api import PlanningMode
+from dljob.job.plan.stored import StoredPlan
 from dljob.reconcile.admission import gang
 from dljob.reconcile.desired import Draft
 from dljob.reconcile.parsed import ParsedJob
-from dljob.reconcile.rollout import quiet
+from dljob.reconcile.planning.make_plan import planned
+from dljob.reconcile.rollout import in_force, quiet
 from dljob.status import FALSE, TRUE, Verdict, find
 
 CONDITION = "PriorityClassFound"
@@ -24,6 +27,30 @@ def missing(parsed: ParsedJob) -> bool:
     if not parsed.observed.lacks_priority_class or spec is None or spec.suspend or parsed.finished or parsed.queued:
         return False
     return spec.planning.mode is not PlanningMode.PLAN_ONLY and quiet(parsed.observed)
+
+
+def keeps_plan(parsed: ParsedJob) -> bool:
+    """Return True if the job must go on with its present plan, because its PriorityClass does not exist."""
+    spec, accepted = parsed.spec, parsed.accepted
+    if not parsed.observed.lacks_priority_class or spec is None or accepted is None or parsed.queued or parsed.finished:
+        return False
+    if spec.suspend or spec.planning.mode is PlanningMode.PLAN_ONLY:
+        return False
+    return any(item.replicas for item in parsed.observed.sets) and in_force(parsed.observed, accepted)
+
+
+def kept(parsed: ParsedJob, draft: Draft) -> StoredPlan | None:
+    """Return the present plan of the job, and add the condition Planned, which says so if the spec has changed."""
+    accepted = parsed.accepted
+    if accepted is not None and accepted.spec_digest != parsed.digest:
+        text = (
+            f"the job continues with plan {accepted.plan.number}, and is planned for its changed spec when its "
+            "PriorityClass exists; see the condition PriorityClassFound"
+        )
+        draft.verdicts.append(Verdict("Planned", FALSE, "PriorityClassNotFound", text))
+    elif accepted is not None:
+        draft.verdicts.append(planned(accepted))
+    return accepted
 
 
 def verdicts(parsed: ParsedJob) -> Iterator[Verdict]:

@@ -7,8 +7,8 @@ import pytest
 from dljob.api import Phase
 from dljob.job.observed import Observed
 from dljob.reconcile import needs_view
-from support.builders import DIGITS, Json, after, seen
-from support.job_lifecycle import condition_of, nothing_done, started, status, step, training, verdict
+from support.builders import DIGITS, Json, after, changed, seen
+from support.job_lifecycle import DOWN, condition_of, nothing_done, started, status, step, training, verdict
 
 SPEC: Json = DIGITS | {"scheduling": {"priorityClassName": "batch"}}
 
@@ -40,6 +40,29 @@ def test_running_job_runs_on() -> None:
     again = step(replace(after(observed, found), lacks_priority_class=""), 20)
     assert verdict(again, "PriorityClassFound") == ("True", "PriorityClassFound")
     assert status(again).phase is Phase.RUNNING
+
+
+def test_running_job_does_not_stop_for_a_plan_whose_pods_could_not_start() -> None:
+    """Seen before: a wrong class in a changed spec, or growth onto free nodes, stopped the job without a way back."""
+    changed_spec = without_class(changed(training(SPEC, step=10), scheduling={"priorityClassName": "bach"}))
+    assert not needs_view(changed_spec)
+    found = step(changed_spec, 10)
+    assert not found.scales and verdict(found, "Planned") == ("False", "PriorityClassNotFound")
+    assert "continues with plan 1" in condition_of(found, "Planned").message and status(found).phase is Phase.RUNNING
+    back = step(replace(after(changed_spec, found), lacks_priority_class=""), 20)
+    assert back.scales == DOWN and verdict(back, "Running") == ("False", "Replacing")
+    moves = without_class(training(SPEC, step=10))
+    conditions = [
+        *moves.job.status["conditions"],
+        {
+            "type": "Resizing", "status": "True", "reason": "BetterPlan", "message": "from 3 to 2",
+            "lastTransitionTime": "2026-03-01T12:00:00Z",
+        },
+    ]  # fmt: skip
+    moves = replace(moves, job=replace(moves.job, status={**moves.job.status, "conditions": conditions}))
+    assert needs_view(replace(moves, lacks_priority_class="")) and not needs_view(moves)
+    stays = step(moves, 30)
+    assert not stays.scales and verdict(stays, "Planned") == ("True", "Planned")
 
 
 @pytest.mark.parametrize("more", [{"suspend": True}, {"planning": {"mode": "PlanOnly"}}])
