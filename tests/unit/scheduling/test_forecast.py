@@ -75,10 +75,14 @@ def test_start_has_the_interval_of_what_runs_before() -> None:
 
 
 def test_unknown_end_gives_an_unknown_start() -> None:
-    found = forecast(gpus(2, free=0), [holder(UNKNOWN, "n-0"), holder(interval(60, 1.0), "n-1")], [
-        waiter("big", 10, 2), waiter("small", 10, 1),
-    ])  # fmt: skip
-    assert starts(found) == {"big": inf, "small": 60}, "a job that ends before the first in line starts may overtake it"
+    """Seen before: ``small`` was predicted to start at once, but the operator lets it wait behind ``big``."""
+    running, line = [holder(UNKNOWN, "n-0"), holder(interval(60, 1.0), "n-1")], [waiter("small", 10, 1)]
+    assert starts(forecast(gpus(2, free=0), running, line)) == {"small": 60}
+    line = [waiter("big", 10, 2), *line]
+    assert starts(forecast(gpus(2, free=0), running, line)) == {"big": inf, "small": inf}
+    beside = ClusterView((*gpus(2, free=0).nodes, replace(gpus(1).nodes[0], name="other")))
+    unknown = [holder(UNKNOWN, "n-0"), holder(UNKNOWN, "n-1")]
+    assert starts(forecast(beside, unknown, line)) == {"big": inf, "small": 0}, "it leaves what big needs"
 
 
 def test_job_that_can_never_start_blocks_nobody() -> None:

@@ -215,15 +215,17 @@ def _start(
     """Start a job with the best plan for which there is room. Return its run time in seconds and what it takes.
 
     Return None if no plan has room. ``before``: the shadow reservation of a job before this one, which this one must
-    not delay; None: there is none. A job that ends after the start of this reservation also takes its resources from
-    ``before.room``. ``now_s``: simulated time. ``seconds``: chooses the run time to assume. ``full``: keys (see
+    not delay; None: there is none. A job that ends after the start of this reservation, or if that is unknown, also
+    takes its resources from ``before.room``. ``now_s``: simulated time. ``seconds``: chooses the run time to assume. ``full``: keys (see
     ``_shape``) of plans that have no room now. These are skipped, and the function adds those that it finds.
     """
     for plan in job.plans:
         run_s, shape = seconds(plan.run), _shape(plan)
         if shape in full:
             continue
-        room = before.room if before is not None and now_s + run_s > before.start_s else None
+        # If the start of the first in line is unknown, it may be soon (``Shadow.after``).
+        late = before is not None and (before.start_s == inf or now_s + run_s > before.start_s)
+        room = before.room if before is not None and late else None
         taken = nodes.take(plan.needs, room)
         if taken is not None:
             return run_s, taken
