@@ -115,6 +115,14 @@ def test_plan_uses_the_gpus_that_are_left(count: int) -> None:
     assert all(group.is_gpu for group in found.groups)
 
 
+@pytest.mark.parametrize("count", [1, 3, 5])
+def test_plan_uses_the_gpus_that_a_quota_with_scopes_leaves(count: int) -> None:
+    """Seen before: if the best plan had 8 GPUs on a node, the job waited for a quota of 8."""
+    scoped = replace(gpus(count), scopes=(Scope("NotTerminating"),))
+    found = planned({**HEAVY, "nodes": {"min": 1, "max": 1}}, scoped, view=GPUS)
+    assert [(group.is_gpu, group.ranks_per_node) for group in found.groups] == [(True, count)]
+
+
 @settings(max_examples=25, deadline=None)
 @given(pods=st.integers(0, 10), cpu_m=st.integers(0, 12_000), memory_mib=st.integers(0, 6000))
 def test_plan_fits_or_not_even_the_smallest_does(pods: int, cpu_m: int, memory_mib: int) -> None:

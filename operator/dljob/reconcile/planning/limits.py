@@ -17,7 +17,7 @@ from dljob.render import Names, RenderConfig, checkpoint_claim, stateful_sets, s
 from dljob.render.config import Manifest
 from dljob.scheduling import Charge, NamespaceLimits, object_charge, pod_charge
 from dljob.scheduling.limits.limit_ranges import Bounds, bounds, claim_violation, violation, with_defaults
-from dljob.scheduling.limits.quotas import Shortage, Unstated, amount_text, shortages, unstated
+from dljob.scheduling.limits.quotas import Quota, Shortage, Unstated, amount_text, shortages, unstated
 
 Attempt = Callable[[Request, ClusterView], StoredPlan | Infeasible]
 """Makes a plan for a request, without regard to quotas."""
@@ -35,13 +35,14 @@ class _Unfit:
     """A plan on ``nodes`` nodes that does not fit the limits of the namespace; 0 nodes: no plan was possible.
 
     ``reason``: the resulting error. ``shortages``: resources of quotas of which the plan needs more than is left.
-    ``why``: text about the first obstacle.
+    ``why``: text about the first obstacle. ``charge``: what one of its pods charges; None: that is not known.
     """
 
     reason: Infeasible
     nodes: int = 0
     shortages: tuple[Shortage, ...] = ()
     why: str = ""
+    charge: Charge | None = None
 
 
 def within_limits(
@@ -102,9 +103,9 @@ def _smaller(
     last attempt asks for the minimum of nodes in the spec, with pods of any size. ``least``: values that LimitRanges
     allow for a pod. ``first``: the best plan without limits, which does not fit. ``tried``: makes a plan and checks it.
     """
-    fewest, gpus = max(1, request.nodes_min), _gpus_left(limits)
-    cpus = _cpus_left(limits)
-    capped, asked, last = _capped(view, limits, least), replace(request, gpus_max=gpus, cpus_max=cpus), first
+    quotas = [quota for quota in limits.quotas if _counts(quota, first.charge)]
+    fewest, gpus, cpus = max(1, request.nodes_min), _gpus_left(quotas), _cpus_left(quotas)
+    capped, asked, last = _capped(view, quotas, least), replace(request, gpus_max=gpus, cpus_max=cpus), first
     for _ in range(MAX_ATTEMPTS):
         found = tried(asked, capped)
         if isinstance(found, StoredPlan):
@@ -151,17 +152,21 @@ def _with_room(view: ClusterView, request: Request, least: Bounds) -> ClusterVie
     return ClusterView(tuple(marked(node) for node in view.nodes)) if cpu_m or memory else view
 
 
-def _capped(view: ClusterView, limits: NamespaceLimits, least: Bounds) -> ClusterView:
+def _counts(quota: Quota, charge: Charge | None) -> bool:
+    """Return True if a quota counts the job's pods. ``charge``: that of one of them; None: unknown."""
+    return not quota.scopes or (charge is not None and all(scope.holds(charge) for scope in quota.scopes))
+
+
+def _capped(view: ClusterView, quotas: Sequence[Quota], least: Bounds) -> ClusterView:
     """Return the view with no more free devices and memory per node than quotas and LimitRanges allow one pod.
 
-    ``least``: values that LimitRanges allow for a pod.
+    ``quotas``: those that count the job's pods. ``least``: values that LimitRanges allow for a pod.
     """
     memory = [least.most["memory"]] if "memory" in least.most else []
-    for quota in limits.quotas:
-        if not quota.scopes:
-            names = ("memory", "requests.memory", "limits.memory")
-            memory += [max(0, quota.left(name)) for name in names if name in quota.hard]
-    gpus = _gpus_left(limits)
+    for quota in quotas:
+        names = ("memory", "requests.memory", "limits.memory")
+        memory += [max(0, quota.left(name)) for name in names if name in quota.hard]
+    gpus = _gpus_left(quotas)
     for name, resource in GPU_RESOURCES.items():
         if resource in least.most:
             gpus[name] = min(least.most[resource] // 1000, gpus.get(name, 2**31))
@@ -177,23 +182,22 @@ def _capped(view: ClusterView, limits: NamespaceLimits, least: Bounds) -> Cluste
     return ClusterView(tuple(capped(node) for node in view.nodes))
 
 
-def _gpus_left(limits: NamespaceLimits) -> dict[str, int]:
+def _gpus_left(quotas: Sequence[Quota]) -> dict[str, int]:
     """Return how many more GPUs the quotas allow, for each vendor whose GPUs a quota limits."""
     found: dict[str, int] = {}
     for name, resource in GPU_RESOURCES.items():
-        for quota in limits.quotas:
-            if not quota.scopes and f"requests.{resource}" in quota.hard:
+        for quota in quotas:
+            if f"requests.{resource}" in quota.hard:
                 left = max(0, quota.left(f"requests.{resource}")) // 1000
                 found[name] = min(left, found.get(name, left))
     return found
 
 
-def _cpus_left(limits: NamespaceLimits) -> float | None:
+def _cpus_left(quotas: Sequence[Quota]) -> float | None:
     """Return how many more CPUs the quotas allow pods to request; None if no quota limits them."""
     left = [
         max(0, quota.left(name)) / 1000
-        for quota in limits.quotas
-        if not quota.scopes
+        for quota in quotas
         for name in ("cpu", "requests.cpu", "limits.cpu")
         if name in quota.hard
     ]
@@ -241,7 +245,7 @@ def _checked(
             return _Unfit(_forbidden(field, str(wrong), remedy), found.nodes, why=str(wrong))
         charges[group.name] = pod_charge(pod)
         if missing := unstated(limits.quotas, pod, charges[group.name]):
-            return _Unfit(_must_state(missing), found.nodes)
+            return _Unfit(_must_state(missing), found.nodes, charge=charges[group.name])
     if not limits.quotas:
         return found
     charges[""] = object_charge(_new_objects(parsed, spec, found, config, claim, sets))
@@ -249,7 +253,7 @@ def _checked(
     short = shortages(limits.quotas, needs)
     if not short:
         return found.model_copy(update={"charges": charges})
-    return _Unfit(_exceeded(short, found), found.nodes, short, str(short[0]))
+    return _Unfit(_exceeded(short, found), found.nodes, short, str(short[0]), charges[found.groups[0].name])
 
 
 def _adjusted(found: StoredPlan, spec: DLJobSpec, least: Bounds) -> StoredPlan:
