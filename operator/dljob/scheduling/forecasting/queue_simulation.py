@@ -216,8 +216,9 @@ def _start(
 
     Return None if no plan has room. ``before``: the shadow reservation of a job before this one, which this one must
     not delay; None: there is none. A job that ends after the start of this reservation, or if that is unknown, also
-    takes its resources from ``before.room``. ``now_s``: simulated time. ``seconds``: chooses the run time to assume. ``full``: keys (see
-    ``_shape``) of plans that have no room now. These are skipped, and the function adds those that it finds.
+    takes its resources from ``before.room``. ``now_s``: simulated time. ``seconds``: chooses the run time to assume.
+    ``full``: keys (see ``_shape``) of plans that have no room now. These are skipped, and the function adds those that
+    it finds.
     """
     for plan in job.plans:
         run_s, shape = seconds(plan.run), _shape(plan)
