@@ -12,6 +12,9 @@ DEVICE_LABEL = "dljob.dev/device"
 MACHINE_LABEL, MACHINE_CPU_LABEL = "dljob.dev/machine", "dljob.dev/machine-cpu"
 MACHINE = "development-machine"
 """Value of ``MACHINE_LABEL``: all nodes of a development cluster run on one machine."""
+SYSTEM_CPU = 0.15
+"""Cores that the control plane and the daemons of three nodes use. On an embedded cluster they used 0.12 cores during
+110 s in which a job trained, and 0.15 in the 93 s before, in which a job started and ended."""
 GPU_RESOURCE = "nvidia.com/gpu"
 DEFAULT_DEVICE = "cpu"
 DEFAULT_NODES = 3
@@ -54,7 +57,7 @@ class NodeSpec:
         labels = {
             DEVICE_LABEL: self.device,
             MACHINE_LABEL: MACHINE,
-            MACHINE_CPU_LABEL: str(len(os.sched_getaffinity(0))),
+            MACHINE_CPU_LABEL: f"{len(os.sched_getaffinity(0)) - SYSTEM_CPU:g}",
         }
         if self.gpu_product:
             labels["nvidia.com/gpu.product"] = self.gpu_product
