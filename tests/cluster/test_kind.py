@@ -85,7 +85,8 @@ def test_up_creates_the_nodes_with_labels_and_a_shared_folder(kind: Kind, record
     assert kind.kubeconfig().read_text() == "kubeconfig"
     config = json.loads((kind.kubeconfig().parent / "kind-config.json").read_text())
     assert [node["role"] for node in config["nodes"]] == ["control-plane", "worker", "worker"]
-    assert config["nodes"][2]["labels"] == {"dljob.dev/device": "cpu-slow"}
+    assert config["nodes"][2]["labels"]["dljob.dev/device"] == "cpu-slow"
+    assert {node["labels"]["dljob.dev/machine"] for node in config["nodes"][1:]} == {"development-machine"}
     mounts = [node["extraMounts"] for node in config["nodes"]]
     assert mounts == [mounts[0]] * 3
     assert Path(mounts[0][0]["hostPath"]).is_dir()

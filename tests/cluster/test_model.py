@@ -1,8 +1,12 @@
 """Tests of the nodes requested on the command line."""
 
+import os
+
 import pytest
 
 from devcluster.model import ClusterSpec, NodeSpec, parse_cluster, parse_memory, parse_node
+
+MACHINE = {"dljob.dev/machine": "development-machine", "dljob.dev/machine-cpu": f"{len(os.sched_getaffinity(0)) - 0.15:g}"}
 
 
 @pytest.mark.parametrize(
@@ -47,7 +51,13 @@ def test_labels_match_those_of_gpu_feature_discovery() -> None:
         "dljob.dev/device": "cpu",
         "nvidia.com/gpu.product": "Tesla-T4",
         "nvidia.com/gpu.count": "4",
+        **MACHINE,
     }
+
+
+def test_labels_say_that_all_nodes_share_the_cores_of_this_machine() -> None:
+    labels = [parse_node(text, "n1").labels for text in ("", "device=cpu-slow,cpu=0.2")]
+    assert all(MACHINE.items() <= each.items() for each in labels)
 
 
 @pytest.mark.parametrize(

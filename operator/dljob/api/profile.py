@@ -40,6 +40,10 @@ class ComputePoint(FiniteModel):
     ranks_per_node: Annotated[
         int, Field(ge=1, description="Ranks that shared a CPU node, and with it the bandwidth of its memory.")
     ] = 1
+    machine_nodes: Annotated[
+        int,
+        Field(ge=1, description="Nodes of the run that shared the cores of a machine (node label dljob.dev/machine)."),
+    ] = 1
 
 
 class ScalingPoint(FiniteModel):
@@ -53,6 +57,7 @@ class ScalingPoint(FiniteModel):
     cores: Annotated[
         int | None, Field(ge=1, description="CPUs of each rank. Unset on GPUs, and in points of earlier releases.")
     ] = None
+    machine_nodes: Annotated[int, Field(ge=1, description="Nodes of the run that shared the cores of a machine.")] = 1
     batch: Annotated[int, Field(ge=1, description="Samples on the busiest device.")]
     seconds: Annotated[float, Field(gt=0, le=MAX_S, description="Mean time of a step.")]
     observations: Annotated[int, Field(ge=1, description="Number of measured runs.")] = 1

@@ -78,6 +78,7 @@ def learn(
     cores: int | None = None,
     ranks: int = 1,
     computing_W: float | None = None,
+    machine_nodes: int = 1,
 ) -> Learned:
     """Return the one-device and link constants in ``before``, updated with the measurements of one more run.
 
@@ -89,7 +90,8 @@ def learn(
     measured seconds to prepare a sample. ``computing_W``: measured power in watts of one device (of one CPU on CPU
     nodes) while it computes. ``link_latency_s``, ``link_bandwidth_Bps``: measured latency and bandwidth of links. None
     for these four: not measured. ``cores``: CPUs of each rank in the run; None on GPUs. ``ranks``: ranks on each CPU
-    node of the run. Points that were measured with other ``cores`` or ``ranks`` stay as they are.
+    node of the run. ``machine_nodes``: nodes of the run on one machine, whose cores they shared. Points that were
+    measured with other ``cores``, ``ranks`` or ``machine_nodes`` stay as they are.
 
     If the run has several times for one batch, their median counts. Its logarithm is averaged with that of the time in
     ``before``, weighted by the numbers of observed steps. Impossible values are ignored.
@@ -101,7 +103,7 @@ def learn(
         by_batch.setdefault(m.batch, []).append(m)
     for batch, group in by_batch.items():
         new_s, steps = median(m.compute_s for m in group), min(MEMORY, sum(m.steps for m in group))
-        new = LearnedPoint(batch, new_s, steps, cores, ranks)
+        new = LearnedPoint(batch, new_s, steps, cores, ranks, machine_nodes)
         points[_key(new)] = _merged(points.get(_key(new)), new, expected_s)
     return Learned(
         points=_bounded(sorted(points.values(), key=_key)),
@@ -132,9 +134,12 @@ def _merged(
     return replace(new, compute_s=exp(mean), observations=min(MEMORY, w + new.observations))
 
 
-def _key(point: LearnedPoint) -> tuple[int, int, int]:
-    """Return (CPUs per rank or 0, ranks per node, batch). Measurements with equal keys are averaged into one point."""
-    return point.cores or 0, point.ranks, point.batch
+def _key(point: LearnedPoint) -> tuple[int, int, int, int]:
+    """Return (CPUs per rank or 0, ranks per node, nodes on one machine, batch).
+
+    Measurements with equal keys are averaged into one point.
+    """
+    return point.cores or 0, point.ranks, point.machine_nodes, point.batch
 
 
 def _moved(old: float | None, new: float | None, least: float, most: float) -> float | None:
@@ -151,12 +156,12 @@ def _moved(old: float | None, new: float | None, least: float, most: float) -> f
 def _bounded(points: list[LearnedPoint]) -> tuple[LearnedPoint, ...]:
     """Return at most ``MAX_POINTS`` of ``points``. If there are more, drop those that add the least information.
 
-    ``points``: sorted by ``_key``. Of the points with equal cores and ranks, take the largest set. Drop its point whose
-    two neighbours have the smallest ratio of batches, but not its first or last point. If this set has only two points,
-    drop the point with the fewest observations of all points instead.
+    ``points``: sorted by ``_key``. Of the points whose keys differ only in the batch, take the largest set. Drop its
+    point whose two neighbours have the smallest ratio of batches, but not its first or last point. If this set has only
+    two points, drop the point with the fewest observations of all points instead.
     """
     while len(points) > MAX_POINTS:
-        kinds = [_key(point)[:2] for point in points]
+        kinds = [_key(point)[:-1] for point in points]
         most = max(kinds, key=kinds.count)
         begin, end = kinds.index(most), kinds.index(most) + kinds.count(most)
         inner = range(begin + 1, end - 1)

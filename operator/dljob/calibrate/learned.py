@@ -43,6 +43,8 @@ class LearnedPoint:
     """CPUs of the rank. None: the device is a GPU, or a release measured it that did not store this number."""
     ranks: int = 1
     """Number of ranks on each node of the run, if the device is a CPU. They share the node's memory bandwidth."""
+    machine_nodes: int = 1
+    """Number of the run's nodes that shared the cores of one machine, if the device is a CPU."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,8 @@ class Place:
     """True for a sharded optimizer (strategy Optimizer)."""
     cores: int | None = None
     """CPUs of each rank. None: the devices are GPUs, or a release measured the run that did not store this number."""
+    machine_nodes: int = 1
+    """Number of the run's nodes that shared the cores of one machine, if the devices are CPUs."""
 
     @property
     def devices(self) -> int:

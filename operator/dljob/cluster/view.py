@@ -96,7 +96,13 @@ _FIELDS = (
     "gpu",
     "zone",
     "rack",
+    "machine",
+    "machineCpu",
 )
+MACHINE_LABEL = "dljob.dev/machine"
+"""Label of nodes with the name of the physical machine on which they run."""
+MACHINE_CPU_LABEL = "dljob.dev/machine-cpu"
+"""Label of nodes with the number of CPUs that all nodes of their machine can use together."""
 MAX_NODES = 100_000
 
 
@@ -110,9 +116,9 @@ def cluster_view(document: object) -> ClusterView:
     Fields: ``name`` (default node<i>; with ``count``: name-0, name-1, …), ``device`` (default cpu), ``devices``
     (default 1), ``free`` devices (default all), ``cpu`` (default 1), ``memory`` (default 8Gi), ``storage`` on disk
     (ephemeral storage; default unknown), network ``bandwidth`` in bytes/s, ``labels``, ``zone`` and ``rack`` (short for
-    the labels topology.kubernetes.io/zone and rack), and ``taints`` as in a node's spec. A device that is not in the
-    catalogue is a CPU class, unless the entry has ``gpu: true``. Raise ValueError with the entry, the found and the
-    expected value.
+    the labels topology.kubernetes.io/zone and rack), ``machine`` and ``machineCpu`` (short for the labels
+    dljob.dev/machine and machine-cpu), and ``taints`` as in a node's spec. A device that is not in the catalogue is a
+    CPU class, unless the entry has ``gpu: true``. Raise ValueError with the entry, the found and the expected value.
     """
     entries = document.get("nodes") if isinstance(document, Mapping) else None
     if not isinstance(entries, list) or not isinstance(document, Mapping) or set(document) != {"nodes"}:
@@ -205,13 +211,16 @@ def _labels(value: object) -> dict[str, str]:
 
 def _place(entry: Mapping[Any, Any]) -> dict[str, str]:
     found = {}
-    for name in ("zone", "rack"):
+    places = {"zone": "topology.kubernetes.io/zone", "rack": "topology.kubernetes.io/rack", "machine": MACHINE_LABEL}
+    for name, label in places.items():
         value = entry.get(name)
         if value is None:
             continue
         if not isinstance(value, str) or not 1 <= len(value) <= 63:
             raise ValueError(f".{name}: found {value!r}; expected the value of a label, of at most 63 characters")
-        found[f"topology.kubernetes.io/{name}"] = value
+        found[label] = value
+    if (cpu := _amount(entry, "machineCpu", None)) is not None:
+        found[MACHINE_CPU_LABEL] = str(cpu)
     return found
 
 

@@ -339,6 +339,9 @@ class Observed:
     """Those of ``lost_nodes`` that nobody has drained, shut down or removed: they have failed by themselves."""
     node_conditions: Mapping[str, Conditions] = field(default_factory=dict)
     """Name → conditions of the nodes on which the job's pods run, or on which ranks failed lately."""
+    machine_nodes: int = 1
+    """The largest number of nodes of the job's pods on one machine (label ``dljob.dev/machine``), whose cores they
+    share."""
     left_out: Mapping[str, LeftOut] = field(default_factory=dict)
     """Nodes that new plans of this job must not use, because of repeated faults."""
     evictions: tuple[Eviction, ...] = ()

@@ -129,11 +129,15 @@ def learned(status: DLProfileStatus, device: str = "") -> Learned:
     known = status.constants
     return Learned(
         points=tuple(
-            LearnedPoint(p.batch, p.seconds, p.observations, p.cores, p.ranks_per_node) for p in status.compute
+            LearnedPoint(p.batch, p.seconds, p.observations, p.cores, p.ranks_per_node, p.machine_nodes)
+            for p in status.compute
         ),
         steps=tuple(
             StepPoint(
-                Place(p.nodes, p.node_devices, p.collective, p.sharded, p.cores), p.batch, p.seconds, p.observations
+                Place(p.nodes, p.node_devices, p.collective, p.sharded, p.cores, p.machine_nodes),
+                p.batch,
+                p.seconds,
+                p.observations,
             )
             for p in status.scaling
         ),
@@ -200,6 +204,7 @@ def updated_profile(
     place: Place | None = None,
     data: str | None = None,
     layout: tuple[int, int] | None = None,
+    machine_nodes: int = 1,
 ) -> DLProfileStatus:
     """Return the status of the profile of (model, device) after a run that ended with ``report``.
 
@@ -207,20 +212,18 @@ def updated_profile(
     of the run, if it had equally many devices of one type on each node; None otherwise. ``data``: key of the dataset;
     None if the gradient noise scale must not be updated. The stored compute times are those of a device that is alone
     on its node: the known slowdown by the other devices is divided out. ``layout``: (cores of each rank, ranks per
-    node) of a run on CPUs; its compute times are stored with this layout instead, on which memory bandwidth depends.
+    node) of a run on CPUs, and ``machine_nodes``: its nodes that shared the cores of one machine. Its compute times are
+    stored with both instead.
     """
     if device not in devices(report):
         return before
     slowdown = _contention(before).slowdown(place.node_devices) if place and not layout else 1.0
-    cores, ranks = layout or (None, 1)
-    place = place and replace(place, cores=cores)
+    cores, ranks, machine_nodes = (*layout, machine_nodes) if layout else (None, 1, 1)
+    place = place and replace(place, cores=cores, machine_nodes=machine_nodes)
+    ranks_on = [r for r in report.ranks if r.device == device and r.share > 0]
     after = learn(
         learned(before),
-        steady=[
-            Measured(r.share, r.compute_s / slowdown, STEADY_STEPS)
-            for r in report.ranks
-            if r.device == device and r.share > 0
-        ],
+        steady=[Measured(r.share, r.compute_s / slowdown, STEADY_STEPS) for r in ranks_on],
         probes=[Measured(p.batch, p.compute_s, PROBE_STEPS) for p in report.probes if p.device == device],
         link_latency_s=report.link_latency_s,
         link_bandwidth_Bps=report.link_bandwidth_Bps,
@@ -229,13 +232,19 @@ def updated_profile(
         computing_W=_computing_watts(report, device, layout),
         cores=cores,
         ranks=ranks,
+        machine_nodes=machine_nodes,
     )
-    comparable = [point for point in after.points if point.cores == cores]
+    comparable = [p for p in after.points if (p.cores, p.machine_nodes) == (cores, machine_nodes)]
     scaling, constants, measure = _scaled(before, model, device, report, place, comparable)
     return DLProfileStatus(
         compute=tuple(
             ComputePoint(
-                batch=p.batch, seconds=p.compute_s, observations=p.observations, cores=p.cores, ranks_per_node=p.ranks
+                batch=p.batch,
+                seconds=p.compute_s,
+                observations=p.observations,
+                cores=p.cores,
+                ranks_per_node=p.ranks,
+                machine_nodes=p.machine_nodes,
             )
             for p in after.points
         ),
@@ -303,7 +312,7 @@ def _scaled(
     improve the constants most; None if no more are needed. Include the run of ``report`` if all planned ranks ran, on
     devices of one type and with equally many on each node. Otherwise, return the values in ``before``. ``place``: the
     planned placement of this run; None if it has no such form. ``points``: compute times on one device, with as many
-    cores as in this run. Only steps with as many cores enter the constants.
+    cores, and as many nodes on one machine, as in this run. Only steps with as many enter the constants.
     """
     ranks = [r for r in report.ranks if r.share > 0]
     if not points or place is None or not ranks or not report.step_s or {r.device for r in ranks} != {device}:
@@ -315,7 +324,8 @@ def _scaled(
     new = StepPoint(place, max(r.share for r in ranks), step_s)
     kept = remembered(learned(before).steps, new, curve.seconds)
     reference_s = exp(fmean(log(p.compute_s) for p in points))
-    same = [step for step in kept if step.place.cores == place.cores]
+    alike = place.cores, place.machine_nodes
+    same = [step for step in kept if (step.place.cores, step.place.machine_nodes) == alike]
     found = next_place(same, curve.seconds, reference_s)
     measure = found and NextMeasurement(nodes=found[0].nodes, node_devices=found[0].node_devices, batch=found[1])
     return tuple(map(_scaling_point, kept)), _constants(learn_scaling(same, curve.seconds, reference_s)), measure
@@ -329,6 +339,7 @@ def _scaling_point(point: StepPoint) -> ScalingPoint:
         collective=point.place.collective,
         sharded=point.place.sharded,
         cores=point.place.cores,
+        machine_nodes=point.place.machine_nodes,
         batch=point.batch,
         seconds=point.step_s,
         observations=point.observations,

@@ -298,6 +298,7 @@ class Kube:
                 measurements.place,
                 measurements.data,
                 measurements.layouts.get(device),
+                measurements.machine_nodes,
             )
             if patch := merge_patch(old, after.manifest()):
                 answer = await self.api.merge(kinds.PROFILE, None, name, {"status": patch}, subresource="status")

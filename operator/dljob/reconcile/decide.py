@@ -280,7 +280,8 @@ def _end(parsed: ParsedJob, draft: Draft, verdict: Verdict, now: datetime) -> De
     """
     draft.verdicts.append(verdict)
     if parsed.spec is not None and parsed.report is not None and verdict.type == "Complete":
-        draft.measurements = run.measurements(parsed.spec, parsed.report, parsed.accepted)
+        on_machine = parsed.observed.machine_nodes
+        draft.measurements = run.measurements(parsed.spec, parsed.report, parsed.accepted, on_machine)
     return _finished(parsed, draft, now, just_now=True)
 
 

@@ -51,6 +51,8 @@ class RunMeasurements:
     """Key of the dataset for which the profile stores the gradient noise scale. None: do not store the noise scale."""
     layouts: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """(Cores of each rank, ranks per node) of the run by device type, for CPUs."""
+    machine_nodes: int = 1
+    """The largest number of the run's nodes that share the cores of one machine."""
 
 
 @dataclass(frozen=True)

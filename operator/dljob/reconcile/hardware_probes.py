@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from dljob.calibrate.learned import Learned, hardware_of
 from dljob.cluster import ClusterView
+from dljob.cluster.machines import neighbours
 from dljob.job.probes.targets import Target, probe_targets
 
 MAX_STARTS = 3
@@ -76,9 +77,11 @@ def decide(
 
     ``known``: measured constants by (model key, device type), with those of measured hardware. ``pods``: the probe pods
     of the operator. ``starts``: tries by device class. ``busy``: nodes on which pods of jobs run; a probe on such a
-    node would disturb the job, so its pod is deleted. ``waiting``: True if pods of jobs wait for a node. They may get
-    any node, so no probe starts, and one that has not begun to run is deleted. ``tolerations``: those of probe pods.
+    node, or on another node of its machine, would disturb the job, so its pod is deleted. ``waiting``: True if pods of
+    jobs wait for a node. They may get any node, so no probe starts, and one that has not begun to run is deleted.
+    ``tolerations``: those of probe pods.
     """
+    busy = neighbours(view.nodes, busy)
     found: list[Action] = [_of_pod(pod, known, busy, waiting) for pod in pods if _is_over(pod, known, busy, waiting)]
     if pods or waiting:
         return tuple(found)
@@ -104,7 +107,7 @@ def _of_pod(pod: ProbePod, known: Mapping[tuple[str, str], Learned], busy: Colle
     if hardware_of(pod.device, known) is not None:
         return Remove(pod, "its class was measured meanwhile")
     if pod.node in busy:
-        return Remove(pod, "a job began on its node", for_job=True)
+        return Remove(pod, "a job began on its node or machine", for_job=True)
     if waiting and pod.phase == "Pending":
         return Remove(pod, "jobs wait for nodes", for_job=True)
     return Remove(pod, f"it is {pod.phase} after {pod.age_s:.0f} s")

@@ -248,14 +248,16 @@ def _refusal(report: Report, parsed: ParsedJob) -> str:
     )
 
 
-def measurements(spec: DLJobSpec, report: Report, accepted: StoredPlan | None) -> RunMeasurements | None:
+def measurements(
+    spec: DLJobSpec, report: Report, accepted: StoredPlan | None, machine_nodes: int = 1
+) -> RunMeasurements | None:
     """Return the measurements of a run with which the operator updates profiles, or None.
 
     Return None without a plan, because only devices that the plan names count. Return None also for a plan with model
     parallelism, and for a job whose spec lacks fields that describe its training (``spec.missing``). The field
     ``place`` of the result is set only for a plan with one group of pods, without a parameter server and without
     gradient accumulation. The link of a run on one node is left out, because it is the node's shared memory, and not
-    the network.
+    the network. ``machine_nodes``: number of the run's nodes that share the cores of one machine.
     """
     if accepted is None or accepted.plan.splits_model or spec.missing:
         return None
@@ -278,4 +280,4 @@ def measurements(spec: DLJobSpec, report: Report, accepted: StoredPlan | None) -
         place = Place(group.nodes, group.ranks_per_node, accepted.plan.collective, sharded)
     used = {device: next(iter(found)) for device, found in layouts.items() if device in measured}
     key = measured_key(profile_key(spec), accepted.plan.precision, accepted.plan.activation_checkpointing)
-    return RunMeasurements(key, report, planned, place, data_key(spec), used)
+    return RunMeasurements(key, report, planned, place, data_key(spec), used, machine_nodes)

@@ -44,6 +44,23 @@ def test_steps_on_several_ranks_are_stored_with_their_cores() -> None:
     assert {s.place.cores for s in learned(other).steps} == {1, 3}
 
 
+def test_measurements_on_a_shared_machine_are_not_averaged_with_others() -> None:
+    alone = updated_profile(DLProfileStatus(), "program-1", "cpu", ended(3, 0.2), NOW, Place(3, 1), layout=(1, 1))
+    both = updated_profile(
+        alone, "program-1", "cpu", ended(3, 0.4, 0.9), NOW, Place(3, 1), layout=(1, 1), machine_nodes=3
+    )
+    found = learned(DLProfileStatus.model_validate(both.manifest()))
+    assert {p.machine_nodes: p.compute_s for p in found.points} == {1: pytest.approx(0.2), 3: pytest.approx(0.4)}
+    assert {s.place.machine_nodes: s.step_s for s in found.steps} == {1: pytest.approx(0.5), 3: pytest.approx(0.9)}
+
+
+def test_gpus_are_measured_without_their_machine() -> None:
+    ranks = (RankMeasure(rank=0, device="t4", share=48, compute_s=0.1),)
+    report = ended(1, 0.1).model_copy(update={"ranks": ranks})
+    found = learned(updated_profile(DLProfileStatus(), "program-1", "t4", report, NOW, Place(2, 1), machine_nodes=2))
+    assert {p.machine_nodes for p in found.points} == {1}
+
+
 def test_profiles_of_earlier_releases_are_read() -> None:
     status = DLProfileStatus.model_validate({"compute": [{"batch": 8, "seconds": 0.5}]})
     assert learned(status).points == (LearnedPoint(8, 0.5, 1, None, 1),)

@@ -37,6 +37,10 @@ MEASURE = HardwareMeasure(
 )
 A100 = "NVIDIA-A100-SXM4-40GB"
 TWO = view({"count": 2, "cpu": 4, "device": "plain"}, {"count": 2, "cpu": 64, "device": A100, "devices": 8})
+ONE_HOST = view(
+    {"count": 2, "cpu": 4, "device": "plain", "machine": "host-1"},
+    {"count": 2, "cpu": 64, "device": A100, "devices": 8},
+)
 KNOWN = {(KEY, "plain"): Learned(hardware=Hardware())}
 
 
@@ -128,12 +132,17 @@ class TestTargets:
             ({"node": "missing"}, [], "--node: found no node missing"),
             ({"busy": {"n0-0", "n0-1"}}, [A100], "pods of jobs run"),
             ({"busy": {"n0-0"}, "devices": ["plain"]}, ["plain"], None),
+            (
+                {"view": ONE_HOST, "busy": {"n0-0"}},
+                [A100],
+                "jobs use the same machine (label dljob.dev/machine) or pods of jobs",
+            ),
         ],
     )
     def test_classes_are_left_out_with_a_reason(
         self, options: dict[str, Any], devices: list[str], reason: str | None
     ) -> None:
-        found, why = probe_targets(TWO, **{"known": {}} | options)
+        found, why = probe_targets(**{"view": TWO, "known": {}} | options)
         assert [target.device for target in found] == devices
         assert (reason in why[0]) if reason else not why
         assert not {target.node for target in found} & set(options.get("busy", ()))

@@ -42,6 +42,15 @@ def test_a_class_is_tried_a_few_times_with_pauses_and_does_not_hold_up_others(st
     assert found.target.device == device
 
 
+def test_a_job_on_the_same_machine_stops_a_probe_and_delays_the_next() -> None:
+    """Nodes of one machine share its cores, so the probe would measure a part of them and slow down the job."""
+    pool = view({"count": 2, "cpu": 4, "device": "a", "machine": "host-1"}, {"count": 2, "cpu": 4, "device": "b"})
+    (found,) = decide(pool, {}, (POD,), {}, {"n0-1"}, False)
+    assert isinstance(found, Remove) and found.for_job
+    (start,) = decide(pool, {}, (), {}, {"n0-1"}, False)
+    assert isinstance(start, Start) and start.target.device == "b"
+
+
 def test_a_finished_pod_is_stored_and_a_class_that_is_known_meanwhile_is_not() -> None:
     done = replace(POD, phase="Succeeded")
     assert decide(POOL, {}, (done,), {}, (), False) == (Store(done),)

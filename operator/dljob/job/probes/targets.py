@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from dljob.calibrate.learned import Learned, hardware_of
 from dljob.cluster import ClusterView, Node
 from dljob.cluster.catalogue import GPU_RESOURCES
+from dljob.cluster.machines import neighbours
 from dljob.perf.resources.memory import PROCESS_NBYTES
 from dljob.planner.candidates.pools import tolerates
 
@@ -39,10 +40,11 @@ def probe_targets(
     """Return one target for each device class that no measurement knows, and why others have none.
 
     ``devices``: only these classes, also those that were measured before; empty: all. ``node``: only this node, and the
-    class of its device. ``busy``: names of nodes on which pods of jobs run. Such nodes are not measured, because the
-    probe and the job would disturb each other. ``tolerations``: those of the probe's pods. ``known``: measured
-    constants by (model key, device type).
+    class of its device. ``busy``: names of nodes on which pods of jobs run. Such nodes, and others on their machines,
+    are not measured, because the probe and the job would disturb each other. ``tolerations``: those of the probe's
+    pods. ``known``: measured constants by (model key, device type).
     """
+    near = neighbours(view.nodes, busy)
     named = [each for each in view.nodes if each.name == node]
     if node is not None and not named:
         return [], [f"--node: found no node {node}; expected one of the cluster's nodes"]
@@ -55,20 +57,25 @@ def probe_targets(
             why.append(f"--device: found {device}; expected one of {what}")
         elif not devices and node is None and hardware_of(device, known) is not None:
             why.append(f"{device}: measured before; measure it again with --device {device}")
-        elif not (able := [each for each in nodes if _obstacle(each, busy, tolerations) is None]):
-            reasons = {_obstacle(each, busy, tolerations) or "" for each in nodes}
+        elif not (able := [each for each in nodes if _obstacle(each, busy, near, tolerations) is None]):
+            reasons = {_obstacle(each, busy, near, tolerations) or "" for each in nodes}
             why.append(f"{device}: not measured, because on its nodes {' or '.join(sorted(reasons))}")
         else:
             able.sort(key=lambda each: (-each.free_cpu, each.name))
             others = [each for each in view.nodes if each.device == device and each != able[0]]
-            peers = [each.name for each in others if _obstacle(each, (), tolerations) is None]
+            peers = [each.name for each in others if _obstacle(each, (), (), tolerations) is None]
             first = able[0]
             found.append(Target(device, first.is_gpu, first.name, first.free_cpu, next(iter(peers), None)))
     return found, why
 
 
-def _obstacle(node: Node, busy: Collection[str], tolerations: Sequence[Mapping[str, object]]) -> str | None:
-    """Return why a node cannot be measured now, or None."""
+def _obstacle(
+    node: Node, busy: Collection[str], near: Collection[str], tolerations: Sequence[Mapping[str, object]]
+) -> str | None:
+    """Return why a node cannot be measured now, or None.
+
+    ``busy``: names of nodes with pods of jobs. ``near``: names of all nodes on the machines of these nodes.
+    """
     for taint in node.taints:
         of_gpus = node.is_gpu and taint[0] in GPU_RESOURCES.values()
         if taint[2] in ("NoSchedule", "NoExecute") and not of_gpus and not tolerates(tolerations, taint):
@@ -77,6 +84,8 @@ def _obstacle(node: Node, busy: Collection[str], tolerations: Sequence[Mapping[s
         return "repeated faults occurred"
     if node.name in busy:
         return "pods of jobs run"
+    if node.name in near:
+        return "jobs use the same machine (label dljob.dev/machine)"
     if node.free_devices < 1:
         return "no device is free"
     if node.free_cpu < MIN_CPU:

@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from operator import attrgetter
 from typing import Any
 
+from dljob.cluster.machines import most_on_one_machine
 from dljob.job.observed import (
     JOB_LABEL,
     ClaimSeen,
-    Conditions,
     Eviction,
     JobSeen,
     LookSeen,
@@ -346,6 +346,8 @@ class Cache:
         looks = (each.seen for each in self._of(POD, key) if each.owner == job.uid and isinstance(each.seen, LookSeen))
         look = next(looks, None)
         lost = self._lost(pod.node for pod in (*pods, *((look,) if look else ())) if pod.node)
+        nodes = self._stores[NODE.plural].entries
+        used = [nodes["", name].seen for name in {pod.node for pod in pods} if ("", name) in nodes]
         report, suggestion = maps[names.report], maps[names.suggestion]
         observed = Observed(
             job=job,
@@ -361,7 +363,8 @@ class Cache:
             leftovers=tuple(leftovers),
             lost_nodes=lost,
             failed_nodes=failed_nodes(lost, {node.name: node for node in self.nodes()}) if lost else {},
-            node_conditions=self._node_conditions({pod.node for pod in pods if pod.node}),
+            node_conditions={node.name: node.conditions for node in used},
+            machine_nodes=most_on_one_machine(node.labels for node in used),
             queue=self._queue(job),
             evictions=self._evictions.of(key),
             provisioning=self._owned(PROVISIONING_REQUEST, job, names.provisioning),
@@ -369,10 +372,6 @@ class Cache:
             overdrawn=overdrafts(self.limits(job.namespace).quotas, (pod.charge for pod in pods if pod.charge)),
         )
         return self.plans.added_to(observed, maps.get(names.plan))
-
-    def _node_conditions(self, names: Iterable[str]) -> dict[str, Conditions]:
-        nodes = self._stores[NODE.plural].entries
-        return {name: nodes["", name].seen.conditions for name in names if ("", name) in nodes}
 
     def _queue(self, job: JobSeen) -> QueueSeen:
         """Return the job's Workload in Kueue. The caller adds flavors and priority, which are not in the cache."""

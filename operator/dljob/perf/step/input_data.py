@@ -145,6 +145,7 @@ def fetching(
     by_program: bool = False,
     measured_s: float | None = None,
     disk_Bps: float = DISK_BANDWIDTH_Bps,
+    threads: float | None = None,
 ) -> Fetching:
     """Return the input times per sample of one rank.
 
@@ -157,7 +158,8 @@ def fetching(
     cache. ``by_program``: True if data-loading processes of a training script prepare samples; False if a thread of the
     built-in trainer does. ``disk_Bps``: bandwidth at which a node reads from its disk. ``measured_s``: seconds to
     prepare a sample and copy it into a batch, measured in an earlier run. These seconds replace the formulas for disk,
-    preparing and main memory, but not the formula for the GPU's link.
+    preparing and main memory, but not the formula for the GPU's link. ``threads``: CPUs for which a rank starts threads
+    and data-loading processes, if other ranks use a part of these ``cores``; None: ``cores``.
     """
     nbytes, core, gpu = workload.sample_nbytes, min(1.0, cores), device.kind == "gpu"
     disk_s = 0.0
@@ -171,7 +173,7 @@ def fetching(
         making_s=making_s,
         memory_s=memory_s,
         device_s=nbytes / device.host_bandwidth_Bps if gpu else 0.0,
-        workers=workers_of(cores) if by_program else 1,
+        workers=workers_of(threads or cores) if by_program else 1,
         processes=by_program,
         busy_s=0.0 if gpu else (making_s + memory_s) / max(1.0, cores),
     )

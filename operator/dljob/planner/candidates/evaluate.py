@@ -378,6 +378,9 @@ def _bottleneck(timing: Step, slowest: Part, share: int, collective: str, link: 
     }
     longest = max(texts)
     text = texts[longest].format(f"{100 * longest / timing.step_s:.0f} %")
+    if longest == timing.compute_s and option.machine_nodes > 1:
+        cpu = option.pool.machine_cpu(option.machine_nodes)
+        text += f"; {option.machine_nodes} nodes share the {cpu:.3g} CPUs of a machine (label dljob.dev/machine)"
     fixed = option.curve.seconds(0) / timing.compute_s
     if longest == timing.compute_s and fixed > 0.3:
         text += f"; {100 * fixed:.0f} % of the computing time does not depend on the batch size"

@@ -51,7 +51,7 @@ def fixed_parts(
             _roomiest(each, choice.nodes)
             for layout in with_ranks(pool, request, choice.ranks_per_node)
             for each in [options(pool, layout, workload, request, learned, strategy, ranks)]
-            if any(option.nodes >= choice.nodes for option in each)
+            if any(option.min_nodes <= choice.nodes <= option.nodes for option in each)
         ]
         share = choice.batch_per_rank or max(1, request.global_batch // ranks)
         parts.append(Part(_fastest(found, share), choice.nodes, choice.batch_per_rank))
@@ -59,12 +59,12 @@ def fixed_parts(
 
 
 def _roomiest(found: Sequence[Option], nodes: int) -> Option:
-    """Return the option with the most memory per rank among those with at least ``nodes`` nodes.
+    """Return the option with the most memory per rank among those for ``nodes`` nodes.
 
     This is possible because Kubernetes places pods only where their memory requests fit. At least one option must have
     enough nodes.
     """
-    return max((o for o in found if o.nodes >= nodes), key=lambda o: o.memory_nbytes)
+    return max((o for o in found if o.min_nodes <= nodes <= o.nodes), key=lambda o: o.memory_nbytes)
 
 
 def _fastest(found: Sequence[Option], share: int) -> Option:

@@ -4,6 +4,7 @@ On CPU nodes, few ranks with many cores save communication and memory, and many 
 that more threads do not speed up. The planner compares both (``perf.step.core_scaling`` has the model).
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import log2
@@ -14,13 +15,20 @@ from dljob.perf.step.core_scaling import CORES_SPREAD, CoreUse
 from dljob.planner.candidates.pools import Pool, cores_of_rank
 from dljob.planner.types import Request
 
+EXACT_NODES = 8
+"""Largest number of nodes on one machine up to which ``shared_layouts`` considers every number of them."""
+
 
 @dataclass(frozen=True)
 class Layout:
-    """The use of a node by a plan: ``ranks`` ranks, each of which computes with ``cores`` CPUs (may be a fraction)."""
+    """The use of a node by a plan: ``ranks`` ranks, each of which computes with ``cores`` CPUs (may be a fraction).
+
+    ``machine_nodes``: number of the plan's nodes that share the cores of one machine (``cluster.machines``).
+    """
 
     ranks: int
     cores: float
+    machine_nodes: int = 1
 
     @property
     def cpus(self) -> float:
@@ -116,7 +124,7 @@ def measured_on(
     unknown = Layout(1, max(1.0, float(int(unknown_cores))))
     stated = [point for point in points if point.cores is not None]
     for point in stated:
-        by_layout.setdefault(Layout(point.ranks, float(point.cores or 1)), []).append(point)
+        by_layout.setdefault(Layout(point.ranks, float(point.cores or 1), point.machine_nodes), []).append(point)
     for point in points:
         if point.cores is None and all(other.cores is None for other in by_layout.get(unknown, ())):
             by_layout.setdefault(unknown, []).append(point)
@@ -128,17 +136,58 @@ def measured_on(
     return sorted(found), CORES_SPREAD * _distance(nearest, layout)
 
 
+def on_machine(pool: Pool, layout: Layout, machine_nodes: int, hardware: Hardware | None = None) -> Layout:
+    """Return ``layout`` with ``machine_nodes`` nodes of the plan on one machine, or with 1 if that is not slower."""
+    shared, alone = replace(layout, machine_nodes=machine_nodes), replace(layout, machine_nodes=1)
+    use, own = (use_of(pool, each, hardware) for each in (shared, alone))
+    return alone if (use.cores, use.memory_part) == (own.cores, own.memory_part) else shared
+
+
+def shared_layouts(pool: Pool, layout: Layout, hardware: Hardware | None = None) -> list[tuple[int, int, Layout]]:
+    """Return ``layout`` for plans of every size, as (fewest nodes, most nodes, layout with the nodes on one machine).
+
+    The ranges follow each other and end with all nodes of the pool. There is only one if no nodes share a machine, or
+    if the machines have enough cores. Above ``EXACT_NODES`` nodes on one machine, only powers of two are considered, so
+    that a plan may count more of them than it has.
+    """
+    if not pool.machines:
+        return [(1, pool.nodes, layout)]
+    most = pool.machine_nodes(pool.nodes)
+    exact = range(1, min(most, EXACT_NODES) + 1)
+    found: list[tuple[int, int, Layout]] = []
+    begin = 1
+    for k in sorted({*exact, *(power for power in _powers(most) if power > EXACT_NODES), most}):
+        end = bisect_right(range(1, pool.nodes + 1), k, key=pool.machine_nodes) if k < most else pool.nodes
+        if end < begin:
+            continue
+        shared = on_machine(pool, layout, k, hardware)
+        if found and found[-1][2] == shared:
+            begin = found.pop()[0]
+        found.append((begin, end, shared))
+        begin = end + 1
+    return found
+
+
 def _distance(a: Layout, b: Layout) -> float:
-    """Return how many doublings of cores or of ranks lie between two layouts. A part of a CPU counts as one CPU."""
-    return abs(log2(max(1.0, a.cores) / max(1.0, b.cores))) + abs(log2(a.ranks / b.ranks))
+    """Return how many doublings of cores, of ranks or of nodes on one machine lie between two layouts.
+
+    A part of a CPU counts as one CPU.
+    """
+    on_machine = abs(log2(a.machine_nodes / b.machine_nodes))
+    return abs(log2(max(1.0, a.cores) / max(1.0, b.cores))) + abs(log2(a.ranks / b.ranks)) + on_machine
 
 
 def use_of(pool: Pool, layout: Layout, hardware: Hardware | None = None) -> CoreUse:
     """Return the use of the cores of a CPU node by the ranks of ``layout``.
 
-    ``hardware``: measured constants of this type of node; None: assumed constants.
+    Nodes of one machine count like one node with the cores of the machine and the ranks of all these nodes. If the
+    ranks together have more cores than the machine, each gets an equal part of it. ``hardware``: measured constants of
+    this type of node; None: assumed constants.
     """
-    use = CoreUse(layout.cores, layout.ranks, max(pool.cpu, layout.cpus))
+    nodes = layout.machine_nodes
+    ranks, machine_cpu = nodes * layout.ranks, pool.machine_cpu(nodes)
+    cores = min(layout.cores, machine_cpu / ranks)
+    use = CoreUse(cores, ranks, max(min(nodes * pool.cpu, machine_cpu), cores * ranks))
     if hardware is None:
         return use
     serial = use.serial if hardware.serial is None else hardware.serial

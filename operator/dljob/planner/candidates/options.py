@@ -19,7 +19,7 @@ from dljob.perf.step.step import LINK_SPREAD, OVERLAP_EFFICIENCY
 from dljob.perf.workload.workload import Workload
 from dljob.planner.candidates.cost.measured import posterior
 from dljob.planner.candidates.cost.rank_speed import rank_speed
-from dljob.planner.candidates.node_layout import Layout, nodes_with_room
+from dljob.planner.candidates.node_layout import Layout, nodes_with_room, shared_layouts
 from dljob.planner.candidates.pools import Pool
 from dljob.planner.candidates.request_workload import stored_of
 from dljob.planner.types import CollectiveName, Request, Strategy
@@ -61,7 +61,7 @@ class Option:
     pool: Pool
     ranks_per_node: int
     nodes: int
-    """Number of nodes in the pool that have room for these ranks."""
+    """Largest number of nodes of a plan with this option. That many nodes in the pool have room for these ranks."""
     device: Device
     curve: Curve
     """Computing time plus exposed input time in seconds, over a rank's batch."""
@@ -79,6 +79,10 @@ class Option:
     """Number of CPUs that each rank computes with; it may be a fraction."""
     slowdown: float = 1.0
     """Factor by which the node's other ranks slow down computing; both curves include it."""
+    min_nodes: int = 1
+    """Smallest number of nodes of a plan with this option. With fewer nodes, fewer share a machine."""
+    machine_nodes: int = 1
+    """Number of the plan's nodes that share the cores of one machine, which both curves include."""
     steps: Posterior | None = None
     """Posterior distribution of step times, from multi-device steps that were measured on this type of device; None
     without such measurements."""
@@ -152,24 +156,46 @@ def options(
     """Return the ways to use the nodes of ``pool`` with a layout of ranks and cores, with their predictions.
 
     One option has all nodes on which a pod with this layout fits. Let M be the largest free memory of these nodes. If
-    some of them have less than M / 2, a second option excludes these. The list is empty if the pod fits on no node.
+    some of them have less than M / 2, a second option excludes these. The list is empty if the pod fits on no node. If
+    nodes share the cores of machines, there are such options for each number of nodes that may share a machine.
     ``learned``: measured constants by (``request.key``, device). ``min_ranks``: number of ranks that shard the
     optimizer state, if ``strategy`` is Optimizer; it determines how large a batch a rank can hold.
     """
+    return [
+        option
+        for fewest, most, shared in shared_layouts(pool, layout, hardware_of(pool.device, learned))
+        for option in _with_nodes(fewest, most, pool, shared, workload, request, learned, strategy, min_ranks)
+    ]
+
+
+def _with_nodes(
+    fewest: int,
+    most: int,
+    pool: Pool,
+    layout: Layout,
+    workload: Workload,
+    request: Request,
+    learned: Mapping[tuple[str, str], Learned],
+    strategy: Strategy,
+    min_ranks: int,
+) -> list[Option]:
+    """Return ``options`` for plans with ``fewest`` to ``most`` nodes; ``layout`` says how many share a machine."""
     known = learned.get((request.key(workload.precision, workload.recomputes), pool.device))
     ranks_per_node, hardware = layout.ranks, hardware_of(pool.device, learned)
     disk_Bps = input_data.DISK_BANDWIDTH_Bps if hardware is None or hardware.disk_Bps is None else hardware.disk_Bps
     found = rank_speed(pool, layout, workload, request, learned)
     device = request.prices.device(found.device, pool.device, layout.cores)
-    device = request.energy.device(device, pool.device, layout.cores)
+    device = request.energy.device(device, pool.device, found.cores)
     if known is not None and known.computing_W is not None:
-        measured_W = known.computing_W * (1.0 if pool.is_gpu else layout.cores)
+        measured_W = known.computing_W * (1.0 if pool.is_gpu else found.cores)
         device = replace(device, computing_power_W=energy.believable_watts(device, measured_W))
     if request.domain.price_factor != 1.0:
         device = replace(device, usd_per_h=device.usd_per_h * request.domain.price_factor)
-    result = []
+    result = list[Option]()
     held = memory.sharded(workload, min_ranks) if strategy == "Optimizer" else workload
     for nodes, free_nbytes in _tiers(pool, layout, request):
+        if nodes < fewest or any(option.nodes == most for option in result):
+            continue  # too few nodes, or enough nodes with more memory
         free = request.memory_per_pod_nbytes or free_nbytes
         # A pod's memory limit also bounds its page cache. The default limit leaves nothing for the cache.
         beside_ranks = (
@@ -179,20 +205,23 @@ def options(
         fetching = input_data.fetching(
             workload,
             device,
-            layout.cores,
+            found.cores,
             stored_of(request),
             cache_nbytes,
             ranks_per_node,
             by_program=request.model is None,
             measured_s=known.fetch_s if known else None,
             disk_Bps=disk_Bps,
+            threads=layout.cores,
         )
         room = device.memory_nbytes or (free - beside_ranks) / ranks_per_node
         result.append(
             Option(
                 pool=pool,
                 ranks_per_node=ranks_per_node,
-                nodes=nodes,
+                nodes=min(nodes, most),
+                min_nodes=fewest,
+                machine_nodes=layout.machine_nodes,
                 device=device,
                 curve=fetching.over(found.computing),
                 computing=found.computing,

@@ -8,10 +8,12 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from math import inf
 
 from dljob.cluster import ClusterView, Node
 from dljob.cluster.catalogue import GPU_RESOURCES, VENDORS, canonical, gpu, vendor
 from dljob.cluster.domains import Crossing
+from dljob.cluster.machines import Machine, cores_of_machines, machines, together
 from dljob.perf.resources.memory import PROCESS_NBYTES
 from dljob.planner.types import Refusal, Request
 from dljob.planner.types.storage import UNLIMITED
@@ -42,6 +44,8 @@ class Pool:
     """CPUs of each node that a plan may use (``room_cpu``), in the order of ``free``."""
     crossing: Crossing | None = None
     """Network between racks or zones, if these nodes may be in several of them; otherwise None."""
+    machines: tuple[Machine, ...] = ()
+    """Machines of those CPU nodes whose labels name one. Nodes of one machine share its cores."""
 
     @property
     def assumed(self) -> bool:
@@ -59,6 +63,14 @@ class Pool:
     @property
     def nodes(self) -> int:
         return len(self.free)
+
+    def machine_nodes(self, nodes: int) -> int:
+        """Return how many nodes of a plan on ``nodes`` nodes of this pool run on the same machine; at least 1."""
+        return together(self.machines, self.nodes, nodes) if self.machines else 1
+
+    def machine_cpu(self, nodes: int) -> float:
+        """Return the cores of the smallest machine with at least ``nodes`` nodes; infinite if there is none."""
+        return min((machine.cpu for machine in self.machines if machine.nodes >= nodes), default=inf)
 
 
 KINDS = ("NVIDIA GPUs", "AMD GPUs", "CPUs")
@@ -199,6 +211,7 @@ def eligible(request: Request, view: ClusterView) -> Eligible:
     left_out: dict[tuple[str, str], int] = defaultdict(int)
     busy = 0
     names = (*request.devices, *(f.device for f in request.fixed))
+    cores = cores_of_machines(view.nodes)
     for node in view.nodes:
         reason = _why_not(node, request)
         if names and not wanted(node.device, names):
@@ -224,6 +237,7 @@ def eligible(request: Request, view: ClusterView) -> Eligible:
                 unequal=not is_gpu and max(used) > UNEQUAL * min(used),
                 room_cpu=tuple(room_cpu(node.cpu, node.free_cpu) for node in nodes),
                 crossing=request.domain.crossing,
+                machines=() if is_gpu else machines(nodes, cores),
             )
         )
     refusals = tuple(Refusal(f"{n} x {device}", reason) for (device, reason), n in sorted(left_out.items()))

@@ -37,7 +37,7 @@ def more_cores(
             if layout.cpus <= part.option.cpus:
                 continue
             for option in options_of(part.option.pool, layout):
-                if option.nodes >= part.nodes:
+                if option.min_nodes <= part.nodes <= option.nodes:
                     option = replace(option, strategy=part.option.strategy, min_ranks=part.option.min_ranks)
                     tried = [*parts[:i], replace(part, option=option), *parts[i + 1 :]]
                     found.append((tried, evaluate(tried, chosen.collective, request, workload)))

@@ -52,6 +52,7 @@ class Search:
     def __init__(self, options: Sequence[Option], request: Request, screen: Screen) -> None:
         self.options, self.request, self.screen = options, request, screen
         self._most = np.array([o.nodes for o in options], dtype=np.int64)
+        self._least = np.array([o.min_nodes for o in options], dtype=np.int64)
         self._per_node = np.array([o.ranks_per_node for o in options], dtype=np.int64)
         self._gpu_limits = [
             (np.array([o.ranks_per_node if o.pool.is_gpu and vendor(o.label) == name else 0 for o in options]), most)
@@ -203,7 +204,8 @@ class Search:
         """
         nodes = counts.sum(axis=1)
         most = self.request.nodes_max or int(self._most.sum())
-        counts = counts[(nodes >= max(1, self.request.nodes_min)) & (nodes <= most)]
+        possible = ((counts == 0) | (counts >= self._least)).all(axis=1)
+        counts = counts[possible & (nodes >= max(1, self.request.nodes_min)) & (nodes <= most)]
         for per_node, gpus in self._gpu_limits:
             counts = counts[counts @ per_node <= gpus]
         if self.request.cpus_max is not None:

@@ -139,7 +139,7 @@ def _parts(
                 found += [
                     Part(option, n)
                     for n in counts
-                    if max(1, request.nodes_min) <= n <= most and _allowed(request, option, n)
+                    if max(option.min_nodes, request.nodes_min) <= n <= most and _allowed(request, option, n)
                 ]
     return found
 
@@ -265,16 +265,17 @@ def _places(
         return
     for pool in nodes.pools:
         for each in largest_layouts(pool, request):
-            seen = set[float]()
+            seen = set[tuple[float, int]]()
             for option in sorted(options_of(pool, each), key=lambda o: -o.nodes):
-                if option.memory_nbytes in seen:
+                if (option.memory_nbytes, option.machine_nodes) in seen:
                     continue  # the same option with fewer nodes
-                seen.add(option.memory_nbytes)
+                seen.add((option.memory_nbytes, option.machine_nodes))
                 most = min(option.nodes, request.nodes_max or option.nodes)
                 while most and not _allowed(request, option, most):
                     most -= 1
-                if most >= max(1, request.nodes_min):
-                    yield option, range(max(1, request.nodes_min), most + 1)
+                least = max(option.min_nodes, request.nodes_min)
+                if most >= least:
+                    yield option, range(least, most + 1)
 
 
 def _placed(kind: Kind, places: Sequence[tuple[Option, range]], model: split.Model) -> Iterator[Part]:

@@ -121,7 +121,7 @@ def _parts(
             last -= 1
         counts = sorted({last, *(1 << i for i in range(last.bit_length()))}, reverse=True)[:MAX_COUNTS]
         for nodes in counts:
-            fitting = [o for o in options if o.nodes >= nodes >= max(1, request.nodes_min)]
+            fitting = [o for o in options if o.nodes >= nodes >= max(o.min_nodes, request.nodes_min)]
             if fitting and nodes * layout.ranks > 1:
                 yield Part(max(fitting, key=lambda o: o.memory_nbytes), nodes)
 

@@ -88,7 +88,7 @@ def question(parsed: ParsedJob) -> ParsedJob:
             claims={}, classes=None, plan=None, report=None, report_problem=None, lost_nodes={}, view=None, learned={},
             rejected=None, queue=QueueSeen(), capacity_grew=False, place=None, outlook=None, limits=NO_LIMITS,
             node_conditions={}, preemption=None, room_for=None, lacks_priority_class="",
-            rejections=(), overdrawn=(), provisioning=None, plan_edit=None, plan_record=None,
+            rejections=(), overdrawn=(), provisioning=None, plan_edit=None, plan_record=None, machine_nodes=1,
         ),
         before=DLJobStatus(conditions=kept, plan=before.plan, last_checkpoint=before.last_checkpoint),
         accepted=parsed.accepted and parsed.accepted.with_failures(None),

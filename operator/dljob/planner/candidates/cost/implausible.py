@@ -132,8 +132,8 @@ def _agreeing(known: Learned, profile: _Profile | None) -> Learned:
     estimate (``profile`` is None), none of them does. If no point remains, the steps and the link go, too.
     """
     left: list[LearnedPoint] = []
-    for kind in dict.fromkeys((p.cores, p.ranks) for p in known.points):
-        same = [p for p in known.points if (p.cores, p.ranks) == kind]
+    for kind in dict.fromkeys((p.cores, p.ranks, p.machine_nodes) for p in known.points):
+        same = [p for p in known.points if (p.cores, p.ranks, p.machine_nodes) == kind]
         agrees = agreeing([(p.batch, p.compute_s) for p in same])
         if 2 * sum(agrees) <= len(same):
             ratios = dict(zip(known.points, profile.ratios, strict=True)) if profile else {}

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from math import hypot, log2
 
-from dljob.calibrate.learned import Learned, StepPoint, hardware_of
+from dljob.calibrate.learned import Learned, LearnedPoint, StepPoint, hardware_of
 from dljob.cluster import catalogue
 from dljob.cluster.catalogue import Device
 from dljob.cluster.hardware import Hardware
@@ -15,7 +15,7 @@ from dljob.perf.step.core_scaling import CORES_SPREAD
 from dljob.perf.step.step import SPREAD
 from dljob.perf.workload.workload import Workload
 from dljob.planner.candidates.cost.transfer import carried
-from dljob.planner.candidates.node_layout import Layout, measured_on, use_of
+from dljob.planner.candidates.node_layout import Layout, measured_on, on_machine, use_of
 from dljob.planner.candidates.pools import Pool
 from dljob.planner.types import Request
 
@@ -39,6 +39,7 @@ class RankSpeed:
     predicted) of computing times. ``alone_s``: function from a measured multi-device step to the predicted computing
     seconds of one of its ranks, if this rank had the node for itself. ``update_s``: seconds within ``computing`` for
     the optimizer's update; 0 if measurements replace the prediction. ``update_once_s``: predicted seconds for it.
+    ``cores``: CPUs that the rank keeps busy, fewer than those of its layout if nodes share the cores of a machine.
     """
 
     device: Device
@@ -48,6 +49,7 @@ class RankSpeed:
     update_s: float
     update_once_s: float
     alone_s: Callable[[StepPoint], float]
+    cores: float
 
 
 def rank_speed(
@@ -84,7 +86,14 @@ def _gpu_speed(
     once_s = update_s(workload, device)
     updating_s = 0.0 if points else once_s
     return RankSpeed(
-        device, alone.scaled(slowdown), spread, slowdown, updating_s, once_s, lambda s: alone.seconds(s.batch)
+        device,
+        alone.scaled(slowdown),
+        spread,
+        slowdown,
+        updating_s,
+        once_s,
+        lambda s: alone.seconds(s.batch),
+        layout.cores,
     )
 
 
@@ -103,24 +112,27 @@ def _cpu_speed(
         sheet = catalogue.cpu(pool.device, cores)
         return sheet if hardware is None else hardware.device(sheet, cores)
 
-    use, whole = use_of(pool, layout, hardware), chip(layout.cores)
+    use = use_of(pool, layout, hardware)
+    whole = chip(use.cores)
     # Each exchange through shared memory reads and writes the data twice.
     shared_Bps = whole.memory_bandwidth_Bps * use.memory_part / 4
     device = replace(
         whole,
         memory_bandwidth_Bps=whole.memory_bandwidth_Bps * use.memory_part,
         peer_bandwidth_Bps=min(whole.peer_bandwidth_Bps, max(shared_Bps, whole.peer_bandwidth_Bps / layout.ranks)),
+        usd_per_h=chip(layout.cores).usd_per_h,
     )
 
     @cache
     def predicted_on(each: Layout) -> Curve:
-        return catalogue_curve(workload, chip(each.cores), use=use_of(pool, each, hardware))
+        own = use_of(pool, each, hardware)
+        return catalogue_curve(workload, chip(own.cores), use=own)
+
+    seen = [_as_on_machine(point, pool, hardware) for point in known.points] if known else []
 
     @cache
     def measured(each: Layout) -> tuple[Curve, list[tuple[int, float]], float]:
-        points, added = measured_on(
-            known.points if known else (), each, lambda at, b: predicted_on(at).seconds(b), request.cpu_per_pod or 1.0
-        )
+        points, added = measured_on(seen, each, lambda at, b: predicted_on(at).seconds(b), request.cpu_per_pod or 1.0)
         return calibrated(predicted_on(each), points), points, added
 
     computing, points, added = measured(layout)
@@ -132,17 +144,28 @@ def _cpu_speed(
         spread = SPREAD["catalogue"] if hardware is None else _probed_spread(hardware)
         if hardware is None or hardware.serial is None:
             spread = hypot(spread, CORES_SPREAD * log2(max(1.0, layout.cores)))
+        spread = hypot(spread, CORES_SPREAD * log2(layout.machine_nodes))
         if workload.precision != "FP32":
             spread = hypot(spread, UNKNOWN_UNITS_SPREAD)
-    slowdown = predicted_on(layout).slope_s / predicted_on(Layout(1, layout.cores)).slope_s
+    # Nodes that share a machine slow down also a rank that is alone on its node.
+    slowdown = predicted_on(layout).slope_s / predicted_on(replace(layout, ranks=1)).slope_s
 
     def alone_s(step: StepPoint) -> float:
-        return measured(Layout(1, float(step.place.cores or max(1, int(request.cpu_per_pod or 1)))))[0].seconds(
-            step.batch
-        )
+        cores = float(step.place.cores or max(1, int(request.cpu_per_pod or 1)))
+        alone = on_machine(pool, Layout(1, cores), step.place.machine_nodes, hardware)
+        return measured(alone)[0].seconds(step.batch)
 
     once_s = update_s(workload, device, use)
-    return RankSpeed(device, computing, spread, max(1.0, slowdown), 0.0 if points else once_s, once_s, alone_s)
+    updating_s = 0.0 if points else once_s
+    return RankSpeed(device, computing, spread, max(1.0, slowdown), updating_s, once_s, alone_s, use.cores)
+
+
+def _as_on_machine(point: LearnedPoint, pool: Pool, hardware: Hardware | None) -> LearnedPoint:
+    """Return a measured point without its nodes on one machine (``machine_nodes`` 1) if they were no slower for it."""
+    if point.machine_nodes == 1:
+        return point
+    shared = on_machine(pool, Layout(point.ranks, float(point.cores or 1)), point.machine_nodes, hardware)
+    return replace(point, machine_nodes=shared.machine_nodes)
 
 
 def _probed_spread(hardware: Hardware) -> float:

@@ -1,0 +1,134 @@
+"""Tests of plans on nodes that share the cores of a machine, as labels say: the development cluster has such nodes."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dljob.calibrate.learned import LearnedPoint, Place, StepPoint
+from dljob.cluster import ClusterView
+from dljob.planner import Decision, FixedChoice, Learned, Request
+from dljob.planner.candidates.node_layout import Layout, on_machine, shared_layouts, use_of
+from dljob.planner.candidates.pools import Pool, eligible
+from support.planner_questions import decided, view
+
+QUICKSTART = Request(job="digits", global_batch=120, total_steps=300, model="digits-cnn", dataset="digits")
+NODES: dict[str, Any] = {"count": 3, "cpu": 2, "memory": "7Gi"}
+ALONE, SHARED = view(NODES), view(NODES | {"machine": "host", "machineCpu": 2})
+QUICKSTARTS = view(NODES | {"machine": "development-machine", "machineCpu": 1.85})
+"""The nodes of hack/quickstart on two cores, with the labels that hack/cluster sets."""
+MEASURED_S = 0.0154, 0.0163, 0.018
+"""Steps of quickstart's job in several runs on a quiet machine."""
+
+
+def on_three(cluster: ClusterView, learned: dict[tuple[str, str], Learned] | None = None) -> Decision:
+    return decided(replace(QUICKSTART, nodes_min=3, nodes_max=3, collective="Ring"), cluster, learned)
+
+
+def pool_of(cluster: ClusterView, request: Request = QUICKSTART) -> Pool:
+    (pool,) = eligible(request, cluster).pools
+    return pool
+
+
+class TestQuickstart:
+    """Regression: the first prediction for quickstart's job was 8.8 ms, and its steps took 15 to 18 ms."""
+
+    def test_prediction_without_labels_assumes_a_core_for_each_rank(self) -> None:
+        found = on_three(ALONE).chosen.prediction
+        assert 1e3 * found.step_s == pytest.approx(8.82, abs=0.1)
+        assert 1e3 * found.compute_s == pytest.approx(7.85, abs=0.1)
+
+    def test_prediction_with_labels_is_near_the_measured_step(self) -> None:
+        found = on_three(QUICKSTARTS).chosen.prediction
+        assert 1e3 * found.step_s == pytest.approx(13.9, abs=0.1)
+        assert 1e3 * found.compute_s == pytest.approx(3 / 1.85 * 7.85, abs=0.1), "three ranks share 1.85 cores"
+        assert all(abs(found.step_s / step_s - 1) < 0.25 for step_s in MEASURED_S)
+        assert "3 nodes share the 1.85 CPUs of a machine" in found.bottleneck
+
+    def test_two_nodes_are_chosen_where_a_third_one_would_be_slower(self) -> None:
+        def nodes(cluster: ClusterView) -> int:
+            return decided(QUICKSTART, cluster).chosen.groups[0].nodes
+
+        assert (nodes(ALONE), nodes(SHARED), nodes(QUICKSTARTS)) == (3, 2, 2)
+
+    def test_one_or_two_ranks_keep_their_cores(self) -> None:
+        for nodes in (1, 2):
+            alone, shared = (
+                decided(replace(QUICKSTART, nodes_min=nodes, nodes_max=nodes), each).chosen for each in (ALONE, SHARED)
+            )
+            assert alone.prediction == shared.prediction
+
+    def test_groups_that_the_user_fixes_share_the_cores_too(self) -> None:
+        fixed = replace(QUICKSTART, fixed=(FixedChoice("cpu", 3, 1),))
+        alone, shared = (decided(fixed, each).chosen.prediction for each in (ALONE, SHARED))
+        assert shared.compute_s == pytest.approx(1.5 * alone.compute_s, rel=0.01)
+
+    def test_no_candidate_is_shown_twice(self) -> None:
+        summaries = [each.summary for each in decided(QUICKSTART, SHARED).candidates]
+        assert len(summaries) == len(set(summaries))
+
+    def test_power_is_that_of_the_busy_cores_and_the_price_that_of_the_requested(self) -> None:
+        alone, shared = (on_three(each).chosen.prediction for each in (ALONE, SHARED))
+        assert alone.energy_J is not None and shared.energy_J is not None
+        assert alone.cost_usd is not None and shared.cost_usd is not None
+        assert shared.energy_J == pytest.approx(alone.energy_J, rel=0.1), "the same work on the same two cores"
+        assert shared.cost_usd / shared.total_s == pytest.approx(alone.cost_usd / alone.total_s, rel=1e-6)
+
+
+class TestUseOfCores:
+    def test_ranks_get_equal_parts_of_the_machine(self) -> None:
+        pool = pool_of(view({"count": 4, "cpu": 8, "memory": "32Gi", "machine": "host", "machineCpu": 16}))
+        assert use_of(pool, Layout(1, 4.0, 4)).cores == 4.0
+        assert use_of(pool, Layout(2, 4.0, 4)).cores == 2.0
+        assert use_of(pool, Layout(1, 8.0, 4)).cores == 4.0
+
+    def test_nodes_of_a_machine_share_its_memory_bandwidth(self) -> None:
+        pool = pool_of(view({"count": 4, "cpu": 8, "memory": "32Gi", "machine": "host", "machineCpu": 32}))
+        alone, together = use_of(pool, Layout(1, 7.0)), use_of(pool, Layout(1, 7.0, 4))
+        assert alone.memory_part == pytest.approx(4 / 7), "half of the node's cores use its whole bandwidth"
+        assert together.memory_part == pytest.approx(16 / 28)
+
+    def test_layouts_cover_every_number_of_nodes_once(self) -> None:
+        pool = pool_of(view({"count": 40, "cpu": 4, "memory": "16Gi", "machine": "host", "machineCpu": 8}))
+        ranges = shared_layouts(pool, Layout(1, 3.0))
+        assert [begin for begin, _, _ in ranges] == [1, *(end + 1 for _, end, _ in ranges[:-1])]
+        assert ranges[0] == (1, 2, Layout(1, 3.0)) and ranges[-1][1:] == (40, Layout(1, 3.0, 40))
+        assert len(ranges) < 12
+
+    def test_enough_cores_for_all_nodes_make_no_difference(self) -> None:
+        pool = pool_of(view({"count": 3, "cpu": 4, "memory": "16Gi", "machine": "host", "machineCpu": 12}))
+        assert shared_layouts(pool, Layout(1, 3.0)) == [(1, 3, Layout(1, 3.0))]
+        assert on_machine(pool, Layout(1, 3.0), 3) == Layout(1, 3.0)
+
+    def test_gpus_do_not_share_cores(self) -> None:
+        cluster = view({"count": 3, "device": "Tesla-T4", "cpu": 8, "memory": "32Gi", "machine": "host"})
+        assert pool_of(cluster).machines == ()
+
+
+class TestMeasurements:
+    KEY = ("digits-cnn", "cpu")
+
+    def test_times_measured_on_a_shared_machine_are_not_multiplied_again(self) -> None:
+        """The profile of a run on three nodes of one machine has times that already include the other ranks."""
+        points = (LearnedPoint(40, 0.012, 50, 1, 1, 3),)
+        again = on_three(SHARED, {self.KEY: Learned(points)}).chosen.prediction
+        assert again.compute_s == pytest.approx(0.012)
+
+    def test_times_measured_on_a_shared_machine_predict_faster_ranks_on_fewer_nodes(self) -> None:
+        known = {self.KEY: Learned((LearnedPoint(120, 0.030, 50, 1, 1, 3),))}
+        found = decided(replace(QUICKSTART, nodes_max=1), SHARED, known).chosen.prediction
+        assert found.compute_s == pytest.approx(0.020, rel=0.01)
+
+    def test_times_measured_alone_are_longer_on_a_shared_machine(self) -> None:
+        known = {self.KEY: Learned((LearnedPoint(40, 0.008, 50, 1, 1),))}
+        assert on_three(SHARED, known).chosen.prediction.compute_s == pytest.approx(0.012, rel=0.01)
+        assert on_three(ALONE, known).chosen.prediction.compute_s == pytest.approx(0.008)
+
+    def test_measured_steps_on_a_shared_machine_are_predicted_again(self) -> None:
+        step = StepPoint(Place(3, 1, "Ring", cores=1, machine_nodes=3), 40, 0.016)
+        known = {self.KEY: Learned((LearnedPoint(40, 0.012, 50, 1, 1, 3),), steps=(step,))}
+        assert on_three(SHARED, known).chosen.prediction.step_s == pytest.approx(0.016, rel=0.05)
+
+    def test_measurements_count_as_they_are_once_the_labels_are_gone(self) -> None:
+        known = {self.KEY: Learned((LearnedPoint(40, 0.012, 50, 1, 1, 3),))}
+        assert on_three(ALONE, known).chosen.prediction.compute_s == pytest.approx(0.012)
