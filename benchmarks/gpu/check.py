@@ -5,12 +5,14 @@ process groups, streams, gradients, checkpoints and energy, and prints a line fo
 
     devices      device names are in the catalogue; one GPU per rank with NCCL (gloo on a shared GPU)
     exactness    uneven local batches give the gradient of one process, and equal parameters on all ranks
+    ddp          the same with collective DDP, and the number of times that a step waits for its GPU
     batches      batches that are copied while the GPU computes arrive complete
     resume       resuming from a checkpoint gives bit-identical parameters at the end
     memory       running out of memory is reported as OutOfMemory and leaves the device usable; a step's peak memory is
                  at most the predicted one
     reading      number of times that a step waits for its GPU
-    step         measured computing and waiting add up to the elapsed time; compared with DDP and no communication
+    step         measured computing and waiting add up to the elapsed time; compared with plain DDP and no communication
+    ddp_step     the same with collective DDP
     energy       joules measured by NVML
 
 ``--device cpu`` runs the checks that are possible on CPUs (gloo). Exit codes: 0 all passed, 1 some missed (marked

@@ -51,7 +51,7 @@ def init(
     ``batch``: global batch size, in samples. ``epochs``: number of passes over the dataset. ``seed``: seeds the data
     order and the random generators of torch, numpy and Python, so that all ranks create the same model and split the
     data in the same way. ``collective``: the name of an all-reduce algorithm: Ring, MPI, Tree, Butterfly,
-    HalvingDoubling, Torch, or Auto, which measures several at the start and uses the fastest. ``checkpoints``: a
+    HalvingDoubling, Torch, DDP, or Auto, which measures several at the start and uses the fastest. ``checkpoints``: a
     directory or ``s3://BUCKET/PREFIX`` to save checkpoints to and to resume from; None: save no checkpoints.
     ``precision``: FP32, BF16 or FP16, for ``t.autocast`` and ``t.grad_scaler``. ``activation_checkpointing``: True if
     the modules of ``t.checkpoint_activations`` keep only their inputs for the backward pass.

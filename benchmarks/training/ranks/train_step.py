@@ -13,12 +13,14 @@ import torch.distributed as distributed
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from dlcontract import DDP_BUCKET_NBYTES
 from dltrain import init
 from dltrain.builtin.evaluation import mean_loss
 from dltrain.models import InputShape, build
+from dltrain.protocol.reporter import RankReporter
 from dltrain.train.trainer import Trainer
 
-OURS, DDP, ALONE = "dltrain", "DDP", "alone"
+OURS, HOOKED, DDP, ALONE = "dltrain", "dltrain with collective DDP", "DDP", "alone"
 MODELS: dict[str, tuple[InputShape, int, int]] = {
     "resnet18": (InputShape((3, 32, 32), 10), 8, 2),
     "gpt-mini": (InputShape((128,), 256, tokens=True), 4, 5),
@@ -38,9 +40,12 @@ def main() -> None:
     comm = trainer.process_group.comm
     data = samples_of(shape, (1 + settings["rounds"]) * steps * batch)  # an epoch
     step, rest = ours(trainer, model(settings["model"], shape), data)
+    plain_ddp = ddp(trainer, model(settings["model"], shape), data, samples, settings["host"])
+    hooked, hooked_rest = ours(with_ddp(trainer), model(settings["model"], shape), data)
     candidates: dict[str, Step] = {
         OURS: step,
-        DDP: ddp(trainer, model(settings["model"], shape), data, samples, settings["host"]),
+        HOOKED: hooked,
+        DDP: plain_ddp,
         ALONE: plain(model(settings["model"], shape), batches(data, samples)),
     }
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in candidates}
@@ -56,10 +61,10 @@ def main() -> None:
                 found[name].append((max(spent for spent, _ in everyone), min(waited for _, waited in everyone)))
     if trainer.rank == 0:
         print(
-            json.dumps({"seconds": found, "parameters": sum(p.numel() for p in trainer.parallel.buffer.parameters)}),
+            json.dumps({"seconds": found, "parameters": trainer.parallel.gradient_nbytes // 4}),
             flush=True,
         )
-    assert next(rest, None) is None, "expected the end of the epoch"
+    assert next(rest, None) is next(hooked_rest, None) is None, "expected the end of the epoch"
     distributed.destroy_process_group()
 
 
@@ -103,6 +108,15 @@ def ours(trainer: Trainer, net: nn.Module, data: tuple[Tensor, Tensor]) -> tuple
         return trainer.parallel.exposed_s
 
     return step, steps
+
+
+def with_ddp(trainer: Trainer) -> Trainer:
+    """Return another trainer on the same ranks, which uses the collective DDP and reports nothing."""
+    changes = {"collective": "DDP", "measure_collective": False, "bucket_nbytes": DDP_BUCKET_NBYTES}
+    quiet = RankReporter(None)
+    quiet.rank = -1
+    plan = trainer.plan.model_copy(update=changes)
+    return Trainer(plan, trainer.process_group, quiet, trainer.device, trainer.device_name)
 
 
 def ddp(trainer: Trainer, net: nn.Module, data: tuple[Tensor, Tensor], samples: int, host: str) -> Step:

@@ -7,7 +7,7 @@ The operator sends the ``Plan`` to the agents (ConfigMap ``<job>-plan``, key ``p
 
 from dlcontract import reasons
 from dlcontract.accumulation import micro_batches_of
-from dlcontract.collectives import COLLECTIVES, MEASURABLE, SERVERS, CollectiveName
+from dlcontract.collectives import COLLECTIVES, DDP_BUCKET_NBYTES, MEASURABLE, SERVERS, CollectiveName
 from dlcontract.failure_rules import ExitCodes, FailureAllowance, FailureRule, decided, matching
 from dlcontract.plan.plan import Plan
 from dlcontract.plan.since import newer_parts
@@ -93,6 +93,7 @@ __all__ = [
     "DATASET_SECRET_DIR",
     "DATASET_SUMS",
     "DATASET_VARIABLE",
+    "DDP_BUCKET_NBYTES",
     "EXIT_BAD_INPUT",
     "FAILURES_KEY",
     "GLOBAL_BATCH_VARIABLE",

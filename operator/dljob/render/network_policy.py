@@ -22,7 +22,7 @@ def network_policy(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, config: 
     ``torch.distributed`` listens on ports that the kernel chooses. Jobs on GPUs always use it, whatever the plan's
     collective. The same holds for Torchrun scripts and MPI programs, which may open ports of their own.
     """
-    torch = accepted.plan.collective == "Torch" or spec.trainer.framework is not Framework.DLTRAIN
+    torch = accepted.plan.collective in ("Torch", "DDP") or spec.trainer.framework is not Framework.DLTRAIN
     torch = torch or any(group.is_gpu for group in accepted.groups)
     peers = [{"podSelector": {"matchLabels": {JOB_LABEL: job.name}}}]
     if torch:

@@ -154,6 +154,19 @@ PLANNING: dict[str, tuple[Json, str]] = {
         {"collective": "LayeredServer", "optimizer": {"learningRateScaling": {"rule": "AdaScale", "baseBatchSize": 4}}},
         "LayeredServer gives workers no gradient of the whole batch",
     ),
+    "DDP": ({"collective": "DDP", "precision": "BF16"}, ""),
+    "DDP of a sharded optimizer": (
+        {"collective": "DDP", "parallelism": {"strategy": "Optimizer"}}, "Optimizer needs collective Ring or Torch",
+    ),
+    "DDP of a tensor": (
+        {"collective": "DDP", "parallelism": {"strategy": "Tensor"}}, "must not be DDP or ParameterServer with Tensor",
+    ),
+    "DDP, asynchronous": (
+        {"collective": "DDP", "parallelism": {"synchronization": "Asynchronous"}}, "need collective ParameterServer",
+    ),
+    "DDP of a torchrun script": (
+        {"collective": "DDP", "trainer": {"command": ["a"], "framework": "Torchrun"}}, "orchrun",
+    ),
     "compressed gradients, asynchronous": (
         {"gradientCompression": "BF16", "parallelism": {"synchronization": "Asynchronous"}},
         "gradientCompression has its own all-reduce",

@@ -63,12 +63,16 @@ def test_ranks_restart_from_memory_after_loss_of_mpirun_or_a_daemon(program: str
     assert plan.prior_faults == 1 and plan.prior_trained_s > 0, "ranks choose the checkpoint interval from these"
 
 
-@pytest.mark.parametrize("kind", ["Pipeline", pytest.param("StaleSynchronous", marks=pytest.mark.long)])
-def test_lost_stage_or_server_restarts_from_the_last_checkpoint(kind: str, two: Job) -> None:
-    """Rank 1 is the second stage or the server. In both cases, rank 0 writes the checkpoints."""
+@pytest.mark.parametrize(
+    "kind", ["Pipeline", *(pytest.param(k, marks=pytest.mark.long) for k in ("StaleSynchronous", "DDP"))]
+)
+def test_lost_stage_server_or_rank_of_ddp_restarts_from_the_last_checkpoint(kind: str, two: Job) -> None:
+    """Rank 1 is the second stage, the server, or a rank of DDP. In all cases, rank 0 writes the checkpoints."""
     fields: dict[str, Any] = {"parallelism": "Pipeline", "micro_batches": 2}
     shares, roles = (60, 60), (Role.WORKER, Role.WORKER)
-    if kind != "Pipeline":
+    if kind == "DDP":
+        fields, shares = {"collective": "DDP"}, (40, 20)
+    elif kind != "Pipeline":
         fields = {"synchronization": kind, "staleness_bound": 3, "collective": "ParameterServer"}
         shares, roles = (60, 0), (Role.WORKER, Role.SERVER)
     plan = two.plan(model=ModelRef(name="mlp"), steps=20_000, rebalance=False)

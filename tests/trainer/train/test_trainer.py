@@ -186,8 +186,21 @@ def test_stopped_run_resumes_exactly(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert max(float((a[key] - b[key]).norm() / a[key].norm()) for key in a) < 1e-4
 
 
-def test_ranks_exit_when_a_required_rank_dies(tmp_path: Path) -> None:
-    plan = make_plan(3, model=ModelRef(name="digits-cnn"), epochs=1000, min_ranks=3)
+@pytest.mark.long
+def test_run_with_ddp_resumes_exactly(tmp_path: Path) -> None:
+    """The buckets of the first step after a restart are those of all steps, so that sums are rounded in the same way."""
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    fields: dict[str, Any] = {"shares": [60, 40, 20], "steps": 400, "collective": "DDP", "bucket_nbytes": 16384}
+    for folder in (whole, halves):
+        folder.mkdir()
+    train(make_plan(3, **fields, checkpoint=saving(whole)), whole)
+    stop_and_resume(make_plan(3, **fields, checkpoint=saving(halves)), halves, evaluations=2, steps=400)
+    assert hashes(whole, 400) == hashes(halves, 400)
+
+
+@pytest.mark.parametrize("collective", ["Ring", "DDP"])
+def test_ranks_exit_when_a_required_rank_dies(collective: str, tmp_path: Path) -> None:
+    plan = make_plan(3, model=ModelRef(name="digits-cnn"), epochs=1000, min_ranks=3, collective=collective)
     with Listener(tmp_path) as listener:
         arguments = command(3, DYING, "2", "loss", "20", ulfm=True)
         process = start(arguments, DLTRAIN_PLAN=write(plan, tmp_path), DLTRAIN_SOCKET=listener.path)

@@ -14,7 +14,7 @@ from support.job_lifecycle import training
 PATHS_0_2_0 = frozenset(json.loads(Path(__file__).with_name("plan-0.2.0.json").read_text()))
 """Fields of a plan of release 0.2.0, and their values where a field allows only some: ``collective=Ring``."""
 SINCE_0_2_0 = {
-    "batch_known", "checkpoint.interrupted_s", "checkpoint.uri", "collective=LayeredServer", "failure_rules", "model.framework=MPI",
+    "batch_known", "checkpoint.interrupted_s", "checkpoint.uri", "collective=DDP", "collective=LayeredServer", "failure_rules", "model.framework=MPI",
     "activation_checkpointing", "model.elastic", "optimizer.rate_curve", "precision", "until",
     "dataset.distribution", "dataset.uri", "dataset.sha256", "dataset.size_nbytes",
 }  # fmt: skip
@@ -62,6 +62,7 @@ BASE = json.loads(plan_of(training()).plan.to_json())
         ({"optimizer": {"find_rate": True, "rate_curve": "Accuracy"}}, "spec.optimizer.learningRateCurve Accuracy"),
         ({"activation_checkpointing": True}, "spec.activationCheckpointing"),
         ({"failure_rules": [{"action": "FailJob", "reasons": ["Hung"]}]}, "spec.runPolicy.failureRules"),
+        ({"collective": "DDP"}, "spec.collective DDP"),
         ({"batch_known": False}, "a script without spec.globalBatchSize"),
         ({"micro_batches": 2}, "gradient accumulation (spec.parallelism.gradientAccumulation)"),
         ({"checkpoint": {**BASE.get("checkpoint", {}), "interrupted_s": 3600.0}}, "interruptions of spot nodes"),

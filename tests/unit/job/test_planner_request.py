@@ -313,6 +313,12 @@ def test_layered_server_is_rank_0() -> None:
     assert not output.measure_collective and output.collective == "LayeredServer"
 
 
+def test_ddp_has_buckets_of_its_own_size_on_all_ranks() -> None:
+    output = planned(spec(nodes={"min": 3}, collective="DDP"))
+    assert (output.collective, output.bucket_nbytes) == ("DDP", 25 * 2**20)
+    assert not output.measure_collective and [r.share for r in output.ranks] == [32, 32, 32]
+
+
 @pytest.mark.parametrize(
     ("dataset", "path"),
     [

@@ -46,6 +46,13 @@ def test_nccl_runs_on_gpus(collective: str | None) -> None:
     assert {c.collective for c in found.candidates if c.groups[0].is_gpu} == {"Torch"}
 
 
+def test_ddp_runs_on_gpus_in_larger_buckets() -> None:
+    """Fewer messages take less time, but a larger last bucket is reduced after the backward pass."""
+    asked, nccl = (decided(replace(RESNET, collective=each), ClusterView(GPUS)).chosen for each in ("DDP", None))
+    assert asked.groups == nccl.groups and "DDP (NCCL)" in asked.summary
+    assert asked.prediction.communication_s != nccl.prediction.communication_s
+
+
 @pytest.mark.parametrize("collective", ["Ring", "MPI"])
 def test_names_of_what_nccl_does_have_its_price(collective: str) -> None:
     asked, nccl = (decided(replace(RESNET, collective=each), ClusterView(GPUS)).chosen for each in (collective, None))

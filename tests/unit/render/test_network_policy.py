@@ -26,7 +26,7 @@ TORCHRUN: Json = {
     "trainer": {"command": ["python", "ddp.py"], "framework": "Torchrun"},
 }
 MPI: Json = {**TORCHRUN, "trainer": {"command": ["python", "horovod.py"], "framework": "MPI"}}
-Opener = Literal["", "torchrun", "mpi", "collective"]
+Opener = Literal["", "torchrun", "mpi", "collective", "ddp"]
 
 
 def pod(job: str, namespace: str = "team-a", **labels: str) -> Peer:
@@ -52,7 +52,14 @@ OTHER = (22, AGENT_PORT - 1, AGENT_PORT + 1, FIRST_MPI - 1, LAST_MPI + 1, METRIC
 @cache
 def plan(torch: Opener, job: str) -> tuple[Observed, DLJobSpec, StoredPlan]:
     observed = seen(
-        {"": DIGITS, "torchrun": TORCHRUN, "mpi": MPI, "collective": {**DIGITS, "collective": "Torch"}}[torch], name=job
+        {
+            "": DIGITS,
+            "torchrun": TORCHRUN,
+            "mpi": MPI,
+            "collective": {**DIGITS, "collective": "Torch"},
+            "ddp": {**DIGITS, "collective": "DDP"},
+        }[torch],
+        name=job,
     )
     return observed, DLJobSpec.model_validate(observed.job.spec), planned(observed)
 
@@ -116,7 +123,7 @@ def test_without_configured_sources_all_may_reach_only_the_metrics_port() -> Non
     assert reaching(AGENT_PORT) == {"the same job"}
 
 
-@pytest.mark.parametrize("torch", ["torchrun", "mpi", "collective"])
+@pytest.mark.parametrize("torch", ["torchrun", "mpi", "collective", "ddp"])
 @pytest.mark.parametrize("port", [29500, 45678, AGENT_PORT])
 def test_torch_ports_are_open_only_within_the_job(torch: Opener, port: int) -> None:
     assert reaching(port, torch=torch) == {"the same job"}

@@ -129,7 +129,7 @@ def ramp(trainer: Trainer, loader: Loader, loss_of: LossOf) -> Curves:
             part = sampler.part(step, trainer.shares, trainer.rank)
             randomness.seed(randomness.of_step(trainer.plan.seed, step, trainer.rank), trainer.device)
             parts = micro_batches.of_step(part, trainer.shares) if len(part.indices) else []
-            parallel.begin(part.weight, [0.0] * parallel.buffer.tail.numel(), accumulates=len(parts) > 1)
+            parallel.begin(part.weight, [0.0] * parallel.tail_length, accumulates=len(parts) > 1)
             logged: Tensor | float = 0.0
             correct: Tensor | float = 0.0
             for number, small in enumerate(parts):

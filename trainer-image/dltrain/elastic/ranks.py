@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from dltrain.elastic.team import Team
-from dltrain.parallel.data_parallel import DataParallel
+from dltrain.parallel.placement import Strategy
 
 
 class Ranks:
@@ -19,7 +19,7 @@ class Ranks:
         return self._team.shares
 
     @property
-    def parallel(self) -> DataParallel:
+    def parallel(self) -> Strategy:
         """Return the object that reduces gradients and splits model or optimizer as the plan's parallelism requires.
 
         Raise MisuseError before ``wrap``.

@@ -17,11 +17,11 @@ from dltrain.elastic.shrinking import Elastic, inherit
 from dltrain.optim.noise_scale import stride
 from dltrain.parallel import gradient_summing
 from dltrain.parallel.buffer_tail import WEIGHT, WITHIN, Shared, length
-from dltrain.parallel.data_parallel import DataParallel
 from dltrain.parallel.layered_server import layered_server
 from dltrain.parallel.model_split.pipeline import Pipeline
 from dltrain.parallel.model_split.tensor_parallel import TensorParallel
 from dltrain.parallel.optimizer_checks import check_trained, without_closure
+from dltrain.parallel.placement import Strategy
 from dltrain.parallel.sharded_optimizer import optimizer_parallel
 from dltrain.protocol.errors import MisuseError, ParametersDivergedError, PeerLostError
 from dltrain.protocol.rank_messages import Compared, Resharded, Shrunk
@@ -59,8 +59,8 @@ class Team:
         self.rank, self.size = process_group.rank, process_group.size
         """This rank's number in the plan and the plan's number of ranks. Both stay the same if ranks are lost."""
         self._reporter, self._lost = reporter, lost
-        self._parallel: DataParallel | None = None
-        self._retired: list[DataParallel] = []
+        self._parallel: Strategy | None = None
+        self._retired: list[Strategy] = []
         self._balance: Balance | None = None
 
     @property
@@ -73,7 +73,7 @@ class Team:
         return self._parallel is not None
 
     @property
-    def parallel(self) -> DataParallel:
+    def parallel(self) -> Strategy:
         """Return the object that implements the plan's parallelism strategy. Raise MisuseError before ``take``."""
         if self._parallel is None:
             raise MisuseError("t.wrap: found no call yet; expected t.wrap(model, optimizer) first")
@@ -232,7 +232,7 @@ class Team:
         self.worker_group.abandon()
         self.process_group.abandon()
 
-    def _rebuild(self) -> DataParallel:
+    def _rebuild(self) -> Strategy:
         """Create the gradient buffers and the parallelism strategy for the current ranks, and return the strategy.
 
         After a loss of ranks, the buffers of the previous strategy stay allocated, because messages may still arrive.
@@ -241,7 +241,7 @@ class Team:
             self._parallel.retire()
             self._retired.append(self._parallel)
         tail = length(self.size)
-        made: DataParallel
+        made: Strategy
         if self.plan.parallelism == "Optimizer" and self.size > 1:
             made = optimizer_parallel(self.plan, self.process_group, self.model, self._optimizer, tail)
         elif self.plan.parallelism == "Pipeline" and self.size > 1:
@@ -251,6 +251,10 @@ class Team:
             made = TensorParallel(self.plan, self.process_group, self.model, self._optimizer, tail)
         elif self.plan.collective == "LayeredServer" and self.size > 1:
             made = layered_server(self.plan, self.process_group, self.model, self._optimizer, tail)
+        elif self.plan.collective == "DDP" and self.size > 1:
+            from dltrain.parallel.pytorch.ddp import torch_data_parallel  # imports torch.distributed
+
+            made = torch_data_parallel(self.plan, self.process_group, self.model, tail)
         else:
             parameters = list(self.model.parameters())
             made = gradient_summing.data_parallel(self.plan, self.process_group, parameters, tail, self._parallel)

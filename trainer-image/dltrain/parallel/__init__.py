@@ -1,1 +1,1 @@
-"""Data parallelism and the sharded optimizer; pipeline and tensor parallelism in ``model_split``."""
+"""Data parallelism and the sharded optimizer; model parallelism in ``model_split``; PyTorch's own in ``pytorch``."""

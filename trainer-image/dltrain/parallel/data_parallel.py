@@ -24,17 +24,16 @@ from dltrain.device.rank_device import finish
 from dltrain.parallel import gradient_checks
 from dltrain.parallel.bucket_reductions import BucketReductions
 from dltrain.parallel.gradient_buffer import GradientBuffer
-from dltrain.parallel.placement import Placement
+from dltrain.parallel.placement import Strategy
 from dltrain.parallel.unused_parameters import UnusedParameters
 from dltrain.protocol.errors import MisuseError, PeerLostError
-from dltrain.timing.backward_passes import Passes
 from dltrain.timing.stopwatch import Lap, reading
 
 _EXACT_MARKS = 256
 """Largest number of ranks up to which a sum of ones, one per rank, is exact in 16 bits (bfloat16)."""
 
 
-class DataParallel(Placement):
+class DataParallel(Strategy):
     """Reduce gradients over ranks in buckets. A hook starts the reduction of a bucket when its gradients are computed.
 
     Reductions start in the same order on every rank, even if the backward pass completes buckets in another order.
@@ -62,25 +61,7 @@ class DataParallel(Placement):
         self._frozen = [parameter for parameter in parameters if not parameter.requires_grad]
         self.buffer = GradientBuffer(parameters, bucket_nbytes, tail, zeros, marked=not self.sharded)
         self.collective = collective(self.buffer.slices)
-        self.exposed_s = 0.0
-        """Seconds of the last step in which this rank waited for the reduction and did not compute."""
-        self.waited = Lap()
-        """Time of the current step in which calls of the script, such as ``backward``, waited for other ranks."""
-        self.passes = Passes(self.buffer.flat.device)
-        """A measurement of the duration of the current step's backward passes."""
-        self.sum_s = 0.0
-        """Seconds of the last step from the start of the first reduction to the end of the last one."""
-        self._sums_began = 0.0
-        self.square = 0.0
-        """Squared norm of this rank's part of the last gradient. 0 if every rank has the whole gradient."""
-        self.square_at: int | None = None
-        """Index in the tail (the last values of the buffer) at which this rank shares its weight times the squared norm
-        of its local gradient. None: do not share this value."""
-        self.measured_norm = 0.0
-        """Norm of the global batch's gradient before the script changes it. Set only if ``square_at`` is set."""
-        self.weight_at: int | None = None
-        """Index in the tail (the last values of the buffer) of each rank's weight. The reduced gradient is divided by
-        the sum of these weights over ranks, unless the sum is 0. None: do not divide."""
+        super().__init__(self.buffer.flat.device)
         self._reductions = BucketReductions(self.buffer, self.collective, marked=not self.sharded)
         self._summed: list[float] = []
         """Marks and tail of the buffer (see ``gradient_buffer``), summed over ranks."""
@@ -103,6 +84,14 @@ class DataParallel(Placement):
             for i, p in enumerate(self.buffer.parameters)
         ]
 
+    @property
+    def gradient_nbytes(self) -> int:
+        return self.buffer.gradient.nbytes
+
+    @property
+    def tail_length(self) -> int:
+        return self.buffer.tail.numel()
+
     def begin(self, weight: float, shared: list[float], *, accumulates: bool = False) -> None:
         """Zero the gradients and begin a step.
 
@@ -118,7 +107,7 @@ class DataParallel(Placement):
         self._reductions.begin(weight, self.square_at, accumulates=accumulates)
         if self._unused is not None:
             self._unused.begin()
-        self.exposed_s, self.waited = 0.0, Lap()
+        self.exposed_s, self._waited = 0.0, Lap()
         self.passes.begin()
         self._queued = self._whole = self._settled = self._partial = self._has_gradients = False
         self._norm = self._version = None
@@ -187,7 +176,7 @@ class DataParallel(Placement):
         began = reading()
         try:
             self.whole()
-            self.waited += reading() - began
+            self._waited += reading() - began
             self._norm = self._norm_of_all()
         except PeerLostError as error:
             self._lost = error
@@ -338,7 +327,7 @@ class DataParallel(Placement):
             self._lost = error
             self.abandon()
         spent = reading() - began
-        self.waited += spent
+        self._waited += spent
         self.exposed_s += spent.wall_s
 
     def _seen(self) -> None:

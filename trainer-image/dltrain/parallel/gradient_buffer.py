@@ -166,7 +166,7 @@ class GradientBuffer:
 
     def set_tail(self, numbers: Sequence[float]) -> None:
         """Write ``numbers``, the values that this rank shares in this step, into the tail of the buffer."""
-        _fill(self.tail, numbers)
+        fill(self.tail, numbers)
 
     def mark(self, reached: Collection[int]) -> None:
         """Mark the parameters that this rank's backward pass has reached with 1, and all others with 0.
@@ -176,7 +176,7 @@ class GradientBuffer:
         if len(reached) == len(self.marks):
             self.marks.fill_(1)
         else:
-            _fill(self.marks, [float(index in reached) for index in range(len(self.marks))])
+            fill(self.marks, [float(index in reached) for index in range(len(self.marks))])
 
     def adopt(self, index: int) -> bool:
         """If another tensor replaced ``p.grad`` of parameter ``index``, copy it into the buffer and restore the view.
@@ -191,7 +191,7 @@ class GradientBuffer:
         if gradient is None:
             parameter.grad = view  # other ranks may have a gradient for it
             return False
-        _check_graph(gradient)
+        check_graph(gradient)
         # An embedding with sparse=True makes a sparse gradient if there was none before.
         if gradient.is_sparse or gradient.data_ptr() != view.data_ptr():
             view.copy_(gradient.to_dense() if gradient.is_sparse else gradient)
@@ -209,14 +209,14 @@ class GradientBuffer:
         gradient = parameter.grad
         if gradient is None or gradient is view:
             return False
-        _check_graph(gradient)
+        check_graph(gradient)
         if weight:
             view.add_(gradient.to_dense() if gradient.is_sparse else gradient, alpha=weight)
         parameter.grad = None
         return True
 
 
-def _check_graph(gradient: Tensor) -> None:
+def check_graph(gradient: Tensor) -> None:
     if gradient.requires_grad:
         raise MisuseError(
             "backward: found create_graph=True; expected gradients without a graph, which ranks can reduce. For a "
@@ -233,7 +233,7 @@ def _like(parameter: Tensor, part: Tensor) -> Tensor:
     return part.as_strided(parameter.shape, dense.stride()) if parameter.numel() else part.view(parameter.shape)
 
 
-def _fill(numbers: Tensor, values: Sequence[float]) -> None:
+def fill(numbers: Tensor, values: Sequence[float]) -> None:
     """Copy ``values`` into ``numbers``. A copy to a GPU uses pinned memory, so that the rank does not wait for the GPU.
 
     torch keeps pinned memory alive until the copy has finished.

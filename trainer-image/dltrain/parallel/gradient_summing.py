@@ -19,6 +19,7 @@ from dltrain.comm.core.shared_region import Memory
 from dltrain.comm.process_group import ProcessGroup
 from dltrain.comm.selection import AUTO, choose
 from dltrain.parallel.data_parallel import DataParallel
+from dltrain.parallel.placement import Strategy
 from dltrain.protocol.errors import BadInputError
 from dltrain.protocol.rank_messages import Chosen, Summing
 from dltrain.protocol.reporter import RankReporter
@@ -40,7 +41,7 @@ def data_parallel(
     process_group: ProcessGroup,
     parameters: list[torch.nn.Parameter],
     tail: int,
-    before: DataParallel | None = None,
+    before: Strategy | None = None,
 ) -> DataParallel:
     """Create the data-parallel strategy of a plan: the gradient buffer and the collective that reduces it.
 
@@ -80,13 +81,13 @@ def data_parallel(
     return DataParallel(parameters, collective, bucket_nbytes, tail, memory.zeros, agreement)
 
 
-def measured_by(parallel: DataParallel) -> Auto | None:
+def measured_by(parallel: Strategy) -> Auto | None:
     """Return the collective of ``parallel`` if it chooses its all-reduce algorithm by measurement, otherwise None."""
     collective = getattr(parallel, "collective", None)
     return collective if isinstance(collective, Auto) else None
 
 
-def choices(parallel: DataParallel) -> Choices:
+def choices(parallel: Strategy) -> Choices:
     """Return the algorithms that were chosen by measurement, for a checkpoint; an empty list without measurement.
 
     With the same algorithms, a restarted run adds gradients in the same order.
@@ -101,7 +102,7 @@ def choices_from_record(sums: Sequence[Summing]) -> Choices:
     return [[size_class(each.nbytes), each.strategy, each.segment_nbytes] for each in sums]
 
 
-def reuse(parallel: DataParallel, picks: Choices) -> None:
+def reuse(parallel: Strategy, picks: Choices) -> None:
     """Use the algorithms ``picks`` of an earlier run, if ``parallel`` would otherwise choose them by measurement.
 
     All ranks must call this function together. Raise PeerLostError if a rank is lost.
@@ -110,7 +111,7 @@ def reuse(parallel: DataParallel, picks: Choices) -> None:
         auto.reuse({number: Pick(name, segment) for number, name, segment in picks})
 
 
-def report(parallel: DataParallel, reporter: RankReporter) -> None:
+def report(parallel: Strategy, reporter: RankReporter) -> None:
     """Report the all-reduce algorithms that were chosen by measurement to the agent and, on rank 0, to the log."""
     if (auto := measured_by(parallel)) is None:
         return

@@ -1,9 +1,11 @@
-"""The parts of the batch, the model and the optimizer that each rank has.
+"""The interface of parallelism strategies: the parts of batch, model and optimizer that a rank has, and a step's calls.
 
 By default, a rank has the whole model and optimizer, and a part of the batch. Some strategies override this.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -11,6 +13,8 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dltrain.batch.sampling import Part, Sampler
+from dltrain.timing.backward_passes import Passes
+from dltrain.timing.stopwatch import Lap
 
 
 class Placement:
@@ -103,3 +107,134 @@ class Placement:
         The base class does nothing, because every rank updates all parameters. With a sharded optimizer (ZeRO-1), each
         rank updates only a part of them.
         """
+
+
+class Strategy(Placement, ABC):
+    """A parallelism strategy that reduces the gradients of each step over ranks.
+
+    In each step, the trainer calls ``begin``; the script computes gradients; and the trainer calls ``finish`` before
+    the optimizer's update.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.exposed_s = 0.0
+        """Seconds of the last step in which this rank waited for the reduction and did not compute."""
+        self._waited = Lap()
+        self.passes = Passes(device)
+        """A measurement of the duration of the current step's backward passes."""
+        self.sum_s = 0.0
+        """Seconds of the last step from the start of the first reduction to the end of the last one."""
+        self.square = 0.0
+        """Squared norm of this rank's part of the last gradient. 0 if every rank has the whole gradient."""
+        self.square_at: int | None = None
+        """Index in the tail (the last values that ranks reduce) at which this rank shares its weight times the squared
+        norm of its local gradient. None: do not share this value."""
+        self.measured_norm = 0.0
+        """Norm of the global batch's gradient before the script changes it. Set only if ``square_at`` is set."""
+        self.weight_at: int | None = None
+        """Index in the tail (the last values that ranks reduce) of each rank's weight. The reduced gradient is divided
+        by the sum of these weights over ranks, unless the sum is 0. None: do not divide."""
+
+    @property
+    def waited(self) -> Lap:
+        """Return the time in which calls of the script, such as ``backward``, waited for other ranks in this step.
+
+        On a GPU, wait for the device first, because the measurement may consist of events in its stream.
+        """
+        return self._waited
+
+    @property
+    @abstractmethod
+    def gradient_nbytes(self) -> int:
+        """Return the size of all gradients in bytes."""
+
+    @property
+    @abstractmethod
+    def tail_length(self) -> int:
+        """Return the number of values that ranks share at every step, which they reduce with the gradients."""
+
+    @abstractmethod
+    def begin(self, weight: float, shared: list[float], *, accumulates: bool = False) -> None:
+        """Zero the gradients and begin a step.
+
+        ``weight``: this rank's fraction of the global batch. ``shared``: this rank's values for the tail, which ranks
+        sum together with the gradients. ``accumulates``: True if the step has several micro-batches, each of which
+        begins with ``begin_micro_batch``. Raise MisuseError if the script has made frozen parameters trainable.
+        """
+
+    @abstractmethod
+    def begin_micro_batch(self, weight: float, *, last: bool) -> None:
+        """Begin a micro-batch of the step. Backward passes of all but the last micro-batch start no reduction.
+
+        ``weight``: the micro-batch's fraction of the global batch. Until the gradients are reduced, ``p.grad`` is None
+        between backward passes, so that a script's ``zero_grad`` and clipping cannot change the accumulated gradients.
+        """
+
+    @abstractmethod
+    def share(self, position: int, values: Sequence[torch.Tensor | float]) -> bool:
+        """Write ``values`` into the tail (the last values that ranks reduce), starting at its index ``position``.
+
+        Return False if no step is in progress or if the tail was already sent. Tensors are copied without being read,
+        because reading would wait for the forward pass on a GPU.
+        """
+
+    @abstractmethod
+    def weigh(self, weight: float) -> None:
+        """Replace the weight of this rank's loss in this step. Raise MisuseError if the backward pass has begun."""
+
+    @abstractmethod
+    def unscaled(self, scale: float, left: float) -> None:
+        """Record that a GradScaler has divided the reduced gradients, so that norms are reported without its scale.
+
+        Call this after ``finish``. ``scale``: the factor by which the script multiplied its losses. ``left``: the
+        factor that gradients still contain, 1 if the GradScaler has removed all of ``scale``.
+        """
+
+    def rescale_residuals(self, factor: float) -> None:
+        """Multiply the residuals (rounding errors) of gradient compression by ``factor``, as for a new loss scale."""
+
+    @abstractmethod
+    def gradient_norm(self) -> float:
+        """Return the norm of the last step's gradient of the global batch, before clipping and without loss scale."""
+
+    @abstractmethod
+    def clip(self, max_norm: float) -> float:
+        """Clip the global batch's gradient to a norm of at most ``max_norm``. Return the norm before clipping.
+
+        Return 0 without clipping before the last micro-batch, and if the step was abandoned or a rank was lost;
+        ``finish`` then raises PeerLostError.
+        """
+
+    @abstractmethod
+    def accumulating(self) -> AbstractContextManager[None]:
+        """Accumulate the gradients of backward passes inside the context, without reducing them.
+
+        The first backward pass after the context reduces the accumulated gradients.
+        """
+
+    @abstractmethod
+    def finish(self) -> list[float]:
+        """Wait for the reduction of all gradients. Return the tail (the values after the gradients), summed over ranks.
+
+        Afterwards, parameters that no rank's backward pass reached have no gradient, so optimizers skip them as in one
+        process. Raise PeerLostError if a rank is lost, and MisuseError if the script changed unreduced gradients.
+        """
+
+    @abstractmethod
+    def whole(self) -> None:
+        """Wait until ``p.grad`` contains the gradients of the global batch.
+
+        Raise PeerLostError if a rank is lost, and MisuseError if the script changed gradients before their reduction.
+        """
+
+    @abstractmethod
+    def abandon(self) -> None:
+        """Abort the reductions, so that other ranks do not wait for this one's gradients."""
+
+    @abstractmethod
+    def retire(self) -> None:
+        """Remove the hooks after ranks were lost. Do not free the collective's memory: messages may still arrive."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Remove the backward hooks and free the collective that reduces the gradients."""

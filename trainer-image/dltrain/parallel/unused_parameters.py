@@ -45,7 +45,7 @@ class UnusedParameters:
         self._buffer, self._reductions = buffer, reductions
         self._votes = torch.zeros(len(buffer.parameters) + 1, dtype=torch.float64)
         self._agreement = collective([self._votes])
-        self._nodes = [_accumulator(parameter) for parameter in buffer.parameters]
+        self._nodes = [accumulator(parameter) for parameter in buffer.parameters]
         self._hooks: dict[int, torch.utils.hooks.RemovableHandle] = {}
         self._counts: deque[int] = deque(maxlen=_REMEMBERED_STEPS)
         self._passes = 0
@@ -163,7 +163,7 @@ class UnusedParameters:
         return before
 
 
-def _accumulator(parameter: torch.nn.Parameter) -> Node:
+def accumulator(parameter: torch.nn.Parameter) -> Node:
     """Return the autograd node that adds to ``parameter.grad``. The node exists only while a reference to it exists."""
     with torch.enable_grad():
         function = parameter.view_as(parameter).grad_fn

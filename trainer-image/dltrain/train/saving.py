@@ -158,7 +158,7 @@ class Saving:
         Rank 0 writes to the volume. Raise OSError if this failed.
         """
         if self._team.plan.checkpoint.enabled:
-            nbytes = 4 * self._team.parallel.buffer.flat.nbytes  # parameters, and up to three values per parameter
+            nbytes = 4 * self._team.parallel.gradient_nbytes  # parameters, and up to three values per parameter
             nbytes += sum(tensor.nbytes for tensor in self._user_objects.state()[1].values())
             self._progress.busy("checkpoint", patience_s(nbytes))
             self._checkpoint_manager.wait()

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from dlcontract import (
     DATASET_VARIABLE,
+    DDP_BUCKET_NBYTES,
     MEASURABLE,
     CheckpointRef,
     DatasetRef,
@@ -94,7 +95,7 @@ def local_plan(
             f"a whole number of at least {world_size}, so that each rank has a sample",
             "raise batch",
         )
-    if collective not in (names := (AUTO, *MEASURABLE, "Torch")):
+    if collective not in (names := (AUTO, *MEASURABLE, "Torch", "DDP")):
         raise BadInputError("collective", repr(collective), ", ".join(names), "choose one of these collectives")
     if precision not in PRECISIONS:
         raise BadInputError("precision", repr(precision), ", ".join(PRECISIONS), "choose one of these precisions")
@@ -114,6 +115,7 @@ def local_plan(
         global_batch=batch,
         collective="Ring" if collective == AUTO else collective,
         measure_collective=collective == AUTO and world_size > 1,
+        **({"bucket_nbytes": DDP_BUCKET_NBYTES} if collective == "DDP" else {}),
         model=model or ModelRef(command=tuple(sys.argv)),
         dataset=dataset or DatasetRef(path=os.environ.get(DATASET_VARIABLE)),
         optimizer=optimizer or OptimizerRef(),

@@ -117,7 +117,7 @@ class Trainer(HeldOut, AsPlanned):
         self._team.take(self.model, optimizer, sample)
         if self._replay is not None:
             gradient_summing.reuse(self.parallel, gradient_summing.choices_from_record(self._replay.sums))
-        self.progress.gradient_nbytes = self.parallel.buffer.gradient.nbytes
+        self.progress.gradient_nbytes = self.parallel.gradient_nbytes
         UpdateHooks(self.model, optimizer, self._step.sum, self._after_update, lambda p: self.parallel.stands_in(p))
         self._loss_scale.watch(optimizer, self._step, self._after_update)
         if (snapshot := self._saving.resume(self.model, optimizer)) is not None:

@@ -170,6 +170,8 @@ class Plan(Record):
                 f"collective: found {self.collective} with parallelism Optimizer (sharded optimizer); expected Ring "
                 "or Torch"
             )
+        if self.parallelism != "Data" and self.collective == "DDP":
+            raise ValueError(f"collective: found DDP with parallelism {self.parallelism}; expected parallelism Data")
         if self.parallelism != "Data" and self.optimizer.scaling == "AdaScale":
             raise ValueError(f"optimizer.scaling: found AdaScale with parallelism {self.parallelism}; expected Data")
         accumulates = self.parallelism in ("Data", "Optimizer") and self.synchronization == "Synchronous"

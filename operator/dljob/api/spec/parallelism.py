@@ -19,6 +19,7 @@ class Collective(StrEnum):
     PARAMETER_SERVER = "ParameterServer"
     LAYERED_SERVER = "LayeredServer"
     TORCH = "Torch"
+    DDP = "DDP"
 
 
 class GradientCompression(StrEnum):

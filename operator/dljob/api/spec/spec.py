@@ -109,8 +109,9 @@ class DLJobSpec(ApiModel):
         Collective,
         Field(
             description="All-reduce algorithm for the gradients. Auto: the planner chooses, and ranks that can use "
-            "several algorithms measure them when they start and use the fastest. On GPUs, gradients are reduced with "
-            "NCCL: Auto, Torch, Ring and MPI mean NCCL there, and the others exclude GPUs."
+            "several algorithms measure them when they start and use the fastest. DDP: PyTorch's "
+            "DistributedDataParallel reduces the gradients, in buckets of 25 MiB. On GPUs, gradients are reduced with "
+            "NCCL: Auto, Torch, Ring, MPI and DDP mean NCCL there, and the others exclude GPUs."
         ),
     ] = Collective.AUTO
     gradient_compression: Annotated[

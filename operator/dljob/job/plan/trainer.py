@@ -206,6 +206,7 @@ def trainer_plan(
         synchronization=spec.parallelism.synchronization.value,
         staleness_bound=spec.parallelism.staleness_bound,
         **({"segment_nbytes": TCP_SEGMENT_NBYTES} if spread else {}),
+        **({"bucket_nbytes": dlcontract.DDP_BUCKET_NBYTES} if chosen.collective == "DDP" else {}),
         model=dlcontract.ModelRef(
             name=spec.model.name.value if spec.model.name else None,
             command=(*spec.trainer.command, *spec.trainer.args),

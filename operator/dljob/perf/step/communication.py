@@ -230,14 +230,14 @@ def allreduce_s(
     parameter servers, used only by ``ParameterServer``. ``nodes``: number of nodes, which hold the ranks in rank order;
     None: one rank per node. ``tensors``: number of parameter tensors, used only by ``LayeredServer``, which reduces
     one tensor after another whatever ``buckets`` is. Its broadcast of the parameters is included. ``MPI`` is modelled
-    as the fastest of butterfly, halving-doubling and ring, because the library chooses. ``Torch`` is a ring, as in
-    Gloo. ``NCCL`` is a ring or, between nodes, a double tree if that is faster.
+    as the fastest of butterfly, halving-doubling and ring, because the library chooses. ``Torch`` and ``DDP`` are
+    rings, as in Gloo. ``NCCL`` is a ring or, between nodes, a double tree if that is faster.
     """
     part = nbytes / buckets
     if collective == "LayeredServer":
         to_server, from_server = layered_server_s(nbytes, n, link, tensors)
         return np.where(np.asarray(n) > 1, to_server + from_server, 0.0)
-    if collective in ("Ring", "Torch"):
+    if collective in ("Ring", "Torch", "DDP"):
         one = ring_s(part, n, link, nodes)
     elif collective == "NCCL":
         ring, over = ring_s(part, n, link, nodes), np.asarray(n if nodes is None else nodes)

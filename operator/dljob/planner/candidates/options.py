@@ -369,11 +369,12 @@ def summing(option: Option) -> tuple[CollectiveName, ...]:
     return tuple(n for n in names if n in HALVES) if option.strategy == "Optimizer" else names
 
 
-NCCL_NAMES: tuple[CollectiveName, ...] = ("Torch", "Ring", "MPI")
+NCCL_NAMES: tuple[CollectiveName, ...] = ("Torch", "Ring", "MPI", "DDP")
 """Collectives that a job on GPUs may name. The trainer uses NCCL for all of them.
 
 ``Ring`` and ``MPI`` are accepted because specs of earlier releases name them, and because NCCL does what they say: it
-reduces along rings where that is fast, or chooses. The other names promise algorithms that NCCL does not have."""
+reduces along rings where that is fast, or chooses. ``DDP`` uses NCCL for larger buckets. The other names promise
+algorithms that NCCL does not have."""
 
 
 def priced(collective: CollectiveName, is_gpu: bool, by_script: bool = False) -> communication.Collective:

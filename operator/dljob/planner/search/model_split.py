@@ -242,7 +242,7 @@ def _left_out(kind: Kind, request: Request, model: split.Model, fixed: Sequence[
             f"spec.collective is {request.collective}, but pipeline stages use no collective: a stage exchanges "
             "messages only with its neighbours"
         )
-    if kind == "Tensor" and request.collective in SERVERS:
+    if kind == "Tensor" and request.collective in (*SERVERS, "DDP"):
         return (
             f"spec.collective is {request.collective}, but Tensor needs a collective in which all ranks reduce "
             "activations"

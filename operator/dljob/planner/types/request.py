@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from math import isinf
 from typing import Literal, get_args
 
-from dlcontract import CollectiveName, Precision
+from dlcontract import DDP_BUCKET_NBYTES, CollectiveName, Precision
 from dljob.calibrate.learned import measured_key
 from dljob.cluster.catalogue import vendor
 from dljob.cluster.domains import ANYWHERE, NO_BORDERS, SAME_AS_OTHERS, Domain, Spot, Topology
@@ -222,7 +222,9 @@ class Request:
     @property
     def bucket_nbytes(self) -> int:
         """Return the size in bytes of a bucket: a part of the gradients that is reduced at once."""
-        return BUCKET_NBYTES if self.backend is None else self.backend.bucket_nbytes
+        if self.backend is not None:
+            return self.backend.bucket_nbytes
+        return DDP_BUCKET_NBYTES if self.collective == "DDP" else BUCKET_NBYTES
 
     def wire_nbytes(self, gradient_nbytes: int) -> int:
         """Return the bytes to send for a gradient of ``gradient_nbytes`` bytes: half of them with compression."""

@@ -123,6 +123,7 @@ class TestCollectives:
     @given(sizes, st.integers(2, 64), links)
     def test_communication_ratio_of_two_collectives(self, nbytes: int, n: int, link: Link) -> None:
         assert communication_ratio("Ring", nbytes, n, n, link) == communication_ratio("Torch", nbytes, n, n, link) == 1
+        assert communication_ratio("DDP", nbytes, n, n, link) <= 1 + 1e-12, "a ring of the same bytes in fewer buckets"
         assert communication_ratio("MPI", nbytes, n, n, link) <= 1 + 1e-12, (
             "MPI uses the best algorithm, which may be a ring"
         )

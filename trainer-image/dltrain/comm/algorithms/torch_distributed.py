@@ -102,6 +102,11 @@ class _Pending:
         except RuntimeError as error:
             raise_lost(error)
 
+    def future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        """Return the operation as a future of the list of its results. Its errors are those of torch.distributed."""
+        future: torch.futures.Future[list[torch.Tensor]] = self._work.get_future()
+        return future
+
 
 def identity(device: torch.device) -> str:
     """Return a text that identifies a GPU among the GPUs of all ranks, or "cpu" for every CPU."""
@@ -127,7 +132,15 @@ def backend_for(identities: Sequence[str]) -> str:
 
 
 def raise_lost(error: RuntimeError) -> NoReturn:
-    """Raise PeerLostError if ``error`` means that another rank was lost. Otherwise raise ``error`` itself.
+    """Raise PeerLostError if ``error`` means that another rank was lost. Otherwise raise ``error`` itself."""
+    found = interpret(error)
+    if found is error:
+        raise error
+    raise found from error
+
+
+def interpret(error: RuntimeError) -> RuntimeError:
+    """Return a PeerLostError if ``error`` means that another rank was lost. Otherwise return ``error`` itself.
 
     ``error``: an error of torch.distributed. Out-of-memory errors and device errors are errors of this rank. NCCL has
     one class for all its errors, so the message decides. Every other error comes from gloo and means a lost rank.
@@ -135,6 +148,6 @@ def raise_lost(error: RuntimeError) -> NoReturn:
     own = isinstance(error, torch.OutOfMemoryError | torch.AcceleratorError)
     if not own and isinstance(error, torch.distributed.DistBackendError):
         own = not _PEER_LOST.search(str(error)) or "out of memory" in str(error)
-    if own:
-        raise error
-    raise PeerLostError(f"lost a peer: {error}") from error
+    if own or isinstance(error, PeerLostError):
+        return error
+    return PeerLostError(f"lost a peer: {error}")

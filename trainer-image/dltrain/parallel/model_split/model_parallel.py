@@ -135,7 +135,7 @@ class ModelParallel(DataParallel):
 
     def _wait(self, seconds: float) -> None:
         """Add ``seconds`` to the time that this step spent waiting for other ranks."""
-        self.waited += Lap(seconds)
+        self._waited += Lap(seconds)
 
     def gradient_norm(self) -> float:
         """Return the norm of the gradients of this rank's parameters.

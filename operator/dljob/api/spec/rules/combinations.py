@@ -170,8 +170,8 @@ RULES = (
     Rule(
         "collective",
         _SPLIT_COLLECTIVE.cel,
-        "collective must be Auto with parallelism.strategy Pipeline, and must not be ParameterServer with Tensor: "
-        "remove collective",
+        "collective must be Auto with parallelism.strategy Pipeline, and must not be DDP or ParameterServer with "
+        "Tensor: remove collective",
         _SPLIT_COLLECTIVE.holds,
     ),
     Rule(

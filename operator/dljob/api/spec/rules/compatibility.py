@@ -36,7 +36,7 @@ COMPATIBLE: Mapping[str, Mapping[AxisName, tuple[str, ...]]] = {
     # Each entry lists the values that the other axes may have. An axis that is not listed may have any value.
     "Optimizer": {"collective": ("Auto", "Ring", "Torch")},
     "Pipeline": {"collective": ("Auto",)},
-    "Tensor": {"collective": ("Auto", *(name for name in COLLECTIVES if name not in SERVERS))},
+    "Tensor": {"collective": ("Auto", *(name for name in COLLECTIVES if name not in (*SERVERS, "DDP")))},
     "Asynchronous": {"collective": _SERVER, "strategy": ("Data",)},
     "StaleSynchronous": {"collective": _SERVER, "strategy": ("Data",)},
     "Torchrun": {"collective": ("Auto", "Torch"), "strategy": ("Data",)},

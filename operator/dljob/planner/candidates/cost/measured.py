@@ -13,6 +13,7 @@ from typing import get_args
 
 import numpy as np
 
+from dlcontract import DDP_BUCKET_NBYTES
 from dljob.calibrate.learned import LearnedPoint, StepPoint
 from dljob.calibrate.scaling import Posterior, fit
 from dljob.perf.fit.scaling import Floats, Runs
@@ -38,10 +39,11 @@ def communication_ratio(
     """Return the predicted communication time of a collective divided by that of a ring at the same placement.
 
     The model that is fitted to measured steps predicts the time of a ring, and multiplies it by this ratio. The ratio
-    is 1 for Ring, and for Torch, whose steps are measured directly. ``nbytes``: size of the gradients. ``ranks``,
-    ``nodes``: numbers, or arrays of equal shape; either all elements of ``nodes`` are 1 or none is. ``tensors``: number
-    of parameter tensors, used only by LayeredServer. ``backend``: communication backend of the collective, whose ratios
-    ``link`` includes; the ring's time is then that of MPI, with which steps were measured. None: no backend's ratios.
+    is 1 for Ring, and for Torch, whose steps are measured directly. For DDP, it is that of larger buckets. ``nbytes``:
+    size of the gradients. ``ranks``, ``nodes``: numbers, or arrays of equal shape; either all elements of ``nodes`` are
+    1 or none is. ``tensors``: number of parameter tensors, used only by LayeredServer. ``backend``: communication
+    backend of the collective, whose ratios ``link`` includes; the ring's time is then that of MPI, with which steps
+    were measured. None: no backend's ratios.
     """
     if collective in ("Ring", "Torch") and backend is None:
         return np.ones(np.shape(ranks))
@@ -51,7 +53,8 @@ def communication_ratio(
         count = int(np.max(over))
         ring_link, _ = measured_backend("MPI").over(backend.undone(link, count), 0.0, count)
     ring = parts * ring_s(nbytes / parts, n, ring_link, over)
-    parts = parts if backend is None else buckets(nbytes, backend.bucket_nbytes)
+    if backend is not None or collective == "DDP":
+        parts = buckets(nbytes, DDP_BUCKET_NBYTES if backend is None else backend.bucket_nbytes)
     return np.asarray(allreduce_s(collective, float(nbytes), n, link, parts, nodes=over, tensors=tensors) / ring)
 
 

@@ -1,5 +1,9 @@
-"""Check on every rank that steps in micro-batches learn the same as whole batches with plain PyTorch in one process."""
+"""Check on every rank that steps in micro-batches learn the same as whole batches with plain PyTorch in one process.
 
+The second argument is the collective (default: Ring).
+"""
+
+import sys
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -184,17 +188,18 @@ def misuse(group: ProcessGroup) -> None:
 
 def main() -> None:
     group = start_process_group()
+    collective = sys.argv[2] if len(sys.argv) > 2 else "Ring"
     data = four_classes(SAMPLES, torch.float64)
     shares = {1: [24], 2: [7, 17], 3: [4, 7, 13]}[group.size]
     for name, case in CASES.items():
-        for strategy in case.strategies if group.size > 1 else ("Data",):
+        for strategy in case.strategies if group.size > 1 and collective == "Ring" else ("Data",):
             # A sharded optimizer also updates parameters that the backward pass did not reach.
             always = strategy == "Optimizer"
             expected, expected_losses = train_in_one_process(case, data, sum(shares), always=always)
             noise = dict[int, list[float]]()
             for micro_batches in (1, 2, 5):
                 found, losses, count = train_on_all_ranks(
-                    group, case, data, shares, micro_batches, noise, parallelism=strategy, collective="Ring"
+                    group, case, data, shares, micro_batches, noise, parallelism=strategy, collective=collective
                 )
                 assert count == STEPS if micro_batches == 1 else count > STEPS
                 off = distance(flat(found), expected)

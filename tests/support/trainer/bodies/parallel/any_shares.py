@@ -1,5 +1,9 @@
-"""Check on every rank that the gradient equals that of one process for any shares, with samples and with tokens."""
+"""Check on every rank that the gradient equals that of one process for any shares, with samples and with tokens.
 
+The second argument is the collective (default: Ring).
+"""
+
+import sys
 from typing import Any
 
 import torch
@@ -61,6 +65,7 @@ def text_step(model: nn.Module, batch: Any, trainer: Trainer | None) -> torch.Te
 
 def main() -> None:
     group = start_process_group()
+    collective = sys.argv[2] if len(sys.argv) > 2 else "Ring"
     largest = dict.fromkeys(BOUND, 0.0)
 
     def check_images(shares: list[int]) -> None:
@@ -73,7 +78,9 @@ def main() -> None:
                     models.append(build(name, InputShape((1, 8, 8), 10)).to(dtype))
                 data = images(dtype, batch + batch // 2)  # the second batch is short
                 exact = train_in_one_process(models[0], data, image_step, batch, 2)
-                found, _ = train_on_all_ranks(group, models[1], data, image_step, 2, shares=shares)
+                found, _ = train_on_all_ranks(
+                    group, models[1], data, image_step, 2, shares=shares, collective=collective
+                )
                 off = distance(found, exact)
                 assert off <= bound, f"{name} {dtype} {shares}: gradient off by {off:.1e}"
                 drift = distance(flat(models[1]), flat(models[0]))
@@ -86,7 +93,9 @@ def main() -> None:
         for dtype, bound in BOUND.items():
             models, data = [text_model(dtype), text_model(dtype)], texts(batch)
             exact = train_in_one_process(models[0], data, text_step, batch, 1)
-            found, trainer = train_on_all_ranks(group, models[1], data, text_step, 1, shares=shares)
+            found, trainer = train_on_all_ranks(
+                group, models[1], data, text_step, 1, shares=shares, collective=collective
+            )
             off = distance(found, exact)
             assert off <= bound, f"tokens {dtype} {shares}: gradient off by {off:.1e}"
             with torch.no_grad():

@@ -1,6 +1,10 @@
-"""Check on every rank that synchronized batch norm equals that of one process for any shares."""
+"""Check on every rank that synchronized batch norm equals that of one process for any shares.
+
+The second argument is the collective (default: Ring).
+"""
 
 import copy
+import sys
 import warnings
 from typing import Any
 
@@ -48,6 +52,7 @@ def step(net: nn.Module, batch: Any, trainer: Trainer | None) -> torch.Tensor:
 
 def main() -> None:
     group = start_process_group()
+    collective = sys.argv[2] if len(sys.argv) > 2 else "Ring"
     largest = dict.fromkeys(BOUND, 0.0)
 
     options: dict[torch.dtype, dict[str, Any]] = {
@@ -64,7 +69,9 @@ def main() -> None:
             x = torch.rand(samples, 1, 8, 8, generator=generator, dtype=dtype)
             data = (x, torch.arange(samples) % 10)
             exact = train_in_one_process(one, data, step, batch, 2)
-            found, _ = train_on_all_ranks(group, many, data, step, 2, shares=shares, **options[dtype])
+            found, _ = train_on_all_ranks(
+                group, many, data, step, 2, shares=shares, collective=collective, **options[dtype]
+            )
             off, drift = distance(found, exact), distance(flat(many), flat(one))
             assert off <= bound and drift <= bound, f"{dtype} {shares}: off by {off:.1e}, after two steps {drift:.1e}"
             largest[dtype] = max(largest[dtype], off)

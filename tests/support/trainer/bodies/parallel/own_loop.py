@@ -1,5 +1,9 @@
-"""Check on every rank that code between backward() and opt.step() has the same effect as in one process."""
+"""Check on every rank that code between backward() and opt.step() has the same effect as in one process.
 
+The second argument is the collective (default: Ring).
+"""
+
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -201,12 +205,13 @@ def check_second_loop(group: ProcessGroup, data: tuple[torch.Tensor, ...]) -> No
 
 def main() -> None:
     group = start_process_group()
+    collective = sys.argv[2] if len(sys.argv) > 2 else "Ring"
     data = four_classes(SAMPLES, torch.float64)
     shares = [3 + 5 * rank for rank in range(group.size)]
     for body, strategies in CASES.items():
         expected = flat(train_in_one_process(body, data, sum(shares)))
-        for strategy in strategies:
-            net = train_on_all_ranks(group, body, data, shares, parallelism=strategy)
+        for strategy in strategies if collective == "Ring" else ("Data",):
+            net = train_on_all_ranks(group, body, data, shares, parallelism=strategy, collective=collective)
             off = distance(flat(net), expected)
             print_on_rank_0(group, f"{body.__name__} {strategy}: off by {off:.1e}")
             assert off < 1e-9, (body.__name__, strategy, off)

@@ -1,18 +1,23 @@
 """Check on every rank that parameters without a gradient hold up no reduction, and that results are those of one process.
 
-Print for each case how many buckets were reduced during backward passes, of how many.
+Print for each case how many buckets were reduced during backward passes, of how many. Arguments after the number of ranks
+are the cases to check (default: all), and ``DDP`` to use this collective.
 """
 
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.checkpoint import checkpoint
 
+from dlcontract import CollectiveName
 from dltrain.batch.sampling import Sampler
 from dltrain.comm.process_group import ProcessGroup
+from dltrain.parallel.data_parallel import DataParallel
+from dltrain.parallel.pytorch.ddp import TorchDataParallel
 from dltrain.protocol.reporter import RankReporter
 from dltrain.train.trainer import Trainer
 from support.trainer.bodies.harness import (
@@ -137,7 +142,10 @@ class Counter:
         self.total = self.overlapping = 0
         self._ended = False
         parallel = trainer._team.parallel
-        collective, start, backward_ended = parallel.collective, parallel.collective.start, parallel._backward_ended
+        assert isinstance(parallel, DataParallel | TorchDataParallel)
+        collective = parallel.reducer.collective if isinstance(parallel, TorchDataParallel) else parallel.collective
+        name = "begun" if isinstance(parallel, TorchDataParallel) else "start"
+        start, backward_ended = getattr(collective, name), parallel._backward_ended
 
         def ended() -> None:  # autograd still runs when it calls this
             self._ended = True
@@ -146,19 +154,19 @@ class Counter:
 
         parallel._backward_ended = ended  # type: ignore[method-assign]
 
-        def counted(index: int) -> object:
+        def counted(*arguments: Any) -> object:
             self.total += 1
             self.overlapping += torch._C._current_graph_task_id() != -1 and not self._ended
-            return start(index)
+            return start(*arguments)
 
-        collective.start = counted  # type: ignore[method-assign, assignment]
+        setattr(collective, name, counted)
 
 
 def train_on_all_ranks(
-    group: ProcessGroup, body: Body, data: tuple[torch.Tensor, ...], shares: list[int]
+    group: ProcessGroup, body: Body, data: tuple[torch.Tensor, ...], shares: list[int], collective: CollectiveName
 ) -> tuple[Net, Counter]:
     torch.manual_seed(0)
-    made = make_plan(global_batch=sum(shares), steps=STEPS, shares=shares, bucket_nbytes=4096)
+    made = make_plan(global_batch=sum(shares), steps=STEPS, shares=shares, bucket_nbytes=4096, collective=collective)
     trainer = Trainer(made, group, RankReporter(None), torch.device("cpu"), "cpu")
     net = Net().double()
     net, opt = trainer.wrap(net, adamw(net))
@@ -176,11 +184,13 @@ def main() -> None:
     group = start_process_group()
     data = four_classes(SAMPLES, torch.float64)
     shares = [3 + 5 * rank for rank in range(group.size)]
+    collective: CollectiveName = "DDP" if "DDP" in sys.argv else "Ring"
+    chosen = [name for name in sys.argv[2:] if name != "DDP"]
     for body in BODIES:
-        if len(sys.argv) > 2 and body.__name__ not in sys.argv[2:]:
+        if chosen and body.__name__ not in chosen:
             continue
         expected = flat(train_in_one_process(body, data, sum(shares)))
-        net, counter = train_on_all_ranks(group, body, data, shares)
+        net, counter = train_on_all_ranks(group, body, data, shares, collective)
         off = distance(flat(net), expected)
         counts = f"{counter.overlapping} of {counter.total} reductions during backward"
         print_on_rank_0(group, f"{body.__name__}: off by {off:.1e}, {counts}")

@@ -1,5 +1,9 @@
-"""Check on every rank that typical user loops and models learn the same as with plain PyTorch in one process."""
+"""Check on every rank that typical user loops and models learn the same as with plain PyTorch in one process.
 
+The second argument is the collective (default: Ring).
+"""
+
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -282,21 +286,22 @@ def main() -> None:
     group = start_process_group()
     data = four_classes(SAMPLES, torch.float64)
     shares = [3 + 5 * rank for rank in range(group.size)]
+    collective = sys.argv[2] if len(sys.argv) > 2 else "Ring"
     for kind in LOOPS:
         expected = flat(train_in_one_process(kind(), data, sum(shares)))
-        for strategy in kind.strategies:
-            net = train_on_all_ranks(group, kind(), data, shares, parallelism=strategy)
+        for strategy in kind.strategies if collective == "Ring" else ("Data",):
+            net = train_on_all_ranks(group, kind(), data, shares, parallelism=strategy, collective=collective)
             off = distance(flat(net), expected)
             print_on_rank_0(group, f"{kind.__name__} {strategy}: off by {off:.1e}")
             assert off < 1e-9, (kind.__name__, strategy, off)
             equal_on_all(group, net)
     for kind, message in REJECTED.items():
-        for strategy in kind.strategies:
+        for strategy in kind.strategies if collective == "Ring" else ("Data",):
             with pytest.raises(ValueError, match=message):
-                train_on_all_ranks(group, kind(), data, shares, parallelism=strategy)
+                train_on_all_ranks(group, kind(), data, shares, parallelism=strategy, collective=collective)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        train_on_all_ranks(group, LocalRunningMean(), data, shares)
+        train_on_all_ranks(group, LocalRunningMean(), data, shares, collective=collective)
     assert any("found buffers that differ between ranks (0.mean)" in str(w.message) for w in caught) == (
         group.rank == 0
     ), caught
