@@ -309,7 +309,7 @@ def test_parts_of_old_checkpoints_are_deleted_everywhere(pods: Pods, store: Serv
     assert pods.commits()[-1] == {"step8/shard0", "step8/shard1"}
     assert pods.read("b") == {"step8/shard1": "8"}
     assert len(store.keys("models", "job/data/")) == 4, "two checkpoints are kept"
-    assert len(store.keys("models", "job/attempts/")) == 3, "the choice, the round and one part"
+    assert len(store.keys("models", "job/attempts/")) == 2, "the round and one part"
 
 
 def test_parts_are_not_deleted_before_rank_0_has_a_folder(pods: Pods) -> None:

@@ -204,8 +204,8 @@ def test_watch_uploads_what_has_settled(make: Make, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(watching, "SETTLE_S", 0.05)
     folder, stop = make(), threading.Event()
     folder.restore(LATER)
-    watching = threading.Thread(target=watching.watch, args=(watching.Alone(folder), stop))
-    watching.start()
+    thread = threading.Thread(target=watching.watch, args=(watching.Alone(folder), stop))
+    thread.start()
     write(folder, a_bin="one")
     reader = make("b")
     deadline_s = time.monotonic() + 30
@@ -214,7 +214,7 @@ def test_watch_uploads_what_has_settled(make: Make, monkeypatch: pytest.MonkeyPa
         time.sleep(0.01)
     write(folder, b_bin="last")
     stop.set()
-    watching.join(30)
+    thread.join(30)
     reader.restore(LATER)
     assert read(reader) == {"a.bin": "one", "b.bin": "last"}
 
@@ -226,13 +226,13 @@ def test_folder_that_never_settles_is_named(
     monkeypatch.setattr(watching, "UNSETTLED_S", 0.05)
     folder, stop = make(), threading.Event()
     folder.restore(LATER)
-    watching = threading.Thread(target=watching.watch, args=(watching.Alone(folder), stop))
-    watching.start()
+    thread = threading.Thread(target=watching.watch, args=(watching.Alone(folder), stop))
+    thread.start()
     deadline_s, told = time.monotonic() + 30, ""
     while "found changes all the time, last in a.txt" not in told:
         assert time.monotonic() < deadline_s
         write(folder, a_txt=os.urandom(8).hex() * len(told[:9] + "x"))
         told += capsys.readouterr().err
     stop.set()
-    watching.join(30)
+    thread.join(30)
     assert len(json.dumps(read(folder))) > 9 and folder.log.commits()

@@ -106,8 +106,9 @@ def restore(plan: Plan, attempt: str, pod: str, ended_unix_s: float) -> None:
     else:
         sequence = _choice(store, choice)
         folder.restore_sequence(sequence)
-        # It shows the leader, before any rank starts, that this pod will upload parts.
-        PartExchange(store, attempt).publish(pod, Part(folder.log.run, 0, Changes(), 0, 0))
+        if pod in plan.pods:
+            # It shows the leader, before any rank starts, that this pod will upload parts.
+            PartExchange(store, attempt).publish(pod, Part(folder.log.run, 0, Changes(), 0, 0))
     files = len(folder.committed)
     tell(f"restored {files} files from {store.uri}" if files else f"found no checkpoint in {store.uri}")
 

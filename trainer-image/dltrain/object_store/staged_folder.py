@@ -117,7 +117,7 @@ class StagedFolder:
         if note.get("sequence") == entry.sequence and newest <= ended_unix_s - SETTLE_S and not _is_part(note):
             self._base = entry
         else:
-            if note.get("sequence") == entry.sequence and changed:
+            if changed and (note.get("sequence") == entry.sequence or _is_part(note)):
                 why = "not in a checkpoint of all pods" if _is_part(note) else "still being written"
                 tell(f"discarded {len(changed)} files that were {why}, such as {sorted(changed)[0]}")
             self.restore_entry(entry)
@@ -188,39 +188,37 @@ class StagedFolder:
         select = dict if final else without_logs
         if select(scan(self.folder)) == select(self.committed):
             return None
-        content = self.upload_content(self.content)
+        content = self.upload_content(self.content, without_logs(scan(self.folder)))
         self._base = self.log.commit(KIND, content.files, content.about)
         self._write_note()
         self._reader.prune(self.keep)
         return self._base
 
-    def upload_content(self, uploaded: Content) -> Content:
+    def upload_content(self, uploaded: Content, state: Mapping[str, Seen]) -> Content:
         """Upload the files that differ from ``uploaded``, which is in the store. Return the content of the folder.
 
-        Raise ChangedError if the folder changes meanwhile, and OSError if the upload fails.
+        ``state``: the expected state of all files but logs. Raise ChangedError if the folder has another state or
+        changes meanwhile, and OSError if the upload fails.
         """
         before, there = scan(self.folder), uploaded.seen
+        _check(before, state)
         self._uploads += 1
         files: dict[str, StoredFile] = {}
         links: dict[str, str] = {}
         times: dict[str, int] = {}
-        for path, state in before.items():
-            if isinstance(state, str):
-                links[path] = state
-            elif there.get(path) == state:
-                files[path], times[path] = uploaded.files[path], state[1]
+        for path, seen in before.items():
+            if isinstance(seen, str):
+                links[path] = seen
+            elif there.get(path) == seen:
+                files[path], times[path] = uploaded.files[path], seen[1]
             else:
                 try:
-                    files[path] = self._upload_file(path, state[0])
-                    times[path] = state[1]
+                    files[path] = self._upload_file(path, seen[0])
+                    times[path] = seen[1]
                 except FileNotFoundError:
                     if not is_log(path):
                         raise ChangedError(path) from None
-        after = without_logs(scan(self.folder))
-        if changed := [path for path, state in after.items() if before.get(path) != state] or (
-            after.keys() ^ without_logs(before).keys()
-        ):
-            raise ChangedError(sorted(changed)[0])
+        _check(scan(self.folder), state)
         return Content(files, times, links)
 
     @property
@@ -264,6 +262,12 @@ class StagedFolder:
         sequence = 0 if self._base is None else self._base.sequence
         temporary.write_text(json.dumps({"sequence": sequence} | ({"part": True} if self.has_parts else {})))
         temporary.replace(self._note)
+
+
+def _check(now: Mapping[str, Seen], state: Mapping[str, Seen]) -> None:
+    """Raise ChangedError unless the files ``now`` are, without logs, in the expected ``state``."""
+    if changed := {path for path, _ in without_logs(now).items() ^ state.items()}:
+        raise ChangedError(min(changed))
 
 
 def _is_part(note: Mapping[str, Any]) -> bool:

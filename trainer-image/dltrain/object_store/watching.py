@@ -105,20 +105,22 @@ class Following:
         if without_logs(scan(self.folder.folder)) != state:
             raise ChangedError("a file")
         if changed:
-            self._upload(latest.number)
+            self._upload(latest.number, state)
         elif latest.number > self._part.until:
             self._publish(confirmed(self._part, latest.number))
         self._drop(latest.dropped)
 
     def finish(self, *, exited: bool) -> None:
-        self._upload(self._exchange.round().number, end_of(self.folder, self._content, exited))
+        end = end_of(self.folder, self._content, exited)
+        self._upload(self._exchange.round().number, without_logs(scan(self.folder.folder)), end)
         if self._exchange.round().ended and all(part.end is not None for part in self._exchange.parts().values()):
             while not self._exchange.round().is_final:
                 time.sleep(POLL_S)  # The agent ends this process if the attempt ends, such as after an error.
 
-    def _upload(self, number: int, end: End | None = None) -> None:
+    def _upload(self, number: int, state: Mapping[str, Seen], end: End | None = None) -> None:
+        """Upload the folder and publish the part. ``state``: what was seen in it before the round ``number`` was read."""
         began_s, before = time.monotonic(), self._content.files
-        content = self._content = self.folder.upload_content(self._content)
+        content = self._content = self.folder.upload_content(self._content, state)
         changes = Changes.between(self._start, content)
         self._publish(Part(self.folder.log.run, self.folder.uploads, changes, number, number, end))
         new = [file.nbytes for path, file in content.files.items() if before.get(path) != file]
@@ -204,7 +206,7 @@ class Leading:
 
     def finish(self, *, exited: bool) -> None:
         end = end_of(self.folder, self._content, exited)
-        self._content = self.folder.upload_content(self._content)
+        self._content = self.folder.upload_content(self._content, without_logs(scan(self.folder.folder)))
         self._exchange.announce(Round(self._number, ended=True))
         parts, has_told = self._parts(), False
         while not all(part.end is not None for part in parts.values()):
@@ -256,9 +258,7 @@ class Leading:
 
     def _upload(self, state: Mapping[str, Seen]) -> None:
         if state != without_logs(self._content.seen):
-            self._content = self.folder.upload_content(self._content)
-            if without_logs(self._content.seen) != state:
-                raise ChangedError("a file")
+            self._content = self.folder.upload_content(self._content, state)
 
     def _union(self, parts: Mapping[str, Part]) -> tuple[Content, dict[str, str], dict[str, Changes]]:
         changes = {self._pods[0]: Changes.between(self._start, self._content)}
@@ -288,8 +288,8 @@ class Leading:
     def _begin(self, state: Mapping[str, Seen]) -> None:
         """Begin a new round for this ``state`` of the folder, which must be the same before and after it begins."""
         self._begun = None
-        self._exchange.announce(Round(self._number + 1, frozenset(self._dropped())))
-        self._number += 1
+        self._number += 1  # Before the request, because a request that fails may have had an effect.
+        self._exchange.announce(Round(self._number, frozenset(self._dropped())))
         if without_logs(scan(self.folder.folder)) != state:
             raise ChangedError("a file")
         self._begun = state
@@ -311,7 +311,8 @@ class Leading:
 def watch(work: Work, stop: threading.Event, exited: Callable[[], bool] = lambda: True) -> None:
     """Upload the folder of ``work`` whenever it has settled, until ``stop`` is set, and then a last time.
 
-    ``exited``: returns True, when ``stop`` is set, if all ranks of this pod have exited with code 0. Raise FencedError if another coordinator has taken over, and OSError if uploads fail for ``GIVE_UP_S`` seconds.
+    ``exited``: returns True, when ``stop`` is set, if all ranks of this pod have exited with code 0. Raise FencedError
+    if another coordinator has taken over, and OSError if uploads fail for ``GIVE_UP_S`` seconds.
     """
     work.open()
     folder = work.folder

@@ -82,7 +82,8 @@ class StagedCheckpoints:
         if end.code != EXIT_OK:
             self._fail(attempt, end)
             return False
-        self._tasks.spawn(self._report_early_end(attempt, self._start("watch")))
+        if self._pod in plan.pods:
+            self._tasks.spawn(self._report_early_end(attempt, self._start("watch")))
         return True
 
     async def _report_early_end(self, attempt: str, process: Process) -> None:
@@ -159,7 +160,7 @@ class StagedCheckpoints:
         message = lines[-1].removeprefix("dltrain: ") if lines else f"the copy of the checkpoints ended with {end}"
         if self._plan is None:
             return
-        rank = next(each.rank for each in self._plan.ranks if each.pod == self._pod)
+        rank = next((each.rank for each in self._plan.ranks if each.pod == self._pod), 0)
         found = {EXIT_BAD_INPUT: reasons.BAD_INPUT, EXIT_PEER_LOST: reasons.COORDINATOR_LOST}
         reason = reasons.CHECKPOINT_FAILED if end.code is None else found.get(end.code, reasons.CHECKPOINT_FAILED)
         failure = Failure(
