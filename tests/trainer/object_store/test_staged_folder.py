@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dltrain.object_store import stage
+from dltrain.object_store import watching
 from dltrain.object_store.client import ObjectStore
 from dltrain.object_store.commit_log import CommitLog, DamagedError
 from dltrain.object_store.staged_folder import ChangedError, StagedFolder, scan
@@ -200,12 +200,12 @@ def test_unreadable_commit_is_no_fresh_start(make: Make, store: Server) -> None:
 
 
 def test_watch_uploads_what_has_settled(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stage, "POLL_S", 0.01)
-    monkeypatch.setattr(stage, "SETTLE_S", 0.05)
+    monkeypatch.setattr(watching, "POLL_S", 0.01)
+    monkeypatch.setattr(watching, "SETTLE_S", 0.05)
     folder, stop = make(), threading.Event()
     folder.restore(LATER)
-    watching = threading.Thread(target=stage.watch, args=(folder, stop))
-    watching.start()
+    thread = threading.Thread(target=watching.watch, args=(watching.Alone(folder), stop))
+    thread.start()
     write(folder, a_bin="one")
     reader = make("b")
     deadline_s = time.monotonic() + 30
@@ -214,7 +214,7 @@ def test_watch_uploads_what_has_settled(make: Make, monkeypatch: pytest.MonkeyPa
         time.sleep(0.01)
     write(folder, b_bin="last")
     stop.set()
-    watching.join(30)
+    thread.join(30)
     reader.restore(LATER)
     assert read(reader) == {"a.bin": "one", "b.bin": "last"}
 
@@ -222,17 +222,17 @@ def test_watch_uploads_what_has_settled(make: Make, monkeypatch: pytest.MonkeyPa
 def test_folder_that_never_settles_is_named(
     make: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(stage, "POLL_S", 0.01)
-    monkeypatch.setattr(stage, "UNSETTLED_S", 0.05)
+    monkeypatch.setattr(watching, "POLL_S", 0.01)
+    monkeypatch.setattr(watching, "UNSETTLED_S", 0.05)
     folder, stop = make(), threading.Event()
     folder.restore(LATER)
-    watching = threading.Thread(target=stage.watch, args=(folder, stop))
-    watching.start()
+    thread = threading.Thread(target=watching.watch, args=(watching.Alone(folder), stop))
+    thread.start()
     deadline_s, told = time.monotonic() + 30, ""
     while "found changes all the time, last in a.txt" not in told:
         assert time.monotonic() < deadline_s
         write(folder, a_txt=os.urandom(8).hex() * len(told[:9] + "x"))
         told += capsys.readouterr().err
     stop.set()
-    watching.join(30)
+    thread.join(30)
     assert len(json.dumps(read(folder))) > 9 and folder.log.commits()

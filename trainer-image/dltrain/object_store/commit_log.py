@@ -17,7 +17,7 @@ import re
 import sys
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -118,31 +118,37 @@ class CommitLog:
                 found.append(self.entry(sequence))
         return [entry for entry in found if entry.is_commit]
 
-    def commit(self, kind: str, files: Mapping[str, StoredFile], about: Mapping[str, Any]) -> Entry:
+    def commit(
+        self, kind: str, files: Mapping[str, StoredFile], about: Mapping[str, Any], runs: Collection[str] = ()
+    ) -> Entry:
         """Add a commit marker, after which the checkpoint counts. All its files must be complete.
 
-        Verify that the store has files of the expected sizes. Raise FencedError if another run has taken over, OSError
-        if the store fails or has lost a file. ``kind``: what the marker stands for. ``files``: path → file. ``about``:
-        other data about the checkpoint.
+        Verify that the store has the files of this run, and of ``runs``, in the expected sizes. Raise FencedError if
+        another run has taken over, OSError if the store fails or has lost a file. ``kind``: what the marker stands for.
+        ``files``: path → file. ``about``: other data about the checkpoint. ``runs``: names of the runs of other pods
+        that have uploaded some of the files.
         """
-        new = [file for file in files.values() if file.key.startswith(f"{DATA}{self.run}/")]
-        sizes = self.store.list(f"{DATA}{self.run}/") if new else {}
-        for file in new:
-            if sizes.get(file.key) != file.nbytes:
-                raise OSError(
-                    f"{self.store.path(file.key)}: found {sizes.get(file.key, 'no')} bytes after the upload; expected "
-                    f"{file.nbytes} bytes"
-                )
+        for run in {self.run, *runs}:
+            new = [file for file in files.values() if file.key.startswith(f"{DATA}{run}/")]
+            sizes = self.store.list(f"{DATA}{run}/") if new else {}
+            for file in new:
+                if sizes.get(file.key) != file.nbytes:
+                    raise OSError(
+                        f"{self.store.path(file.key)}: found {sizes.get(file.key, 'no')} bytes after the upload; "
+                        f"expected {file.nbytes} bytes"
+                    )
         self._check(self._newest())
         return self._add(kind, files, about)
 
-    def prune(self, keep: int, damaged: Collection[int], doubtful: Collection[int]) -> None:
+    def prune(
+        self, keep: int, damaged: Collection[int], doubtful: Collection[int], spared: Callable[[str], bool]
+    ) -> None:
         """Delete old and damaged checkpoints, old claims, and the remains of interrupted uploads. Raise OSError.
 
         ``keep``: number of newest commits to keep. ``damaged``: numbers of entries that are proven damaged, which are
-        deleted. ``doubtful``: numbers of entries that could not be read, which do not count. Entries are
-        deleted before their files, so that an interruption leaves no entry without files. Raise FencedError if another
-        run has taken over.
+        deleted. ``doubtful``: numbers of entries that could not be read, which do not count. ``spared``: returns
+        True for a key that another pod of this run still needs. Entries are deleted before their files, so that an
+        interruption leaves no entry without files. Raise FencedError if another run has taken over.
         """
         sequences, entries = self.sequences(), {}
         for sequence in sequences:
@@ -166,7 +172,8 @@ class CommitLog:
         if any(n not in entries for n in sequences if n not in damaged):
             return  # An entry that could not be parsed may name any file.
         named = {file.key for entry in kept.values() for file in entry.files.values()}
-        self.store.delete(key for key in self.store.list(DATA) if key not in named and self._is_mine(key))
+        unnamed = [key for key in self.store.list(DATA) if key not in named and self._is_mine(key)]
+        self.store.delete(key for key in unnamed if not spared(key))
 
     def abort_uploads(self) -> None:
         """Abort incomplete uploads of earlier runs. Raise OSError."""

@@ -72,13 +72,14 @@ class LogReader:
             raise opening_error(uri, failure)
         return None
 
-    def prune(self, keep: int) -> None:
+    def prune(self, keep: int, spared: Callable[[str], bool] = lambda _: False) -> None:
         """Delete old and damaged checkpoints after a commit. On errors, leave that to the next commit.
 
-        Raise FencedError if another run has taken over. ``keep``: number of checkpoints to keep.
+        Raise FencedError if another run has taken over. ``keep``: number of checkpoints to keep. ``spared``: returns
+        True for a key that another pod of this run still needs.
         """
         try:
-            self.log.prune(keep, self._damaged, self._unreadable)
+            self.log.prune(keep, self._damaged, self._unreadable, spared)
         except FencedError:
             raise
         except OSError as error:

@@ -5,27 +5,24 @@ The folder counts as settled if nothing in it has changed for ``SETTLE_S`` secon
 lines all the time. A script that is still writing therefore never leaves a half-written checkpoint in a commit.
 """
 
-import fnmatch
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dltrain.object_store.commit_log import CommitLog, DamagedError, Entry, StoredFile
+from dltrain.object_store.content import Content, Seen, is_log, without_logs
 from dltrain.object_store.reading import LogReader, fetch, tell
 
 KIND = "folder"
+WRITERS = "writers"
+"""Name of the field of a commit marker with path → the pod that has written it. Paths of rank 0's pod are omitted."""
 SETTLE_S = 3.0
 """Seconds without a change after which the content of the folder is complete."""
-LOGS = ("events.out.tfevents.*", "*.log", "*.jsonl", "*.csv")
-"""Patterns of names of files that need not settle. A commit contains what is in them at that time."""
 _READ_NBYTES = 4 * 2**20
-
-Seen = tuple[int, int] | str
-"""State of a file: (size in bytes, time of the last change in ns), or the target of a symbolic link."""
 
 
 class ChangedError(Exception):
@@ -48,23 +45,15 @@ def scan(folder: Path) -> dict[str, Seen]:
     return found
 
 
-def without_logs(seen: Mapping[str, Seen]) -> dict[str, Seen]:
-    """Return ``seen`` without log files. The folder settles when all files but these no longer change."""
-    return {path: state for path, state in seen.items() if not is_log(path)}
-
-
-def is_log(path: str) -> bool:
-    return any(fnmatch.fnmatch(PurePosixPath(path).name, pattern) for pattern in LOGS)
-
-
 class StagedFolder:
     """The folder ``folder`` and its commits in the log. ``keep``: number of commits to keep.
 
-    The file ``note`` beside the folder says from which commit the content of the folder comes.
+    The file ``note`` beside the folder says from which commit the content of the folder comes. ``has_parts``: True if
+    each pod of the job has such a folder with its part of a checkpoint.
     """
 
-    def __init__(self, folder: Path, log: CommitLog, keep: int) -> None:
-        self.folder, self.log, self.keep = folder, log, keep
+    def __init__(self, folder: Path, log: CommitLog, keep: int, *, has_parts: bool = False) -> None:
+        self.folder, self.log, self.keep, self.has_parts = folder, log, keep, has_parts
         self._note = folder.with_name(f".{folder.name}.json")
         self._reader = LogReader(log, KIND)
         self._base: Entry | None = None
@@ -74,7 +63,17 @@ class StagedFolder:
     @property
     def committed(self) -> dict[str, Seen]:
         """Return path → state of each file in the last commit, in the form of ``scan``."""
-        return {} if self._base is None else _seen(self._base)
+        return self.content.seen
+
+    @property
+    def base(self) -> Entry | None:
+        """Return the last commit, or the one with which the ranks have started; None if there is none."""
+        return self._base
+
+    @property
+    def content(self) -> Content:
+        """Return the content of that commit."""
+        return Content() if self._base is None else Content.of(self._base)
 
     def open(self) -> None:
         """Continue with the content of the folder and the commit from which it comes. Raise OSError, DamagedError."""
@@ -85,17 +84,19 @@ class StagedFolder:
         """Claim the term, and make folder and log agree. Return the number of the commit in both; 0 without a commit.
 
         If the folder has newer content that had settled at ``ended_unix_s``, the Unix time at which the ranks ended,
-        upload it. Otherwise, restore the newest valid commit. Raise FencedError if another run has taken over,
-        BadInputError for a wrong bucket or a missing permission, ChangedError if the folder changes, and OSError if the
+        upload it. Otherwise, or if other pods may have parts of the newer content, restore the newest valid commit.
+        Raise FencedError if another run has taken over, BadInputError for a wrong bucket or a missing permission, ChangedError if the folder changes, and OSError if the
         store or disk fails.
         """
         self._reader.open()
         here, note = scan(self.folder), self._read_note()
         sequence = self._reader.newest(lambda entry: self._reusable(entry, note, here, ended_unix_s))
-        if sequence is None and here and note:
+        if sequence is None and here and note and not _is_part(note):
             self._base = None  # Nothing was uploaded yet. With a volume, the script would find what is there, too.
             self.upload(final=True)
         elif sequence is None:
+            if here and _is_part(note):
+                tell(f"discarded {len(here)} files that were not in a checkpoint of all pods, such as {min(here)}")
             self._clear({})
             self._base = None
         if self._base is not None and without_logs(self.committed) != without_logs(scan(self.folder)):
@@ -110,15 +111,21 @@ class StagedFolder:
         settled at ``ended_unix_s``, the Unix time at which the ranks ended. Otherwise, restore ``entry``. ``here``: the
         folder's files.
         """
-        changed = [path for path, state in without_logs(here).items() if _seen(entry).get(path) != state]
-        newest = max((_changed_s(self.folder / path) for path in changed), default=0.0)
-        if note.get("sequence") == entry.sequence and newest <= ended_unix_s - SETTLE_S:
+        there = Content.of(entry).seen
+        changed = [path for path, state in without_logs(here).items() if there.get(path) != state]
+        newest = self.newest_change_s(changed)
+        if note.get("sequence") == entry.sequence and newest <= ended_unix_s - SETTLE_S and not _is_part(note):
             self._base = entry
         else:
-            if note.get("sequence") == entry.sequence and changed:
-                tell(f"discarded {len(changed)} files that were still being written, such as {sorted(changed)[0]}")
+            if changed and (note.get("sequence") == entry.sequence or _is_part(note)):
+                why = "not in a checkpoint of all pods" if _is_part(note) else "still being written"
+                tell(f"discarded {len(changed)} files that were {why}, such as {sorted(changed)[0]}")
             self.restore_entry(entry)
         return entry.sequence
+
+    def newest_change_s(self, paths: Collection[str]) -> float:
+        """Return the Unix time at which one of ``paths`` has changed last; 0 without paths."""
+        return max((_changed_s(self.folder / path) for path in paths), default=0.0)
 
     def restore_sequence(self, sequence: int) -> None:
         """Restore the commit with this number, which another pod has chosen; 0: delete all files. Raise OSError,
@@ -135,7 +142,7 @@ class StagedFolder:
 
         Raise DamagedError if the commit or one of its files is damaged.
         """
-        wanted = _seen(entry)
+        wanted = Content.of(entry).seen
         for path in wanted:
             pure = PurePosixPath(path)
             in_link = any(isinstance(wanted.get(str(parent)), str) for parent in pure.parents)
@@ -178,35 +185,63 @@ class StagedFolder:
         ``final``: also commit if only logs differ. Raise ChangedError if the folder changes meanwhile, FencedError if
         another run has taken over, and OSError if the upload fails. The last commit then stays valid.
         """
-        before, committed = scan(self.folder), self.committed
         select = dict if final else without_logs
-        if select(before) == select(committed):
+        if select(scan(self.folder)) == select(self.committed):
             return None
+        content = self.upload_content(self.content, without_logs(scan(self.folder)))
+        self._base = self.log.commit(KIND, content.files, content.about)
+        self._write_note()
+        self._reader.prune(self.keep)
+        return self._base
+
+    def upload_content(self, uploaded: Content, state: Mapping[str, Seen]) -> Content:
+        """Upload the files that differ from ``uploaded``, which is in the store. Return the content of the folder.
+
+        ``state``: the expected state of all files but logs. Raise ChangedError if the folder has another state or
+        changes meanwhile, and OSError if the upload fails.
+        """
+        before, there = scan(self.folder), uploaded.seen
+        _check(before, state)
         self._uploads += 1
         files: dict[str, StoredFile] = {}
         links: dict[str, str] = {}
         times: dict[str, int] = {}
-        for path, state in before.items():
-            if isinstance(state, str):
-                links[path] = state
-            elif self._base is not None and committed.get(path) == state:
-                files[path], times[path] = self._base.files[path], state[1]
+        for path, seen in before.items():
+            if isinstance(seen, str):
+                links[path] = seen
+            elif there.get(path) == seen:
+                files[path], times[path] = uploaded.files[path], seen[1]
             else:
                 try:
-                    files[path] = self._upload_file(path, state[0])
-                    times[path] = state[1]
+                    files[path] = self._upload_file(path, seen[0])
+                    times[path] = seen[1]
                 except FileNotFoundError:
                     if not is_log(path):
                         raise ChangedError(path) from None
-        after = without_logs(scan(self.folder))
-        if changed := [path for path, state in after.items() if before.get(path) != state] or (
-            after.keys() ^ without_logs(before).keys()
-        ):
-            raise ChangedError(sorted(changed)[0])
-        self._base = self.log.commit(KIND, files, {"mtimes_ns": times, "links": links})
-        self._write_note()
-        self._reader.prune(self.keep)
-        return self._base
+        _check(scan(self.folder), state)
+        return Content(files, times, links)
+
+    @property
+    def uploads(self) -> int:
+        """Return the number of uploads of this run. It is part of the keys of their files."""
+        return self._uploads
+
+    def commit(
+        self,
+        content: Content,
+        writers: Mapping[str, str],
+        runs: Collection[str],
+        spared: Callable[[str], bool],
+    ) -> Entry:
+        """Commit the content of the folders of all pods. Return the commit. The next ranks of the job start with it.
+
+        ``writers``: path → the pod that has written it, except the first. ``runs``: names of the runs that have
+        uploaded files of other pods. ``spared``: returns True for a key that another pod still needs. Raise FencedError
+        if another run has taken over, and OSError if the store fails or has lost a file.
+        """
+        entry = self.log.commit(KIND, content.files, content.about | {WRITERS: dict(writers)}, runs)
+        self._reader.prune(self.keep, spared)
+        return entry
 
     def _upload_file(self, path: str, nbytes: int) -> StoredFile:
         key = self.log.data_key(f"{self._uploads:06d}/{path}")
@@ -225,18 +260,19 @@ class StagedFolder:
         self.folder.mkdir(parents=True, exist_ok=True)
         temporary = self._note.with_suffix(".new")
         sequence = 0 if self._base is None else self._base.sequence
-        temporary.write_text(json.dumps({"sequence": sequence}))
+        temporary.write_text(json.dumps({"sequence": sequence} | ({"part": True} if self.has_parts else {})))
         temporary.replace(self._note)
 
 
-def _seen(entry: Entry) -> dict[str, Seen]:
-    """Return what a commit contains, in the form of ``scan``. Raise DamagedError if it is invalid."""
-    try:
-        times, links = entry.about["mtimes_ns"], entry.about["links"]
-        files: dict[str, Seen] = {path: (file.nbytes, int(times[path])) for path, file in entry.files.items()}
-        return files | {str(path): str(target) for path, target in links.items()}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DamagedError(f"found an invalid entry {entry.sequence} ({type(error).__name__}: {error})") from None
+def _check(now: Mapping[str, Seen], state: Mapping[str, Seen]) -> None:
+    """Raise ChangedError unless the files ``now`` are, without logs, in the expected ``state``."""
+    if changed := {path for path, _ in without_logs(now).items() ^ state.items()}:
+        raise ChangedError(min(changed))
+
+
+def _is_part(note: Mapping[str, Any]) -> bool:
+    """Return True if, by the ``note`` beside a folder, other pods may have parts of the content as well."""
+    return note.get("part") is True
 
 
 def _pieces(file: Any, nbytes: int, path: str) -> Iterator[bytes]:

@@ -123,8 +123,8 @@ class Checkpoint(ApiModel):
             max_length=1024,
             description="Location of the checkpoints in an object store with the S3 protocol, in place of a volume: "
             "s3://BUCKET/PREFIX. Each job has a folder of its own there. The folder $DLJOB_CHECKPOINT_DIR of a script "
-            "is then on the disk of each node: what rank 0's pod writes there is uploaded when it settles, and "
-            "restored before the ranks start.",
+            "is then on the disk of each node: what the ranks write there is uploaded when it settles on all nodes, "
+            "and restored before the ranks start.",
         ),
     ] = None
     secret_name: Annotated[

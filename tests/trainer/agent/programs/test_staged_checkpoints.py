@@ -1,6 +1,7 @@
 """Tests of scripts whose checkpoint folder is staged in an object store, with real agents and moto's server."""
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 from dlcontract import CheckpointRef, ModelRef, Plan, RunPhase
 from support.trainer.object_store import Server, server
-from support.trainer.pods import TERM, UID, Job
+from support.trainer.pods import KILL, TERM, UID, Job
 from support.trainer.ranks import SPEAKING
 
 pytestmark = [
@@ -17,6 +18,7 @@ pytestmark = [
     pytest.mark.skipif(os.getuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2 for namespaces"),
 ]
 SCRIPT = SPEAKING.replace("speaking_rank", "checkpointing_script")
+SHARDED = SPEAKING.replace("speaking_rank", "sharded_script")
 
 
 @pytest.fixture
@@ -55,7 +57,7 @@ def test_pods_that_lose_their_disks_resume_from_the_store(two: Job, store: Serve
     plan = staged(two, framework, "6", "4", str(go))
     two.start(plan, **environ(two, store))
     two.until(lambda r: r.step >= 4)
-    two.wait(lambda: "[checkpoints] dltrain: uploaded 2 files" in two.pods[0].text())
+    two.wait(lambda: "[checkpoints] dltrain: uploaded 2 files" in two.pods[0].text(), 120)  # Rank 1 might still begin to write.
     for pod, disk in zip(two.pods, disks, strict=True):
         pod.kill()
         shutil.rmtree(disk / f"test-{plan.uid}")
@@ -96,7 +98,7 @@ def test_missing_permission_fails_the_job_with_its_name(two: Job, store: Server)
 def test_folder_is_uploaded_when_the_pods_stop(two: Job, store: Server) -> None:
     disk_of_each_pod(two)
     two.start(staged(two, "Torchrun", "9", "4", "/nowhere"), **environ(two, store))
-    two.until(lambda r: r.step >= 4)
+    two.until(lambda r: r.step >= 4)  # The script exits with code 0 at SIGTERM.
     for pod in two.pods:
         pod.signal(TERM)
     for pod in two.pods:
@@ -129,13 +131,56 @@ def test_three_pods_without_a_shared_volume_train_and_resume(three: Job, store: 
         assert not [path for path in disk.rglob("*") if path.is_file()], "neither logs nor reports nor copies"
 
 
+def test_sharded_checkpoint_of_two_nodes_resumes_on_three(three: Job, store: Server) -> None:
+    """Ranks that FSDP has sharded write their shards on two nodes. Both nodes are lost, and three others resume."""
+    disks, go = disk_of_each_pod(three), three.directory / "go"
+    model = ModelRef(command=("python", SHARDED, "6", "4", str(go)), framework="Torchrun")
+    checkpoint = CheckpointRef(directory=str(three.checkpoints), uri="s3://models/sharded")
+    plan = three.plan(model=model, checkpoint=checkpoint, ranks=2)
+    three.start(plan, **environ(three, store))
+    three.wait(lambda: "[checkpoints] dltrain: uploaded 3 files" in three.pods[0].text(), 300)
+    shards = {"4/.metadata", "4/__0_0.distcp", "4/__1_0.distcp"}
+    assert store.last_commit("models", "sharded/")["files"].keys() == shards
+    assert [disk.joinpath(f"test-{plan.uid}/4/__1_0.distcp").exists() for disk in disks] == [False, True, False]
+    saved = re.findall(r"rank 0 saved step 4 with (\S+)", three.pods[0].text())
+    for pod, disk in zip(three.pods, disks, strict=True):
+        pod.kill()
+        for path in disk.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        pod.log.unlink()
+    go.touch()
+    three.start(three.plan(model=model, checkpoint=checkpoint, number=2), **environ(three, store))
+    three.until(lambda r: r.phase is RunPhase.SUCCEEDED, 300)
+    for rank, pod in enumerate(three.pods):
+        assert f"[rank {rank}] rank {rank} of 3 starts at step 4 with {saved[0]}" in pod.text()
+
+
 @pytest.mark.long
-def test_files_of_other_pods_are_named(two: Job, store: Server) -> None:
+def test_last_checkpoint_has_the_files_of_all_pods(two: Job, store: Server) -> None:
+    """Rank 1 ends after rank 0, whose pod commits the files of both before the job succeeds."""
     disk_of_each_pod(two)
-    program = "import os; r = os.environ['RANK']; open(os.environ['DLJOB_CHECKPOINT_DIR'] + '/part-' + r, 'w').write(r)"
+    program = (
+        "import os, pathlib, time; r = os.environ['RANK']; go = pathlib.Path(os.environ['GO']);"
+        "pathlib.Path(os.environ['DLJOB_CHECKPOINT_DIR'], 'part-' + r).write_text(r)\n"
+        "while r == '1' and not go.exists(): time.sleep(0.02)"
+    )
+    go = two.directory / "go"
     plan = staged(two, "Torchrun", "1", "1", "/")
     plan = plan.model_copy(update={"model": plan.model.model_copy(update={"command": ("python", "-c", program)})})
-    two.start(plan, **environ(two, store))
+    two.start(plan, GO=str(go), **environ(two, store))
+    two.wait(lambda: "the commit waits for the other pods" in two.pods[0].text())
+    go.touch()
     two.until(lambda r: r.phase is RunPhase.SUCCEEDED)
-    assert "found 1 files that ranks of this pod wrote, such as part-1" in two.pods[1].text()
-    assert list(store.last_commit("models", "scripts/")["files"]) == ["part-0"]
+    assert set(store.last_commit("models", "scripts/")["files"]) == {"part-0", "part-1"}
+
+
+@pytest.mark.long
+def test_uploads_that_fail_for_long_restart_the_ranks(two: Job, store: Server) -> None:
+    disk_of_each_pod(two)
+    two.start(staged(two, "Torchrun", "9", "4", "/nowhere"), **environ(two, store))
+    two.until(lambda r: r.step >= 4)
+    for pid in two.pods[1].pids():
+        if b"dltrain.object_store.stage\0watch" in Path(f"/proc/{pid}/cmdline").read_bytes():
+            os.kill(pid, KILL)
+    failure = two.until(lambda r: r.failure).failure
+    assert failure is not None and failure.reason == "CheckpointFailed" and failure.host == two.pods[1].name

@@ -12,7 +12,8 @@ from pathlib import Path
 from dlcontract import Failure, Plan, RefusedSize, reasons
 from dltrain.agent.coordinator.diagnosis import Attempt
 from dltrain.host.tasks import Tasks
-from dltrain.object_store.staged_folder import SETTLE_S, Seen, scan, without_logs
+from dltrain.object_store.content import Seen, without_logs
+from dltrain.object_store.staged_folder import SETTLE_S, scan
 from dltrain.protocol.volume_layout import is_own_file, job_directory
 
 TRIAL_S = 60.0
@@ -20,6 +21,10 @@ TRIAL_S = 60.0
 write its settings before it fails."""
 RESTLESS_S = 600.0
 """Seconds after the launch from which a folder that changes all the time counts as one with a checkpoint."""
+PARTS_S = 10.0
+"""Seconds that pods have to complete their parts of a checkpoint in folders of their own after that of this pod.
+
+Without a shared volume, this pod sees only its own folder."""
 POLL_S = 1.0
 _BUSY_PART = 0.1
 """Largest part of the time in which the folder is scanned. A scan of many files on a network volume is slow."""
@@ -58,11 +63,13 @@ class CheckpointFolder:
         self._seen: dict[str, Seen] | None = None
         self._changed_s: float | None = None
         self._next_s = 0.0
+        self._settle_s = SETTLE_S
         self._scans = False
 
     def watch(self, plan: Plan | None) -> None:
         """Watch the folder of ``plan`` from now on; None: watch no folder. Forget earlier changes."""
         self._folder = None if plan is None else job_directory(plan)
+        self._settle_s = SETTLE_S if plan is None or plan.checkpoint.uri is None else SETTLE_S + PARTS_S
         self._seen, self._changed_s, self._next_s = None, None, 0.0
 
     def tick(self) -> None:
@@ -79,13 +86,14 @@ class CheckpointFolder:
         """Return True if the script has probably written a whole checkpoint after ``start_s``.
 
         This is so if the folder has changed after ``start_s`` (seconds of the monotonic clock) and then stayed
-        unchanged for ``SETTLE_S`` seconds, or if it has changed and ``RESTLESS_S`` seconds have passed since
+        unchanged for ``SETTLE_S`` seconds (with an object store, until other pods had ``PARTS_S`` seconds for their
+        parts), or if it has changed and ``RESTLESS_S`` seconds have passed since
         ``start_s``.
         """
         if self._changed_s is None or self._changed_s <= start_s:
             return False
         now_s = time.monotonic()
-        return now_s - self._changed_s >= SETTLE_S or now_s - start_s >= RESTLESS_S
+        return now_s - self._changed_s >= self._settle_s or now_s - start_s >= RESTLESS_S
 
     async def _scan(self, folder: Path) -> None:
         begin_s, before = time.monotonic(), self._seen

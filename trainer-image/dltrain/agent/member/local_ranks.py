@@ -286,8 +286,7 @@ class LocalRanks:
         end = await run.process.ended
         await run.output.drained()
         killed = self._out_of_memory(end)
-        if len(self.running) == 1:
-            end = await self.staged.ranks_ended(attempt, run.rank.rank, end)
+        end = await self.staged.rank_ended(attempt, run.rank.rank, end, is_last=len(self.running) == 1)
         if self.running.get(run.rank.rank) is run:
             del self.running[run.rank.rank]
         self._emit(

@@ -3,7 +3,7 @@
 A process of its own copies the files, so that hashing and large transfers never delay the heartbeats of the agent.
 """
 
-import logging
+import asyncio
 import os
 import re
 import signal
@@ -15,13 +15,13 @@ from pathlib import Path
 from dlcontract import Failure, Plan, reasons
 from dltrain.host.output import Output
 from dltrain.host.processes import Exit, Process, Reaper
+from dltrain.host.tasks import Tasks
 from dltrain.launch.injected import is_injected
-from dltrain.object_store.staged_folder import Seen, scan
+from dltrain.object_store.staged_folder import scan
+from dltrain.object_store.watching import LEFT_TO_OTHERS
 from dltrain.protocol.agent_messages import RankUpdate
 from dltrain.protocol.rank_messages import EXIT_BAD_INPUT, EXIT_NOT_FETCHED, EXIT_OK, EXIT_PEER_LOST, Busy, Failed
 from dltrain.protocol.volume_layout import job_directory
-
-log = logging.getLogger(__name__)
 
 UPLOAD_S, UPLOAD_BPS = 60.0, 10e6
 """The slowest supported object store: latency in seconds, and bytes per second."""
@@ -49,9 +49,15 @@ class StagedCheckpoints:
         self._reaper, self._env, self._pod, self._plan_file, self._emit = reaper, env, pod, plan_file, emit
         self.stopping = False
         """True if the ranks were asked to stop. Their folder is then uploaded even if they do not exit with 0."""
+        self._finishes = False
+        """True if the ranks of this pod have ended, and the process was asked to upload the folder a last time."""
+        self._exited = True
+        """False if a rank of this pod has not exited with code 0."""
+        self._left_to_others = asyncio.Event()
+        """An event that is set if the last commit waits for other pods, the last of which waits for the commit."""
         self._plan: Plan | None = None
         self._attempt = ""
-        self._restored: dict[str, Seen] = {}
+        self._tasks: Tasks[None] = Tasks()
         self._process: Process | None = None
         self._output: Output | None = None
         self._ended_unix_s = 0.0
@@ -67,42 +73,55 @@ class StagedCheckpoints:
         Then start to watch the folder. Return True if the ranks may start. Return False if the attempt has ended, or if
         copying failed and the failure was emitted.
         """
-        self._attempt, self._plan, self.stopping = attempt, plan, False
+        self._attempt, self._plan, self.stopping, self._finishes = attempt, plan, False, False
+        self._exited = True
+        self._left_to_others.clear()
         end = await self._run("restore", "--ended", str(self._ended_unix_s or time.time()))
         if attempt != self._attempt:
             return False
         if end.code != EXIT_OK:
             self._fail(attempt, end)
             return False
-        if self._leads:
-            self._start("watch")
-        else:
-            self._restored = scan(job_directory(plan))
+        if self._pod in plan.pods:
+            self._tasks.spawn(self._report_early_end(attempt, self._start("watch")))
         return True
 
-    async def ranks_ended(self, attempt: str, rank: int, end: Exit) -> Exit:
+    async def _report_early_end(self, attempt: str, process: Process) -> None:
+        """Emit the failure of a ``process`` that gives up, such as after minutes of errors, while ranks run."""
+        end = await process.ended
+        if self._process is process and not self._finishes and attempt == self._attempt and end.code != EXIT_OK:
+            self._fail(attempt, end)
+
+    async def rank_ended(self, attempt: str, rank: int, end: Exit, *, is_last: bool) -> Exit:
         """Upload the folder a last time after the last rank of this pod has ended with the exit status ``end``.
 
-        If the rank failed, do nothing, because it may have left incomplete files: ``restore`` then decides about them.
+        ``is_last``: False if other ranks of this pod run. If the last rank failed, do nothing, because it may have left incomplete files: ``restore`` then decides about them.
         Return the exit status to report: ``end``, or a failure if the upload failed. ``attempt``: name of the launch of
         these ranks.
         """
+        self._exited = self._exited and end.code == 0
+        if not is_last:
+            return end
         self._ended_unix_s = time.time()
         if self._plan is None or attempt != self._attempt:
             return end
-        folder = job_directory(self._plan)
-        if not self._leads:
-            self._warn_of_strays(folder)
         process = self._process
         if process is None or not (end.code == 0 or self.stopping):
             return end
-        nbytes = sum(seen[0] for seen in scan(folder).values() if not isinstance(seen, str))
+        nbytes = sum(seen[0] for seen in scan(job_directory(self._plan)).values() if not isinstance(seen, str))
         limit_s = min(MAX_BUSY_S, UPLOAD_S + nbytes / UPLOAD_BPS)
+        self._finishes = True
         self._emit(RankUpdate(attempt=attempt, message=Busy(rank=rank, what="upload of checkpoints", limit_s=limit_s)))
-        process.send(signal.SIGTERM)
-        copied = await process.ended
-        if copied.signal == signal.SIGTERM and attempt == self._attempt:  # It was still starting.
-            copied = await self._run("upload")
+        process.send(signal.SIGTERM if self._exited else signal.SIGUSR1)
+        left = asyncio.ensure_future(self._left_to_others.wait())
+        await asyncio.wait({left, process.ended}, return_when=asyncio.FIRST_COMPLETED)
+        left.cancel()
+        if not process.ended.done():
+            self._finishes = False
+            return end
+        copied = process.ended.result()
+        if copied.signal in (signal.SIGTERM, signal.SIGUSR1) and attempt == self._attempt:  # It was still starting.
+            copied = await self._run("upload", *(() if self._exited else ("--killed",)))
         if copied.code == EXIT_OK or attempt != self._attempt:
             return end
         self._fail(attempt, copied)
@@ -119,10 +138,14 @@ class StagedCheckpoints:
             await process.ended
 
     def _start(self, mode: str, *arguments: str) -> Process:
-        leads = ("--leads",) if self._leads else ()
-        command = (mode, "--plan", str(self._plan_file), "--attempt", self._attempt, *leads, *arguments)
-        self._process, self._output = _started(self._reaper, self._env, command)
+        where = ("--attempt", self._attempt, "--pod", self._pod)
+        command = (mode, "--plan", str(self._plan_file), *where, *arguments)
+        self._process, self._output = _started(self._reaper, self._env, command, self._read)
         return self._process
+
+    def _read(self, _: bytes) -> None:
+        if self._output is not None and LEFT_TO_OTHERS in self._output.tail:
+            self._left_to_others.set()
 
     async def _run(self, mode: str, *arguments: str) -> Exit:
         process = self._start(mode, *arguments)
@@ -137,7 +160,7 @@ class StagedCheckpoints:
         message = lines[-1].removeprefix("dltrain: ") if lines else f"the copy of the checkpoints ended with {end}"
         if self._plan is None:
             return
-        rank = next(each.rank for each in self._plan.ranks if each.pod == self._pod)
+        rank = next((each.rank for each in self._plan.ranks if each.pod == self._pod), 0)
         found = {EXIT_BAD_INPUT: reasons.BAD_INPUT, EXIT_PEER_LOST: reasons.COORDINATOR_LOST}
         reason = reasons.CHECKPOINT_FAILED if end.code is None else found.get(end.code, reasons.CHECKPOINT_FAILED)
         failure = Failure(
@@ -150,15 +173,6 @@ class StagedCheckpoints:
             counts=reason != reasons.COORDINATOR_LOST,
         )
         self._emit(RankUpdate(attempt=attempt, message=Failed(rank=rank, failure=failure)))
-
-    def _warn_of_strays(self, folder: Path) -> None:
-        strays = sorted(path for path, seen in scan(folder).items() if self._restored.get(path) != seen)
-        if strays:
-            log.warning(
-                "checkpoint.uri: found %d files that ranks of this pod wrote, such as %s; expected checkpoints of rank "
-                "0 alone, because only the folder of its pod is uploaded. Let rank 0 write the whole state, or use "
-                "checkpoint.volume with a shared claim", len(strays), strays[0],
-            )  # fmt: skip
 
 
 async def claimed_term(reaper: Reaper, env: dict[str, str], plan: Plan, plan_file: Path) -> int:
@@ -176,8 +190,13 @@ async def claimed_term(reaper: Reaper, env: dict[str, str], plan: Plan, plan_fil
     return int(found[1]) if end.code == EXIT_OK and found is not None else 0
 
 
-def _started(reaper: Reaper, env: dict[str, str], arguments: Sequence[str]) -> tuple[Process, Output]:
-    """Start ``dltrain.object_store.stage`` with these arguments, and copy its output to the log of the agent."""
+def _started(
+    reaper: Reaper, env: dict[str, str], arguments: Sequence[str], read: Callable[[bytes], None] = lambda _: None
+) -> tuple[Process, Output]:
+    """Start ``dltrain.object_store.stage`` with these arguments, and copy its output to the log of the agent.
+
+    ``read``: a function that is called after each piece of the output.
+    """
     read_fd, write_fd = os.pipe()
     isolated = ("-I",) if is_injected() else ()
     command = (sys.executable, *isolated, "-m", "dltrain.object_store.stage", *arguments)
@@ -185,4 +204,4 @@ def _started(reaper: Reaper, env: dict[str, str], arguments: Sequence[str]) -> t
         process = reaper.start(command, env=env, output=write_fd)
     finally:
         os.close(write_fd)
-    return process, Output("[checkpoints] ", read_fd)
+    return process, Output("[checkpoints] ", read_fd, read)

@@ -5,6 +5,7 @@ Arguments: the steps, and the step at which rank 0 saves and then waits until a 
 
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ from pathlib import Path
 import dltrain
 
 steps, hold, go = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
 rank = int(os.environ.get("OMPI_COMM_WORLD_RANK", os.environ["RANK"]))
 folder = Path(os.environ["DLJOB_CHECKPOINT_DIR"])
 saved = folder / "checkpoint" / "step.json"
