@@ -347,7 +347,7 @@ class Cache:
         look = next(looks, None)
         lost = self._lost(pod.node for pod in (*pods, *((look,) if look else ())) if pod.node)
         nodes = self._stores[NODE.plural].entries
-        used = [nodes["", name].seen for name in {pod.node for pod in pods if pod.node} if ("", name) in nodes]
+        used = [nodes["", name].seen for name in {p.node for p in pods if p.node} if ("", name) in nodes]
         report, suggestion = maps[names.report], maps[names.suggestion]
         observed = Observed(
             job=job,
