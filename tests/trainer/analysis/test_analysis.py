@@ -175,6 +175,16 @@ def test_values_that_are_not_finite_are_counted_apart() -> None:
     assert (only.samples, only.invalid, only.metric) == (0, 4, ("accuracy", 0.0))
 
 
+def test_tensors_of_float64_keep_their_precision() -> None:
+    """Seen before: they became float32, whose steps are 128 for times in seconds, so the error was 0 or 64 too large."""
+    truth = 1.7e9 + np.arange(40.0)
+    found = analysis(torch.from_numpy(truth + 0.25), torch.from_numpy(truth)).regression
+    assert found is not None and found == analysis(truth + 0.25, truth).regression
+    assert found.rmse == pytest.approx(0.25, rel=1e-3)
+    large = analysis(torch.tensor([1e60, 2e60], dtype=torch.float64), torch.tensor([1e60, 3e60], dtype=torch.float64))
+    assert (large.samples, large.invalid) == (2, 0), "finite in float64, but not in float32"
+
+
 def test_empty_parts() -> None:
     assert merged([Collection().packed(), Collection("language").packed()]) is None
     logits, targets = drawn_classes(2)

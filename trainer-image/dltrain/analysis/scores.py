@@ -38,7 +38,7 @@ def array(value: Any) -> NDArray[Any]:
     """
     if hasattr(value, "detach"):
         value = value.detach()
-        if value.is_floating_point():
+        if value.is_floating_point() and value.element_size() < 4:  # numpy has no bfloat16.
             value = value.float()
         value = value.cpu().numpy()
     found = np.asarray(value)
