@@ -123,6 +123,17 @@ def test_probabilities_and_their_logarithms_give_equal_figures() -> None:
     assert binary[0] == binary[1] == binary[2]
 
 
+def test_single_scores_are_logits_if_one_of_them_is_no_probability() -> None:
+    """Seen before: each batch decided alone, so that a logit of 0.3 in a small last batch was class 0, not class 1."""
+    scores = np.array([-2.0, 3.0, 1.5, -0.5, 0.2, 4.0, -1.0, 0.3, 0.4])
+    truth = (scores > 0).astype(int)
+    two = np.stack([np.zeros(9), scores], 1)
+    for cuts in ([], [7], [7, 8]):
+        for one in (scores, torch.from_numpy(scores)):
+            found = analysis(one, truth, cuts, task="classification").classification
+            assert found is not None and found == analysis(two, truth, cuts).classification and found.accuracy == 1
+
+
 def test_most_wrong_examples_are_the_surest_errors() -> None:
     logits = np.array([[0.0, 5], [9, 0], [0, 3], [0, 8], [0, 2]])
     found = analysis(logits, np.array([0, 0, 1, 0, 0]), [2, 3], labels=("cat", "dog")).classification
