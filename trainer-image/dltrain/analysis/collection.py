@@ -40,7 +40,14 @@ class Collection:
         ``index``: number of each sample in the held-out data. By default, samples are numbered in their order, over all
         ranks. Raise ValueError for values that do not fit.
         """
-        if predictions is None or len(predictions) == 0:
+        if predictions is None:
+            return
+        if not hasattr(predictions, "__len__") or getattr(predictions, "ndim", 1) == 0:
+            raise ValueError(
+                f"predictions: found {type(predictions).__name__}; expected an array, a tensor or a list with an entry "
+                "for each sample. Pass the tensor in it, such as output.logits"
+            )
+        if len(predictions) == 0:
             return
         truth = array(targets)
         if not hasattr(predictions, "shape"):
@@ -51,7 +58,7 @@ class Collection:
             self._part = ResidualPart() if self._task == "regression" else ClassPart(tokens=self._task == "language")
         numbers = np.arange(self._seen, self._seen + len(truth))
         if index is not None:
-            numbers, self._numbered = array(index).astype(np.int64).reshape(-1), True
+            numbers, self._numbered = array(index, "index").astype(np.int64).reshape(-1), True
             if len(numbers) != len(truth):
                 raise ValueError(f"index: found {len(numbers)} numbers; expected one for each of {len(truth)} samples")
         self._seen += len(truth)

@@ -31,10 +31,10 @@ class Scored:
     invalid: int
 
 
-def array(value: Any) -> NDArray[Any]:
+def array(value: Any, name: str = "predictions, targets") -> NDArray[Any]:
     """Return an array, a tensor on any device or a (nested) list of numbers as a numpy array. bfloat16 becomes float32.
 
-    Raise ValueError for anything else.
+    ``name``: the user's word for ``value``. Raise ValueError for anything else.
     """
     if hasattr(value, "detach"):
         value = value.detach()
@@ -43,7 +43,7 @@ def array(value: Any) -> NDArray[Any]:
         value = value.cpu().numpy()
     found = np.asarray(value)
     if found.dtype.kind not in "biuf":
-        raise ValueError(f"predictions, targets: found values of type {found.dtype}; expected numbers. Convert them")
+        raise ValueError(f"{name}: found values of type {found.dtype}; expected numbers. Convert them")
     return found
 
 
