@@ -67,10 +67,8 @@ class Collection:
         else:
             self._add_classes(self._part, predictions, truth, numbers)
 
-    def _add_classes(
-        self, part: ClassPart, predictions: Any, truth: NDArray[Any], numbers: NDArray[np.int64]
-    ) -> None:
-        """Add a batch to ``part``, and to ``_as_logits``. Only all batches of all ranks show what single numbers are."""
+    def _add_classes(self, part: ClassPart, predictions: Any, truth: NDArray[Any], numbers: NDArray[np.int64]) -> None:
+        """Add a batch to ``part``, and to ``_as_logits``. The batches of all ranks show what single numbers are."""
         per_sample = max(1, truth.size // len(truth))
         if is_second_class(predictions, truth):
             self._logits = self._logits or are_logits(predictions)

@@ -72,7 +72,7 @@ def task_of(predictions: Any, targets: NDArray[Any]) -> Task:
 
 
 def is_second_class(predictions: Any, targets: NDArray[Any]) -> bool:
-    """Return True if ``predictions`` holds one logit or probability for each target: that of the second of two classes."""
+    """Return True if ``predictions`` holds one logit or probability of the second of two classes for each target."""
     return tuple(np.shape(predictions)) == targets.shape and not _whole(predictions)
 
 

@@ -97,7 +97,7 @@ def _updates_by_itself(module: Any) -> bool:
 
 
 def _completed(trainer: Any, module: Any) -> int:
-    """Return the number of completed steps. Lightning counts each update of each optimizer; a batch is one step here."""
+    """Return the number of completed steps. Lightning counts the updates of all optimizers; a batch is one step."""
     if _updates_by_itself(module):
         return int(trainer.fit_loop.total_batch_idx) + 1
     return int(trainer.global_step)
