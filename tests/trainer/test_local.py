@@ -203,6 +203,7 @@ def test_script_reads_dataset_path_from_environment(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["--model", "mlp", "--dataset", "/nowhere.npz"], "spec.dataset.uri: found no file /nowhere.npz; expected "),
+        (["--model", "mlp", "--dataset", "mnist"], "dataset: found 'mnist'; expected one of digits, breast-cancer, "),
         (["--model", "mlp", "--batch", "0"], "batch: found 0; expected a whole number of at least 1"),
         (["--model", "mlp", "--epochs", "0"], "epochs: found 0; expected greater than or equal to 1"),
         (["--model", "mlp", "--learning-rate", "nan"], "learning_rate: found nan; expected a finite number"),

@@ -216,10 +216,11 @@ def _folder(options: Options) -> Subject:
     classify = options.task == TEXT_CLASSIFICATION or (options.task is None and len(class_folders(train)) > 1)
     read = read_class_folders if classify else read_text_folder
     texts = read(train, options.encoding)
-    return _of_texts(options, texts, read(test, options.encoding) if test else None)
+    training_folder = train.name if parts and options.test is None else ""
+    return _of_texts(options, texts, read(test, options.encoding) if test else None, training_folder)
 
 
-def _of_texts(options: Options, texts: Texts, test: Texts | None) -> Subject:
+def _of_texts(options: Options, texts: Texts, test: Texts | None, training_folder: str = "") -> Subject:
     if test is None and options.test is not None:
         test = read_file(options.test, texts.encoding)
     if test is not None and test.encoding != texts.encoding:
@@ -236,7 +237,13 @@ def _of_texts(options: Options, texts: Texts, test: Texts | None) -> Subject:
         samples, nbytes = text.language_sequences(facts), text.POSITIONS
         memory = TEXT_NBYTES * facts.nbytes
     source = render.Source(
-        options.final(texts.path), test.path.resolve() if test else None, options.dataset_uri, samples, nbytes, memory
+        options.final(texts.path.parent if training_folder else texts.path),
+        test.path.resolve() if test else None,
+        options.dataset_uri,
+        samples,
+        nbytes,
+        memory,
+        training_folder,
     )
     return Subject(
         facts,

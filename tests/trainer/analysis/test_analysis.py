@@ -123,6 +123,17 @@ def test_probabilities_and_their_logarithms_give_equal_figures() -> None:
     assert binary[0] == binary[1] == binary[2]
 
 
+def test_single_scores_are_logits_if_one_of_them_is_no_probability() -> None:
+    """Seen before: each batch decided alone, so that a logit of 0.3 in a small last batch was class 0, not class 1."""
+    scores = np.array([-2.0, 3.0, 1.5, -0.5, 0.2, 4.0, -1.0, 0.3, 0.4])
+    truth = (scores > 0).astype(int)
+    two = np.stack([np.zeros(9), scores], 1)
+    for cuts in ([], [7], [7, 8]):
+        for one in (scores, torch.from_numpy(scores)):
+            found = analysis(one, truth, cuts, task="classification").classification
+            assert found is not None and found == analysis(two, truth, cuts).classification and found.accuracy == 1
+
+
 def test_most_wrong_examples_are_the_surest_errors() -> None:
     logits = np.array([[0.0, 5], [9, 0], [0, 3], [0, 8], [0, 2]])
     found = analysis(logits, np.array([0, 0, 1, 0, 0]), [2, 3], labels=("cat", "dog")).classification
@@ -173,6 +184,16 @@ def test_values_that_are_not_finite_are_counted_apart() -> None:
     assert huge.regression is not None and np.isfinite(huge.regression.rmse) and huge.invalid == 1
     only = analysis(np.full((4, 3), np.nan), np.zeros(4, int))
     assert (only.samples, only.invalid, only.metric) == (0, 4, ("accuracy", 0.0))
+
+
+def test_tensors_of_float64_keep_their_precision() -> None:
+    """Seen before: they became float32, whose steps are 128 for times in seconds, so the error was 0."""
+    truth = 1.7e9 + np.arange(40.0)
+    found = analysis(torch.from_numpy(truth + 0.25), torch.from_numpy(truth)).regression
+    assert found is not None and found == analysis(truth + 0.25, truth).regression
+    assert found.rmse == pytest.approx(0.25, rel=1e-3)
+    large = analysis(torch.tensor([1e60, 2e60], dtype=torch.float64), torch.tensor([1e60, 3e60], dtype=torch.float64))
+    assert (large.samples, large.invalid) == (2, 0), "finite in float64, but not in float32"
 
 
 def test_empty_parts() -> None:

@@ -3,11 +3,15 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+import torch
 
 from dltrain.protocol.rank_messages import SOCKET_ENV, Analyzed, Step
 from dltrain.record.run_report.document import Document
+from dltrain.reporting.evaluation import evaluate
 from support.trainer.listener import Listener
 from support.trainer.ranks import BODIES, environment, run_ranks
 
@@ -88,6 +92,37 @@ def test_other_models_are_left_out_if_there_is_no_r2_to_compare() -> None:
     code = "import dltrain; f = dltrain.evaluate([1.0, 2.0], [3.0, 3.0], other_models={'trees': 0.5})\n"
     run = ended(f"{code}assert f.regression.r2 is None and f.other_models == (), f")
     assert run.returncode == 0, run.stderr
+
+
+def test_labels_may_be_a_mapping_from_class_numbers(capsys: pytest.CaptureFixture[str]) -> None:
+    """Seen before: the keys became the names, such as those of ``model.config.id2label`` of Hugging Face."""
+    found = evaluate([0, 1, 2, 2], [0, 1, 2, 0], labels={"0": "cat", 2: "dog"})  # type: ignore[dict-item]
+    assert found is not None and found.classification is not None
+    assert found.classification.names == ("cat", "1", "dog") and "class cat" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="labels: found the class 'cat' in a mapping; expected names by class number"):
+        evaluate([0], [0], labels={"cat": 0})  # type: ignore[dict-item]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ((torch.zeros(4, 2),), "predictions: found a batch of type Tensor, and no targets"),
+        (([torch.zeros(4, 2)],), "predictions: found a batch of type Tensor, and no targets"),
+        (([{"logits": torch.zeros(4, 2), "labels": torch.zeros(4)}],), "predictions: found a batch of type dict"),
+        (([(torch.zeros(4, 2),) * 4],), "predictions: found a batch of type tuple of 4"),
+        ((SimpleNamespace(logits=torch.zeros(4, 2)), torch.zeros(4, dtype=torch.int64)), "found SimpleNamespace"),
+        ((1.5, 2.5), "predictions: found float; expected an array"),
+    ],
+)
+def test_what_is_no_batch_is_named(arguments: tuple[Any, ...], expected: str) -> None:
+    """Seen before: errors such as ``len() of a 0-d tensor`` if the script forgot the targets."""
+    with pytest.raises(ValueError, match=expected):
+        evaluate(*arguments)
+
+
+def test_an_index_of_names_is_rejected_as_such() -> None:
+    with pytest.raises(ValueError, match="index: found values of type <U5; expected numbers"):
+        evaluate([0, 1], [0, 1], index=["a.png", "b.png"])
 
 
 def test_no_samples_no_analysis() -> None:

@@ -123,6 +123,33 @@ def test_lightning_trainer_in_its_order_of_calls(calls: Calls) -> None:
     ]
 
 
+def test_a_lightning_module_with_two_optimizers_makes_one_step_of_a_batch(calls: Calls) -> None:
+    """Seen before: a GAN reported two steps for each batch, so that its progress ended at 200 %."""
+    from dltrain.integrations.lightning import ReportCallback
+
+    callback, module = ReportCallback(), SimpleNamespace(automatic_optimization=False)
+    trainer = SimpleNamespace(
+        global_step=0, max_steps=-1, current_epoch=0, estimated_stepping_batches=2, sanity_checking=False,
+        callback_metrics={"val_acc": 0.5}, fit_loop=SimpleNamespace(total_batch_idx=-1),
+    )  # fmt: skip
+    callback.on_train_start(trainer, module)
+    for batch in range(2):
+        trainer.global_step, trainer.fit_loop.total_batch_idx = 2 * batch + 2, batch
+        callback.on_train_batch_end(trainer, module, None, None, batch)
+    callback.on_validation_end(trainer, module)
+    same = {"steps": 2, "epoch": 0}
+    assert calls == [
+        ("report", {"step": 1, **same, "loss": None}),
+        ("report", {"step": 2, **same, "loss": None}),
+        ("report", {"step": 2, **same, "accuracy": 0.5}),
+    ]
+    trainer.max_steps = 8
+    callback.on_train_start(trainer, module)
+    trainer.fit_loop.total_batch_idx = 2
+    callback.on_train_batch_end(trainer, module, None, None, 2)
+    assert calls[-1][1]["steps"] is None, "the limit counts updates"
+
+
 def test_trainers_stop_with_a_checkpoint_when_the_job_asks(calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     from dltrain.integrations import huggingface, lightning
 

@@ -62,11 +62,34 @@ def truth_values(folder: Path) -> Path:
     return folder / "data.npz"
 
 
+def unlabelled_test_part(folder: Path) -> Path:
+    """Write classes in ``train``, and images without classes in ``test``, as many competitions do."""
+    image_folder(test=True)(folder)
+    for file in sorted((folder / "test").rglob("*.png")):
+        file.rename(folder / "test" / file.name)
+    for name in ("class 0", "class 1"):
+        (folder / "test" / name).rmdir()
+    return folder
+
+
+def hidden_copies(folder: Path) -> Path:
+    """Write images with the copies that Jupyter makes, and other files beside them."""
+    image_folder()(folder)
+    for name in ("class 0", "class 1"):
+        (folder / name / ".ipynb_checkpoints").mkdir()
+        (folder / name / ".ipynb_checkpoints/0-checkpoint.png").write_bytes(b"no image")
+        (folder / name / "Thumbs.db").write_bytes(b"no image")
+        picture(5).save(folder / name / "from the web.jfif", "JPEG")
+    return folder
+
+
 DOTS = packed(*(f"c{i % 2}/IMG.2024.{i}.png" for i in range(20)))
 PARTS = packed(*(f"data/{part}/c{i % 2}/{i}.png" for part in ("train", "Test") for i in range(12)))
 CASES = {case.name: case.write for case in images()} | {
     "truth values": truth_values,
     "archives in a folder": shards,
+    "folder with a test part without classes": unlabelled_test_part,
+    "folder with hidden copies": hidden_copies,
     "archive with dots in names": DOTS,
     "archive with a test part": PARTS,
     "archive with null as a class": null_labels,

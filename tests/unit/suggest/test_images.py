@@ -72,6 +72,28 @@ class TestFolder:
         assert inspect_images(read_folder(tmp_path)).test_images == 1
 
 
+    def test_images_that_are_not_read_are_counted(self, tmp_path: Path) -> None:
+        """Seen before: formats that Pillow or this command does not read were left out without a word."""
+        path = folder(tmp_path / "data")
+        for name in ("a.heic", "b.heic", ".hidden.heic"):
+            (path / "dark" / name).write_bytes(b"x")
+        (path / "README.txt").write_text("not in a folder of a class")
+        (note,) = read_folder(path).notes
+        assert note.startswith("2 files in the folders of classes are left out, such as a.heic: images end with .bmp, ")
+
+    def test_one_of_several_test_parts_is_read(self, tmp_path: Path) -> None:
+        for name in ("train", "val", "test"):
+            folder(tmp_path / name, count=8 if name == "train" else 3)
+        images = read_folder(tmp_path)
+        assert images.parts == ("train", "test")
+        assert images.notes == ("6 images in val are left out: test is the test part.",)
+        for file in sorted((tmp_path / "test").rglob("*.png")):
+            file.rename(tmp_path / "test" / f"{file.parent.name} {file.name}")
+        images = read_folder(tmp_path)
+        assert images.parts == ("train", "val")
+        assert images.notes == ("6 images in test are left out: they are not in a folder for each class.",)
+
+
 class TestArrays:
     @pytest.mark.parametrize(
         ("shape", "expected"),

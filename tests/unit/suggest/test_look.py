@@ -5,6 +5,7 @@ import contextlib
 import csv
 import itertools
 import json
+import os
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +18,7 @@ from dljob.cli import look as program
 from dljob.cluster import cluster_view
 from dljob.job.task.suggestion import SCRIPTS, SUGGESTION_KEY, Suggestion
 from dljob.suggest.look import Question, look
+from support.generated_data import class_files
 
 NODE = cluster_view({"nodes": [{"name": "n", "cpu": 2, "memory": "4Gi"}]})
 URI = "https://data.example/people.csv?token=secret"
@@ -139,6 +141,22 @@ def test_missing_data_and_data_of_another_form_are_errors(tmp_path: Path) -> Non
     (tmp_path / "folder").mkdir()
     assert "Name one file" in error(tmp_path / "folder")
     assert "holds no table and no text" in error(tmp_path / "folder", TaskType.TEXT_CLASSIFICATION)
+
+
+@pytest.mark.parametrize("task", [TaskType.TEXT_CLASSIFICATION, TaskType.LANGUAGE_MODELLING])
+def test_both_parts_of_a_folder_of_texts_are_read_where_the_job_finds_them(
+    task: TaskType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Seen before: ``train`` and ``test`` became the classes, and the test part was looked for beside the folder."""
+    _, scripts = asked(class_files(test=True, extra="and so on " * 40)(tmp_path / "data"), task)
+    monkeypatch.setenv("DLJOB_DATASET", str((tmp_path / "data").rename(tmp_path / "mounted")))
+    lines = scripts["train.py"].splitlines()
+    first = next(i for i, line in enumerate(lines) if line.startswith("DATA, TEST_DATA = "))
+    found: dict[str, Any] = {"os": os, "Path": Path}
+    exec("\n".join([scripts["data.py"], *lines[first : first + 4]]), found)
+    parts = found["parts"](found["DATA"], 0, found["TEST_DATA"])
+    assert [len(part) for part in parts] == ([40] * 4 if len(parts) == 4 else [40] * 2)
+    assert len(parts) == 2 or set(parts[1]) == {"sport", "money"}
 
 
 def test_texts_from_the_data_have_no_control_characters(tmp_path: Path) -> None:

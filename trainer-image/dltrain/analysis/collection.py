@@ -5,11 +5,12 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from dltrain.analysis.classes import ClassPart
 from dltrain.analysis.residuals import ResidualPart
 from dltrain.analysis.result import Analysis, Task
-from dltrain.analysis.scores import array, scored, task_of
+from dltrain.analysis.scores import are_logits, array, is_second_class, scored, task_of
 
 TASKS: tuple[Task, ...] = ("classification", "regression", "language")
 
@@ -25,6 +26,10 @@ class Collection:
             raise ValueError(f"task: found {task!r}; expected {', '.join(TASKS)}. Leave it out to derive it")
         self._task = task
         self._part: ClassPart | ResidualPart | None = None
+        self._as_logits: ClassPart | None = None
+        """The predictions of one number for each sample, read as logits, which ``_part`` reads as probabilities."""
+        self._logits = False
+        """True if one of these numbers cannot be a probability. All numbers of all ranks are then logits."""
         self._seen = 0
         self._numbered = False
         """True if the script has given the numbers of samples."""
@@ -35,7 +40,14 @@ class Collection:
         ``index``: number of each sample in the held-out data. By default, samples are numbered in their order, over all
         ranks. Raise ValueError for values that do not fit.
         """
-        if predictions is None or len(predictions) == 0:
+        if predictions is None:
+            return
+        if not hasattr(predictions, "__len__") or getattr(predictions, "ndim", 1) == 0:
+            raise ValueError(
+                f"predictions: found {type(predictions).__name__}; expected an array, a tensor or a list with an entry "
+                "for each sample. Pass the tensor in it, such as output.logits"
+            )
+        if len(predictions) == 0:
             return
         truth = array(targets)
         if not hasattr(predictions, "shape"):
@@ -46,21 +58,35 @@ class Collection:
             self._part = ResidualPart() if self._task == "regression" else ClassPart(tokens=self._task == "language")
         numbers = np.arange(self._seen, self._seen + len(truth))
         if index is not None:
-            numbers, self._numbered = array(index).astype(np.int64).reshape(-1), True
+            numbers, self._numbered = array(index, "index").astype(np.int64).reshape(-1), True
             if len(numbers) != len(truth):
                 raise ValueError(f"index: found {len(numbers)} numbers; expected one for each of {len(truth)} samples")
         self._seen += len(truth)
         if isinstance(self._part, ResidualPart):
             self._part.add(array(predictions), truth, numbers)
         else:
-            batch = scored(predictions, truth)
-            self._part.add(batch, numbers[batch.position // max(1, truth.size // len(truth))])
+            self._add_classes(self._part, predictions, truth, numbers)
+
+    def _add_classes(self, part: ClassPart, predictions: Any, truth: NDArray[Any], numbers: NDArray[np.int64]) -> None:
+        """Add a batch to ``part``, and to ``_as_logits``. The batches of all ranks show what single numbers are."""
+        per_sample = max(1, truth.size // len(truth))
+        if is_second_class(predictions, truth):
+            self._logits = self._logits or are_logits(predictions)
+            self._as_logits = self._as_logits or ClassPart(tokens=part.tokens)
+            batch = scored(predictions, truth, logits=True)
+            self._as_logits.add(batch, numbers[batch.position // per_sample])
+            if self._logits:
+                return
+        batch = scored(predictions, truth)
+        part.add(batch, numbers[batch.position // per_sample])
 
     def packed(self) -> bytes:
         """Return this rank's part for ``merged``. It is small unless a classifier of many classes often errs."""
         part = self._part.state() if self._part is not None else None
         offset = 0 if self._numbered else self._seen
-        return json.dumps({"task": self._task, "offset": offset, "part": part}).encode()
+        as_logits = self._as_logits.state() if self._as_logits is not None else None
+        content = {"task": self._task, "offset": offset, "part": part, "logits": self._logits, "as_logits": as_logits}
+        return json.dumps(content).encode()
 
 
 def merged(parts: Iterable[bytes], labels: Sequence[str] = ()) -> Analysis | None:
@@ -72,14 +98,16 @@ def merged(parts: Iterable[bytes], labels: Sequence[str] = ()) -> Analysis | Non
     total: ClassPart | ResidualPart | None = None
     found: Task | None = None
     offset = 0
-    for text in parts:
-        content = json.loads(text)
+    contents = [json.loads(text) for text in parts]
+    logits = any(content["logits"] for content in contents)
+    for content in contents:
         if content["part"] is not None:
             if found not in (None, content["task"]):
                 raise ValueError(f"task: found {found} and {content['task']} on different ranks; expected one task")
             found = content["task"]
             kind = ResidualPart if found == "regression" else ClassPart
-            part = kind.of_state(content["part"], offset)
+            state = content["as_logits"] if logits and content["as_logits"] is not None else content["part"]
+            part = kind.of_state(state, offset)
             if total is None:
                 total = part
             else:

@@ -31,19 +31,19 @@ class Scored:
     invalid: int
 
 
-def array(value: Any) -> NDArray[Any]:
+def array(value: Any, name: str = "predictions, targets") -> NDArray[Any]:
     """Return an array, a tensor on any device or a (nested) list of numbers as a numpy array. bfloat16 becomes float32.
 
-    Raise ValueError for anything else.
+    ``name``: the user's word for ``value``. Raise ValueError for anything else.
     """
     if hasattr(value, "detach"):
         value = value.detach()
-        if value.is_floating_point():
+        if value.is_floating_point() and value.element_size() < 4:  # numpy has no bfloat16.
             value = value.float()
         value = value.cpu().numpy()
     found = np.asarray(value)
     if found.dtype.kind not in "biuf":
-        raise ValueError(f"predictions, targets: found values of type {found.dtype}; expected numbers. Convert them")
+        raise ValueError(f"{name}: found values of type {found.dtype}; expected numbers. Convert them")
     return found
 
 
@@ -71,11 +71,23 @@ def task_of(predictions: Any, targets: NDArray[Any]) -> Task:
     raise _unlike(shape, targets.shape)
 
 
-def scored(predictions: Any, targets: NDArray[Any]) -> Scored:
+def is_second_class(predictions: Any, targets: NDArray[Any]) -> bool:
+    """Return True if ``predictions`` holds one logit or probability of the second of two classes for each target."""
+    return tuple(np.shape(predictions)) == targets.shape and not _whole(predictions)
+
+
+def are_logits(predictions: Any) -> bool:
+    """Return True if a value is below 0 or above 1, so that ``predictions`` cannot be probabilities."""
+    values = array(predictions)
+    return bool(((values < 0) | (values > 1)).any())
+
+
+def scored(predictions: Any, targets: NDArray[Any], *, logits: bool = False) -> Scored:
     """Return one batch of predictions of classes or tokens. Raise ValueError for shapes that do not fit.
 
     ``predictions``: logits or probabilities of shape (…, classes); class numbers of the shape of ``targets``; or one
-    logit or probability of the second of two classes, of the shape of ``targets``.
+    probability of the second of two classes, of the shape of ``targets``. ``logits``: True: one logit, instead of one
+    probability.
     """
     shape = tuple(np.shape(predictions))
     target = targets.astype(np.int64).reshape(-1)
@@ -86,8 +98,9 @@ def scored(predictions: Any, targets: NDArray[Any]) -> Scored:
         _check(top[counted], None)
         return Scored(target[counted], top[counted], None, None, 0, np.flatnonzero(counted), 0)
     if shape == targets.shape:
-        second = _second_class(array(predictions).astype(np.float64).reshape(-1))
-        predictions = np.stack([1 - second, second], -1)
+        second = array(predictions).astype(np.float64)
+        # These two logits have the same difference, and are never taken for two probabilities, whose sum is 1.
+        predictions = np.stack([-second / 2, second / 2] if logits else [1 - second, second], -1)
     elif shape[:-1] != targets.shape or not shape[-1:] or shape[-1] < 2:
         raise _unlike(shape, targets.shape)
     classes = int(predictions.shape[-1])
@@ -111,16 +124,6 @@ def _whole(value: Any) -> bool:
     if hasattr(value, "is_floating_point"):
         return not value.is_floating_point()
     return bool(np.asarray(value).dtype.kind in "biu")
-
-
-def _second_class(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return the probabilities of the second of two classes.
-
-    ``values``: these probabilities or, if any value is outside of 0 to 1, their logits.
-    """
-    if not len(values) or (np.nanmin(values) >= 0 and np.nanmax(values) <= 1):
-        return values
-    return np.exp(-np.logaddexp(0.0, -values))
 
 
 def _of_array(scores: Any, target: NDArray[np.int64]) -> tuple[NDArray[np.float64], ...]:

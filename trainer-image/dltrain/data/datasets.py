@@ -155,6 +155,13 @@ def load(ref: DatasetRef, seed: int = 0) -> Dataset:
             "spec.dataset.name", f"'{ref.name}'", f"one of {known}", "choose one of these, or set spec.dataset.uri"
         )
     path = Path(ref.path)
+    if not path.suffix and path.name == ref.path and not path.exists():
+        raise BadInputError(
+            "dataset",
+            f"'{ref.path}'",
+            f"one of {', '.join(NAMES)}, or the path of an .npz, .npy or .bin file",
+            "correct the name or the path",
+        )
     if path.suffix in _TOKENS:
         return read_tokens(path)
     arrays = read_arrays(path)

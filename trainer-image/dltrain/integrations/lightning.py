@@ -38,13 +38,16 @@ class ReportCallback(Callback):  # type: ignore[misc]  # The type checker does n
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         steps = trainer.estimated_stepping_batches
+        if _updates_by_itself(pl_module) and trainer.max_steps > 0:
+            steps = 0  # max_steps limits updates. How many of them a batch makes is unknown.
         self._steps = int(steps) if 0 < steps < float("inf") else None
-        self._step = trainer.global_step
+        self._step = _completed(trainer, pl_module)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        if trainer.global_step == self._step:
+        step = _completed(trainer, pl_module)
+        if step == self._step:
             return  # The batch was one of several whose gradients are accumulated.
-        self._step = trainer.global_step
+        self._step = step
         self._report(trainer, loss=outputs.get("loss") if isinstance(outputs, Mapping) else outputs)
         if stop_requested():
             folder = os.environ.get("DLJOB_CHECKPOINT_DIR") or trainer.default_root_dir
@@ -85,4 +88,16 @@ class ReportCallback(Callback):  # type: ignore[misc]  # The type checker does n
         return frozenset(values)
 
     def _report(self, trainer: Any, **values: Any) -> None:
-        report(step=trainer.global_step, steps=self._steps, epoch=trainer.current_epoch, **values)
+        report(step=self._step, steps=self._steps, epoch=trainer.current_epoch, **values)
+
+
+def _updates_by_itself(module: Any) -> bool:
+    """Return True if the module calls its optimizers itself, such as one with two of them."""
+    return not getattr(module, "automatic_optimization", True)
+
+
+def _completed(trainer: Any, module: Any) -> int:
+    """Return the number of completed steps. Lightning counts the updates of all optimizers; a batch is one step."""
+    if _updates_by_itself(module):
+        return int(trainer.fit_loop.total_batch_idx) + 1
+    return int(trainer.global_step)

@@ -21,7 +21,7 @@ def evaluate(
     predictions: Any,
     targets: Any = None,
     *,
-    labels: Sequence[str] = (),
+    labels: Sequence[str] | Mapping[int, str] = (),
     index: Any = None,
     task: "Task | None" = None,
     step: int | None = None,
@@ -42,25 +42,53 @@ def evaluate(
 
         dltrain.evaluate((model(x), y) for x, y in t.held_out(loader))
 
-    ``labels``: names of the classes, by class number. ``index``: the number of each sample in the held-out data, for
-    the list of the most-wrong examples; by default, samples are numbered in the order of the ranks. ``task``:
+    ``labels``: names of the classes, as a list or by class number. ``index``: the number of each sample in the held-out
+    data, for the list of the most-wrong examples; by default, samples are numbered in the order of the ranks. ``task``:
     classification, regression or language, if the shapes do not show it. ``step``: number of completed steps, for
     scripts that do not call ``dltrain.init``; default: that of the last ``dltrain.report``. ``other_models``: names of
     up to 5 other models, such as a linear one, and what they reach on the same data: accuracy, R² or perplexity. The
     report compares the model with them.
 
-    Raise ValueError for shapes, class numbers or values of other models that do not fit.
+    Raise ValueError for shapes, batches, class numbers, labels or values of other models that do not fit.
     """
     from dltrain.analysis.collection import Collection
 
-    others = _other_models(other_models)
+    others, names = _other_models(other_models), _by_number(labels)
     collection = Collection(task)
     if targets is None:
         for batch in predictions:
-            collection.add(*batch)
+            collection.add(*_checked(batch))
     else:
         collection.add(predictions, targets, index)
-    return share(collection, labels, script_reports.trainer(), step, others)
+    return share(collection, names, script_reports.trainer(), step, others)
+
+
+def _by_number(labels: Sequence[str] | Mapping[int, str]) -> Sequence[str]:
+    """Return the names of the classes in the order of their numbers. A class without a name is its number.
+
+    Raise ValueError for a mapping of anything but class numbers.
+    """
+    if not isinstance(labels, Mapping):
+        return labels
+    names = {int(number): name for number, name in labels.items() if str(number).isdecimal()}
+    if len(names) < len(labels):
+        odd = next(key for key in labels if not str(key).isdecimal())
+        raise ValueError(
+            f"labels: found the class {odd!r} in a mapping; expected names by class number, such as {{0: 'cat'}}. Swap "
+            "keys and values, or pass a list"
+        )
+    return [names.get(number, str(number)) for number in range(max(names, default=-1) + 1)]
+
+
+def _checked(batch: Any) -> Sequence[Any]:
+    """Return a batch of ``evaluate``. Raise ValueError unless it has two or three parts."""
+    if isinstance(batch, tuple | list) and len(batch) in (2, 3):
+        return batch
+    parts = f" of {len(batch)}" if isinstance(batch, tuple | list) else ""
+    raise ValueError(
+        f"predictions: found a batch of type {type(batch).__name__}{parts}, and no targets; expected batches "
+        "(predictions, targets) or (predictions, targets, index). Pass the targets as second argument, or such batches"
+    )
 
 
 def share(

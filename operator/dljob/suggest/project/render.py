@@ -71,6 +71,8 @@ class Source:
     sample_nbytes: int
     memory_nbytes: int = 0
     """Memory that the scripts take for the data, at most."""
+    training_folder: str = ""
+    """Folder in ``data`` with the training part, beside the folder ``test``; empty: ``data`` is the training part."""
 
 
 def table_project(
@@ -186,7 +188,11 @@ def project_files(
         "out_of_time": shared("out_of_time").rstrip("\n"),
         "export": shared("export").rstrip("\n"),
     }
-    where = {"data": repr(str(source.data)), "test_data": repr(str(source.test)) if source.test else "None"}
+    where = {
+        "data": repr(str(source.data / source.training_folder)),
+        "test_data": repr(str(source.test)) if source.test else "None",
+        "in_dataset": f' + {f"/{source.training_folder}"!r}' if source.training_folder else "",
+    }
     common["other_models"] = Template(shared("other_models")).substitute(test_bytes=TEST_BYTES[kind])
     common["paths"] = Template(shared("paths")).substitute(where).rstrip("\n")
     project = {
@@ -306,7 +312,7 @@ def _readme_values(kind: str, settings: Settings, source: Source, facts: Facts) 
         "predict": predict,
         "data": data,
         "uri": job(settings, source)["spec"]["dataset"]["uri"],
-        "test": f" and `{source.test.name}` beside it" if source.test else "",
+        "test": f" and `{source.test.name}` beside it" if source.test and not source.training_folder else "",
         "most_wrong": MOST_WRONG.get(kind, ""),
         "findings": "".join(f"- {line}\n" for line in facts.findings) or "- Nothing unusual.\n",
     }

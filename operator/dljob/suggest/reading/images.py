@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dljob.suggest.errors import DataError
 
-SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"})
+SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".jfif", ".bmp", ".gif", ".tif", ".tiff", ".webp", ".ppm", ".pgm"})
 PARTS = (("train", "training"), ("test", "val", "valid", "validation"))
 """Names of folders that hold the training part and the test part."""
 MIN_SIDE, MAX_SIDE = 8, 64
@@ -71,20 +71,49 @@ def read_folder(path: Path, side: int | None = None) -> Images:
     a folder without classes, or for the first image that cannot be decoded.
     """
     folders = {child.name.lower(): child for child in path.iterdir() if child.is_dir()}
-    train, test = (next((folders[name] for name in names if name in folders), None) for names in PARTS)
-    if train is not None and test is not None and any(child.is_dir() for child in train.iterdir()):
-        files, test_files = _files(train), _files(test)
-    else:
-        files, test_files = _files(path), {}
+    train, tests = ([folders[name] for name in names if name in folders] for names in PARTS)
+    parts: tuple[Path, ...] = ()
+    if train and tests and any(child.is_dir() for child in train[0].iterdir()):
+        parts = (train[0], *[folder for folder in tests if _files(folder)][:1])
+    files, test_files = _files(parts[0] if parts else path), _files(parts[1]) if len(parts) > 1 else {}
     if len(files) < 2:
         raise DataError(
             f"{path}: found {len(files)} folders with images; expected a folder for each of at least two classes, such "
             f"as {path}/cat and {path}/dog. Sort the images into folders."
         )
     if unknown := sorted(set(test_files) - set(files)):
-        raise DataError(f"{test}: found the class {unknown[0]!r}; expected the classes of {train}. Rename the folder.")
+        raise DataError(
+            f"{parts[1]}: found the class {unknown[0]!r}; expected the classes of {parts[0]}. Rename the folder."
+        )
     found = decoded_images(path, files, test_files, side)
-    return replace(found, form=FOLDER, parts=(train.name, test.name) if train and test and test_files else ())
+    unread = [folder for folder in tests if parts and folder not in parts]
+    notes = (*found.notes, *_left_out(parts or (path,), unread))
+    return replace(found, form=FOLDER, parts=tuple(part.name for part in parts), notes=notes)
+
+
+def _left_out(parts: Sequence[Path], unread: Sequence[Path]) -> list[str]:
+    """Return findings about files that are not read.
+
+    ``parts``: the folders of the training part and the test part. ``unread``: other folders with the name of a part.
+    """
+    found = []
+    for folder in unread:
+        images = sum(file.suffix.lower() in SUFFIXES for file in _visible(folder))
+        why = f"{parts[-1].name} is the test part" if _files(folder) else "they are not in a folder for each class"
+        found += [f"{images:,} images in {folder.name} are left out: {why}."] if images else []
+    others = [file for part in parts for file in _visible(part) if file.suffix.lower() not in SUFFIXES]
+    if others := [file for file in others if file.parent not in parts]:
+        found.append(
+            f"{len(others):,} files in the folders of classes are left out, such as {others[0].name}: images end with "
+            f"{', '.join(sorted(SUFFIXES))}."
+        )
+    return found
+
+
+def _visible(folder: Path) -> list[Path]:
+    """Return the files in a folder and below it, without hidden ones, such as copies in ``.ipynb_checkpoints``."""
+    found = (file for file in sorted(folder.rglob("*")) if file.is_file())
+    return [file for file in found if not any(part.startswith(".") for part in file.relative_to(folder).parts)]
 
 
 def decoded_images(
@@ -125,15 +154,14 @@ def decoded_images(
 
 def has_images(path: Path) -> bool:
     """Return True if there is an image in the folder or below it."""
-    return any(file.suffix.lower() in SUFFIXES for file in path.rglob("*"))
+    return any(file.suffix.lower() in SUFFIXES for file in _visible(path))
 
 
 def _files(path: Path) -> dict[str, list[ImageFile]]:
     """Return class → image files in its folder, for the folders that have images."""
     found = {}
     for folder in sorted(child for child in path.iterdir() if child.is_dir() and not child.name.startswith(".")):
-        paths = [f for f in sorted(folder.rglob("*")) if f.suffix.lower() in SUFFIXES and f.is_file()]
-        images = [ImageFile(str(file), file) for file in paths]
+        images = [ImageFile(str(file), file) for file in _visible(folder) if file.suffix.lower() in SUFFIXES]
         if images:
             found[folder.name] = images
     return found
