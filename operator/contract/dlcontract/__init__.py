@@ -77,6 +77,7 @@ from dlcontract.report import (
     TargetForecast,
     TargetProgress,
 )
+from dlcontract.structure import Structure, Work
 from dlcontract.until import Until
 
 __all__ = [
@@ -156,10 +157,12 @@ __all__ = [
     "RunPhase",
     "StartupMarks",
     "StoppedEarly",
+    "Structure",
     "TargetForecast",
     "TargetProgress",
     "Until",
     "UntrustedRecord",
+    "Work",
     "config_map_names",
     "decided",
     "matching",

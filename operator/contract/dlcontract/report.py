@@ -9,6 +9,7 @@ from typing import Annotated, Literal, Self
 from pydantic import ConfigDict, Field
 
 from dlcontract.record import Count, Name, Seconds, Text, UnixTime, UntrustedRecord
+from dlcontract.structure import Structure
 
 MAX_LOG_TAIL = 4096
 MAX_OUTPUT = 32 * 2**10
@@ -324,6 +325,9 @@ class Report(UntrustedRecord):
             description="Numbers of ranks that an elastic script refused with this plan. They are not tried again.",
         ),
     ] = ()
+    structure: Annotated[
+        Structure | None, Field(description="Observed costs of a step of the script. None: nothing was observed.")
+    ] = None
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False, populate_by_name=True)
 

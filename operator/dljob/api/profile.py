@@ -208,6 +208,47 @@ class HardwareProfile(FiniteModel):
     ] = ()
 
 
+class ObservedWork(FiniteModel):
+    """Operations of one kind in a step of a script."""
+
+    kind: Annotated[str, Field(max_length=32, description="convolution, product, pool or other.")]
+    count: Annotated[int, Field(ge=1, le=10**6, description="Number of operations in the forward pass.")]
+    forward_flops_per_sample: Annotated[float, Field(ge=0, le=1e18)] = 0.0
+    moved_bytes_per_sample: Annotated[
+        float, Field(ge=0, le=1e18, description="Bytes of activations that both passes read and write.")
+    ] = 0.0
+
+
+class ObservedStructure(FiniteModel):
+    """Costs of a step of a script that no spec describes, as rank 0 of a run showed them."""
+
+    parameters: Annotated[int, Field(ge=1, le=10**15, description="Number of trained parameters.")]
+    flops_per_sample: Annotated[
+        float, Field(gt=0, le=1e18, description="Floating-point operations of one forward and backward pass.")
+    ]
+    activation_bytes_per_sample: Annotated[
+        float, Field(ge=0, le=1e18, description="Bytes of activations that one sample needs for the backward pass.")
+    ] = 0.0
+    sample_bytes: Annotated[float, Field(ge=0, le=1e15, description="Bytes of a sample.")] = 0.0
+    batch: Annotated[int, Field(ge=1, le=10**9, description="Samples of the rank in a step.")]
+    optimizer_slots: Annotated[
+        int, Field(ge=0, le=2, description="Values that the optimizer stores for each parameter.")
+    ] = 0
+    work: Annotated[tuple[ObservedWork, ...], Field(max_length=8, description="Operations by kind.")] = ()
+    nodes: Annotated[int, Field(ge=1, description="Nodes of the run.")] = 1
+    ranks_per_node: Annotated[int, Field(ge=1)] = 1
+    cores: Annotated[int | None, Field(ge=1, description="CPUs of each rank. Unset on GPUs.")] = None
+    step_seconds: Annotated[
+        float | None,
+        Field(
+            gt=0, le=MAX_S, description="Median time of a step. Unset until a run on devices of one type is complete."
+        ),
+    ] = None
+    steps: Annotated[
+        int, Field(ge=0, le=2**53, description="Steps of the whole training. 0: unknown, such as after a restart.")
+    ] = 0
+
+
 class DLProfileSpec(FiniteModel):
     model: Annotated[
         str,
@@ -275,6 +316,13 @@ class DLProfileStatus(FiniteModel):
     hardware: Annotated[HardwareProfile | None, Field(description="Measured hardware, if spec.model is hardware.")] = (
         None
     )
+    structure: Annotated[
+        ObservedStructure | None,
+        Field(
+            description="Observed structure of a script whose jobs have no spec.model. Plans of this namespace use it "
+            "in place of spec.model."
+        ),
+    ] = None
     observed_jobs: Annotated[int, Field(ge=0, description="Runs whose measurements are in this profile.")] = 0
     updated: datetime | None = None
 

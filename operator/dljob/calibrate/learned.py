@@ -7,6 +7,7 @@ from dlcontract import Precision
 from dljob.calibrate.noise import NoiseOf
 from dljob.cluster.hardware import KEY, Hardware
 from dljob.perf.fit.scaling import Contention
+from dljob.perf.workload.observed import Structure
 
 _SUFFIXES: Mapping[Precision, str] = {"BF16": ".bf16", "FP16": ".fp16"}
 _CHECKPOINTED = ".checkpointed"
@@ -106,6 +107,8 @@ class Learned:
     """Measured hardware of the device class. Only profiles with the model key ``hardware`` have it; otherwise None."""
     fetch_s: float | None = None
     """Seconds that a rank or a data-loading process needs to prepare a sample and copy it into a batch."""
+    structure: Structure | None = None
+    """Observed costs of a script that no spec describes; None for other models."""
     doubts: tuple[str, ...] = ()
     """Measurements that plans leave out because they are implausible, with reasons, for users."""
 

@@ -9,6 +9,7 @@ from dljob.job.plan.request import learning_rate_rule
 from dljob.job.plan.status import enabled_by
 from dljob.perf.step.backends import source
 from dljob.planner import BatchDecision, Choice, Decision, FrameworkPlan, Infeasible, Prediction
+from dljob.planner.observed import text_of
 from dljob.planner.placement import explanation
 from dljob.planner.types.texts import duration, gibibytes, grams, joules
 
@@ -55,7 +56,7 @@ def _row(choice: Choice, chosen: bool) -> list[str]:
         duration(p.step_p90_s),
         f"{p.samples_per_s:.4g}",
         f"{100 * p.efficiency:.0f} %",
-        duration(p.total_s),
+        duration(p.total_s) if p.total_s else "-",
         joules(p.energy_J) if p.energy_J is not None else "-",
         cost(p.cost_usd),
         *([grams(p.carbon_g)] if p.carbon_g is not None else []),
@@ -174,7 +175,9 @@ def _head(found: Recommendation) -> str:
     script = "MPI program" if found.job.spec.trainer.framework is Framework.MPI else "training script"
     until = f", until {found.job.spec.until.text}" if found.job.spec.until is not None else ""
     if request.missing:
-        return f"{found.job.name}: {script}, no predicted time{until}"
+        known = isinstance(found.answer, Decision) and found.answer.chosen.prediction.step_s > 0
+        times = "predicted from its observed structure" if known else "no predicted time"
+        return f"{found.job.name}: {script}, {times}{until}"
     what = request.model or (script + (f" like {request.like}" if request.like else ""))
     steps = f"{request.total_steps} steps of {request.global_batch} samples"
     goal = f"minimize {request.minimize.lower()}"
@@ -191,7 +194,9 @@ _AGENTS = {
 
 def recommendation(found: Recommendation) -> list[str]:
     given = ["", "Administrator's defaults", *(f"  {line}" for line in found.defaults)] if found.defaults else []
-    if fields := enabled_by(found.request.missing):
+    if found.request.structure is not None:
+        given += ["", f"Structure:  {text_of(found.request.structure)}"]
+    if fields := enabled_by(found.request.missing, found.request.structure):
         given += ["", "Fields that are not set, and what they enable", *(f"  {line}" for line in fields)]
     if isinstance(found.answer, Infeasible):
         return [_head(found), "", *infeasible(found.answer), *given]

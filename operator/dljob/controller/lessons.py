@@ -37,7 +37,8 @@ class Lessons:
         if (found := self._open.get(job.key)) is None:
             return None
         try:
-            await self._kube.update_profiles(found, None if self._shared else job.namespace, self._now())
+            shared = self._shared and found.structure is None  # What a script says about itself is its owner's.
+            await self._kube.update_profiles(found, None if shared else job.namespace, self._now())
         except ApiError as error:
             if not error.rejected:
                 return error

@@ -40,6 +40,7 @@ from dljob.calibrate.noise import after as noise_after
 from dljob.cluster import catalogue
 from dljob.cluster.hardware import KEY
 from dljob.job.identity import IMAGE_PREFIX
+from dljob.job.plan.structure import planner_structure
 from dljob.job.probes.hardware import hardware_of
 from dljob.perf.fit.curve import Curve
 from dljob.perf.fit.scaling import Contention
@@ -150,6 +151,7 @@ def learned(status: DLProfileStatus, device: str = "") -> Learned:
         link_spread=known.communication_deviation if known else None,
         noise=_noise(status),
         hardware=hardware_of(status.hardware, device) if status.hardware else None,
+        structure=planner_structure(status.structure, device),
     )
 
 

@@ -12,6 +12,7 @@ from pydantic import ValidationError
 from dljob.api import API_VERSION, DLProfileStatus
 from dljob.api.overrides import SECRET_LABEL
 from dljob.job.observed import APPLIED_ANNOTATION, JobSeen, Observed
+from dljob.job.plan.structure import with_structure
 from dljob.job.profiles import MANAGED_LABEL, MANAGER, expired, profile_name, updated_profile
 from dljob.kube import kinds, pki
 from dljob.kube.applier import Applier
@@ -289,7 +290,7 @@ class Kube:
                 profile = await self._created_profile(name, model, device, namespace)
             old = profile.get("status") or {}
             before = _profile_status(old)
-            after = updated_profile(
+            after = with_structure(before, measurements.structure, now) or updated_profile(
                 before,
                 model,
                 device,

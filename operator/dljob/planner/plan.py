@@ -40,6 +40,7 @@ from dljob.planner.explanation.explain import (
 from dljob.planner.explanation.infeasible import no_such_device, nothing_fits, too_few
 from dljob.planner.explanation.recomputation import recomputation_reason
 from dljob.planner.explanation.storage import prices, too_little_storage
+from dljob.planner.observed import described, predicted, with_assumed_memory, with_measured_step
 from dljob.planner.placement import in_best_domain
 from dljob.planner.search import model_split, objective, probing, strategy_search, unsupported
 from dljob.planner.search.enumeration import Search
@@ -63,12 +64,28 @@ def plan(request: Request, view: ClusterView, learned: Constants) -> Decision | 
     """Return the best plan for the request on this cluster, or the reason why no plan is possible.
 
     ``learned``: measured constants by (``request.key``, device). The catalogue replaces missing constants, and
-    implausible ones.
+    implausible ones. If the job's script was observed in an earlier run, its structure replaces a missing model.
     """
     if (wrong := nothing_requested(request)) is not None:
         return wrong
-    if request.missing:
-        return plan_unpredicted(request, view)
+    request = described(request, learned)
+    if request.structure is None:
+        decision = plan_unpredicted(request, view) if request.missing else _plan_described(request, view, learned)
+        return replace(decision, missing=request.missing) if isinstance(decision, Decision) else decision
+
+    def plan_known(asked: Request, known: Constants) -> Decision | Infeasible:
+        return _plan_described(asked, view, known)
+
+    learned = with_measured_step(request, learned, plan_known)
+    found = None if request.missing else plan_known(request, learned)
+    if isinstance(found, Decision):
+        return with_assumed_memory(request, found, view)
+    # A wrong structure, which the script itself reports, must not keep its job from running.
+    return predicted(request, plan_unpredicted(request, view), learned, plan_known)
+
+
+def _plan_described(request: Request, view: ClusterView, learned: Constants) -> Decision | Infeasible:
+    """Return the best plan for a request whose times can be predicted, or the reason why no plan is possible."""
     learned = without_implausible(request, view, learned)
     keys = request.keys
     request = replace(request, cautious=any(name in keys and known.steps for (name, _), known in learned.items()))

@@ -236,13 +236,17 @@ def _unknown(memory_nbytes: int) -> Prediction:
 
 def _warning(request: Request, memory_nbytes: int) -> str | None:
     found = []
+    predicts = request.structure is not None
     if request.memory_per_pod_nbytes is None:
         found.append(
             f"each pod requests {gibibytes(memory_nbytes)} of memory, which is an assumption: set spec.resources.memory"
         )
-    if request.deadline_s is not None:
+    if request.deadline_s is not None and not predicts:
         unset = ", ".join(f"spec.{name}" for name in request.missing)
         found.append(f"spec.objective.deadline is not checked, because a prediction needs the unset fields {unset}")
     if request.minimize != "Time":
-        found.append(f"spec.objective.minimize {request.minimize} has no effect without a prediction")
+        found.append(
+            f"spec.objective.minimize {request.minimize} has no effect without "
+            f"{'a global batch size and a number of steps' if predicts else 'a prediction'}"
+        )
     return "; ".join(found) or None

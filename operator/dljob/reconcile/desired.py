@@ -6,6 +6,7 @@ from typing import Any
 
 from dlcontract import Report
 from dljob.api import DLJobStatus
+from dljob.api.profile import ObservedStructure
 from dljob.calibrate import Place
 from dljob.job.plan.stored import StoredPlan
 from dljob.render.config import Manifest
@@ -53,6 +54,8 @@ class RunMeasurements:
     """(Cores of each rank, ranks per node) of the run by device type, for CPUs."""
     machine_nodes: int = 1
     """The largest number of the run's nodes that share the cores of one machine."""
+    structure: ObservedStructure | None = None
+    """Observed structure of a script that no spec describes. It is then all that the run has measured."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from dljob.calibrate.learned import measured_key
 from dljob.job.defaults import is_default
 from dljob.job.identity import data_key, profile_key
 from dljob.job.plan.stored import StoredPlan, threads
+from dljob.job.plan.structure import observed_structure
 from dljob.job.profiles import devices, of_micro_batches
 from dljob.reconcile.desired import RunMeasurements
 from dljob.reconcile.failures import failure_conditions, storage_evictions
@@ -254,13 +255,20 @@ def measurements(
     """Return the measurements of a run with which the operator updates profiles, or None.
 
     Return None without a plan, because only devices that the plan names count. Return None also for a plan with model
-    parallelism, and for a job whose spec lacks fields that describe its training (``spec.missing``). The field
+    parallelism. A job whose spec lacks fields that describe its training (``spec.missing``) has at most the observed
+    structure of its script, on the devices of rank 0. The field
     ``place`` of the result is set only for a plan with one group of pods, without a parameter server and without
     gradient accumulation. The link of a run on one node is left out, because it is the node's shared memory, and not
     the network. ``machine_nodes``: number of the run's nodes that share the cores of one machine.
     """
-    if accepted is None or accepted.plan.splits_model or spec.missing:
+    if accepted is None or accepted.plan.splits_model:
         return None
+    if spec.missing:
+        structure = observed_structure(spec, report, accepted)
+        first = accepted.plan.ranks[0].device
+        if structure is None:
+            return None
+        return RunMeasurements(profile_key(spec), report, (first,), structure=structure)
     layouts: dict[str, set[tuple[int, int]]] = {}
     for group in accepted.groups:
         if not group.is_gpu:
@@ -281,3 +289,15 @@ def measurements(
     used = {device: next(iter(found)) for device, found in layouts.items() if device in measured}
     key = measured_key(profile_key(spec), accepted.plan.precision, accepted.plan.activation_checkpointing)
     return RunMeasurements(key, report, planned, place, data_key(spec), used, machine_nodes)
+
+
+def shown_structure(parsed: ParsedJob) -> RunMeasurements | None:
+    """Return the structure of a running script that its report shows; None if the report shows none.
+
+    The profile gets it before the end of the run, so that the next plan of the job and other jobs with the same script
+    have a prediction.
+    """
+    spec, report, accepted = parsed.spec, parsed.report, parsed.accepted
+    if spec is None or report is None or accepted is None or not spec.missing or report.structure is None:
+        return None
+    return measurements(spec, report, accepted) if report.plan_number == accepted.plan.number else None

@@ -104,8 +104,20 @@ def test_scripts_get_what_torchrun_and_the_plan_say() -> None:
     }
     unknown = plan(batch_known=False, checkpoint={"enabled": False})
     assert set(rank_environment.framework_environment(unknown, unknown.ranks[0], "1.1", {}, Path("/run"))) == {
-        "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS",
+        "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "DLTRAIN_OBSERVE", "PYTHONPATH",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("value", ["off", "False", "no", "0"])
+def test_user_switches_the_observer_of_rank_0_off(value: str) -> None:
+    known, base = plan(), {"PYTHONPATH": "/mine"}
+    observed = rank_environment.framework_environment(known, known.ranks[0], "1.1", base, Path("/run"))
+    assert observed["PYTHONPATH"] == f"/mine:{rank_environment.OBSERVER}" and observed["DLTRAIN_OBSERVE"] == "on"
+    assert (rank_environment.OBSERVER / "sitecustomize.py").is_file()
+    base |= {"DLJOB_OBSERVE": value}
+    assert not {"PYTHONPATH", "DLTRAIN_OBSERVE"} & set(
+        rank_environment.framework_environment(known, known.ranks[0], "1.1", base, Path("/run"))
+    )
 
 
 def test_plan_with_a_known_batch_is_written_as_before() -> None:

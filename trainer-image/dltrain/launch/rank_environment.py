@@ -3,6 +3,7 @@
 Training scripts find torchrun's variables (RANK, WORLD_SIZE, MASTER_ADDR and others), whether MPI starts them or not.
 """
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,8 +14,13 @@ from dltrain.launch.refused_launchers import refused_launchers
 from dltrain.launch.zygote import MPI_PROGRAM_ENV
 from dltrain.protocol.mpi_settings import MPI_LIBRARY, MPI_SETTINGS
 from dltrain.protocol.rank_messages import MEMORY_ENV, PLAN_ENV, SOCKET_ENV
+from dltrain.protocol.rank_variables import OBSERVE_ENV
 from dltrain.protocol.volume_layout import job_directory
 
+OBSERVE_VARIABLE, OFF = "DLJOB_OBSERVE", ("off", "false", "no", "0")
+"""The variable in ``trainer.env`` that switches the observer of scripts off, and its values that do."""
+OBSERVER = Path(__file__).parents[1] / "observation" / "startup"
+"""The folder on the PYTHONPATH of the observed rank."""
 MASTER_PORT = MPI_PORTS[1]
 """The port for the torch.distributed store, if a training script opens one."""
 
@@ -54,9 +60,9 @@ def framework_environment(
 
     A script for torchrun gets the run id and the restarts as torchrun sets them. An MPI program gets settings of MPI,
     and a PATH on which mpirun is a program that only prints an error (``launch.refused_launchers``). Both get the batch
-    sizes, if the plan has them, and the checkpoint folder, if checkpoints are enabled. ``attempt``: the name of the
-    launch, which ends in its number, counted from 1. ``base``: the rank's other variables. ``run_dir``: the agent's
-    directory for sockets and temporary files.
+    sizes, if the plan has them, and the checkpoint folder, if checkpoints are enabled. Rank 0 gets the observer of its
+    script, unless ``base`` switches it off. ``attempt``: the name of the launch, which ends in its number, counted from
+    1. ``base``: the rank's other variables. ``run_dir``: the agent's directory for sockets and temporary files.
     """
     if plan.model.framework == "DLTrain":
         return {}
@@ -80,6 +86,9 @@ def framework_environment(
         found |= {LOCAL_BATCH_VARIABLE: str(rank.share), GLOBAL_BATCH_VARIABLE: str(plan.global_batch)}
     if plan.checkpoint.enabled:
         found[CHECKPOINT_VARIABLE] = str(job_directory(plan))
+    if rank.rank == 0 and base.get(OBSERVE_VARIABLE, "on").lower() not in OFF:
+        before = found.get("PYTHONPATH", base.get("PYTHONPATH"))
+        found |= {OBSERVE_ENV: "on", "PYTHONPATH": os.pathsep.join(filter(None, (before, str(OBSERVER))))}
     return found
 
 

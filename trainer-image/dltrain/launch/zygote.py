@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from dltrain.launch.inherited_socket import hand_over
+from dltrain.protocol.rank_variables import OBSERVE_ENV
 
 MPI_PROGRAM_ENV = "DLTRAIN_MPI_LIBRARY"
 """Name of the environment variable with the path of the MPI library, for the ranks of an MPI program."""
@@ -332,6 +333,10 @@ def main() -> None:
     order = Serving(listener).run()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     del listener
+    if os.environ.get(OBSERVE_ENV):
+        from dltrain.observation import observer
+
+        observer.start(os.environ)
     if (library := os.environ.get(MPI_PROGRAM_ENV)) is not None:
         run_mpi_program(order, library)
     else:

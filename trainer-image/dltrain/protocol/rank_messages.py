@@ -11,7 +11,18 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, TypeAdapter, ValidationError
 
 from dlcontract import EXIT_BAD_INPUT as EXIT_BAD_INPUT
-from dlcontract import MAX_METRICS, CheckpointMark, Failure, Noise, Outcome, Plan, ProbePoint, RankMeasure, Record
+from dlcontract import (
+    MAX_METRICS,
+    CheckpointMark,
+    Failure,
+    Noise,
+    Outcome,
+    Plan,
+    ProbePoint,
+    RankMeasure,
+    Record,
+    Structure,
+)
 from dltrain.analysis.result import Analysis
 from dltrain.protocol.rank_variables import MEMORY_ENV as MEMORY_ENV
 from dltrain.protocol.rank_variables import PLAN_ENV as PLAN_ENV
@@ -305,6 +316,18 @@ class Busy(Record):
     limit_s: Annotated[float, Field(gt=0, le=86_400)]
 
 
+class Observed(Record):
+    """The structure of a script that nobody described, as the observer in its process found it (``observation``).
+
+    The observer sends each message over a connection of its own, without ``Hello``, and never says more about the rank:
+    a script that is only observed does not count as one that reports its steps.
+    """
+
+    type: Literal["observed"] = "observed"
+    rank: int
+    structure: Structure
+
+
 class Failed(Record):
     type: Literal["failed"] = "failed"
     rank: int
@@ -355,6 +378,7 @@ RankMessage = Annotated[
     | Shrunk
     | Busy
     | Working
+    | Observed
     | Failed
     | Finished,
     Field(discriminator="type"),

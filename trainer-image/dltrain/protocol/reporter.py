@@ -33,6 +33,7 @@ from dltrain.protocol.rank_messages import (
     Hello,
     Logged,
     Mark,
+    Observed,
     Probed,
     RankMessage,
     Resharded,
@@ -192,5 +193,7 @@ def describe(message: RankMessage) -> str:
         case Finished():
             accuracy = f", accuracy {message.outcome.accuracy:.4f}" if message.outcome.accuracy is not None else ""
             return f"dltrain: finished {message.outcome.steps} steps in {message.outcome.seconds:.1f} s{accuracy}"
-        case Hello() | Mark() | Probed() | Chosen() | Busy() | Working() | Compared() | Failed() | CheckpointSkipped():
+        case Hello() | Mark() | Probed() | Chosen() | Busy() | Working() | Compared():
+            return ""
+        case Failed() | CheckpointSkipped() | Observed():
             return ""  # Ranks print failures and skipped checkpoints themselves, with or without an agent.

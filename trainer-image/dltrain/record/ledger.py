@@ -18,6 +18,7 @@ from dlcontract import (
     Role,
     RunPhase,
     StartupMarks,
+    Structure,
     reasons,
 )
 from dltrain.protocol.rank_messages import (
@@ -28,6 +29,7 @@ from dltrain.protocol.rank_messages import (
     Hello,
     Logged,
     Mark,
+    Observed,
     Probed,
     RankMessage,
     Resharded,
@@ -97,6 +99,7 @@ class Ledger:
         self.startup = StartupMarks()
         self.refused_sizes: tuple[RefusedSize, ...] = ()
         """Numbers of ranks with which an elastic script failed. With these, it is not launched again for this plan."""
+        self._structure: Structure | None = None
         self._before: Report | None = None
         self._step: Step | None = None
         self._evaluated: Evaluated | None = None
@@ -130,6 +133,7 @@ class Ledger:
         self._checkpoint = previous.last_checkpoint
         self._probes = {(point.device, point.batch): point for point in previous.probes}
         self._link = (previous.link_latency_s, previous.link_bandwidth_Bps)
+        self._structure = previous.structure
         if previous.plan_digest == self.plan.digest():
             self.refused_sizes = previous.refused_sizes
 
@@ -166,6 +170,9 @@ class Ledger:
 
         ``now_s``: time of arrival on a monotonic clock.
         """
+        if isinstance(message, Observed):  # It is not a progress update, so silence after it is no hang.
+            transition, self._structure = self._structure is None, message.structure
+            return transition
         transition = False
         self._hangs.record(message, now_s)
         match message:
@@ -290,6 +297,7 @@ class Ledger:
             noise=step.noise if step else None,
             energy=self.energy,
             refused_sizes=self.refused_sizes[:MAX_REFUSED_SIZES],
+            structure=self._structure,
         )
 
     @property

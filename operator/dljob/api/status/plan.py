@@ -220,7 +220,17 @@ class PlanStatus(ApiModel):
     missing_fields: Annotated[
         tuple[str, ...] | None,
         Field(
-            description="Unset fields of the spec that a prediction needs, and what each field would enable. All "
-            "values in status.plan.predicted are then 0, which means unknown. Unset if no such field is missing."
+            description="Unset fields of the spec that a prediction needs, and what each field would enable. "
+            "Values in status.plan.predicted that are 0 are unknown: all of them, unless an earlier run of the script "
+            "was observed. Unset if no such field is missing."
+        ),
+    ] = None
+    structure: Annotated[
+        str | None,
+        Field(
+            max_length=1024,
+            description="Costs of the job's script, observed in an earlier run of the same image and command in this "
+            "namespace. The prediction uses them in place of spec.model. Unset if spec.model is set, or if no run was "
+            "observed.",
         ),
     ] = None

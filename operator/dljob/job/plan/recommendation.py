@@ -29,6 +29,7 @@ from dljob.job.profiles import learned
 from dljob.job.scale_up import missing_nodes, plan_on_new_nodes, waiting_text
 from dljob.job.spec_errors import in_words
 from dljob.planner import Decision, Infeasible, Learned, Request, plan
+from dljob.planner.observed import described
 
 NAME = re.compile("[a-z]([-a-z0-9]{0,38}[a-z0-9])?")
 """Job names that satisfy both Kubernetes' rules for names and JOB_NAME_RULE."""
@@ -152,7 +153,7 @@ def recommend(
     lines = applied(job.spec, defaults)
     job = replace(job, spec=with_defaults(job.spec, defaults))
     request = planner_request(job.name, job.spec, site=site_of(defaults), begin_s=begin_s)
-    request = replace(request, asks_unsupported=True)
+    request = described(replace(request, asks_unsupported=True), constants)
     found = plan(request, view, constants)
     if isinstance(found, Infeasible) and (larger := plan_on_new_nodes(request, view, constants, templates)):
         decision, larger_view = larger

@@ -48,6 +48,12 @@ def total_steps(spec: DLJobSpec) -> int:
     return spec.epochs * ceil(train_samples(spec) / spec.batch_size)
 
 
+def known_steps(spec: DLJobSpec) -> int:
+    """Return ``total_steps``, or 0 if the spec lacks the fields that it follows from."""
+    counted = spec.epochs is not None and spec.dataset.given and spec.global_batch_size is not None
+    return total_steps(spec) if spec.steps is not None or counted else 0
+
+
 def learning_rate_rule(spec: DLJobSpec, batch: int) -> tuple[ScalingRule, int] | None:
     """Return (rule to scale the learning rate, batch size for which the spec's rate is meant); None for no scaling.
 
@@ -100,7 +106,7 @@ def planner_request(
     return Request(
         job=name,
         global_batch=spec.global_batch_size or 0,
-        total_steps=0 if spec.missing else total_steps(spec),
+        total_steps=known_steps(spec),
         batches=_batches(spec, running),
         model=spec.model.name.value if spec.model.name else None,
         profile=profile_key(spec),

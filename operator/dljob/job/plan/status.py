@@ -13,7 +13,9 @@ from dljob.api import (
 from dljob.api.spec.trainer import AgentSource
 from dljob.job.plan.request import learning_rate_rule
 from dljob.job.plan.trainer import parallelism
+from dljob.perf.workload.observed import Structure
 from dljob.planner import BatchDecision, Choice, Decision, Prediction
+from dljob.planner.observed import text_of
 from dljob.planner.placement import explanation
 
 
@@ -77,10 +79,11 @@ def _candidate(choice: Choice, chosen: Choice) -> Candidate:
     )
 
 
-def enabled_by(missing: tuple[str, ...]) -> tuple[str, ...]:
+def enabled_by(missing: tuple[str, ...], structure: Structure | None = None) -> tuple[str, ...]:
     """Return lines that tell the user what the missing fields of the spec would enable; empty if none is missing.
 
-    ``missing``: names of the fields, as ``DLJobSpec.missing`` returns them.
+    ``missing``: names of the fields, as ``Request.missing`` has them. ``structure``: observed structure of the job's
+    script, from which its step time is predicted; None if the spec has a model or the script was never observed.
     """
     if not missing:
         return ()
@@ -91,6 +94,13 @@ def enabled_by(missing: tuple[str, ...]) -> tuple[str, ...]:
         "spec.scheduling.finishBy; a forecast for the queue; a check whether the model fits into memory; the choice of "
         "the best number of nodes and device type"
     ]
+    if structure is not None:
+        found = [f"{listed}: the choice of the best number of nodes and device type"]
+        if "epochs" in missing and not structure.steps:
+            found.append(
+                "spec.epochs (or steps): a prediction of the run time; checks of spec.objective.deadline and "
+                "spec.scheduling.finishBy; a forecast for the queue"
+            )
     if "globalBatchSize" in missing:
         found.append(
             "spec.globalBatchSize: the variables DLJOB_GLOBAL_BATCH_SIZE and DLJOB_LOCAL_BATCH_SIZE in the script"
@@ -138,5 +148,6 @@ def plan_status(
         placement=explanation(decision),
         defaults=defaults or None,
         agent=agent if (agent := spec.trainer.agent_source) is not AgentSource.FROM_IMAGE else None,
-        missing_fields=enabled_by(spec.missing) or None,
+        missing_fields=enabled_by(decision.missing, decision.structure) or None,
+        structure=text_of(decision.structure) if decision.structure else None,
     )

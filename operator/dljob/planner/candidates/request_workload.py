@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 from dljob.perf.step import input_data
+from dljob.perf.workload.observed import observed
 from dljob.perf.workload.workload import Workload, builtin, hinted, reference
 from dljob.planner.types import Request
 
@@ -19,6 +20,8 @@ def workload_of(request: Request) -> Workload:
             request.momentum,
             request.checkpointed_nbytes_per_sample,
         )
+    if request.structure is not None:
+        return replace(observed(request.structure), sample_nbytes=float(request.sample_nbytes or 0))
     if request.like is not None:
         known = reference(request.like, request.optimizer, request.momentum)
         return replace(known, sample_nbytes=float(request.sample_nbytes or known.sample_nbytes))

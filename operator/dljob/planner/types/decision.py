@@ -5,6 +5,7 @@ from typing import Literal
 
 from dlcontract import CollectiveName, Precision
 from dljob.cluster.domains import ANYWHERE, Domain
+from dljob.perf.workload.observed import Structure
 
 Strategy = Literal["Data", "Optimizer"]
 """Strategies in which each rank holds the whole model: data parallelism without or with sharded optimizer (ZeRO-1)."""
@@ -198,6 +199,10 @@ class Decision:
     """Better plans that the trainer cannot run yet; empty unless the request asks for them (``asks_unsupported``)."""
     data_text: str | None = None
     """Text with the space of the plan's data on each node and the time to fetch it; None without such data."""
+    structure: Structure | None = None
+    """The observed structure of the job's script from which the times are predicted; None if the spec has a model."""
+    missing: tuple[str, ...] = ()
+    """The fields that the spec lacks, and without which there was no search for the best plan."""
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from dljob.cluster.energy import ASSUMED_ENERGY, EnergySettings
 from dljob.cluster.prices import CATALOGUE_PRICES, Prices
 from dljob.perf.step.backends import Backend
 from dljob.perf.step.step import BUCKET_NBYTES
+from dljob.perf.workload.observed import Structure
 from dljob.planner.types.storage import Storage
 
 PRECISIONS: tuple[Precision, ...] = get_args(Precision)
@@ -59,16 +60,16 @@ class Batches:
 class Request:
     """The job to plan, as the planner needs it: values of the spec, and limits and prices of the cluster.
 
-    The workload is given in one of three ways: by ``model`` (a built-in model), by ``like`` (a well-known model that
-    costs as much as the job's own model), or by three figures of the job's own model. The figures are ``parameters``,
-    ``flops_per_sample`` and ``activation_nbytes_per_sample``.
+    The workload is given in one of four ways: by ``model`` (a built-in model), by ``like`` (a well-known model that
+    costs as much as the job's own model), by three figures of the job's own model (``parameters``, ``flops_per_sample``
+    and ``activation_nbytes_per_sample``), or by its ``structure``, which an earlier run has shown.
     """
 
     job: str
     global_batch: int
     """Samples per step; 0 if the spec does not give this number (``missing`` then contains globalBatchSize)."""
     total_steps: int
-    """Optimizer steps of the whole training; 0 if ``missing`` is not empty."""
+    """Optimizer steps of the whole training; 0 if the spec does not give them."""
     batches: Batches | None = None
     """Range from which the planner chooses the global batch size; ``global_batch`` and ``total_steps`` are then the
     values in the spec. None: the global batch size is ``global_batch``."""
@@ -173,6 +174,8 @@ class Request:
     used as they are."""
     storage: Storage | None = None
     """The space for data that is fetched to each node, and the size of the data; None if none is fetched to nodes."""
+    structure: Structure | None = None
+    """Costs of the job's script, if an earlier run was observed and the spec has no model; otherwise None."""
     missing: tuple[str, ...] = ()
     """Fields that the spec lacks and without which no time can be predicted, such as model; empty if it has them all.
 

@@ -343,11 +343,14 @@ def _fitting(job: str, decision: Decision) -> Decision:
 def planned(accepted: StoredPlan, *, plan_only: bool = False) -> Verdict:
     """Return the condition Planned=True with a description of the plan. ``plan_only``: no pods will be created."""
     status = accepted.status
-    times = (
-        f"predicted step {status.predicted.step_seconds:.3g} s, training {status.predicted.total_seconds:.3g} s"
-        if not status.missing_fields
-        else f"no predicted time; unset fields, and what they would enable: {'; '.join(status.missing_fields)}"
-    )
+    predicted, times = status.predicted, "no predicted time"
+    if predicted.step_seconds > 0:
+        training = f"training {predicted.total_seconds:.3g} s" if predicted.total_seconds else "no predicted run time"
+        times = f"predicted step {predicted.step_seconds:.3g} s, {training}"
+    if status.structure:
+        times = f"{times}, {status.structure}"
+    if status.missing_fields:
+        times = f"{times}; unset fields, and what they would enable: {'; '.join(status.missing_fields)}"
     text = f"plan {status.number}: {status.summary}; {times}"
     if (batch := status.batch_choice) is not None:
         text = f"{text}; global batch {batch.global_batch_size}: {batch.message}"

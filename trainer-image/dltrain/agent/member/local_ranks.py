@@ -43,7 +43,7 @@ from dltrain.protocol.agent_messages import (
     RankUp,
     RankUpdate,
 )
-from dltrain.protocol.rank_messages import Hello, Step, invalid_message, rank_message_adapter
+from dltrain.protocol.rank_messages import Hello, Observed, Step, invalid_message, rank_message_adapter
 from dltrain.protocol.volume_layout import logs_directory
 
 log = logging.getLogger(__name__)
@@ -333,6 +333,9 @@ class LocalRanks:
                 except ValidationError as error:
                     log.warning("closed a rank's connection to the agent: %s", invalid_message(error))
                     break
+                if isinstance(message, Observed) and message.rank in self.running:
+                    self._emit(RankUpdate(attempt=self.attempt, message=message))
+                    continue
                 if isinstance(message, Hello) or (run is None and isinstance(message, Step) and message.reported):
                     if message.rank in self._coming:
                         await self._coming[message.rank].wait()  # A fork may connect before the zygote reports it.
@@ -344,8 +347,7 @@ class LocalRanks:
                         "ignored a message of rank %d; expected messages of this pod's running ranks", message.rank
                     )
                     continue
-                run.latest[type(message)] = message
-                run.last_message_unix_s = time.time()
+                run.latest[type(message)], run.last_message_unix_s = message, time.time()
                 self._emit(RankUpdate(attempt=self.attempt, message=message))
         except ConnectionError:
             pass  # The rank died; the end of its process is reported separately.

@@ -1,0 +1,39 @@
+"""The structure of a training script: the costs of one step, as rank 0 has observed them in its own process."""
+
+from typing import Annotated
+
+from pydantic import Field
+
+from dlcontract.record import Count, Seconds, UntrustedRecord
+
+
+class Work(UntrustedRecord):
+    """The operations of one kind in a step: their number, and what they compute and move."""
+
+    kind: Annotated[str, Field(max_length=32, description="convolution, product, pool or other.")]
+    count: Annotated[int, Field(ge=1, le=10**6, description="Number of operations in forward passes.")]
+    forward_flops: Annotated[float, Field(ge=0, le=1e27)] = 0.0
+    moved_nbytes: Annotated[
+        int, Field(ge=0, le=10**18, description="Bytes of activations read and written, in both passes.")
+    ] = 0
+
+
+class Structure(UntrustedRecord):
+    """What one step of a script costs on the observed rank. All counts are of one step of this rank, unless stated."""
+
+    parameters: Annotated[int, Field(ge=1, le=10**15, description="Number of trained parameters of the model.")]
+    samples: Annotated[int, Field(ge=1, le=10**9, description="Number of samples, over all micro-batches.")]
+    sample_nbytes: Annotated[int, Field(ge=0, le=10**15, description="Bytes of a sample.")] = 0
+    flops: Annotated[
+        float, Field(gt=0, le=1e27, description="Floating-point operations of forward and backward passes.")
+    ]
+    activation_nbytes: Annotated[
+        int, Field(ge=0, le=10**18, description="Bytes that the forward passes keep for the backward passes.")
+    ] = 0
+    optimizer_slots: Annotated[
+        int, Field(ge=0, le=2, description="Values that the optimizer stores for each parameter.")
+    ] = 0
+    work: Annotated[tuple[Work, ...], Field(max_length=8, description="Work of the step by kind of operation.")] = ()
+    steps: Annotated[Count, Field(description="Steps that this process has made so far.")] = 0
+    step_s: Annotated[Seconds | None, Field(description="Median time of the last steps. None: too few steps.")] = None
+    world_size: Annotated[int, Field(ge=1, le=100_000, description="Number of ranks.")] = 1

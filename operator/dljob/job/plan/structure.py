@@ -1,0 +1,88 @@
+"""Translate the observed structure of a job's script: from a report to a DLProfile, and from there to the planner."""
+
+from datetime import datetime
+
+from dlcontract import Report, RunPhase
+from dljob.api import DLJobSpec, DLProfileStatus
+from dljob.api.profile import ObservedStructure, ObservedWork
+from dljob.job.plan.stored import StoredPlan, threads
+from dljob.perf.workload.observed import Structure, Work
+
+MAX_PER_SAMPLE = 1e18
+"""Largest number of operations or bytes of a sample. A report with more is not used."""
+
+
+def observed_structure(spec: DLJobSpec, report: Report, accepted: StoredPlan) -> ObservedStructure | None:
+    """Return the structure of a script that its report shows, in the form in which profiles store it.
+
+    Return None if nothing was observed, if the spec has a model, or if a figure is absurd: the script wrote the report.
+    The step time and the number of steps are stored only at the end of a training, and only if the run shows what the
+    same place takes: all planned ranks, on devices of one type, without a restart.
+    """
+    seen = report.structure
+    if seen is None or "model" not in spec.missing or max(seen.flops, seen.activation_nbytes) > MAX_PER_SAMPLE:
+        return None
+    group, whole = accepted.groups[0], report.phase is RunPhase.SUCCEEDED and not any(report.restarts.values())
+    alike = len(accepted.groups) == 1 and seen.world_size == len(accepted.plan.ranks) and not report.mismatches
+    stopped = report.outcome is not None and report.outcome.stopped is not None
+    return ObservedStructure(
+        parameters=seen.parameters,
+        flops_per_sample=seen.flops / seen.samples,
+        activation_bytes_per_sample=seen.activation_nbytes / seen.samples,
+        sample_bytes=float(seen.sample_nbytes),
+        batch=seen.samples,
+        optimizer_slots=seen.optimizer_slots,
+        work=tuple(
+            ObservedWork(
+                kind=each.kind,
+                count=each.count,
+                forward_flops_per_sample=min(MAX_PER_SAMPLE, each.forward_flops / seen.samples),
+                moved_bytes_per_sample=min(MAX_PER_SAMPLE, each.moved_nbytes / seen.samples),
+            )
+            for each in seen.work
+        ),
+        nodes=group.nodes if alike else 1,
+        ranks_per_node=group.ranks_per_node if alike else 1,
+        cores=None if group.is_gpu else threads(spec, group),
+        step_seconds=(seen.step_s or None) if whole and alike else None,
+        steps=seen.steps if whole and alike and not stopped else 0,
+    )
+
+
+def with_structure(
+    before: DLProfileStatus, found: ObservedStructure | None, now: datetime
+) -> DLProfileStatus | None:
+    """Return the status of a profile with the structure ``found`` that a run has shown; None if the run showed none.
+
+    A structure without a step time, such as that of a run that goes on, does not replace an earlier one.
+    """
+    known = before.structure
+    if found is None:
+        return None
+    if found == known or (known and found.step_seconds is None and known.parameters == found.parameters):
+        return before
+    return before.model_copy(update={"structure": found, "updated": now})
+
+
+def planner_structure(stored: ObservedStructure | None, device: str) -> Structure | None:
+    """Return a stored structure as the planner uses it. ``device``: the type of device of its profile."""
+    if stored is None:
+        return None
+    return Structure(
+        parameters=stored.parameters,
+        flops=stored.flops_per_sample,
+        activation_nbytes=stored.activation_bytes_per_sample,
+        sample_nbytes=stored.sample_bytes,
+        batch=stored.batch,
+        optimizer_slots=stored.optimizer_slots,
+        work=tuple(
+            Work(each.kind, each.count, each.forward_flops_per_sample, each.moved_bytes_per_sample)
+            for each in stored.work
+        ),
+        device=device,
+        nodes=stored.nodes,
+        ranks_per_node=stored.ranks_per_node,
+        cores=stored.cores,
+        step_s=stored.step_seconds,
+        steps=stored.steps,
+    )

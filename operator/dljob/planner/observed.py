@@ -1,0 +1,180 @@
+"""Plan jobs whose script nobody described with the structure that an earlier run of it has shown.
+
+The structure takes the place of ``spec.model``. If the spec has the global batch size and the number of steps, the
+search for the best plan is the same as with a described model. Otherwise the nodes are those that the spec asks for,
+and each rank is assumed to take as many samples as the observed one: the step time is predicted for them.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from dljob.calibrate.learned import Learned, LearnedPoint
+from dljob.cluster import ClusterView
+from dljob.perf.resources.memory import AGENT_NBYTES
+from dljob.perf.workload.observed import Structure
+from dljob.planner.types import Choice, Decision, FixedChoice, Infeasible, Prediction, Request
+from dljob.planner.types.texts import duration
+from dljob.planner.unpredicted import ASSUMED_GPU_NBYTES, ASSUMED_NBYTES, MAX_NODE_SHARE
+
+Constants = Mapping[tuple[str, str], Learned]
+Plan = Callable[[Request, Constants], Decision | Infeasible]
+"""Function that plans a request whose model is known, with these constants."""
+MEASURED_STEPS = 50
+"""Number of steps that count as measured in an observed run."""
+ROUNDS = 4
+"""Number of corrections of a computing time until the predicted step is as long as the measured one."""
+MAX_STEPS = 10**12
+"""Largest number of steps of a training, as in the spec."""
+LEAST_PART = 0.05
+"""Smallest part of a measured step that counts as computing."""
+
+
+def described(request: Request, learned: Constants) -> Request:
+    """Return the request with the structure that an earlier run of its script has shown, if its spec has no model.
+
+    ``Request.missing`` then names the fields that are still missing for a search. With a number of steps, the dataset
+    is not. Return the request unchanged if its script was never observed. If it was observed on several types of
+    devices, prefer a run that was complete.
+    """
+    if "model" not in request.missing or request.structure is not None:
+        return request
+    found = [known.structure for (name, _), known in learned.items() if name == request.key() and known.structure]
+    if not found:
+        return request
+    structure = max(found, key=lambda each: (each.step_s is not None, each.steps, each.device))
+    given = {"model"} | ({"dataset", "epochs"} if request.total_steps else set())
+    return replace(
+        request,
+        structure=structure,
+        missing=tuple(name for name in request.missing if name not in given),
+        sample_nbytes=request.sample_nbytes or int(structure.sample_nbytes) or None,
+    )
+
+
+def with_measured_step(request: Request, learned: Constants, plan: Plan) -> Constants:
+    """Return ``learned`` with the computing time that follows from the measured step of the observed run.
+
+    A script does not report its computing time. Choose it so that the predicted step at the place of this run is as
+    long as the measured one. Return ``learned`` unchanged if there is no measured step, if the profile has measured
+    computing times, or if the step cannot be predicted because the cluster now lacks the nodes of this run.
+    """
+    seen = request.structure
+    if seen is None or seen.step_s is None:
+        return learned
+    key = (request.key(), seen.device)
+    known = learned.get(key, Learned())
+    if known.points:
+        return learned
+    asked = _at(
+        request, [FixedChoice(seen.device, seen.nodes, seen.ranks_per_node, seen.batch)], seen.batch * seen.ranks
+    )
+    if seen.cores is not None:
+        asked = replace(asked, cpu_per_pod=float(seen.cores * seen.ranks_per_node), cpu_limit_per_pod=None)
+    compute_s, result = seen.step_s, learned
+    for _ in range(ROUNDS):
+        point = LearnedPoint(seen.batch, compute_s, MEASURED_STEPS, seen.cores, seen.ranks_per_node)
+        result = {**learned, key: replace(known, points=(point,))}
+        found = plan(asked, result)
+        if isinstance(found, Infeasible):
+            return result if seen.ranks == 1 else learned
+        compute_s = max(LEAST_PART * seen.step_s, compute_s + seen.step_s - found.chosen.prediction.step_s)
+    return result
+
+
+def predicted(
+    request: Request, decision: Decision | Infeasible, learned: Constants, plan: Plan
+) -> Decision | Infeasible:
+    """Return a decision of ``plan_unpredicted`` with predicted times, for a request with an observed structure.
+
+    The nodes stay. Without a global batch size, each rank takes as many samples as the observed rank. Without a number
+    of steps, that of the observed run counts, for the same number of samples. If that is unknown too, only the step is
+    predicted. Pods request at least as much memory as without a prediction.
+    """
+    seen = request.structure
+    if isinstance(decision, Infeasible) or seen is None:
+        return decision
+    chosen = decision.chosen
+    ranks = sum(len(group.shares) for group in chosen.groups)
+    batch = request.global_batch or seen.batch * ranks
+    steps = request.total_steps or min(MAX_STEPS, -(-seen.steps * seen.batch * seen.ranks // batch))
+    places = [
+        FixedChoice(g.device, g.nodes, g.ranks_per_node, None if request.global_batch else seen.batch)
+        for g in chosen.groups
+    ]
+    asked = replace(_at(request, places, batch), total_steps=max(1, steps))
+    if request.cpu_per_pod is None and not any(group.is_gpu for group in chosen.groups):
+        # The search would choose the number of CPUs. These are the CPUs that the pods request.
+        asked = replace(asked, cpu_per_pod=max(group.ranks_per_node * group.cores for group in chosen.groups))
+    found = plan(asked, learned)
+    decision = replace(decision, structure=seen, missing=request.missing)
+    if isinstance(found, Infeasible):
+        text = f"no time is predicted from the script's observed structure: {found.field}: {found.message}"
+        return replace(decision, warning="; ".join(filter(None, (decision.warning, text))))
+    prediction = _with_memory(found.chosen.prediction, chosen.prediction.host_memory_nbytes)
+    warnings = [decision.warning]
+    if not steps:
+        prediction = replace(
+            prediction, total_s=0.0, total_p90_s=0.0, energy_J=None, cost_usd=None, carbon_g=None, interruptions=0.0
+        )
+    elif request.deadline_s is not None and prediction.total_p90_s > request.deadline_s:
+        warnings.append(
+            f"the predicted run time is {duration(prediction.total_p90_s)} (p90); expected at most "
+            f"{duration(request.deadline_s)}, as spec.objective.deadline says"
+        )
+    choice = replace(chosen, prediction=prediction)
+    return replace(decision, chosen=choice, candidates=(choice,), warning="; ".join(filter(None, warnings)) or None)
+
+
+def with_assumed_memory(request: Request, decision: Decision, view: ClusterView) -> Decision:
+    """Return a decision in which pods request at least the memory that they would get without a prediction.
+
+    An observed structure shows the memory of the model, but not that of a script's data and libraries. The assumption
+    is at most half of a node's free memory, and does not apply if the spec sets the memory.
+    """
+    decision = replace(decision, structure=request.structure, missing=())
+    if request.memory_per_pod_nbytes is not None:
+        return decision
+    least = 0
+    for group in decision.chosen.groups:
+        free = sorted((node.free_memory_nbytes for node in view.nodes if node.device == group.device), reverse=True)
+        each = ASSUMED_GPU_NBYTES if group.is_gpu else ASSUMED_NBYTES
+        room = int(MAX_NODE_SHARE * min(free[: group.nodes], default=0))
+        least = max(least, min(AGENT_NBYTES + group.ranks_per_node * each, room))
+    choice = _with_host_memory(decision.chosen, least)
+    candidates = tuple(choice if each == decision.chosen else each for each in decision.candidates)
+    trade_offs = tuple(choice if each == decision.chosen else each for each in decision.trade_offs)
+    return replace(decision, chosen=choice, candidates=candidates, trade_offs=trade_offs)
+
+
+def _at(request: Request, places: list[FixedChoice], batch: int) -> Request:
+    """Return the request for a prediction at fixed places, without wishes that only matter to a search."""
+    return replace(
+        request,
+        missing=(),
+        fixed=tuple(places),
+        global_batch=batch,
+        total_steps=max(1, request.total_steps),
+        batches=None,
+        deadline_s=None,
+        minimize="Time",
+        takes_most=False,
+        asks_unsupported=False,
+    )
+
+
+def _with_host_memory(choice: Choice, nbytes: int) -> Choice:
+    return replace(choice, prediction=_with_memory(choice.prediction, nbytes))
+
+
+def _with_memory(prediction: Prediction, nbytes: int) -> Prediction:
+    return replace(prediction, host_memory_nbytes=max(prediction.host_memory_nbytes, nbytes))
+
+
+def text_of(structure: Structure) -> str:
+    """Describe an observed structure in one line for users."""
+    ranks = f"{structure.ranks} rank{'s' if structure.ranks > 1 else ''} on {structure.nodes} x {structure.device}"
+    times = f", {duration(structure.step_s)} per step on {ranks}" if structure.step_s else ""
+    return (
+        f"observed in an earlier run: {structure.parameters:,} parameters, {structure.flops:.3g} operations per "
+        f"sample, {structure.batch} samples per rank and step{times}"
+    )

@@ -1,0 +1,275 @@
+"""Tests of the observer: real scripts, which are not changed, in processes of their own as rank 0 starts them."""
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dlcontract import Structure
+from dltrain.launch.rank_environment import OBSERVER
+from dltrain.protocol.rank_messages import SOCKET_ENV, Observed
+from dltrain.protocol.rank_variables import OBSERVE_ENV
+from support.trainer.listener import Listener
+
+WITHIN_S = 300
+GIVEN_UP = "dljob: did not observe the structure of this script"
+LOOP = """
+import torch
+from torch import nn
+torch.manual_seed(0)
+{model}
+opt = torch.optim.{optimizer}
+for step in range({steps}):
+    {batch}
+    opt.zero_grad()
+    {loss}.backward()
+    opt.step()
+    {after}
+print("parameters", float(sum(p.detach().double().sum() for p in model.parameters())))
+"""
+MLP = "model = nn.Sequential(nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 2))"
+BATCH = "x = torch.randn(32, 20); y = torch.randint(2, (32,))"
+LOSS = "nn.functional.cross_entropy(model(x), y)"
+
+
+def loop(
+    model: str = MLP,
+    optimizer: str = "SGD(model.parameters(), lr=0.1, momentum=0.9)",
+    batch: str = BATCH,
+    loss: str = LOSS,
+    after: str = "pass",
+    steps: int = 30,
+) -> str:
+    return LOOP.format(model=model, optimizer=optimizer, batch=batch, loss=loss, after=after, steps=steps)
+
+
+def variables(path: str | None, **more: str) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("OMPI_", "PMIX_", "DLTRAIN_", "RANK", "WORLD"))}
+    observed = {SOCKET_ENV: path, OBSERVE_ENV: "on"} if path else {}
+    return kept | {"PYTHONPATH": str(OBSERVER), "OMP_NUM_THREADS": "1", **observed, **more}
+
+
+def python(script: str, path: str | None, **more: str) -> subprocess.CompletedProcess[str]:
+    """Run a script as the Python of a rank would, with the observer unless ``path`` is None."""
+    command = [sys.executable, "-c", script]
+    return subprocess.run(
+        command, env=variables(path, **more), capture_output=True, text=True, timeout=WITHIN_S, check=False
+    )
+
+
+def observed(folder: Path, script: str, **more: str) -> tuple[list[Structure], subprocess.CompletedProcess[str]]:
+    """Return the structures that the agent gets of a script, and its end, which must be a success."""
+    with Listener(folder) as agent:
+        ended = python(script, agent.path, **more)
+        assert ended.returncode == 0, ended.stderr
+        if "dljob: observed a step" in ended.stderr:
+            agent.wait_for(Observed, 2)
+        return [message.structure for message in agent.of(Observed)], ended
+
+
+def test_costs_of_a_perceptron_are_those_of_its_layers(tmp_path: Path) -> None:
+    found, ended = observed(tmp_path, loop())
+    first, last = found[0], found[-1]
+    assert first.parameters == 20 * 64 + 64 + 64 * 2 + 2
+    assert (first.samples, first.sample_nbytes, first.optimizer_slots) == (32, 80, 1)
+    forward = 2 * 32 * (20 * 64 + 64 * 2)
+    assert first.flops == pytest.approx(3 * forward)
+    work = {each.kind: each for each in first.work}
+    assert {kind: each.count for kind, each in work.items()} == {"product": 2, "other": 1}
+    assert work["product"].forward_flops == forward and work["other"].forward_flops == 0
+    assert work["product"].moved_nbytes == 32 * 4 * (3 * 20 + 2 * 64 + 3 * 64 + 2 * 2)
+    assert work["other"].moved_nbytes == 32 * 4 * 4 * 64
+    # The input is no result of an operation. The output of the ReLU and that of the model are kept.
+    assert 32 * 4 * (64 + 2) <= first.activation_nbytes <= 32 * 4 * (64 + 64 + 2)
+    assert (first.steps, first.step_s, first.world_size) == (3, None, 1)
+    assert last.steps == 30 and last.step_s is not None and 0 < last.step_s < 1
+    assert ended.stderr.count("\n") == 1 and "DLJOB_OBSERVE=off" in ended.stderr
+
+
+def test_script_computes_the_same_as_without_the_observer(tmp_path: Path) -> None:
+    script = loop(
+        model="model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(144, 5))",
+        batch="x = torch.randn(8, 3, 8, 8); y = torch.randint(5, (8,))",
+        optimizer="AdamW(model.parameters())",
+    )
+    found, ended = observed(tmp_path, script)
+    assert ended.stdout == python(script, None).stdout and "parameters" in ended.stdout
+    convolution, linear = 2 * 8 * 36 * 4 * 27, 2 * 8 * 144 * 5
+    work = {each.kind: each for each in found[0].work}
+    assert {kind: each.count for kind, each in work.items()} == {"convolution": 1, "product": 1, "other": 2}
+    assert (work["convolution"].forward_flops, work["product"].forward_flops) == (convolution, linear)
+    assert (found[0].optimizer_slots, found[0].sample_nbytes) == (2, 3 * 8 * 8 * 4)
+
+
+def test_accumulated_micro_batches_are_one_step(tmp_path: Path) -> None:
+    script = loop(after="for _ in range(2): nn.functional.cross_entropy(model(x), y).backward()")
+    found, _ = observed(tmp_path, script)
+    assert found[0].samples == 3 * 32 and found[0].flops == pytest.approx(9 * 2 * 32 * (20 * 64 + 64 * 2))
+
+
+def test_batch_is_found_among_keyword_arguments_and_attention_is_counted(tmp_path: Path) -> None:
+    model = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.out = nn.Embedding(11, 8), nn.Linear(8, 11)
+    def forward(self, *, ids, labels):
+        h = self.words(ids).unsqueeze(1)
+        h = nn.functional.scaled_dot_product_attention(h, h, h, is_causal=True).squeeze(1)
+        return nn.functional.cross_entropy(self.out(h).flatten(0, 1), labels.flatten())
+model = Model()
+"""
+    found, _ = observed(
+        tmp_path, loop(model=model, batch="ids = torch.randint(11, (4, 6))", loss="model(ids=ids, labels=ids)")
+    )
+    assert (found[0].samples, found[0].sample_nbytes) == (4, 6 * 8)
+    trained = 1.0  # All parameters are trained.
+    assert found[0].flops == pytest.approx((2 + trained) * 2 * 4 * (6 * 8 * 11 + 2 * 6 * 6 * 8))
+
+
+def test_recurrent_layers_and_frozen_parameters_count(tmp_path: Path) -> None:
+    model = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.frozen, self.rnn = nn.Linear(20, 16).requires_grad_(False), nn.LSTM(4, 8, batch_first=True)
+        self.out = nn.Linear(8, 2)
+    def forward(self, x):
+        return self.out(self.rnn(self.frozen(x).reshape(-1, 4, 4))[0][:, -1])
+model = Model()
+"""
+    optimizer = "SGD([p for p in model.parameters() if p.requires_grad], lr=0.1)"
+    found, _ = observed(tmp_path, loop(model=model, optimizer=optimizer))
+    frozen, rnn, out = 20 * 16 + 16, 4 * 8 * (4 + 8 + 2), 8 * 2 + 2
+    assert (found[0].parameters, found[0].optimizer_slots) == (rnn + out, 0)
+    forward = 2 * 32 * (20 * 16 + 4 * 4 * 8 * (4 + 8) + 8 * 2)
+    assert found[0].flops == pytest.approx(forward * (2 + (rnn + out) / (rnn + out + frozen)))
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        (loop(after="torch.set_grad_enabled(False); model.eval()(x); model.train(); torch.set_grad_enabled(True)"),
+         "evaluates the model"),
+        (loop(model="w = nn.Parameter(torch.zeros(20, 2)); model = nn.ParameterList([w])",
+              loss="nn.functional.cross_entropy(x @ w, y)"), "found no call of a torch.nn.Module"),
+        (loop(model="model = nn.Embedding(9, 2)", batch="x = torch.randint(9, (4,)); y = torch.randint(2, (4,))"),
+         "found no products of matrices"),
+    ],
+    ids=["evaluation", "no module", "no products"],
+)  # fmt: skip
+def test_observer_gives_up_with_one_line(tmp_path: Path, script: str, reason: str) -> None:
+    found, ended = observed(tmp_path, script)
+    assert found == [] and ended.stderr.count("\n") == 1
+    assert ended.stderr.startswith(GIVEN_UP) and reason in ended.stderr
+    assert ended.stdout == python(script, None).stdout
+
+
+def test_evaluation_after_one_step_delays_the_observation(tmp_path: Path) -> None:
+    after = "(torch.set_grad_enabled(False), model.eval()(x), model.train(), torch.set_grad_enabled(True)) if step == 1 else 0"
+    found, _ = observed(tmp_path, loop(after=after))
+    assert found[0].steps == 4 and found[0].samples == 32
+
+
+def test_script_may_use_modes_hooks_and_transforms_of_torch(tmp_path: Path) -> None:
+    """They would fail, or end in the wrong order, if the observer's modes overlapped with theirs."""
+    model = """
+from torch.func import functional_call, grad, vmap
+from torch.utils.checkpoint import checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
+class Mine(TorchDispatchMode):
+    calls = 0
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        Mine.calls += 1
+        return func(*args, **(kwargs or {}))
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(20, 8), nn.Linear(8, 2)
+    def forward(self, x):
+        h = checkpoint(lambda v: torch.relu(self.a(v)), x, use_reentrant=False)
+        each = vmap(grad(lambda v: self.a(v).sum()))(x)
+        return self.b(h) + 0 * each.sum()
+model = Model()
+counter = Mine()
+counter.__enter__()
+"""
+    script = (
+        loop(model=model, after="counter.__exit__(None, None, None); counter.__enter__()")
+        + "counter.__exit__(None, None, None)\nprint('calls', Mine.calls)\n"
+    )
+    found, ended = observed(tmp_path, script)
+    assert found and found[0].samples == 32
+    assert ended.stdout == python(script, None).stdout
+
+
+def test_errors_of_the_script_are_its_own(tmp_path: Path) -> None:
+    """A script that catches an error in its forward pass, as those do that search the largest batch, goes on."""
+    model = """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.calls = nn.Linear(20, 2), 0
+    def forward(self, x):
+        self.calls += 1
+        if self.calls in (3, 4):
+            raise MemoryError("too large")
+        return self.a(x)
+model = Model()
+def trained(x, y):
+    while True:
+        try:
+            return nn.functional.cross_entropy(model(x), y)
+        except MemoryError:
+            pass
+"""
+    found, ended = observed(tmp_path, loop(model=model, loss="trained(x, y)"))
+    assert found and ended.stderr.count("\n") == 1
+    broken = python(loop(loss="model(y)"), str(tmp_path / "nothing"))
+    assert broken.returncode == 1 and "RuntimeError" in broken.stderr and "observer" not in broken.stderr
+
+
+@pytest.mark.parametrize("script", ["print('done')", "import json\nprint('done')"])
+def test_script_without_torch_starts_as_before(tmp_path: Path, script: str) -> None:
+    checked = script + "\nimport sys\nassert 'torch' not in sys.modules"
+    found, ended = observed(tmp_path, checked)
+    assert (found, ended.stdout, ended.stderr) == ([], "done\n", "")
+
+
+def test_lost_agent_does_not_matter(tmp_path: Path) -> None:
+    ended = python(loop(), str(tmp_path / "nobody"))
+    assert ended.returncode == 0 and "parameters" in ended.stdout and "Traceback" not in ended.stderr
+
+
+def test_sitecustomize_of_the_image_still_runs(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.customized = __name__\n")
+    script = "import sys, sitecustomize\nprint(sys.customized, sitecustomize.__file__)"
+    for order in ([str(OBSERVER), str(tmp_path)], [str(tmp_path), str(OBSERVER)]):
+        ended = python(script, None, PYTHONPATH=os.pathsep.join(order))
+        assert (ended.stdout, ended.stderr) == (f"sitecustomize {tmp_path / 'sitecustomize.py'}\n", "")
+
+
+def test_rank_0_of_a_distributed_script_is_observed(tmp_path: Path) -> None:
+    """``examples/scripts/train_torchrun.py`` with two ranks over gloo, as plain torchrun would start it."""
+    script = Path(__file__).resolve().parents[3] / "examples/scripts/train_torchrun.py"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    with Listener(tmp_path) as agent:
+        ranks = []
+        for rank in range(2):
+            names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_PORT": port}
+            environ = variables(agent.path if rank == 0 else None, **{k: str(v) for k, v in names.items()})
+            environ |= {"MASTER_ADDR": "127.0.0.1", "CUDA_VISIBLE_DEVICES": ""}
+            ranks.append(
+                subprocess.Popen([sys.executable, str(script)], env=environ, stdout=subprocess.PIPE, text=True)
+            )
+        outputs = [rank.communicate(timeout=WITHIN_S)[0] for rank in ranks]
+        assert "world size 2, accuracy " in outputs[0]
+        agent.wait_for(Observed, 2)
+        last = agent.of(Observed)[-1].structure
+    assert (last.parameters, last.samples, last.world_size) == (20 * 64 + 64 + 64 * 2 + 2, 64, 2)
+    assert last.flops == pytest.approx(3 * 2 * 64 * (20 * 64 + 64 * 2)) and last.steps == 20 * 16
+    assert last.step_s is not None and last.step_s > 0

@@ -1,0 +1,160 @@
+"""Observe the forward passes of one step with hooks of all modules: the script's samples, parameters and costs."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from .counting import counting_mode, tensors_in
+
+
+class ObservedStep:
+    """The forward passes between two updates of an optimizer.
+
+    The modules that the script calls itself, and not through other modules, are the *outer* ones. While one of them
+    runs, a mode of torch sees each operation. It is not active outside of them, so that it never overlaps with a mode
+    that the script uses.
+    """
+
+    def __init__(self) -> None:
+        from torch.nn.modules import module as hooks
+
+        self.optimizers: dict[int, Any] = {}
+        """The optimizers that were updated since the step began, by id."""
+        self._thread = threading.get_ident()
+        self._depth = 0
+        self._mode: Any = None
+        self._ended = False
+        self._failure: str | None = None
+        self._flops = self._kept_nbytes = 0.0
+        self._work: dict[str, list[float]] = {}
+        """[Number of operations, FLOPs of forward passes, bytes moved in both passes] by kind of operation."""
+        self._samples: dict[int, int] = {}
+        """Number of samples by id of the outer module that was called with them. The calls of a step are added up."""
+        self._sample_nbytes: dict[int, int] = {}
+        self._trained: set[int] = set()
+        self._evaluated: set[int] = set()
+        self._parameters: dict[int, Any] = {}
+        """All parameters of the outer modules, by id."""
+        try:
+            after = hooks.register_module_forward_hook(self._leave, with_kwargs=True, always_call=True)
+        except TypeError:  # Older releases of torch do not show keyword arguments.
+            after = hooks.register_module_forward_hook(self._leave, always_call=True)
+        self._handles = [after, hooks.register_module_forward_pre_hook(self._enter)]
+
+    def end(self) -> bool:
+        """Stop observing and remove the hooks. Return False if they must stay until the end of a forward pass.
+
+        The mode must end with this forward pass, because the script may have begun modes in it.
+        """
+        self._ended = True
+        if self._mode is not None:
+            self._failure = self._failure or "it updates the model within a forward pass"
+            return False
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        return True
+
+    def problem(self) -> str | None:
+        """Return the reason why this step shows no structure; None if it does."""
+        if self._failure is not None:
+            return self._failure
+        if self._trained & self._evaluated:
+            return "it evaluates the model between updates"
+        if not any(self._samples.values()):
+            return "found no call of a torch.nn.Module with a batch of samples"
+        return None if self._flops else "found no products of matrices and no convolutions"
+
+    def structure(self) -> dict[str, Any]:
+        """Return the fields of ``dlcontract.Structure`` that this step shows. It has no problem."""
+        busiest = max(self._samples, key=lambda key: self._samples[key])
+        samples = self._samples[busiest]
+        updated = {
+            id(p): p
+            for optimizer in self.optimizers.values()
+            for group in optimizer.param_groups
+            for p in group["params"]
+        }
+        trained = sum(p.numel() for p in self._parameters.values() if p.requires_grad)
+        return {
+            "parameters": max(1, trained, sum(p.numel() for p in updated.values() if p.requires_grad)),
+            "samples": samples,
+            "sample_nbytes": self._sample_nbytes[busiest] // samples,
+            "flops": self._flops,
+            "activation_nbytes": int(self._kept_nbytes),
+            "optimizer_slots": _slots(self.optimizers.values()),
+            "work": [
+                {"kind": kind, "count": int(count), "forward_flops": flops, "moved_nbytes": int(nbytes)}
+                for kind, (count, flops, nbytes) in self._work.items()
+            ],
+        }
+
+    def _enter(self, module: Any, _: Any) -> None:
+        if threading.get_ident() != self._thread:
+            return
+        self._depth += 1
+        if self._depth == 1 and self._failure is None and not self._ended:
+            try:
+                self._parameters.update((id(p), p) for p in module.parameters())
+                mode = counting_mode([*module.parameters(), *module.buffers()])
+                mode.__enter__()
+                self._mode = mode
+            except Exception as error:  # noqa: BLE001 - the script must continue
+                self._failure = repr(error)
+
+    def _leave(self, module: Any, args: Any, *rest: Any) -> None:
+        """Count the call of an outer module, also if it raised an error. ``rest``: keyword arguments and result."""
+        if threading.get_ident() != self._thread:
+            return
+        self._depth = max(0, self._depth - 1)
+        if self._depth or self._mode is None:
+            return
+        try:
+            mode, self._mode = self._mode, None
+            mode.__exit__(None, None, None)
+            if self._failure is None and not self._ended:
+                self._count(mode, module, args, rest[0] if len(rest) == 2 else {})
+        except Exception as error:  # noqa: BLE001 - the script must continue
+            self._failure = repr(error)
+
+    def _count(self, mode: Any, module: Any, args: Any, kwargs: Any) -> None:
+        """Add a call of the outer module ``module``, which has just ended. ``mode``: the mode that counted in it."""
+        import torch
+
+        trains = torch.is_grad_enabled()
+        forward_FLOPs = 0.0
+        for kind, (count, flops, read_nbytes, written_nbytes) in mode.work.items():
+            forward_FLOPs += flops
+            moved_nbytes = read_nbytes + written_nbytes
+            if trains:  # The backward pass moves the gradients of both, and reads the input of most layers again.
+                moved_nbytes = (2 if kind == "other" else 3) * read_nbytes + 2 * written_nbytes
+            total = self._work.setdefault(kind, [0, 0.0, 0.0])
+            total[:] = [total[0] + count, total[1] + flops, total[2] + moved_nbytes]
+        if not trains:
+            self._flops += forward_FLOPs
+            if not module.training:
+                self._evaluated.add(id(module))
+            return
+        self._kept_nbytes += mode.kept_nbytes()
+        everything = sum(p.numel() for p in module.parameters())
+        trained = sum(p.numel() for p in module.parameters() if p.requires_grad)
+        # The backward pass makes the gradients of activations, and those of the parameters that are trained.
+        self._flops += forward_FLOPs * (2 + (trained / everything if everything else 0))
+        if not trained:
+            return
+        self._trained.add(id(module))
+        batch = next(tensors_in([args, kwargs]), None)
+        if batch is not None:
+            key, nbytes = id(module), batch.numel() * batch.element_size()
+            self._samples[key] = self._samples.get(key, 0) + batch.shape[0]
+            self._sample_nbytes[key] = self._sample_nbytes.get(key, 0) + nbytes
+
+
+def _slots(optimizers: Any) -> int:
+    """Return how many values the optimizers store for a parameter: 0, 1 as with momentum, or 2 as Adam does."""
+    for optimizer in optimizers:
+        for parameter, state in optimizer.state.items():
+            alike = [value for value in state.values() if getattr(value, "shape", None) == parameter.shape]
+            return min(2, len(alike))
+    return 0

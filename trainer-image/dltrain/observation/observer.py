@@ -1,0 +1,205 @@
+"""Observe a training script from inside its process: count the costs of one step, and time the others.
+
+The script stays as it is. A hook after each update of an optimizer counts the steps. In one of the first steps, hooks
+of all modules count the operations of the forward passes and the memory that they keep. Then the hooks are removed,
+except the one that counts steps. The observer sends what it found to the agent of the pod as messages
+(``protocol.rank_messages.Observed``), each over a connection of its own. If anything goes wrong, it gives up with one
+line in the log; it never raises an error in the script.
+
+This package must run in the Python of any image. It therefore needs the standard library of Python 3.8 only, imports
+nothing else of dltrain, and never imports torch: it waits until the script does. Its imports are relative, because
+``startup/sitecustomize.py`` loads it without dltrain.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import socket
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from statistics import median
+from typing import Any
+
+from .observed_step import ObservedStep
+
+OBSERVE_ENV, SOCKET_ENV = "DLTRAIN_OBSERVE", "DLTRAIN_SOCKET"
+"""Variables that the agent sets for the observed rank, as in ``protocol.rank_variables``."""
+WARM_UP = 2
+"""Number of steps before the observed one. In the first steps, scripts and libraries still initialize themselves."""
+MAX_TRIES = 5
+"""Number of steps that are observed in vain, such as because of an evaluation between two updates, before giving up."""
+WINDOW, FIRST_TIMES = 50, 20
+"""Number of last step times of which the median is sent, and the number of step times before it is sent first."""
+INTERVAL_S = 10.0
+"""Minimum seconds between two messages with step times."""
+SEND_S = 1.0
+"""Maximum seconds for which a message may delay the script."""
+_OPTIMIZERS = "torch.optim.optimizer"
+
+_started = False
+
+
+def start(environ: MutableMapping[str, str]) -> None:
+    """Observe this process if the agent asks for it. Do it once, also if this function is called again.
+
+    ``environ``: the environment variables of the rank.
+    """
+    global _started
+    path = environ.get(SOCKET_ENV)
+    if _started or not path or environ.get(OBSERVE_ENV) != "on":
+        return
+    _started = True
+    observer = Observer(path, environ)
+    module = sys.modules.get(_OPTIMIZERS)
+    if module is None:
+        sys.meta_path.insert(0, _Awaiting(_OPTIMIZERS, observer.install))
+    else:
+        observer.install(module)
+
+
+class _Awaiting:
+    """A finder of modules that calls ``then`` with the module ``name`` after the script has imported it."""
+
+    def __init__(self, name: str, then: Callable[[Any], None]) -> None:
+        self._name, self._then = name, then
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: Any = None) -> Any:
+        if name != self._name:
+            return None
+        sys.meta_path.remove(self)
+        found = (finder.find_spec(name, path, target) for finder in sys.meta_path if hasattr(finder, "find_spec"))
+        spec = next((spec for spec in found if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            load, then = spec.loader.exec_module, self._then
+
+            def exec_module(module: Any) -> None:
+                load(module)
+                then(module)
+
+            with contextlib.suppress(AttributeError):  # A loader that cannot be changed: there is no observation.
+                spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+class Observer:
+    """Count the steps of this process, observe one of them, and send what was found to the agent.
+
+    ``path``: the agent's socket. Steps are the updates of the optimizer that is updated first.
+    """
+
+    def __init__(self, path: str, environ: Mapping[str, str]) -> None:
+        self._path = path
+        self._rank = _number(environ, "RANK", "OMPI_COMM_WORLD_RANK", default=0)
+        self._world_size = _number(environ, "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", default=1)
+        self._pid = os.getpid()
+        self._off = False
+        """True once the observer has given up. Its hook stays, because torch iterates over the hooks that it calls."""
+        self._main: int | None = None
+        """The id of the optimizer whose updates count as steps."""
+        self._steps = self._tries = 0
+        self._last_s: float | None = None
+        self._times: deque[float] = deque(maxlen=WINDOW)
+        self._step: ObservedStep | None = None
+        self._ending: list[ObservedStep] = []
+        """Ended steps whose hooks are still to be removed."""
+        self._found: dict[str, Any] | None = None
+        self._send_at_s = float("inf")
+
+    def install(self, module: Any) -> None:
+        """Count the updates of all optimizers from now on. ``module``: torch.optim.optimizer."""
+        try:
+            module.register_optimizer_step_post_hook(self._after_update)
+            atexit.register(self._end)
+        except Exception as error:  # noqa: BLE001 - the script must continue
+            self._give_up("this release of torch has no hooks for optimizers (%r)" % (error,))  # noqa: UP031
+
+    def _after_update(self, optimizer: Any, *_: Any) -> None:
+        if self._off or os.getpid() != self._pid:  # A fork is not the rank.
+            return
+        try:
+            self._updated(optimizer, time.monotonic())
+        except Exception as error:  # noqa: BLE001 - the script must continue
+            self._give_up(repr(error))
+
+    def _updated(self, optimizer: Any, now_s: float) -> None:
+        if self._main is None:
+            self._main = id(optimizer)
+        if self._step is not None:
+            self._step.optimizers[id(optimizer)] = optimizer
+        if id(optimizer) != self._main:
+            return
+        self._steps += 1
+        observed, self._step = self._step, None
+        self._ending = [step for step in self._ending if not step.end()]
+        if observed is not None:
+            if not observed.end():
+                self._ending.append(observed)
+            self._take(observed)
+        elif self._last_s is not None:
+            self._times.append(now_s - self._last_s)
+        self._last_s = time.monotonic()
+        if self._found is None and self._steps >= WARM_UP:
+            if _compiled():
+                self._give_up("the script uses torch.compile")
+                return
+            self._tries += 1
+            self._step = ObservedStep()
+        elif now_s >= self._send_at_s or len(self._times) == FIRST_TIMES:
+            self._send()
+
+    def _take(self, observed: ObservedStep) -> None:
+        problem = observed.problem()
+        if problem is None:
+            self._found = observed.structure()
+            self._say(
+                "observed a step: {parameters:,} parameters, {samples} samples and {flops:.4g} operations on this "
+                "rank. dljob plan uses this; DLJOB_OBSERVE=off switches it off".format(**self._found)
+            )
+            self._send()
+        elif self._tries >= MAX_TRIES:
+            self._give_up(problem)
+
+    def _send(self) -> None:
+        if self._found is None:
+            return
+        times = list(self._times)
+        structure = dict(self._found, steps=self._steps, world_size=self._world_size)
+        if len(times) >= FIRST_TIMES:
+            structure["step_s"] = median(times)
+        self._send_at_s = time.monotonic() + INTERVAL_S
+        message = {"type": "observed", "rank": self._rank, "structure": structure}
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+            connection.settimeout(SEND_S)
+            connection.connect(self._path)
+            connection.sendall(json.dumps(message).encode() + b"\n")
+
+    def _end(self) -> None:
+        if os.getpid() == self._pid:
+            with contextlib.suppress(Exception):
+                self._send()
+
+    def _give_up(self, reason: str) -> None:
+        step, self._step = self._step, None
+        if step is not None:
+            step.end()
+        self._off, self._found = True, None
+        self._say("did not observe the structure of this script: %s. The script is not affected" % reason)  # noqa: UP031
+
+    def _say(self, text: str) -> None:
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            print("dljob: " + text, file=sys.stderr, flush=True)  # noqa: T201
+
+
+def _compiled() -> bool:
+    """Return True if torch has compiled a part of the script, which modes and hooks would make it compile again."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    return bool(utils is not None and utils.counters["stats"]["unique_graphs"])
+
+
+def _number(environ: Mapping[str, str], *names: str, default: int) -> int:
+    return next((int(environ[name]) for name in names if environ.get(name, "").isdecimal()), default)
