@@ -7,6 +7,7 @@ not stored, and a retry may succeed.
 
 import argparse
 import sys
+import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,10 +18,13 @@ from dljob.api.spec import TaskType
 from dljob.cli import remote
 from dljob.cli.commands.suggest import this_machine
 from dljob.cli.errors import BadInputError
-from dljob.job.task.suggestion import SCRIPTS, SUGGESTION_KEY, Suggestion
+from dljob.job.task.suggestion import FILES, SUGGESTION_KEY, Suggestion
+from dljob.suggest.bounded_trial import bounded
 from dljob.suggest.look import Question, look
 
 EXIT_NOT_STORED = 74
+MARKER = "dljob-baseline-runs"
+"""File on the volume for temporary files, which outlives the container: it exists while the baseline runs."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -35,7 +39,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         uid=given.uid,
         digest=given.digest,
     )
-    suggestion, scripts = look(question, this_machine(), time.monotonic)
+    marker = None if given.to is not None else Path(tempfile.gettempdir()) / MARKER
+    suggestion, scripts = look(question, this_machine(), time.monotonic, bounded(given.data, marker))
     if given.to is not None:
         given.to.mkdir(parents=True, exist_ok=True)
         for name, text in _files(suggestion, scripts).items():
@@ -46,8 +51,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except BadInputError as error:
             print(f"ConfigMap {given.config_map}: the suggestion was not stored: {error}", file=sys.stderr)
             return EXIT_NOT_STORED
-    found = suggestion.model
+    found, judged = suggestion.model, suggestion.baseline
     print(suggestion.error if found is None else f"{found.name}, because {found.why}")
+    if judged is not None and judged.problem is not None:
+        print(f"no baseline: {judged.problem}")
     return 0
 
 
@@ -59,7 +66,7 @@ def _store(namespace: str, name: str, files: Mapping[str, str]) -> None:
     """Write files to a ConfigMap, and remove the scripts of an earlier suggestion. Raise BadInputError if it fails."""
     from dljob.kube.kinds import CONFIG_MAP
 
-    data = {key: files.get(key) for key in (*SCRIPTS, SUGGESTION_KEY)}  # None removes a key.
+    data = {key: files.get(key) for key in (*FILES, SUGGESTION_KEY)}  # None removes a key.
 
     async def patch(api: Any) -> None:
         await api.merge(CONFIG_MAP, namespace, name, {"data": data})

@@ -2,6 +2,6 @@
 
 ``reading`` reads files, ``inspection`` finds what is special about the data, ``recommendation`` chooses the model and
 asks the planner for its predictions, and ``project`` renders the scripts. ``subject`` joins these for data of any kind.
-``trial`` writes projects and runs their scripts. Only ``reading`` and ``trial`` do I/O, and nothing here imports torch:
-the written project does.
+``trial`` writes projects and runs their scripts, and ``bounded_trial`` runs a baseline within the limits of a pod. Only
+these two and ``reading`` do I/O, and nothing here imports torch: the written project does.
 """

@@ -9,6 +9,8 @@ from pathlib import Path
 from dljob.api.spec import TaskType
 from dljob.cluster import ClusterView
 from dljob.job.task.suggestion import (
+    BASELINE_S,
+    FILES,
     MAX_ALTERNATIVES,
     MAX_ERROR,
     MAX_FINDINGS,
@@ -16,19 +18,20 @@ from dljob.job.task.suggestion import (
     MAX_LINES,
     MAX_NAME,
     MAX_SCRIPTS_NBYTES,
-    SCRIPTS,
     Alternative,
+    BaselineScore,
+    JudgedBaseline,
     SuggestedModel,
     Suggestion,
     printable,
 )
+from dljob.suggest.bounded_trial import Judge
 from dljob.suggest.errors import DataError
-from dljob.suggest.inspection.table import TableFacts
 from dljob.suggest.project import render
 from dljob.suggest.reading.archive import is_archive
 from dljob.suggest.reading.text import text_files
 from dljob.suggest.recommendation.limit import START_S, fitted
-from dljob.suggest.recommendation.model import LARGE_ROWS, Settings
+from dljob.suggest.recommendation.model import Baseline, Settings
 from dljob.suggest.recommendation.page import data_lines
 from dljob.suggest.recommendation.prediction import Prediction, predicted
 from dljob.suggest.subject import (
@@ -39,6 +42,7 @@ from dljob.suggest.subject import (
     Subject,
     read_subject,
 )
+from dljob.suggest.trial import TrialError
 
 OPTION = {
     TaskType.TABULAR_CLASSIFICATION: "tabular-classification",
@@ -48,6 +52,8 @@ OPTION = {
     TaskType.IMAGE_CLASSIFICATION: IMAGE_CLASSIFICATION,
 }
 """Type of a task → value of the option ``--task`` of ``dljob suggest``."""
+MIN_BASELINE_S = 5.0
+"""A baseline with less time is not started, because Python and scikit-learn need seconds to start."""
 _FIELDS = {"task": "spec.task.type", "target": "spec.task.target", "text": "spec.task.text"}
 
 
@@ -65,19 +71,24 @@ class Question:
     digest: str = "0" * 32
 
 
-def look(question: Question, view: ClusterView, clock: Callable[[], float]) -> tuple[Suggestion, dict[str, str]]:
-    """Return the suggestion, and file name → content of the scripts. Data that has to be corrected is a suggestion too.
+def look(
+    question: Question, view: ClusterView, clock: Callable[[], float], judge: Judge
+) -> tuple[Suggestion, dict[str, str]]:
+    """Return the suggestion, and file name → content of the scripts and of the scores of the baseline.
 
-    ``view``: the nodes for whose speed the limit of time is met. ``clock``: a function that returns seconds.
+    Data that has to be corrected is a suggestion too. ``view``: the nodes for whose speed the limit of time is met.
+    ``clock``: a function that returns seconds. ``judge``: a function that runs the baseline.
     """
     try:
-        return _look(question, view, clock)
+        return _look(question, view, clock, judge)
     except DataError as error:
         text = printable(in_terms_of_the_spec(str(error), question), MAX_ERROR)
         return Suggestion(uid=question.uid, digest=question.digest, error=text), {}
 
 
-def _look(question: Question, view: ClusterView, clock: Callable[[], float]) -> tuple[Suggestion, dict[str, str]]:
+def _look(
+    question: Question, view: ClusterView, clock: Callable[[], float], judge: Judge
+) -> tuple[Suggestion, dict[str, str]]:
     began_s = clock()
     _check_form(question)
     subject = read_subject(
@@ -90,24 +101,65 @@ def _look(question: Question, view: ClusterView, clock: Callable[[], float]) -> 
             copies=False,
         )
     )
-    models = subject.models(None)
     reading_s, left_s = clock() - began_s, None
+    if question.within_s is not None and question.within_s < (least_s := 2 * (START_S + reading_s)):
+        raise DataError(
+            f"spec.task.within: found {question.within_s:g}s; expected at least {ceil(least_s)}s, because the "
+            "start of a training and reading the data take time. Raise it."
+        )
+    found, judged = _judged(subject, judge, clock, baseline_limit_s(question.within_s, reading_s))
+    models = subject.models(found)
     if question.within_s is not None:
-        if question.within_s < (least_s := 2 * (START_S + reading_s)):
-            raise DataError(
-                f"spec.task.within: found {question.within_s:g}s; expected at least {ceil(least_s)}s, because the "
-                "start of a training and reading the data take time. Raise it."
-            )
-        left_s = question.within_s - reading_s
+        left_s = question.within_s - (clock() - began_s)
         models = [settings for settings, _ in fitted(models, _predict(subject, view), left_s, reading_s, 1.0)]
-    scripts = {name: text for name, text in subject.project(models[0], left_s).items() if name in SCRIPTS}
+    project = subject.project(models[0], left_s)
+    scripts = {
+        name: text
+        for name, text in (project if found is None else render.with_baseline(project, found)).items()
+        if name in FILES
+    }
     nbytes = sum(len(text.encode()) for text in scripts.values())
     if nbytes > MAX_SCRIPTS_NBYTES:
         raise DataError(
             f"{question.data}: found {nbytes >> 10} KiB of scripts, because each names all columns; expected at most "
             f"{MAX_SCRIPTS_NBYTES >> 10} KiB. Use fewer columns, or shorter names."
         )
-    return _suggestion(question, subject, models), scripts
+    return _suggestion(question, subject, models, judged), scripts
+
+
+def baseline_limit_s(within_s: float | None, reading_s: float) -> float:
+    """Return the seconds that the baseline may take: a quarter of ``spec.task.within``, and ``BASELINE_S``, at most.
+
+    The training keeps the time that it needs to start, and to read the data as in ``reading_s`` seconds.
+    """
+    if within_s is None:
+        return float(BASELINE_S)
+    return min(BASELINE_S, within_s / 4, within_s - reading_s - 2 * (START_S + reading_s))
+
+
+def _judged(
+    subject: Subject, judge: Judge, clock: Callable[[], float], limit_s: float
+) -> tuple[Baseline | None, JudgedBaseline]:
+    """Run the baseline, and return its result for recommendations (None without one) and for the suggestion."""
+    began_s = clock()
+    try:
+        if limit_s < MIN_BASELINE_S:
+            raise TrialError(
+                f"spec.task.within leaves {max(0.0, limit_s):.0f} s for the baseline; expected at least "
+                f"{MIN_BASELINE_S:.0f} s. Raise it"
+            )
+        found = judge(subject, limit_s)
+    except TrialError as error:
+        return None, JudgedBaseline(seconds=_seconds(clock() - began_s), problem=printable(str(error), MAX_LINE))
+    scores = tuple(
+        BaselineScore(model=name, validation=each.validation, error=each.error, test=each.test)
+        for name, each in found.scores.items()
+    )
+    return found, JudgedBaseline(measure=found.scoring, scores=scores, seconds=_seconds(clock() - began_s))
+
+
+def _seconds(value: float) -> float:
+    return round(max(0.0, value), 3)
 
 
 def _check_form(question: Question) -> None:
@@ -139,7 +191,9 @@ def _predict(subject: Subject, view: ClusterView) -> Callable[[Settings], Predic
     return predict
 
 
-def _suggestion(question: Question, subject: Subject, models: list[Settings]) -> Suggestion:
+def _suggestion(
+    question: Question, subject: Subject, models: list[Settings], judged: JudgedBaseline
+) -> Suggestion:
     chosen, source = models[0], subject.source
     return Suggestion(
         uid=question.uid,
@@ -165,20 +219,10 @@ def _suggestion(question: Question, subject: Subject, models: list[Settings]) ->
         data=tuple(printable(line, MAX_LINE) for line in data_lines(subject.facts)[:MAX_LINES]),
         findings=tuple(
             printable(in_terms_of_the_spec(line, question), MAX_LINE)
-            for line in [*_not_compared(subject), *subject.facts.findings][:MAX_FINDINGS]
+            for line in subject.facts.findings[:MAX_FINDINGS]
         ),
+        baseline=judged,
     )
-
-
-def _not_compared(subject: Subject) -> list[str]:
-    """Return a line that says what a small table was not compared with. An empty list for other data."""
-    facts = subject.facts
-    if not isinstance(facts, TableFacts) or facts.rows >= LARGE_ROWS:
-        return []
-    return [
-        f"No baseline was run, because it needs scikit-learn. On {facts.rows:,} rows, trees may be better than the "
-        "model: compare them with the script baseline.py, or run dljob suggest, on a machine with the data."
-    ]
 
 
 def in_terms_of_the_spec(text: str, question: Question) -> str:

@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from math import isfinite
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,20 @@ from dljob.suggest.subject import Subject
 BASELINE_LIMIT_S = 300.0
 GRACE_S = 30.0
 """After this time beyond its limit, a training that does not stop itself is ended."""
+
+
+_LIMITED = """
+import contextlib, resource, runpy, sys
+hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
+own = int(sys.argv[1]) if hard == resource.RLIM_INFINITY else min(int(sys.argv[1]), hard)
+resource.setrlimit(resource.RLIMIT_DATA, (own, hard))
+with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+    file.write("1000")
+del sys.argv[:2]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+"""Run a script with a limit of its memory. If the kernel needs memory in spite of it, it ends this process first."""
+_NO_MEMORY = ("MemoryError", "bad_alloc", "Cannot allocate memory", "can't start new thread")
 
 
 @dataclass(frozen=True)
@@ -55,18 +70,26 @@ def write(
         (folder / "images.npz").write_bytes(packed.getvalue())
 
 
-def baseline(subject: Subject, environment: Mapping[str, str], limit_s: float = BASELINE_LIMIT_S) -> Baseline:
-    """Run the baseline of the project in a process of its own. Raise TrialError if it fails or takes too long.
+def baseline(
+    subject: Subject,
+    environment: Mapping[str, str],
+    limit_s: float = BASELINE_LIMIT_S,
+    memory_nbytes: int | None = None,
+) -> Baseline:
+    """Run the baseline of the project in a process of its own. Raise TrialError if it fails or exceeds a limit.
 
-    ``environment``: environment variables of the process. ``limit_s``: time limit in seconds.
+    ``environment``: environment variables of the process. ``limit_s``: time limit in seconds. ``memory_nbytes``: limit
+    of its memory in bytes; None: no limit.
     """
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder), subject, subject.models(None)[0], None)
-        found = json.loads(_run(Path(folder), "baseline.py", "the baseline", _own(subject, environment), limit_s))
+        own = _own(subject, environment)
+        found = json.loads(_run(Path(folder), "baseline.py", "the baseline", own, limit_s, memory_nbytes))
     scores = {name: Score(**score) for name, score in found["scores"].items()}
-    return Baseline(
-        found["scoring"], scores, found.get("strength", 1.0), found["test_part"], dict(found["other_models"])
-    )
+    others = {name: value for name, value in found["other_models"].items() if isfinite(value)}
+    if not all(isfinite(each.validation) and isfinite(each.error) and isfinite(each.test) for each in scores.values()):
+        raise TrialError("the baseline has scores that are not finite, as with very few rows")
+    return Baseline(found["scoring"], scores, found.get("strength", 1.0), found["test_part"], others)
 
 
 def can_train() -> bool:
@@ -94,10 +117,18 @@ def _own(subject: Subject, environment: Mapping[str, str]) -> Mapping[str, str]:
     return {**environment, "DLJOB_DATASET": str(subject.copied)}
 
 
-def _run(folder: Path, script: str, what: str, environment: Mapping[str, str], limit_s: float) -> str:
+def _run(
+    folder: Path,
+    script: str,
+    what: str,
+    environment: Mapping[str, str],
+    limit_s: float,
+    memory_nbytes: int | None = None,
+) -> str:
+    command = [script] if memory_nbytes is None else ["-c", _LIMITED, str(memory_nbytes), script]
     try:
         done = subprocess.run(
-            [sys.executable, script],
+            [sys.executable, *command],
             cwd=folder,
             env=dict(environment),
             capture_output=True,
@@ -108,8 +139,8 @@ def _run(folder: Path, script: str, what: str, environment: Mapping[str, str], l
     except subprocess.TimeoutExpired:
         raise TrialError(f"{what} took more than {limit_s:.0f} s and was stopped") from None
     if done.returncode:
-        last = done.stderr.strip().splitlines()[-1:] or ["no output"]
-        advice = ". Run pip install './operator[suggest]' in a clone of dljob, or pass --no-baseline"
-        hint = advice if "No module named" in last[0] else ""
-        raise TrialError(f"{what} failed: {last[0]:.300}{hint}")
+        last = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        if memory_nbytes is not None and (done.returncode < 0 or any(text in last for text in _NO_MEMORY)):
+            raise TrialError(f"{what} needed more than {memory_nbytes >> 20} MiB of memory and was stopped")
+        raise TrialError(f"{what} failed: {last:.300}")
     return done.stdout

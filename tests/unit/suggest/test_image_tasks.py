@@ -16,7 +16,7 @@ from dljob.job.task.suggestion import SCRIPTS, Suggestion
 from dljob.suggest.look import Question, look
 from dljob.suggest.subject import Options, read_subject
 from support.generated_data import Write, archive, arrays, image_folder, images, mixed_modes, picture, sixteen_bits
-from support.projects import analysis, metrics, script, shorten
+from support.projects import analysis, metrics, no_baseline, script, shorten
 
 NODE = cluster_view({"nodes": [{"name": "n", "cpu": 2, "memory": "4Gi"}]})
 URI = "https://data.example/pictures?token=secret"
@@ -74,7 +74,7 @@ CASES = {case.name: case.write for case in images()} | {
 
 
 def asked(path: Path, task: TaskType = TaskType.IMAGE_CLASSIFICATION) -> tuple[Suggestion, dict[str, str]]:
-    return look(Question(path, URI, task, uid="u", digest="a" * 32), NODE, lambda: 0.0)
+    return look(Question(path, URI, task, uid="u", digest="a" * 32), NODE, lambda: 0.0, no_baseline)
 
 
 def error(path: Path, task: TaskType = TaskType.IMAGE_CLASSIFICATION) -> str:

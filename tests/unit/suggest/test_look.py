@@ -15,8 +15,11 @@ import pytest
 from dljob.api.spec import TaskType
 from dljob.cli import look as program
 from dljob.cluster import cluster_view
-from dljob.job.task.suggestion import SCRIPTS, SUGGESTION_KEY, Suggestion
-from dljob.suggest.look import Question, look
+from dljob.job.task.suggestion import FILES, JUDGED, SCRIPTS, SUGGESTION_KEY, Suggestion
+from dljob.suggest.look import Question, baseline_limit_s, look
+from dljob.suggest.recommendation.model import Baseline, Score
+from dljob.suggest.subject import Subject
+from support.projects import NOT_RUN, no_baseline
 
 NODE = cluster_view({"nodes": [{"name": "n", "cpu": 2, "memory": "4Gi"}]})
 URI = "https://data.example/people.csv?token=secret"
@@ -33,7 +36,7 @@ def people(path: Path, count: int = 60, last: str = "") -> Path:
 def asked(
     path: Path, task: TaskType = TaskType.TABULAR_CLASSIFICATION, **more: Any
 ) -> tuple[Suggestion, dict[str, str]]:
-    return look(Question(path, URI, task, uid="u", digest="a" * 32, **more), NODE, lambda: 0.0)
+    return look(Question(path, URI, task, uid="u", digest="a" * 32, **more), NODE, lambda: 0.0, no_baseline)
 
 
 def error(path: Path, task: TaskType = TaskType.TABULAR_CLASSIFICATION, **more: Any) -> str:
@@ -48,11 +51,62 @@ def test_a_table_becomes_a_model_with_its_reason_and_scripts(tmp_path: Path) -> 
     assert suggestion.model is not None and suggestion.model.samples == 48
     assert suggestion.model.name == "linear model" and "60 rows" in suggestion.model.why
     assert len(suggestion.alternatives) == 2 and "60 rows" in suggestion.data[0]
-    assert "No baseline was run" in suggestion.findings[0] and "baseline.py" in suggestion.findings[0]
     assert set(scripts) == set(SCRIPTS)
     for name, text in scripts.items():
         compile(text, name, "exec")
     assert Suggestion.parse(suggestion.to_json()) == suggestion
+
+
+def judge(subject: Subject, limit_s: float) -> Baseline:
+    """Act as a baseline whose trees beat its linear model."""
+    scores = {"linear model": Score(0.7, 0.02, 0.71), "trees": Score(0.9, 0.01, 0.91)}
+    return Baseline("accuracy", scores, test_part="5e1f", other_models={"linear model": 0.71, "trees": 0.91})
+
+
+def test_the_baseline_chooses_the_model_and_the_script_compares_with_it(tmp_path: Path) -> None:
+    question = Question(people(tmp_path / "people.csv"), URI, TaskType.TABULAR_CLASSIFICATION, "bought")
+    ticks = itertools.chain([0.0, 1.0, 1.0], itertools.repeat(5.0))
+    suggestion, scripts = look(question, NODE, lambda: next(ticks), judge)
+    assert suggestion.model is not None and "trees beat a linear model" in suggestion.model.why
+    assert suggestion.baseline is not None and suggestion.baseline.seconds == 4.0
+    assert [(each.model, each.test) for each in suggestion.baseline.scores] == [("linear model", 0.71), ("trees", 0.91)]
+    assert json.loads(scripts[JUDGED]) == {"test_part": "5e1f", "other_models": {"linear model": 0.71, "trees": 0.91}}
+    assert Suggestion.parse(suggestion.to_json()) == suggestion
+
+
+def test_a_failed_baseline_is_one_line_and_the_job_goes_on(tmp_path: Path) -> None:
+    suggestion, scripts = asked(people(tmp_path / "people.csv"))
+    assert suggestion.model is not None and suggestion.baseline is not None and JUDGED not in scripts
+    assert suggestion.baseline.problem == NOT_RUN and not suggestion.baseline.scores
+    assert Suggestion.parse(suggestion.to_json()) == suggestion
+
+
+def test_a_limit_of_time_includes_the_baseline(tmp_path: Path) -> None:
+    asked_for: list[float] = []
+
+    def slow(subject: Subject, limit_s: float) -> Baseline:
+        asked_for.append(limit_s)
+        return judge(subject, limit_s)
+
+    question = Question(people(tmp_path / "people.csv"), URI, TaskType.TABULAR_CLASSIFICATION, "bought", within_s=60.0)
+    ticks = itertools.chain([0.0, 4.0, 4.0], itertools.repeat(14.0))
+    _, scripts = look(question, NODE, lambda: next(ticks), slow)
+    assert asked_for == [15.0]
+    assert 'TIME_LIMIT_S") or 46)' in scripts["train.py"]
+
+
+@pytest.mark.parametrize(
+    ("within_s", "reading_s", "expected"), [(None, 500.0, 120.0), (60.0, 4.0, 15.0), (3600.0, 4.0, 120.0), (30.0, 4.0, 2.0)]
+)
+def test_the_baseline_leaves_time_for_the_training(within_s: float | None, reading_s: float, expected: float) -> None:
+    assert baseline_limit_s(within_s, reading_s) == expected
+
+
+def test_a_baseline_without_time_is_not_started(tmp_path: Path) -> None:
+    question = Question(people(tmp_path / "people.csv"), URI, TaskType.TABULAR_CLASSIFICATION, "bought", within_s=18.0)
+    suggestion, _ = look(question, NODE, lambda: 0.0, judge)
+    assert suggestion.baseline is not None and suggestion.model is not None
+    assert "spec.task.within leaves 2 s for the baseline" in (suggestion.baseline.problem or "")
 
 
 HOSTILE = ("a\nimport os", "b'''", 'c"""', "${imports}", "$batch", "d\\", "e\u2028f = 1", "g\r#")
@@ -103,7 +157,7 @@ def test_a_limit_cuts_the_epochs_and_the_script_knows_what_is_left(tmp_path: Pat
     path = people(tmp_path / "people.csv", 3000)
     ticks = itertools.chain([0.0, 4.0], itertools.repeat(4.0))
     question = Question(path, URI, TaskType.TABULAR_CLASSIFICATION, "bought", within_s=30.0)
-    limited, scripts = look(question, NODE, lambda: next(ticks))
+    limited, scripts = look(question, NODE, lambda: next(ticks), no_baseline)
     assert limited.model is not None
     assert 'TIME_LIMIT_S") or 26)' in scripts["train.py"]
     assert "spec.task.within: found 3s; expected at least 16s" in error(path, target="bought", within_s=3.0)
@@ -151,8 +205,13 @@ def test_the_program_writes_to_a_folder(tmp_path: Path, capsys: pytest.CaptureFi
     path, folder = people(tmp_path / "people.csv"), tmp_path / "out"
     given = [str(path), "--type", "TabularClassification", "--target", "bought", "--to", str(folder)]
     assert program.main(given) == 0
-    assert {each.name for each in folder.iterdir()} == {*SCRIPTS, SUGGESTION_KEY}
+    assert {each.name for each in folder.iterdir()} == {*FILES, SUGGESTION_KEY}
     assert "linear model" in capsys.readouterr().out
+    suggestion = Suggestion.parse((folder / SUGGESTION_KEY).read_text())
+    assert suggestion.baseline is not None and suggestion.baseline.problem is None
+    judged = json.loads((folder / JUDGED).read_text())
+    assert set(judged["other_models"]) == {"linear model", "trees"}
+    assert judged["other_models"]["trees"] == suggestion.baseline.scores[1].test > 0.8
 
 
 def test_the_program_stores_a_config_map_and_removes_scripts_of_an_earlier_suggestion(
@@ -173,5 +232,5 @@ def test_the_program_stores_a_config_map_and_removes_scripts_of_an_earlier_sugge
     assert program.main([*given, "--uid", "u", "--digest", "c" * 32]) == 0
     ((kind, namespace, name, patch),) = patches
     assert (kind, namespace, name) == ("configmaps", "a", "b")
-    assert patch["data"]["train.py"] is None
+    assert patch["data"]["train.py"] is patch["data"][JUDGED] is None
     assert Suggestion.parse(patch["data"][SUGGESTION_KEY]).digest == "c" * 32

@@ -223,7 +223,8 @@ def _baseline(subject: Subject, limit_s: float | None) -> model.Baseline | None:
             subject, _environment(), BASELINE_LIMIT_S if limit_s is None else min(BASELINE_LIMIT_S, limit_s / 4)
         )
     except TrialError as error:
-        print(f"dljob: {error}", file=sys.stderr)
+        advice = ". Run pip install './operator[suggest]' in a clone of dljob, or pass --no-baseline"
+        print(f"dljob: {error}{advice if 'No module named' in str(error) else ''}", file=sys.stderr)
         return None
 
 

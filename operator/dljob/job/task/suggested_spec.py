@@ -7,9 +7,9 @@ from pydantic import ValidationError
 
 from dlcontract import CHECKPOINT_DIR
 from dljob.api import DLJobSpec, NodeRange
-from dljob.api.status.suggestion import SuggestedAlternative, SuggestionStatus
+from dljob.api.status.suggestion import BaselineScoreStatus, BaselineStatus, SuggestedAlternative, SuggestionStatus
 from dljob.job.spec_errors import in_words
-from dljob.job.task.suggestion import Suggestion
+from dljob.job.task.suggestion import JudgedBaseline, Suggestion
 
 MODEL_VARIABLE = "MODEL_DIR"
 """Environment variable of the written scripts: the folder for the trained model."""
@@ -73,5 +73,24 @@ def suggestion_status(suggestion: Suggestion, config_map: str) -> SuggestionStat
         ),
         data=suggestion.data,
         findings=suggestion.findings,
+        baseline=None if suggestion.baseline is None else _baseline(suggestion.baseline),
         config_map=config_map,
+    )
+
+
+def _baseline(found: JudgedBaseline) -> BaselineStatus:
+    return BaselineStatus(
+        measure=found.measure,
+        scores=tuple(
+            BaselineScoreStatus(
+                model=each.model,
+                validation=float(f"{each.validation:.6g}"),
+                error=float(f"{each.error:.6g}"),
+                test=float(f"{each.test:.6g}"),
+            )
+            for each in found.scores
+        )
+        or None,
+        seconds=round(found.seconds, 1),
+        problem=found.problem,
     )

@@ -12,12 +12,18 @@ from dljob.job.spec_errors import in_words
 SUGGESTION_KEY = "suggestion.json"
 """Key of the document in the ConfigMap ``<job>-suggestion``. The other keys are the files of the project."""
 SCRIPTS = ("data.py", "model.py", "train.py", "predict.py", "baseline.py")
-"""Names of the other keys."""
+"""Names of the keys with scripts."""
+JUDGED = "baseline.json"
+"""Key with the scores of the baseline on the test part, which ``train.py`` compares with those of its model."""
+FILES = (*SCRIPTS, JUDGED)
+"""Names of all keys but ``SUGGESTION_KEY``."""
+BASELINE_S = 120
+"""Seconds after which the look pod stops the baseline, at the latest. Chosen, not measured."""
 MAX_NBYTES = 64 * 2**10
 """Maximum size of the document."""
 MAX_SCRIPTS_NBYTES = 768 * 2**10
 """Maximum size of all scripts together. An object of Kubernetes has at most 1 MiB."""
-MAX_ALTERNATIVES, MAX_FINDINGS, MAX_LINES = 4, 20, 8
+MAX_ALTERNATIVES, MAX_FINDINGS, MAX_LINES, MAX_BASELINES = 4, 20, 8, 4
 MAX_ERROR, MAX_LINE, MAX_NAME = 1500, 400, 100
 """Maximum lengths of an error, of a line for users, and of the name of a model, in characters."""
 _PRINTABLE = r"^[^\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]*$"
@@ -54,6 +60,34 @@ class SuggestedModel(_Document):
     ] = 0
 
 
+class BaselineScore(_Document):
+    """Scores of a model of the baseline, in the measure of its ``JudgedBaseline``.
+
+    ``validation``: mean on held-out folds of the training part. ``error``: its standard error. ``test``: score on the
+    test part.
+    """
+
+    model: Annotated[str, Field(min_length=1, max_length=64, pattern=_PRINTABLE)]
+    validation: float
+    error: Annotated[float, Field(ge=0)]
+    test: float
+
+
+class JudgedBaseline(_Document):
+    """The scores of models without deep learning, or the reason why there are none (``problem``)."""
+
+    measure: Annotated[str, Field(max_length=32, pattern=_PRINTABLE)] | None = None
+    scores: Annotated[tuple[BaselineScore, ...], Field(max_length=MAX_BASELINES, strict=False)] = ()
+    seconds: Annotated[float, Field(ge=0, le=10**6)] = 0.0
+    problem: Line | None = None
+
+    @model_validator(mode="after")
+    def _either(self) -> Self:
+        if (self.problem is None) != bool(self.scores and self.measure):
+            raise ValueError("found both or neither of scores with their measure and problem; expected one of them")
+        return self
+
+
 class Suggestion(_Document):
     """The result of a look pod: a model, or an error of the data."""
 
@@ -66,6 +100,7 @@ class Suggestion(_Document):
     alternatives: Annotated[tuple[Alternative, ...], Field(max_length=MAX_ALTERNATIVES, strict=False)] = ()
     data: Annotated[tuple[Line, ...], Field(max_length=MAX_LINES, strict=False)] = ()
     findings: Annotated[tuple[Line, ...], Field(max_length=MAX_FINDINGS, strict=False)] = ()
+    baseline: Annotated[JudgedBaseline | None, Field(description="None: of an earlier release.")] = None
 
     @model_validator(mode="after")
     def _either(self) -> Self:

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from dljob.job.observed import DIGEST_ANNOTATION, LookSeen
-from dljob.job.task.suggestion import MAX_NBYTES, SCRIPTS, SUGGESTION_KEY, printable
+from dljob.job.task.suggestion import FILES, MAX_NBYTES, SUGGESTION_KEY, printable
 
 MAX_PROBLEM = 1000
 _STARTING = ("ContainerCreating", "PodInitializing")
@@ -53,6 +53,6 @@ def suggestion_problem(data: Mapping[str, str]) -> str | None:
     """Return a message if the operator must not read the suggestion in the data of a ConfigMap; None if it may."""
     if len(data[SUGGESTION_KEY]) > MAX_NBYTES:
         return f"{SUGGESTION_KEY}: found {len(data[SUGGESTION_KEY])} characters; expected at most {MAX_NBYTES}"
-    if others := sorted(data.keys() - {SUGGESTION_KEY, *SCRIPTS}):
-        return f"found the key {printable(others[0], 100)}; expected {SUGGESTION_KEY} and {', '.join(SCRIPTS)} only"
+    if others := sorted(data.keys() - {SUGGESTION_KEY, *FILES}):
+        return f"found the key {printable(others[0], 100)}; expected {SUGGESTION_KEY} and {', '.join(FILES)} only"
     return None

@@ -6,14 +6,17 @@ import json
 from dljob.api import DLJobSpec
 from dljob.api.defaults import JobDefaults
 from dljob.job.observed import DIGEST_ANNOTATION, JOB_LABEL, LOOK_CONTAINER, LOOK_LABEL, JobSeen
-from dljob.job.task.suggestion import task_digest
+from dljob.job.task.suggestion import BASELINE_S, task_digest
 from dljob.render import pods
 from dljob.render.config import Manifest, RenderConfig
 from dljob.render.names import Names, metadata
 from dljob.render.volumes import dataset
 
-DEADLINE_S = 600
-"""Seconds from the start of the pod after which Kubernetes ends it, with the time to fetch the data."""
+DEADLINE_S = 600 + BASELINE_S
+"""Seconds from the start of the pod after which Kubernetes ends it, with the time to fetch the data.
+
+The baseline has its own time, so that it cannot fail a pod that has 600 seconds for the rest.
+"""
 MEMORY = "2Gi"
 """Memory of the pod, if the spec sets no ``resources.memory``."""
 CPU = "500m"

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from dlcontract import CHECKPOINT_DIR
+from dljob.job.task.suggestion import JUDGED, SCRIPTS
 from dljob.suggest.inspection.columns import MISSING, Kind
 from dljob.suggest.inspection.images import ImageFacts
 from dljob.suggest.inspection.table import CLASSIFICATION, TableFacts
@@ -21,11 +22,8 @@ from dljob.suggest.reading.table import CSV, JSON_LINES, PARQUET, Table
 from dljob.suggest.recommendation.model import Baseline, Settings
 
 TEMPLATES = files("dljob.suggest.project") / "templates"
-SCRIPTS = ("data.py", "model.py", "train.py", "predict.py", "baseline.py")
 IN_JOB = ("data.py", "model.py", "train.py")
 """Scripts that a job's pods need."""
-JUDGED = "baseline.json"
-"""File with the scores of the baseline, which ``train.py`` and a job's pods read."""
 TEST_BYTES = {
     "table": "repr(test_rows).encode()",
     "images": "x_test.tobytes() + y_test.tobytes()",
