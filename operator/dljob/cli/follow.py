@@ -115,6 +115,8 @@ class Follower:
                 _say(f"{result.steps} steps in {duration(result.seconds)}{accuracy}")
                 if (found := result.analysis) is not None:
                     _say(_described(found))
+                if result.comparison is not None:
+                    _say(result.comparison)
                 for finding in result.findings or ():
                     _say(f"{finding.name}: {finding.message}")
             return 0

@@ -30,6 +30,7 @@ from dljob.job.plan.status import figures
 from dljob.job.plan.stored import StoredPlan
 from dljob.job.remaining import steps_time
 from dljob.scheduling import Interval
+from dljob.status.comparison import WORSE_THAN_OTHER, comparison
 from dljob.status.conditions import Verdict, is_true, merge, phase
 
 
@@ -190,6 +191,8 @@ def _from_report(
         changes |= {"eta": _time(report.unix_s + left.p50), "remaining": _remaining(left)}
     if report.outcome is not None and is_true(status.conditions, "Complete"):
         out = report.outcome
+        analysis = None if out.analysis is None else _analysis(out.analysis)
+        worse = any(each.name == WORSE_THAN_OTHER for each in out.findings)
         changes["result"] = Result(
             steps=out.steps,
             seconds=round(out.seconds, 3),
@@ -197,7 +200,8 @@ def _from_report(
             accuracy=_rounded(out.accuracy, 6),
             checkpoint=out.checkpoint,
             report=out.report,
-            analysis=None if out.analysis is None else _analysis(out.analysis),
+            analysis=analysis,
+            comparison=comparison(analysis, worse, status.suggestion, job.name),
             findings=tuple(ResultFinding(name=each.name, message=each.message) for each in out.findings) or None,
         )
     return changes

@@ -60,11 +60,11 @@ def bounded(data: Path, marker: Path | None, cgroup: Path = Path("/sys/fs/cgroup
 
 def memory_left(cgroup: Path) -> int:
     """Return the bytes of memory that the container has left, or the machine if the container has no limit."""
-    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") + _own_nbytes()]
     for name in _LIMITS:
         if (cgroup / name).is_file() and (text := (cgroup / name).read_text().strip()).isdecimal():
-            limits.append(int(text))
-    return min(limits) - _own_nbytes() - RESERVE_NBYTES
+            return int(text) - _own_nbytes() - RESERVE_NBYTES
+    found = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(found["MemAvailable"].split()[0]) * 1024 - RESERVE_NBYTES
 
 
 def _own_nbytes() -> int:

@@ -27,12 +27,13 @@ from dljob.job.task.suggestion import (
 )
 from dljob.suggest.bounded_trial import Judge
 from dljob.suggest.errors import DataError
+from dljob.suggest.inspection.table import TableFacts
 from dljob.suggest.project import render
 from dljob.suggest.reading.archive import is_archive
 from dljob.suggest.reading.text import text_files
 from dljob.suggest.recommendation.limit import START_S, fitted
 from dljob.suggest.recommendation.model import Baseline, Settings
-from dljob.suggest.recommendation.page import data_lines
+from dljob.suggest.recommendation.page import MEASURES, data_lines
 from dljob.suggest.recommendation.prediction import Prediction, predicted
 from dljob.suggest.subject import (
     IMAGE_CLASSIFICATION,
@@ -107,7 +108,7 @@ def _look(
             f"spec.task.within: found {question.within_s:g}s; expected at least {ceil(least_s)}s, because the "
             "start of a training and reading the data take time. Raise it."
         )
-    found, judged = _judged(subject, judge, clock, baseline_limit_s(question.within_s, reading_s))
+    found, judged = _judged(question, subject, judge, clock, baseline_limit_s(question.within_s, reading_s))
     models = subject.models(found)
     if question.within_s is not None:
         left_s = question.within_s - (clock() - began_s)
@@ -124,7 +125,7 @@ def _look(
             f"{question.data}: found {nbytes >> 10} KiB of scripts, because each names all columns; expected at most "
             f"{MAX_SCRIPTS_NBYTES >> 10} KiB. Use fewer columns, or shorter names."
         )
-    return _suggestion(question, subject, models, judged), scripts
+    return _suggestion(question, subject, models, judged, _of_trees(subject, found)), scripts
 
 
 def baseline_limit_s(within_s: float | None, reading_s: float) -> float:
@@ -138,7 +139,7 @@ def baseline_limit_s(within_s: float | None, reading_s: float) -> float:
 
 
 def _judged(
-    subject: Subject, judge: Judge, clock: Callable[[], float], limit_s: float
+    question: Question, subject: Subject, judge: Judge, clock: Callable[[], float], limit_s: float
 ) -> tuple[Baseline | None, JudgedBaseline]:
     """Run the baseline, and return its result for recommendations (None without one) and for the suggestion."""
     began_s = clock()
@@ -150,7 +151,8 @@ def _judged(
             )
         found = judge(subject, limit_s)
     except TrialError as error:
-        return None, JudgedBaseline(seconds=_seconds(clock() - began_s), problem=printable(str(error), MAX_LINE))
+        text = printable(in_terms_of_the_spec(str(error), question), MAX_LINE)
+        return None, JudgedBaseline(seconds=_seconds(clock() - began_s), problem=text)
     scores = tuple(
         BaselineScore(model=name, validation=each.validation, error=each.error, test=each.test)
         for name, each in found.scores.items()
@@ -191,8 +193,20 @@ def _predict(subject: Subject, view: ClusterView) -> Callable[[Settings], Predic
     return predict
 
 
+def _of_trees(subject: Subject, found: Baseline | None) -> list[str]:
+    """Return a line that says that trees may be the better model; an empty list if they beat no linear model."""
+    if found is None or not isinstance(subject.facts, TableFacts) or not found.trees_win:
+        return []
+    trees, linear = found.scores["trees"].validation, found.scores["linear model"].validation
+    return [
+        f"Trees reach {MEASURES[found.scoring]} {trees:.3g} on held-out folds of the training part, and a linear model "
+        f"{linear:.3g}. Trees will probably do as well as a network on this table, or better, and train in seconds: "
+        "status.result.comparison compares the trained model with them."
+    ]
+
+
 def _suggestion(
-    question: Question, subject: Subject, models: list[Settings], judged: JudgedBaseline
+    question: Question, subject: Subject, models: list[Settings], judged: JudgedBaseline, more: list[str]
 ) -> Suggestion:
     chosen, source = models[0], subject.source
     return Suggestion(
@@ -219,7 +233,7 @@ def _suggestion(
         data=tuple(printable(line, MAX_LINE) for line in data_lines(subject.facts)[:MAX_LINES]),
         findings=tuple(
             printable(in_terms_of_the_spec(line, question), MAX_LINE)
-            for line in subject.facts.findings[:MAX_FINDINGS]
+            for line in [*more, *subject.facts.findings][:MAX_FINDINGS]
         ),
         baseline=judged,
     )

@@ -57,6 +57,12 @@ def test_a_table_becomes_a_trained_and_analysed_model_and_a_wrong_target_one_con
     suggestion, result = found["status"]["suggestion"], found["status"]["result"]
     assert suggestion["model"] == "linear model" and suggestion["configMap"] == "points-suggestion"
     assert result["analysis"]["task"] == "classification" and result["analysis"]["value"] > 0.9
+    judged = suggestion["baseline"]
+    assert "problem" not in judged and judged["measure"] == "accuracy" and 0 < judged["seconds"] < 120
+    assert [each["model"] for each in judged["scores"]] == ["linear model", "trees"]
+    others = {each["name"]: each["value"] for each in result["analysis"]["otherModels"]}
+    assert others == pytest.approx({each["model"]: each["test"] for each in judged["scores"]}, abs=1e-4)
+    assert "this model" in result["comparison"]
     assert not kubectl.list("pods", "dljob.dev/look=true")
     kubectl.apply(job("wrong", "colour"))
 
@@ -78,3 +84,4 @@ def test_an_archive_of_images_becomes_a_trained_and_analysed_model(admin: Kubect
     suggestion, result = found["status"]["suggestion"], found["status"]["result"]
     assert suggestion["model"].startswith("convolutional network") and "200 images" in suggestion["data"][0]
     assert result["analysis"]["task"] == "classification" and result["analysis"]["value"] > 0.9
+    assert {each["name"] for each in result["analysis"]["otherModels"]} == {"linear model", "trees"}

@@ -56,6 +56,8 @@ class Cluster:
     """Number of bytes of the output after which the connection breaks."""
     exec_code: int = 0
     operator_image: str = ""
+    scripts: Json | None = None
+    """Data of the ConfigMap with the scripts of a job with ``spec.task``."""
     pods: dict[str, Json] = field(default_factory=dict)
     created: list[Json] = field(default_factory=list)
 
@@ -78,6 +80,8 @@ class Cluster:
             return await self._run(request)
         if resource == "dljobs" and self.job is not None and name == "digits":
             return web.json_response(self.job)
+        if resource == "configmaps" and name == "digits-suggestion" and self.scripts is not None:
+            return web.json_response({"data": self.scripts})
         if resource == "persistentvolumeclaims" and self.claim and name == "digits-checkpoints":
             return web.json_response({})
         if request.method == "POST" and parts[-1] == "pods":
@@ -180,6 +184,18 @@ def test_whole_folder_of_the_job_is_copied(cluster: Cluster, tmp_path: Path) -> 
     found = names(tmp_path / "all")
     assert "logs/rank-0.log" in found and "step-0000000200/optimizer.safetensors" in found and len(found) >= 13
     assert not any(path.is_symlink() for path in (tmp_path / "all").rglob("*"))
+
+
+def test_scripts_of_a_job_with_a_task_are_copied_too(cluster: Cluster, tmp_path: Path) -> None:
+    assert cluster.job is not None
+    cluster.job["status"]["suggestion"] = {"configMap": "digits-suggestion"}
+    cluster.scripts = {"baseline.py": "b", "baseline.json": "{}", "predict.py": "other", "../evil.py": "e", "x.py": "x"}
+    assert get(tmp_path / "model") == 0
+    assert {"baseline.py", "baseline.json"} < set(names(tmp_path / "model"))
+    assert (tmp_path / "model/predict.py").read_text() == "predict.py", "a file of the volume is not replaced"
+    assert not {"x.py", "evil.py"} & set(names(tmp_path)) and not (tmp_path / "evil.py").exists()
+    cluster.scripts = None
+    assert get(tmp_path / "again") == 0, "the ConfigMap was deleted"
 
 
 def test_pod_is_restricted_and_reads_only(cluster: Cluster, tmp_path: Path) -> None:

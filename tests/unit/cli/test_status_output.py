@@ -125,10 +125,12 @@ class TestFollow:
                     "calibrationError": 0.0213, "worstClasses": [{"name": "8", "f1": 0.8493, "samples": 40}],
                     "otherModels": [{"name": "linear model", "value": 0.96}]}  # fmt: skip
         findings = [{"name": "Overfitting", "message": "The loss is 0.1 and 0.4. Stop earlier"}]
-        result = {"steps": 100, "seconds": 3.5, "analysis": analysis, "findings": findings}
+        text = "this model: accuracy 0.9722, better than linear model (0.96)"
+        result = {"steps": 100, "seconds": 3.5, "analysis": analysis, "findings": findings, "comparison": text}
         assert Follower(1).look(job("Complete", result=result)) == 0
-        assert capsys.readouterr().out.splitlines()[-2:] == [
+        assert capsys.readouterr().out.splitlines()[-3:] == [
             "held-out accuracy 0.9722, without inputs 0.1194, linear model 0.96, calibration error 0.021, class 8: F1 0.849",
+            text,
             "Overfitting: The loss is 0.1 and 0.4. Stop earlier",
         ]
 

@@ -89,6 +89,7 @@ class TestReports:
             "calibrationError": 0.0123, "worstClasses": [{"name": "8", "f1": 0.8493, "samples": 40}],
             "otherModels": [{"name": "trees", "value": 0.963889}],
         }  # fmt: skip
+        assert shown.comparison == "this model: accuracy 0.9722, better than trees (0.9639)"
         assert shown.manifest()["findings"] == findings
         earlier = status(step(replace(observed, report=report(observed, RunPhase.SUCCEEDED, outcome=OUTCOME)))).result
         assert earlier is not None and "analysis" not in earlier.manifest() and "findings" not in earlier.manifest()

@@ -68,6 +68,7 @@ def test_the_baseline_chooses_the_model_and_the_script_compares_with_it(tmp_path
     ticks = itertools.chain([0.0, 1.0, 1.0], itertools.repeat(5.0))
     suggestion, scripts = look(question, NODE, lambda: next(ticks), judge)
     assert suggestion.model is not None and "trees beat a linear model" in suggestion.model.why
+    assert suggestion.findings[0].startswith("Trees reach accuracy 0.9 on held-out folds")
     assert suggestion.baseline is not None and suggestion.baseline.seconds == 4.0
     assert [(each.model, each.test) for each in suggestion.baseline.scores] == [("linear model", 0.71), ("trees", 0.91)]
     assert json.loads(scripts[JUDGED]) == {"test_part": "5e1f", "other_models": {"linear model": 0.71, "trees": 0.91}}

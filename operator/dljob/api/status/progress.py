@@ -177,6 +177,14 @@ class Result(ApiModel):
         ResultAnalysis | None,
         Field(description="Figures of the predictions. Unset if the script did not call dltrain.evaluate."),
     ] = None
+    comparison: Annotated[
+        str | None,
+        Field(
+            max_length=600,
+            description="How the model compares with the baseline or with other models that the script names, or why "
+            "there is no comparison. Unset if there is nothing to compare.",
+        ),
+    ] = None
     findings: Annotated[
         tuple[ResultFinding, ...] | None,
         Field(

@@ -23,6 +23,7 @@ from dljob.cli import remote
 from dljob.cli.errors import BadInputError
 from dljob.cli.pods import reader_pod
 from dljob.cli.pods.pod_exec import ExecError, output
+from dljob.job.task.suggestion import FILES
 
 LOOK_S = 0.5
 ENDED = ("Complete", "Failed", "Suspended")
@@ -35,8 +36,9 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         "get-model",
         help="copy the trained model of a job that has ended to this machine",
         description="Copy the last checkpoint of a job that has ended from its volume to a new folder: the model, what "
-        "the script kept, and the run report. For built-in models, predict.py uses the model. A pod mounts "
-        "the volume for reading while the files are copied, and is then deleted.",
+        "the script kept, and the run report. For built-in models, predict.py uses the model. For a job with "
+        "spec.task, also copy the scripts that use its model and its baseline. A pod mounts the volume for reading "
+        "while the files are copied, and is then deleted.",
     )
     remote.add_namespace(command)
     command.add_argument("job", metavar="JOB", help="name of the DLJob")
@@ -145,12 +147,38 @@ async def _fetch(api: Any, namespace: str, given: argparse.Namespace, folder: Pa
         await _started(api, namespace, name, given.timeout)
         parts = output(api, namespace, name, reader_pod.CONTAINER, reader_pod.command(path, whole=given.all))
         try:
-            return await receive(parts, folder)
+            names = await receive(parts, folder)
+            return [*names, *await _written_scripts(api, namespace, job, folder)]
         except ExecError as error:
             raise BadInputError(f"pod {name}: cannot copy {path} from claim {claim}: {error}") from None
     finally:
         with suppress(ApiError):
             await asyncio.shield(api.delete(POD, namespace, name, grace_s=0))
+
+
+async def _written_scripts(api: Any, namespace: str, job: Mapping[str, Any], folder: Path) -> list[str]:
+    """Write the scripts of a job with ``spec.task`` to the folder of its model, and return their names.
+
+    They use the model (``predict.py``), or train the baseline anew (``baseline.py``). No file is replaced. Files with
+    other names than those that dljob writes are left out.
+    """
+    from dljob.kube import ApiError
+    from dljob.kube.kinds import CONFIG_MAP
+
+    name = ((job.get("status") or {}).get("suggestion") or {}).get("configMap")
+    if not name:
+        return []
+    found: Mapping[str, Any] = {}
+    try:
+        with suppress_forbidden(ApiError):
+            found = (await api.get(CONFIG_MAP, namespace, name)).get("data") or {}
+    except ApiError as error:
+        if not error.not_found:
+            raise
+    written = [each for each in FILES if each in found and not (folder / each).exists()]
+    for each in written:
+        (folder / each).write_text(found[each], encoding="utf-8")
+    return written
 
 
 class suppress_forbidden:  # noqa: N801 - used like contextlib.suppress

@@ -302,6 +302,7 @@ def _readme_values(kind: str, settings: Settings, source: Source, facts: Facts) 
         "epochs": str(settings.epochs),
         "rate": f"{settings.learning_rate:g}",
         "predict": predict,
+        "predict_baseline": "" if kind == "language" else "; with `--predict`, predictions of the best of its models",
         "data": data,
         "uri": job(settings, source)["spec"]["dataset"]["uri"],
         "test": f" and `{source.test.name}` beside it" if source.test else "",

@@ -11,7 +11,14 @@ from dljob.api import DLJobSpec
 from dljob.api.defaults import JobDefaults
 from dljob.job.observed import DIGEST_ANNOTATION, ClaimSeen, LookSeen, Observed
 from dljob.job.task.suggested_spec import suggested_spec
-from dljob.job.task.suggestion import SUGGESTION_KEY, SuggestedModel, Suggestion, task_digest
+from dljob.job.task.suggestion import (
+    SUGGESTION_KEY,
+    BaselineScore,
+    JudgedBaseline,
+    SuggestedModel,
+    Suggestion,
+    task_digest,
+)
 from dljob.kube.objects import looks, trim
 from dljob.reconcile import reconcile
 from dljob.reconcile.parsed import parse_observed
@@ -25,6 +32,9 @@ MODEL = SuggestedModel(
     name="linear model", why="the table has 150 rows", parameters=15, flops_per_sample=72.0, activation_nbytes=28,
     batch=16, epochs=20, samples=120, sample_nbytes=18,
 )  # fmt: skip
+SCORES = JudgedBaseline(
+    measure="accuracy", scores=(BaselineScore(model="trees", validation=0.95, error=0.01, test=0.96),), seconds=3.21
+)
 LOOKS = replace(CONFIG, look_image="operator")
 
 
@@ -137,7 +147,7 @@ def test_the_pod_is_restricted_and_bounded_and_its_data_is_read_only() -> None:
     own = pod["spec"]
     (container,) = own["containers"]
     assert "--target=$$(HOME) --to=/x" in container["args"]
-    assert own["activeDeadlineSeconds"] == 600 and container["resources"]["limits"] == {"memory": "2Gi"}
+    assert own["activeDeadlineSeconds"] == 720 and container["resources"]["limits"] == {"memory": "2Gi"}
     assert own["securityContext"]["runAsNonRoot"] and not own["automountServiceAccountToken"]
     assert container["securityContext"]["readOnlyRootFilesystem"]
     (data,) = [each for each in own["volumes"] if each["name"] == "dataset"]
@@ -216,6 +226,43 @@ def test_a_finished_job_is_deleted_after_its_time_to_live_although_its_config_ma
     for found in (ended, gone):
         assert not reconcile(found, LOOKS, NOW + timedelta(seconds=59)).delete_job
         assert reconcile(found, LOOKS, NOW + timedelta(seconds=60)).delete_job
+
+
+@pytest.mark.parametrize(
+    ("baseline", "others", "expected"),
+    [
+        (JudgedBaseline(problem="the baseline failed: x"), (), "No comparison with a baseline: the baseline failed: x"),
+        (SCORES, ({"name": "trees", "value": 0.96},), "trees: accuracy 0.96, better than this model (0.9). To use it"),
+    ],
+)
+def test_the_result_compares_the_model_with_the_baseline(
+    baseline: JudgedBaseline, others: tuple[Json, ...], expected: str
+) -> None:
+    observed = running(replace(looked(), suggestion=suggestion(baseline=baseline).to_json()))
+    scores = {"task": "classification", "samples": 360, "metric": "accuracy", "value": 0.9, "other_models": others}
+    worse = [{"name": "WorseThanOtherModel", "message": "Use that model"}] if others else []
+    outcome = Outcome.model_validate({"steps": 75, "seconds": 40, "analysis": scores, "findings": worse})
+    ended = after(
+        observed,
+        reconcile(replace(observed, report=report(observed, phase=RunPhase.SUCCEEDED, outcome=outcome)), LOOKS, NOW),
+    )
+    shown = ended.job.status
+    assert shown["result"]["comparison"].startswith(expected)
+    assert shown["suggestion"]["baseline"]["seconds"] == round(baseline.seconds, 1)
+    assert shown["suggestion"]["baseline"].get("problem") == baseline.problem
+
+
+@pytest.mark.parametrize("fields", [{}, {"measure": "r2"}, {**dict(SCORES), "problem": "x"}])
+def test_a_baseline_has_either_scores_or_a_problem(fields: Json) -> None:
+    with pytest.raises(ValueError, match="expected one of them"):
+        JudgedBaseline(**fields)
+
+
+def test_a_suggestion_of_an_earlier_release_has_no_baseline() -> None:
+    observed = looked()
+    assert "baseline" not in (observed.suggestion or "")
+    found = parse_observed(observed).suggestion
+    assert found is not None and found.baseline is None
 
 
 def test_texts_of_the_suggestion_and_of_the_pod_have_no_control_characters() -> None:

@@ -99,6 +99,13 @@ def test_project_trains_judges_and_predicts(project: Path) -> None:
     assert len(predictions) == (2 if images else 81)
     assert metrics(project).get("r2", metrics(project).get("accuracy")) > 0.7
     check_report(project, baseline)
+    written = (project / "baseline.json").read_text("utf-8")
+    lines = script(project, "baseline.py", "--predict", str(data)).splitlines()
+    assert len(lines) == len(predictions) and lines[0] in ("target", "file,class")
+    assert (project / "baseline.json").read_text("utf-8") == written
+    if "accuracy" in metrics(project):
+        own = {line.split(",")[int(images)] for line in lines[1:]}
+        assert own <= ({"0", "1"} if images else {"large", "small"})
 
 
 def check_report(project: Path, baseline: dict[str, Any]) -> None:

@@ -80,3 +80,5 @@ def test_model_trains_and_predicts(name: str, alternative: int, tmp_path: Path) 
         assert len(wrong) == len(report["wrong"]) and all(each["text"] for each in wrong)
         lines = script(project, "predict.py", "the team and the coach win a match", "a bank").splitlines()
         assert len(lines) == 3
+        lines = script(project, "baseline.py", "--predict", "the team and the coach win a match", "a bank").splitlines()
+        assert len(lines) == 3 and lines[0] == "class,text"

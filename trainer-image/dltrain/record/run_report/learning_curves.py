@@ -179,9 +179,10 @@ def of_analysis(analysis: Analysis) -> Iterator[Finding]:
                 "samples). If the class is rare, weight its loss or repeat its samples",
             )
     if (text := _worse_than_other(analysis)) is not None:
+        how = "" if analysis.language is not None else " (in projects of dljob suggest: python baseline.py --predict)"
         yield Finding(
             name="WorseThanOtherModel",
-            message=f"{text}. Use that model. Or change this one: weight decay or a smaller model if it over-fits; "
+            message=f"{text}. Use that model{how}. Or change this one: weight decay or a smaller model if it over-fits; "
             "otherwise more epochs, another learning rate or a larger model",
         )
     calibration = analysis.calibration
