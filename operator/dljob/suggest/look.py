@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, isfinite
 from pathlib import Path
 
 from dljob.api.spec import TaskType
@@ -154,7 +154,12 @@ def _judged(
         text = printable(in_terms_of_the_spec(str(error), question), MAX_LINE)
         return None, JudgedBaseline(seconds=_seconds(clock() - began_s), problem=text)
     scores = tuple(
-        BaselineScore(model=name, validation=each.validation, error=each.error, test=each.test)
+        BaselineScore(
+            model=name,
+            validation=each.validation,
+            error=each.error,
+            test=each.test if isfinite(each.test) else None,  # The R² of one row is undefined.
+        )
         for name, each in found.scores.items()
     )
     return found, JudgedBaseline(measure=found.scoring, scores=scores, seconds=_seconds(clock() - began_s))

@@ -53,7 +53,7 @@ def judged(subject: Subject, cgroup: Path, script: str, limit_s: float = 60.0) -
         ("import of_a_module_that_is_missing", "the baseline failed: ModuleNotFoundError"),
         ("print('no JSON')", "the baseline failed: JSONDecodeError"),
         ('print(\'{"scores": {}}\')', "the baseline failed: KeyError"),
-        (f"print('{{ \"scoring\": \"r2\", {SCORES.replace('0.8', 'NaN')}, {REST} }}')", "scores that are not finite"),
+        (f"print('{{ \"scoring\": \"r2\", {SCORES.replace('0.9', 'NaN')}, {REST} }}')", "no score on held-out folds"),
     ],
 )
 def test_a_failure_is_one_line(subject: Subject, cgroup: Path, script: str, expected: str) -> None:

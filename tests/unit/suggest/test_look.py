@@ -5,6 +5,7 @@ import contextlib
 import csv
 import itertools
 import json
+import math
 import random
 from collections.abc import Sequence
 from pathlib import Path
@@ -72,6 +73,14 @@ def test_the_baseline_chooses_the_model_and_the_script_compares_with_it(tmp_path
     assert suggestion.baseline is not None and suggestion.baseline.seconds == 4.0
     assert [(each.model, each.test) for each in suggestion.baseline.scores] == [("linear model", 0.71), ("trees", 0.91)]
     assert json.loads(scripts[JUDGED]) == {"test_part": "5e1f", "other_models": {"linear model": 0.71, "trees": 0.91}}
+    assert Suggestion.parse(suggestion.to_json()) == suggestion
+
+
+def test_an_undefined_score_is_left_out(tmp_path: Path) -> None:
+    question = Question(people(tmp_path / "people.csv"), URI, TaskType.TABULAR_CLASSIFICATION, "bought")
+    undefined = Baseline("r2", {"linear model": Score(0.7, 0.02, math.nan)})
+    suggestion, _ = look(question, NODE, lambda: 0.0, lambda subject, limit_s: undefined)
+    assert suggestion.baseline is not None and suggestion.baseline.scores[0].test is None
     assert Suggestion.parse(suggestion.to_json()) == suggestion
 
 

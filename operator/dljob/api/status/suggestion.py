@@ -22,7 +22,7 @@ class BaselineScoreStatus(ApiModel):
     model: Annotated[str, Field(max_length=64)]
     validation: Annotated[float, Field(description="Mean score on held-out folds of the training part.")]
     error: Annotated[float, Field(ge=0, description="Standard error of the mean.")]
-    test: Annotated[float, Field(description="Score on the test part.")]
+    test: Annotated[float | None, Field(description="Score on the test part. Unset if undefined.")] = None
 
 
 class BaselineStatus(ApiModel):

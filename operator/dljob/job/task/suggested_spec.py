@@ -86,7 +86,7 @@ def _baseline(found: JudgedBaseline) -> BaselineStatus:
                 model=each.model,
                 validation=float(f"{each.validation:.6g}"),
                 error=float(f"{each.error:.6g}"),
-                test=float(f"{each.test:.6g}"),
+                test=None if each.test is None else float(f"{each.test:.6g}"),
             )
             for each in found.scores
         )

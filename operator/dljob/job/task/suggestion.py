@@ -64,13 +64,13 @@ class BaselineScore(_Document):
     """Scores of a model of the baseline, in the measure of its ``JudgedBaseline``.
 
     ``validation``: mean on held-out folds of the training part. ``error``: its standard error. ``test``: score on the
-    test part.
+    test part; None: undefined.
     """
 
     model: Annotated[str, Field(min_length=1, max_length=64, pattern=_PRINTABLE)]
     validation: float
     error: Annotated[float, Field(ge=0)]
-    test: float
+    test: float | None = None
 
 
 class JudgedBaseline(_Document):

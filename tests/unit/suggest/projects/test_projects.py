@@ -1,9 +1,12 @@
 """The written projects: they are readable, their manifest is valid, and they train, judge and predict as they are."""
 
 import csv
+import hashlib
 import json
+import math
 import random
 from pathlib import Path
+from string import Template
 from typing import Any
 
 import numpy as np
@@ -12,6 +15,7 @@ import yaml
 
 from dljob.cli.entry import main
 from dljob.job.plan.recommendation import parse_job
+from dljob.suggest.project.render import shared
 from dljob.suggest.recommendation.model import Baseline
 from dljob.suggest.subject import Options, read_subject
 from dljob.suggest.trial import write
@@ -139,6 +143,15 @@ def test_only_a_baseline_on_the_same_test_part_is_compared(tmp_path: Path) -> No
     assert analysis(project)["other_models"] == []
     script(project, "train.py")
     assert len(analysis(project)["other_models"]) == 2
+
+
+def test_a_score_that_is_not_finite_is_not_compared(tmp_path: Path) -> None:
+    judged = {"test_part": hashlib.sha256(b"").hexdigest(), "other_models": {"linear model": math.nan, "trees": 0.75}}
+    (tmp_path / "baseline.json").write_text(json.dumps(judged), encoding="utf-8")
+    found: dict[str, Any] = {"__file__": str(tmp_path / "train.py"), "Path": Path}
+    found |= {"hashlib": hashlib, "json": json, "math": math}
+    exec(Template(shared("other_models")).substitute(test_bytes="b''"), found)
+    assert found["other_models"]() == {"trees": 0.75}
 
 
 def test_project_keeps_the_scores_of_the_baseline_for_the_job_too(tmp_path: Path) -> None:
