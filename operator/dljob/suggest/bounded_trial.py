@@ -41,8 +41,8 @@ def bounded(data: Path, marker: Path | None, cgroup: Path = Path("/sys/fs/cgroup
         left_nbytes = memory_left(cgroup)
         if left_nbytes < MIN_NBYTES:
             raise TrialError(
-                f"the data leaves {max(left_nbytes, 0) >> 20} MiB of the pod's memory for the baseline; expected at least "
-                f"{MIN_NBYTES >> 20} MiB. Raise spec.resources.memory"
+                f"the data leaves {max(left_nbytes, 0) >> 20} MiB of the pod's memory for the baseline; expected at "
+                f"least {MIN_NBYTES >> 20} MiB. Raise spec.resources.memory"
             )
         try:
             if marker is not None:

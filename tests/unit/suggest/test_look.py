@@ -106,7 +106,8 @@ def test_a_limit_of_time_includes_the_baseline(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("within_s", "reading_s", "expected"), [(None, 500.0, 120.0), (60.0, 4.0, 15.0), (3600.0, 4.0, 120.0), (30.0, 4.0, 2.0)]
+    ("within_s", "reading_s", "expected"),
+    [(None, 500.0, 120.0), (60.0, 4.0, 15.0), (3600.0, 4.0, 120.0), (30.0, 4.0, 2.0)],
 )
 def test_the_baseline_leaves_time_for_the_training(within_s: float | None, reading_s: float, expected: float) -> None:
     assert baseline_limit_s(within_s, reading_s) == expected

@@ -64,8 +64,9 @@ class Task(ApiModel):
     within: Annotated[
         Duration | None,
         Field(
-            description="Limit of the time of reading the data, the baseline and training together, such as 20m, without "
-            "waiting for devices. The model and its epochs are chosen to fit, and the script ends in time. Default: no limit."
+            description="Limit of the time of reading the data, the baseline and training together, such as 20m, "
+            "without waiting for devices. The model and its epochs are chosen to fit, and the script ends in time. "
+            "Default: no limit."
         ),
     ] = None
 
