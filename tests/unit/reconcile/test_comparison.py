@@ -29,7 +29,8 @@ def analysis(value: float, metric: str = "accuracy", **others: float) -> ResultA
 def test_a_better_baseline_is_named_with_the_command_that_uses_it() -> None:
     text = comparison(analysis(0.9, linear_model=0.93, trees=0.98), True, suggestion(), "iris")
     assert text is not None
-    assert text.startswith("trees: accuracy 0.98, better than this model (0.9). To use it: dljob get-model iris DIR")
+    assert text.startswith("trees: accuracy 0.98, better than this model (0.9). To use the baseline: dljob get-model ")
+    assert " iris DIR --all, then" in text
     assert "baseline.py --predict" in text
 
 

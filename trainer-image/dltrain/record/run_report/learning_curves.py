@@ -179,7 +179,7 @@ def of_analysis(analysis: Analysis) -> Iterator[Finding]:
                 "samples). If the class is rare, weight its loss or repeat its samples",
             )
     if (text := _worse_than_other(analysis)) is not None:
-        how = "" if analysis.language is not None else " (in projects of dljob suggest: python baseline.py --predict)"
+        how = " (in projects of dljob suggest: python baseline.py --predict)" if analysis.language is None else ""
         yield Finding(
             name="WorseThanOtherModel",
             message=f"{text}. Use that model{how}. Or change this one: weight decay or a smaller model if it over-fits; "
