@@ -55,6 +55,6 @@ def _remedy(suggestion: SuggestionStatus | None, job: str) -> str:
     if suggestion.baseline is not None and suggestion.baseline.measure == "bits_per_byte":
         return "Train this model for more epochs, or with more text"
     return (
-        f"To use the baseline: dljob get-model {job} DIR --all, then DLJOB_DATASET=TRAINING_DATA python DIR/baseline.py "
-        "--predict NEW_DATA, which needs scikit-learn"
+        f"To use the baseline: dljob get-model {job} DIR --all, then DLJOB_DATASET=TRAINING_DATA python "
+        "DIR/baseline.py --predict NEW_DATA, which needs scikit-learn"
     )

@@ -52,8 +52,8 @@ def judged(subject: Subject, cgroup: Path, script: str, limit_s: float = 60.0) -
         ("raise ValueError('no class has two rows')", "the baseline failed: ValueError: no class has two rows"),
         ("import of_a_module_that_is_missing", "the baseline failed: ModuleNotFoundError"),
         ("print('no JSON')", "the baseline failed: JSONDecodeError"),
-        ('print(\'{"scores": {}}\')', "the baseline failed: KeyError"),
-        (f"print('{{ \"scoring\": \"r2\", {SCORES.replace('0.9', 'NaN')}, {REST} }}')", "no score on held-out folds"),
+        ("print('{\"scores\": {}}')", "the baseline failed: KeyError"),
+        (f'print(\'{{ "scoring": "r2", {SCORES.replace("0.9", "NaN")}, {REST} }}\')', "no score on held-out folds"),
     ],
 )
 def test_a_failure_is_one_line(subject: Subject, cgroup: Path, script: str, expected: str) -> None:
@@ -69,7 +69,7 @@ def test_a_baseline_that_takes_too_long_is_stopped(subject: Subject, cgroup: Pat
 
 
 def test_scores_of_models_that_are_not_finite_are_not_compared(subject: Subject, cgroup: Path) -> None:
-    found = judged(subject, cgroup, f"print('{{ \"scoring\": \"r2\", {SCORES}, {REST} }}')")()
+    found = judged(subject, cgroup, f'print(\'{{ "scoring": "r2", {SCORES}, {REST} }}\')')()
     assert found.scores["linear model"].validation == 0.9 and found.other_models == {"linear model": 0.8}
 
 

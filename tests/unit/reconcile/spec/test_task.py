@@ -232,7 +232,11 @@ def test_a_finished_job_is_deleted_after_its_time_to_live_although_its_config_ma
     ("baseline", "others", "expected"),
     [
         (JudgedBaseline(problem="the baseline failed: x"), (), "No comparison with a baseline: the baseline failed: x"),
-        (SCORES, ({"name": "trees", "value": 0.96},), "trees: accuracy 0.96, better than this model (0.9). To use the baseline"),
+        (
+            SCORES,
+            ({"name": "trees", "value": 0.96},),
+            "trees: accuracy 0.96, better than this model (0.9). To use the baseline",
+        ),
     ],
 )
 def test_the_result_compares_the_model_with_the_baseline(

@@ -182,8 +182,8 @@ def of_analysis(analysis: Analysis) -> Iterator[Finding]:
         how = " (in projects of dljob suggest: python baseline.py --predict)" if analysis.language is None else ""
         yield Finding(
             name="WorseThanOtherModel",
-            message=f"{text}. Use that model{how}. Or change this one: weight decay or a smaller model if it over-fits; "
-            "otherwise more epochs, another learning rate or a larger model",
+            message=f"{text}. Use that model{how}. Or change this one: weight decay or a smaller model if it "
+            "over-fits; otherwise more epochs, another learning rate or a larger model",
         )
     calibration = analysis.calibration
     if calibration is not None and calibration.error > max(MISCALIBRATED, 1 / sqrt(max(1, analysis.samples))):
