@@ -6,7 +6,10 @@ import pytest
 
 from devcluster.model import ClusterSpec, NodeSpec, parse_cluster, parse_memory, parse_node
 
-MACHINE = {"dljob.dev/machine": "development-machine", "dljob.dev/machine-cpu": f"{len(os.sched_getaffinity(0)) - 0.15:g}"}
+MACHINE = {
+    "dljob.dev/machine": "development-machine",
+    "dljob.dev/machine-cpu": f"{len(os.sched_getaffinity(0)) - 0.15:g}",
+}
 
 
 @pytest.mark.parametrize(

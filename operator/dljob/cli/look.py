@@ -6,6 +6,7 @@ not stored, and a retry may succeed.
 """
 
 import argparse
+import os
 import sys
 import tempfile
 import time
@@ -40,7 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         digest=given.digest,
     )
     marker = None if given.to is not None else Path(tempfile.gettempdir()) / MARKER
-    suggestion, scripts = look(question, this_machine(), time.monotonic, bounded(given.data, marker))
+    judge = bounded(given.data, os.environ, len(os.sched_getaffinity(0)), marker)
+    suggestion, scripts = look(question, this_machine(), time.monotonic, judge)
     if given.to is not None:
         given.to.mkdir(parents=True, exist_ok=True)
         for name, text in _files(suggestion, scripts).items():

@@ -4,8 +4,8 @@ The baseline runs in a process with a limit of memory below that of the pod. A f
 restarts the container in spite of the limit, the baseline does not run again.
 """
 
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from mmap import PAGESIZE
 from pathlib import Path
 
 from dljob.suggest.recommendation.model import Baseline
@@ -25,12 +25,20 @@ _LIMITS = ("memory.max", "memory/memory.limit_in_bytes")
 """Files with the memory limit of a container: of cgroup v2 and v1."""
 
 
-def bounded(data: Path, marker: Path | None, cgroup: Path = Path("/sys/fs/cgroup")) -> Judge:
+def bounded(
+    data: Path,
+    environment: Mapping[str, str],
+    cores: int,
+    marker: Path | None,
+    cgroup: Path = Path("/sys/fs/cgroup"),
+) -> Judge:
     """Return a function that runs the baseline on ``data`` within the memory that the pod has left.
 
-    ``marker``: file that exists while the baseline runs, on a volume that outlives the container; None: no file.
-    ``cgroup``: folder with the limits of the container.
+    ``environment``: environment variables of this process. ``cores``: cores that it may use. ``marker``: file that
+    exists while the baseline runs, on a volume that outlives the container; None: no file. ``cgroup``: folder with the
+    limits of the container.
     """
+    own = _environment(data, environment, cores)
 
     def judge(subject: Subject, limit_s: float) -> Baseline:
         if marker is not None and marker.exists():
@@ -48,7 +56,7 @@ def bounded(data: Path, marker: Path | None, cgroup: Path = Path("/sys/fs/cgroup
             if marker is not None:
                 marker.touch()
             try:
-                return baseline(subject, _environment(data), limit_s, left_nbytes)
+                return baseline(subject, own, limit_s, left_nbytes)
             finally:
                 if marker is not None:
                     marker.unlink(missing_ok=True)
@@ -68,12 +76,12 @@ def memory_left(cgroup: Path) -> int:
 
 
 def _own_nbytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return int(Path("/proc/self/statm").read_text().split()[1]) * PAGESIZE
 
 
-def _environment(data: Path) -> dict[str, str]:
+def _environment(data: Path, given: Mapping[str, str], cores: int) -> dict[str, str]:
     """Return the environment of the baseline. It reads ``data`` as the job's training does, and splits it likewise."""
-    threads = str(min(MAX_THREADS, len(os.sched_getaffinity(0))))
-    own = {name: os.environ[name] for name in ("PATH", "HOME", "TMPDIR", "PYTHONPATH") if name in os.environ}
+    threads = str(min(MAX_THREADS, cores))
+    own = {name: given[name] for name in ("PATH", "HOME", "TMPDIR", "PYTHONPATH") if name in given}
     libraries = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
     return {**own, **dict.fromkeys(libraries, threads), "DLJOB_DATASET": str(data), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -97,7 +97,9 @@ def test_too_large_batch_leaves_the_job_without_a_prediction() -> None:
     found = decided(SCRIPT, CPUS, known(activation_nbytes=1e12))
     assert found.chosen.prediction.step_s == 0 and found.chosen.prediction.host_memory_nbytes > 0
     assert "no time is predicted from the script's observed structure" in (found.warning or "")
-    asked = replace(SCRIPT, global_batch=64, total_steps=1000, nodes_min=1, nodes_max=None, missing=("model", "dataset"))
+    asked = replace(
+        SCRIPT, global_batch=64, total_steps=1000, nodes_min=1, nodes_max=None, missing=("model", "dataset")
+    )
     searched = decided(asked, CPUS, known(activation_nbytes=1e12))
     assert shape_of(searched) == shape_of(decided(replace(asked, profile=None), CPUS)), "the job still starts"
     assert "no time is predicted" in (searched.warning or "")

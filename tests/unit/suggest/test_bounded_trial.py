@@ -1,5 +1,6 @@
 """The baseline of a job with a task: limits of time and memory, and failures that never fail the look pod."""
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +42,7 @@ def used(folder: Path) -> int:
 def judged(subject: Subject, cgroup: Path, script: str, limit_s: float = 60.0) -> Callable[[], Baseline]:
     """Return a function that runs ``script`` as the baseline, as in a look pod."""
     own = replace(subject, project=lambda settings, limit: {"baseline.py": script})
-    return lambda: bounded(Path("data.csv"), cgroup / "runs", cgroup)(own, limit_s)
+    return lambda: bounded(Path("data.csv"), os.environ, 1, cgroup / "runs", cgroup)(own, limit_s)
 
 
 @pytest.mark.parametrize(

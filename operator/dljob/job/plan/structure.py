@@ -49,9 +49,7 @@ def observed_structure(spec: DLJobSpec, report: Report, accepted: StoredPlan) ->
     )
 
 
-def with_structure(
-    before: DLProfileStatus, found: ObservedStructure | None, now: datetime
-) -> DLProfileStatus | None:
+def with_structure(before: DLProfileStatus, found: ObservedStructure | None, now: datetime) -> DLProfileStatus | None:
     """Return the status of a profile with the structure ``found`` that a run has shown; None if the run showed none.
 
     A structure without a step time, such as that of a run that goes on, does not replace an earlier one.
