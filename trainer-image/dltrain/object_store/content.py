@@ -42,9 +42,7 @@ class Content:
             times = {path: int(entry.about["mtimes_ns"][path]) for path in entry.files}
             links = {str(path): str(target) for path, target in entry.about["links"].items()}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise DamagedError(
-                f"found an invalid entry {entry.sequence} ({type(error).__name__}: {error})"
-            ) from None
+            raise DamagedError(f"found an invalid entry {entry.sequence} ({type(error).__name__}: {error})") from None
         return cls(entry.files, times, links)
 
     @property
