@@ -146,8 +146,8 @@ class CommitLog:
         """Delete old and damaged checkpoints, old claims, and the remains of interrupted uploads. Raise OSError.
 
         ``keep``: number of newest commits to keep. ``damaged``: numbers of entries that are proven damaged, which are
-        deleted. ``doubtful``: numbers of entries that could not be read, which do not count. ``spared``: returns
-        True for a key that another pod of this run still needs. Entries are deleted before their files, so that an
+        deleted. ``doubtful``: numbers of entries that could not be read, which do not count. ``spared``: returns True
+        for a key that another pod of this run still needs. Entries are deleted before their files, so that an
         interruption leaves no entry without files. Raise FencedError if another run has taken over.
         """
         sequences, entries = self.sequences(), {}

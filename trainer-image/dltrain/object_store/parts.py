@@ -28,6 +28,7 @@ the agents, every pod reads and writes it anyway, and agents of earlier releases
 import json
 import re
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -57,8 +58,8 @@ class Part:
     """The part of a pod: the changes in its folder since the attempt began, and the rounds at whose beginning it had
     them.
 
-    ``run``: name of the pod's folder in the store. ``uploads``: number of its last upload. ``end``: how the ranks of the
-    pod have ended, after which the folder changes no more; None while they run.
+    ``run``: name of the pod's folder in the store. ``uploads``: number of its last upload. ``end``: how the ranks of
+    the pod have ended, after which the folder changes no more; None while they run.
     """
 
     run: str
@@ -172,10 +173,8 @@ class PartExchange:
 
 def try_to_delete(store: ObjectStore, keys: Collection[str]) -> None:
     """Delete small objects that nothing reads any more. If the store refuses, they stay."""
-    try:
+    with suppress(OSError):
         store.delete(keys)
-    except OSError:
-        pass
 
 
 def confirmed(part: Part, number: int) -> Part:

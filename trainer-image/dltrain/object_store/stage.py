@@ -4,7 +4,8 @@ The agent of a pod runs this program beside the ranks of a script for torchrun o
 leads: it commits what all pods have uploaded. Before the ranks start, ``restore`` makes the folders of all pods equal
 to one commit. In the leading pod, it chooses the commit and names it in the store; in the other pods, it waits for this
 choice. While the ranks run, ``watch`` uploads the folder of this pod whenever it has settled, and once more at SIGTERM,
-after the ranks have exited with code 0, or at SIGUSR1 otherwise. ``upload`` does only the latter. ``term`` prints the highest term that a run of the job has claimed.
+after the ranks have exited with code 0, or at SIGUSR1 otherwise. ``upload`` does only the latter. ``term`` prints the
+highest term that a run of the job has claimed.
 
 Exit codes: 0 for success; 64 if the job's spec cannot succeed; 75 if another coordinator has taken over; 74 if a retry
 may succeed. The last line of output gives the reason.

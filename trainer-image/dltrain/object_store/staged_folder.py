@@ -85,8 +85,8 @@ class StagedFolder:
 
         If the folder has newer content that had settled at ``ended_unix_s``, the Unix time at which the ranks ended,
         upload it. Otherwise, or if other pods may have parts of the newer content, restore the newest valid commit.
-        Raise FencedError if another run has taken over, BadInputError for a wrong bucket or a missing permission, ChangedError if the folder changes, and OSError if the
-        store or disk fails.
+        Raise FencedError if another run has taken over, BadInputError for a wrong bucket or a missing permission,
+        ChangedError if the folder changes, and OSError if the store or disk fails.
         """
         self._reader.open()
         here, note = scan(self.folder), self._read_note()

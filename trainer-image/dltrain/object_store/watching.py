@@ -118,7 +118,7 @@ class Following:
                 time.sleep(POLL_S)  # The agent ends this process if the attempt ends, such as after an error.
 
     def _upload(self, number: int, state: Mapping[str, Seen], end: End | None = None) -> None:
-        """Upload the folder and publish the part. ``state``: what was seen in it before the round ``number`` was read."""
+        """Upload the folder and publish the part. ``state``: its state before the round ``number`` was read."""
         began_s, before = time.monotonic(), self._content.files
         content = self._content = self.folder.upload_content(self._content, state)
         changes = Changes.between(self._start, content)
@@ -252,7 +252,7 @@ class Leading:
         if missing and not self._tolerated:
             self._tolerated = True
             tell(
-                f"the agents of the pods {', '.join(missing)} are of an earlier release, which does not upload files of "
+                f"the agents of the pods {', '.join(missing)} are of an earlier release, which uploads no files of "
                 "these pods"
             )
 

@@ -57,9 +57,8 @@ def test_pods_that_lose_their_disks_resume_from_the_store(two: Job, store: Serve
     plan = staged(two, framework, "6", "4", str(go))
     two.start(plan, **environ(two, store))
     two.until(lambda r: r.step >= 4)
-    two.wait(
-        lambda: "[checkpoints] dltrain: uploaded 2 files" in two.pods[0].text(), 120
-    )  # Rank 1 might still begin to write.
+    # Rank 1 might still begin to write, so that the first commit comes later.
+    two.wait(lambda: "[checkpoints] dltrain: uploaded 2 files" in two.pods[0].text(), 120)
     for pod, disk in zip(two.pods, disks, strict=True):
         pod.kill()
         shutil.rmtree(disk / f"test-{plan.uid}")

@@ -95,9 +95,9 @@ class StagedCheckpoints:
     async def rank_ended(self, attempt: str, rank: int, end: Exit, *, is_last: bool) -> Exit:
         """Upload the folder a last time after the last rank of this pod has ended with the exit status ``end``.
 
-        ``is_last``: False if other ranks of this pod run. If the last rank failed, do nothing, because it may have left incomplete files: ``restore`` then decides about them.
-        Return the exit status to report: ``end``, or a failure if the upload failed. ``attempt``: name of the launch of
-        these ranks.
+        ``is_last``: False if other ranks of this pod run. If the last rank failed, do nothing, because it may have left
+        incomplete files: ``restore`` then decides about them. Return the exit status to report: ``end``, or a failure
+        if the upload failed. ``attempt``: name of the launch of these ranks.
         """
         self._exited = self._exited and end.code == 0
         if not is_last:
