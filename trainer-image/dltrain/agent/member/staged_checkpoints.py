@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from dlcontract import Failure, Plan, reasons
 from dltrain.host.output import Output
@@ -114,7 +115,8 @@ class StagedCheckpoints:
         self._emit(RankUpdate(attempt=attempt, message=Busy(rank=rank, what="upload of checkpoints", limit_s=limit_s)))
         process.send(signal.SIGTERM if self._exited else signal.SIGUSR1)
         left = asyncio.ensure_future(self._left_to_others.wait())
-        await asyncio.wait({left, process.ended}, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {left, process.ended}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         left.cancel()
         if not process.ended.done():
             self._finishes = False
