@@ -318,14 +318,13 @@ def _looking(parsed: ParsedJob, looking: Looking, draft: Draft, config: RenderCo
 def _without_spec(parsed: ParsedJob, draft: Draft, now: datetime) -> Desired:
     """Return the desired state of a job whose spec is invalid: pods that run continue, and nothing is created.
 
-    Pods on lost nodes are deleted, because their StatefulSets cannot replace them otherwise.
-    If the run of an existing plan has ended, the job ends too.
+    Pods on lost nodes are deleted, so that their StatefulSets replace them. If the run has ended, the job ends too.
     """
     if parsed.accepted is None:
         return _finish(parsed, draft, None, now)
     if end := run.ending(parsed, now):
         return _end(parsed, draft, end, now)
-    fence_without_spec(parsed, draft, now)  # The StatefulSets replace the deleted pods.
+    fence_without_spec(parsed, draft, now)
     draft.wanted = sum(item.replicas for item in parsed.observed.sets)
     draft.verdicts.append(run.running(parsed, parsed.accepted))
     return _finish(parsed, draft, parsed.accepted, now)
