@@ -71,5 +71,5 @@ def test_scripts_and_language_models_have_other_remedies() -> None:
     own = comparison(analysis(0.9, trees=0.98), True, None, "iris")
     language = comparison(analysis(9.0, "perplexity", pairs=8.0), True, suggestion(BYTES), "iris")
     assert own is not None and language is not None and "get-model" not in own + language
-    long = comparison(analysis(0.9, **{64 * "x": 0.98}), True, suggestion(), 253 * "j")
+    long = comparison(analysis(0.9, "accuracy", **{64 * "x": 0.98}), True, suggestion(), 253 * "j")
     assert long is not None and len(long) <= MAX_LENGTH
