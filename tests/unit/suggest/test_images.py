@@ -71,7 +71,6 @@ class TestFolder:
         Image.new("RGB", (16, 16), 7).save(tmp_path / "test" / "dark" / "new.png")
         assert inspect_images(read_folder(tmp_path)).test_images == 1
 
-
     def test_images_that_are_not_read_are_counted(self, tmp_path: Path) -> None:
         """Seen before: formats that Pillow or this command does not read were left out without a word."""
         path = folder(tmp_path / "data")

@@ -191,7 +191,7 @@ def project_files(
     where = {
         "data": repr(str(source.data / source.training_folder)),
         "test_data": repr(str(source.test)) if source.test else "None",
-        "in_dataset": f' + {f"/{source.training_folder}"!r}' if source.training_folder else "",
+        "in_dataset": f" + {f'/{source.training_folder}'!r}" if source.training_folder else "",
     }
     common["other_models"] = Template(shared("other_models")).substitute(test_bytes=TEST_BYTES[kind])
     common["paths"] = Template(shared("paths")).substitute(where).rstrip("\n")
