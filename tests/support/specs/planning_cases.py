@@ -113,7 +113,7 @@ PLANNING: dict[str, tuple[Json, str]] = {
         {"parallelism": {"strategy": "Pipeline", "stages": 2}, "collective": "Ring"}, "collective must be Auto",
     ),
     "tensor by a server": (
-        {"parallelism": {"strategy": "Tensor"}, "collective": "ParameterServer"}, "must not be ParameterServer with Tensor",
+        {"parallelism": {"strategy": "Tensor"}, "collective": "ParameterServer"}, "must not be DDP or ParameterServer with Tensor",
     ),
     "pipeline on a group": (
         {

@@ -71,6 +71,17 @@ outcomes = some(
 steps = {"step": counts, "earliest_step": counts, "latest_step": counts}
 values = st.floats(allow_nan=False, allow_infinity=False)
 targets = some({"value": values, "best": values}, forecast=st.none() | some(steps))
+sizes = st.sampled_from((1, 2, 650, 10**9, 10**15))
+works = some(
+    {"kind": st.sampled_from(("convolution", "product", "pool", "other", "X" * 32)), "count": st.integers(1, 10**6)},
+    forward_flops=st.sampled_from((0.0, 5e-324, 1e9, 1e27)), moved_nbytes=st.sampled_from((0, 1, 10**18)),
+)  # fmt: skip
+structures = some(
+    {"parameters": sizes, "samples": st.sampled_from((1, 32, 10**9)), "flops": st.sampled_from((5e-324, 1.0, 1e9, 1e27))},
+    sample_nbytes=st.just(0) | sizes, activation_nbytes=st.sampled_from((0, 1, 10**6, 10**18)),
+    optimizer_slots=st.integers(0, 2), work=st.lists(works, max_size=8), steps=counts, step_s=st.none() | seconds,
+    world_size=st.sampled_from((1, 2, 100_000)),
+)  # fmt: skip
 marks = ("agents_up", "launched", "imported", "rendezvous", "first_step")
 PARTS: dict[str, st.SearchStrategy[Any]] = {
     "step": counts,
@@ -99,6 +110,7 @@ PARTS: dict[str, st.SearchStrategy[Any]] = {
     "mismatches": st.lists(some({"rank": counts, "planned": devices, "found": devices}), max_size=3),
     "refused_sizes": st.lists(some({"ranks": counts, "message": texts}), max_size=3),
     "link_latency_s": st.none() | seconds,
+    "structure": st.none() | structures,
     "link_bandwidth_Bps": st.none() | st.sampled_from((5e-324, 1.0, 1e9, 1e15)),
 }  # fmt: skip
 assert PARTS.keys() | {"schema_", "uid", "plan_number", "plan_digest", "term", "phase"} == Report.model_fields.keys()
