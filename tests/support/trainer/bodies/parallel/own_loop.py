@@ -170,7 +170,7 @@ def check_rejections(group: ProcessGroup) -> None:
     with pytest.raises(ValueError, match=r"t\.log: loss: found shape \(3,\); expected one number"):
         trainer.log(loss=torch.ones(3))
     if group.size > 1:
-        with pytest.raises(ValueError, match=r"t\.steps: found 50, 51, .* samples in the dataset on ranks 0, 1"):
+        with pytest.raises(ValueError, match=r"t\.steps: found 50, 51.* samples in the dataset on ranks 0, 1"):
             next(trainer.steps(trainer.loader((torch.ones(50 + group.rank, 8),))))
     trainer.close()
 
