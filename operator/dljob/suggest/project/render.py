@@ -155,7 +155,7 @@ def reader(table: Table | None, *modules: str) -> dict[str, str]:
 
 
 def with_mark(encoding: str) -> str:
-    """Return an encoding that reads ``encoding``, and UTF-8 with a byte order mark, which Excel puts into new tables."""
+    """Return an encoding that reads ``encoding``, and UTF-8 with a byte order mark, which Excel writes into tables."""
     return "utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding
 
 
