@@ -112,6 +112,10 @@ def tables() -> list[Case]:
             ("--target", "price"),
         ),
         Case("outlier in the target", table({"a": real, "y": lambda i, d: 1e9 if i == 7 else f"{math.sin(i):.3f}"})),
+        Case(
+            "times with and without fractions",
+            table(BASIC | {"at": lambda i, d: f"2024-01-{1 + i % 28:02}T10:00:00{'.5' * (i % 2)}"}),
+        ),
         Case("constant column", table(BASIC | {"fixed": chosen(7)})),
         Case("empty column", table(BASIC | {"nothing": chosen("")})),
         Case("one percent", table({"a": real, "target": lambda i, d: "rare" if i % 100 == 0 else "usual"}, rows=300)),

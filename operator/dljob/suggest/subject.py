@@ -156,7 +156,8 @@ def table_task(table: Table, task: str | None, text: str | None, target: str | N
     free = [name for name, kind in kinds.items() if kind is Kind.TEXT and name != goal]
     if task is None and text is None:
         ignored = (Kind.CONSTANT, Kind.EMPTY, Kind.IDENTIFIER)
-        others = [name for name, kind in kinds.items() if name != goal and name not in free and kind not in ignored]
+        own = {name: kind for name, kind in kinds.items() if name}  # An index without a name tells nothing.
+        others = [name for name, kind in own.items() if name != goal and name not in free and kind not in ignored]
         if len(table.names) == 1 and kinds[table.names[0]] is Kind.TEXT:
             return LANGUAGE_MODELLING, table.names[0], ""
         if len(free) != 1 or others:

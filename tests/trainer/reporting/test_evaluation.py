@@ -120,6 +120,16 @@ def test_what_is_no_batch_is_named(arguments: tuple[Any, ...], expected: str) ->
         evaluate(*arguments)
 
 
+def test_float_targets_of_two_classes_are_named(capsys: pytest.CaptureFixture[str]) -> None:
+    """``BCEWithLogitsLoss`` takes them. Seen before: the report had an R² of -8, without a word about the task."""
+    logits, truth = torch.tensor([[2.0], [-1.0], [0.5]]), torch.tensor([[1.0], [0.0], [1.0]])
+    with pytest.warns(UserWarning, match="task: found floating-point targets .* Pass task='classification'"):
+        evaluate(logits, truth)
+    for targets, task in ((truth, "classification"), (truth, "regression"), (truth / 2, None)):
+        evaluate(logits, targets, task=task)  # type: ignore[arg-type]
+    assert "accuracy 1 on 3" in capsys.readouterr().err
+
+
 def test_an_index_of_names_is_rejected_as_such() -> None:
     with pytest.raises(ValueError, match="index: found values of type <U5; expected numbers"):
         evaluate([0, 1], [0, 1], index=["a.png", "b.png"])

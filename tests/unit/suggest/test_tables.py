@@ -45,6 +45,13 @@ class TestReading:
         assert found.decimal == ","
         assert {column.kind for column in found.columns} == {Kind.NUMBER}
 
+    def test_an_index_without_a_name_is_left_out(self, path: Path) -> None:
+        """``DataFrame.to_csv`` and R's ``write.csv`` write it. Seen before: an error that asked for its name."""
+        found = facts(path, [",age,income,bought", *(f"{3 * i % 61},{line}" for i, line in enumerate(rows()[1:]))])
+        assert names(found) == {"age", "income"} and "pandas and R" in found.left_out[""]
+        with pytest.raises(DataError, match="found no name of column 2"):
+            facts(path, ["age,,bought", *rows()[1:]])
+
     def test_windows_1252_is_read_with_a_note(self, path: Path) -> None:
         path.write_bytes("\n".join([*rows(), "30,0.1,größe"]).encode("cp1252"))
         table = read_table(path)
@@ -83,6 +90,8 @@ class TestColumns:
             (["red", "blue", "red"], Kind.CATEGORY),
             (["2024-01-31", "2023-12-01"], Kind.DATE),
             (["31.12.2023", "01.02.2024"], Kind.DATE),
+            (["2023-12-31T10:00:00", "2024-02-01T10:00:00.25", "2024-02-01 10:00Z"], Kind.DATE),
+            (["2023-12-31T10:00:00", "2024-02-31T10:00:00.25"], Kind.CATEGORY),
             (["x", "x", "x"], Kind.CONSTANT),
             (["", "NA"], Kind.EMPTY),
             ([str(i) for i in range(30)], Kind.IDENTIFIER),

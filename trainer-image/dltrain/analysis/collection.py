@@ -30,6 +30,8 @@ class Collection:
         """The predictions of one number for each sample, read as logits, which ``_part`` reads as probabilities."""
         self._logits = False
         """True if one of these numbers cannot be a probability. All numbers of all ranks are then logits."""
+        self._only_0_and_1 = task is None
+        """True if the task was not given, and all targets so far are the numbers 0 and 1, as of two classes."""
         self._seen = 0
         self._numbered = False
         """True if the script has given the numbers of samples."""
@@ -63,6 +65,7 @@ class Collection:
                 raise ValueError(f"index: found {len(numbers)} numbers; expected one for each of {len(truth)} samples")
         self._seen += len(truth)
         if isinstance(self._part, ResidualPart):
+            self._only_0_and_1 = self._only_0_and_1 and bool(((truth == 0) | (truth == 1)).all())
             self._part.add(array(predictions), truth, numbers)
         else:
             self._add_classes(self._part, predictions, truth, numbers)
@@ -79,6 +82,11 @@ class Collection:
                 return
         batch = scored(predictions, truth)
         part.add(batch, numbers[batch.position // per_sample])
+
+    @property
+    def seems_classification(self) -> bool:
+        """Return True if this rank's targets are read as those of a regression, but look like those of two classes."""
+        return isinstance(self._part, ResidualPart) and self._only_0_and_1
 
     def packed(self) -> bytes:
         """Return this rank's part for ``merged``. It is small unless a classifier of many classes often errs."""

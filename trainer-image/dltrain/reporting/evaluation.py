@@ -5,6 +5,7 @@ Importing this module needs the standard library only. ``evaluate`` needs numpy,
 
 import math
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -60,6 +61,12 @@ def evaluate(
             collection.add(*_checked(batch))
     else:
         collection.add(predictions, targets, index)
+    if collection.seems_classification and script_reports.is_rank_0():
+        warnings.warn(
+            "dltrain.evaluate: task: found floating-point targets that are all 0 or 1, analysed as a regression; "
+            "expected the task. Pass task='classification' for two classes, or task='regression'",
+            stacklevel=2,
+        )
     return share(collection, names, script_reports.trainer(), step, others)
 
 

@@ -201,6 +201,11 @@ def _rank(environ: Mapping[str, str]) -> int:
     return _number(environ, "RANK", "OMPI_COMM_WORLD_RANK", default=0)
 
 
+def is_rank_0() -> bool:
+    """Return True on rank 0 of the script, by the variables of its launcher."""
+    return _rank(os.environ) == 0
+
+
 def _number(environ: Mapping[str, str], *names: str, default: int) -> int:
     """Return the value of the first of the environment variables ``names`` that is a number; ``default`` if none is."""
     return next((int(environ[name]) for name in names if environ.get(name, "").isdecimal()), default)

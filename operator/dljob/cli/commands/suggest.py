@@ -101,6 +101,11 @@ def _run(given: argparse.Namespace, began_s: float, limit_s: float | None, folde
         )
     try:
         path = copy_of(given.data, temporary) if remote else Path(given.data)
+        if folder is not None and path.is_dir() and folder.resolve().is_relative_to(path.resolve()):
+            raise BadInputError(
+                f"--write: found {folder}, which is in {given.data}; expected a folder elsewhere, because the files of "
+                "the project would become data. Choose another folder."
+            )
         subject = read_subject(_options(given, path))
     except DataError as error:
         raise BadInputError(str(error)) from None

@@ -30,6 +30,9 @@ DATE_FORMATS = (
     "%d-%b-%Y",
     "%b %d, %Y",
 )
+ISO = "ISO 8601"
+"""Format of dates with a time that are written in several of these ways, such as only some with a fraction."""
+ISO_TIME = re.compile(r"\d{4}-\d{2}-\d{2}[T ]\d{2}:\d{2}.*")
 GROUPED = re.compile(r"[-+]?\d{1,3},\d{3}")
 """A number with a comma that may separate thousands."""
 MIN_NUMBERS = 0.95
@@ -153,4 +156,7 @@ def _date_format(counts: Counter[str]) -> str | None:
         except ValueError:
             continue
         return candidate
-    return None
+    try:
+        return ISO if all(ISO_TIME.fullmatch(cell) and datetime.fromisoformat(cell) for cell in counts) else None
+    except ValueError:
+        return None

@@ -204,6 +204,8 @@ def _can_hold_out(table: Table, rows: Sequence[tuple[str, ...]], target: str, co
 
 def _reason(column: Column, cells: Sequence[str], goal: Sequence[str] | None) -> str:
     """Return why the model does not read a column, or an empty string. ``goal``: the classes; None for numbers."""
+    if not column.name:
+        return "it has no name, so it is the index of the rows that pandas and R write"
     if column.kind is Kind.EMPTY:
         return "it has no value"
     if column.kind is Kind.CONSTANT:

@@ -1,5 +1,6 @@
 """Render the files of a project: scripts, the manifest of the job, and a README. This module reads only templates."""
 
+import codecs
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ import yaml
 
 from dlcontract import CHECKPOINT_DIR
 from dljob.job.task.suggestion import JUDGED, SCRIPTS
-from dljob.suggest.inspection.columns import MISSING, Kind
+from dljob.suggest.inspection.columns import ISO, MISSING, Kind
 from dljob.suggest.inspection.images import ImageFacts
 from dljob.suggest.inspection.table import CLASSIFICATION, TableFacts
 from dljob.suggest.inspection.text import TextFacts
@@ -85,9 +86,10 @@ def table_project(
         "amount": f"\n\n\n{shared('amount')}".rstrip("\n") if amounts else "",
         "amount_column": AMOUNT_COLUMN if amounts else "",
         "target_value": f"amount(row[TARGET], {facts.amount!r})" if facts.amount else "number(row[TARGET])",
-        "encoding": repr(table.encoding),
+        "encoding": repr(with_mark(table.encoding)),
         "delimiter": repr(table.delimiter),
         "decimal": repr(facts.decimal),
+        "iso": repr(ISO),
         "target": repr(facts.target),
         "task": repr(facts.task),
         "columns": _mapping(columns),
@@ -150,6 +152,11 @@ def reader(table: Table | None, *modules: str) -> dict[str, str]:
         "reader_import": other,
         "reader": shared(f"records.{table.form}").rstrip("\n"),
     }
+
+
+def with_mark(encoding: str) -> str:
+    """Return an encoding that reads ``encoding``, and UTF-8 with a byte order mark, which Excel writes into tables."""
+    return "utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding
 
 
 def shared(name: str) -> str:

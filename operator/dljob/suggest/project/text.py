@@ -2,7 +2,7 @@
 
 from dljob.suggest.inspection.columns import MISSING
 from dljob.suggest.inspection.text import TextFacts
-from dljob.suggest.project.render import Source, project_files, reader, scoring
+from dljob.suggest.project.render import Source, project_files, reader, scoring, with_mark
 from dljob.suggest.reading.text import CLASS_FOLDERS, FILE, FOLDER, SUFFIXES, Texts
 from dljob.suggest.recommendation.model import Settings
 
@@ -42,7 +42,7 @@ def text_project(
     readers, modules = (LABELLED, ("hashlib", "math", "re")) if classify else (UNLABELLED, ("hashlib",))
     values = {
         **reader(texts.table, *modules),
-        "encoding": repr(texts.encoding),
+        "encoding": repr(with_mark(texts.encoding)),
         "delimiter": repr(texts.table.delimiter if texts.table else None),
         "missing": "{" + ", ".join(map(repr, sorted(MISSING))) + "}",
         "text": repr(texts.text or None),

@@ -94,7 +94,7 @@ def decoded(path: Path, raw: bytes, encoding: str | None) -> tuple[str, str, tup
     """
     if encoding is not None:
         try:
-            return raw.decode(encoding), encoding, ()
+            return raw.decode("utf-8-sig" if codecs.lookup(encoding).name == "utf-8" else encoding), encoding, ()
         except LookupError:
             raise DataError(
                 f"--encoding: found {encoding!r}; expected an encoding that Python knows, such as utf-8."
@@ -223,7 +223,8 @@ def _rows(
 
 def _header(path: Path, row: Sequence[str], line: int) -> tuple[str, ...]:
     names = tuple(row)
-    if blank := [i for i, name in enumerate(names, 1) if not name.strip()]:
+    # pandas and R write the index of the rows as a first column without a name. inspect_table leaves it out.
+    if blank := [i for i, name in enumerate(names, 1) if not name.strip() and (i > 1 or name or len(names) < 3)]:
         raise DataError(
             f"{path}: line {line}: found no name of column {blank[0]}; expected a name for each column. Add one."
         )

@@ -15,10 +15,12 @@ import yaml
 
 from dljob.cli.entry import main
 from dljob.job.plan.recommendation import parse_job
+from dljob.suggest.inspection.table import TableFacts
 from dljob.suggest.project.render import shared
 from dljob.suggest.recommendation.model import Baseline
 from dljob.suggest.subject import Options, read_subject
 from dljob.suggest.trial import write
+from support.generated_data import CASES, class_files
 from support.projects import analysis, metrics, script, shorten
 
 MAX_LINES = 150
@@ -210,3 +212,33 @@ def test_existing_files_are_never_overwritten(tmp_path: Path, capsys: pytest.Cap
     data = write_table(tmp_path / "data.csv", "regression")
     assert main(["suggest", str(data), "--write", str(tmp_path), "--no-baseline"]) == 2
     assert "not empty" in capsys.readouterr().err
+
+
+def test_a_project_is_not_written_into_its_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Seen before: README.md of the project became a document, and its folder a class, when train.py ran."""
+    data = class_files()(tmp_path / "texts")
+    assert main(["suggest", str(data), "--write", str(data / "project"), "--no-baseline"]) == 2
+    assert "--write: found" in capsys.readouterr().err and not (data / "project").exists()
+
+
+def test_other_tables_may_have_a_byte_order_mark(tmp_path: Path) -> None:
+    """Excel writes it. Seen before: the first column of --test FILE, and of a table for predict.py, was not found."""
+    data = write_table(tmp_path / "data.csv", "regression")
+    other = tmp_path / "other.csv"
+    other.write_text(data.read_text(encoding="utf-8").replace("2024-0", "2023-0"), encoding="utf-8-sig")
+    subject = read_subject(Options(data, test=other))
+    assert isinstance(subject.facts, TableFacts) and subject.facts.test_rows
+    found: dict[str, Any] = {}
+    exec(subject.project(subject.models(None)[0], None)["data.py"], found)
+    assert set(found["records"](other)[0]) == {"id", "size", "city", "since", "target"}
+
+
+def test_times_with_and_without_fractions_are_dates(tmp_path: Path) -> None:
+    """Parquet with milliseconds has such times. Seen before: the column was taken for an identifier, and left out."""
+    (tmp_path / "data").mkdir()
+    data = next(case for case in CASES if case.name.startswith("times with")).write(tmp_path / "data")
+    subject = read_subject(Options(data))
+    found: dict[str, Any] = {}
+    exec(subject.project(subject.models(None)[0], None)["data.py"], found)
+    days = found["numbers"](found["COLUMNS"]["at"], [row["at"] for row in found["records"](data)])
+    assert np.isfinite(days).all() and days[1, 0] - days[0, 0] == pytest.approx(1 + 0.5 / 86400)
