@@ -273,3 +273,106 @@ def test_rank_0_of_a_distributed_script_is_observed(tmp_path: Path) -> None:
     assert (last.parameters, last.samples, last.world_size) == (20 * 64 + 64 + 64 * 2 + 2, 64, 2)
     assert last.flops == pytest.approx(3 * 2 * 64 * (20 * 64 + 64 * 2)) and last.steps == 20 * 16
     assert last.step_s is not None and last.step_s > 0
+
+
+HOOKS = """
+from torch.nn.modules import module as hooks
+from torch.utils._python_dispatch import _get_current_dispatch_mode
+class Watched(nn.Linear):
+    modes = []
+    def forward(self, x):
+        Watched.modes.append(_get_current_dispatch_mode() is not None)
+        return super().forward(x)
+def left():
+    return len(hooks._global_forward_hooks), len(hooks._global_forward_pre_hooks), sum(Watched.modes[-5:])
+"""
+
+
+def test_nothing_remains_after_giving_up(tmp_path: Path) -> None:
+    evaluation = "torch.set_grad_enabled(False); model.eval()(x); model.train(); torch.set_grad_enabled(True)"
+    script = loop(model=HOOKS + "model = Watched(20, 2)", after=evaluation) + "\nprint(left(), any(Watched.modes))"
+    _, ended = observed(tmp_path, script)
+    assert GIVEN_UP in ended.stderr and "(0, 0, 0) True" in ended.stdout
+
+
+def test_no_hook_remains_if_the_script_updates_within_forward_passes(tmp_path: Path) -> None:
+    model = (
+        HOOKS
+        + """
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = Watched(20, 2)
+    def forward(self, x, y):
+        loss = nn.functional.cross_entropy(self.a(x), y)
+        opt.zero_grad(); loss.backward(); opt.step()
+        return torch.zeros((), requires_grad=True)
+model = Model()
+"""
+    )
+    _, ended = observed(tmp_path, loop(model=model, loss="model(x, y)") + "\nprint(left())")
+    assert "updates the model within a forward pass" in ended.stderr and "(0, 0, 0)" in ended.stdout
+
+
+def test_observation_ends_if_the_first_optimizer_is_not_used_again(tmp_path: Path) -> None:
+    """Another optimizer continues, such as in the next stage of the training. It must not be slowed down for long."""
+    model = (
+        HOOKS
+        + """
+import sys, time
+observer = sys.modules["_dljob_observation.observer"]
+observer.LIMIT_S = 0.2
+model = Watched(20, 2)
+"""
+    )
+    after = "opt = torch.optim.SGD(model.parameters(), 0.1) if step == 1 else opt; step < 5 and time.sleep(0.1)"
+    _, ended = observed(tmp_path, loop(model=model, after=after) + "\nprint(left())")
+    assert "was not updated again" in ended.stderr and "(0, 0, 0)" in ended.stdout
+
+
+def test_data_loaders_that_are_forked_from_an_observed_step_are_not_observed(tmp_path: Path) -> None:
+    after = """if step == 2:
+        import os
+        if (child := os.fork()) == 0:
+            model(x)
+            modes = sum(Watched.modes[-1:])
+            os._exit(10 + len(hooks._global_forward_hooks) + modes)
+        print("child", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))"""
+    found, ended = observed(tmp_path, loop(model=HOOKS + "model = Watched(20, 2)", after=after))
+    assert found and "child 10\n" in ended.stdout
+
+
+@pytest.mark.parametrize(
+    "function",
+    ["compiled = torch.compile(torch.sin, backend='aot_eager')", "compiled = None"],
+    ids=["before", "within the observed step"],
+)
+def test_torch_compiles_what_is_first_called_in_an_observed_step(tmp_path: Path, function: str) -> None:
+    """It would otherwise never compile it, because a mode was active then."""
+    model = f"""
+{function}
+class Model(nn.Linear):
+    def forward(self, x):
+        global compiled
+        h = super().forward(x)
+        if step < 2:
+            return h
+        compiled = compiled or torch.compile(torch.sin, backend="aot_eager")
+        return compiled(h)
+model = Model(20, 2)
+"""
+    script = loop(model=model) + "\nfrom torch._dynamo.utils import counters\nprint(counters['stats']['unique_graphs'])"
+    _, ended = observed(tmp_path, script)
+    assert ended.stdout == python(script, None).stdout and ended.stdout.endswith("\n1\n")
+
+
+def test_script_may_use_operators_of_higher_order(tmp_path: Path) -> None:
+    model = """
+class Model(nn.Linear):
+    def forward(self, x):
+        h = super().forward(x)
+        return torch.cond(h.sum() > 0, lambda v: v * 2, lambda v: v * 3, (h,)) if step >= 2 else h
+model = Model(20, 2)
+"""
+    _, ended = observed(tmp_path, loop(model=model))
+    assert ended.stdout == python(loop(model=model), None).stdout

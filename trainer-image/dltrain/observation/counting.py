@@ -19,6 +19,14 @@ def counting_mode(own: Sequence[Any]) -> Any:
     weak: Any = StorageWeakRef
 
     class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
+        supports_higher_order_operators = True
+        """Without this, torch raises an error for operators such as ``torch.cond``. Their own costs are not counted."""
+
+        @classmethod
+        def ignore_compile_internals(cls) -> bool:
+            """Let torch compile what the script first calls while this mode is active. Otherwise, it never would."""
+            return True
+
         def __init__(self) -> None:
             super().__init__()  # type: ignore[no-untyped-call]
             self.work: dict[str, list[float]] = {}

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
+import time
 from typing import Any
 
 from .counting import counting_mode, tensors_in
+
+COMPILED = "the script uses torch.compile"
 
 
 class ObservedStep:
@@ -14,13 +19,21 @@ class ObservedStep:
     The modules that the script calls itself, and not through other modules, are the *outer* ones. While one of them
     runs, a mode of torch sees each operation. It is not active outside of them, so that it never overlaps with a mode
     that the script uses.
+
+    ``limit_s``: seconds after which the next forward pass stops observing, so that a script that never updates the
+    optimizer again is not slowed down for long.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limit_s: float = float("inf")) -> None:
         from torch.nn.modules import module as hooks
 
         self.optimizers: dict[int, Any] = {}
         """The optimizers that were updated since the step began, by id."""
+        self.is_hopeless = False
+        """True if observing another step would fail for the same reason."""
+        self._limit_s = limit_s
+        self._end_s = time.monotonic() + limit_s
+        self._pid = os.getpid()
         self._thread = threading.get_ident()
         self._depth = 0
         self._mode: Any = None
@@ -34,8 +47,9 @@ class ObservedStep:
         self._sample_nbytes: dict[int, int] = {}
         self._trained: set[int] = set()
         self._evaluated: set[int] = set()
-        self._parameters: dict[int, Any] = {}
-        """All parameters of the outer modules, by id."""
+        self._sizes: dict[int, int] = {}
+        """Number of elements of each trained parameter of the outer modules, by its id. The parameters themselves are
+        not stored, because the script may delete them."""
         try:
             after = hooks.register_module_forward_hook(self._leave, with_kwargs=True, always_call=True)
         except TypeError:  # Older releases of torch do not show keyword arguments.
@@ -51,10 +65,13 @@ class ObservedStep:
         if self._mode is not None:
             self._failure = self._failure or "it updates the model within a forward pass"
             return False
+        self._remove()
+        return True
+
+    def _remove(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        return True
 
     def problem(self) -> str | None:
         """Return the reason why this step shows no structure; None if it does."""
@@ -76,9 +93,10 @@ class ObservedStep:
             for group in optimizer.param_groups
             for p in group["params"]
         }
-        trained = sum(p.numel() for p in self._parameters.values() if p.requires_grad)
         return {
-            "parameters": max(1, trained, sum(p.numel() for p in updated.values() if p.requires_grad)),
+            "parameters": max(
+                1, sum(self._sizes.values()), sum(p.numel() for p in updated.values() if p.requires_grad)
+            ),
             "samples": samples,
             "sample_nbytes": self._sample_nbytes[busiest] // samples,
             "flops": self._flops,
@@ -93,15 +111,29 @@ class ObservedStep:
     def _enter(self, module: Any, _: Any) -> None:
         if threading.get_ident() != self._thread:
             return
+        if self._mode is None and (self._ended or os.getpid() != self._pid):
+            self._remove()  # The hooks were left by ``end``, or this is a fork of the rank, such as a data loader.
+            return
         self._depth += 1
         if self._depth == 1 and self._failure is None and not self._ended:
+            if is_compiled():
+                self._stop(COMPILED)
+                return
+            if time.monotonic() > self._end_s:
+                self._stop(f"the optimizer was not updated again within {self._limit_s:.0f} s")
+                return
             try:
-                self._parameters.update((id(p), p) for p in module.parameters())
+                self._sizes.update((id(p), p.numel()) for p in module.parameters() if p.requires_grad)
                 mode = counting_mode([*module.parameters(), *module.buffers()])
                 mode.__enter__()
                 self._mode = mode
             except Exception as error:  # noqa: BLE001 - the script must continue
                 self._failure = repr(error)
+
+    def _stop(self, reason: str) -> None:
+        self._failure, self.is_hopeless = reason, True
+        self.end()
+        self.optimizers.clear()
 
     def _leave(self, module: Any, args: Any, *rest: Any) -> None:
         """Count the call of an outer module, also if it raised an error. ``rest``: keyword arguments and result."""
@@ -158,3 +190,15 @@ def _slots(optimizers: Any) -> int:
             alike = [value for value in state.values() if getattr(value, "shape", None) == parameter.shape]
             return min(2, len(alike))
     return 0
+
+
+def is_compiled() -> bool:
+    """Return True if the script has called torch.compile.
+
+    Modes and hooks would make torch compile again what it has compiled, and torch never compiles a function that is
+    first called while a mode is active.
+    """
+    utils, frames = sys.modules.get("torch._dynamo.utils"), sys.modules.get("torch._dynamo.eval_frame")
+    if utils is not None and utils.counters["stats"]["unique_graphs"]:
+        return True
+    return any(backend is not None for backend in dict(getattr(frames, "cached_backends", {})).values())

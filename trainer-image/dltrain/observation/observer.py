@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from statistics import median
 from typing import Any
 
-from .observed_step import ObservedStep
+from .observed_step import COMPILED, ObservedStep, is_compiled
 
 OBSERVE_ENV, SOCKET_ENV = "DLTRAIN_OBSERVE", "DLTRAIN_SOCKET"
 """Variables that the agent sets for the observed rank, as in ``protocol.rank_variables``."""
@@ -39,6 +39,8 @@ INTERVAL_S = 10.0
 """Minimum seconds between two messages with step times."""
 SEND_S = 1.0
 """Maximum seconds for which a message may delay the script."""
+LIMIT_S = 30.0
+"""Seconds for which a step is observed, if the step before did not last a third of it or more."""
 _OPTIMIZERS = "torch.optim.optimizer"
 
 _started = False
@@ -119,17 +121,26 @@ class Observer:
             self._give_up("this release of torch has no hooks for optimizers (%r)" % (error,))  # noqa: UP031
 
     def _after_update(self, optimizer: Any, *_: Any) -> None:
-        if self._off or os.getpid() != self._pid:  # A fork is not the rank.
+        if os.getpid() != self._pid:  # A fork is not the rank.
+            return
+        if self._off:
+            self._ending = [step for step in self._ending if not step.end()]
             return
         try:
             self._updated(optimizer, time.monotonic())
         except Exception as error:  # noqa: BLE001 - the script must continue
             self._give_up(repr(error))
 
+    # If the script compiles the update, torch.compile must not trace the hook.
+    _after_update._torchdynamo_disable = True  # type: ignore[attr-defined]
+
     def _updated(self, optimizer: Any, now_s: float) -> None:
         if self._main is None:
             self._main = id(optimizer)
         if self._step is not None:
+            if self._step.is_hopeless:
+                self._give_up(self._step.problem() or "")
+                return
             self._step.optimizers[id(optimizer)] = optimizer
         if id(optimizer) != self._main:
             return
@@ -140,15 +151,17 @@ class Observer:
             if not observed.end():
                 self._ending.append(observed)
             self._take(observed)
+            if self._off:
+                return
         elif self._last_s is not None:
             self._times.append(now_s - self._last_s)
         self._last_s = time.monotonic()
         if self._found is None and self._steps >= WARM_UP:
-            if _compiled():
-                self._give_up("the script uses torch.compile")
+            if is_compiled():
+                self._give_up(COMPILED)
                 return
             self._tries += 1
-            self._step = ObservedStep()
+            self._step = ObservedStep(max(LIMIT_S, 3 * max(self._times, default=0.0)))
         elif now_s >= self._send_at_s or len(self._times) == FIRST_TIMES:
             self._send()
 
@@ -185,20 +198,14 @@ class Observer:
 
     def _give_up(self, reason: str) -> None:
         step, self._step = self._step, None
-        if step is not None:
-            step.end()
+        if step is not None and not step.end():
+            self._ending.append(step)
         self._off, self._found = True, None
         self._say("did not observe the structure of this script: %s. The script is not affected" % reason)  # noqa: UP031
 
     def _say(self, text: str) -> None:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             print("dljob: " + text, file=sys.stderr, flush=True)  # noqa: T201
-
-
-def _compiled() -> bool:
-    """Return True if torch has compiled a part of the script, which modes and hooks would make it compile again."""
-    utils = sys.modules.get("torch._dynamo.utils")
-    return bool(utils is not None and utils.counters["stats"]["unique_graphs"])
 
 
 def _number(environ: Mapping[str, str], *names: str, default: int) -> int:

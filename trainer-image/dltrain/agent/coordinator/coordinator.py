@@ -118,11 +118,13 @@ class Coordinator:
         grace_s = self.job.plan.grace_s
         deadline_s = time.monotonic() + grace_s - STORE_MARGIN_S
         await self._stop_attempt(max(1.0, grace_s - LEAVE_MARGIN_S))
-        if self.job.ledger.phase not in TERMINAL:
-            if self.job.outputs:  # The operator may have ended the job. Its pods, and their logs, are then deleted.
-                await self.job.store_outputs(RunPhase.STOPPED, within_s=max(0.5, deadline_s - time.monotonic()))
-            await self.job.account.write(RunPhase.STOPPED, time.time())
-        self.publish_stop()
+        try:
+            if self.job.ledger.phase not in TERMINAL:
+                if self.job.outputs:  # The operator may have ended the job. Its pods, and their logs, are then deleted.
+                    await self.job.store_outputs(RunPhase.STOPPED, within_s=max(0.5, deadline_s - time.monotonic()))
+                await self.job.account.write(RunPhase.STOPPED, time.time())
+        finally:
+            self.publish_stop()  # Also if the run report cannot be rendered.
 
     def publish_stop(self) -> None:
         """Publish the phase Stopped, or the present phase if the job has succeeded or failed."""
