@@ -56,7 +56,7 @@ PROBE_STEPS = 5
 MIN_BUSY = 0.2
 """Minimum part of a step in which a rank computes, so that its power says something about computing."""
 MAX_PROFILES = 256
-"""Maximum number of profiles in one namespace. The profiles beyond it that were updated least recently are deleted."""
+"""Maximum number of profiles in one namespace, and of those with structures of scripts. The others are deleted."""
 LIFE = timedelta(days=180)
 MANAGED_LABEL, MANAGER = "app.kubernetes.io/managed-by", "dljob"
 
@@ -88,15 +88,17 @@ def expired(profiles: Iterable[Mapping[str, Any]], now: datetime) -> Iterator[st
     """Yield the names of the DLProfiles to delete, because they are too old or too many.
 
     A profile is too old if it was not updated for ``LIFE``. Of the profiles for one namespace, and of those that all
-    namespaces share, only the ``MAX_PROFILES`` newest remain. Profiles that the operator did not create never expire,
-    because they belong to an administrator.
+    namespaces share, only the ``MAX_PROFILES`` newest remain. Profiles with the structure of a script are counted
+    apart: every command has one, so that a search over a script's arguments would displace all measurements. Profiles
+    that the operator did not create never expire, because they belong to an administrator.
     """
-    found: dict[str, list[tuple[datetime, str]]] = {}
+    found: dict[tuple[str, bool], list[tuple[datetime, str]]] = {}
     for profile in profiles:
         meta, spec, status = profile["metadata"], profile["spec"], profile.get("status") or {}
         if (meta.get("labels") or {}).get(MANAGED_LABEL) == MANAGER:
             updated = datetime.fromisoformat(status.get("updated") or meta["creationTimestamp"])
-            found.setdefault(spec.get("namespace") or "", []).append((updated, meta["name"]))
+            kind = (spec.get("namespace") or "", "structure" in status)
+            found.setdefault(kind, []).append((updated, meta["name"]))
     for listed in found.values():
         listed.sort(reverse=True)
         for i, (updated, name) in enumerate(listed):

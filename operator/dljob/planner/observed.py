@@ -7,6 +7,7 @@ and each rank is assumed to take as many samples as the observed one: the step t
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from math import isfinite
 
 from dljob.calibrate.learned import Learned, LearnedPoint
 from dljob.cluster import ClusterView
@@ -144,6 +145,29 @@ def with_assumed_memory(request: Request, decision: Decision, view: ClusterView)
     candidates = tuple(choice if each == decision.chosen else each for each in decision.candidates)
     trade_offs = tuple(choice if each == decision.chosen else each for each in decision.trade_offs)
     return replace(decision, chosen=choice, candidates=candidates, trade_offs=trade_offs)
+
+
+def is_finite(prediction: Prediction) -> bool:
+    """Return True if the times and the throughput of a prediction are finite, and so are known energy and cost."""
+    found = (
+        prediction.step_s,
+        prediction.step_p90_s,
+        prediction.total_s,
+        prediction.total_p90_s,
+        prediction.samples_per_s,
+        prediction.energy_J or 0.0,
+        prediction.cost_usd or 0.0,
+        prediction.carbon_g or 0.0,
+    )
+    return all(map(isfinite, found))
+
+
+def with_absurd_structure(decision: Decision | Infeasible) -> Decision | Infeasible:
+    """Return a decision with a warning that its script's observed structure cannot be used."""
+    if isinstance(decision, Infeasible):
+        return decision
+    text = "no time is predicted from the script's observed structure, because its figures are impossible"
+    return replace(decision, warning="; ".join(filter(None, (decision.warning, text))))
 
 
 def _at(request: Request, places: list[FixedChoice], batch: int) -> Request:

@@ -5,6 +5,7 @@ combinations of options approximately, evaluates the most promising ones exactly
 """
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import product
 
@@ -40,7 +41,14 @@ from dljob.planner.explanation.explain import (
 from dljob.planner.explanation.infeasible import no_such_device, nothing_fits, too_few
 from dljob.planner.explanation.recomputation import recomputation_reason
 from dljob.planner.explanation.storage import prices, too_little_storage
-from dljob.planner.observed import described, predicted, with_assumed_memory, with_measured_step
+from dljob.planner.observed import (
+    described,
+    is_finite,
+    predicted,
+    with_absurd_structure,
+    with_assumed_memory,
+    with_measured_step,
+)
 from dljob.planner.placement import in_best_domain
 from dljob.planner.search import model_split, objective, probing, strategy_search, unsupported
 from dljob.planner.search.enumeration import Search
@@ -70,8 +78,24 @@ def plan(request: Request, view: ClusterView, learned: Constants) -> Decision | 
         return wrong
     request = described(request, learned)
     if request.structure is None:
-        decision = plan_unpredicted(request, view) if request.missing else _plan_described(request, view, learned)
-        return replace(decision, missing=request.missing) if isinstance(decision, Decision) else decision
+        return _plan_stated(request, view, learned)
+    with suppress(ArithmeticError, AssertionError, LookupError, ValueError):
+        found = _plan_observed(request, view, learned)
+        if isinstance(found, Infeasible) or is_finite(found.chosen.prediction):
+            return found
+    # The script itself reports its structure. Figures that no script can have must not keep its jobs from running.
+    unknown = replace(request, structure=None, missing=("model", *request.missing))
+    return with_absurd_structure(_plan_stated(unknown, view, learned))
+
+
+def _plan_stated(request: Request, view: ClusterView, learned: Constants) -> Decision | Infeasible:
+    """Return the best plan for a request without an observed structure."""
+    decision = plan_unpredicted(request, view) if request.missing else _plan_described(request, view, learned)
+    return replace(decision, missing=request.missing) if isinstance(decision, Decision) else decision
+
+
+def _plan_observed(request: Request, view: ClusterView, learned: Constants) -> Decision | Infeasible:
+    """Return the best plan for a request with an observed structure."""
 
     def plan_known(asked: Request, known: Constants) -> Decision | Infeasible:
         return _plan_described(asked, view, known)

@@ -266,7 +266,7 @@ def _roll(
         )
         draft.requeue_in(RECHECK_S)
         return
-    target = fence(parsed, draft, spec, failure_conditions.carried(parsed, target), now)
+    target = fence(parsed, draft, failure_conditions.carried(parsed, target), now)
     bring_up(draft, observed, spec, target, config)
     draft.verdicts.append(silent_agent.explained(parsed, draft, run.running(parsed, target), target, now))
     if end := run.deadline(parsed, now):

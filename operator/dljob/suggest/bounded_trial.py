@@ -46,13 +46,12 @@ def bounded(
                 "the baseline ended its container, probably for lack of memory. Set spec.resources.memory to more than "
                 "before"
             )
-        left_nbytes = memory_left(cgroup)
-        if left_nbytes < MIN_NBYTES:
-            raise TrialError(
-                f"the data leaves {max(left_nbytes, 0) >> 20} MiB of the pod's memory for the baseline; expected at "
-                f"least {MIN_NBYTES >> 20} MiB. Raise spec.resources.memory"
-            )
         try:
+            if (left_nbytes := memory_left(cgroup)) < MIN_NBYTES:
+                raise TrialError(
+                    f"the data leaves {max(left_nbytes, 0) >> 20} MiB of the pod's memory for the baseline; expected "
+                    f"at least {MIN_NBYTES >> 20} MiB. Raise spec.resources.memory"
+                )
             if marker is not None:
                 marker.touch()
             try:

@@ -180,10 +180,11 @@ def test_logs_are_unpacked_by_rank() -> None:
         ({"attempt": b"2.3", "earlier-attempts.json": b'{"rank-1.log.gz": "1.1"}'}, {0: "2.3", 1: "1.1"}),
         ({"attempt": b"2.3", "earlier-attempts.json": b"{"}, {0: "2.3", 1: "2.3"}),
         ({"attempt": b"2.3", "earlier-attempts.json": b"[]"}, {}),
+        ({"attempt": b"2.3", "earlier-attempts.json": b'{"rank-1.log.gz": 1.1}'}, {0: "2.3"}),
         ({"attempt": b"\x1b[2J"}, {}),
         ({}, {}),
     ],
-    ids=["one attempt", "two attempts", "cut", "a list", "control characters", "an older image"],
+    ids=["one attempt", "two attempts", "cut", "a list", "a number", "control characters", "an older image"],
 )
 def test_attempt_of_each_rank_is_read(files: dict[str, bytes], expected: dict[int, str]) -> None:
     """Pods without a coordinator store only the output of their own ranks, beside that of earlier attempts."""

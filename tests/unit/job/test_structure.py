@@ -79,6 +79,7 @@ def test_time_of_another_place_is_not_stored(change: Json, more: Json, expected:
 
 def test_absurd_or_superfluous_structures_are_not_stored() -> None:
     assert measurements(SEEN.model_copy(update={"flops": 1e20})) is None
+    assert measurements(SEEN.model_copy(update={"flops": 5e-324, "samples": 10**9})) is None, "0 for each sample"
     described = SPEC | {"model": {"hints": {"parameters": 1000, "flopsPerSample": 6000}}}
     assert measurements(TIMED, spec=described) is None, "the spec has a model"
 

@@ -150,3 +150,27 @@ def test_text_names_the_costs_and_the_measured_step() -> None:
         "observed in an earlier run: 200,000 parameters, 6e+07 operations per sample, 32 samples per rank and step"
     )
     assert text_of(replace(SEEN, step_s=0.05)).endswith(", 50ms per step on 2 ranks on 2 x cpu")
+
+
+@pytest.mark.parametrize(
+    "absurd",
+    [
+        {"flops": 1.0, "step_s": 5e-324},
+        {"flops": 1e9, "batch": 10**9, "step_s": 1e9, "work": (Work("product", 1, 1e18, 1e18), Work("x", 1, 1, 0))},
+        {"flops": 1e18, "activation_nbytes": 1e18, "sample_nbytes": 10**15, "parameters": 10**15, "batch": 10**9},
+    ],
+)
+@pytest.mark.parametrize("missing", [MISSING, MISSING[:2]])
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_absurd_structure_does_not_keep_a_job_from_running(absurd: dict[str, object], missing: tuple[str, ...]) -> None:
+    """The script reports its structure, and the profile keeps it: no later job with the script could be planned."""
+    asked = SCRIPT if missing == MISSING else replace(SCRIPT, global_batch=64, total_steps=1000, missing=missing)
+    found, without = decided(asked, CPUS, known(**absurd)), decided(asked, CPUS)
+    assert shape_of(found)[0][:2] == shape_of(without)[0][:2]
+
+
+def test_layers_have_all_parameters() -> None:
+    works = tuple(Work(kind, 1, 1e6, 1e3) for kind in ("convolution", "product", "convolution", "other"))
+    for parameters in (1, 2, 3, 1000, 10**15):
+        layers = observed(replace(SEEN, parameters=parameters, work=works)).layers
+        assert sum(layer.parameters for layer in layers) == parameters

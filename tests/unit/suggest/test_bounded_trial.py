@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from dljob.suggest import bounded_trial
 from dljob.suggest.bounded_trial import MIN_NBYTES, RESERVE_NBYTES, bounded, memory_left
 from dljob.suggest.recommendation.model import Baseline
 from dljob.suggest.subject import Options, Subject, read_subject
@@ -92,3 +93,17 @@ def test_the_limit_of_cgroup_v1_is_read_too_and_no_limit_is_that_of_the_machine(
     (tmp_path / "memory").mkdir()
     (tmp_path / "memory" / "memory.limit_in_bytes").write_text("1048576\n")
     assert memory_left(tmp_path) < 2**20 < free_nbytes
+
+
+@pytest.mark.parametrize("error", [KeyError("MemAvailable"), PermissionError("/sys/fs/cgroup/memory.max")])
+def test_unknown_memory_does_not_fail_the_look_pod(
+    subject: Subject, cgroup: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Sandboxes of a RuntimeClass do not have all files of Linux."""
+
+    def unknown(folder: Path) -> int:
+        raise error
+
+    monkeypatch.setattr(bounded_trial, "memory_left", unknown)
+    with pytest.raises(TrialError, match=type(error).__name__):
+        judged(subject, cgroup, "")()

@@ -137,7 +137,7 @@ def attempts_of(body: Mapping[str, Any]) -> dict[int, str]:
     if not isinstance(earlier, dict):
         return {}
     named = {rank: earlier.get(name, newest) for rank, name in _ranks(data).items()}
-    return {rank: name for rank, name in named.items() if re.fullmatch(r"\d+\.\d+", str(name))}
+    return {rank: name for rank, name in named.items() if isinstance(name, str) and re.fullmatch(r"\d+\.\d+", name)}
 
 
 def _ranks(names: Iterable[str]) -> dict[int, str]:

@@ -22,6 +22,8 @@ def observed_structure(spec: DLJobSpec, report: Report, accepted: StoredPlan) ->
     seen = report.structure
     if seen is None or "model" not in spec.missing or max(seen.flops, seen.activation_nbytes) > MAX_PER_SAMPLE:
         return None
+    if seen.flops < seen.samples:  # With less than one operation per sample, the quotient may even be 0.
+        return None
     group, whole = accepted.groups[0], report.phase is RunPhase.SUCCEEDED and not any(report.restarts.values())
     alike = len(accepted.groups) == 1 and seen.world_size == len(accepted.plan.ranks) and not report.mismatches
     stopped = report.outcome is not None and report.outcome.stopped is not None

@@ -78,10 +78,13 @@ def observed(structure: Structure) -> Workload:
         return same
     scale = min(1.0, MAX_LAYERS / total)
     layers: list[Layer] = []
+    held = weighed = 0  # Rounded so that the sum is right, also for scripts with few parameters.
     for work in structure.work:
         n = max(1, round(scale * work.count))
         holds = work.kind in ("convolution", "product")
-        parameters = round(structure.parameters * work.count / weighted) if holds else 0
+        weighed += work.count * holds
+        parameters = structure.parameters * weighed // weighted - held if holds else 0
+        held += parameters
         forward, moved = work.forward_FLOPs / n, work.moved_nbytes / REAL_NBYTES / n
         layers += [
             Layer(

@@ -7,9 +7,12 @@ plan with the new term before it deletes a pod. The operator also deletes such p
 job would wait until the lost node returns.
 """
 
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 
-from dljob.api import DLJobSpec
+from pydantic import ValidationError
+
+from dljob.api.spec.pods import RunPolicy
 from dljob.job.plan.stored import StoredPlan
 from dljob.reconcile.desired import Draft, Target
 from dljob.reconcile.parsed import ParsedJob
@@ -31,26 +34,25 @@ def stop(parsed: ParsedJob, draft: Draft, now: datetime, *, over: bool = False) 
 def fence_without_spec(parsed: ParsedJob, draft: Draft, now: datetime, *, over: bool = False) -> None:
     """Add to the draft the deletion of overdue pods, and the plan with its higher term, but no other objects.
 
-    The pods may be of a job whose spec is not valid, for example because a later release has stricter rules. The spec
-    of the plan then says when they are overdue. ``over``: as in ``stop``.
+    The pods may be of a job whose spec is not valid, for example because a later release has stricter rules, which the
+    spec in the plan then breaks too. ``over``: as in ``stop``.
     """
     accepted = parsed.accepted
-    spec = parsed.spec or (accepted.accepted_spec() if accepted is not None else None)
-    if spec is None or accepted is None:
+    if accepted is None:
         return
-    fenced = fence(parsed, draft, spec, accepted, now)
+    fenced = fence(parsed, draft, accepted, now)
     if fenced is not accepted and not over:
         draft.objects.append(plan_config_map(parsed.observed.job, fenced))
 
 
-def fence(parsed: ParsedJob, draft: Draft, spec: DLJobSpec, accepted: StoredPlan, now: datetime) -> StoredPlan:
+def fence(parsed: ParsedJob, draft: Draft, accepted: StoredPlan, now: datetime) -> StoredPlan:
     """Add the deletion of overdue pods to the draft. Return the plan, with its term increased if any pod is overdue.
 
     A pod is overdue if its node has been lost for ``nodeLostSeconds``. Agents reject other agents with a lower term, so
     the agent of a deleted pod cannot take part again if its node returns. If pods on lost nodes are not overdue yet,
     requeue the job for the time when they will be.
     """
-    lost_s, nodes = spec.run_policy.node_lost_seconds, parsed.observed.lost_nodes
+    lost_s, nodes = _lost_s(parsed), parsed.observed.lost_nodes
     overdue = []
     for pod in parsed.observed.pods:
         if pod.node is None or pod.node not in nodes or pod.fenced:
@@ -64,3 +66,16 @@ def fence(parsed: ParsedJob, draft: Draft, spec: DLJobSpec, accepted: StoredPlan
         return accepted
     draft.deletes.extend(Target("Pod", pod.name, pod.uid, force=True) for pod in overdue)
     return accepted.with_term(accepted.plan.term + 1)
+
+
+def _lost_s(parsed: ParsedJob) -> int:
+    """Return ``nodeLostSeconds`` of a job, also if other fields of its spec are invalid. If it is, use the default."""
+    if parsed.spec is not None:
+        return parsed.spec.run_policy.node_lost_seconds
+    stated = parsed.observed.job.spec.get("runPolicy")
+    if not isinstance(stated, Mapping) or "nodeLostSeconds" not in stated:
+        return RunPolicy().node_lost_seconds
+    try:
+        return RunPolicy.model_validate({"nodeLostSeconds": stated["nodeLostSeconds"]}).node_lost_seconds
+    except ValidationError:
+        return RunPolicy().node_lost_seconds

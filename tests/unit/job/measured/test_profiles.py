@@ -60,6 +60,15 @@ def test_old_and_surplus_profiles_expire() -> None:
     }
 
 
+def test_structures_of_scripts_displace_no_measurements() -> None:
+    """A sweep over a script's arguments stores a structure for each command."""
+    measured = [profile(f"p{i}", "a", days=30) for i in range(9)]
+    sweep = [profile(f"s{i}", "a", days=1) for i in range(MAX_PROFILES + 5)]
+    sweep = [each | {"status": each["status"] | {"structure": {"parameters": 5}}} for each in sweep]
+    gone = set(expired([*measured, *sweep], NOW))
+    assert len(gone) == 5 and all(name.startswith("s") for name in gone)
+
+
 @pytest.mark.parametrize("image", ["example.invalid/mine:1", "example.invalid/mine:2"])
 def test_another_image_has_profiles_of_its_own(image: str) -> None:
     """Seen before: any image under the name of a built-in model taught the profile of that model."""

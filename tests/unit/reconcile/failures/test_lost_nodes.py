@@ -1,5 +1,6 @@
 """Tests of fencing: pods on lost nodes are deleted by force, after the term was raised."""
 
+import json
 from dataclasses import replace
 from datetime import timedelta
 
@@ -8,6 +9,7 @@ import pytest
 from dlcontract import RunPhase
 from dljob.api import Phase
 from dljob.job.observed import Observed
+from dljob.job.plan.stored import OPERATOR_KEY
 from dljob.reconcile import Target
 from support.builders import DIGITS, NOW, Json, after, changed, plan_of, report, settled
 from support.job_lifecycle import DOWN, OUTCOME, condition_of, status, step, training
@@ -71,6 +73,27 @@ class TestLostNodes:
         assert desired.deletes == (Target("Pod", "digits-cpu-1", "uid-digits-cpu-1", force=True),)
         assert plan_of(after(observed, desired)).plan.term == (1 if ended else 2)
         assert desired.scales == (DOWN if ended else ())
+
+    @pytest.mark.parametrize(("seconds_ago", "fenced"), [(39, False), (40, True)])
+    def test_spec_that_a_new_release_refuses_still_says_when_pods_are_overdue(
+        self, seconds_ago: float, *, fenced: bool
+    ) -> None:
+        """The stricter rule of the release refuses the spec in the plan too, which lacks nodeLostSeconds anyhow."""
+        observed = changed(self.lost(seconds_ago), epochs=-1)
+        assert observed.plan is not None
+        mine = json.loads(observed.plan[OPERATOR_KEY])
+        mine["spec"]["epochs"] = -1
+        observed = replace(observed, plan={**observed.plan, OPERATOR_KEY: json.dumps(mine)})
+        assert plan_of(observed).accepted_spec() is None
+        desired = step(observed)
+        assert bool(desired.deletes) == fenced
+        assert desired.requeue_after_s == (None if fenced else 1)
+
+    @pytest.mark.parametrize("policy", [None, [], {"nodeLostSeconds": "soon"}, {"nodeLostSeconds": -1}])
+    def test_invalid_node_lost_seconds_count_as_the_default(self, policy: object) -> None:
+        observed = changed(self.lost(59), runPolicy=policy, epochs=-1)
+        assert step(observed).deletes == ()
+        assert step(changed(self.lost(60), runPolicy=policy, epochs=-1)).deletes
 
     def test_reports_of_a_fenced_coordinator_are_ignored(self) -> None:
         observed = self.lost(40)

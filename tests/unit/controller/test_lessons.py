@@ -1,0 +1,54 @@
+"""Tests of the writes to profiles: the structure of a running script is written once, not with each report."""
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+from dlcontract import RunPhase, Structure
+from dljob.controller.lessons import Lessons
+from dljob.job.observed import Observed
+from support.builders import NOW, Json, report
+from support.job_lifecycle import done, started, step
+
+SPEC: Json = {
+    "trainer": {"command": ["torchrun", "train.py"], "framework": "Torchrun", "image": "registry.example/mine:1"},
+    "nodes": {"min": 2},
+    "resources": {"memory": "1Gi"},
+}
+
+
+class Profiles:
+    """Records the structures that are written to profiles."""
+
+    def __init__(self) -> None:
+        self.parameters: list[int] = []
+
+    async def update_profiles(self, found: Any, namespace: str | None, now: object) -> None:
+        assert namespace == "team-a", "what a script says about itself is its owner's"
+        self.parameters.append(found.structure.parameters)
+
+
+def seen_structure(parameters: int) -> Structure:
+    return Structure(parameters=parameters, samples=32, flops=1e6, step_s=0.02, world_size=2)
+
+
+def test_structure_of_a_running_script_is_written_once_and_at_its_end() -> None:
+    """Each change of a profile makes the operator plan all waiting jobs again."""
+    profiles = Profiles()
+    kube: Any = profiles
+    lessons = Lessons(kube, lambda: NOW, shared=True)
+
+    async def learn(observed: Observed) -> None:
+        assert await lessons.learn(observed.job, step(observed).measurements) is None
+
+    async def run() -> None:
+        for steps in range(3):
+            for name, parameters in (("small", 10), ("large", 20)):  # Only their environments differ.
+                observed = started(SPEC, name=name)
+                shown = report(observed, step=steps, structure=seen_structure(parameters + steps))
+                await learn(replace(observed, report=shown))
+        assert profiles.parameters == [10, 20]
+        await learn(done(RunPhase.SUCCEEDED, SPEC, structure=seen_structure(30)))
+
+    asyncio.run(run())
+    assert profiles.parameters == [10, 20, 30]
