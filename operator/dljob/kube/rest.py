@@ -118,10 +118,18 @@ class Api:
         return await self._call("list", "GET", kind, kind.path(namespace), params=params)
 
     async def watch(
-        self, kind: Kind, namespace: str | None, selector: str, version: str, seconds: int, silence_s: float
+        self,
+        kind: Kind,
+        namespace: str | None,
+        selector: str,
+        version: str,
+        seconds: int,
+        silence_s: float,
+        name: str = "",
     ) -> AsyncIterator[bytes]:
         """Yield the events of a watch after the resourceVersion ``version`` as lines of JSON.
 
+        ``selector``: label selector; empty: all objects. ``name``: watch only the object of this name; empty: all.
         The iteration ends when the API server ends the stream, which it does after ``seconds``. It also ends if the
         stream breaks, or if nothing arrives for ``silence_s`` seconds. Raise ApiError if the API server rejects the
         request or does not answer it.
@@ -129,6 +137,7 @@ class Api:
         params = {
             "watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version, "timeoutSeconds": str(seconds),
         } | ({"labelSelector": selector} if selector else {})  # fmt: skip
+        params |= {"fieldSelector": f"metadata.name={name}"} if name else {}
         path, began = kind.path(namespace), monotonic()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CALL_LIMIT_S, sock_read=silence_s)
         opened = False
@@ -213,10 +222,17 @@ class Api:
         )
 
     async def merge(
-        self, kind: Kind, namespace: str | None, name: str, patch: Mapping[str, Any], subresource: str = ""
+        self,
+        kind: Kind,
+        namespace: str | None,
+        name: str,
+        patch: Mapping[str, Any],
+        subresource: str = "",
+        *,
+        owner: str = FIELD_OWNER,
     ) -> Body:
         path = kind.path(namespace, name, subresource)
-        params = {"fieldManager": FIELD_OWNER}
+        params = {"fieldManager": owner}
         return await self._call(
             "patch", "PATCH", kind, path, body=patch, params=params, content="application/merge-patch+json"
         )

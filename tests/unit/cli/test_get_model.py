@@ -19,10 +19,9 @@ from aiohttp import web
 
 from dlcontract import CHECKPOINT_DIR
 from dljob.cli import entry, remote
-from dljob.cli.commands import model
-from dljob.cli.errors import BadInputError
-from dljob.cli.pods import reader_pod
-from dljob.cli.pods.pod_exec import ExecError
+from dljob.client import model_copy, reader_pod
+from dljob.client.errors import BadInputError
+from dljob.client.pod_exec import ExecError
 from dljob.kube import Api
 from support.manifests.schema_validation import assert_valid
 
@@ -307,8 +306,8 @@ def test_paths_that_leave_the_folder_are_left_out(tmp_path: Path) -> None:
     async def parts(data: bytes) -> AsyncIterator[bytes]:
         yield data
 
-    assert asyncio.run(model.receive(parts(buffer.getvalue()), tmp_path / "new")) == ["b", "inside/a"]
+    assert asyncio.run(model_copy.receive(parts(buffer.getvalue()), tmp_path / "new")) == ["b", "inside/a"]
     assert names(tmp_path) == ["new/b", "new/inside/a"]
     with pytest.raises((ExecError, BadInputError)):
-        asyncio.run(model.receive(parts(b"no archive" * 100), tmp_path / "other"))
+        asyncio.run(model_copy.receive(parts(b"no archive" * 100), tmp_path / "other"))
     assert names(tmp_path) == ["new/b", "new/inside/a"]
