@@ -1,5 +1,6 @@
 """Connect to the API server with the user's credentials, and describe its errors."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -29,10 +30,16 @@ def connection(kubeconfig: str | None = None, context: str | None = None) -> Any
 @asynccontextmanager
 async def opened(connection: Any) -> AsyncIterator[Any]:
     """Open a session of a connection, and yield a client of type ``dljob.kube.Api``."""
+    from dljob.controller.connection import keep_token_fresh
     from dljob.kube import Api
 
     async with connection.session() as session:
-        yield Api(session, connection.server)
+        renewal = asyncio.ensure_future(keep_token_fresh(session)) if connection.in_pod else None
+        try:
+            yield Api(session, connection.server)
+        finally:
+            if renewal is not None:
+                renewal.cancel()
 
 
 def missing_package(error: ImportError) -> BadInputError:

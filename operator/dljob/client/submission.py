@@ -5,7 +5,7 @@ from typing import Any
 
 from dljob.client import files, update_check
 from dljob.client.access import FIELD_OWNER
-from dljob.client.errors import BadInputError
+from dljob.client.errors import BadInputError, RefusedChangeError
 
 Manifest = Mapping[str, Any]
 
@@ -35,13 +35,13 @@ def with_namespace(manifest: Manifest, namespace: str) -> Manifest:
 async def apply(api: Any, manifest: Manifest) -> Mapping[str, Any]:
     """Apply a valid manifest with a namespace (server-side apply), and return the stored job.
 
-    Raise BadInputError if a job with its name exists and must not be changed to the manifest. Raise ApiError if the API
-    server rejects it.
+    Raise RefusedChangeError if a job with its name exists and must not be changed to the manifest. Raise ApiError if
+    the API server rejects it.
     """
     from dljob.kube.kinds import DLJOB
 
     metadata = manifest["metadata"]
     if problem := await update_check.refusal(api, manifest, metadata["namespace"]):
-        raise BadInputError(f"{metadata['name']}: {problem}")
+        raise RefusedChangeError(str(metadata["name"]), problem)
     stored: Mapping[str, Any] = await api.apply(DLJOB, manifest, owner=FIELD_OWNER, strict=True)
     return stored

@@ -32,6 +32,8 @@ class Connection:
     """Address of the API server, and the credentials for it."""
 
     info: kopf.ConnectionInfo
+    in_pod: bool = False
+    """True if the credentials are those of the pod's service account, whose token Kubernetes replaces."""
 
     @property
     def server(self) -> str:
@@ -81,7 +83,7 @@ def connect(kubeconfig: str | None = None, context: str | None = None) -> Connec
         # The IP address works even if the cluster's DNS is not available yet.
         address = f"[{host}]" if ":" in host else host
         info = replace(info, server=f"https://{address}:{os.environ.get('KUBERNETES_SERVICE_PORT', '443')}")
-    return Connection(info)
+    return Connection(info, in_pod)
 
 
 def _has_credentials(info: kopf.ConnectionInfo) -> bool:

@@ -13,9 +13,12 @@ from dljob.api.base import PATTERNS
 
 REFERENCE = "kubectl explain dljob.spec"
 """Where users find the known fields of a spec."""
-_PROBLEM = re.compile(r"(?P<field>[\w.\[\]-]+): found (?P<found>.*?)(; expected (?P<expected>.*))?", re.DOTALL)
+_PROBLEM = re.compile(r"(?P<field>[\w.\[\]-]+): found (?P<found>.*?); expected (?P<expected>.*)", re.DOTALL)
+_UNEXPECTED = re.compile(r"(?P<field>[\w.\[\]-]+): found (?P<found>[^;]*)(; (?P<expected>.*))?", re.DOTALL)
 _RULE = re.compile(r"(?P<field>[\w.\[\]-]+)(?P<expected>.*) \(found (?P<found>.*)\)", re.DOTALL)
-_OF_SERVER = re.compile(r"(?P<field>[\w.\[\]-]+): Invalid value: (?P<found>\S+?): (?P<expected>.*)", re.DOTALL)
+_OF_SERVER = re.compile(
+    r"(?P<field>[\w.\[\]-]+): (?:Invalid|Unsupported) value: (?P<found>\S+?): (?P<expected>.*)", re.DOTALL
+)
 
 
 @dataclass(frozen=True)
@@ -31,7 +34,7 @@ class Problem:
     @classmethod
     def of(cls, message: str) -> Self:
         """Return the problem that a message describes, in the form of dljob or of the API server."""
-        for form in (_OF_SERVER, _PROBLEM, _RULE):
+        for form in (_OF_SERVER, _PROBLEM, _UNEXPECTED, _RULE):
             if match := form.fullmatch(message):
                 parts = {name: (text or "").strip() for name, text in match.groupdict().items()}
                 return cls(message, **parts)

@@ -35,9 +35,11 @@ Requested = Callable[[str, str, int, float], None]
 class ApiError(Exception):
     """The API server answered with an error, or did not answer (``code`` 0)."""
 
-    def __init__(self, code: int, reason: str, message: str) -> None:
+    def __init__(self, code: int, reason: str, message: str, causes: tuple[str, ...] = ()) -> None:
         super().__init__(f"{code} {reason}: {message}")
         self.code, self.reason, self.message = code, reason, message
+        self.causes = causes
+        """The problems of an invalid object, each as ``field: message``. Empty if the server names none."""
 
     @property
     def not_found(self) -> bool:
@@ -329,7 +331,9 @@ class Api:
                 self._requested(verb, resource, code, monotonic() - began)
                 if code < 300:
                     return answer
-                failure = ApiError(code, answer.get("reason") or "", answer.get("message") or f"{method} {path}")
+                failure = ApiError(
+                    code, answer.get("reason") or "", answer.get("message") or f"{method} {path}", _causes(answer)
+                )
                 if code not in _RETRIED:
                     raise failure
                 wait_s = max(wait_s, min(retry_after_s, MAX_RETRY_AFTER_S))
@@ -368,6 +372,14 @@ class Api:
                 answer if isinstance(answer, dict) else {},
                 float(retry_after) if retry_after.isdigit() else 0.0,
             )
+
+
+def _causes(answer: Body) -> tuple[str, ...]:
+    """Return the causes in the details of an error, as ``field: message``."""
+    details = answer.get("details")
+    causes = details.get("causes") if isinstance(details, dict) else None
+    found = causes if isinstance(causes, list) else []
+    return tuple(f"{each.get('field', '')}: {each.get('message', '')}" for each in found if isinstance(each, dict))
 
 
 async def lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
