@@ -71,10 +71,8 @@ class Client:
 
     def jobs(self) -> list[Job]:
         """Return the jobs of the client's namespace, sorted by name."""
-        from dljob.kube.kinds import DLJOB
-
         namespace = self.namespace
-        bodies = self._session.call(lambda api: api.find(DLJOB, namespace))
+        bodies = self._session.call(lambda api: requests.listed(api, namespace))
         return sorted((Job(self._session, body) for body in bodies), key=lambda job: job.name)
 
     def plan(

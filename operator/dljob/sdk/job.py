@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Generator, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -122,7 +122,8 @@ class Job:
             return found
 
         async def ended(_: Any) -> None:
-            await source.aclose()
+            with suppress(RuntimeError):  # After Ctrl-C, the generator may still handle its cancellation.
+                await source.aclose()
 
         try:
             while True:
@@ -210,9 +211,7 @@ class Job:
 
     def delete(self) -> None:
         """Delete the job and its pods. Do nothing if it no longer exists."""
-        from dljob.kube.kinds import DLJOB
-
-        self._session.call(lambda api: api.delete(DLJOB, self.namespace, self.name, uid=self.uid))
+        self._session.call(lambda api: requests.delete(api, self.namespace, self.name, self.uid))
 
 
 def _status(body: Mapping[str, Any]) -> DLJobStatus:

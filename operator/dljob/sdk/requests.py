@@ -36,6 +36,14 @@ async def found(api: Any, namespace: str, name: str) -> Body:
     return body
 
 
+async def listed(api: Any, namespace: str) -> list[Body]:
+    """Return the jobs of a namespace."""
+    from dljob.kube.kinds import DLJOB
+
+    bodies: list[Body] = await api.find(DLJOB, namespace)
+    return bodies
+
+
 async def read(api: Any, namespace: str, name: str, uid: str) -> Body:
     """Return the job with this uid. Raise JobDeletedError if it no longer exists."""
     try:
@@ -94,6 +102,13 @@ async def change(api: Any, namespace: str, name: str, uid: str, spec: Body) -> N
         if not (error.not_found or error.conflict):
             raise
         raise _deleted(namespace, name) from None
+
+
+async def delete(api: Any, namespace: str, name: str, uid: str) -> None:
+    """Delete the job with this uid. Do nothing if it does not exist."""
+    from dljob.kube.kinds import DLJOB
+
+    await api.delete(DLJOB, namespace, name, uid=uid)
 
 
 async def failure(api: Any, namespace: str, name: str, uid: str, status: DLJobStatus) -> JobFailedError:

@@ -44,7 +44,7 @@ class Session:
 
         try:
             result: T = self._loop.call(work(self._api))
-        except (ApiError, BadInputError, InvalidSpecError) as error:
+        except (ApiError, BadInputError, ValueError) as error:
             raise translated(error) from None
         return result
 
@@ -77,17 +77,26 @@ class Session:
 
             loop = BackgroundLoop("dljob-sdk")
             loop.__enter__()
-            self._loop, self._api = loop, loop.call(self._stack.enter_async_context(access.opened(connection)))
+            try:
+                self._api = loop.call(self._stack.enter_async_context(access.opened(connection)))
+            except (OSError, ValueError) as error:
+                loop.__exit__()
+                what = f"kubeconfig: found unusable certificates or keys ({error}); expected valid ones"
+                raise DLJobError(what) from None
+            self._loop = loop
             atexit.register(self.close)
 
 
 def translated(error: Exception) -> DLJobError:
-    """Return the exception of the SDK for an error of the API server (``ApiError``), or of shared code."""
+    """Return the exception of the SDK for an error of the API server (``ApiError``), or of shared code.
+
+    Shared code raises ValueError for objects on the cluster that it cannot read.
+    """
     if isinstance(error, InvalidSpecError):
         return InvalidJobError(error.problems)
     if isinstance(error, RefusedChangeError):
         return InvalidJobError((Problem.of(error.problem),))
-    if isinstance(error, BadInputError):
+    if isinstance(error, BadInputError | ValueError):
         return DLJobError(str(error))
     from dljob.kube import ApiError
 

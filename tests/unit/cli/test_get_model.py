@@ -23,7 +23,10 @@ from dljob.client import model_copy, reader_pod
 from dljob.client.errors import BadInputError
 from dljob.client.pod_exec import ExecError
 from dljob.kube import Api
+from dljob.kube.background import BackgroundLoop
+from dljob.sdk import Client, DLJobError
 from support.manifests.schema_validation import assert_valid
+from support.servers.threaded_api import kubeconfig
 
 Json = dict[str, Any]
 NAMESPACE, UID = "team-a", "0c8ad8a4"
@@ -293,6 +296,20 @@ def test_image_comes_from_the_operator_if_the_job_names_none(cluster: Cluster, t
     cluster.operator_image = "trainer:3"
     assert get(tmp_path / "model") == 0
     assert cluster.created[0]["spec"]["containers"][0]["image"] == "trainer:3"
+
+
+def test_sdk_copies_the_model(cluster: Cluster, tmp_path: Path) -> None:
+    with BackgroundLoop("api-server") as loop:
+        serving = cluster.serve()
+        url = loop.call(serving.__aenter__())
+        path = tmp_path / "kubeconfig"
+        path.write_text(json.dumps(kubeconfig(url, NAMESPACE)))
+        with Client(kubeconfig=path) as client:
+            paths = client.job("digits").model(tmp_path / "new/model")
+            assert tmp_path / "new/model/model.safetensors" in paths and all(each.is_file() for each in paths)
+            with pytest.raises(DLJobError, match="not empty"):
+                client.job("digits").model(tmp_path / "new/model")
+        loop.call(serving.__aexit__(None, None, None))
 
 
 def test_paths_that_leave_the_folder_are_left_out(tmp_path: Path) -> None:
