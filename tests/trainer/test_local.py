@@ -210,7 +210,7 @@ def test_script_reads_dataset_path_from_environment(tmp_path: Path) -> None:
         (["--model", "mlp", "--collective", "Telepathy"], "collective: found 'Telepathy'; expected Auto, Ring, MPI, "),
         (["nowhere.py"], "script: found nowhere.py; expected a Python file"),
     ],
-    ids=["dataset", "batch", "epochs", "rate", "collective", "script"],
+    ids=["dataset", "no such dataset", "batch", "epochs", "rate", "collective", "script"],
 )
 def test_bad_input_is_reported_in_one_line(arguments: list[str], message: str) -> None:
     ended = local(1, *arguments, fresh=False)

@@ -15,7 +15,6 @@ from typing import Any
 
 import aiohttp
 
-from dljob.app.background import BackgroundLoop
 from dljob.app.health import serve
 from dljob.app.logging import set_up
 from dljob.app.optional_apis import pod_group_api, provisioning_api, until_changed
@@ -33,6 +32,7 @@ from dljob.controller.work_queue import WorkQueue
 from dljob.job.log_fields import log_fields
 from dljob.job.observed import JOB_LABEL
 from dljob.kube import Api, ApiError, Cache, JobKey, Kube, NodeFaults, PlanKeySecret, WarningEvents
+from dljob.kube.background import BackgroundLoop
 from dljob.kube.kinds import DLJOB, PROFILE
 from dljob.kube.leader import Leader, LeaseLostError
 from dljob.kube.objects.cache import utc_now

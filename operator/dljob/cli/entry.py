@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from dljob.cli.commands import model, plan, probe, records, run, serve, suggest, top
-from dljob.cli.errors import BadInputError
+from dljob.client.errors import BadInputError
 
 EXAMPLES = """examples:
   dljob suggest data.csv --write DIR            look at data and write a project that trains a model

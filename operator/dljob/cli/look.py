@@ -18,7 +18,7 @@ from dljob.api.base import duration_s
 from dljob.api.spec import TaskType
 from dljob.cli import remote
 from dljob.cli.commands.suggest import this_machine
-from dljob.cli.errors import BadInputError
+from dljob.client.errors import BadInputError
 from dljob.job.task.suggestion import FILES, SUGGESTION_KEY, Suggestion
 from dljob.suggest.bounded_trial import bounded
 from dljob.suggest.look import Question, look

@@ -8,6 +8,10 @@ for a kubeconfig with an exec plugin.
 import asyncio
 import logging
 import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -19,6 +23,8 @@ log = logging.getLogger("dljob")
 
 TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 REREAD_S = 60.0
+_environment = threading.Lock()
+"""Held while KUBECONFIG has another value, see ``_kubeconfig``."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +32,8 @@ class Connection:
     """Address of the API server, and the credentials for it."""
 
     info: kopf.ConnectionInfo
+    in_pod: bool = False
+    """True if the credentials are those of the pod's service account, whose token Kubernetes replaces."""
 
     @property
     def server(self) -> str:
@@ -40,16 +48,26 @@ class Connection:
         )
 
 
-def connect() -> Connection:
-    """Return the connection for the available credentials. Raise ValueError if there are none, or invalid ones."""
+def connect(kubeconfig: str | None = None, context: str | None = None) -> Connection:
+    """Return the connection for the available credentials. Raise ValueError if there are none, or invalid ones.
+
+    ``kubeconfig``: path of a kubeconfig, or several paths as in KUBECONFIG. ``context``: name of a context in it. If
+    both are None, use the service account in a pod, and elsewhere the current context of the default kubeconfig.
+    """
     settings = kopf.OperatorSettings()
+    in_pod = TOKEN.exists() and kubeconfig is None and context is None
     try:
-        if TOKEN.exists():
+        if in_pod:
             info = kopf.login_with_service_account(settings=settings)
-        else:
+        elif kubeconfig is None and context is None:
             info = kopf.login_with_kubeconfig(settings=settings)
-            if info is not None and not (info.token or info.username or info.certificate_path or info.certificate_data):
+            if info is not None and not _has_credentials(info):
                 info = kopf.login_via_client(logger=log, settings=settings) or info
+        else:
+            with _kubeconfig(kubeconfig, context):
+                info = kopf.login_with_kubeconfig(settings=settings)
+            if info is not None and not _has_credentials(info):
+                info = _via_client(info, kubeconfig, context)
     except (kopf.LoginError, KeyError, TypeError, OSError, yaml.YAMLError) as error:
         what = f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise ValueError(
@@ -61,11 +79,59 @@ def connect() -> Connection:
             "credentials: found none for the API server; expected a pod's service account or a kubeconfig. Set "
             "KUBECONFIG to the path of a kubeconfig"
         )
-    if TOKEN.exists() and (host := os.environ.get("KUBERNETES_SERVICE_HOST")):
+    if in_pod and (host := os.environ.get("KUBERNETES_SERVICE_HOST")):
         # The IP address works even if the cluster's DNS is not available yet.
         address = f"[{host}]" if ":" in host else host
         info = replace(info, server=f"https://{address}:{os.environ.get('KUBERNETES_SERVICE_PORT', '443')}")
-    return Connection(info)
+    return Connection(info, in_pod)
+
+
+def _has_credentials(info: kopf.ConnectionInfo) -> bool:
+    return bool(info.token or info.username or info.certificate_path or info.certificate_data)
+
+
+@contextmanager
+def _kubeconfig(kubeconfig: str | None, context: str | None) -> Iterator[None]:
+    """Let kopf read another kubeconfig or another context, both of which it takes only from KUBECONFIG.
+
+    kopf merges the files in KUBECONFIG, and the first ``current-context`` wins. The variable has its old value again
+    afterwards.
+    """
+    with _environment, tempfile.NamedTemporaryFile("w", suffix=".yaml", encoding="utf-8") as chosen:
+        before = os.environ.get("KUBECONFIG")
+        yaml.safe_dump({} if context is None else {"current-context": context}, chosen)
+        chosen.flush()
+        paths = kubeconfig or before or str(Path.home() / ".kube/config")
+        os.environ["KUBECONFIG"] = os.pathsep.join([chosen.name, paths])
+        try:
+            yield
+        finally:
+            if before is None:
+                del os.environ["KUBECONFIG"]
+            else:
+                os.environ["KUBECONFIG"] = before
+
+
+def _via_client(info: kopf.ConnectionInfo, kubeconfig: str | None, context: str | None) -> kopf.ConnectionInfo:
+    """Return ``info`` with credentials from the plugin that the kubeconfig names, such as that of a cloud provider.
+
+    Return ``info`` unchanged if the package ``kubernetes`` is not installed.
+    """
+    try:
+        from kubernetes.config import ConfigException, new_client_from_config
+    except ImportError:
+        return info
+    try:
+        found = new_client_from_config(kubeconfig, context).configuration
+    except ConfigException as error:
+        raise kopf.LoginError(str(error)) from error
+    header = found.get_api_key_with_prefix("BearerToken") or found.get_api_key_with_prefix("authorization") or ""
+    return replace(
+        info,
+        token=header.rpartition(" ")[2] or None,
+        certificate_path=found.cert_file,
+        private_key_path=found.key_file,
+    )
 
 
 async def keep_token_fresh(*sessions: aiohttp.ClientSession) -> None:

@@ -3,14 +3,61 @@
 import json
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from dljob.api.base import PATTERNS
 
+REFERENCE = "kubectl explain dljob.spec"
+"""Where users find the known fields of a spec."""
+_PROBLEM = re.compile(r"(?P<field>[\w.\[\]-]+): found (?P<found>.*?); expected (?P<expected>.*)", re.DOTALL)
+_UNEXPECTED = re.compile(r"(?P<field>[\w.\[\]-]+): found (?P<found>[^;]*)(; (?P<expected>.*))?", re.DOTALL)
+_RULE = re.compile(r"(?P<field>[\w.\[\]-]+)(?P<expected>.*) \(found (?P<found>.*)\)", re.DOTALL)
+_OF_SERVER = re.compile(
+    r"(?P<field>[\w.\[\]-]+): (?:Invalid|Unsupported) value: (?P<found>\S+?): (?P<expected>.*)", re.DOTALL
+)
 
-def in_words(error: ValidationError, root: str = "spec", reference: str = "kubectl explain dljob.spec") -> str:
+
+@dataclass(frozen=True)
+class Problem:
+    """One reason why a spec is invalid."""
+
+    message: str
+    field: str = ""
+    """Path of the field, such as ``spec.nodes.min``. Empty if the message names none."""
+    found: str = ""
+    expected: str = ""
+
+    @classmethod
+    def of(cls, message: str) -> Self:
+        """Return the problem that a message describes, in the form of dljob or of the API server."""
+        for form in (_OF_SERVER, _PROBLEM, _UNEXPECTED, _RULE):
+            if match := form.fullmatch(message):
+                parts = {name: (text or "").strip() for name, text in match.groupdict().items()}
+                return cls(message, **parts)
+        return cls(message)
+
+    def __str__(self) -> str:
+        return self.message
+
+
+class InvalidSpecError(ValueError):
+    """A manifest whose spec is invalid. The text joins the messages of all problems with semicolons."""
+
+    def __init__(self, problems: tuple[Problem, ...]) -> None:
+        super().__init__("; ".join(problem.message for problem in problems))
+        self.problems = problems
+
+
+def problems_of(error: ValidationError, root: str = "spec") -> tuple[Problem, ...]:
+    """Return all errors of a spec, with the messages of ``in_words``."""
+    return tuple(Problem.of(_in_words(item, root, REFERENCE)) for item in error.errors())
+
+
+def in_words(error: ValidationError, root: str = "spec", reference: str = REFERENCE) -> str:
     """Describe all errors of a spec, such as ``spec.nodes.min: found 0; expected …``, separated by semicolons.
 
     ``root``: name of the validated document. ``reference``: where users find its known fields.

@@ -35,9 +35,11 @@ Requested = Callable[[str, str, int, float], None]
 class ApiError(Exception):
     """The API server answered with an error, or did not answer (``code`` 0)."""
 
-    def __init__(self, code: int, reason: str, message: str) -> None:
+    def __init__(self, code: int, reason: str, message: str, causes: tuple[str, ...] = ()) -> None:
         super().__init__(f"{code} {reason}: {message}")
         self.code, self.reason, self.message = code, reason, message
+        self.causes = causes
+        """The problems of an invalid object, each as ``field: message``. Empty if the server names none."""
 
     @property
     def not_found(self) -> bool:
@@ -118,10 +120,18 @@ class Api:
         return await self._call("list", "GET", kind, kind.path(namespace), params=params)
 
     async def watch(
-        self, kind: Kind, namespace: str | None, selector: str, version: str, seconds: int, silence_s: float
+        self,
+        kind: Kind,
+        namespace: str | None,
+        selector: str,
+        version: str,
+        seconds: int,
+        silence_s: float,
+        name: str = "",
     ) -> AsyncIterator[bytes]:
         """Yield the events of a watch after the resourceVersion ``version`` as lines of JSON.
 
+        ``selector``: label selector; empty: all objects. ``name``: watch only the object of this name; empty: all.
         The iteration ends when the API server ends the stream, which it does after ``seconds``. It also ends if the
         stream breaks, or if nothing arrives for ``silence_s`` seconds. Raise ApiError if the API server rejects the
         request or does not answer it.
@@ -129,6 +139,7 @@ class Api:
         params = {
             "watch": "true", "allowWatchBookmarks": "true", "resourceVersion": version, "timeoutSeconds": str(seconds),
         } | ({"labelSelector": selector} if selector else {})  # fmt: skip
+        params |= {"fieldSelector": f"metadata.name={name}"} if name else {}
         path, began = kind.path(namespace), monotonic()
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CALL_LIMIT_S, sock_read=silence_s)
         opened = False
@@ -213,10 +224,17 @@ class Api:
         )
 
     async def merge(
-        self, kind: Kind, namespace: str | None, name: str, patch: Mapping[str, Any], subresource: str = ""
+        self,
+        kind: Kind,
+        namespace: str | None,
+        name: str,
+        patch: Mapping[str, Any],
+        subresource: str = "",
+        *,
+        owner: str = FIELD_OWNER,
     ) -> Body:
         path = kind.path(namespace, name, subresource)
-        params = {"fieldManager": FIELD_OWNER}
+        params = {"fieldManager": owner}
         return await self._call(
             "patch", "PATCH", kind, path, body=patch, params=params, content="application/merge-patch+json"
         )
@@ -313,7 +331,9 @@ class Api:
                 self._requested(verb, resource, code, monotonic() - began)
                 if code < 300:
                     return answer
-                failure = ApiError(code, answer.get("reason") or "", answer.get("message") or f"{method} {path}")
+                failure = ApiError(
+                    code, answer.get("reason") or "", answer.get("message") or f"{method} {path}", _causes(answer)
+                )
                 if code not in _RETRIED:
                     raise failure
                 wait_s = max(wait_s, min(retry_after_s, MAX_RETRY_AFTER_S))
@@ -352,6 +372,14 @@ class Api:
                 answer if isinstance(answer, dict) else {},
                 float(retry_after) if retry_after.isdigit() else 0.0,
             )
+
+
+def _causes(answer: Body) -> tuple[str, ...]:
+    """Return the causes in the details of an error, as ``field: message``."""
+    details = answer.get("details")
+    causes = details.get("causes") if isinstance(details, dict) else None
+    found = causes if isinstance(causes, list) else []
+    return tuple(f"{each.get('field', '')}: {each.get('message', '')}" for each in found if isinstance(each, dict))
 
 
 async def lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:

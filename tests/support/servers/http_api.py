@@ -29,6 +29,8 @@ class HttpApiServer:
     """Resources whose watches are opened, and then send nothing."""
     unanswered: set[str] = field(default_factory=set)
     """Resources whose watches are not answered at all."""
+    causes: list[Json] = field(default_factory=list)
+    """Causes with which every server-side apply of a DLJob is rejected; empty: it is accepted."""
     bookmarks: bool = True
     url: str = ""
     version: int = 100
@@ -112,13 +114,54 @@ class HttpApiServer:
             found = self.objects.get((parts[0], namespace, parts[1]))
             return web.json_response(found) if found is not None else _error(404)
         body = await request.json()
+        if request.method == "DELETE" or request.content_type == "application/merge-patch+json":
+            return self._changed(request.method, (parts[0], namespace, parts[1]), body)
         key = (parts[0], namespace, body["metadata"]["name"])
+        if parts[0] == DLJOB.plural and request.method == "PATCH":
+            return self._applied(key, body, dry_run="dryRun" in request.query)
         if request.method == "POST" and key in self.objects:
             return _error(409)
         self.version += 1
         meta = {"uid": f"uid-{self.version}", **body["metadata"], "resourceVersion": str(self.version)}
         self.objects[key] = {**body, "metadata": meta}
         return web.json_response(self.objects[key])
+
+    def _changed(self, method: str, key: Key, patch: Json) -> web.Response:
+        """Delete an object, or merge a patch into it, if it exists and has the uid of the request."""
+        found = self.objects.get(key)
+        if found is None:
+            return _error(404)
+        named = (patch.get("preconditions") or patch.get("metadata") or {}).get("uid")
+        if named not in (None, found["metadata"]["uid"]):
+            return _error(409)
+        self.version += 1
+        if method == "DELETE":
+            del self.objects[key]
+            return web.json_response(self._stored(key[0], "DELETED", found))
+        changed = self._stored(key[0], "MODIFIED", _merged(found, patch))
+        self.objects[key] = changed
+        return web.json_response(changed)
+
+    def _applied(self, key: Key, body: Json, *, dry_run: bool) -> web.Response:
+        """Create a DLJob, or replace its spec, as a server-side apply by the only field manager does."""
+        if self.causes:
+            return web.json_response(
+                {"kind": "Status", "code": 422, "reason": "Invalid", "message": "invalid",
+                 "details": {"causes": self.causes}}, status=422)  # fmt: skip
+        before = self.objects.get(key, {"metadata": {"uid": f"uid-{self.version + 1}"}})
+        generation = before["metadata"].get("generation", 0) + (before.get("spec") != body["spec"])
+        changed = {**before, **body, "metadata": {**before["metadata"], **body["metadata"], "generation": generation}}
+        if not dry_run:
+            self.version += 1
+            changed = self._stored(key[0], "MODIFIED", changed)
+            self.objects[key] = changed
+        return web.json_response(changed)
+
+    def _stored(self, resource: str, what: str, body: Json) -> Json:
+        """Tell the watches about an object with the current resourceVersion, and return it."""
+        found = body | {"metadata": body["metadata"] | {"resourceVersion": str(self.version)}}
+        self._tell(resource, what, found)
+        return found
 
     async def _watch(self, request: web.Request, resource: str) -> web.StreamResponse:
         if resource in self.unanswered:
@@ -169,6 +212,12 @@ def _served(plural: str, kind: str, *, namespaced: bool) -> Json:
     """Return what discovery says about a kind."""
     verbs = ["list", "watch", "patch"]
     return {"name": plural, "singularName": kind.lower(), "kind": kind, "namespaced": namespaced, "verbs": verbs}
+
+
+def _merged(body: Json, patch: Json) -> Json:
+    """Return ``body`` after a JSON merge patch without deletions."""
+    both = {key for key in patch if isinstance(body.get(key), dict) and isinstance(patch[key], dict)}
+    return {**body, **patch, **{key: _merged(body[key], patch[key]) for key in both}}
 
 
 def _error(code: int) -> web.Response:

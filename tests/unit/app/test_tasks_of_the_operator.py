@@ -15,12 +15,12 @@ import pytest
 
 import dljob
 from dljob.app import main
-from dljob.app.background import BackgroundLoop
 from dljob.app.main import BLOCKED_S, Operator
 from dljob.app.settings import Settings
 from dljob.controller import tasks, watches
 from dljob.controller.planning.process import PlannerProcess
 from dljob.controller.tasks import TaskEndedError
+from dljob.kube.background import BackgroundLoop
 from support.servers.http_api import HttpApiServer
 
 CODE = str(Path(dljob.__file__).parent)

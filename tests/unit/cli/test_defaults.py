@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from dljob.api.defaults import NO_DEFAULTS
-from dljob.cli.defaults import (
+from dljob.client.errors import BadInputError
+from dljob.client.operator_pods import (
     DEFAULTS_VARIABLE,
     NAMESPACES_VARIABLE,
     TEMPLATES_VARIABLE,
@@ -14,7 +15,6 @@ from dljob.cli.defaults import (
     operator_pods,
     templates_of_namespace,
 )
-from dljob.cli.errors import BadInputError
 from support.manifests.helm_chart import JOB_DEFAULTS, one, render
 
 Json = dict[str, Any]

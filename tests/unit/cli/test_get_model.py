@@ -19,12 +19,14 @@ from aiohttp import web
 
 from dlcontract import CHECKPOINT_DIR
 from dljob.cli import entry, remote
-from dljob.cli.commands import model
-from dljob.cli.errors import BadInputError
-from dljob.cli.pods import reader_pod
-from dljob.cli.pods.pod_exec import ExecError
+from dljob.client import model_copy, reader_pod
+from dljob.client.errors import BadInputError
+from dljob.client.pod_exec import ExecError
 from dljob.kube import Api
+from dljob.kube.background import BackgroundLoop
+from dljob.sdk import Client, DLJobError
 from support.manifests.schema_validation import assert_valid
+from support.servers.threaded_api import kubeconfig
 
 Json = dict[str, Any]
 NAMESPACE, UID = "team-a", "0c8ad8a4"
@@ -296,6 +298,20 @@ def test_image_comes_from_the_operator_if_the_job_names_none(cluster: Cluster, t
     assert cluster.created[0]["spec"]["containers"][0]["image"] == "trainer:3"
 
 
+def test_sdk_copies_the_model(cluster: Cluster, tmp_path: Path) -> None:
+    with BackgroundLoop("api-server") as loop:
+        serving = cluster.serve()
+        url = loop.call(serving.__aenter__())
+        path = tmp_path / "kubeconfig"
+        path.write_text(json.dumps(kubeconfig(url, NAMESPACE)))
+        with Client(kubeconfig=path) as client:
+            paths = client.job("digits").model(tmp_path / "new/model")
+            assert tmp_path / "new/model/model.safetensors" in paths and all(each.is_file() for each in paths)
+            with pytest.raises(DLJobError, match="not empty"):
+                client.job("digits").model(tmp_path / "new/model")
+        loop.call(serving.__aexit__(None, None, None))
+
+
 def test_paths_that_leave_the_folder_are_left_out(tmp_path: Path) -> None:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w|") as archive:
@@ -307,8 +323,8 @@ def test_paths_that_leave_the_folder_are_left_out(tmp_path: Path) -> None:
     async def parts(data: bytes) -> AsyncIterator[bytes]:
         yield data
 
-    assert asyncio.run(model.receive(parts(buffer.getvalue()), tmp_path / "new")) == ["b", "inside/a"]
+    assert asyncio.run(model_copy.receive(parts(buffer.getvalue()), tmp_path / "new")) == ["b", "inside/a"]
     assert names(tmp_path) == ["new/b", "new/inside/a"]
     with pytest.raises((ExecError, BadInputError)):
-        asyncio.run(model.receive(parts(b"no archive" * 100), tmp_path / "other"))
+        asyncio.run(model_copy.receive(parts(b"no archive" * 100), tmp_path / "other"))
     assert names(tmp_path) == ["new/b", "new/inside/a"]

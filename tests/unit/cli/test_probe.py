@@ -11,11 +11,11 @@ import yaml
 
 from dlcontract.hardware import DiskRate, HardwareMeasure, LinkRate, MemoryRate, TimedStep
 from dljob.calibrate.learned import Learned
-from dljob.cli import files, main
+from dljob.cli import main, probe_pods
 from dljob.cli.commands import probe
-from dljob.cli.errors import BadInputError
 from dljob.cli.hardware_tables import hardware_table
-from dljob.cli.pods import probe_pods
+from dljob.client import files
+from dljob.client.errors import BadInputError
 from dljob.cluster.hardware import KEY, Hardware
 from dljob.job.observed import JOB_LABEL
 from dljob.job.probes.hardware import hardware_of, hardware_profile

@@ -9,9 +9,9 @@ import pytest
 
 from dljob.cli import main
 from dljob.cli.commands import records
-from dljob.cli.commands.records import MAX_UNPACKED_NBYTES, attempts_of, outputs_of, report_of
 from dljob.cli.commands.top import lines
 from dljob.cli.follow import Follower
+from dljob.client.records import MAX_UNPACKED_NBYTES, attempts_of, outputs_of, report_of
 
 ROOT = Path(__file__).resolve().parents[3]
 DIGITS = str(ROOT / "examples/digits.yaml")

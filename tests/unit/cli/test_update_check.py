@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from dljob.cli import main, remote, update_check
+from dljob.cli import main, remote
+from dljob.client import preview, update_check
 from dljob.kube import ApiError
 from support.builders import CPUS
 from support.manifests.admission import defaulted
@@ -99,11 +100,11 @@ class TestCommands:
     def server(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeServer:
         server = FakeServer(job(SAVED))
 
-        async def observe(api: object) -> Any:
-            return CPUS, {}, ()
+        async def observe(api: object) -> preview.ClusterState:
+            return preview.ClusterState(CPUS, {})
 
         monkeypatch.setattr(remote, "reach", lambda work: asyncio.run(work(server)))
-        monkeypatch.setattr(remote, "observe", observe)
+        monkeypatch.setattr(preview, "observe", observe)
         monkeypatch.setattr(remote, "default_namespace", lambda: "team-a")
         monkeypatch.chdir(tmp_path)
         (tmp_path / "job.yaml").write_text(yaml.safe_dump({**JOB, "spec": {**MINIMAL, "seed": 3}}))

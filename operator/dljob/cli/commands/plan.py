@@ -3,22 +3,22 @@
 import argparse
 import json
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dljob.api.defaults import NO_DEFAULTS, JobDefaults
 from dljob.calibrate.learned import measured_key
-from dljob.cli import defaults, files, remote, tables, update_check
-from dljob.cli.errors import BadInputError
-from dljob.cluster import ClusterView, hardware
-from dljob.cluster.energy import DAY_S
+from dljob.cli import remote, tables
+from dljob.client import files, operator_pods, preview
+from dljob.client.errors import BadInputError
+from dljob.client.preview import ClusterState
+from dljob.cluster import hardware
 from dljob.cluster.templates import NO_TEMPLATES, NodeTemplates
 from dljob.job.identity import profile_key
-from dljob.job.plan.recommendation import Job, Recommendation, recommend
+from dljob.job.plan.recommendation import Job, Recommendation
 from dljob.job.plan.status import figures
-from dljob.planner import Choice, Decision, FrameworkPlan, Learned, compare, scaling
+from dljob.planner import Choice, Decision, FrameworkPlan, Learned, compare
 
 
 def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -58,37 +58,28 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 def run(given: argparse.Namespace) -> int:
     jobs = files.jobs(given.file)
-    known: Mapping[tuple[str, str], Learned] = {}
-    operators: tuple[defaults.OperatorPod, ...] = ()
     refused: list[str] = []
     if given.cluster:
-        view = files.cluster(given.cluster)
-        known = files.profiles(given.profiles) if given.profiles else known
+        state = ClusterState(files.cluster(given.cluster), files.profiles(given.profiles) if given.profiles else {})
     elif given.profiles:
         raise BadInputError(
             "--profiles: found this option without --cluster; expected both, because the current cluster has its own "
             "profiles. Add --cluster FILE or remove --profiles"
         )
     else:
-        view, known, operators, refused = remote.reach(lambda api: _observe(api, jobs))
-    chosen = defaults.from_file(given.defaults) if given.defaults else None
+        state, refused = remote.reach(lambda api: _observe(api, jobs))
+    chosen = operator_pods.from_file(given.defaults) if given.defaults else None
     code = 0
     for i, job in enumerate(jobs):
-        own = _defaults(job, operators) if chosen is None else chosen
-        templates = _templates(job, operators) if chosen is None else NO_TEMPLATES
-        try:
-            found = recommend(job, view, known, own, templates, time.time() % DAY_S)
-        except ValueError as error:
-            raise BadInputError(f"{job.name}: {error}") from None
-        if given.profiles and (hint := _unused(job, found, known)):
+        found, points = preview.planned(job, state, *(_settings(job, state) if chosen is None else (chosen,)))
+        if given.profiles and (hint := _unused(job, found, state.constants)):
             print(f"dljob: {job.name}: {hint}", file=sys.stderr)
-        points = scaling(found.request, found.view, known) if isinstance(found.answer, Decision) else []
         compared = None
         if given.compare:
-            compared = compare(found.request, found.view, known, found.job.spec.planning.uneven)
+            compared = compare(found.request, found.view, state.constants, found.job.spec.planning.uneven)
         if given.json:
             more = {} if compared is None else {"frameworks": [framework(each) for each in compared]}
-            print(json.dumps(found.document() | {"scaling": curve(points)} | more, indent=2))
+            print(json.dumps(preview.document(found, points) | more, indent=2))
         else:
             lines = _lines(found, points) + (tables.frameworks(compared) if compared is not None else [])
             print("\n".join(["---"] * (i > 0) + lines))
@@ -98,6 +89,19 @@ def run(given: argparse.Namespace) -> int:
     for line in refused:
         print(f"dljob: {line}", file=sys.stderr)
     return 2 if refused else code
+
+
+async def _observe(api: Any, jobs: Sequence[Job]) -> tuple[ClusterState, list[str]]:
+    """Return the state of the current cluster, and a line for each job that must not be changed to its manifest."""
+    state = await preview.observe(api)
+    named = [(job, job.namespace or remote.default_namespace()) for job in jobs]
+    return state, await preview.refusals(api, named)
+
+
+def _settings(job: Job, state: ClusterState) -> tuple[JobDefaults, NodeTemplates]:
+    if not state.operators:  # Then the namespace does not matter, and there may be no kubeconfig to name it.
+        return NO_DEFAULTS, NO_TEMPLATES
+    return preview.defaults_of(state, job.namespace or remote.default_namespace())
 
 
 def _unused(job: Job, found: Recommendation, known: Mapping[tuple[str, str], Learned]) -> str | None:
@@ -116,67 +120,9 @@ def _unused(job: Job, found: Recommendation, known: Mapping[tuple[str, str], Lea
     return f"--profiles: found {', '.join(sorted(models))}; expected {wanted}. The plan uses data sheets"
 
 
-Seen = tuple[ClusterView, Mapping[tuple[str, str], Learned], tuple[defaults.OperatorPod, ...]]
-
-
-async def _observe(api: Any, jobs: Sequence[Job]) -> tuple[*Seen, list[str]]:
-    """Return the nodes, profiles and operators of the current cluster (``remote.observe``), and the refused changes.
-
-    ``jobs``: the jobs in the manifest. If the cluster has a job with the same namespace and name that must not be
-    changed to the job in the manifest, the list of refused changes has a line for the user with the reason.
-    """
-    seen = await remote.observe(api)
-    refused = []
-    for job in jobs:
-        namespace = job.namespace or remote.default_namespace()
-        if problem := await update_check.refusal(api, job.manifest, namespace):
-            refused.append(f"{job.name}: {problem}")
-    return *seen, refused
-
-
-def _defaults(job: Job, operators: tuple[defaults.OperatorPod, ...]) -> JobDefaults:
-    """Return the administrator's defaults for jobs, from the settings of the operators that manage the job's namespace.
-
-    Return ``NO_DEFAULTS`` if no operator manages the namespace.
-    """
-    if not operators:
-        return NO_DEFAULTS
-    return defaults.of_namespace(operators, job.namespace or remote.default_namespace())
-
-
-def _templates(job: Job, operators: tuple[defaults.OperatorPod, ...]) -> NodeTemplates:
-    """Return the nodes that an autoscaler can add, from the settings of the operators that manage the job's namespace.
-
-    Return ``NO_TEMPLATES`` if no operator manages the namespace.
-    """
-    if not operators:
-        return NO_TEMPLATES
-    return defaults.templates_of_namespace(operators, job.namespace or remote.default_namespace())
-
-
 def _lines(found: Recommendation, points: list[tuple[int, Choice]]) -> list[str]:
     lines = tables.recommendation(found)
     return lines + tables.scaling_curve(points, found.answer.chosen) if isinstance(found.answer, Decision) else lines
-
-
-def curve(points: Sequence[tuple[int, Choice]]) -> list[dict[str, float]]:
-    """Return the scaling curve (predictions by number of nodes) as the list for the key ``scaling`` of the JSON output.
-
-    ``points``: (number of nodes, best plan for this number). Each item has the number of nodes and of ranks, the
-    predicted step time and its 90th percentile in seconds, the samples per second, and the efficiency as a fraction of
-    1.
-    """
-    return [
-        {
-            "nodes": nodes,
-            "ranks": sum(len(group.shares) for group in choice.groups),
-            "stepSeconds": figures(choice.prediction.step_s),
-            "stepSecondsP90": figures(choice.prediction.step_p90_s),
-            "samplesPerSecond": figures(choice.prediction.samples_per_s),
-            "efficiency": figures(choice.prediction.efficiency),
-        }
-        for nodes, choice in points
-    ]
 
 
 def framework(found: FrameworkPlan) -> dict[str, Any]:

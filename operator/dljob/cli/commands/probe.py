@@ -14,10 +14,10 @@ import yaml
 from dlcontract.hardware import HardwareMeasure
 from dljob.api.defaults import NO_DEFAULTS
 from dljob.api.profile import HardwareProfile
-from dljob.cli import defaults, remote
-from dljob.cli.errors import BadInputError
+from dljob.cli import probe_pods, remote
 from dljob.cli.hardware_tables import hardware_table
-from dljob.cli.pods import probe_pods
+from dljob.client import operator_pods, preview
+from dljob.client.errors import BadInputError
 from dljob.job.observed import JOB_LABEL
 from dljob.job.probes.hardware import hardware_of, hardware_profile
 from dljob.job.probes.targets import probe_targets
@@ -104,7 +104,8 @@ def _local(devices: Sequence[str], output: Path) -> int:
 async def _in_cluster(api: Any, given: argparse.Namespace) -> int:
     from dljob.kube.kinds import POD
 
-    view, known, operators = await remote.observe(api)
+    state = await preview.observe(api)
+    operators = state.operators
     pods = await api.find(POD, None)
     busy = {
         (pod.get("spec") or {}).get("nodeName")
@@ -114,7 +115,7 @@ async def _in_cluster(api: Any, given: argparse.Namespace) -> int:
     }
     image = _image(operators, given)
     targets, why = probe_targets(
-        view, known, given.device, given.node, {name for name in busy if name}, image.tolerations
+        state.view, state.constants, given.device, given.node, {name for name in busy if name}, image.tolerations
     )
     if why and not targets and why[0].startswith("--"):
         raise BadInputError(why[0])
@@ -136,7 +137,7 @@ async def _in_cluster(api: Any, given: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _image(operators: Sequence[defaults.OperatorPod], given: argparse.Namespace) -> ProbeImage:
+def _image(operators: Sequence[operator_pods.OperatorPod], given: argparse.Namespace) -> ProbeImage:
     """Return the image of the options or of the operator, with the administrator's defaults for pods of jobs."""
     image = given.image or next((pod.trainer_image for pod in operators if pod.trainer_image), None)
     if image is None:
@@ -144,11 +145,11 @@ def _image(operators: Sequence[defaults.OperatorPod], given: argparse.Namespace)
             "--image: found no operator in the cluster whose trainer image could be used; expected an image with "
             "dltrain. Name it with --image"
         )
-    own = defaults.of_namespace(operators, given.namespace or _namespace(operators)) if operators else NO_DEFAULTS
+    own = operator_pods.of_namespace(operators, given.namespace or _namespace(operators)) if operators else NO_DEFAULTS
     return with_defaults(image, own)
 
 
-def _namespace(operators: Sequence[defaults.OperatorPod]) -> str:
+def _namespace(operators: Sequence[operator_pods.OperatorPod]) -> str:
     return operators[0].name.partition("/")[0] if operators else remote.default_namespace()
 
 

@@ -6,9 +6,10 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from dljob.cli import files, remote, update_check
-from dljob.cli.errors import BadInputError
+from dljob.cli import remote
 from dljob.cli.follow import Follower
+from dljob.client import submission
+from dljob.client.errors import BadInputError
 from dljob.job.plan.recommendation import parse_job
 
 LOOK_S = 0.5
@@ -32,26 +33,19 @@ def add_to(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
 
 
 def run(given: argparse.Namespace) -> int:
-    bodies = files.manifests(given.file)
-    wanted = [b for b in bodies if isinstance(b, Mapping) and b.get("kind") == "DLJob"]
-    others = sorted({str(b.get("kind")) if isinstance(b, Mapping) else repr(b)[:40] for b in bodies if b not in wanted})
-    if len(wanted) != 1 or others:
-        raise BadInputError(
-            f"{given.file}: found {len(wanted)} DLJobs{' and ' + ', '.join(others) if others else ''}; expected one "
-            "DLJob and nothing else. Apply other objects with kubectl"
-        )
+    manifest = submission.only_job(given.file)
     try:
-        parse_job(wanted[0])
+        parse_job(manifest)
     except ValueError as error:
         raise BadInputError(f"{given.file}: {error}") from None
-    metadata = wanted[0]["metadata"]
+    metadata = manifest["metadata"]
     namespace = given.namespace or metadata.get("namespace") or remote.default_namespace()
     if given.namespace and metadata.get("namespace") not in (None, given.namespace):
         raise BadInputError(
             f"--namespace: found {given.namespace}; expected {metadata['namespace']} as in the manifest. Remove one of "
             "them"
         )
-    body = {**wanted[0], "metadata": {**metadata, "namespace": namespace}}
+    body = submission.with_namespace(manifest, namespace)
     try:
         return remote.reach(lambda api: _apply_and_follow(api, body, not given.no_follow, given.timeout))
     except KeyboardInterrupt:
@@ -62,9 +56,7 @@ def run(given: argparse.Namespace) -> int:
 async def _apply_and_follow(api: Any, body: Mapping[str, Any], follow: bool, timeout_s: float | None) -> int:
     from dljob.kube.kinds import DLJOB
 
-    if problem := await update_check.refusal(api, body, body["metadata"]["namespace"]):
-        raise BadInputError(f"{body['metadata']['name']}: {problem}")
-    answer = await api.apply(DLJOB, body, owner=remote.FIELD_OWNER, strict=True)
+    answer = await submission.apply(api, body)
     metadata = answer["metadata"]
     print(f"dljob {metadata['namespace']}/{metadata['name']} applied, generation {metadata['generation']}", flush=True)
     if not follow:

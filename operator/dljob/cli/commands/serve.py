@@ -5,8 +5,8 @@ import signal
 import sys
 import threading
 
-from dljob.cli import files
-from dljob.cli.errors import BadInputError
+from dljob.client import files
+from dljob.client.errors import BadInputError
 from dljob.service import Service
 
 

@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from dljob.cli import files
-from dljob.cli.errors import BadInputError
+from dljob.client import files
+from dljob.client.errors import BadInputError
 from dljob.cluster import ClusterView, cluster_view
 from dljob.suggest.errors import DataError
 from dljob.suggest.project import render

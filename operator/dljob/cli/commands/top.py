@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from dljob.api import DLJobStatus
 from dljob.cli import remote
-from dljob.cli.errors import BadInputError
 from dljob.cli.tables import table
+from dljob.client.errors import BadInputError
 from dljob.job.queue import QUEUE_LABEL
 from dljob.planner.types.texts import duration
 

@@ -27,7 +27,7 @@ from dljob.job.plan.store_bandwidth import assumed_bandwidth
 from dljob.job.plan.trainer import trainer_plan
 from dljob.job.profiles import learned
 from dljob.job.scale_up import missing_nodes, plan_on_new_nodes, waiting_text
-from dljob.job.spec_errors import in_words
+from dljob.job.spec_errors import InvalidSpecError, in_words, problems_of
 from dljob.planner import Decision, Infeasible, Learned, Request, plan
 from dljob.planner.observed import described
 
@@ -109,7 +109,7 @@ def parse_job(manifest: object) -> Job:
     try:
         return Job(name, str(namespace) if namespace else None, DLJobSpec.model_validate(spec), manifest)
     except ValidationError as error:
-        raise ValueError(in_words(error)) from None
+        raise InvalidSpecError(problems_of(error)) from None
 
 
 def parse_profiles(documents: object) -> dict[tuple[str, str], Learned]:

@@ -1,6 +1,7 @@
-"""An event loop in a thread of its own, which renews the Lease and answers probes while the main event loop is busy.
+"""An event loop in a thread of its own.
 
-It also answers the requests for metrics.
+In the operator, it renews the Lease, and answers probes and requests for metrics, while the main event loop is busy. In
+the SDK, it sends requests for callers that are not asynchronous, also in a notebook, whose event loop runs already.
 """
 
 import asyncio
@@ -38,6 +39,18 @@ class BackgroundLoop:
         If the caller is cancelled, cancel the coroutine.
         """
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(coroutine, self._loop))
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in this loop, and wait for its result in the caller's thread.
+
+        If the wait is interrupted, as by Ctrl-C, cancel the coroutine.
+        """
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
 
 
 async def _cancel_others() -> None:

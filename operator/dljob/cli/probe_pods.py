@@ -9,8 +9,8 @@ from typing import Any
 
 from dlcontract.hardware import HardwareMeasure
 from dljob.api.profile import HardwareProfile
-from dljob.cli.errors import BadInputError
-from dljob.cli.remote import FIELD_OWNER
+from dljob.client.access import FIELD_OWNER
+from dljob.client.errors import BadInputError
 from dljob.job.probes.hardware import hardware_profile
 from dljob.job.probes.targets import Target
 from dljob.job.profiles import hardware_body

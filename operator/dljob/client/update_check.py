@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from dljob.api import DLJobSpec
 from dljob.api.changes import refused_update
-from dljob.cli import remote
+from dljob.client.access import FIELD_OWNER
 from dljob.status import readable_status
 
 
@@ -27,7 +27,7 @@ async def refusal(api: Any, manifest: Mapping[str, Any], namespace: str) -> str 
     try:
         stored = await api.get(DLJOB, namespace, metadata["name"])
         body = {**manifest, "metadata": metadata}
-        resulting = await api.apply(DLJOB, body, owner=remote.FIELD_OWNER, strict=True, dry_run=True)
+        resulting = await api.apply(DLJOB, body, owner=FIELD_OWNER, strict=True, dry_run=True)
     except ApiError as error:
         if error.code == 422:
             return between(stored, manifest) or error.message  # The server does not show numbers.

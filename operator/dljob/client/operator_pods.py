@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dljob.api.defaults import NO_DEFAULTS, JobDefaults
-from dljob.cli import files
-from dljob.cli.errors import BadInputError
+from dljob.client import files
+from dljob.client.errors import BadInputError
 from dljob.cluster.templates import NO_TEMPLATES, NodeTemplates, parse_templates
 from dljob.job.defaults import ROOT, parse_defaults
 

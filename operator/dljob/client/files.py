@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from dljob.cli.errors import BadInputError
+from dljob.client.errors import BadInputError
 from dljob.cluster import ClusterView, cluster_view
 from dljob.job.plan.recommendation import Job, parse_job, parse_profiles
 from dljob.planner import Learned

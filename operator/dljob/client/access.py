@@ -1,0 +1,62 @@
+"""Connect to the API server with the user's credentials, and describe its errors."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from dljob.client.errors import BadInputError
+
+FIELD_OWNER = "kubectl-dljob"
+"""Field manager of the changes that users make with the command line or the SDK."""
+
+
+def connection(kubeconfig: str | None = None, context: str | None = None) -> Any:
+    """Return the connection to the API server, of type ``dljob.controller.connection.Connection``.
+
+    ``kubeconfig`` and ``context``: see ``dljob.controller.connection.connect``. Raise BadInputError without usable
+    credentials, or if the operator's dependencies are not installed.
+    """
+    try:
+        from dljob.controller.connection import connect
+    except ImportError as error:
+        raise missing_package(error) from None
+    try:
+        return connect(kubeconfig, context)
+    except ValueError as error:
+        raise BadInputError(str(error)) from None
+
+
+@asynccontextmanager
+async def opened(connection: Any) -> AsyncIterator[Any]:
+    """Open a session of a connection, and yield a client of type ``dljob.kube.Api``."""
+    from dljob.controller.connection import keep_token_fresh
+    from dljob.kube import Api
+
+    async with connection.session() as session:
+        renewal = asyncio.ensure_future(keep_token_fresh(session)) if connection.in_pod else None
+        try:
+            yield Api(session, connection.server)
+        finally:
+            if renewal is not None:
+                renewal.cancel()
+
+
+def missing_package(error: ImportError) -> BadInputError:
+    """Return the error for a missing dependency of the operator."""
+    return BadInputError(
+        f"current cluster: found no Python package {error.name}, which dljob needs to read the cluster; expected this "
+        "package. Run pip install './operator[operator]' in a clone of dljob, or plan for a cluster that a file "
+        "describes"
+    )
+
+
+def in_words(error: Any) -> str:
+    """Return the message for the user about an error of the API server (``dljob.kube.ApiError``)."""
+    if error.code == 0:
+        return f"the API server does not answer: {error.message}. Check KUBECONFIG and the cluster"
+    if error.code == 401:
+        return "the API server rejected the credentials. Check KUBECONFIG"
+    if error.not_found and ("requested resource" in error.message or "page not found" in error.message):
+        return "the cluster has no DLJob resource. Install dljob first (helm install dljob charts/dljob)"
+    return str(error.message)

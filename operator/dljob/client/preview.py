@@ -1,0 +1,111 @@
+"""Plan jobs that need not exist for the current cluster, as the operator would. Nothing in the cluster changes."""
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dljob.api.defaults import NO_DEFAULTS, JobDefaults
+from dljob.client import operator_pods, update_check
+from dljob.client.errors import BadInputError
+from dljob.client.operator_pods import OperatorPod
+from dljob.cluster import ClusterView
+from dljob.cluster.energy import DAY_S
+from dljob.cluster.templates import NO_TEMPLATES, NodeTemplates
+from dljob.job.plan.recommendation import Job, Recommendation, parse_profiles, recommend
+from dljob.job.plan.status import figures
+from dljob.planner import Choice, Decision, Learned, scaling
+
+Constants = Mapping[tuple[str, str], Learned]
+
+
+@dataclass(frozen=True)
+class ClusterState:
+    """The state of a cluster that affects plans."""
+
+    view: ClusterView
+    constants: Constants
+    """Measured constants by (model, device type). Empty if the user may not read profiles, or if there are none."""
+    operators: tuple[OperatorPod, ...] = ()
+
+
+async def observe(api: Any) -> ClusterState:
+    """Return the nodes with their free resources, the profiles and the pods of operators of the cluster."""
+    from dljob.kube import ApiError, cluster_view
+    from dljob.kube.kinds import NODE, POD, PROFILE
+    from dljob.kube.objects.trim import node
+
+    active = "status.phase!=Succeeded,status.phase!=Failed"
+    nodes, pods = await asyncio.gather(api.find(NODE, None), api.find(POD, None, fieldSelector=active))
+    try:
+        profiles = await api.find(PROFILE, None)
+    except ApiError as error:
+        if error.code not in (403, 404):
+            raise
+        profiles = []
+    view = cluster_view([node(body) for body in nodes], pods)
+    return ClusterState(view, parse_profiles(profiles), operator_pods.operator_pods(pods))
+
+
+async def refusals(api: Any, jobs: Sequence[tuple[Job, str]]) -> list[str]:
+    """Return a line for the user for each job of the cluster that must not be changed to the job in its manifest.
+
+    ``jobs``: the jobs of manifests, each with its namespace.
+    """
+    found = [(job.name, await update_check.refusal(api, job.manifest, namespace)) for job, namespace in jobs]
+    return [f"{name}: {problem}" for name, problem in found if problem]
+
+
+def defaults_of(state: ClusterState, namespace: str) -> tuple[JobDefaults, NodeTemplates]:
+    """Return the administrator's defaults for jobs of a namespace, and the nodes that an autoscaler can add.
+
+    Both come from the settings of the operators that manage the namespace. Return ``NO_DEFAULTS`` and ``NO_TEMPLATES``
+    if there are none.
+    """
+    if not state.operators:
+        return NO_DEFAULTS, NO_TEMPLATES
+    return (
+        operator_pods.of_namespace(state.operators, namespace),
+        operator_pods.templates_of_namespace(state.operators, namespace),
+    )
+
+
+def planned(
+    job: Job, state: ClusterState, defaults: JobDefaults = NO_DEFAULTS, templates: NodeTemplates = NO_TEMPLATES
+) -> tuple[Recommendation, list[tuple[int, Choice]]]:
+    """Return the plan of a job that would start now, and its scaling curve: (number of nodes, best plan for it).
+
+    Raise BadInputError for a job that cannot be planned.
+    """
+    try:
+        found = recommend(job, state.view, state.constants, defaults, templates, time.time() % DAY_S)
+    except ValueError as error:
+        raise BadInputError(f"{job.name}: {error}") from None
+    curve = scaling(found.request, found.view, state.constants) if isinstance(found.answer, Decision) else []
+    return found, curve
+
+
+def document(found: Recommendation, points: Sequence[tuple[int, Choice]]) -> dict[str, Any]:
+    """Return a plan and its scaling curve as the JSON object that ``dljob plan --json`` prints."""
+    return found.document() | {"scaling": curve(points)}
+
+
+def curve(points: Sequence[tuple[int, Choice]]) -> list[dict[str, float]]:
+    """Return the scaling curve (predictions by number of nodes) as the list for the key ``scaling`` of the JSON output.
+
+    ``points``: (number of nodes, best plan for this number). Each item has the number of nodes and of ranks, the
+    predicted step time and its 90th percentile in seconds, the samples per second, and the efficiency as a fraction of
+    1.
+    """
+    return [
+        {
+            "nodes": nodes,
+            "ranks": sum(len(group.shares) for group in choice.groups),
+            "stepSeconds": figures(choice.prediction.step_s),
+            "stepSecondsP90": figures(choice.prediction.step_p90_s),
+            "samplesPerSecond": figures(choice.prediction.samples_per_s),
+            "efficiency": figures(choice.prediction.efficiency),
+        }
+        for nodes, choice in points
+    ]

@@ -1,0 +1,144 @@
+"""Requests about one job: read it, watch it, change it, and find out why it failed."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from dlcontract import REPORT_KEY, Report, config_map_names
+from dljob.api import ConditionStatus, DLJobStatus
+from dljob.client.access import FIELD_OWNER
+from dljob.client.records import logs_of, outputs_of
+from dljob.sdk.errors import JobDeletedError, JobFailedError, JobNotFoundError
+
+Body = Mapping[str, Any]
+WATCH_S, SILENCE_S = 300, 90.0
+PAUSE_S = 1.0
+"""Seconds between two watches. Without permission to watch, the job is read in this interval."""
+MAX_LINES = 20
+"""Maximum number of lines of a failed rank's output in an exception."""
+
+
+async def found(api: Any, namespace: str, name: str) -> Body:
+    """Return the job of this name. Raise JobNotFoundError if there is none."""
+    from dljob.kube import ApiError
+    from dljob.kube.kinds import DLJOB
+
+    try:
+        body: Body = await api.get(DLJOB, namespace, name)
+    except ApiError as error:
+        if not error.not_found or "requested resource" in error.message or "page not found" in error.message:
+            raise
+        raise JobNotFoundError(
+            f"{name}: found no DLJob of this name in namespace {namespace}; expected an existing job. Correct the name "
+            "or the namespace"
+        ) from None
+    return body
+
+
+async def listed(api: Any, namespace: str) -> list[Body]:
+    """Return the jobs of a namespace."""
+    from dljob.kube.kinds import DLJOB
+
+    bodies: list[Body] = await api.find(DLJOB, namespace)
+    return bodies
+
+
+async def read(api: Any, namespace: str, name: str, uid: str) -> Body:
+    """Return the job with this uid. Raise JobDeletedError if it no longer exists."""
+    try:
+        body = await found(api, namespace, name)
+    except JobNotFoundError:
+        raise _deleted(namespace, name) from None
+    if body["metadata"]["uid"] != uid:
+        raise _deleted(namespace, name)
+    return body
+
+
+async def changes(api: Any, namespace: str, name: str, uid: str) -> AsyncIterator[Body]:
+    """Yield the job now and after each change, by a watch. Raise JobDeletedError when it no longer exists."""
+    from dljob.kube import ApiError
+    from dljob.kube.kinds import DLJOB
+    from dljob.kube.objects.bounds import MAX_OBJECT_NBYTES, bounded_event
+    from dljob.kube.watch.reflector import TEMPORARY
+
+    seen = ""
+    while True:
+        body = await read(api, namespace, name, uid)
+        version = body["metadata"]["resourceVersion"]
+        if version != seen:
+            yield body
+        seen = version
+        try:
+            async for line in api.watch(DLJOB, namespace, "", version, WATCH_S, SILENCE_S, name=name):
+                event = json.loads(bounded_event(line, MAX_OBJECT_NBYTES))
+                if event["type"] == "ERROR":
+                    break
+                meta = event["object"]["metadata"]
+                if event["type"] == "BOOKMARK" or meta["name"] != name:
+                    continue
+                if event["type"] == "DELETED" or meta["uid"] != uid:
+                    raise _deleted(namespace, name)
+                seen = meta["resourceVersion"]
+                yield event["object"]
+        except ApiError as error:
+            if not (error.forbidden or error.code == 410 or error.code in TEMPORARY):
+                raise
+        await asyncio.sleep(PAUSE_S)
+
+
+async def change(api: Any, namespace: str, name: str, uid: str, spec: Body) -> None:
+    """Merge ``spec`` into the spec of the job with this uid. Raise JobDeletedError if it no longer exists."""
+    from dljob.kube import ApiError
+    from dljob.kube.kinds import DLJOB
+
+    patch = {
+        "metadata": {"uid": uid},
+        "spec": spec,
+    }  # metadata.uid makes the patch fail for a new job of the same name.
+    try:
+        await api.merge(DLJOB, namespace, name, patch, owner=FIELD_OWNER)
+    except ApiError as error:
+        if not (error.not_found or error.conflict):
+            raise
+        raise _deleted(namespace, name) from None
+
+
+async def delete(api: Any, namespace: str, name: str, uid: str) -> None:
+    """Delete the job with this uid. Do nothing if it does not exist."""
+    from dljob.kube.kinds import DLJOB
+
+    await api.delete(DLJOB, namespace, name, uid=uid)
+
+
+async def failure(api: Any, namespace: str, name: str, uid: str, status: DLJobStatus) -> JobFailedError:
+    """Return the exception for a failed job, with the last output of the rank that failed, if it is stored."""
+    failed = [each for each in status.conditions if each.type == "Failed" and each.status is ConditionStatus.TRUE]
+    reason, message = (failed[0].reason, failed[0].message) if failed else ("Failed", "the status has no reason")
+    rank, tail = await _last_output(api, namespace, name, uid)
+    lines = tuple(line for line in tail.splitlines() if line.strip())[-MAX_LINES:]
+    return JobFailedError(name, reason, message, rank, lines)
+
+
+async def _last_output(api: Any, namespace: str, name: str, uid: str) -> tuple[int | None, str]:
+    """Return (the rank that failed first, its last output). Return None and an empty text for what is unknown."""
+    from dljob.kube import ApiError
+    from dljob.kube.kinds import CONFIG_MAP
+
+    _, report_name, logs_name = config_map_names(name)
+    rank, tail = None, ""
+    try:
+        data = (await api.get(CONFIG_MAP, namespace, report_name)).get("data") or {}
+        report = Report.parse(data.get(REPORT_KEY, ""))
+        if report.uid == uid and report.failure is not None:
+            rank, tail = report.failure.rank, report.failure.log_tail
+        outputs = {} if rank is None else outputs_of(await logs_of(api, namespace, logs_name))
+        return rank, outputs.get(rank, tail) if rank is not None else tail
+    except (ApiError, ValueError):  # The failure itself is what the caller needs to know.
+        return rank, tail
+
+
+def _deleted(namespace: str, name: str) -> JobDeletedError:
+    return JobDeletedError(
+        f"{name}: found that the job was deleted from namespace {namespace}; expected an existing job. Submit it again"
+    )

@@ -1,0 +1,323 @@
+"""Tests of the SDK against an API server over HTTP: jobs, their changes, waits and results."""
+
+import base64
+import gzip
+import json
+import signal
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dlcontract import REPORT_KEY, Failure, Report, RunPhase
+from dljob.api import DLJobSpec, Phase
+from dljob.kube import Api, ApiError
+from dljob.kube.kinds import CONFIG_MAP, DLJOB
+from dljob.sdk import (
+    Client,
+    DLJobError,
+    InvalidJobError,
+    JobDeletedError,
+    JobFailedError,
+    JobNotFoundError,
+    JobTimeoutError,
+    ServerError,
+)
+from support.servers.threaded_api import ThreadedApiServer
+from support.spec_changes import ENDED
+from support.specs.small_specs import JOB, MINIMAL
+
+Json = dict[str, Any]
+
+
+def condition(name: str, status: str, reason: str, message: str) -> Json:
+    moment = "2026-11-01T00:00:00Z"
+    return {"type": name, "status": status, "reason": reason, "message": message, "lastTransitionTime": moment}
+
+
+FAILED = {"phase": "Failed", "conditions": [condition("Failed", "True", "RankFailed", "rank 1 exited with code 3")]}
+COMPLETE = {"phase": "Complete", "result": {"steps": 10, "seconds": 2.5, "accuracy": 0.9}}
+
+
+def later(action: Callable[[], None], seconds: float = 0.1) -> None:
+    timer = threading.Timer(seconds, action)
+    timer.daemon = True
+    timer.start()
+
+
+class TestSubmit:
+    @pytest.mark.parametrize("form", ["path", "text path", "manifest", "spec", "model"])
+    def test_job_is_applied_in_each_form(
+        self, form: str, client: Client, api: ThreadedApiServer, tmp_path: Path
+    ) -> None:
+        path = tmp_path / "job.yaml"
+        path.write_text(yaml.safe_dump(JOB))
+        model = DLJobSpec.model_validate(MINIMAL)
+        given: Any = {"path": path, "text path": str(path), "manifest": JOB, "spec": MINIMAL, "model": model}[form]
+        job = client.submit(given, name="mine")
+        assert (job.name, job.namespace, repr(job)) == ("mine", "team-a", "Job(team-a/mine)")
+        assert api.job("mine")["spec"] == MINIMAL
+
+    def test_namespace_of_the_manifest_counts(self, client: Client, api: ThreadedApiServer) -> None:
+        client.submit({**JOB, "metadata": {"name": "a", "namespace": "team-c"}})
+        assert api.job("a", "team-c")
+        with Client(namespace="team-a") as other, pytest.raises(InvalidJobError) as raised:
+            other.submit({**JOB, "metadata": {"name": "a", "namespace": "team-c"}})
+        assert (raised.value.field, raised.value.found) == ("metadata.namespace", "team-c")
+
+    def test_all_problems_of_a_manifest_have_field_found_and_expected(self, client: Client) -> None:
+        with pytest.raises(InvalidJobError) as raised:
+            client.submit({**MINIMAL, "epochs": 0, "nodes": {"min": 3, "max": 1}, "colour": 1}, name="a")
+        found = {each.field: each for each in raised.value.problems}
+        assert found.keys() == {"spec.epochs", "spec.nodes.min", "spec.colour"}
+        assert (found["spec.epochs"].found, found["spec.nodes.min"].found) == ("0", "min: 3, max: 1")
+        assert found["spec.epochs"].expected and found["spec.colour"].expected
+
+    def test_spec_needs_a_name(self, client: Client) -> None:
+        with pytest.raises(InvalidJobError) as raised:
+            client.submit(MINIMAL)
+        assert raised.value.field == "metadata.name"
+
+    def test_rejection_of_the_server_has_its_causes(self, client: Client, api: ThreadedApiServer) -> None:
+        api.server.causes = [
+            {"field": "spec.epochs", "message": "Invalid value: 1: spec.epochs in body should be at least 2"},
+            {"field": "spec.seed", "message": "Forbidden: not today"},
+        ]
+        with pytest.raises(InvalidJobError) as raised:
+            client.submit(JOB)
+        assert raised.value.field == "spec.epochs"
+        assert (raised.value.found, raised.value.expected) == ("1", "spec.epochs in body should be at least 2")
+        assert "not today" in str(raised.value)
+
+    def test_refused_change_of_an_existing_job(self, client: Client, api: ThreadedApiServer) -> None:
+        client.submit(JOB)
+        api.report_status("a", **ENDED)
+        with pytest.raises(InvalidJobError) as raised:
+            client.submit({**JOB, "spec": {**MINIMAL, "epochs": 9}})
+        assert raised.value.field == "spec.epochs" and api.job("a")["spec"] == MINIMAL
+
+
+class TestReading:
+    def test_jobs_of_the_namespace_are_found(self, client: Client) -> None:
+        for name in ("b", "a"):
+            client.submit(JOB, name=name)
+        client.submit({**JOB, "metadata": {"name": "c", "namespace": "team-c"}})
+        assert [job.name for job in client.jobs()] == ["a", "b"]
+        assert client.job("b").manifest["spec"] == MINIMAL
+        with pytest.raises(JobNotFoundError):
+            client.job("c")
+
+    def test_properties_are_current(self, client: Client, api: ThreadedApiServer) -> None:
+        job = client.submit(JOB)
+        assert (job.phase, job.progress) == (Phase.PENDING, None)
+        api.report_status("a", phase="Running", progress={"step": 3, "steps": 10, "percent": 30}, later="field")
+        assert job.phase is Phase.RUNNING and job.progress is not None and job.progress.percent == 30
+
+    def test_new_job_of_the_same_name_is_another_job(self, client: Client, api: ThreadedApiServer) -> None:
+        job = client.submit(JOB)
+        api.delete(DLJOB, "team-a", "a")
+        client.submit(JOB)
+        for call in (lambda: job.status, job.suspend, job.wait):
+            with pytest.raises(JobDeletedError):
+                call()
+        job.delete()
+        assert api.job("a"), "the new job is not deleted"
+
+
+class TestChanges:
+    def test_suspend_resume_and_scale_change_the_spec(self, client: Client, api: ThreadedApiServer) -> None:
+        job = client.submit({**JOB, "spec": {**MINIMAL, "nodes": {"min": 2, "max": 2}}})
+        for call, changed in (
+            (job.suspend, {"suspend": True}),
+            (job.resume, {"suspend": False}),
+            (lambda: job.scale(3), {"nodes": {"min": 2, "max": 3}}),
+        ):
+            call()
+            spec = api.job("a")["spec"]
+            assert {key: spec[key] for key in changed} == changed
+
+    def test_delete_removes_the_job(self, client: Client) -> None:
+        job = client.submit(JOB)
+        job.delete()
+        job.delete()
+        assert client.jobs() == []
+
+
+class TestWait:
+    def test_wait_returns_the_status_of_a_complete_job(self, client: Client, api: ThreadedApiServer) -> None:
+        job = client.submit(JOB)
+        later(lambda: api.report_status("a", **COMPLETE))
+        status = job.wait(timeout=20)
+        assert status.result is not None and status.result.steps == 10
+
+    def test_status_of_an_earlier_generation_does_not_count(self, client: Client, api: ThreadedApiServer) -> None:
+        job = client.submit(JOB)
+        api.report_status("a", phase="Running")
+        client.submit({**JOB, "spec": {**MINIMAL, "epochs": 2}})
+        with pytest.raises(JobTimeoutError):
+            job.wait(timeout=0.3, until="Running")
+        api.report_status("a", phase="Running")
+        assert job.wait(timeout=20, until="Running").phase is Phase.RUNNING
+
+    def test_wait_survives_the_end_of_a_watch(self, client: Client, api: ThreadedApiServer) -> None:
+        job = client.submit(JOB)
+        later(lambda: api.end_watches(DLJOB))
+        later(lambda: api.report_status("a", **COMPLETE), 0.3)
+        assert job.wait(timeout=20).phase is Phase.COMPLETE
+
+    def test_failure_has_the_last_lines_of_the_failed_rank(self, client: Client, api: ThreadedApiServer) -> None:
+        job = client.submit(JOB)
+        failure = Failure(reason="RankFailed", message="m", rank=1, log_tail="short")
+        report = Report(
+            uid=job.uid, plan_number=1, plan_digest="d", term=1, phase=RunPhase.FAILED, unix_s=1.0, failure=failure
+        ).to_json()
+        api.put(CONFIG_MAP, {"metadata": {"name": "a-report", "namespace": "team-a"}, "data": {REPORT_KEY: report}})
+        put_records(api, {"rank-0.log.gz": "fine", "rank-1.log.gz": "\n".join(map(str, range(50)))})
+        api.report_status("a", **FAILED)
+        with pytest.raises(JobFailedError) as raised:
+            job.wait(timeout=20)
+        assert (raised.value.reason, raised.value.message) == ("RankFailed", "rank 1 exited with code 3")
+        assert (raised.value.rank, raised.value.last_lines[-1]) == (1, "49")
+        assert "rank 1:" in str(raised.value) and "49" in str(raised.value)
+
+    def test_failure_without_records_has_its_reason(self, client: Client, api: ThreadedApiServer) -> None:
+        job = client.submit(JOB)
+        api.report_status("a", **FAILED)
+        with pytest.raises(JobFailedError) as raised:
+            job.wait(timeout=20, until="Running")
+        assert (raised.value.reason, raised.value.rank, raised.value.last_lines) == ("RankFailed", None, ())
+
+    @pytest.mark.parametrize(
+        ("status", "words"),
+        [
+            (None, "no operator has seen the job"),
+            ({"conditions": [condition("Planned", "False", "DeviceBusy", "2 nodes are busy")]}, "2 nodes are busy"),
+            ({"phase": "Running", "progress": {"step": 3, "steps": 9}, "remaining": "5m"}, "step 3/9, 5m left"),
+        ],
+        ids=["no operator", "waits", "runs"],
+    )
+    def test_timeout_says_what_the_job_waits_for(
+        self, status: Json | None, words: str, client: Client, api: ThreadedApiServer
+    ) -> None:
+        job = client.submit(JOB)
+        if status is not None:
+            api.report_status("a", **status)
+        with pytest.raises(TimeoutError) as raised:
+            job.wait(timeout=0.3)
+        assert words in str(raised.value) and isinstance(raised.value, JobTimeoutError)
+        assert job.phase, "the job can still be used"
+
+    def test_deletion_ends_the_wait(self, client: Client, api: ThreadedApiServer) -> None:
+        job = client.submit(JOB)
+        later(lambda: api.delete(DLJOB, "team-a", "a"))
+        with pytest.raises(JobDeletedError):
+            job.wait(timeout=20)
+
+    def test_interrupted_wait_leaves_a_usable_client(self, client: Client) -> None:
+        job = client.submit(JOB)
+        main = threading.main_thread().ident
+        assert main is not None
+        later(lambda: signal.pthread_kill(main, signal.SIGINT), 0.3)
+        with pytest.raises(KeyboardInterrupt):
+            job.wait(timeout=20)
+        assert job.phase is Phase.PENDING
+
+    def test_wait_polls_without_permission_to_watch(
+        self, client: Client, api: ThreadedApiServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def forbidden(*_: object, **__: object) -> AsyncIterator[bytes]:
+            raise ApiError(403, "Forbidden", "no watch")
+            yield b""
+
+        monkeypatch.setattr(Api, "watch", forbidden)
+        job = client.submit(JOB)
+        later(lambda: api.report_status("a", **COMPLETE))
+        assert job.wait(timeout=20).phase is Phase.COMPLETE
+
+    def test_states_that_a_job_cannot_reach(self, client: Client, api: ThreadedApiServer) -> None:
+        job = client.submit({**JOB, "spec": {**MINIMAL, "planning": {"mode": "PlanOnly"}}})
+        api.report_status("a", phase="Planned")
+        with pytest.raises(DLJobError, match="PlanOnly"):
+            job.wait(timeout=20)
+        done = client.submit(JOB, name="done")
+        api.report_status("done", **COMPLETE)
+        with pytest.raises(DLJobError, match="complete job"):
+            done.wait(timeout=20, until="Suspended")
+        with pytest.raises(ValueError, match="until"):
+            done.wait(until="Ended")  # type: ignore[arg-type]
+
+    def test_watch_yields_each_status_until_the_end(self, client: Client, api: ThreadedApiServer) -> None:
+        job = client.submit(JOB)
+        phases = []
+        for status in job.watch(timeout=20):
+            phases.append(status.phase.value)
+            if len(phases) == 1:
+                api.report_status("a", phase="Running")
+            elif len(phases) == 2:
+                api.report_status("a", **COMPLETE)
+        assert phases == ["Pending", "Running", "Complete"]
+        for _ in job.watch():  # A caller may stop early.
+            break
+
+
+def put_records(api: ThreadedApiServer, files: dict[str, str]) -> None:
+    data = {name: base64.b64encode(gzip.compress(text.encode())).decode() for name, text in files.items()}
+    api.put(CONFIG_MAP, {"metadata": {"name": "a-logs", "namespace": "team-a"}, "binaryData": data})
+
+
+class TestRecords:
+    def test_logs_and_report_of_a_job_that_has_ended(self, client: Client, api: ThreadedApiServer) -> None:
+        job = client.submit(JOB)
+        files = {"report.json.gz": json.dumps({"steps": 3}), "report.html.gz": "<html>"}
+        put_records(api, {"rank-0.log.gz": "zero", "rank-1.log.gz": "one", **files})
+        assert job.logs() == {0: "zero", 1: "one"} and job.logs(rank=1) == {1: "one"}
+        assert job.report() == {"steps": 3} and job.report_html() == "<html>"
+        with pytest.raises(DLJobError, match="expected rank 7"):
+            job.logs(rank=7)
+
+    def test_running_job_has_no_records(self, client: Client, tmp_path: Path) -> None:
+        job = client.submit(JOB)
+        for call in (job.logs, job.report, job.report_html, lambda: job.model(tmp_path / "model")):
+            with pytest.raises(DLJobError, match="expected"):
+                call()
+
+
+class TestConnection:
+    def test_context_and_kubeconfig_are_used(self, api: ThreadedApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        with Client(context="other") as client:
+            assert client.namespace == "team-b" and client.jobs() == []
+        monkeypatch.setenv("KUBECONFIG", "/nowhere")
+        with Client(kubeconfig=api.kubeconfig) as client:
+            assert client.namespace == "team-a" and client.jobs() == []
+        with Client(kubeconfig=api.kubeconfig, context="missing") as client, pytest.raises(DLJobError):
+            client.jobs()
+        with Client() as client, pytest.raises(DLJobError, match="kubeconfig"):
+            client.jobs()
+
+    def test_closed_client_cannot_be_used(self, client: Client) -> None:
+        job = client.submit(JOB)
+        client.close()
+        client.close()
+        with pytest.raises(DLJobError, match="closed"):
+            job.status  # noqa: B018 - the property sends a request
+
+    def test_server_without_dljob(self, client: Client, api: ThreadedApiServer) -> None:
+        job = client.submit(JOB)
+        api.server.objects.clear()
+        with pytest.raises(JobDeletedError):
+            job.phase  # noqa: B018 - the property sends a request
+
+    def test_client_works_inside_a_running_event_loop(self, client: Client) -> None:
+        import asyncio
+
+        async def cell() -> str:
+            return client.submit(JOB).name
+
+        assert asyncio.run(cell()) == "a"
+
+
+def test_server_error_has_its_code() -> None:
+    assert ServerError(403, "no").code == 403

@@ -1,0 +1,104 @@
+"""Tests of ``Client.plan``, and of the example on the page about the SDK."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from dljob.cli import main
+from dljob.kube.kinds import DLJOB
+from dljob.sdk import Client, DLJobError, InvalidJobError
+from support.servers.threaded_api import PretendOperator, ThreadedApiServer
+from support.spec_changes import ENDED
+from support.specs.small_specs import JOB, MINIMAL
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = (ROOT / "docs/how-to/python.md").read_text(encoding="utf-8")
+EXAMPLES = [
+    block for block in re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL) if "import" in block
+]
+NODES: dict[str, Any] = {"nodes": [{"device": "cpu", "count": 3, "cpu": 4, "memory": "8Gi"}]}
+
+
+def test_plan_for_the_cluster_is_that_of_the_command(
+    client: Client, api: ThreadedApiServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(yaml.safe_dump(JOB))
+    plan = client.plan(path)
+    assert main(["plan", str(path), "--json"]) == 0
+    assert json.loads(json.dumps(plan.document)) == json.loads(capsys.readouterr().out)
+    assert plan.feasible and plan.status is not None and plan.status.predicted.step_seconds > 0
+    assert plan.job == "a" and plan.scaling[0]["nodes"] == 1 and plan.refusal is None
+    assert not [key for key in api.server.objects if key[0] == DLJOB.plural], "nothing was applied"
+
+
+def test_plan_says_that_a_change_would_be_refused(client: Client, api: ThreadedApiServer) -> None:
+    client.submit(JOB)
+    api.report_status("a", **ENDED)
+    plan = client.plan({**JOB, "spec": {**MINIMAL, "epochs": 9}})
+    assert plan.feasible and plan.refusal is not None and "spec.epochs" in plan.refusal
+
+
+class TestWithoutACluster:
+    @pytest.fixture(autouse=True)
+    def _without_kubeconfig(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("KUBECONFIG", "/nowhere")
+
+    def test_plan_for_described_nodes(self, tmp_path: Path) -> None:
+        path = tmp_path / "cluster.yaml"
+        path.write_text(yaml.safe_dump(NODES))
+        plans = [Client().plan(MINIMAL, cluster=given) for given in (NODES, path, str(path))]
+        assert len({plan.summary for plan in plans}) == 1 and plans[0].feasible
+
+    def test_infeasible_plan_says_why(self) -> None:
+        plan = Client().plan({**MINIMAL, "globalBatchSize": 90, "nodes": {"min": 9, "max": 9}}, cluster=NODES)
+        assert not plan.feasible and plan.status is None and plan.scaling == []
+        assert plan.summary.startswith(plan.document["infeasible"]["reason"])
+
+    def test_invalid_input_is_an_error(self, tmp_path: Path) -> None:
+        with pytest.raises(InvalidJobError):
+            Client().plan({**MINIMAL, "epochs": 0}, cluster=NODES)
+        for cluster in ({"nodes": [{"cpu": -1}]}, tmp_path / "missing.yaml"):
+            with pytest.raises(DLJobError):
+                Client().plan(MINIMAL, cluster=cluster)
+        with pytest.raises(DLJobError):
+            Client().plan(tmp_path / "missing.yaml", cluster=NODES)
+        task = {"task": {"type": "TabularRegression"}, "dataset": {"uri": "pvc://a/b.csv"}}
+        with pytest.raises(DLJobError, match="found a task"):
+            Client().plan(task, cluster=NODES)
+
+    def test_packages_of_the_operator_are_not_needed(self) -> None:
+        code = f"""
+import sys
+for name in ("aiohttp", "kopf", "kubernetes"):
+    sys.modules[name] = None
+from dljob.sdk import Client, DLJobError
+assert Client().plan({MINIMAL!r}, cluster={NODES!r}).feasible
+try:
+    Client().jobs()
+except DLJobError as error:
+    assert "pip install" in str(error), error
+else:
+    raise AssertionError
+"""
+        subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=range(len(EXAMPLES)))
+def test_example_of_the_page_runs(
+    example: str, api: ThreadedApiServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(ROOT)
+    with PretendOperator(api):
+        exec(compile(example, "python.md", "exec"), {})
+    assert "submit" not in example or "300 0.98" in capsys.readouterr().out
+
+
+def test_page_has_its_examples() -> None:
+    assert len(EXAMPLES) == 2
