@@ -184,10 +184,11 @@ def test_only_jobs_on_nodes_that_the_urgent_job_may_use_stop() -> None:
 
 def test_search_that_finds_nothing_is_not_repeated_at_once() -> None:
     async def body(cluster: FakeCluster, operator: Operator) -> None:
-        low = cluster.submit("low", "team-b", **BOTH)
-        await run_on(cluster, operator, low, "n1", "n2")
-        cluster.quota("team-a", {"requests.nvidia.com/gpu": "0"}, **{"requests.nvidia.com/gpu": "1"})
-        cluster.submit("high", second=1, **urgent(BOTH))
+        low = cluster.submit("low", "team-b", **ONE)
+        await run_on(cluster, operator, low, "n1")
+        equal = cluster.submit("equal", "team-b", second=1, **urgent(ONE))
+        await run_on(cluster, operator, equal, "n2")
+        cluster.submit("high", second=2, **urgent(BOTH))
         await operator.watch(15.0)
         operator.asked.clear()
         await operator.watch(40.0)

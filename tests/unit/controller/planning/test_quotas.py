@@ -220,17 +220,18 @@ def test_job_waits_for_no_devices_that_its_quota_would_not_give_it() -> None:
     """Seen before: with too few free nodes for it, a job with too small a quota was the first in line."""
 
     async def body(cluster: FakeCluster, operator: Operator) -> None:
-        running = cluster.submit("running", "team-b", **{**SPEC, "epochs": 1_000_000, "nodes": {"min": 3, "max": 3}})
+        running = cluster.submit("running", "team-b", **{**SPEC, "epochs": 100_000, "nodes": {"min": 3, "max": 3}})
         await operator.watch(1.0)
         await cluster.bind(await cluster.create_pods(running), "n0", "n1", "n2")
         cluster.quota("team-a", pods="2")
         large = cluster.submit("large", second=1, **{**SPEC, "nodes": {"min": 6, "max": 6}})
         await operator.watch()
-        other = cluster.submit("other", "team-b", second=2, **{**SPEC, "epochs": 1_000_000})
+        other = cluster.submit("other", "team-b", second=2, **{**SPEC, "epochs": 100_000})
         await operator.watch()
         assert (operator.planned(large), operator.planned(other)) == ("DeviceBusy", "Planned")
         cluster.quota("team-a", pods="6")
-        one = {"nodes": {"min": 1, "max": 1}, "epochs": 1_000_000}
+        await operator.watch()
+        one = {"nodes": {"min": 1, "max": 1}, "epochs": 1_000_000}  # longer than the others
         newer = cluster.submit("newer", "team-b", second=3, **{**SPEC, **one})
         await operator.watch(15.0)
         assert (operator.planned(large), operator.planned(newer)) == ("DeviceBusy", "Queued")
