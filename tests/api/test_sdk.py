@@ -34,8 +34,8 @@ def test_job_is_planned_followed_and_deleted(client: Client, play: Play) -> None
         job.wait(timeout=60, until="Suspended")
 
 
-def test_job_is_suspended_and_invalid_changes_are_refused(client: Client) -> None:
-    job = client.submit({**SPEC, "suspend": True}, name="sdk-suspended")
+def test_job_is_suspended_and_invalid_changes_are_refused(client: Client, play: Play) -> None:
+    job = client.submit({**SPEC, "devices": [play.device], "suspend": True}, name="sdk-suspended")
     job.wait(timeout=60, until="Suspended")
     with pytest.raises(InvalidJobError) as raised:
         job.scale(0)
