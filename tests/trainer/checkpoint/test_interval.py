@@ -67,8 +67,9 @@ def test_interval_follows_measured_cost_and_faults(tmp_path: Path, monkeypatch: 
             monkeypatch.setenv(rank_messages.SOCKET_ENV, listener.path)
             assert rank.main() == EXIT_OK
             listener.wait_for(rank_messages.Finished, 1)
-        first, last = listener.of(rank_messages.Checkpointed)
+        first, *between, last = listener.of(rank_messages.Checkpointed)
         assert 0 < first.mark.step < last.mark.step == 300, "one at the plan's interval, then one at the end"
+        assert faults or not between, "others only after an interval that faults have shortened, on a slow machine"
         last_checkpoints[faults] = last
     assert all(message.cost_s > 0 and message.interval_s for message in last_checkpoints.values())
     without_faults, with_faults = last_checkpoints[0].interval_s, last_checkpoints[50].interval_s
