@@ -11,9 +11,8 @@ from dlcontract.hardware import HardwareMeasure
 from dljob.api.profile import HardwareProfile
 from dljob.client.access import FIELD_OWNER
 from dljob.client.errors import BadInputError
-from dljob.job.probes.hardware import hardware_profile
+from dljob.job.probes.hardware import hardware_body, hardware_profile
 from dljob.job.probes.targets import Target
-from dljob.job.profiles import hardware_body
 from dljob.render.helpers.probe import CONTAINER, ProbeImage, peer_pod, probe_pod
 
 LOOK_S = 1.0

@@ -11,8 +11,8 @@ from dlcontract.hardware import HardwareMeasure
 from dljob.calibrate.learned import hardware_of
 from dljob.cluster.hardware import KEY
 from dljob.job.probes.changes import Software, changed_classes
-from dljob.job.probes.hardware import hardware_profile
-from dljob.job.profiles import MANAGED_LABEL, MANAGER, hardware_body, learned_by_model
+from dljob.job.probes.hardware import hardware_body, hardware_profile
+from dljob.job.profiles import MANAGED_LABEL, MANAGER, learned_by_model
 from dljob.kube import Api, ApiError, Cache
 from dljob.kube.kinds import POD, PROFILE
 from dljob.reconcile.hardware_probes import Action, ProbePod, Remove, Start, Starts, Store, decide

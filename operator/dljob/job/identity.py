@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from typing import Any
 
 from dljob.api import DLJobSpec
@@ -59,3 +60,15 @@ def _origin(source: Source) -> list[str | None]:
         return ["archive", source.archive.uri.partition("?")[0], source.archive.path]
     assert source.config_map is not None, "a rule of the API requires one of the three"
     return ["configMap", source.config_map.name]
+
+
+def profile_name(model: str, device: str, namespace: str | None = None) -> str:
+    """Return the name of the DLProfile of a model key and a device type: both in readable form, and a digest.
+
+    ``namespace``: the only namespace whose plans use the profile; None: all namespaces share it. The digest includes
+    it.
+    """
+    origin = f"{model}\n{device}" + (f"\n{namespace}" if namespace else "")
+    digest = hashlib.sha256(origin.encode()).hexdigest()[:8]
+    readable = re.sub(r"[^a-z0-9]+", "-", f"{model}-{device}".lower()).strip("-")[:48].strip("-")
+    return f"{readable}-{digest}"

@@ -1,7 +1,5 @@
 """Translate DLProfile objects into the planner's constants, and update them from reports. No I/O."""
 
-import hashlib
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -13,7 +11,6 @@ from pydantic import ValidationError
 
 from dlcontract import Plan, RankMeasure, Report, micro_batches_of
 from dljob.api import (
-    API_VERSION,
     ComputePoint,
     DLProfileStatus,
     NextMeasurement,
@@ -21,7 +18,7 @@ from dljob.api import (
     ScalingConstants,
     ScalingPoint,
 )
-from dljob.api.profile import MAX_EXPONENT, MAX_GAMMA, MAX_S, HardwareProfile
+from dljob.api.profile import MAX_EXPONENT, MAX_GAMMA, MAX_S
 from dljob.calibrate import (
     Learned,
     LearnedPoint,
@@ -38,7 +35,6 @@ from dljob.calibrate import (
 from dljob.calibrate.learned import parts_of_key
 from dljob.calibrate.noise import after as noise_after
 from dljob.cluster import catalogue
-from dljob.cluster.hardware import KEY
 from dljob.job.identity import IMAGE_PREFIX
 from dljob.job.plan.structure import planner_structure
 from dljob.job.probes.hardware import hardware_of
@@ -59,29 +55,6 @@ MAX_PROFILES = 256
 """Maximum number of profiles in one namespace, and of those with structures of scripts. The others are deleted."""
 LIFE = timedelta(days=180)
 MANAGED_LABEL, MANAGER = "app.kubernetes.io/managed-by", "dljob"
-
-
-def profile_name(model: str, device: str, namespace: str | None = None) -> str:
-    """Return the name of the DLProfile of a model key and a device type: both in readable form, and a digest.
-
-    ``namespace``: the only namespace whose plans use the profile; None: all namespaces share it. The digest includes
-    it.
-    """
-    origin = f"{model}\n{device}" + (f"\n{namespace}" if namespace else "")
-    digest = hashlib.sha256(origin.encode()).hexdigest()[:8]
-    readable = re.sub(r"[^a-z0-9]+", "-", f"{model}-{device}".lower()).strip("-")[:48].strip("-")
-    return f"{readable}-{digest}"
-
-
-def hardware_body(profile: HardwareProfile, device: str, now: datetime) -> dict[str, Any]:
-    """Return the DLProfile object with a device class's measured hardware, which plans of all namespaces use."""
-    return {
-        "apiVersion": API_VERSION,
-        "kind": "DLProfile",
-        "metadata": {"name": profile_name(KEY, device)},
-        "spec": {"model": KEY, "device": device},
-        "status": DLProfileStatus(hardware=profile, updated=now).manifest(),
-    }
 
 
 def expired(profiles: Iterable[Mapping[str, Any]], now: datetime) -> Iterator[str]:

@@ -18,12 +18,13 @@ from dljob.perf.workload.workload import Workload, in_precision
 from dljob.planner import batch
 from dljob.planner.candidates import precision, recomputation
 from dljob.planner.candidates.accumulation import accumulated
+from dljob.planner.candidates.cost.collectives import HALVES, summing
 from dljob.planner.candidates.cost.implausible import without_implausible
 from dljob.planner.candidates.cost.interrupted import checkpoint_s
 from dljob.planner.candidates.evaluate import Part, evaluate
 from dljob.planner.candidates.fixed import fixed_parts
 from dljob.planner.candidates.node_layout import Layout, layouts
-from dljob.planner.candidates.options import HALVES, Option, options, sharing_options, summing
+from dljob.planner.candidates.options import Option, options, sharing_options
 from dljob.planner.candidates.pools import KINDS, Eligible, Pool, eligible
 from dljob.planner.candidates.request_workload import stored_of, workload_of
 from dljob.planner.candidates.shard_space import largest_share

@@ -204,7 +204,7 @@ def test_missing_command_fails_the_job(two: Job) -> None:
 
 
 def test_forks_of_the_zygote_are_ordinary_programs() -> None:
-    program = SPEAKING.replace("speaking_rank", "ordinary_program")
+    program = SPEAKING.replace("faults/speaking_rank", "scripts/ordinary_program")
     model = ModelRef(command=("python", "-u", program, "--flag", "a b", ""), framework="Torchrun")
     with job(1) as one:
         one.start(one.plan(model=model, backoff_limit=0, per_pod=2))

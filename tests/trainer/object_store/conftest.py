@@ -1,10 +1,13 @@
 """Fixtures of the tests of object stores."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
+from dltrain.object_store import watching
 from support.trainer.object_store import Server, server
+from support.trainer.uploading_pods import Clock, Pods
 
 
 @pytest.fixture
@@ -22,3 +25,10 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     waited: list[float] = []
     monkeypatch.setattr("dltrain.host.volume_access.time.sleep", waited.append)
     return waited
+
+
+@pytest.fixture
+def pods(tmp_path: Path, store: Server, monkeypatch: pytest.MonkeyPatch) -> Pods:
+    made = Pods(tmp_path)
+    monkeypatch.setattr(watching, "time", Clock(made))
+    return made

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from dlcontract import Mismatch, ProbePoint, RankMeasure, Report, RunPhase
 from dljob.api import ComputePoint, DLProfileStatus
 from dljob.calibrate import MAX_POINTS, Measured, Place, in_session, learn, without_outliers
-from dljob.job.profiles import devices, learned, profile_name, updated_profile
+from dljob.job.identity import profile_name
+from dljob.job.profiles import devices, learned, updated_profile
 from dljob.planner import Learned, LearnedPoint
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)

@@ -15,8 +15,9 @@ from dljob.calibrate.hardware import compared, usable, workload
 from dljob.cluster import catalogue
 from dljob.cluster.catalogue import NOMINAL, TimeFactors
 from dljob.cluster.hardware import KEY, Hardware, LinkSpeed
-from dljob.job.probes.hardware import hardware_of, hardware_profile
-from dljob.job.profiles import hardware_body, learned_by_model, profile_name
+from dljob.job.identity import profile_name
+from dljob.job.probes.hardware import hardware_body, hardware_of, hardware_profile
+from dljob.job.profiles import learned_by_model
 from dljob.perf.step.compute import catalogue_curve
 from dljob.perf.step.core_scaling import CoreUse
 from dljob.perf.workload.workload import builtin, in_precision

@@ -283,7 +283,7 @@ def test_options_that_exclude_each_other_have_one_error(
 def test_a_local_profile_is_what_plan_reads(tmp_path: Path) -> None:
     from datetime import UTC, datetime
 
-    from dljob.job.profiles import hardware_body
+    from dljob.job.probes.hardware import hardware_body
 
     path = tmp_path / "hardware.yaml"
     body = hardware_body(hardware_profile(MEASURE, "plain"), "plain", datetime.now(UTC))

@@ -7,7 +7,8 @@ import pytest
 
 from dlcontract import Report, RunPhase
 from dlcontract.report import RankMeasure
-from dljob.job.profiles import MANAGED_LABEL, MANAGER, profile_name
+from dljob.job.identity import profile_name
+from dljob.job.profiles import MANAGED_LABEL, MANAGER
 from dljob.kube import Cache, Kube
 from dljob.kube.kinds import DLJOB, POD, PROFILE, STATEFUL_SET
 from dljob.kube.rest import ApiError

@@ -19,9 +19,8 @@ from dljob.cli.hardware_tables import hardware_table
 from dljob.client import operator_pods, preview
 from dljob.client.errors import BadInputError
 from dljob.job.observed import JOB_LABEL
-from dljob.job.probes.hardware import hardware_of, hardware_profile
+from dljob.job.probes.hardware import hardware_body, hardware_of, hardware_profile
 from dljob.job.probes.targets import probe_targets
-from dljob.job.profiles import hardware_body
 from dljob.render.helpers.probe import ProbeImage, with_defaults
 
 LOCAL_LIMIT_S = 180.0

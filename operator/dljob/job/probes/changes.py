@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dljob.cluster.hardware import KEY
-from dljob.job.profiles import profile_name
+from dljob.job.identity import profile_name
 
 MAX_VERSION = 96
 """Largest number of characters of a version in a DLProfile."""

@@ -1,13 +1,17 @@
 """Translate between the probe's document, the hardware in DLProfile objects, and the planner's constants. No I/O."""
 
 from dataclasses import asdict
+from datetime import datetime
+from typing import Any
 
 from dlcontract.hardware import HardwareMeasure
+from dljob.api import API_VERSION, DLProfileStatus
 from dljob.api.profile import MAX_NOTE, HardwareFactors, HardwareProfile, ProbedLink, ProbedStep
 from dljob.calibrate.hardware import compared
 from dljob.cluster import catalogue
 from dljob.cluster.catalogue import Device, TimeFactors
-from dljob.cluster.hardware import Hardware, LinkSpeed
+from dljob.cluster.hardware import KEY, Hardware, LinkSpeed
+from dljob.job.identity import profile_name
 
 
 def sheet_of(device: str, kind: str) -> Device:
@@ -49,6 +53,17 @@ def hardware_profile(measure: HardwareMeasure, device: str, node: str = "") -> H
         ),
         notes=tuple(note[:MAX_NOTE] for note in measure.notes),
     )
+
+
+def hardware_body(profile: HardwareProfile, device: str, now: datetime) -> dict[str, Any]:
+    """Return the DLProfile object with a device class's measured hardware, which plans of all namespaces use."""
+    return {
+        "apiVersion": API_VERSION,
+        "kind": "DLProfile",
+        "metadata": {"name": profile_name(KEY, device)},
+        "spec": {"model": KEY, "device": device},
+        "status": DLProfileStatus(hardware=profile, updated=now).manifest(),
+    }
 
 
 def _short(value: float) -> float:

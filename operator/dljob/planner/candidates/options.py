@@ -22,7 +22,7 @@ from dljob.planner.candidates.cost.rank_speed import rank_speed
 from dljob.planner.candidates.node_layout import Layout, nodes_with_room, shared_layouts
 from dljob.planner.candidates.pools import Pool
 from dljob.planner.candidates.request_workload import stored_of
-from dljob.planner.types import CollectiveName, Request, Strategy
+from dljob.planner.types import Request, Strategy
 
 GPU_LATENCY_S = 10e-6
 """Latency between GPUs of one node, including the NCCL call."""
@@ -34,20 +34,12 @@ Published measurements of large messages (vTrain, MICRO 2024, artifact): 229 of 
 GB/s on 8 V100. On networks between nodes NCCL reaches nearly all: 192 of 200 GB/s on DGX A100 (issue 812 of
 NVIDIA/nccl), so their bandwidth counts as stated."""
 
-AUTO: dict[bool, tuple[CollectiveName, ...]] = {
-    False: ("Ring", "HalvingDoubling", "Butterfly", "Tree", "ParameterServer"),
-    True: ("Torch",),
-}
-"""Collectives that the planner chooses from, by ``is_gpu``. On GPUs the trainer always uses NCCL."""
-
 
 MORE = 1.02
 """Minimum factor by which a larger number of ranks must increase a rank's largest batch with a sharded optimizer.
 
 If the gain is smaller, ``sharing_options`` returns no separate option for that number of ranks, because each option
 makes the search longer."""
-HALVES: tuple[CollectiveName, ...] = ("Ring", "Torch")
-"""Collectives made of a reduce-scatter and an all-gather. Between the two, ranks can update their shards."""
 
 
 @dataclass(frozen=True)
@@ -358,32 +350,6 @@ def peer_Bps(option: Option) -> float:  # noqa: N802 - the unit is part of the n
 def near_latency_s(is_gpu: bool) -> float:
     """Return the assumed latency in seconds between ranks on the same node: between GPUs, or through shared memory."""
     return GPU_LATENCY_S if is_gpu else communication.SHARED_MEMORY_LATENCY_S
-
-
-def summing(option: Option) -> tuple[CollectiveName, ...]:
-    """Return the collectives (algorithms that reduce gradients) from which the planner may choose for this option.
-
-    A sharded optimizer allows only those in ``HALVES``.
-    """
-    names = AUTO[option.pool.is_gpu]
-    return tuple(n for n in names if n in HALVES) if option.strategy == "Optimizer" else names
-
-
-NCCL_NAMES: tuple[CollectiveName, ...] = ("Torch", "Ring", "MPI", "DDP")
-"""Collectives that a job on GPUs may name. The trainer uses NCCL for all of them.
-
-``Ring`` and ``MPI`` are accepted because specs of earlier releases name them, and because NCCL does what they say: it
-reduces along rings where that is fast, or chooses. ``DDP`` uses NCCL for larger buckets. The other names promise
-algorithms that NCCL does not have."""
-
-
-def priced(collective: CollectiveName, is_gpu: bool, by_script: bool = False) -> communication.Collective:
-    """Return the collective whose time formula predicts ``collective``: on GPUs, all of ``NCCL_NAMES`` are NCCL.
-
-    ``by_script``: True if a script reduces gradients itself (``Request.reduced_by_script``), for example with MPI.
-    """
-    nccl = is_gpu and (collective == "Torch" or (collective in NCCL_NAMES and not by_script))
-    return "NCCL" if nccl else collective
 
 
 def _reduce_Bps(chosen: list[Option]) -> float:  # noqa: N802 - the unit is part of the name

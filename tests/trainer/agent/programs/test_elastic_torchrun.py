@@ -16,7 +16,7 @@ pytestmark = [
     pytest.mark.mpi,
     pytest.mark.skipif(os.getuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2 for namespaces"),
 ]
-SCRIPT = SPEAKING.replace("speaking_rank", "elastic_script")
+SCRIPT = SPEAKING.replace("faults/speaking_rank", "scripts/elastic_script")
 QUICK = {"DLTRAIN_SHRINK_AFTER_S": "2"}
 START_S = 120.0
 """Time limit for starts of ranks, which import torch."""

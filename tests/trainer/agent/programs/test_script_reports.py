@@ -18,7 +18,7 @@ pytestmark = [
     pytest.mark.skipif(os.getuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2 for namespaces"),
 ]
 NO_TORCH = {"DLTRAIN_IMPORT_AHEAD": "off"}
-SCRIPT = SPEAKING.replace("speaking_rank", "reporting_script")
+SCRIPT = SPEAKING.replace("faults/speaking_rank", "scripts/reporting_script")
 
 
 def reporting(made: Job, *arguments: str, **fields: Any) -> Plan:

@@ -17,8 +17,8 @@ pytestmark = [
     pytest.mark.mpi,
     pytest.mark.skipif(os.getuid() != 0 or shutil.which("ip") is None, reason="needs root and iproute2 for namespaces"),
 ]
-SCRIPT = SPEAKING.replace("speaking_rank", "checkpointing_script")
-SHARDED = SPEAKING.replace("speaking_rank", "sharded_script")
+SCRIPT = SPEAKING.replace("faults/speaking_rank", "scripts/checkpointing_script")
+SHARDED = SPEAKING.replace("faults/speaking_rank", "scripts/sharded_script")
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ pytestmark = [
 ]
 NO_TORCH = {"DLTRAIN_IMPORT_AHEAD": "off"}
 MLP = ModelRef(name="mlp")
-SCRIPT = SPEAKING.replace("speaking_rank", "reporting_script")
+SCRIPT = SPEAKING.replace("faults/speaking_rank", "scripts/reporting_script")
 
 
 def test_built_in_model_stops_at_its_target_with_a_checkpoint_and_stays_complete(two: Job) -> None:

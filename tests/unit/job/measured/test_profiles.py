@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from dljob.api import DLJobSpec
-from dljob.job.identity import profile_key
-from dljob.job.profiles import LIFE, MAX_PROFILES, expired, learned_by_model, profile_name
+from dljob.job.identity import profile_key, profile_name
+from dljob.job.profiles import LIFE, MAX_PROFILES, expired, learned_by_model
 from support.builders import DIGITS, NOW
 
 Json = dict[str, Any]
