@@ -7,7 +7,7 @@ that more threads do not speed up. The planner compares both (``perf.step.core_s
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from math import log2
+from math import inf, log2
 
 from dljob.calibrate.learned import LearnedPoint
 from dljob.cluster.hardware import Hardware
@@ -110,6 +110,7 @@ def measured_on(
     layout: Layout,
     step_s: Callable[[Layout, int], float],
     unknown_cores: float = 1.0,
+    node_cpu: float = inf,
 ) -> tuple[list[tuple[int, float]], float]:
     """Return (measured (batch, seconds) points for a layout on a CPU node, additional spread of predictions from them).
 
@@ -119,12 +120,14 @@ def measured_on(
 
     ``step_s``: function from a layout and a batch to the predicted seconds without measurements. ``unknown_cores``:
     number of CPUs of points that do not state it, because a release measured them that gave a node one rank.
+    ``node_cpu``: CPUs of a node, which limit those of points, because profiles store a part of a CPU as 1.
     """
     by_layout: dict[Layout, list[LearnedPoint]] = {}
-    unknown = Layout(1, max(1.0, float(int(unknown_cores))))
+    unknown = Layout(1, min(max(1.0, float(int(unknown_cores))), node_cpu))
     stated = [point for point in points if point.cores is not None]
     for point in stated:
-        by_layout.setdefault(Layout(point.ranks, float(point.cores or 1), point.machine_nodes), []).append(point)
+        cores = min(float(point.cores or 1), node_cpu / point.ranks)
+        by_layout.setdefault(Layout(point.ranks, cores, point.machine_nodes), []).append(point)
     for point in points:
         if point.cores is None and all(other.cores is None for other in by_layout.get(unknown, ())):
             by_layout.setdefault(unknown, []).append(point)

@@ -129,6 +129,14 @@ class TestMeasuredOn:
         assert measured_on(points, Layout(1, 1.0), line) == ([(8, 0.2)], 0.0)
         assert measured_on(points, Layout(1, 4.0), line, unknown_cores=4.0) == ([(8, 0.2)], 0.0)
 
+    @pytest.mark.parametrize("cores", [1, None])
+    def test_one_core_of_a_node_with_a_part_of_a_cpu_is_this_part(self, cores: int | None) -> None:
+        """Regression: profiles store 1 core for 0.2 of a CPU, and plans multiplied their times by five."""
+        known = {("digits-cnn", "cpu"): Learned((LearnedPoint(120, 0.03, 50, cores),))}
+        small = view({"cpu": 0.2, "memory": "8Gi"})
+        found = decided(replace(DIGITS, global_batch=120, nodes_max=1), small, known).chosen.prediction
+        assert found.compute_s == pytest.approx(0.03)
+
     def test_profile_of_one_core_predicts_less_time_and_a_wider_interval_for_more(self) -> None:
         known = {("digits-cnn", "cpu"): Learned((LearnedPoint(48, 0.1, 50, 1), LearnedPoint(96, 0.2, 50, 1)))}
         cluster = view({"cpu": 64, "memory": "64Gi"})
