@@ -81,6 +81,7 @@ def test_unmodified_torchrun_script_trains(ranks: int) -> None:
     assert found is not None and float(found[1]) > 0.95, ended.output
 
 
+@pytest.mark.long
 def test_elastic_torchrun_script_goes_on_with_another_number_of_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,7 +95,7 @@ def test_elastic_torchrun_script_goes_on_with_another_number_of_ranks(
 
 
 @pytest.mark.parametrize("script", ["train_mpi4py.py", "train_horovod.py"])
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_unmodified_mpi_program_trains(script: str, ranks: int) -> None:
     ended = local(ranks, SCRIPTS / script)
     assert ended.code == EXIT_OK, ended.output
@@ -111,6 +112,7 @@ def free_port() -> int:
     raise AssertionError("found no free port from 20000 to 30000")
 
 
+@pytest.mark.long
 def test_gpt_learns_real_text(tmp_path: Path) -> None:
     """The loss starts at ln 256 = 5.5, that of uniform bytes. The entropy of single bytes is about 3.3."""
     plan = make_plan(

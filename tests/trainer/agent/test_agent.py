@@ -67,6 +67,7 @@ def test_three_pods_train_and_restarted_pods_do_not_train_again(three: Job) -> N
     assert three.pods[0].text().count("rank 0 of 3 is process") == 1, "it was trained twice"
 
 
+@pytest.mark.long
 def test_built_in_model_from_the_zygote(two: Job) -> None:
     two.start(two.plan(steps=30))
     two.until(lambda r: r.step >= 1)

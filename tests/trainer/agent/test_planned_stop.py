@@ -136,6 +136,7 @@ def test_stop_without_a_checkpoint_is_in_the_report(two: Job) -> None:
     assert Document.parse(stored(two)["report.json.gz"]).totals.checkpoints_skipped == 1
 
 
+@pytest.mark.long
 def test_steps_that_are_done_twice_are_in_the_report(two: Job) -> None:
     two.start(two.plan(speaking("4000", "mpi=1", "back=3")), **NO_TORCH)
     two.until(lambda r: r.step >= 10)

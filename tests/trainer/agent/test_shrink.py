@@ -64,7 +64,7 @@ def test_ranks_restart_from_memory_after_loss_of_mpirun_or_a_daemon(program: str
 
 
 @pytest.mark.parametrize(
-    "kind", ["Pipeline", *(pytest.param(k, marks=pytest.mark.long) for k in ("StaleSynchronous", "DDP"))]
+    "kind", [pytest.param(k, marks=pytest.mark.long) for k in ("Pipeline", "StaleSynchronous", "DDP")]
 )
 def test_lost_stage_server_or_rank_of_ddp_restarts_from_the_last_checkpoint(kind: str, two: Job) -> None:
     """Rank 1 is the second stage, the server, or a rank of DDP. In all cases, rank 0 writes the checkpoints."""

@@ -22,7 +22,7 @@ from support.trainer.resume import stop_and_resume
 
 
 @pytest.mark.mpi
-@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.long), 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.long)])
 def test_parts_of_a_model_equal_one_process(ranks: int, tmp_path: Path) -> None:
     """Checkpoints agree too, and either side can resume from the other's."""
     ended = run_ranks(ranks, BODIES / "parallel/model_parallel.py", str(ranks), tmp_path, timeout_s=150)

@@ -285,7 +285,7 @@ def test_found_learning_rate_trains_like_a_given_one(parallelism: Any, tmp_path:
     assert hashes(searched, steps) == hashes(given, steps), "the range test changed the training"
 
 
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_five_line_script_trains(ranks: int, tmp_path: Path) -> None:
     script = SCRIPTS / "train_five_lines.py"
     arguments = [sys.executable, str(script)] if ranks == 1 else command(ranks, script, fresh=True)

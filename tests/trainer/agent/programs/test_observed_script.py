@@ -30,9 +30,8 @@ def test_structure_of_an_unmodified_script_is_in_the_report(two: Job) -> None:
     assert (report.step, report.step_s) == (0, None), "the script reports no progress by itself"
 
 
-@pytest.mark.parametrize(
-    ("switch", "seen"), [({}, True), pytest.param({"DLJOB_OBSERVE": "off"}, False, marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("switch", "seen"), [({}, True), ({"DLJOB_OBSERVE": "off"}, False)])
 def test_python_of_a_shell_script_is_observed_unless_it_is_switched_off(
     two: Job, switch: dict[str, str], seen: bool
 ) -> None:

@@ -132,6 +132,7 @@ def test_three_pods_without_a_shared_volume_train_and_resume(three: Job, store: 
         assert not [path for path in disk.rglob("*") if path.is_file()], "neither logs nor reports nor copies"
 
 
+@pytest.mark.long
 def test_sharded_checkpoint_of_two_nodes_resumes_on_three(three: Job, store: Server) -> None:
     """Ranks that FSDP has sharded write their shards on two nodes. Both nodes are lost, and three others resume."""
     disks, go = disk_of_each_pod(three), three.directory / "go"

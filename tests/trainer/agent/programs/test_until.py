@@ -21,6 +21,7 @@ MLP = ModelRef(name="mlp")
 SCRIPT = SPEAKING.replace("faults/speaking_rank", "scripts/reporting_script")
 
 
+@pytest.mark.long
 def test_built_in_model_stops_at_its_target_with_a_checkpoint_and_stays_complete(two: Job) -> None:
     plan = two.plan(model=MLP, steps=None, epochs=300, until=Until(metric="accuracy", at_least=0.3))
     two.start(plan)
