@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # Property tests draw the same examples in every run: all of them in hack/test full and in a stage that is named, the
-# first third in hack/test. hack/test explore draws more and new ones. A counterexample is printed as "Falsifying
+# first sixth in hack/test. hack/test explore draws more and new ones. A counterexample is printed as "Falsifying
 # example". Pin it with @example and fix the code.
 EXPLORE = os.environ.get("DLJOB_HYPOTHESIS") == "explore"
-FACTOR = {"explore": 10.0, "third": 1 / 3}.get(os.environ.get("DLJOB_HYPOTHESIS", ""), 1.0)
+FACTOR = {"explore": 10.0, "sixth": 1 / 6}.get(os.environ.get("DLJOB_HYPOTHESIS", ""), 1.0)
 _SLOW = (HealthCheck.too_slow,)  # depends on the machine's load, not on the code
 settings.register_profile("pinned", derandomize=True, deadline=None, database=None, suppress_health_check=_SLOW)
 settings.register_profile("explore", deadline=None, database=None, print_blob=True, suppress_health_check=_SLOW)
@@ -49,7 +49,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Under hack/test and hack/test explore, give each property test a third or ten times its number of examples."""
+    """Under hack/test and hack/test explore, give each property test a sixth or ten times its number of examples."""
     for item in items if FACTOR != 1 else ():
         function = getattr(item, "obj", None)
         function = getattr(function, "__func__", function)

@@ -21,6 +21,7 @@ def operator_environment() -> dict[str, str]:
     return {"DLJOB_OVERRIDES": "none"}
 
 
+@pytest.mark.long
 def test_annotation_opens_neither_secrets_nor_overrides(play: Play) -> None:
     """Seen before: everybody could set the annotation and read every Secret of the namespace."""
     kubectl = play.kubectl

@@ -256,7 +256,7 @@ EVIL: dict[str, Json] = {
 }
 
 
-@pytest.mark.parametrize("case", EVIL)
+@pytest.mark.parametrize("case", ["deep", *(pytest.param(each, marks=pytest.mark.long) for each in ("long", "wide"))])
 def test_object_that_cannot_be_decoded_concerns_itself_alone(case: str, play: Play, operator: OperatorProcess) -> None:
     """Seen before: a deeply nested job stopped the operator for every namespace, even after a restart."""
     submit_raw(play, f"evil-{case}", EVIL[case])
