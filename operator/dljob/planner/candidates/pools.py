@@ -69,8 +69,12 @@ class Pool:
         return together(self.machines, self.nodes, nodes) if self.machines else 1
 
     def machine_cpu(self, nodes: int) -> float:
-        """Return the cores of the smallest machine with at least ``nodes`` nodes; infinite if there is none."""
-        return min((machine.cpu for machine in self.machines if machine.nodes >= nodes), default=inf)
+        """Return the cores of the smallest machine with at least ``nodes`` nodes; infinite if no nodes share a machine.
+
+        An earlier run may have used more nodes of a machine than are free now. Then the smallest machine counts.
+        """
+        large = [machine for machine in self.machines if machine.nodes >= nodes]
+        return min((machine.cpu for machine in large or self.machines), default=inf)
 
 
 KINDS = ("NVIDIA GPUs", "AMD GPUs", "CPUs")

@@ -129,6 +129,14 @@ class TestMeasurements:
         known = {self.KEY: Learned((LearnedPoint(40, 0.012, 50, 1, 1, 3),), steps=(step,))}
         assert on_three(SHARED, known).chosen.prediction.step_s == pytest.approx(0.016, rel=0.05)
 
+    def test_times_measured_on_more_nodes_than_are_free_now_predict_faster_ranks(self) -> None:
+        """Regression: with one of three nodes busy, the times of a run on all three counted as those of ranks alone."""
+        known = {self.KEY: Learned((LearnedPoint(120, 0.030, 50, 1, 1, 3),))}
+        first, *others = SHARED.nodes
+        busy = ClusterView((replace(first, free_cpu=0.0), *others))
+        found = decided(replace(QUICKSTART, nodes_max=1), busy, known).chosen.prediction
+        assert found.compute_s == pytest.approx(0.020, rel=0.01)
+
     def test_measurements_count_as_they_are_once_the_labels_are_gone(self) -> None:
         known = {self.KEY: Learned((LearnedPoint(40, 0.012, 50, 1, 1, 3),))}
         assert on_three(ALONE, known).chosen.prediction.compute_s == pytest.approx(0.012)
