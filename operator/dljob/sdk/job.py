@@ -8,10 +8,9 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from dlcontract import config_map_names
 from dljob.api import DLJobStatus, Phase, Progress
 from dljob.client.model_copy import CopyOptions, copy_model
-from dljob.client.records import logs_of, outputs_of, report_of
+from dljob.client.records import outputs_of, report_of
 from dljob.sdk import requests, targets
 from dljob.sdk.errors import DLJobError, JobTimeoutError
 from dljob.sdk.session import Session
@@ -175,8 +174,7 @@ class Job:
         return text
 
     def _records(self) -> Mapping[str, Any]:
-        name = config_map_names(self.name)[2]
-        return self._session.call(lambda api: logs_of(api, self.namespace, name))
+        return self._session.call(lambda api: requests.records(api, self.namespace, self.name, self.uid))
 
     def model(
         self, directory: str | Path, *, everything: bool = False, image: str | None = None, timeout: float = 300.0
@@ -188,6 +186,7 @@ class Job:
         seconds for the start of the pod.
         """
         folder, options = Path(directory), CopyOptions(everything, image, timeout)
+        self._session.call(lambda api: requests.read(api, self.namespace, self.name, self.uid))
         names = self._session.call(lambda api: copy_model(api, self.namespace, self.name, folder, options))
         return [folder / name for name in names]
 

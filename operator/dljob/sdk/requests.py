@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
+from time import monotonic
 from typing import Any
 
 from dlcontract import REPORT_KEY, Report, config_map_names
@@ -15,6 +16,8 @@ Body = Mapping[str, Any]
 WATCH_S, SILENCE_S = 300, 90.0
 PAUSE_S = 1.0
 """Seconds between two watches. Without permission to watch, the job is read in this interval."""
+PATIENCE_S = 600.0
+"""Seconds for which a watch bears that the API server does not answer, such as while it is upgraded."""
 MAX_LINES = 20
 """Maximum number of lines of a failed rank's output in an exception."""
 
@@ -56,15 +59,25 @@ async def read(api: Any, namespace: str, name: str, uid: str) -> Body:
 
 
 async def changes(api: Any, namespace: str, name: str, uid: str) -> AsyncIterator[Body]:
-    """Yield the job now and after each change, by a watch. Raise JobDeletedError when it no longer exists."""
+    """Yield the job now and after each change, by a watch. Raise JobDeletedError when it no longer exists.
+
+    After the first answer, temporary errors of the API server are only raised if they last longer than ``PATIENCE_S``.
+    """
     from dljob.kube import ApiError
     from dljob.kube.kinds import DLJOB
     from dljob.kube.objects.bounds import MAX_OBJECT_NBYTES, bounded_event
     from dljob.kube.watch.reflector import TEMPORARY
 
-    seen = ""
+    seen, answered_s = "", 0.0
     while True:
-        body = await read(api, namespace, name, uid)
+        try:
+            body = await read(api, namespace, name, uid)
+        except ApiError as error:
+            if not seen or error.code not in TEMPORARY or monotonic() - answered_s > PATIENCE_S:
+                raise
+            await asyncio.sleep(PAUSE_S)
+            continue
+        answered_s = monotonic()
         version = body["metadata"]["resourceVersion"]
         if version != seen:
             yield body
@@ -81,10 +94,20 @@ async def changes(api: Any, namespace: str, name: str, uid: str) -> AsyncIterato
                     raise _deleted(namespace, name)
                 seen = meta["resourceVersion"]
                 yield event["object"]
+            answered_s = monotonic()
         except ApiError as error:
             if not (error.forbidden or error.code == 410 or error.code in TEMPORARY):
                 raise
         await asyncio.sleep(PAUSE_S)
+
+
+async def records(api: Any, namespace: str, name: str, uid: str) -> Body:
+    """Return the ConfigMap with the output and report of the job with this uid; an empty mapping if there is none.
+
+    Raise JobDeletedError if the job no longer exists, because the records may be those of a new job of its name.
+    """
+    await read(api, namespace, name, uid)
+    return await logs_of(api, namespace, config_map_names(name)[2])
 
 
 async def change(api: Any, namespace: str, name: str, uid: str, spec: Body) -> None:

@@ -25,6 +25,7 @@ from dljob.sdk import (
     JobNotFoundError,
     JobTimeoutError,
     ServerError,
+    requests,
 )
 from support.servers.threaded_api import ThreadedApiServer
 from support.spec_changes import ENDED
@@ -116,11 +117,16 @@ class TestReading:
         api.report_status("a", phase="Running", progress={"step": 3, "steps": 10, "percent": 30}, later="field")
         assert job.phase is Phase.RUNNING and job.progress is not None and job.progress.percent == 30
 
-    def test_new_job_of_the_same_name_is_another_job(self, client: Client, api: ThreadedApiServer) -> None:
+    def test_new_job_of_the_same_name_is_another_job(
+        self, client: Client, api: ThreadedApiServer, tmp_path: Path
+    ) -> None:
         job = client.submit(JOB)
         api.delete(DLJOB, "team-a", "a")
         client.submit(JOB)
-        for call in (lambda: job.status, job.suspend, job.wait):
+        put_records(api, {"rank-0.log.gz": "of the new job", "report.json.gz": "{}"})
+        api.report_status("a", **COMPLETE)
+        model = lambda: job.model(tmp_path / "model")  # noqa: E731 - one of several calls
+        for call in (lambda: job.status, job.suspend, job.wait, job.logs, job.report, model):
             with pytest.raises(JobDeletedError):
                 call()
         job.delete()
@@ -167,6 +173,47 @@ class TestWait:
         later(lambda: api.end_watches(DLJOB))
         later(lambda: api.report_status("a", **COMPLETE), 0.3)
         assert job.wait(timeout=20).phase is Phase.COMPLETE
+
+    def test_wait_survives_an_api_server_that_does_not_answer(
+        self, client: Client, api: ThreadedApiServer, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Regression: an API server that restarted for a few seconds ended a wait of hours."""
+        job, errors, read = client.submit(JOB), [503, 0], Api.get
+
+        async def failing(self: Api, *where: Any) -> Any:
+            if reads and errors:
+                if len(errors) == 1:
+                    api.report_status("a", **COMPLETE)
+                raise ApiError(errors.pop(0), "Unavailable", "restarting")
+            reads.append(where)
+            return await read(self, *where)
+
+        async def ended(*_: object, **__: object) -> AsyncIterator[bytes]:
+            raise ApiError(0, "ClientConnectorError", "restarting")
+            yield b""
+
+        reads: list[Any] = []
+        monkeypatch.setattr(Api, "get", failing)
+        monkeypatch.setattr(Api, "watch", ended)
+        assert job.wait(timeout=20).phase is Phase.COMPLETE
+        assert not errors
+
+    def test_wait_ends_if_the_api_server_never_answers_again(
+        self, client: Client, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def failing(*_: object) -> Any:
+            raise ApiError(503, "Unavailable", "down")
+
+        async def ended(*_: object, **__: object) -> AsyncIterator[bytes]:
+            monkeypatch.setattr(Api, "get", failing)
+            raise ApiError(0, "ClientConnectorError", "down")
+            yield b""
+
+        job = client.submit(JOB)
+        monkeypatch.setattr(requests, "PATIENCE_S", 0.05)
+        monkeypatch.setattr(Api, "watch", ended)
+        with pytest.raises(ServerError, match="down"):
+            job.wait(timeout=20)
 
     def test_failure_has_the_last_lines_of_the_failed_rank(self, client: Client, api: ThreadedApiServer) -> None:
         job = client.submit(JOB)
