@@ -165,6 +165,39 @@ def test_upload_of_a_part_that_fails_leaves_no_commit(pods: Pods, store: Server)
     assert pods.commits() == [{"shard0", "shard1"}]
 
 
+def test_part_that_could_not_be_announced_is_not_taken_for_the_one_before(pods: Pods, store: Server) -> None:
+    """Regression: b confirmed its old part in the next round, and the commit had shard0 of 6 and shard1 of 5."""
+    pods.start()
+    pods.write("a", shard0="5")
+    pods.write("b", shard1="5")
+    pods.turns()
+    pods.write("a", shard0="6")
+    pods.write("b", shard1="6")
+    store.refuse("PutObject", 403, "AccessDenied", key="parts/")
+    with pytest.raises(PermissionError):
+        pods.turn("b")
+    store.allow_all()
+    for _ in range(3):
+        pods.turns()
+        pods.now_s += watching.LATE_S
+    pods.names = ["c", "d"]
+    pods.start()
+    assert pods.read("d") == {"shard0": "6", "shard1": "6"}
+
+
+def test_part_that_could_not_be_announced_is_announced_without_a_new_round(pods: Pods, store: Server) -> None:
+    pods.start()
+    pods.write("a", shard0="5")
+    pods.turn("a")  # begins a round
+    pods.write("b", shard1="5")
+    store.refuse("PutObject", 403, "AccessDenied", key="parts/")
+    with pytest.raises(PermissionError):
+        pods.turn("b")
+    store.allow_all()
+    pods.turns()
+    assert pods.commits() == [{"shard0", "shard1"}]
+
+
 def test_part_that_the_store_has_lost_is_not_committed(pods: Pods, store: Server) -> None:
     pods.start()
     pods.write("a", shard0="0")

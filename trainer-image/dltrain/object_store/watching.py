@@ -88,6 +88,8 @@ class Following:
         self.folder, self._exchange, self._pod = folder, exchange, pod
         self._start = self._content = Content()
         self._part = Part(folder.log.run, 0, Changes(), 0, 0)
+        self._is_published = True
+        """False if the store failed when the part was written. The leader may then know an older part only."""
         self._ask_s = 0.0
 
     def open(self) -> None:
@@ -106,7 +108,7 @@ class Following:
             raise ChangedError("a file")
         if changed:
             self._upload(latest.number, state)
-        elif latest.number > self._part.until:
+        elif latest.number > self._part.until or not self._is_published:
             self._publish(confirmed(self._part, latest.number))
         self._drop(latest.dropped)
 
@@ -129,8 +131,9 @@ class Following:
             tell(f"uploaded {len(new)} files, {sum(new) / 1e6:.1f} MB, of this pod to {uri} in {seconds:.1f} s")
 
     def _publish(self, part: Part) -> None:
+        self._part, self._is_published = part, False
         self._exchange.publish(self._pod, part)
-        self._part = part
+        self._is_published = True
 
     def _drop(self, files: Collection[tuple[str, Seen]]) -> None:
         """Delete uploaded files whose folder rank 0 has deleted, as a shared volume would lose them.
