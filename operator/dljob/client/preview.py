@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dljob.api.defaults import NO_DEFAULTS, JobDefaults
@@ -13,8 +13,9 @@ from dljob.client.operator_pods import OperatorPod
 from dljob.cluster import ClusterView
 from dljob.cluster.energy import DAY_S
 from dljob.cluster.templates import NO_TEMPLATES, NodeTemplates
-from dljob.job.plan.recommendation import Job, Recommendation, parse_profiles, recommend
+from dljob.job.plan.recommendation import Job, Recommendation, recommend
 from dljob.job.plan.status import figures
+from dljob.job.profiles import learned_by_model
 from dljob.planner import Choice, Decision, Learned, scaling
 
 Constants = Mapping[tuple[str, str], Learned]
@@ -26,8 +27,15 @@ class ClusterState:
 
     view: ClusterView
     constants: Constants
-    """Measured constants by (model, device type). Empty if the user may not read profiles, or if there are none."""
+    """Measured constants by (model, device type). Empty if the user may not read profiles, or if there are none.
+    ``observe`` returns only those that all namespaces share."""
     operators: tuple[OperatorPod, ...] = ()
+    profiles: tuple[Mapping[str, Any], ...] = ()
+    """The DLProfile objects of the cluster, also those that only the plans of one namespace use."""
+
+    def in_namespace(self, namespace: str) -> "ClusterState":
+        """Return the state with the measured constants for the plans of a namespace."""
+        return replace(self, constants=learned_by_model(self.profiles, namespace))
 
 
 async def observe(api: Any) -> ClusterState:
@@ -45,7 +53,7 @@ async def observe(api: Any) -> ClusterState:
             raise
         profiles = []
     view = cluster_view([node(body) for body in nodes], pods)
-    return ClusterState(view, parse_profiles(profiles), operator_pods.operator_pods(pods))
+    return ClusterState(view, learned_by_model(profiles, ""), operator_pods.operator_pods(pods), tuple(profiles))
 
 
 async def refusals(api: Any, jobs: Sequence[tuple[Job, str]]) -> list[str]:

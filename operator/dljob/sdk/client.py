@@ -93,7 +93,8 @@ class Client:
             namespace = wanted.namespace or self.namespace
             state = self._session.call(preview.observe)
             refused = self._session.call(lambda api: preview.refusals(api, [(wanted, namespace)]))
-            found, points = preview.planned(wanted, state, *preview.defaults_of(state, namespace))
+            settings = preview.defaults_of(state, namespace)
+            found, points = preview.planned(wanted, state.in_namespace(namespace), *settings)
         except BadInputError as error:
             raise translated(error) from None
         return Plan(preview.document(found, points), refused[0] if refused else None)

@@ -24,10 +24,24 @@ def current(body: Mapping[str, Any], status: DLJobStatus) -> bool:
 
 
 def reached(status: DLJobStatus, target: Target) -> bool:
-    """Return True if a job with this status has reached the state. A complete job also counts as Running."""
+    """Return True if a job with this status has reached the state. A complete job also counts as Running.
+
+    After a change of the spec, the status shows the old plan until the operator has made the new one. The condition
+    Planned says for which spec the plan is. A job that has ended gets no other plan.
+    """
     if target == "Planned":
-        return status.plan is not None
+        ended = status.phase in (Phase.COMPLETE, Phase.FAILED)
+        return status.plan is not None and (ended or _is_planned(status))
     return status.phase in _PHASES[target]
+
+
+def _is_planned(status: DLJobStatus) -> bool:
+    return any(
+        each.type == "Planned"
+        and each.status is ConditionStatus.TRUE
+        and each.observed_generation >= status.observed_generation
+        for each in status.conditions
+    )
 
 
 def awaited(status: DLJobStatus) -> str:

@@ -40,6 +40,7 @@ def condition(name: str, status: str, reason: str, message: str) -> Json:
 
 
 FAILED = {"phase": "Failed", "conditions": [condition("Failed", "True", "RankFailed", "rank 1 exited with code 3")]}
+NODES: Json = {"nodes": [{"device": "cpu", "count": 3, "cpu": 4, "memory": "8Gi"}]}
 COMPLETE = {"phase": "Complete", "result": {"steps": 10, "seconds": 2.5, "accuracy": 0.9}}
 
 
@@ -167,6 +168,24 @@ class TestWait:
             job.wait(timeout=0.3, until="Running")
         api.report_status("a", phase="Running")
         assert job.wait(timeout=20, until="Running").phase is Phase.RUNNING
+
+    def test_plan_for_an_earlier_spec_does_not_count(self, client: Client, api: ThreadedApiServer) -> None:
+        """Regression: the operator writes the status for a new spec before its plan, and the wait returned the old one."""
+        job = client.submit(JOB)
+        plan = Client().plan(MINIMAL, cluster=NODES).document["plan"]
+        planned = condition("Planned", "True", "Planned", "1 node")
+        planned["observedGeneration"] = job.manifest["metadata"]["generation"]
+        api.report_status("a", phase="Running", plan=plan, conditions=[planned])
+        assert job.wait(timeout=20, until="Planned").plan
+        client.submit({**JOB, "spec": {**MINIMAL, "nodes": {"max": 2}}})
+        api.report_status("a", phase="Running", plan=plan, conditions=[planned])
+        with pytest.raises(JobTimeoutError):
+            job.wait(timeout=0.3, until="Planned")
+        anew = planned | {"observedGeneration": job.manifest["metadata"]["generation"]}
+        api.report_status("a", phase="Running", plan=plan, conditions=[anew])
+        assert job.wait(timeout=20, until="Planned").plan
+        api.report_status("a", phase="Complete", plan=plan, conditions=[planned])
+        assert job.wait(timeout=20, until="Planned").plan, "a job that has ended gets no other plan"
 
     def test_wait_survives_the_end_of_a_watch(self, client: Client, api: ThreadedApiServer) -> None:
         job = client.submit(JOB)

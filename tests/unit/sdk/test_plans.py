@@ -11,11 +11,11 @@ import pytest
 import yaml
 
 from dljob.cli import main
-from dljob.kube.kinds import DLJOB
+from dljob.kube.kinds import DLJOB, PROFILE
 from dljob.sdk import Client, DLJobError, InvalidJobError
 from support.servers.threaded_api import PretendOperator, ThreadedApiServer
 from support.spec_changes import ENDED
-from support.specs.small_specs import JOB, MINIMAL
+from support.specs.small_specs import JOB, MINIMAL, Json
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = (ROOT / "docs/how-to/python.md").read_text(encoding="utf-8")
@@ -36,6 +36,30 @@ def test_plan_for_the_cluster_is_that_of_the_command(
     assert plan.feasible and plan.status is not None and plan.status.predicted.step_seconds > 0
     assert plan.job == "a" and plan.scaling[0]["nodes"] == 1 and plan.refusal is None
     assert not [key for key in api.server.objects if key[0] == DLJOB.plural], "nothing was applied"
+
+
+def test_profiles_of_other_namespaces_and_later_releases_do_not_count(
+    client: Client, api: ThreadedApiServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Regression: the plan used measurements that the operator uses for another namespace only."""
+
+    def profile(name: str, seconds: float, **more: Any) -> Json:
+        spec = {"model": "mlp", "device": "cpu", **more}
+        status = {"compute": [{"batch": 8, "seconds": seconds, "observations": 50, "cores": 1}], "later": "field"}
+        return {"metadata": {"name": name}, "spec": spec, "status": status}
+
+    api.put(PROFILE, profile("a-shared", 0.003))
+    api.put(PROFILE, profile("b-own", 0.002, namespace="team-a"))
+    api.put(PROFILE, profile("c-of-others", 0.001, namespace="team-c"))
+    job = {**JOB, "spec": {**MINIMAL, "nodes": {"min": 1, "max": 1}, "resources": {"cpu": "1"}}}
+    path = tmp_path / "job.yaml"
+    found = {}
+    for namespace in ("team-a", "team-b", "team-c"):
+        path.write_text(yaml.safe_dump({**job, "metadata": {"name": "a", "namespace": namespace}}))
+        assert main(["plan", str(path), "--json"]) == 0
+        plans = [client.plan(path).document, json.loads(capsys.readouterr().out)]
+        found[namespace] = [round(plan["plan"]["predicted"]["stepSeconds"], 3) for plan in plans]
+    assert found == {"team-a": [0.002] * 2, "team-b": [0.003] * 2, "team-c": [0.001] * 2}
 
 
 def test_plan_says_that_a_change_would_be_refused(client: Client, api: ThreadedApiServer) -> None:

@@ -71,12 +71,13 @@ def run(given: argparse.Namespace) -> int:
     chosen = operator_pods.from_file(given.defaults) if given.defaults else None
     code = 0
     for i, job in enumerate(jobs):
-        found, points = preview.planned(job, state, *(_settings(job, state) if chosen is None else (chosen,)))
-        if given.profiles and (hint := _unused(job, found, state.constants)):
+        own = state.in_namespace(job.namespace or remote.default_namespace()) if state.profiles else state
+        found, points = preview.planned(job, own, *(_settings(job, state) if chosen is None else (chosen,)))
+        if given.profiles and (hint := _unused(job, found, own.constants)):
             print(f"dljob: {job.name}: {hint}", file=sys.stderr)
         compared = None
         if given.compare:
-            compared = compare(found.request, found.view, state.constants, found.job.spec.planning.uneven)
+            compared = compare(found.request, found.view, own.constants, found.job.spec.planning.uneven)
         if given.json:
             more = {} if compared is None else {"frameworks": [framework(each) for each in compared]}
             print(json.dumps(preview.document(found, points) | more, indent=2))
