@@ -1,6 +1,6 @@
 """Machines: physical machines whose cores several nodes share, such as virtual machines or the nodes of a kind cluster.
 
-Labels of nodes name them. A node without a label counts as a machine of its own.
+Labels of nodes name them. A node whose label is missing or empty counts as a machine of its own.
 """
 
 from collections import Counter
@@ -37,7 +37,7 @@ def cores_of_machines(nodes: Iterable[Node]) -> dict[str, float]:
     stated: dict[str, float] = {}
     largest: dict[str, float] = {}
     for node in nodes:
-        if (name := node.labels.get(MACHINE_LABEL)) is None:
+        if (name := _machine(node.labels)) is None:
             continue
         largest[name] = max(node.cpu, largest.get(name, 0.0))
         if (cpu := _cores(node.labels)) is not None:
@@ -50,21 +50,21 @@ def machines(nodes: Iterable[Node], cores: Mapping[str, float]) -> tuple[Machine
 
     ``cores``: number of cores by name of the machine, from ``cores_of_machines`` for all nodes of the cluster.
     """
-    on_each = Counter(node.labels[MACHINE_LABEL] for node in nodes if MACHINE_LABEL in node.labels)
+    on_each = Counter(name for node in nodes if (name := _machine(node.labels)) is not None)
     kinds = Counter((number, cores[name]) for name, number in on_each.items() if cores.get(name))
     return tuple(Machine(number, cpu, count) for (number, cpu), count in sorted(kinds.items()))
 
 
 def most_on_one_machine(labels: Iterable[Mapping[str, str]]) -> int:
     """Return the largest number of nodes that share a machine; at least 1. ``labels``: those of each node."""
-    return max(Counter(each[MACHINE_LABEL] for each in labels if MACHINE_LABEL in each).values(), default=1)
+    return max(Counter(name for each in labels if (name := _machine(each)) is not None).values(), default=1)
 
 
 def neighbours(nodes: Iterable[Node], names: Iterable[str]) -> set[str]:
     """Return ``names`` and the names of all other ``nodes`` on the machines of the nodes with these names."""
     listed, given = list(nodes), set(names)
-    shared = {node.labels.get(MACHINE_LABEL) for node in listed if node.name in given} - {None}
-    return given | {node.name for node in listed if node.labels.get(MACHINE_LABEL) in shared}
+    shared = {_machine(node.labels) for node in listed if node.name in given} - {None}
+    return given | {node.name for node in listed if _machine(node.labels) in shared}
 
 
 @lru_cache(maxsize=4096)
@@ -101,6 +101,11 @@ def _at_most(k: int, own: int, nodes: int, chosen: int) -> float:
 def _log_choose(n: int, k: int) -> float:
     """Return the logarithm of the number of ways to choose ``k`` of ``n`` things."""
     return lgamma(n + 1) - lgamma(k + 1) - lgamma(n - k + 1)
+
+
+def _machine(labels: Mapping[str, str]) -> str | None:
+    """Return the name of the machine that ``labels`` give; None if the label is missing or empty."""
+    return labels.get(MACHINE_LABEL) or None
 
 
 def _cores(labels: Mapping[str, str]) -> float | None:

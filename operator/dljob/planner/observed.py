@@ -52,7 +52,7 @@ def described(request: Request, learned: Constants) -> Request:
     )
 
 
-def with_measured_step(request: Request, learned: Constants, plan: Plan) -> Constants:
+def with_measured_step(request: Request, view: ClusterView, learned: Constants, plan: Plan) -> Constants:
     """Return ``learned`` with the computing time that follows from the measured step of the observed run.
 
     A script does not report its computing time. Choose it so that the predicted step at the place of this run is as
@@ -70,7 +70,8 @@ def with_measured_step(request: Request, learned: Constants, plan: Plan) -> Cons
         request, [FixedChoice(seen.device, seen.nodes, seen.ranks_per_node, seen.batch)], seen.batch * seen.ranks
     )
     if seen.cores is not None:
-        asked = replace(asked, cpu_per_pod=float(seen.cores * seen.ranks_per_node), cpu_limit_per_pod=None)
+        cpus = _requested_cpus(seen.device, seen.nodes, seen.ranks_per_node, float(seen.cores), view)
+        asked = replace(asked, cpu_per_pod=cpus, cpu_limit_per_pod=None)
     compute_s, result = seen.step_s, learned
     for _ in range(ROUNDS):
         point = LearnedPoint(seen.batch, compute_s, MEASURED_STEPS, seen.cores, seen.ranks_per_node)
@@ -83,7 +84,7 @@ def with_measured_step(request: Request, learned: Constants, plan: Plan) -> Cons
 
 
 def predicted(
-    request: Request, decision: Decision | Infeasible, learned: Constants, plan: Plan
+    request: Request, view: ClusterView, decision: Decision | Infeasible, learned: Constants, plan: Plan
 ) -> Decision | Infeasible:
     """Return a decision of ``plan_unpredicted`` with predicted times, for a request with an observed structure.
 
@@ -105,7 +106,8 @@ def predicted(
     asked = replace(_at(request, places, batch), total_steps=max(1, steps))
     if request.cpu_per_pod is None and not any(group.is_gpu for group in chosen.groups):
         # The search would choose the number of CPUs. These are the CPUs that the pods request.
-        asked = replace(asked, cpu_per_pod=max(group.ranks_per_node * group.cores for group in chosen.groups))
+        cpus = [_requested_cpus(g.device, g.nodes, g.ranks_per_node, g.cores, view) for g in chosen.groups]
+        asked = replace(asked, cpu_per_pod=max(cpus))
     found = plan(asked, learned)
     decision = replace(decision, structure=seen, missing=request.missing)
     if isinstance(found, Infeasible):
@@ -168,6 +170,16 @@ def with_absurd_structure(decision: Decision | Infeasible) -> Decision | Infeasi
         return decision
     text = "no time is predicted from the script's observed structure, because its figures are impossible"
     return replace(decision, warning="; ".join(filter(None, (decision.warning, text))))
+
+
+def _requested_cpus(device: str, nodes: int, ranks: int, cores: float, view: ClusterView) -> float:
+    """Return the CPUs that a pod with ``ranks`` ranks requests. Each rank computes with ``cores`` CPUs.
+
+    Pods whose ranks have at most one CPU each request less if the nodes have less free. Profiles store a part of a CPU
+    as one CPU.
+    """
+    free = sorted((node.free_cpu for node in view.nodes if node.device == device), reverse=True)[:nodes]
+    return min(ranks * cores, *free) if free and free[-1] > 0 and cores <= 1 else ranks * cores
 
 
 def _at(request: Request, places: list[FixedChoice], batch: int) -> Request:

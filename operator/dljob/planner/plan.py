@@ -101,12 +101,12 @@ def _plan_observed(request: Request, view: ClusterView, learned: Constants) -> D
     def plan_known(asked: Request, known: Constants) -> Decision | Infeasible:
         return _plan_described(asked, view, known)
 
-    learned = with_measured_step(request, learned, plan_known)
+    learned = with_measured_step(request, view, learned, plan_known)
     found = None if request.missing else plan_known(request, learned)
     if isinstance(found, Decision):
         return with_assumed_memory(request, found, view)
     # A wrong structure, which the script itself reports, must not keep its job from running.
-    return predicted(request, plan_unpredicted(request, view), learned, plan_known)
+    return predicted(request, view, plan_unpredicted(request, view), learned, plan_known)
 
 
 def _plan_described(request: Request, view: ClusterView, learned: Constants) -> Decision | Infeasible:

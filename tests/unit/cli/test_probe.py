@@ -122,6 +122,13 @@ class TestTargets:
         ]
         assert not why
 
+    def test_the_second_node_is_on_another_machine_if_there_is_one(self) -> None:
+        """Regression: the link between two nodes of one machine was stored as that of the network."""
+        place = {"cpu": 4, "device": "plain"}
+        hosts = view({"count": 2, "machine": "host-1"} | place, {"machine": "host-2"} | place)
+        assert [(t.node, t.peer) for t in probe_targets(hosts, {})[0]] == [("n0-0", "n1")]
+        assert [(t.node, t.peer) for t in probe_targets(ONE_HOST, {}, ["plain"])[0]] == [("n0-0", "n0-1")]
+
     @pytest.mark.parametrize(
         ("options", "devices", "reason"),
         [

@@ -78,4 +78,12 @@ def test_neighbours_are_the_other_nodes_of_the_same_machines() -> None:
 def test_nodes_of_a_run_on_the_same_machine_are_counted() -> None:
     assert most_on_one_machine([]) == 1
     assert most_on_one_machine([{}, {}, {HOST: "a"}]) == 1
+    assert most_on_one_machine([{HOST: ""}, {HOST: ""}]) == 1
     assert most_on_one_machine([{HOST: "a"}, {HOST: "b"}, {HOST: "a"}]) == 2
+
+
+def test_nodes_with_an_empty_label_share_no_machine() -> None:
+    cluster = view({"count": 2, "cpu": 4, "labels": {HOST: ""}})
+    cores = cores_of_machines(cluster.nodes)
+    assert (cores, machines(cluster.nodes, cores)) == ({}, ())
+    assert neighbours(cluster.nodes, ["n0-0"]) == {"n0-0"}

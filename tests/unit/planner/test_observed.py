@@ -65,6 +65,17 @@ def test_measured_step_is_predicted_at_its_place(ranks: int, factor: float) -> N
     assert again.basis == "profile" and again.step_p90_s / again.step_s < 2
 
 
+@pytest.mark.parametrize(("cpu", "free"), [(0.5, 0.5), (0.5, 0.4), (1, 0.9)])
+def test_step_is_predicted_on_nodes_with_less_than_one_free_cpu(cpu: float, free: float) -> None:
+    """Regression: there was no prediction beside daemons, and no use of a step that was measured on a part of a CPU."""
+    small = view({"device": "cpu", "count": 4, "cpu": cpu, "memory": "8Gi", "bandwidth": "125M"})
+    small = replace(small, nodes=tuple(replace(node, free_cpu=free) for node in small.nodes))
+    first_s = decided(SCRIPT, small, known()).chosen.prediction.step_s
+    assert first_s > 0
+    again = decided(SCRIPT, small, known(step_s=2.5 * first_s)).chosen.prediction
+    assert again.step_s == pytest.approx(2.5 * first_s, rel=0.05)
+
+
 def test_measured_computing_times_take_precedence() -> None:
     learned = {
         ("program-1", "cpu"): Learned(points=(LearnedPoint(32, 0.5, 50, 1),), structure=replace(SEEN, step_s=9.0))

@@ -63,8 +63,10 @@ def probe_targets(
         else:
             able.sort(key=lambda each: (-each.free_cpu, each.name))
             others = [each for each in view.nodes if each.device == device and each != able[0]]
-            peers = [each.name for each in others if _obstacle(each, (), (), tolerations) is None]
             first = able[0]
+            beside = neighbours(view.nodes, [first.name])  # The link to these nodes is not that of the network.
+            others.sort(key=lambda each: each.name in beside)
+            peers = [each.name for each in others if _obstacle(each, (), (), tolerations) is None]
             found.append(Target(device, first.is_gpu, first.name, first.free_cpu, next(iter(peers), None)))
     return found, why
 

@@ -74,6 +74,8 @@ class TestDecisions:
         ("request_", "cluster", "words"),
         [
             (DIGITS, THREE, "plans may use 1 of 2 CPUs of a node"),
+            (DIGITS, view({"count": 3, "cpu": 1.9, "memory": "7Gi"}), "plans may use 1 of 1.9 CPUs of a node"),
+            (DIGITS, view({"count": 3, "cpu": 0.5, "memory": "7Gi"}), "a node has 0.5 CPUs"),
             (replace(RESNET, cpu_per_pod=8.0), FOUR, "spec.resources.cpu sets the number of CPUs"),
             (replace(RESNET, cpu_limit_per_pod=8.0), FOUR, "the CPU limit of a pod is 8"),
             (replace(DIGITS, nodes_max=1), FOUR, "more cores"),
