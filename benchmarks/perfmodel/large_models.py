@@ -31,12 +31,12 @@ from dljob.perf.workload.models import decoder
 from dljob.perf.workload.workload import Workload, in_precision, of_layers, recomputing
 from dljob.planner import Choice, Prediction, Request
 from dljob.planner.candidates.accumulation import accumulating
-from dljob.planner.candidates.cost import zero
-from dljob.planner.candidates.cost.model_split import SplitCandidate, predict
 from dljob.planner.candidates.evaluate import Part, evaluate
 from dljob.planner.candidates.node_layout import Layout
 from dljob.planner.candidates.options import options
 from dljob.planner.candidates.pools import eligible
+from dljob.planner.candidates.strategies import zero
+from dljob.planner.candidates.strategies.model_split import SplitCandidate, predict
 
 A100_40, A100_80 = "NVIDIA-A100-SXM4-40GB", "NVIDIA-A100-SXM4-80GB"
 NETWORK_Bps = 8 * 200e9 / 8

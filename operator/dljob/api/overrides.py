@@ -3,7 +3,7 @@
 The operator creates pods with its own permissions. A free-form override would give everybody who may create a DLJob a
 pod with any host path, service account or Secret. The constants ``SAFE_*`` list the safe fields. All other fields need
 the annotation ``OVERRIDES_ANNOTATION``, which a ValidatingAdmissionPolicy reserves for users who may create pods. Safe
-fields may name Secrets with the label ``SECRET_LABEL`` only. ``reconcile/overrides_policy.py`` refuses all others.
+fields may name Secrets with the label ``SECRET_LABEL`` only. ``reconcile/spec/overrides_policy.py`` refuses all others.
 """
 
 from collections.abc import Iterator, Mapping, Sequence

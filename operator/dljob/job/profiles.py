@@ -36,7 +36,7 @@ from dljob.calibrate.learned import parts_of_key
 from dljob.calibrate.noise import after as noise_after
 from dljob.cluster import catalogue
 from dljob.job.identity import IMAGE_PREFIX
-from dljob.job.plan.structure import planner_structure
+from dljob.job.observed_structure import planner_structure
 from dljob.job.probes.hardware import hardware_of
 from dljob.perf.fit.curve import Curve
 from dljob.perf.fit.scaling import Contention

@@ -1,6 +1,6 @@
 """Tell which jobs wait for free devices, and which jobs release theirs.
 
-A running job does not grow onto free devices for which another job waits. ``reconcile.admission.gang`` makes the texts
+A running job does not grow onto free devices for which another job waits. ``reconcile.gang`` makes the texts
 about the queue.
 """
 

@@ -13,7 +13,7 @@ from dljob.api import API_VERSION, DLProfileStatus
 from dljob.api.overrides import SECRET_LABEL
 from dljob.job.identity import profile_name
 from dljob.job.observed import APPLIED_ANNOTATION, JobSeen, Observed
-from dljob.job.plan.structure import with_structure
+from dljob.job.observed_structure import with_structure
 from dljob.job.profiles import MANAGED_LABEL, MANAGER, expired, updated_profile
 from dljob.kube import kinds, pki
 from dljob.kube.applier import Applier

@@ -18,7 +18,7 @@ from dljob.perf.workload.workload import Workload, in_precision
 from dljob.planner import batch
 from dljob.planner.candidates import precision, recomputation
 from dljob.planner.candidates.accumulation import accumulated
-from dljob.planner.candidates.cost.collectives import HALVES, summing
+from dljob.planner.candidates.collectives import HALVES, summing
 from dljob.planner.candidates.cost.implausible import without_implausible
 from dljob.planner.candidates.cost.interrupted import checkpoint_s
 from dljob.planner.candidates.evaluate import Part, evaluate

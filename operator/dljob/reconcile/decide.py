@@ -7,21 +7,20 @@ from dljob.api import DLJobSpec, PlanningMode, PlanStatus
 from dljob.job.observed import Observed
 from dljob.job.plan.stored import StoredPlan
 from dljob.planner import Infeasible
-from dljob.reconcile import run
-from dljob.reconcile.admission import gang, kueue, preempted, priority_class, provisioning, quota
+from dljob.reconcile import gang, look, run
+from dljob.reconcile.admission import kueue, preempted, priority_class, provisioning, quota
 from dljob.reconcile.deadline_risk import with_deadline_risk
 from dljob.reconcile.desired import Desired, Draft
-from dljob.reconcile.failures import failure_conditions, node_faults, silent_agent, storage_evictions
+from dljob.reconcile.failures import failure_conditions, silent_agent, storage_evictions
 from dljob.reconcile.failures.fence import fence, fence_without_spec, stop
 from dljob.reconcile.forecasts import deadline_in_s, place_of, queue_text, with_forecasts
 from dljob.reconcile.parsed import ParsedJob, parse_observed
-from dljob.reconcile.planning import make_plan, plan_edits, replan, resize
+from dljob.reconcile.planning import make_plan, node_faults, plan_edits, replan, resize
 from dljob.reconcile.planning.deadlines import with_waited
 from dljob.reconcile.planning.rest import with_pace
 from dljob.reconcile.rollout import bring_up, in_force, quiet
-from dljob.reconcile.spec_changes import after_end
-from dljob.reconcile.task import look
-from dljob.reconcile.task.complete import Looking
+from dljob.reconcile.spec.changes import after_end
+from dljob.reconcile.spec.task import Looking
 from dljob.reconcile.usage import with_usage
 from dljob.reconcile.volume import blocks, volume_ready
 from dljob.render import Names, RenderConfig
@@ -40,7 +39,7 @@ def needs_view(observed: Observed, parsed: ParsedJob | None = None, now: datetim
 
     Then ``reconcile`` needs ``observed.view``, the cluster's free resources, or ``ParsedJob.decision``, the result of
     planning. If it has neither, it leaves the job as it is. ``now``: present time; None: ignore waiting times, such as
-    a back-off. During a back-off (``admission.gang``), a job must not be planned, because its plan would reserve
+    a back-off. During a back-off (``gang``), a job must not be planned, because its plan would reserve
     capacity.
     """
     if observed.job.deleting:

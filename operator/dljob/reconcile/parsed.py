@@ -20,10 +20,10 @@ from dljob.job.spec_errors import in_words
 from dljob.job.waiting import NODES_NOT_PROVIDED
 from dljob.kueue import Within, within
 from dljob.planner import Infeasible
-from dljob.reconcile.overrides_policy import refused_override, refused_secret
 from dljob.reconcile.rollout import quiet
-from dljob.reconcile.spec_changes import followed
-from dljob.reconcile.task.complete import Looking, completed
+from dljob.reconcile.spec.changes import followed
+from dljob.reconcile.spec.overrides_policy import refused_override, refused_secret
+from dljob.reconcile.spec.task import Looking, completed
 from dljob.status import FALSE, Verdict, find, is_true, previous
 
 PARSED_NCHARS = 2**14

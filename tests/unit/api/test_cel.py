@@ -12,9 +12,9 @@ from pydantic import ValidationError
 
 from dlcontract import CollectiveName
 from dljob.api import DLJobSpec, Framework, ParallelismStrategy
+from dljob.api.compatibility import Condition
 from dljob.api.spec import Synchronization, parallelism
 from dljob.api.spec.rules import combinations
-from dljob.api.spec.rules.compatibility import Condition
 from dljob.job.spec_errors import in_words
 from support.manifests.admission import broken_rules, defaulted, holds, schema_of
 from support.specs.cases import CASES

@@ -7,7 +7,7 @@ import pytest
 
 from dljob.kube import JobKey
 from dljob.kube.kinds import DLJOB, POD, STATEFUL_SET
-from dljob.reconcile.admission.gang import FIRST_BACK_OFF_S, MAX_REJECTIONS, START_TIMEOUT_S
+from dljob.reconcile.gang import FIRST_BACK_OFF_S, MAX_REJECTIONS, START_TIMEOUT_S
 from dljob.status.pods import NO_SCHEDULER_S
 from support.builders import T4
 from support.controller.fake_operator import SPEC, Operator, on_two_nodes

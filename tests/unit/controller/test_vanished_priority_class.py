@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from dljob.kube.kinds import POD, PRIORITY_CLASS, STATEFUL_SET
-from dljob.reconcile.admission.gang import FIRST_BACK_OFF_S, START_TIMEOUT_S
+from dljob.reconcile.gang import FIRST_BACK_OFF_S, START_TIMEOUT_S
 from support.controller.fake_operator import SPEC, Operator, on_two_nodes
 from support.servers.fake_api import FakeCluster
 from support.virtual_time import now_s

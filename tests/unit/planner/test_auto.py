@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 from dljob.cluster import ClusterView
 from dljob.perf.step import model_split as split
 from dljob.planner import Choice, FixedChoice, Infeasible, Learned, LearnedPoint, Request, plan, scaling
-from dljob.planner.candidates.cost.collectives import AUTO
-from dljob.planner.candidates.cost.model_split import SplitCandidate, micro_batch_counts
+from dljob.planner.candidates.collectives import AUTO
 from dljob.planner.candidates.evaluate import Part
 from dljob.planner.candidates.node_layout import largest_layouts
 from dljob.planner.candidates.options import options
 from dljob.planner.candidates.pools import eligible
 from dljob.planner.candidates.request_workload import workload_of
+from dljob.planner.candidates.strategies.model_split import SplitCandidate, micro_batch_counts
 from dljob.planner.search import objective
 from dljob.planner.search.enumeration import grid
 from dljob.planner.search.model_split import evaluate

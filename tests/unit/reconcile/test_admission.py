@@ -11,7 +11,7 @@ from dlcontract import RunPhase
 from dljob.api import Phase
 from dljob.job.observed import Observed, PodSeen, Stuck
 from dljob.reconcile import needs_view
-from dljob.reconcile.admission.gang import MOST_BACK_OFF_S, back_off_s
+from dljob.reconcile.gang import MOST_BACK_OFF_S, back_off_s
 from support.builders import DIGITS, NOW, Json, after, nodes, plan_of, report, seen, settled
 from support.job_lifecycle import DOWN, condition_of, done, gone, started, status, step, training, verdict
 

@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import Field
 
 from dljob.api.base import ApiModel, Rule
-from dljob.api.spec.rules.compatibility import compatible
+from dljob.api.compatibility import compatible
 
 
 class Collective(StrEnum):

@@ -1,12 +1,9 @@
-"""Translate the observed structure of a job's script: from a report to a DLProfile, and from there to the planner."""
-
-from datetime import datetime
+"""Translate the observed structure of a job's script from its report to the form in which profiles store it."""
 
 from dlcontract import Report, RunPhase
-from dljob.api import DLJobSpec, DLProfileStatus
+from dljob.api import DLJobSpec
 from dljob.api.profile import ObservedStructure, ObservedWork
 from dljob.job.plan.stored import StoredPlan, threads
-from dljob.perf.workload.observed import Structure, Work
 
 MAX_PER_SAMPLE = 1e18
 """Largest number of operations or bytes of a sample. A report with more is not used."""
@@ -48,41 +45,4 @@ def observed_structure(spec: DLJobSpec, report: Report, accepted: StoredPlan) ->
         cores=None if group.is_gpu else threads(spec, group),
         step_seconds=(seen.step_s or None) if whole and alike else None,
         steps=seen.steps if whole and alike and not stopped else 0,
-    )
-
-
-def with_structure(before: DLProfileStatus, found: ObservedStructure | None, now: datetime) -> DLProfileStatus | None:
-    """Return the status of a profile with the structure ``found`` that a run has shown; None if the run showed none.
-
-    A structure without a step time, such as that of a run that goes on, does not replace an earlier one.
-    """
-    known = before.structure
-    if found is None:
-        return None
-    if found == known or (known and found.step_seconds is None and known.parameters == found.parameters):
-        return before
-    return before.model_copy(update={"structure": found, "updated": now})
-
-
-def planner_structure(stored: ObservedStructure | None, device: str) -> Structure | None:
-    """Return a stored structure as the planner uses it. ``device``: the type of device of its profile."""
-    if stored is None:
-        return None
-    return Structure(
-        parameters=stored.parameters,
-        flops=stored.flops_per_sample,
-        activation_nbytes=stored.activation_bytes_per_sample,
-        sample_nbytes=stored.sample_bytes,
-        batch=stored.batch,
-        optimizer_slots=stored.optimizer_slots,
-        work=tuple(
-            Work(each.kind, each.count, each.forward_flops_per_sample, each.moved_bytes_per_sample)
-            for each in stored.work
-        ),
-        device=device,
-        nodes=stored.nodes,
-        ranks_per_node=stored.ranks_per_node,
-        cores=stored.cores,
-        step_s=stored.step_seconds,
-        steps=stored.steps,
     )

@@ -16,7 +16,7 @@ from dljob.perf.step.step import P90, Step, step
 from dljob.perf.workload.workload import Workload
 from dljob.planner.candidates.accumulation import micro_batches_of, update_part_s
 from dljob.planner.candidates.batch_split import Kind, even, even_split, split
-from dljob.planner.candidates.cost.collectives import priced
+from dljob.planner.candidates.collectives import priced
 from dljob.planner.candidates.cost.interrupted import interrupted
 from dljob.planner.candidates.cost.measured import communication_ratio, predicted
 from dljob.planner.candidates.options import Option, link_of, message_link_of, overlap_of

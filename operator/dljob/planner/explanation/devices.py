@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from dljob.cluster import ClusterView
 from dljob.cluster.catalogue import gpu
-from dljob.planner.candidates.cost.collectives import NCCL_NAMES
+from dljob.planner.candidates.collectives import NCCL_NAMES
 from dljob.planner.candidates.pools import Eligible, kind_of, wanted
 from dljob.planner.types import Infeasible, Refusal, Request
 

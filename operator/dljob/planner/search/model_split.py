@@ -14,12 +14,12 @@ from dlcontract import SERVERS
 from dljob.calibrate.learned import Learned
 from dljob.perf.step import model_split as split
 from dljob.perf.workload.workload import Workload
-from dljob.planner.candidates.cost.collectives import AUTO
-from dljob.planner.candidates.cost.model_split import SplitCandidate, choice, micro_batch_counts, predict
+from dljob.planner.candidates.collectives import AUTO
 from dljob.planner.candidates.evaluate import Part
 from dljob.planner.candidates.node_layout import Layout, largest_layouts
 from dljob.planner.candidates.options import Option, options
 from dljob.planner.candidates.pools import Eligible, Pool
+from dljob.planner.candidates.strategies.model_split import SplitCandidate, choice, micro_batch_counts, predict
 from dljob.planner.search import objective
 from dljob.planner.search.enumeration import grid
 from dljob.planner.types import Choice, CollectiveName, Infeasible, Prediction, Refusal, Request

@@ -15,7 +15,7 @@ from dljob.perf.step.communication import Link, allreduce_s, scatter_gather_s
 from dljob.perf.step.step import P90, buckets, exposed_s
 from dljob.perf.step.synchronization import straggler_factor
 from dljob.perf.workload.workload import Workload
-from dljob.planner.candidates.cost.collectives import priced, summing
+from dljob.planner.candidates.collectives import priced, summing
 from dljob.planner.candidates.cost.interrupted import interruptions_of
 from dljob.planner.candidates.cost.measured import communication_ratio, predicted
 from dljob.planner.candidates.options import Option, link_of, near_latency_s, overlap_of

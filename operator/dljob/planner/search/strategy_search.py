@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from dljob.perf.step.synchronization import staleness
 from dljob.perf.workload.workload import Workload
-from dljob.planner.candidates.cost.collectives import HALVES, summing
+from dljob.planner.candidates.collectives import HALVES, summing
 from dljob.planner.candidates.evaluate import Part, describe, evaluate
 from dljob.planner.candidates.options import Option
 from dljob.planner.search import model_split, objective

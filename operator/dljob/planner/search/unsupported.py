@@ -12,13 +12,13 @@ from typing import Literal, NamedTuple, get_args
 from dljob.perf.step import model_split as split
 from dljob.perf.workload.workload import Workload, in_precision
 from dljob.planner.candidates import precision, recomputation
-from dljob.planner.candidates.cost import zero
-from dljob.planner.candidates.cost.collectives import NCCL_NAMES
-from dljob.planner.candidates.cost.model_split import SplitCandidate, micro_batch_counts, predict
+from dljob.planner.candidates.collectives import NCCL_NAMES
 from dljob.planner.candidates.evaluate import Part
 from dljob.planner.candidates.node_layout import Layout, largest_layouts
 from dljob.planner.candidates.options import Option
 from dljob.planner.candidates.pools import Eligible, Pool
+from dljob.planner.candidates.strategies import zero
+from dljob.planner.candidates.strategies.model_split import SplitCandidate, micro_batch_counts, predict
 from dljob.planner.search import objective
 from dljob.planner.search.model_split import MICRO_BATCHES_PER_STAGE
 from dljob.planner.types import Choice, Prediction, Refusal, Request, Unsupported

@@ -1,1 +1,1 @@
-"""Decide when a job may hold devices: if all its pods can run and, in a queue of Kueue, once Kueue has admitted it."""
+"""Reasons for which a job may not hold devices yet: priority class, quota, new nodes, preemption, queues of Kueue."""

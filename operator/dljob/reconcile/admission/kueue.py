@@ -12,7 +12,7 @@ from dljob.api import DLJobSpec
 from dljob.job.plan.stored import StoredPlan
 from dljob.kueue import Problem, Stage, Turn
 from dljob.planner import Infeasible
-from dljob.reconcile.admission import gang
+from dljob.reconcile import gang
 from dljob.reconcile.desired import Draft, WorkloadChange
 from dljob.reconcile.failures.fence import stop
 from dljob.reconcile.parsed import ParsedJob

@@ -9,7 +9,7 @@ from datetime import datetime
 
 from dljob.api import PlanningMode
 from dljob.job.observed import Preemption
-from dljob.reconcile.admission import gang
+from dljob.reconcile import gang
 from dljob.reconcile.desired import Draft
 from dljob.reconcile.failures.fence import stop
 from dljob.reconcile.parsed import ParsedJob

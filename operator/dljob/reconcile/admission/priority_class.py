@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from dljob.api import PlanningMode
 from dljob.job.plan.stored import StoredPlan
-from dljob.reconcile.admission import gang
+from dljob.reconcile import gang
 from dljob.reconcile.desired import Draft
 from dljob.reconcile.parsed import ParsedJob
 from dljob.reconcile.planning.make_plan import planned

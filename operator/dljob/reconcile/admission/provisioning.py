@@ -13,7 +13,7 @@ from datetime import datetime
 from dljob.api import DLJobSpec
 from dljob.job.observed import SPEC_ANNOTATION, ProvisioningSeen
 from dljob.job.plan.stored import StoredPlan
-from dljob.reconcile.admission import gang
+from dljob.reconcile import gang
 from dljob.reconcile.desired import Draft, Target
 from dljob.reconcile.parsed import ParsedJob
 from dljob.reconcile.rollout import quiet

@@ -22,7 +22,7 @@ from dljob.api import Disruption, Minimize, PlanningMode, Resize
 from dljob.api.spec.spec import DLJobSpec
 from dljob.job.plan.stored import StoredPlan
 from dljob.planner import Infeasible
-from dljob.reconcile.admission import gang
+from dljob.reconcile import gang
 from dljob.reconcile.desired import Draft
 from dljob.reconcile.parsed import ParsedJob
 from dljob.reconcile.planning import make_plan, rest

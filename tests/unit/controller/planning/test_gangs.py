@@ -9,7 +9,7 @@ from typing import Any
 
 from dljob.kube import JobKey
 from dljob.kube.kinds import NODE, POD, STATEFUL_SET
-from dljob.reconcile.admission.gang import START_TIMEOUT_S
+from dljob.reconcile.gang import START_TIMEOUT_S
 from support.builders import T4
 from support.controller.fake_operator import SPEC, Operator
 from support.servers.fake_api import FakeCluster

@@ -8,7 +8,7 @@ import pytest
 
 from dljob.kube import JobKey
 from dljob.kube.kinds import POD, QUOTA, STATEFUL_SET
-from dljob.reconcile.admission.gang import FIRST_BACK_OFF_S, START_TIMEOUT_S
+from dljob.reconcile.gang import FIRST_BACK_OFF_S, START_TIMEOUT_S
 from support.builders import T4
 from support.controller.fake_operator import SPEC, Operator
 from support.servers.fake_api import FakeCluster

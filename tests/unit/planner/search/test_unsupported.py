@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from dljob.cluster import ClusterView, Node
 from dljob.perf.step import model_split as split
 from dljob.planner import Choice, Decision, FixedChoice, Infeasible, Request, plan
-from dljob.planner.candidates.cost.model_split import SplitCandidate, placements, predict
 from dljob.planner.candidates.evaluate import Part, evaluate
 from dljob.planner.candidates.node_layout import Layout
 from dljob.planner.candidates.options import Option, options
 from dljob.planner.candidates.pools import eligible
 from dljob.planner.candidates.request_workload import workload_of
+from dljob.planner.candidates.strategies.model_split import SplitCandidate, placements, predict
 from dljob.planner.types import Prediction
 from support.planner_questions import DIGITS, RESNET, THREE, rejected
 

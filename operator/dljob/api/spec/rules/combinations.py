@@ -1,10 +1,10 @@
 """Rules of a DLJobSpec that involve several sections."""
 
 from dljob.api.base import Rule
+from dljob.api.compatibility import Condition, chosen, compatible, compatible_with_field
 from dljob.api.spec.model import PAIRED_MODELS
 from dljob.api.spec.optimizer import ScalingRule
 from dljob.api.spec.parallelism import ParallelismStrategy
-from dljob.api.spec.rules.compatibility import Condition, chosen, compatible, compatible_with_field
 from dljob.api.spec.rules.computation import COMPUTATION_RULES
 from dljob.api.spec.rules.task import TASK_RULES
 

@@ -1,9 +1,9 @@
 """Rules of a DLJobSpec about forward and backward pass: ``precision`` and ``activationCheckpointing``."""
 
 from dljob.api.base import Rule
+from dljob.api.compatibility import COMPATIBLE, Condition, chosen
 from dljob.api.spec.model import BLOCK_MODELS, BLOCK_REFERENCES
 from dljob.api.spec.parallelism import ActivationCheckpointing, Precision
-from dljob.api.spec.rules.compatibility import COMPATIBLE, Condition, chosen
 
 
 def _of_plan(field: str) -> Condition:

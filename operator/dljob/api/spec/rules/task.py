@@ -3,7 +3,7 @@
 from typing import Any
 
 from dljob.api.base import Rule
-from dljob.api.spec.rules.compatibility import chosen
+from dljob.api.compatibility import chosen
 
 _OTHER_FRAMEWORK = chosen("framework", "Torchrun", "MPI")
 _SPLITS_MODEL = chosen("strategy", "Pipeline", "Tensor")

@@ -12,9 +12,9 @@ from dljob.perf.resources import memory
 from dljob.perf.step import zero
 from dljob.perf.workload.workload import REAL_NBYTES, Workload
 from dljob.planner.candidates.accumulation import MAX_MICRO_BATCHES, repeated, update_part_s
-from dljob.planner.candidates.cost.model_split import SplitStep, prediction_of
 from dljob.planner.candidates.evaluate import Part, describe
 from dljob.planner.candidates.options import link_of, overlap_of
+from dljob.planner.candidates.strategies.model_split import SplitStep, prediction_of
 from dljob.planner.types import Prediction, Request
 from dljob.planner.types.texts import rate
 

@@ -4,7 +4,7 @@ from dljob.job.observed import DATASET_CONTAINER, DIGEST_ANNOTATION, LookSeen
 from dljob.reconcile.admission import priority_class
 from dljob.reconcile.desired import Draft, Target
 from dljob.reconcile.parsed import ParsedJob
-from dljob.reconcile.task.complete import CONDITION, Looking
+from dljob.reconcile.spec.task import CONDITION, Looking
 from dljob.render import Names, RenderConfig
 from dljob.render.helpers.look import DEADLINE_S, MEMORY, look_objects, look_pod
 from dljob.status import FALSE, TRUE, UNKNOWN, Verdict, is_true

@@ -19,7 +19,7 @@ from dljob.perf.step.synchronization import agreement_s, straggler_factor
 from dljob.perf.step.zero import element_nbytes
 from dljob.perf.workload.workload import REAL_NBYTES, Workload
 from dljob.planner.candidates.accumulation import update_part_s
-from dljob.planner.candidates.cost.collectives import priced
+from dljob.planner.candidates.collectives import priced
 from dljob.planner.candidates.cost.interrupted import interrupted
 from dljob.planner.candidates.evaluate import Part, basis_of, describe
 from dljob.planner.candidates.options import link_of, message_link_of, overlap_of

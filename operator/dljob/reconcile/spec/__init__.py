@@ -1,0 +1,1 @@
+"""The spec that counts: completed for a task, without refused changes, overrides and Secrets."""
