@@ -88,12 +88,13 @@ def steady_s(messages: RunMessages) -> float:
     return median(messages.steps_s[len(messages.steps_s) // 3 :])
 
 
-def one(
-    model: str, dataset: str, batch: int, ranks: int, view: ClusterView, fewer: DLProfileStatus
+def predict_and_measure(
+    model: str, dataset: str, batch: int, ranks: int, view: ClusterView, smaller_runs: DLProfileStatus
 ) -> tuple[dict[str, object], DLProfileStatus]:
-    """Run one case. Return predictions and measurements, and ``fewer`` updated by the first run.
+    """Train once as the data sheets plan it and once as the first run plans it, and compare predictions with both runs.
 
-    ``fewer``: the profile from runs on fewer ranks.
+    Return (a row of the table, ``smaller_runs`` with the measurements of the first run). ``smaller_runs``: the profile
+    from runs on fewer ranks, whose prediction is compared with the first run, too.
     """
     spec = DLJobSpec.model_validate(
         {
@@ -116,10 +117,10 @@ def one(
         row[basis] = compared(prediction, steady_s(messages))
         profile = updated_profile(profile, key, "cpu", report(todo, messages), datetime.now(UTC), place)
         if basis == "catalogue":
-            if fewer.scaling:
-                row["fewer ranks"] = compared(decided(spec, view, fewer).chosen.prediction, steady_s(messages))
-            fewer = updated_profile(fewer, key, "cpu", report(todo, messages), datetime.now(UTC), place)
-    return row, fewer
+            if smaller_runs.scaling:
+                row["fewer ranks"] = compared(decided(spec, view, smaller_runs).chosen.prediction, steady_s(messages))
+            smaller_runs = updated_profile(smaller_runs, key, "cpu", report(todo, messages), datetime.now(UTC), place)
+    return row, smaller_runs
 
 
 def decided(spec: DLJobSpec, view: ClusterView, profile: DLProfileStatus) -> Decision:
@@ -153,10 +154,10 @@ def main() -> None:
     for model, dataset, batch in CASES:
         if args.model not in (None, model):
             continue
-        fewer = DLProfileStatus()
+        smaller_runs = DLProfileStatus()
         for ranks in args.ranks:
             nodes = [{"name": f"n{i}", "cpu": f"{min(1000, 1000 * cores // ranks)}m"} for i in range(ranks)]
-            row, fewer = one(model, dataset, args.batch or batch, ranks, cluster_view({"nodes": nodes}), fewer)
+            row, smaller_runs = predict_and_measure(model, dataset, args.batch or batch, ranks, cluster_view({"nodes": nodes}), smaller_runs)
             rows.append(row)
             if not args.json:
                 text = [f"{model:12} batch {rows[-1]['batch']} on {ranks} ranks:"]

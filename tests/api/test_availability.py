@@ -137,7 +137,7 @@ def test_leader_that_is_paused_for_a_minute_does_nothing_twice(
 def test_second_release_for_the_namespace_waits_and_says_why(
     play: Play, operator: OperatorProcess, another: Callable[..., OperatorProcess]
 ) -> None:
-    """Seen before: it acted on the same jobs, or waited forever while it was ready."""
+    """Fixed bug: it acted on the same jobs, or waited forever while it was ready."""
     wait_for("the first to lead", lambda: leads(operator), 30)
     other = another(DLJOB_LEASE_NAME="other-release")
     other.start(ready=False)

@@ -136,7 +136,7 @@ def test_jobs_complete_whatever_happens_to_requests_and_operators(
 def test_event_that_was_forbidden_is_written_later(
     kubectl: Kubectl, nodes: HollowNodes, pair: tuple[tuple[OperatorProcess, FaultyApi], ...]
 ) -> None:
-    """Seen before: the operator dropped it, so nothing but the status said that a job was complete."""
+    """Fixed bug: the operator dropped it, so nothing but the status said that a job was complete."""
     [refused] = [found for found in DISTURBANCES if found.name == "events refused"]
     play = Play(kubectl, nodes.device)
     for _, api in pair:

@@ -290,7 +290,7 @@ def test_repeated_events_are_counted(play: Play) -> None:
 
 @pytest.mark.long
 def test_job_that_a_quota_blocks_releases_its_other_pods_and_starts_once_it_may(play: Play) -> None:
-    """Seen before: under a quota of one pod, a job of two held that pod without limit.
+    """Fixed bug: under a quota of one pod, a job of two held that pod without limit.
 
     The quota shrinks while the job runs: nothing is stopped until a pod is lost and cannot be created again.
     """

@@ -13,7 +13,7 @@ Json = dict[str, Any]
 @pytest.mark.parametrize("policy", OverridePolicy)
 @pytest.mark.parametrize("values", [{}, {"singleNamespaceInstall": True}])
 def test_every_value_of_overrides_has_its_policy(policy: OverridePolicy, values: Json) -> None:
-    """Seen before: only ``safe`` had one, so that others let everybody store the annotation for a later ``safe``."""
+    """Fixed bug: only ``safe`` had one, so that others let everybody store the annotation for a later ``safe``."""
     objects = render({**values, "overrides": str(policy)}, namespace="here")
     installed, binding = one(objects, "ValidatingAdmissionPolicy"), one(objects, "ValidatingAdmissionPolicyBinding")
     assert installed["spec"] == admission_policy(policy)

@@ -95,7 +95,7 @@ def test_error_is_reported_in_a_condition_and_an_event(case: str, kubectl: Kubec
 
 
 def test_output_of_ranks_outlives_the_pods(kubectl: Kubectl) -> None:
-    """Seen before: when a job had ended, its pods and all their output were gone."""
+    """Fixed bug: when a job had ended, its pods and all their output were gone."""
     script = "print('a long story'); import sys; sys.exit('that ends badly')"
     changes = {
         "model": {"hints": {"parameters": 1000, "flopsPerSample": 1000}},

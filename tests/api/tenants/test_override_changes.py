@@ -28,7 +28,7 @@ def users(kubectl: Kubectl) -> Iterator[tuple[User, User]]:
 def test_annotation_is_reserved_under_every_value(
     policy: OverridePolicy, kubectl: Kubectl, users: tuple[User, User]
 ) -> None:
-    """Seen before: everybody could set it under ``none`` and ``all``, and it counted after a change to ``safe``."""
+    """Fixed bug: everybody could set it under ``none`` and ``all``, and it counted after a change to ``safe``."""
     intern, engineer = users
     install_policy(kubectl, policy, intern)
     theirs, mine = f"theirs-{policy}", f"mine-{policy}"

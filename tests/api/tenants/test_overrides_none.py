@@ -23,7 +23,7 @@ def operator_environment() -> dict[str, str]:
 
 @pytest.mark.long
 def test_annotation_opens_neither_secrets_nor_overrides(play: Play) -> None:
-    """Seen before: everybody could set the annotation and read every Secret of the namespace."""
+    """Fixed bug: everybody could set the annotation and read every Secret of the namespace."""
     kubectl = play.kubectl
     kubectl.run("create", "secret", "generic", "payroll", "--from-literal=a=b")
     for name, trainer in TRAINER.items():

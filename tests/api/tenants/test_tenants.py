@@ -109,7 +109,7 @@ def foreign_object(kind: str, play: Play) -> Json:
 
 @pytest.mark.parametrize("kind", FOREIGN)
 def test_objects_of_other_owners_are_left_alone(kind: str, play: Play) -> None:
-    """Seen before: a job of this name replaced the object, and its deletion deleted the object."""
+    """Fixed bug: a job of this name replaced the object, and its deletion deleted the object."""
     foreign = foreign_object(kind, play)
     name = foreign["metadata"]["name"]
     job = re.sub("-(agent|plan|checkpoints|DEVICE)$", "", FOREIGN[kind]["metadata"]["name"])
@@ -149,7 +149,7 @@ def stranger(name: str, job: str, node: str) -> Json:
 
 
 def test_pods_of_other_owners_are_neither_counted_nor_deleted(play: Play, nodes: HollowNodes) -> None:
-    """Seen before: the operator force-deleted such a pod when its node was lost."""
+    """Fixed bug: the operator force-deleted such a pod when its node was lost."""
     play.run("popular", runPolicy={"nodeLostSeconds": 10})
     used = {pod["spec"]["nodeName"] for pod in play.kubectl.list("pods", "dljob.dev/job=popular")}
     free = next(name for name in nodes.names if name not in used)
@@ -165,7 +165,7 @@ def test_pods_of_other_owners_are_neither_counted_nor_deleted(play: Play, nodes:
 
 
 def test_pods_of_a_foreign_set_are_neither_counted_nor_deleted(play: Play) -> None:
-    """The set has the name of one of the job's, and its pods have the labels. Seen before: only the name counted."""
+    """The set has the name of one of the job's, and its pods have the labels. Fixed bug: only the name counted."""
     labels = {"dljob.dev/job": "copied", "dljob.dev/group": play.device}
     foreign = FOREIGN["statefulsets"]
     container = {"name": "main", "image": "example.invalid/other:1"}
@@ -188,7 +188,7 @@ def test_pods_of_a_foreign_set_are_neither_counted_nor_deleted(play: Play) -> No
 
 
 def test_plan_that_a_user_edits_is_not_used(play: Play) -> None:
-    """Seen before: the operator stopped the pods, and started them on the nodes that the edited plan named."""
+    """Fixed bug: the operator stopped the pods, and started them on the nodes that the edited plan named."""
     play.run("edited")
     before, pods = play.kubectl.get("configmap", "edited-plan"), play.kubectl.list("pods", "dljob.dev/job=edited")
     assert before is not None
@@ -258,7 +258,7 @@ EVIL: dict[str, Json] = {
 
 @pytest.mark.parametrize("case", ["deep", *(pytest.param(each, marks=pytest.mark.long) for each in ("long", "wide"))])
 def test_object_that_cannot_be_decoded_concerns_itself_alone(case: str, play: Play, operator: OperatorProcess) -> None:
-    """Seen before: a deeply nested job stopped the operator for every namespace, even after a restart."""
+    """Fixed bug: a deeply nested job stopped the operator for every namespace, even after a restart."""
     submit_raw(play, f"evil-{case}", EVIL[case])
     wait_for("the condition", lambda: "65536" in accepted(play, f"evil-{case}"), 30)
     play.run(f"good-{case}")
@@ -290,7 +290,7 @@ SECRETS: dict[str, tuple[Json, str]] = {
 
 
 def test_overrides_and_secrets_need_permission(play: Play) -> None:
-    """Seen before: a DLJob rendered pods with hostPID and any Secret of the namespace.
+    """Fixed bug: a DLJob rendered pods with hostPID and any Secret of the namespace.
 
     The jobs wait together, because the operator reads a Secret again only after half a minute.
     """
@@ -327,7 +327,7 @@ def profiles(kubectl: Kubectl) -> set[str]:
 
 
 def test_report_creates_profiles_of_planned_devices_only(play: Play) -> None:
-    """Seen before: one report created 5,120 cluster-scoped profiles."""
+    """Fixed bug: one report created 5,120 cluster-scoped profiles."""
     play.run("flood")
     before = profiles(play.kubectl)
     ranks = tuple(RankMeasure(rank=i, device=f"invented-{i}", share=30, compute_s=0.1) for i in range(2))

@@ -57,7 +57,7 @@ def test_rank_that_its_agent_killed_after_a_lost_connection_is_no_failure(job: O
 
 
 def test_plan_of_the_operator_replaces_an_edited_one_with_a_higher_number(job: ObservedJob) -> None:
-    """Seen before: the agents went on with a plan that a user had edited, until their pods restarted."""
+    """Fixed bug: the agents went on with a plan that a user had edited, until their pods restarted."""
     own = job.plan
     job._take(own.model_copy(update={"number": 99, "global_batch": 240}))
     edited = job.events.new_plan

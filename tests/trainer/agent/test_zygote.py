@@ -32,7 +32,7 @@ def test_zygote_killed_during_a_launch_is_no_missing_command(two: Job) -> None:
 
 @pytest.mark.long
 def test_stopped_zygote_does_not_keep_the_job_from_a_restart(two: Job) -> None:
-    """Seen before: the pod waited forever for the ends of its ranks, which only the zygote learns."""
+    """Fixed bug: the pod waited forever for the ends of its ranks, which only the zygote learns."""
     two.start(two.plan(speaking("4000", "mpi=1")))
     two.until(lambda r: r.step >= 1)
     pod = two.pods[1]

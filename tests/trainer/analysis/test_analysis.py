@@ -124,7 +124,7 @@ def test_probabilities_and_their_logarithms_give_equal_figures() -> None:
 
 
 def test_single_scores_are_logits_if_one_of_them_is_no_probability() -> None:
-    """Seen before: each batch decided alone, so that a logit of 0.3 in a small last batch was class 0, not class 1."""
+    """Fixed bug: each batch decided alone, so that a logit of 0.3 in a small last batch was class 0, not class 1."""
     scores = np.array([-2.0, 3.0, 1.5, -0.5, 0.2, 4.0, -1.0, 0.3, 0.4])
     truth = (scores > 0).astype(int)
     two = np.stack([np.zeros(9), scores], 1)
@@ -187,7 +187,7 @@ def test_values_that_are_not_finite_are_counted_apart() -> None:
 
 
 def test_tensors_of_float64_keep_their_precision() -> None:
-    """Seen before: they became float32, whose steps are 128 for times in seconds, so the error was 0."""
+    """Fixed bug: they became float32, whose steps are 128 for times in seconds, so the error was 0."""
     truth = 1.7e9 + np.arange(40.0)
     found = analysis(torch.from_numpy(truth + 0.25), torch.from_numpy(truth)).regression
     assert found is not None and found == analysis(truth + 0.25, truth).regression

@@ -95,7 +95,7 @@ def test_other_models_are_left_out_if_there_is_no_r2_to_compare() -> None:
 
 
 def test_labels_may_be_a_mapping_from_class_numbers(capsys: pytest.CaptureFixture[str]) -> None:
-    """Seen before: the keys became the names, such as those of ``model.config.id2label`` of Hugging Face."""
+    """Fixed bug: the keys became the names, such as those of ``model.config.id2label`` of Hugging Face."""
     found = evaluate([0, 1, 2, 2], [0, 1, 2, 0], labels={"0": "cat", 2: "dog"})  # type: ignore[dict-item]
     assert found is not None and found.classification is not None
     assert found.classification.names == ("cat", "1", "dog") and "class cat" in capsys.readouterr().err
@@ -115,13 +115,13 @@ def test_labels_may_be_a_mapping_from_class_numbers(capsys: pytest.CaptureFixtur
     ],
 )
 def test_what_is_no_batch_is_named(arguments: tuple[Any, ...], expected: str) -> None:
-    """Seen before: errors such as ``len() of a 0-d tensor`` if the script forgot the targets."""
+    """Fixed bug: errors such as ``len() of a 0-d tensor`` if the script forgot the targets."""
     with pytest.raises(ValueError, match=expected):
         evaluate(*arguments)
 
 
 def test_float_targets_of_two_classes_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    """``BCEWithLogitsLoss`` takes them. Seen before: the report had an R² of -8, without a word about the task."""
+    """``BCEWithLogitsLoss`` takes them. Fixed bug: the report had an R² of -8, without a word about the task."""
     logits, truth = torch.tensor([[2.0], [-1.0], [0.5]]), torch.tensor([[1.0], [0.0], [1.0]])
     with pytest.warns(UserWarning, match="task: found floating-point targets .* Pass task='classification'"):
         evaluate(logits, truth)

@@ -124,7 +124,7 @@ def test_lightning_trainer_in_its_order_of_calls(calls: Calls) -> None:
 
 
 def test_a_lightning_module_with_two_optimizers_makes_one_step_of_a_batch(calls: Calls) -> None:
-    """Seen before: a GAN reported two steps for each batch, so that its progress ended at 200 %."""
+    """Fixed bug: a GAN reported two steps for each batch, so that its progress ended at 200 %."""
     from dltrain.integrations.lightning import ReportCallback
 
     callback, module = ReportCallback(), SimpleNamespace(automatic_optimization=False)

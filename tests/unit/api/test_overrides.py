@@ -121,6 +121,6 @@ def test_secret_needs_the_mark_of_its_owner(usable: dict[str, bool], words: str 
 @pytest.mark.parametrize("policy", [OverridePolicy.NONE, OverridePolicy.SAFE])
 @pytest.mark.parametrize("field", ["dataset", "checkpoint.?secretName", "checkpoint.?uri", "checkpoint.?volume"])
 def test_only_who_may_create_pods_changes_from_where_an_annotated_job_reads(policy: OverridePolicy, field: str) -> None:
-    """Seen before: everybody could let its pods restore other files, which a script may load with pickle."""
+    """Fixed bug: everybody could let its pods restore other files, which a script may load with pickle."""
     [same] = [item["expression"] for item in admission_policy(policy)["variables"] if item["name"] == "same"]
     assert f"oldObject.spec.?{field} == object.spec.?{field}" in same

@@ -28,7 +28,7 @@ SEPARATORS = ["\n", "\r\n", "\r", "\v", "\f", "\x1c", "\x85", "\u2028", "\u2029"
 
 @pytest.mark.parametrize("separator", SEPARATORS, ids=ascii)
 def test_users_cannot_forge_lines_through_exceptions(separator: str) -> None:
-    """Seen before: the message was escaped, but the text of the exception after it was not."""
+    """Fixed bug: the message was escaped, but the text of the exception after it was not."""
 
     def failing() -> None:
         raise ValueError(f"spec: found {separator}{FORGED}{separator}\x1b[2K")

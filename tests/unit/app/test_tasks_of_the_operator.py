@@ -139,7 +139,7 @@ def test_each_task_of_the_operator_is_supervised(started: Started) -> None:
 
 
 def test_operator_that_waits_for_the_api_server_is_alive(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen before: after a minute, the liveness probe said that the event loop was blocked. A restart does not help."""
+    """Fixed bug: after a minute, the liveness probe said that the event loop was blocked. A restart does not help."""
     operator, later_s = Operator(Settings.of(ENV)), monotonic() + 2 * BLOCKED_S
     monkeypatch.setattr(main, "monotonic", lambda: later_s)
     assert operator._ill() is None and operator._not_ready() == "waiting for the API server"
@@ -156,7 +156,7 @@ def test_operator_that_waits_for_the_api_server_is_alive(monkeypatch: pytest.Mon
 def test_readiness_names_what_the_start_waits_for(
     started: Started, monkeypatch: pytest.MonkeyPatch, wait: str, expected: str
 ) -> None:
-    """Seen before: with an API server that could not read Secrets, the probe named a CustomResourceDefinition."""
+    """Fixed bug: with an API server that could not read Secrets, the probe named a CustomResourceDefinition."""
 
     async def fails_at_last(*_: object) -> None:
         raise DefectError

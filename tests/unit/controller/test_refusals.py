@@ -38,7 +38,7 @@ def reasons(cluster: FakeCluster, job: JobKey) -> set[str]:
 
 @pytest.mark.parametrize("error", NOT_LISTED, ids=str)
 def test_next_leader_works_although_events_cannot_be_listed(error: ApiError | None) -> None:
-    """Seen before: for ten minutes, it neither planned, fenced nor wrote the status of a job with a new condition."""
+    """Fixed bug: for ten minutes, it neither planned, fenced nor wrote the status of a job with a new condition."""
 
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         first = cluster.submit("first", **ONE_NODE)
@@ -67,7 +67,7 @@ def test_next_leader_works_although_events_cannot_be_listed(error: ApiError | No
 def test_job_with_missing_pods_is_managed_although_events_cannot_be_listed(
     monkeypatch: pytest.MonkeyPatch, error: ApiError | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Seen before: without permission to list events, such a job could not even be suspended."""
+    """Fixed bug: without permission to list events, such a job could not even be suspended."""
     monkeypatch.setattr("dljob.kube.warning_events.monotonic", now_s)
 
     async def body(cluster: FakeCluster, operator: Operator) -> None:
@@ -137,7 +137,7 @@ def test_failed_write_of_a_status_does_not_teach_a_profile_again(monkeypatch: py
     ids=str,
 )
 def test_job_ends_although_its_profile_cannot_be_written(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """Seen before: the status stayed Running for as long as the API server did not take the measurements."""
+    """Fixed bug: the status stayed Running for as long as the API server did not take the measurements."""
     taught: list[Json] = []
     fails = [True]
     merge = FakeApi.merge
@@ -212,7 +212,7 @@ class TestSecret:
 
     @pytest.mark.parametrize("readable", [True, False])
     def test_secret_that_exists_is_enough(self, readable: bool) -> None:
-        """Seen before: admission refused the Secret before the API server saw that it exists, and the job stood still.
+        """Fixed bug: admission refused the Secret before the API server saw that it exists, and the job stood still.
 
         With overrides: all, the operator may not read Secrets.
         """

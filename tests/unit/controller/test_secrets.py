@@ -56,7 +56,7 @@ def pods_may_run(operator: Operator, key: JobKey) -> bool:
 def test_secret_without_the_mark_is_refused(
     use: str, policy: OverridePolicy, annotations: Json, marked: bool, allowed: bool
 ) -> None:
-    """Seen before: with ``overrides: none``, everybody could set the annotation and then read every Secret."""
+    """Fixed bug: with ``overrides: none``, everybody could set the annotation and then read every Secret."""
 
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         cluster.secret(NAME, **({SECRET_LABEL: "true"} if marked else {}))
@@ -85,7 +85,7 @@ def test_job_waits_until_the_secret_has_the_mark() -> None:
 
 
 def test_keys_of_another_owner_are_not_used() -> None:
-    """Seen before: who knows the uid of a waiting job could create its Secret, and so know the keys of its agents."""
+    """Fixed bug: who knows the uid of a waiting job could create its Secret, and so know the keys of its agents."""
 
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         key = cluster.submit("waits", suspend=True, **SPEC)

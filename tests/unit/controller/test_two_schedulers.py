@@ -48,7 +48,7 @@ async def other_pod(cluster: FakeCluster, name: str, node: str) -> None:
 
 @pytest.mark.parametrize("reason", ["OutOfcpu", "OutOfmemory", "OutOfnvidia.com/gpu", "UnexpectedAdmissionError"])
 def test_rejected_pod_is_named_and_does_not_count_as_a_failure(reason: str) -> None:
-    """Seen before: the condition PodsReady said Starting, and the start time-out did not apply."""
+    """Fixed bug: the condition PodsReady said Starting, and the start time-out did not apply."""
 
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         key = cluster.submit("first", **SPEC)
@@ -122,7 +122,7 @@ def test_pods_that_nodes_reject_again_and_again_stop_and_the_job_is_planned_anew
 
 @pytest.mark.parametrize("named", ["volcano", None])
 def test_pod_that_no_scheduler_looks_at(named: str | None) -> None:
-    """Seen before: the job stayed at Starting without a reason, and without a start time-out."""
+    """Fixed bug: the job stayed at Starting without a reason, and without a start time-out."""
 
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         spec = SPEC if named is None else {**SPEC, "scheduling": {"schedulerName": named}}

@@ -143,7 +143,7 @@ def test_restart_in_the_forecast_does_not_include_the_wait_for_admission(admitte
 
 
 def test_cost_of_a_stop_does_not_contain_a_wait_since_the_checkpoint() -> None:
-    """Seen before: a job that had been preempted for ten hours seemed to lose ten hours if it was stopped again."""
+    """Fixed bug: a job that had been preempted for ten hours seemed to lose ten hours if it was stopped again."""
     observed = training(DIGITS)
     mark = {"step": 6, "unix_s": NOW.timestamp() - 36_000}
     observed = replace(observed, report=report(observed, step=10, step_s=0.5, last_checkpoint=mark))

@@ -44,7 +44,7 @@ def test_new_profile_is_the_operators() -> None:
 
 @pytest.mark.parametrize("cached", [True, False], ids=["cached", "not cached yet"])
 def test_profile_of_an_administrator_does_not_become_the_operators(cached: bool) -> None:
-    """Seen before: a profile that the watch had not shown yet got the label, and could then expire."""
+    """Fixed bug: a profile that the watch had not shown yet got the label, and could then expire."""
     api = FakeApi()
     api._store(
         PROFILE,

@@ -52,7 +52,7 @@ def release(server: Leases, namespace: str, *manages: str) -> Leader:
 def test_two_releases_for_the_same_namespace_refuse_each_other(
     first: tuple[str, ...], second: tuple[str, ...], both: bool
 ) -> None:
-    """Seen before: both acted on the same jobs under the same field owner."""
+    """Fixed bug: both acted on the same jobs under the same field owner."""
 
     async def scenario() -> None:
         server = Leases()
@@ -100,7 +100,7 @@ async def renewed(server: Leases) -> None:
 
 @pytest.mark.parametrize("active", [False, True])
 def test_lease_of_a_user_does_not_stop_the_operator(active: bool) -> None:
-    """Seen before: one such object stopped the operator for all namespaces, and kept it from starting again."""
+    """Fixed bug: one such object stopped the operator for all namespaces, and kept it from starting again."""
 
     async def scenario() -> None:
         server = Leases()

@@ -117,7 +117,7 @@ def test_plan_uses_the_gpus_that_are_left(count: int) -> None:
 
 @pytest.mark.parametrize("count", [1, 3, 5])
 def test_plan_uses_the_gpus_that_a_quota_with_scopes_leaves(count: int) -> None:
-    """Seen before: if the best plan had 8 GPUs on a node, the job waited for a quota of 8."""
+    """Fixed bug: if the best plan had 8 GPUs on a node, the job waited for a quota of 8."""
     scoped = replace(gpus(count), scopes=(Scope("NotTerminating"),))
     found = planned({**HEAVY, "nodes": {"min": 1, "max": 1}}, scoped, view=GPUS)
     [group] = found.groups
@@ -241,7 +241,7 @@ def test_cores_follow_limit_ranges_and_quotas(limit: Quota | LimitRange, per_pod
     ids=["quota of limits", "minimum", "ratio"],
 )
 def test_init_containers_are_sized_like_the_trainer(limit: Quota | LimitRange) -> None:
-    """Seen before: an own image waited for ever, because the init container of the agent had no CPU limit."""
+    """Fixed bug: an own image waited for ever, because the init container of the agent had no CPU limit."""
     resources = {"cpu": "1", "cpuLimit": "2", "memory": "1Gi"}
     trainer = {"framework": "Torchrun", "image": "mine", "command": ["train"]}
     source = {"configMap": {"name": "script"}}

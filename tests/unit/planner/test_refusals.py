@@ -97,7 +97,7 @@ class TestRejections:
         ],
     )
     def test_memory_of_a_model_that_does_not_fit_is_named_by_size(self, strategy: Any, begin: str) -> None:
-        """Seen before for GPT-2 XL: 'found activations of 4.7 GiB; expected at most 16 GiB'."""
+        """Fixed bug, with GPT-2 XL: 'found activations of 4.7 GiB; expected at most 16 GiB'."""
         found = rejected(
             replace(GPT2_XL, strategy=strategy), view({"device": T4, "devices": 1, "cpu": 8, "memory": "64Gi"})
         )

@@ -103,7 +103,7 @@ def test_local_batch_sizes_add_up(nodes: int, batch: int) -> None:
 
 
 def test_groups_with_different_names_of_a_device_take_different_nodes() -> None:
-    """Seen before: each of them counted all nodes, so that some pods found none."""
+    """Fixed bug: each of them counted all nodes, so that some pods found none."""
     both = (FixedChoice(A100, 1, 4), FixedChoice("a100", 2, 4))
     assert rejected(replace(NOTHING, fixed=both), GPUS).reason == "TooFewNodes"
     assert shape(decided(replace(NOTHING, fixed=(both[0], FixedChoice("a100", 1, 4))), GPUS)) == 2 * [(A100, 1, 4)]

@@ -45,7 +45,7 @@ STUCK = PodSeen("digits-cpu-2", "u", "cpu", node="n2", stuck=Stuck("ImagePullBac
 
 @pytest.mark.parametrize("problem", ["0/3 nodes are available", None, STUCK])
 def test_gang_that_cannot_start_is_released_as_a_whole(problem: PodSeen | str | None) -> None:
-    """Seen before: a three-node job under a quota of two pods held two pods without limit."""
+    """Fixed bug: a three-node job under a quota of two pods held two pods without limit."""
     observed = half_started(problem=problem)
     waiting = step(observed, 59)
     assert verdict(waiting, "Admitted") == ("True", "Starting") and not waiting.scales
@@ -68,7 +68,7 @@ def released_at(observed: Observed, at_s: float) -> Observed:
 
 
 def test_released_pods_are_not_started_again_while_they_stop() -> None:
-    """Seen before: they were, without a plan and a back-off, if the operator looked before they were gone."""
+    """Fixed bug: they were, without a plan and a back-off, if the operator looked before they were gone."""
     observed = half_started()
     stopping = after(observed, step(observed, 70))
     stopping = replace(
@@ -156,7 +156,7 @@ def test_pods_on_a_lost_node_are_fenced_before_the_job_releases_the_others() -> 
 
 
 def test_job_that_resumes_is_planned_on_what_is_there() -> None:
-    """Seen before: a three-node plan resumed on a one-node cluster and asked for three pods."""
+    """Fixed bug: a three-node plan resumed on a one-node cluster and asked for three pods."""
     observed = training(DIGITS | {"nodes": {"min": 1, "max": 3}})
     suspended = gone(replace(observed, job=replace(observed.job, spec={**observed.job.spec, "suspend": True})))
     suspended = after(suspended, step(suspended, 100))

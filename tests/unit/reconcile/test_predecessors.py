@@ -33,7 +33,7 @@ class TestPredecessors:
         assert kinds(step(replace(after(first, step(first)), leftovers=())))[-1] == "StatefulSet"
 
     def test_copy_of_a_stateful_set_does_not_keep_a_running_job_from_ending(self) -> None:
-        """Seen before: a StatefulSet that somebody had copied for debugging, with its labels, held up the job."""
+        """Fixed bug: a StatefulSet that somebody had copied for debugging, with its labels, held up the job."""
         copied = replace(done(), leftovers=("StatefulSet debug",))
         ended = step(copied)
         assert ended.scales == DOWN and verdict(ended, "Complete") == ("True", "Complete")

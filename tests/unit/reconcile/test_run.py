@@ -292,7 +292,7 @@ class TestEnds:
 
     @pytest.mark.parametrize("field", ["activeDeadlineSeconds", "ttlSecondsAfterFinished"])
     def test_time_that_never_comes_is_no_error(self, field: str) -> None:
-        """Seen before: the sum of a date and 10^12 seconds overflowed."""
+        """Fixed bug: the sum of a date and 10^12 seconds overflowed."""
         spec = {**DIGITS, "runPolicy": {field: 10**12}}
         assert verdict(step(training(spec), 10), "Running") == ("True", "Running")
         assert not step(done(spec=spec), 10).delete_job

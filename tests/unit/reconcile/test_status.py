@@ -259,7 +259,7 @@ class TestReported:
         assert found.total_seconds == 9
 
     def test_wait_for_admission_after_the_first_plan_is_no_part_of_a_restart(self) -> None:
-        """Seen before: a restart of a job that had waited in a queue of Kueue seemed to take as long as the wait."""
+        """Fixed bug: a restart of a job that had waited in a queue of Kueue seemed to take as long as the wait."""
         observed = self.reported(
             startup=StartupMarks(agents_up_unix_s=NOW.timestamp() + 7203, first_step_unix_s=NOW.timestamp() + 7207)
         )

@@ -140,7 +140,7 @@ def test_a_job_that_new_rules_refuse_runs_on() -> None:
 
 
 def test_failure_of_the_operator_is_a_condition_and_changes_nothing_else() -> None:
-    """Seen before: an AssertionError of the planner left a job without any status."""
+    """Fixed bug: an AssertionError of the planner left a job without any status."""
     observed = running()
     desired = failed(observed, "AssertionError: no", NOW)
     assert (desired.objects, desired.scales, desired.deletes) == ((), (), ())

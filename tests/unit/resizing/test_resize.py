@@ -256,7 +256,7 @@ class TestNodesGone:
 
     @pytest.mark.parametrize("resize", ["Auto", "Never"])
     def test_restart_of_ranks_that_trained_without_the_pod_has_the_whole_time_out(self, resize: str) -> None:
-        """Seen before: all pods stopped at once when a rank failed after an hour on the other nodes."""
+        """Fixed bug: all pods stopped at once when a rank failed after an hour on the other nodes."""
         trains = lost(
             trains_on_three({**ELASTIC, "planning": {"resize": resize}}), RunPhase.RUNNING, world_size=2, step_s=0.01
         )
@@ -285,7 +285,7 @@ class TestNodesGone:
 
 
 def test_resumed_job_is_planned_for_the_nodes_that_are_left() -> None:
-    """Seen before (O3): a plan for three nodes, resumed on a cluster with one, asked for three pods."""
+    """Fixed bug: a plan for three nodes, resumed on a cluster with one, asked for three pods."""
     suspended = changed(trains_on_three(), suspend=True)
     empty = replace(after(suspended, step(suspended, 20)), pods=())
     empty = after(empty, step(empty, 25))

@@ -75,7 +75,7 @@ def test_start_has_the_interval_of_what_runs_before() -> None:
 
 
 def test_unknown_end_gives_an_unknown_start() -> None:
-    """Seen before: ``small`` was predicted to start at once, but the operator lets it wait behind ``big``."""
+    """Fixed bug: ``small`` was predicted to start at once, but the operator lets it wait behind ``big``."""
     running, line = [holder(UNKNOWN, "n-0"), holder(interval(60, 1.0), "n-1")], [waiter("small", 10, 1)]
     assert starts(forecast(gpus(2, free=0), running, line)) == {"small": 60}
     line = [waiter("big", 10, 2), *line]

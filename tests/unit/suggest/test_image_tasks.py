@@ -164,7 +164,7 @@ def test_data_that_is_no_image_is_one_error_in_terms_of_the_spec(tmp_path: Path)
 
 
 def test_a_new_image_of_sixteen_bits_is_read_as_in_training(tmp_path: Path) -> None:
-    """Seen before: predict.py cut the values off, so that nearly every such image was white."""
+    """Fixed bug: predict.py cut the values off, so that nearly every such image was white."""
     _, scripts = asked(sixteen_bits(tmp_path))
     path = sorted(tmp_path.rglob("*.png"))[0]
     found = module(scripts["data.py"]).scaled(path)

@@ -72,7 +72,7 @@ class TestFolder:
         assert inspect_images(read_folder(tmp_path)).test_images == 1
 
     def test_images_that_are_not_read_are_counted(self, tmp_path: Path) -> None:
-        """Seen before: formats that Pillow or this command does not read were left out without a word."""
+        """Fixed bug: formats that Pillow or this command does not read were left out without a word."""
         path = folder(tmp_path / "data")
         for name in ("a.heic", "b.heic", ".hidden.heic"):
             (path / "dark" / name).write_bytes(b"x")

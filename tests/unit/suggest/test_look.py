@@ -212,7 +212,7 @@ def test_missing_data_and_data_of_another_form_are_errors(tmp_path: Path) -> Non
 def test_both_parts_of_a_folder_of_texts_are_read_where_the_job_finds_them(
     task: TaskType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Seen before: ``train`` and ``test`` became the classes, and the test part was looked for beside the folder."""
+    """Fixed bug: ``train`` and ``test`` became the classes, and the test part was looked for beside the folder."""
     _, scripts = asked(class_files(test=True, extra="and so on " * 40)(tmp_path / "data"), task)
     monkeypatch.setenv("DLJOB_DATASET", str((tmp_path / "data").rename(tmp_path / "mounted")))
     lines = scripts["train.py"].splitlines()

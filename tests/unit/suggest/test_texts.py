@@ -146,7 +146,7 @@ class TestTraps:
 
     @pytest.mark.parametrize("end", ["\n", " "])
     def test_text_that_repeats_itself_is_an_error(self, tmp_path: Path, end: str) -> None:
-        """Seen before with one line: the project was written, and its script found no samples for the test part."""
+        """Fixed bug, with one line: the project was written, and its script found no samples for the test part."""
         text = f"the same piece of text again and again and again{end}" * 1000
         (tmp_path / "a.txt").write_text(text, encoding="utf-8")
         with pytest.raises(DataError, match="expected text that does not repeat itself"):

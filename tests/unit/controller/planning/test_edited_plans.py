@@ -25,7 +25,7 @@ EDITS: dict[str, Json] = {
 
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
 def test_edited_plan_does_not_stop_planning(edit: Json) -> None:
-    """Seen before: with this amount of memory, the operator stopped for all namespaces, again after each restart."""
+    """Fixed bug: with this amount of memory, the operator stopped for all namespaces, again after each restart."""
 
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         cluster.quota("team-a", pods="10")

@@ -93,7 +93,7 @@ def test_low_job_stops_the_urgent_one_runs_and_the_low_one_continues() -> None:
 
 
 def test_forecast_counts_devices_of_a_stopping_job_as_nearly_free() -> None:
-    """Seen before: the job for which another one stopped was predicted to start days later, when that would have ended."""
+    """Fixed bug: the job for which another one stopped was predicted to start days later, when that would have ended."""
 
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         low = cluster.submit("low", **BOTH)
@@ -315,7 +315,7 @@ def test_job_whose_priority_class_vanished_runs_on_and_is_no_victim() -> None:
 
 
 def test_job_that_waits_for_its_priority_class_reserves_nothing() -> None:
-    """Seen before: it reserved both nodes for pods that the API server rejects."""
+    """Fixed bug: it reserved both nodes for pods that the API server rejects."""
 
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         await operator.watch(1.0)

@@ -34,7 +34,7 @@ async def stop(cluster: FakeCluster, operator: Operator, key: JobKey) -> None:
 
 
 def test_small_jobs_do_not_starve_a_big_one() -> None:
-    """Seen before: any job that fitted was started, so a job that needs all nodes waited for ever."""
+    """Fixed bug: any job that fitted was started, so a job that needs all nodes waited for ever."""
 
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         running = cluster.submit("running", **SMALL)
@@ -80,7 +80,7 @@ def test_job_that_ends_in_time_overtakes() -> None:
 
 
 def test_running_job_that_asks_for_more_nodes_does_not_overtake() -> None:
-    """Seen before: kubectl scale of a running job took the devices that the first in line was waiting for."""
+    """Fixed bug: kubectl scale of a running job took the devices that the first in line was waiting for."""
 
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         cluster.priority_class("urgent", 1000)
@@ -115,7 +115,7 @@ def test_running_job_keeps_its_own_devices_for_a_changed_spec() -> None:
 
 
 def test_job_that_is_nearly_done_overtakes_when_it_continues() -> None:
-    """Seen before: it counted with the time of its whole training, and waited behind the first in line."""
+    """Fixed bug: it counted with the time of its whole training, and waited behind the first in line."""
 
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         cluster.claim("data", "ReadWriteMany")
@@ -269,7 +269,7 @@ def test_queued_jobs_cost_no_planning_while_nothing_changes() -> None:
 
 
 def test_waiting_job_shows_its_forecast_and_its_deadline() -> None:
-    """Seen before: a waiting job did not say when it might start."""
+    """Fixed bug: a waiting job did not say when it might start."""
 
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         running = cluster.submit("running", **{**SPEC, "epochs": 100_000})
@@ -300,7 +300,7 @@ def test_waiting_job_shows_its_forecast_and_its_deadline() -> None:
 
 
 def test_forecast_knows_that_a_job_starts_with_a_smaller_plan() -> None:
-    """Seen before: an elastic job was predicted to start when its largest plan fits, days after it really started."""
+    """Fixed bug: an elastic job was predicted to start when its largest plan fits, days after it really started."""
 
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         long, short = cluster.submit("long", **LONG), cluster.submit("short", **{**SMALL, "epochs": 1_000})
@@ -319,7 +319,7 @@ def test_forecast_knows_that_a_job_starts_with_a_smaller_plan() -> None:
 
 
 def test_pods_are_freed_once() -> None:
-    """Seen before: a job that was named twice made more room than its pods took."""
+    """Fixed bug: a job that was named twice made more room than its pods took."""
 
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         key = cluster.submit("one", **SMALL)

@@ -133,7 +133,7 @@ def test_own_pods_do_not_count_against_a_new_plan() -> None:
 
 
 def test_quota_below_what_runs_stops_nothing_and_is_named() -> None:
-    """Seen before: no condition said that lost pods could not be replaced."""
+    """Fixed bug: no condition said that lost pods could not be replaced."""
 
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         cluster.quota("team-a", pods="2")
@@ -203,7 +203,7 @@ def test_job_that_loses_a_pod_under_a_lowered_quota_waits_and_comes_back(monkeyp
 
 
 def test_job_that_its_namespace_never_admits_blocks_no_other_namespace() -> None:
-    """Seen before: as the first in line, it kept all nodes that it asked for from the jobs of other namespaces."""
+    """Fixed bug: as the first in line, it kept all nodes that it asked for from the jobs of other namespaces."""
 
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         cluster.quota("team-a", **{"limits.cpu": "100"})
@@ -217,7 +217,7 @@ def test_job_that_its_namespace_never_admits_blocks_no_other_namespace() -> None
 
 
 def test_job_waits_for_no_devices_that_its_quota_would_not_give_it() -> None:
-    """Seen before: with too few free nodes for it, a job with too small a quota was the first in line."""
+    """Fixed bug: with too few free nodes for it, a job with too small a quota was the first in line."""
 
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         running = cluster.submit("running", "team-b", **{**SPEC, "epochs": 100_000, "nodes": {"min": 3, "max": 3}})

@@ -18,7 +18,7 @@ Json = dict[str, Any]
 
 
 def test_bound_pods_of_another_job_are_not_free() -> None:
-    """Seen before: the list of pods was reused for 2 s, and the reservation ended when the pods were bound."""
+    """Fixed bug: the list of pods was reused for 2 s, and the reservation ended when the pods were bound."""
 
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         first = cluster.submit("first", **SPEC)
@@ -57,7 +57,7 @@ def test_accepted_plan_counts_while_the_watch_lags_behind() -> None:
 
 
 def test_next_operator_keeps_the_reservations() -> None:
-    """Seen before: reservations existed only in the memory of the operator that made them."""
+    """Fixed bug: reservations existed only in the memory of the operator that made them."""
 
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         first = cluster.submit("first", **SPEC)
@@ -73,7 +73,7 @@ def test_next_operator_keeps_the_reservations() -> None:
 
 
 def test_pods_that_never_come_do_not_block_others() -> None:
-    """Seen before: a job whose pods a quota refused kept its reservation, and nothing showed that."""
+    """Fixed bug: a job whose pods a quota refused kept its reservation, and nothing showed that."""
 
     async def body(cluster: FakeCluster, operator: Operator) -> None:
         first = cluster.submit("first", **SPEC)
@@ -240,7 +240,7 @@ class TestFailures:
 
 class TestWaiting:
     def test_namespace_with_many_jobs_does_not_delay_one_that_holds_more(self) -> None:
-        """Seen before: all jobs of a namespace that holds nothing came first, also those that can never run."""
+        """Fixed bug: all jobs of a namespace that holds nothing came first, also those that can never run."""
 
         async def body(cluster: FakeCluster, operator: Operator) -> None:
             plan = operator.planning._planner

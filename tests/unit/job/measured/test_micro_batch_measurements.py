@@ -26,7 +26,7 @@ def test_times_are_those_of_one_micro_batch() -> None:
 
 @pytest.mark.parametrize(("share", "k", "largest"), [(9, 8, 2), (17, 16, 2), (5, 4, 2), (3, 2, 2)])
 def test_largest_micro_batch_takes_its_part_of_the_time(share: int, k: int, largest: int) -> None:
-    """Seen before: the mean time of unequal micro-batches was stored as that of the largest."""
+    """Fixed bug: the mean time of unequal micro-batches was stored as that of the largest."""
     plan = make_plan(shares=[share], global_batch=share, micro_batches=k)
     (found,) = of_micro_batches(
         report(RankMeasure(rank=0, device="cpu", share=share, compute_s=float(share))), plan

@@ -71,7 +71,7 @@ def test_structures_of_scripts_displace_no_measurements() -> None:
 
 @pytest.mark.parametrize("image", ["example.invalid/mine:1", "example.invalid/mine:2"])
 def test_another_image_has_profiles_of_its_own(image: str) -> None:
-    """Seen before: any image under the name of a built-in model taught the profile of that model."""
+    """Fixed bug: any image under the name of a built-in model taught the profile of that model."""
     spec = DLJobSpec.model_validate(DIGITS)
     custom = DLJobSpec.model_validate({**DIGITS, "trainer": {"image": image}})
     assert profile_key(custom) != profile_key(spec) == "digits-cnn"

@@ -62,7 +62,7 @@ def test_replaced_object_keeps_its_identity_and_status(case: str) -> None:
 
 @pytest.mark.parametrize("case", BEYOND)
 def test_answers_are_bounded(case: str) -> None:
-    """Seen before: the answer to a write of the status stopped the operator's next start."""
+    """Fixed bug: the answer to a write of the status stopped the operator's next start."""
     text = job(BEYOND[case])
     item = bounded_answer(text.encode())
     assert item["metadata"]["name"] == META["name"] and PROBLEM in item

@@ -198,7 +198,7 @@ class TestObserve:
         assert set(observed.failed_nodes) == ({"n0"} if failed else set())
 
     def test_missing_node_is_lost_from_when_it_is_noticed(self) -> None:
-        """The watch of nodes may lag behind that of pods. Seen before: the node counted as lost since 1970."""
+        """The watch of nodes may lag behind that of pods. Fixed bug: the node counted as lost since 1970."""
         times = [datetime(2026, 1, 2, tzinfo=UTC), datetime(2026, 1, 3, tzinfo=UTC), datetime(2026, 1, 4, tzinfo=UTC)]
         cache = Cache(now=iter(times).__next__)
         cache.put(DLJOB, dljob())
@@ -232,7 +232,7 @@ class TestObserve:
 
     @pytest.mark.parametrize("first", [True, False], ids=["set first", "pod first"])
     def test_pods_of_a_foreign_set_of_the_same_name_are_not_observed(self, cache: Cache, first: bool) -> None:
-        """Seen before: only the name of the StatefulSet counted."""
+        """Fixed bug: only the name of the StatefulSet counted."""
         foreign = body("digits-cpu", "s9", owner=None)
         if first:
             cache.put(STATEFUL_SET, foreign)
@@ -311,7 +311,7 @@ class TestConfigMaps:
         ],
     )
     def test_other_data_is_not_stored(self, cache: Cache, name: str, owner: Json | None) -> None:
-        """Seen before: any ConfigMap with the label and a key plan.json was stored as a whole."""
+        """Fixed bug: any ConfigMap with the label and a key plan.json was stored as a whole."""
         seen = self.stored(cache, name, None if owner is None else {**DLJOB_OWNER, **owner})
         assert (seen.plan, seen.report, seen.applied, seen.support) == (None, None, "", "")
 

@@ -68,7 +68,7 @@ class TestCapacity:
 
 
 def test_plans_of_one_namespace_take_a_limited_amount_of_memory(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Seen before: 500 jobs with edited plans of 1 MiB took all memory of the operator."""
+    """Fixed bug: 500 jobs with edited plans of 1 MiB took all memory of the operator."""
     monkeypatch.setattr("dljob.kube.objects.stored_texts.MAX_NAMESPACE_NBYTES", 10_000)
 
     def plan(namespace: str, job: str, nbytes: int, version: int = 1) -> Json:

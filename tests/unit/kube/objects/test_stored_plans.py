@@ -89,7 +89,7 @@ def test_other_texts_name_no_unknown_key(signature: str) -> None:
 
 
 def test_plan_that_another_leader_has_replaced_does_not_come_back_by_an_edit() -> None:
-    """Seen before: a former leader restored the plan that it knew, with a new signature."""
+    """Fixed bug: a former leader restored the plan that it knew, with a new signature."""
     former, later = with_key(), with_key()
     first = signed(former)
     record = seen(former, first).plan_record

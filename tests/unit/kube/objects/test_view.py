@@ -111,7 +111,7 @@ class TestView:
         ],
     )
     def test_node_with_absurd_capacity_is_left_out_and_named(self, allocatable: Json, words: str) -> None:
-        """Seen before: while such a node existed, no job that could use it was planned."""
+        """Fixed bug: while such a node existed, no job that could use it was planned."""
         absurd = gpu_node("bad", 4)
         absurd["status"]["allocatable"] |= allocatable
         found, other = view([absurd, gpu_node("good", 4)]).nodes

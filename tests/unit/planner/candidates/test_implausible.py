@@ -123,7 +123,7 @@ def test_a_link_that_is_faster_than_the_stated_network_does_not_count() -> None:
 def test_a_link_that_may_be_shared_memory_is_left_out_and_named(steps: tuple[StepPoint, ...]) -> None:
     """Profiles of older releases have the bandwidth between the ranks of one node as that of the network.
 
-    Seen before: the plan left the link out without a word, so that nobody could correct a wrong annotation.
+    Fixed bug: the plan left the link out without a word, so that nobody could correct a wrong annotation.
     """
     cluster = view({"count": 2, "device": T4, "devices": 1, "cpu": 8, "memory": "64Gi", "bandwidth": "125M"})
     known = replace(profile(RESNET, T4), steps=steps, link_latency_s=None, link_bandwidth_Bps=None)

@@ -18,7 +18,7 @@ def without_class(observed: Observed) -> Observed:
 
 
 def test_job_without_pods_waits_until_the_class_exists() -> None:
-    """Seen before: the job reserved devices for pods that the API server rejected."""
+    """Fixed bug: the job reserved devices for pods that the API server rejected."""
     first = without_class(seen(SPEC))
     assert not needs_view(first)
     found = step(first)
@@ -43,7 +43,7 @@ def test_running_job_runs_on() -> None:
 
 
 def test_running_job_does_not_stop_for_a_plan_whose_pods_could_not_start() -> None:
-    """Seen before: a wrong class in a changed spec, or growth onto free nodes, stopped the job without a way back."""
+    """Fixed bug: a wrong class in a changed spec, or growth onto free nodes, stopped the job without a way back."""
     changed_spec = without_class(changed(training(SPEC, step=10), scheduling={"priorityClassName": "bach"}))
     assert not needs_view(changed_spec)
     found = step(changed_spec, 10)

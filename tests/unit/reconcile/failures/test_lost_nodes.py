@@ -64,7 +64,7 @@ class TestLostNodes:
 
     @pytest.mark.parametrize("ended", [False, True])
     def test_pods_of_a_job_with_an_invalid_spec_are_fenced_too(self, *, ended: bool) -> None:
-        """Seen before: with a spec that a new release refuses, the job waited for the lost node without limit."""
+        """Fixed bug: with a spec that a new release refuses, the job waited for the lost node without limit."""
         observed = changed(self.lost(1000), epochs=-1)
         if ended:
             observed = replace(observed, report=report(observed, RunPhase.SUCCEEDED))
@@ -110,7 +110,7 @@ class TestLostNodes:
         assert plan_of(after(fenced, desired)).plan.term == 2
 
     def test_pod_that_remains_is_fenced_once(self) -> None:
-        """Seen before: a pod with a finalizer raised the term at every reconcile."""
+        """Fixed bug: a pod with a finalizer raised the term at every reconcile."""
         observed = self.lost(61)
         pods = tuple(replace(p, deleting=True, fenced=p.node in observed.lost_nodes) for p in observed.pods)
         assert plan_of(after(observed, step(observed))).plan.term == 2

@@ -32,7 +32,7 @@ def less(view: ClusterView, cpu: float) -> ClusterView:
     [(0.5, [250] * 6), (1, [500] * 6), (2, [1000] * 6), (4, [3000] * 3 + [1000] * 3)],
 )
 def test_jobs_do_not_shrink_each_other_but_wait(cpu: float, expected_m: list[int]) -> None:
-    """Seen before: 20 jobs at once were given requests from 1 to 0.09 cores, for which no plan was priced.
+    """Fixed bug: 20 jobs at once were given requests from 1 to 0.09 cores, for which no plan was priced.
 
     On larger nodes, the first jobs get as many whole cores as pay. The others get a core or wait.
     """

@@ -117,7 +117,7 @@ def test_no_restart_if_it_costs_more_than_it_gains() -> None:
 
 
 def test_wait_for_devices_at_the_first_start_is_no_part_of_a_restart() -> None:
-    """Seen before: a job that had waited in the queue for a day was never moved to a better plan."""
+    """Fixed bug: a job that had waited in the queue for a day was never moved to a better plan."""
     observed = with_updated_profile(slow())
     day_s = 86_400_000.0
     startup = {"admissionSeconds": day_s, "totalSeconds": day_s + 25.0}

@@ -192,7 +192,7 @@ def test_a_job_waits_for_the_suggestion_of_a_predecessor_to_be_gone() -> None:
 
 
 def test_after_the_first_step_a_suggestion_that_breaks_a_rule_is_replaced_by_the_plan() -> None:
-    """Seen before: the running job had no spec any more, so that nothing replaced its lost pods."""
+    """Fixed bug: the running job had no spec any more, so that nothing replaced its lost pods."""
     observed = running(looked())
     wrong = suggestion(model=MODEL.model_copy(update={"batch": 10**12}))
     parsed = parse_observed(replace(observed, suggestion=wrong.to_json()))

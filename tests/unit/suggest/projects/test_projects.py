@@ -215,14 +215,14 @@ def test_existing_files_are_never_overwritten(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_a_project_is_not_written_into_its_data(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Seen before: README.md of the project became a document, and its folder a class, when train.py ran."""
+    """Fixed bug: README.md of the project became a document, and its folder a class, when train.py ran."""
     data = class_files()(tmp_path / "texts")
     assert main(["suggest", str(data), "--write", str(data / "project"), "--no-baseline"]) == 2
     assert "--write: found" in capsys.readouterr().err and not (data / "project").exists()
 
 
 def test_other_tables_may_have_a_byte_order_mark(tmp_path: Path) -> None:
-    """Excel writes it. Seen before: the first column of --test FILE, and of a table for predict.py, was not found."""
+    """Excel writes it. Fixed bug: the first column of --test FILE, and of a table for predict.py, was not found."""
     data = write_table(tmp_path / "data.csv", "regression")
     other = tmp_path / "other.csv"
     other.write_text(data.read_text(encoding="utf-8").replace("2024-0", "2023-0"), encoding="utf-8-sig")
@@ -234,7 +234,7 @@ def test_other_tables_may_have_a_byte_order_mark(tmp_path: Path) -> None:
 
 
 def test_times_with_and_without_fractions_are_dates(tmp_path: Path) -> None:
-    """Parquet with milliseconds has such times. Seen before: the column was taken for an identifier, and left out."""
+    """Parquet with milliseconds has such times. Fixed bug: the column was taken for an identifier, and left out."""
     (tmp_path / "data").mkdir()
     data = next(case for case in CASES if case.name.startswith("times with")).write(tmp_path / "data")
     subject = read_subject(Options(data))

@@ -46,7 +46,7 @@ class TestReading:
         assert {column.kind for column in found.columns} == {Kind.NUMBER}
 
     def test_an_index_without_a_name_is_left_out(self, path: Path) -> None:
-        """``DataFrame.to_csv`` and R's ``write.csv`` write it. Seen before: an error that asked for its name."""
+        """``DataFrame.to_csv`` and R's ``write.csv`` write it. Fixed bug: an error that asked for its name."""
         found = facts(path, [",age,income,bought", *(f"{3 * i % 61},{line}" for i, line in enumerate(rows()[1:]))])
         assert names(found) == {"age", "income"} and "pandas and R" in found.left_out[""]
         with pytest.raises(DataError, match="found no name of column 2"):

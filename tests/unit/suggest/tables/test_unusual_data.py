@@ -97,7 +97,7 @@ class TestImages:
     def test_grey_values_of_any_number_of_bits_keep_their_contrast(
         self, kind: Any, factor: int, suffix: str, tmp_path: Path
     ) -> None:
-        """Seen before: 10 of 16 bits lost all but two bits, and 8 of 32 bits were black."""
+        """Fixed bug: 10 of 16 bits lost all but two bits, and 8 of 32 bits were black."""
         path = folder(tmp_path / "p", lambda i, f: Image.fromarray((grey(i) * factor).astype(kind)).save(f), suffix)
         images = read_folder(path)
         assert len(np.unique(images.x)) > 100
@@ -105,14 +105,14 @@ class TestImages:
         assert np.array_equal(scaled_by_the_project(path, first), images.x[0])
 
     def test_floating_point_pixels_are_an_error(self, tmp_path: Path) -> None:
-        """Seen before: values from 0 to 1 were black."""
+        """Fixed bug: values from 0 to 1 were black."""
         with pytest.raises(DataError, match="floating-point numbers"):
             read_folder(
                 folder(tmp_path, lambda i, f: Image.fromarray(grey(i).astype(np.float32) / 255).save(f), ".tif")
             )
 
     def test_transparent_pixels_are_white(self, tmp_path: Path) -> None:
-        """Seen before: pictures whose shape is in the transparency alone were all black."""
+        """Fixed bug: pictures whose shape is in the transparency alone were all black."""
 
         def save(i: int, file: Path) -> None:
             image = Image.new("RGB", (12, 12))
@@ -137,7 +137,7 @@ class TestImages:
             read_archives(tmp_path / "data.tar.gz")
 
     def test_a_damaged_archive_is_an_error(self, tmp_path: Path) -> None:
-        """Seen before: an archive was read up to its last file, and the checksum behind it was not compared."""
+        """Fixed bug: an archive was read up to its last file, and the checksum behind it was not compared."""
         with tarfile.open(tmp_path / "data.tar.gz", "w:gz") as file:
             member = tarfile.TarInfo("c0/1.png")
             member.size = 20_000
