@@ -157,7 +157,9 @@ def main() -> None:
         smaller_runs = DLProfileStatus()
         for ranks in args.ranks:
             nodes = [{"name": f"n{i}", "cpu": f"{min(1000, 1000 * cores // ranks)}m"} for i in range(ranks)]
-            row, smaller_runs = predict_and_measure(model, dataset, args.batch or batch, ranks, cluster_view({"nodes": nodes}), smaller_runs)
+            row, smaller_runs = predict_and_measure(
+                model, dataset, args.batch or batch, ranks, cluster_view({"nodes": nodes}), smaller_runs
+            )
             rows.append(row)
             if not args.json:
                 text = [f"{model:12} batch {rows[-1]['batch']} on {ranks} ranks:"]
