@@ -69,7 +69,7 @@ def test_values_reach_the_settings() -> None:
 def test_defaults_of_jobs_reach_the_settings() -> None:
     found = Settings.of(environment({"jobDefaults": JOB_DEFAULTS}))
     assert found.job_defaults.manifest() == JOB_DEFAULTS
-    assert found.render(port_ranges=True).job_defaults == found.job_defaults
+    assert found.render().job_defaults == found.job_defaults
     assert Settings.of(environment({})).job_defaults.empty
 
 

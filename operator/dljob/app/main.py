@@ -46,7 +46,6 @@ STUCK_S = 300.0
 Each request of a reconcile has a time limit, so that no working reconcile takes this long.
 """
 BLOCKED_S = 60.0
-PORT_RANGES_SINCE = (1, 25)
 
 
 class Operator:
@@ -97,9 +96,7 @@ class Operator:
             served = await pod_group_api(api, settings.pod_groups)
             self._waits_for = "the API server to say if it serves ProvisioningRequests"
             provisioning = await provisioning_api(api, settings.provisioning)
-            config = settings.render(
-                port_ranges=version >= PORT_RANGES_SINCE, pod_group_api=served, provisions=provisioning is not None
-            )
+            config = settings.render(pod_group_api=served, provisions=provisioning is not None)
             if not settings.job_defaults.empty:
                 log.info("defaults of jobs: %s", json.dumps(settings.job_defaults.manifest()))
             # A replica that does not lead may create the key, too: only one of them succeeds.

@@ -193,10 +193,9 @@ class Settings:
         """Return a tuple with the kind ProvisioningRequest, or an empty tuple if jobs get none."""
         return (PROVISIONING_REQUEST,) if self.provisioning_class else ()
 
-    def render(self, *, port_ranges: bool, pod_group_api: str | None = None, provisions: bool = False) -> RenderConfig:
+    def render(self, *, pod_group_api: str | None = None, provisions: bool = False) -> RenderConfig:
         """Return the settings for planning jobs and for rendering the manifests of their Kubernetes objects.
 
-        ``port_ranges``: the API server supports ``endPort`` in a NetworkPolicy (Kubernetes 1.25 and later).
         ``pod_group_api``: API version of the PodGroups of new plans; None: jobs get no PodGroups. ``provisions``: True
         if the API server serves ProvisioningRequests.
         """
@@ -208,7 +207,6 @@ class Settings:
             cluster_domain=self.cluster_domain,
             metrics_peers=self.metrics_sources,
             overrides=self.overrides,
-            port_ranges=port_ranges,
             job_defaults=self.job_defaults,
             pod_group_api=pod_group_api,
             node_templates=NodeTemplates(self.node_templates, self.scale_up_s),

@@ -22,8 +22,6 @@ class RenderConfig:
     metrics_peers: tuple[Mapping[str, Any], ...] = ()
     """NetworkPolicyPeers that may read the metrics of the trainer pods. Empty: every source may read them."""
     overrides: OverridePolicy = OverridePolicy.ALL
-    port_ranges: bool = True
-    """True if the API server supports ``endPort`` in a NetworkPolicy (Kubernetes 1.25 and later)."""
     pod_group_api: str | None = None
     """API version of the PodGroups for the pods of new plans; None: their pods name no PodGroup.
 

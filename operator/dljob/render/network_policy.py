@@ -28,7 +28,8 @@ def network_policy(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, config: 
     if torch:
         peer_ports: list[Manifest] = [{"protocol": "TCP"}]
     else:
-        peer_ports = [{"protocol": "TCP", "port": AGENT_PORT}, *_mpi_ports(config)]
+        first, last = MPI_PORTS
+        peer_ports = [{"protocol": "TCP", "port": AGENT_PORT}, {"protocol": "TCP", "port": first, "endPort": last}]
     metrics: Manifest = {"ports": [{"protocol": "TCP", "port": METRICS_PORT}]}
     if config.metrics_peers:
         metrics["from"] = [dict(peer) for peer in config.metrics_peers]
@@ -42,11 +43,3 @@ def network_policy(job: JobSeen, spec: DLJobSpec, accepted: StoredPlan, config: 
             "ingress": [{"from": peers, "ports": peer_ports}, metrics],
         },
     }
-
-
-def _mpi_ports(config: RenderConfig) -> list[Manifest]:
-    """Return the MPI ports as one range, or one by one for API servers before Kubernetes 1.25, which reject a range."""
-    first, last = MPI_PORTS
-    if config.port_ranges:
-        return [{"protocol": "TCP", "port": first, "endPort": last}]
-    return [{"protocol": "TCP", "port": port} for port in range(first, last + 1)]

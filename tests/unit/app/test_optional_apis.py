@@ -78,8 +78,8 @@ def test_operator_without_the_api_of_provisioning_requests_says_so_and_goes_on(
     assert not caplog.text
     assert run(provisioning_api(Server(set()), settings.provisioning)) is None  # type: ignore[arg-type]
     assert "autoscaling.provisioningRequests.enabled" in caplog.text
-    assert settings.render(port_ranges=True, provisions=True).provisioning_class == name
-    assert settings.render(port_ranges=True).provisioning_class == ""
+    assert settings.render(provisions=True).provisioning_class == name
+    assert settings.render().provisioning_class == ""
 
 
 def test_operator_ends_when_the_api_of_provisioning_requests_appears() -> None:

@@ -50,10 +50,10 @@ def test_manifests_use_the_settings() -> None:
     peers = '[{"podSelector": {}}]'
     config = settings_of(
         DLJOB_TRAINER_PULL_POLICY="Never", DLJOB_CLUSTER_DOMAIN="corp.example", DLJOB_METRICS_SOURCES=peers
-    ).render(port_ranges=False)
+    ).render()
     assert (config.trainer_image, config.image_pull_policy, config.cluster_domain) == ("r/t:1", "Never", "corp.example")
-    assert (config.metrics_peers, config.port_ranges) == (({"podSelector": {}},), False)
-    assert config.look_image == "" and settings_of(DLJOB_LOOK_IMAGE="a:1").render(port_ranges=True).look_image == "a:1"
+    assert config.metrics_peers == ({"podSelector": {}},)
+    assert config.look_image == "" and settings_of(DLJOB_LOOK_IMAGE="a:1").render().look_image == "a:1"
 
 
 def test_node_faults_are_counted_unless_switched_off() -> None:
@@ -126,7 +126,7 @@ def test_bad_node_templates_are_named(text: str, words: str) -> None:
 
 def test_node_templates_reach_the_planner() -> None:
     text = '[{"name": "gpu", "count": 3, "device": "NVIDIA-L4", "devices": 8, "cpu": 95, "memory": "370Gi"}]'
-    config = settings_of(DLJOB_NODE_TEMPLATES=text, DLJOB_SCALE_UP_SECONDS="60").render(port_ranges=True)
+    config = settings_of(DLJOB_NODE_TEMPLATES=text, DLJOB_SCALE_UP_SECONDS="60").render()
     assert config.node_templates.start_timeout_s == 60
     assert [(node.device, node.devices, node.is_gpu) for node in config.node_templates.nodes] == 3 * [
         ("NVIDIA-L4", 8, True)

@@ -20,6 +20,7 @@ PROMETHEUS = {
     "namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}},
     "podSelector": {"matchLabels": {"app": "prometheus"}},
 }
+MONITORED = replace(CONFIG, metrics_peers=(PROMETHEUS,))
 TORCHRUN: Json = {
     **DIGITS,
     "collective": "Auto",
@@ -76,46 +77,35 @@ def reaching(port: int, config: RenderConfig = CONFIG, torch: Opener = "", proto
     return {name for name, source in SOURCES.items() if flows(rules, source, DIGITS_POD, port, protocol)}
 
 
-@pytest.mark.parametrize("port_ranges", [True, False])
 class TestPorts:
-    def config(self, port_ranges: bool) -> RenderConfig:
-        return replace(CONFIG, port_ranges=port_ranges, metrics_peers=(PROMETHEUS,))
-
     @pytest.mark.parametrize("port", INNER)
-    def test_only_pods_of_the_job_reach_agent_and_mpi_ports(self, port: int, port_ranges: bool) -> None:
-        assert reaching(port, self.config(port_ranges)) == {"the same job"}
+    def test_only_pods_of_the_job_reach_agent_and_mpi_ports(self, port: int) -> None:
+        assert reaching(port, MONITORED) == {"the same job"}
 
-    def test_only_configured_sources_reach_the_metrics_port(self, port_ranges: bool) -> None:
-        assert reaching(METRICS_PORT, self.config(port_ranges)) == {"prometheus"}
+    def test_only_configured_sources_reach_the_metrics_port(self) -> None:
+        assert reaching(METRICS_PORT, MONITORED) == {"prometheus"}
 
     @pytest.mark.parametrize("port", OTHER)
-    def test_other_ports_are_unreachable(self, port: int, port_ranges: bool) -> None:
-        assert reaching(port, self.config(port_ranges)) == set()
+    def test_other_ports_are_unreachable(self, port: int) -> None:
+        assert reaching(port, MONITORED) == set()
 
     @pytest.mark.parametrize("port", [AGENT_PORT, FIRST_MPI, METRICS_PORT])
-    def test_udp_is_blocked(self, port: int, port_ranges: bool) -> None:
-        assert reaching(port, self.config(port_ranges), protocol="UDP") == set()
+    def test_udp_is_blocked(self, port: int) -> None:
+        assert reaching(port, MONITORED, protocol="UDP") == set()
 
 
-def test_port_range_and_single_ports_allow_the_same_ports() -> None:
-    ranged, listed = policies(CONFIG), policies(replace(CONFIG, port_ranges=False))
-    for port in range(FIRST_MPI - 9, LAST_MPI + 10):
-        sources = (SOURCES["the same job"], SOURCES["another job"])
-        assert [flows(ranged, s, DIGITS_POD, port) for s in sources] == [
-            flows(listed, s, DIGITS_POD, port) for s in sources
-        ]
-
-
-@pytest.mark.parametrize("port_ranges", [True, False])
 @pytest.mark.parametrize("torch", ["", "torchrun"])
-def test_every_kubernetes_version_accepts_the_crd(torch: Opener, port_ranges: bool) -> None:
-    for policy in policies(replace(CONFIG, port_ranges=port_ranges, metrics_peers=(PROMETHEUS,)), torch):
+def test_every_kubernetes_version_accepts_the_crd(torch: Opener) -> None:
+    for policy in policies(MONITORED, torch):
         assert_valid(policy)
 
 
-def test_server_without_port_ranges_gets_single_ports() -> None:
-    for policy in policies(replace(CONFIG, port_ranges=False)):
-        assert all("endPort" not in port for rule in policy["spec"]["ingress"] for port in rule["ports"])
+def test_mpi_ports_are_one_range() -> None:
+    """Every supported release knows ``endPort`` (Kubernetes 1.25 and later)."""
+    for policy in policies(CONFIG):
+        ports = [port for rule in policy["spec"]["ingress"] for port in rule["ports"]]
+        assert [(port["port"], port["endPort"]) for port in ports if "endPort" in port] == [MPI_PORTS]
+        assert len(ports) == 3  # the agent's, MPI's and that of the metrics
 
 
 def test_without_configured_sources_all_may_reach_only_the_metrics_port() -> None:
