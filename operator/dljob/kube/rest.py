@@ -127,7 +127,7 @@ class Api:
         params = {"labelSelector": selector} if selector else {}
         params |= {"continue": token} if token else {}
         path = kind.path(namespace)
-        most = min(limit, 4 * self._fitting.pop((path, accept), limit))
+        most = min(limit, 2 * self._fitting.pop((path, accept), limit))
         while True:
             try:
                 params["limit"] = str(most)

@@ -66,6 +66,20 @@ def _depth(value: Any) -> int:
     return depth
 
 
+def number_of_values(spec: Mapping[str, Any]) -> int:
+    """Return the number of maps, lists, keys and other values in a spec, by which its memory can be estimated."""
+    number, level = 0, [spec]
+    while level:
+        number += sum(2 * len(parent) if isinstance(parent, Mapping) else len(parent) for parent in level)
+        level = [
+            item
+            for parent in level
+            for item in (parent.values() if isinstance(parent, Mapping) else parent)
+            if isinstance(item, Mapping | list)
+        ]
+    return number
+
+
 def bounded_event(line: bytes, max_nbytes: float = MAX_OBJECT_NBYTES) -> bytes:
     """Return a line of a watch, ``{"type": …, "object": …}``, as JSON that is safe to decode.
 
