@@ -123,7 +123,9 @@ class Api:
         """
         return await self._page(kind, namespace, selector, limit, token, "application/json")
 
-    async def _page(self, kind: Kind, namespace: str | None, selector: str, limit: int, token: str, accept: str) -> Body:
+    async def _page(
+        self, kind: Kind, namespace: str | None, selector: str, limit: int, token: str, accept: str
+    ) -> Body:
         params = {"labelSelector": selector} if selector else {}
         params |= {"continue": token} if token else {}
         path = kind.path(namespace)

@@ -161,7 +161,7 @@ def test_list_returns_items_and_version() -> None:
 
 @pytest.mark.parametrize("metadata", [False, True])
 def test_list_of_large_objects_is_read_in_small_pages(metadata: bool) -> None:
-    """Seen before: 100 ConfigMaps of 1 MiB on one page took all memory of the operator, also after each restart."""
+    """100 ConfigMaps of 1 MiB on one page would take all memory of the operator, again after each restart."""
     asked: list[int] = []
 
     async def answer(request: web.Request) -> web.Response:

@@ -68,7 +68,8 @@ def _depth(value: Any) -> int:
 
 def number_of_values(spec: Mapping[str, Any]) -> int:
     """Return the number of maps, lists, keys and other values in a spec, by which its memory can be estimated."""
-    number, level = 0, [spec]
+    number = 0
+    level: list[Any] = [spec]
     while level:
         number += sum(2 * len(parent) if isinstance(parent, Mapping) else len(parent) for parent in level)
         level = [

@@ -1,8 +1,8 @@
 """The memory that specs, plans, reports and suggestions take in the cache, and its limit for each namespace.
 
-Whoever may edit ConfigMaps can store a plan of 1 MiB for each of his jobs, and whoever may create DLJobs can store specs
-that take 1.4 MiB each in memory. The operator has all of them in memory. With the limit, the namespace that exceeds it
-has the consequences, and not the operator.
+Whoever may edit ConfigMaps can store a plan of 1 MiB for each of his jobs, and whoever may create DLJobs can store
+specs that take 1.4 MiB each in memory. The operator has all of them in memory. With the limit, the namespace that
+exceeds it has the consequences, and not the operator.
 """
 
 from dataclasses import replace
@@ -18,7 +18,7 @@ MAX_NAMESPACE_NBYTES = 64 * 2**20
 A job of 4 ranks has plans and reports of about 6 KiB, and one of 1,000 ranks of about 400 KiB.
 """
 UNCOUNTED_VALUES = 500
-"""Number of values of each spec that do not count. A spec has about 60, and a ResourceQuota limits the number of jobs."""
+"""Number of values of each spec that do not count. A typical spec has 60. ResourceQuotas limit the number of jobs."""
 VALUE_NBYTES = 100
 """Bytes that a map, a list, a key or another value of a spec takes in memory, at most on average."""
 _PROBLEM = (
@@ -26,8 +26,8 @@ _PROBLEM = (
     "at most that. Delete jobs that have ended"
 )
 _SPEC_PROBLEM = (
-    f"spec: found more than {MAX_NAMESPACE_NBYTES // 2**20} MiB of long specs in this namespace; expected at most that. "
-    f"Delete jobs that have ended, or make this spec shorter: {UNCOUNTED_VALUES} values of each spec do not count"
+    f"spec: found more than {MAX_NAMESPACE_NBYTES // 2**20} MiB of long specs in this namespace; expected at most that."
+    f" Delete jobs that have ended, or make this spec shorter: {UNCOUNTED_VALUES} values of each spec do not count"
 )
 
 Key = tuple[str, str]
