@@ -47,6 +47,8 @@ UNSAFE: dict[str, tuple[Json, str]] = {
     "command": (trainer(command=["sh"]), ".containers[0].command"),
     "lifecycle": (trainer(lifecycle={}), ".containers[0].lifecycle"),
     "processor": (trainer(resources={"requests": {"cpu": "0"}}), ".resources.requests.cpu"),
+    "no resources": (trainer(resources=None), ".resources"),
+    "no limits": (trainer(resources={"limits": None}), ".resources.limits"),
     "claims": (trainer(resources={"claims": [{"name": "gpu"}]}), ".resources.claims"),
     "field": (
         trainer(env=[{"name": "A", "valueFrom": {"configMapKeyRef": {"name": "c", "key": "k"}}}]),

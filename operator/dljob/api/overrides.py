@@ -90,11 +90,14 @@ def _unsafe_container(container: Mapping[str, Any], path: str) -> Iterator[str]:
     yield from (f"{path}.{key}" for key in container if key not in SAFE_CONTAINER_FIELDS)
     if container.get("name") != TRAINER_CONTAINER:
         yield f"{path}.name"
+    # A null would remove the CPU and memory of the operator, and the pod could take all memory of its node.
+    if "resources" in container and not isinstance(container["resources"], Mapping):
+        yield f"{path}.resources"
     for part, amounts in _map(container.get("resources")).items():
         # Extended resources have a domain. CPU and memory have fields of their own, which the planner knows.
         names = [key for key in _map(amounts) if part in ("requests", "limits") and "/" in key]
         yield from (f"{path}.resources.{part}.{key}" for key in _map(amounts) if key not in names)
-        if part not in ("requests", "limits"):
+        if part not in ("requests", "limits") or not isinstance(amounts, Mapping):
             yield f"{path}.resources.{part}"
     for i, variable in enumerate(_maps(container.get("env"))):
         yield from (f"{path}.env[{i}].{key}" for key in variable if key not in ("name", "value", "valueFrom"))

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from math import inf
 from typing import Any
 
 from dljob.client.errors import BadInputError
@@ -36,7 +37,7 @@ async def opened(connection: Any) -> AsyncIterator[Any]:
     async with connection.session() as session:
         renewal = asyncio.ensure_future(keep_token_fresh(session)) if connection.in_pod else None
         try:
-            yield Api(session, connection.server)
+            yield Api(session, connection.server, max_nbytes=inf)
         finally:
             if renewal is not None:
                 renewal.cancel()

@@ -59,8 +59,11 @@ With the default of ``silence_s``, these are 240 s. A silent watch is opened aga
 MAX_UNREADABLE = 10_000
 MAX_OVERDUE = 100
 """Maximum number of jobs that one check reads because kopf does not process their events."""
-PAGE = 50
-"""Number of DLJobs on one page of a list. Each DLJob may have 1.5 MB."""
+PAGE = 20
+"""Number of DLJobs on one page of a list. Each DLJob may have 1.5 MB.
+
+Of these, the operator decodes up to 512 KiB of each, and each MB of dense JSON takes 25 MB of memory.
+"""
 SETTLE_S = 1.0
 """Seconds between a change of a node, storage class, claim, quota or pod and the reconcile of other affected jobs.
 

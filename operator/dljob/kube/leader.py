@@ -13,6 +13,7 @@ from math import inf
 from time import monotonic
 from typing import Any
 
+from dljob.kube.answers import TOO_LARGE
 from dljob.kube.kinds import LEASE
 from dljob.kube.rest import Api, ApiError
 
@@ -204,7 +205,8 @@ class Leader:
         try:
             leases = await self._api.find(LEASE, None, labelSelector=selector)
         except ApiError as error:
-            if error.code == 403:
+            # Users' Leases can make the list too large. They must not keep the operator from its own Lease.
+            if error.code in (403, TOO_LARGE):
                 return None, None
             raise
         for lease in leases:

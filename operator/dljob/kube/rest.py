@@ -5,13 +5,14 @@ Each call has a time limit and is retried after temporary errors."""
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
+from math import inf
 from time import monotonic
 from typing import Any
 
 import aiohttp
 
+from dljob.kube.answers import MAX_ANSWER_NBYTES, TOO_LARGE, bounded_text, causes, decoded, lines
 from dljob.kube.kinds import DLJOB, Kind
-from dljob.kube.objects.bounds import bounded_answer, decoded_answer
 from dljob.kube.objects.trim import version_number
 
 FIELD_OWNER = "dljob-operator"
@@ -79,11 +80,16 @@ class Api:
         server: str,
         requested: Requested | None = None,
         may_write: Callable[[], bool] | None = None,
+        max_nbytes: float = MAX_ANSWER_NBYTES,
     ) -> None:
         """``may_write``: called before each write. If it returns False, the write is not sent and raises ApiError.
 
         None: all writes are sent. ``requested``: called after each request, for metrics; None: nothing is called.
+        ``max_nbytes``: maximum size of an answer, see ``MAX_ANSWER_NBYTES``.
         """
+        self._max_nbytes = max_nbytes
+        self._fitting: dict[tuple[str, str], int] = {}
+        """(path, header Accept) of a list whose pages were too large → number of objects on its last page."""
         self.session = session
         self.server = server.rstrip("/")
         self._may_write = may_write or (lambda: True)
@@ -112,12 +118,30 @@ class Api:
     async def page(self, kind: Kind, namespace: str | None, selector: str, limit: int, token: str) -> Body:
         """Return one page of a list of a kind, as the API server sends it, with at most ``limit`` objects.
 
-        ``token``: ``metadata.continue`` of the page before; empty: return the first page. An empty ``selector`` matches
-        all objects.
+        The page has fewer objects if the answer would be too large. ``token``: ``metadata.continue`` of the page
+        before; empty: return the first page. An empty ``selector`` matches all objects.
         """
-        params = {"limit": str(limit)} | ({"labelSelector": selector} if selector else {})
+        return await self._page(kind, namespace, selector, limit, token, "application/json")
+
+    async def _page(
+        self, kind: Kind, namespace: str | None, selector: str, limit: int, token: str, accept: str
+    ) -> Body:
+        params = {"labelSelector": selector} if selector else {}
         params |= {"continue": token} if token else {}
-        return await self._call("list", "GET", kind, kind.path(namespace), params=params)
+        path = kind.path(namespace)
+        most = min(limit, 2 * self._fitting.pop((path, accept), limit))
+        while True:
+            try:
+                params["limit"] = str(most)
+                page = await self._attempted("list", "GET", kind.plural, path, None, params, "application/json", accept)
+            except ApiError as error:
+                if error.code != TOO_LARGE or most == 1:
+                    raise
+                most = max(1, most // 4)
+            else:
+                if most < limit:
+                    self._fitting[path, accept] = most
+                return page
 
     async def watch(
         self,
@@ -171,12 +195,10 @@ class Api:
         API server sends only the metadata of the objects, on pages of at most ``METADATA_PAGE``.
         """
         accept = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
-        path, bodies, token = kind.path(namespace), list[Body](), ""
+        bodies, token = list[Body](), ""
         fields = ("name", "namespace", "uid", "resourceVersion")
         while True:
-            params = {"limit": str(METADATA_PAGE)} | ({"labelSelector": selector} if selector else {})
-            params |= {"continue": token} if token else {}
-            found = await self._attempted("list", "GET", kind.plural, path, None, params, "application/json", accept)
+            found = await self._page(kind, namespace, selector, METADATA_PAGE, token, accept)
             for item in found.get("items") or ():
                 bodies.append({field: item["metadata"].get(field, "") for field in fields})
             meta = found.get("metadata", {})
@@ -332,7 +354,7 @@ class Api:
                 if code < 300:
                     return answer
                 failure = ApiError(
-                    code, answer.get("reason") or "", answer.get("message") or f"{method} {path}", _causes(answer)
+                    code, answer.get("reason") or "", answer.get("message") or f"{method} {path}", causes(answer)
                 )
                 if code not in _RETRIED:
                     raise failure
@@ -359,38 +381,10 @@ class Api:
             headers={"Content-Type": content, "Accept": accept},
             timeout=aiohttp.ClientTimeout(total=CALL_LIMIT_S),
         ) as response:
-            text = await response.read()
+            text = await bounded_text(response, inf if params.get("limit") == "1" else self._max_nbytes)
+            if text is None:
+                message = f"{method} {path}: found an answer of more than {self._max_nbytes:.0f} bytes; expected less"
+                return TOO_LARGE, {"reason": "AnswerTooLarge", "message": message}, 0.0
             retry_after = response.headers.get("Retry-After", "")
-            try:
-                # Everybody may store objects that the JSON decoder cannot read, and DLJobs that fill the memory.
-                decode = bounded_answer if DLJOB.plural in path else decoded_answer
-                answer = decode(text) if text else {}
-            except ValueError:
-                answer = {"message": text[:500].decode(errors="replace")}
-            return (
-                response.status,
-                answer if isinstance(answer, dict) else {},
-                float(retry_after) if retry_after.isdigit() else 0.0,
-            )
-
-
-def _causes(answer: Body) -> tuple[str, ...]:
-    """Return the causes in the details of an error, as ``field: message``."""
-    details = answer.get("details")
-    causes = details.get("causes") if isinstance(details, dict) else None
-    found = causes if isinstance(causes, list) else []
-    return tuple(f"{each.get('field', '')}: {each.get('message', '')}" for each in found if isinstance(each, dict))
-
-
-async def lines(content: aiohttp.StreamReader) -> AsyncIterator[bytes]:
-    """Yield the lines of a stream without line ends. Skip empty lines. Lines may be longer than aiohttp's buffer."""
-    parts: list[bytes] = []
-    async for data in content.iter_any():
-        *ends, rest = data.split(b"\n")
-        for end in ends:
-            line = b"".join((*parts, end))
-            parts = []
-            if line:
-                yield line
-        if rest:
-            parts.append(rest)
+            answer = decoded(text, about_jobs=DLJOB.plural in path)
+            return response.status, answer, float(retry_after) if retry_after.isdigit() else 0.0

@@ -59,7 +59,7 @@ def amount(text: str) -> Decimal:
             found = Decimal(text[:-1]) * scale if scale else Decimal(text)
         except InvalidOperation:
             return _ZERO
-    return min(found, MAX_AMOUNT) if found.is_finite() else _ZERO
+    return max(-MAX_AMOUNT, min(found, MAX_AMOUNT)) if found.is_finite() else _ZERO
 
 
 def in_units(amounts: Mapping[str, Decimal]) -> Requests:

@@ -159,6 +159,49 @@ def test_list_returns_items_and_version() -> None:
     assert against([(200, {"items": None}, {})], lambda api: api.find(NODE, None))[0] == []
 
 
+@pytest.mark.parametrize("metadata", [False, True])
+def test_list_of_large_objects_is_read_in_small_pages(metadata: bool) -> None:
+    """100 ConfigMaps of 1 MiB on one page would take all memory of the operator, again after each restart."""
+    asked: list[int] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        limit, begin = int(request.query["limit"]), int(request.query.get("continue", 0))
+        end = min(begin + limit, len(sizes))
+        asked.append(end - begin)
+        items = [{"metadata": {"uid": str(i), "annotations": {"a": "<" * sizes[i]}}} for i in range(begin, end)]
+        meta = {"resourceVersion": "7"} | ({"continue": str(end)} if end < len(sizes) else {})
+        return web.json_response({"metadata": meta, "items": items})
+
+    async def main() -> list[str]:
+        app = web.Application()
+        app.router.add_get("/{path:.*}", answer)
+        async with TestServer(app) as server, aiohttp.ClientSession() as session:
+            api = Api(session, str(server.make_url("")), max_nbytes=10_000)
+            if metadata:
+                return (await api.uids(CONFIG_MAP, None, ""))[0]
+            found, token = list[str](), ""
+            while True:
+                page = await api.page(CONFIG_MAP, None, "", 100, token)
+                found += (item["metadata"]["uid"] for item in page["items"])
+                if not (token := page["metadata"].get("continue", "")):
+                    return found
+
+    sizes = [*(3000,) * 20, 20_000, *(10,) * 300]
+    assert asyncio.run(main()) == [str(i) for i in range(len(sizes))], "also the one beyond the limit"
+    assert len(asked) < 60 and max(asked[-2:]) > 25, "pages get longer again"
+
+
+def test_answer_that_would_fill_the_memory_is_an_error() -> None:
+    """Everybody may create many large events about an object."""
+
+    async def find(api: Api) -> Any:
+        api._max_nbytes = 100
+        return await api.find(NODE, None)
+
+    found, requests, _ = against([(200, {"items": [{"a": "x" * 1000}]}, {})], find)
+    assert isinstance(found, ApiError) and found.code == 413 and len(requests) == 1
+
+
 def test_versions_of_managed_servers_are_parsed() -> None:
     answer = {"major": "1", "minor": "27+"}
     assert against([(200, json.loads(json.dumps(answer)), {})], lambda api: api.version())[0] == (1, 27)

@@ -92,6 +92,19 @@ FORGED: dict[str, Any] = {
 """A Lease that any user who may create Leases can write. Kubernetes' own role edit allows that."""
 
 
+def test_large_leases_of_users_do_not_stop_the_operator() -> None:
+    class Flooded(Leases):
+        async def find(self, kind: Kind, namespace: str | None, **params: str) -> list[dict[str, Any]]:
+            raise ApiError(413, "AnswerTooLarge", "found an answer of more than 10485760 bytes")
+
+    async def scenario() -> None:
+        one = release(Flooded(), "x")
+        await asyncio.wait_for(one.acquire(), 60)
+        assert one.leads()
+
+    run(scenario())
+
+
 async def renewed(server: Leases) -> None:
     while True:
         await server.replace(LEASE, FORGED)

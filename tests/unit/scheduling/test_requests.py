@@ -85,3 +85,4 @@ def test_all_resources_are_counted() -> None:
 def test_huge_amounts_are_bounded() -> None:
     found = pod_requests({"containers": [container(memory="1e999999999999", cpu="1e999999999999")]})
     assert found.memory_nbytes == 2**63 and found.cpu_m == 1000 * 2**63
+    assert pod_requests({"containers": [container(memory="-1e999999999999")]}) == Requests()

@@ -138,10 +138,11 @@ class Cache:
         job = (key[0], label) if label else None
         stranger = kind is POD and job is None
         seen = None if stranger else _TRIM[kind.plural](body)
-        if isinstance(seen, JobSeen) and not self._queues:
-            seen = replace(seen, queue="", queue_priority="")
+        if isinstance(seen, JobSeen):
+            bounded = self._texts.bounded_job(key, seen)
+            seen = bounded if self._queues else replace(bounded, queue="", queue_priority="")
         if isinstance(seen, trim.MapSeen):
-            seen = self._texts.bounded(key, seen)
+            seen = self._texts.bounded_map(key, seen)
         capacity_changed = self._account(kind, body, seen, old)
         if kind is NODE:
             self._lost_nodes.added(key[1])
@@ -202,10 +203,11 @@ class Cache:
         self._note(kind, (namespace, name), entry.job)
         self._deleted[entry.uid] = None
         if kind is CONFIG_MAP:
-            self._texts.forget((namespace, name))
+            self._texts.forget(trim.MapSeen, (namespace, name))
         if kind is POD:
             self.ledger.drop_pod(entry.uid)
         if kind is DLJOB:
+            self._texts.forget(JobSeen, (namespace, name))
             self._evictions.forget((namespace, name))
             self._rejections.forget((namespace, name))
             self.plans.forget((namespace, name))

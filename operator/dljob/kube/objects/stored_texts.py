@@ -1,59 +1,89 @@
-"""The memory that plans, reports and suggestions take in the cache, and its limit for each namespace.
+"""The memory that specs, plans, reports and suggestions take in the cache, and its limit for each namespace.
 
-Whoever may edit ConfigMaps can store a plan of 1 MiB for each of his jobs, and the operator has all plans in memory.
-With the limit, the namespace that exceeds it has the consequences, and not the operator.
+Whoever may edit ConfigMaps can store a plan of 1 MiB for each of his jobs, and whoever may create DLJobs can store
+specs that take 1.4 MiB each in memory. The operator has all of them in memory. With the limit, the namespace that
+exceeds it has the consequences, and not the operator.
 """
 
 from dataclasses import replace
 
+from dljob.job.observed import JobSeen
 from dljob.job.plan.stored import PROBLEM_KEY
+from dljob.kube.objects.bounds import number_of_values
 from dljob.kube.objects.trim import MapSeen
 
 MAX_NAMESPACE_NBYTES = 64 * 2**20
-"""Maximum bytes of the plans and reports of all jobs in one namespace.
+"""Maximum bytes of the plans and reports of all jobs in one namespace, and of their specs in memory.
 
-A job of 4 ranks has about 6 KiB, and one of 1,000 ranks about 400 KiB.
+A job of 4 ranks has plans and reports of about 6 KiB, and one of 1,000 ranks of about 400 KiB.
 """
+UNCOUNTED_VALUES = 500
+"""Number of values of each spec that do not count. A typical spec has 60. ResourceQuotas limit the number of jobs."""
+VALUE_NBYTES = 100
+"""Bytes that a map, a list, a key or another value of a spec takes in memory, at most on average."""
 _PROBLEM = (
     f"found more than {MAX_NAMESPACE_NBYTES // 2**20} MiB of plans and reports of the jobs in this namespace; expected "
     "at most that. Delete jobs that have ended"
 )
+_SPEC_PROBLEM = (
+    f"spec: found more than {MAX_NAMESPACE_NBYTES // 2**20} MiB of long specs in this namespace; expected at most that."
+    f" Delete jobs that have ended, or make this spec shorter: {UNCOUNTED_VALUES} values of each spec do not count"
+)
+
+Key = tuple[str, str]
+"""Namespace and name of an object."""
 
 
 class StoredTexts:
-    """The bytes of the plans and reports in the cache, by namespace."""
+    """The bytes of the specs, plans and reports in the cache, by namespace."""
 
     def __init__(self) -> None:
-        self._nbytes: dict[tuple[str, str], int] = {}
-        """Bytes of each ConfigMap, by namespace and name."""
-        self._sums: dict[str, int] = {}
+        self._nbytes: dict[tuple[type, Key], int] = {}
+        """Bytes of each ConfigMap and of each spec, by the type of the object, namespace and name."""
+        self._sums: dict[tuple[type, str], int] = {}
 
-    def bounded(self, key: tuple[str, str], seen: MapSeen) -> MapSeen:
+    def bounded_map(self, key: Key, seen: MapSeen) -> MapSeen:
         """Return the ConfigMap ``seen`` in the form that the cache stores, and count its bytes.
 
         If the texts of its namespace exceed the limit, a message replaces its plan or report. ``key``: namespace and
         name of the ConfigMap, of which earlier versions no longer count.
         """
-        self.forget(key)
         nbytes = (
             len(seen.report or "")
             + len(seen.suggestion or "")
             + sum(len(name) + len(text) for name, text in (seen.plan or {}).items())
         )
-        if self._sums.get(key[0], 0) + nbytes > MAX_NAMESPACE_NBYTES:
-            plan = None if seen.plan is None else {PROBLEM_KEY: _PROBLEM}
-            report_problem = seen.report_problem if seen.report is None else f"report: {_PROBLEM}"
-            unread = seen.suggestion_problem if seen.suggestion is None else f"suggestion: {_PROBLEM}"
-            seen = replace(seen, suggestion=None, suggestion_problem=unread)
-            return replace(seen, plan=plan, report=None, report_problem=report_problem)
-        if nbytes:
-            self._nbytes[key] = nbytes
-            self._sums[key[0]] = self._sums.get(key[0], 0) + nbytes
-        return seen
+        if self._fits(MapSeen, key, nbytes):
+            return seen
+        plan = None if seen.plan is None else {PROBLEM_KEY: _PROBLEM}
+        report_problem = seen.report_problem if seen.report is None else f"report: {_PROBLEM}"
+        unread = seen.suggestion_problem if seen.suggestion is None else f"suggestion: {_PROBLEM}"
+        seen = replace(seen, suggestion=None, suggestion_problem=unread)
+        return replace(seen, plan=plan, report=None, report_problem=report_problem)
 
-    def forget(self, key: tuple[str, str]) -> None:
-        """Forget a ConfigMap that is no longer in the cache. Do nothing if its bytes were not counted."""
-        if nbytes := self._nbytes.pop(key, 0):
-            self._sums[key[0]] -= nbytes
-            if not self._sums[key[0]]:
-                del self._sums[key[0]]
+    def bounded_job(self, key: Key, seen: JobSeen) -> JobSeen:
+        """Return the job ``seen`` in the form that the cache stores, and count the bytes of its spec.
+
+        If the specs of its namespace exceed the limit, a message replaces its spec.
+        """
+        nbytes = VALUE_NBYTES * max(0, number_of_values(seen.spec) - UNCOUNTED_VALUES)
+        return seen if self._fits(JobSeen, key, nbytes) else replace(seen, spec={}, spec_problem=_SPEC_PROBLEM)
+
+    def _fits(self, kind: type, key: Key, nbytes: int) -> bool:
+        """Count the bytes of an object in place of those of its earlier version. Return False if they are too many."""
+        self.forget(kind, key)
+        place = (kind, key[0])
+        if self._sums.get(place, 0) + nbytes > MAX_NAMESPACE_NBYTES:
+            return False
+        if nbytes:
+            self._nbytes[kind, key] = nbytes
+            self._sums[place] = self._sums.get(place, 0) + nbytes
+        return True
+
+    def forget(self, kind: type, key: Key) -> None:
+        """Forget an object that is no longer in the cache. Do nothing if its bytes were not counted."""
+        if nbytes := self._nbytes.pop((kind, key), 0):
+            place = (kind, key[0])
+            self._sums[place] -= nbytes
+            if not self._sums[place]:
+                del self._sums[place]

@@ -8,9 +8,9 @@ from typing import Any
 
 import aiohttp
 
+from dljob.kube.answers import lines
 from dljob.kube.objects.bounds import bounded_event, bounded_list
 from dljob.kube.objects.trim import version_number
-from dljob.kube.rest import lines
 
 Listed = Callable[[str | None, Iterable[str], int | None], None]
 """Callback for each complete list: its namespace (None: all), the uids in it, and its resourceVersion."""

@@ -11,6 +11,11 @@ Json = Mapping[str, Any]
 Amounts = Mapping[str, int]
 """Amounts of resources by name, in thousandths of a unit (a CPU, a byte, an object)."""
 
+MAX_AMOUNTS = 128
+"""Maximum number of resources that the charge of a pod has. Beyond it, extended resources are left out.
+
+Everybody who may create pods can name 30,000 in one pod, and the operator stores the charges of all pods of jobs.
+"""
 _PLURALS = {"NetworkPolicy": "networkpolicies"}
 _SHORT_NAMES = ("configmaps", "secrets", "services", "persistentvolumeclaims")
 """Resources of the core group that a quota may also count without the prefix ``count/``."""
@@ -99,6 +104,8 @@ def pod_charge(spec: Json) -> Charge:
         if name in _WITHOUT_PREFIX or name.startswith("hugepages-"):
             found[name] = value
     found |= {f"limits.{name}": value for name, value in limits.items() if name in _LIMITED}
+    if len(found) > MAX_AMOUNTS:
+        found = dict(sorted(found.items(), key=lambda item: ("/" in item[0], item[0]))[:MAX_AMOUNTS])
     compute = [name for name in ("cpu", "memory") if requests.get(name) or limits.get(name)]
     return Charge(
         tuple(sorted(found.items())),

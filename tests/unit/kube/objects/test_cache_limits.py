@@ -67,6 +67,32 @@ class TestCapacity:
         assert filled.ledger.view().nodes == ()
 
 
+def test_specs_of_one_namespace_take_a_limited_amount_of_memory(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Computed: 300 DLJobs of 64 KiB, each of 20,000 empty maps, would take 420 MB of the operator."""
+    monkeypatch.setattr("dljob.kube.objects.stored_texts.MAX_NAMESPACE_NBYTES", 500_000)
+
+    def spec_of(namespace: str, name: str) -> tuple[int, str]:
+        found = cache.job((namespace, name))
+        assert found is not None
+        return len(found.spec), found.spec_problem or ""
+
+    def put(namespace: str, name: str, values: int, version: int = 1) -> None:
+        found = body(name, f"uid-{namespace}-{name}", version, job=None, owner=None)
+        found["metadata"]["namespace"] = namespace
+        cache.put(DLJOB, found | {"spec": {"podTemplateOverrides": [{}] * values}})
+
+    for i in range(4):
+        put("greedy", f"job-{i}", 2500)
+        put("modest", f"job-{i}", 400)
+    assert [spec_of("greedy", f"job-{i}")[0] for i in range(4)] == [1, 1, 0, 0]
+    assert "in this namespace" in spec_of("greedy", "job-3")[1]
+    assert [spec_of("modest", f"job-{i}") for i in range(4)] == [(1, "")] * 4
+    cache.drop(DLJOB, "greedy", "job-0")
+    put("greedy", "job-1", 2500, version=2)
+    put("greedy", "job-3", 2500, version=2)
+    assert [spec_of("greedy", f"job-{i}")[0] for i in (1, 2, 3)] == [1, 0, 1]
+
+
 def test_plans_of_one_namespace_take_a_limited_amount_of_memory(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fixed bug: 500 jobs with edited plans of 1 MiB took all memory of the operator."""
     monkeypatch.setattr("dljob.kube.objects.stored_texts.MAX_NAMESPACE_NBYTES", 10_000)

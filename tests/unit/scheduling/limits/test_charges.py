@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from dljob.scheduling import Charge, object_charge, pod_charge
+from dljob.scheduling.limits.charges import MAX_AMOUNTS
 from support.builders import MIXED, rendered, seen
 
 Json = dict[str, Any]
@@ -60,6 +61,13 @@ def test_amounts_of_a_pod(case: str) -> None:
     assert {name: found.get(name) for name in expected} == expected
     if case.startswith("extended"):
         assert found.keys() == {"pods", "count/pods", "requests.nvidia.com/gpu"}
+
+
+def test_a_pod_charges_a_limited_number_of_resources() -> None:
+    """Computed: 300 pods of a job with 10,000 extended resources each would take 450 MB of the operator."""
+    many = {f"example.com/r{i:05}": "1" for i in range(10_000)}
+    found = pod_charge({"containers": [container({**many, "cpu": "1", "zz": "1"})]})
+    assert len(found.amounts) == MAX_AMOUNTS and {"pods", "requests.cpu", "requests.zz"} < dict(found.amounts).keys()
 
 
 @pytest.mark.parametrize(
