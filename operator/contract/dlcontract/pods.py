@@ -1,4 +1,6 @@
-"""Names that the operator and trainer pods share: ConfigMaps, ports, paths, environment variables, exit codes."""
+"""Names that the operator and trainer pods share: ConfigMaps, ports, paths, variables, exit codes, device types."""
+
+import re
 
 PLAN_KEY = "plan.json"
 REPORT_KEY = "report.json"
@@ -82,3 +84,20 @@ spec.
 def config_map_names(job: str) -> tuple[str, str, str]:
     """Return the names of three ConfigMaps of ``job``: those with its plan, its report, and its ranks' last output."""
     return f"{job}-plan", f"{job}-report", f"{job}-logs"
+
+
+_LIMITED = re.compile(r"(.+)@([1-9][0-9]*)W")
+
+
+def with_power_limit(product: str, limit_W: int) -> str:
+    """Return the device type of GPUs that run under a power limit in watts, such as ``NVIDIA-L40S@250W``.
+
+    Labels of nodes cannot contain ``@``, so no product has such a name.
+    """
+    return f"{product}@{limit_W}W"
+
+
+def without_power_limit(device: str) -> tuple[str, int | None]:
+    """Split a device type into (product, power limit in watts). The limit is None if the type has none."""
+    found = _LIMITED.fullmatch(device)
+    return (device, None) if found is None else (found[1], int(found[2]))

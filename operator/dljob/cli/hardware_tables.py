@@ -5,6 +5,7 @@ from dljob.cli.tables import table
 from dljob.cluster.catalogue import Device
 from dljob.cluster.hardware import Hardware
 from dljob.job.probes.hardware import sheet_of
+from dljob.perf.resources.power import slowed
 from dljob.perf.step import communication, input_data
 from dljob.perf.step.compute import ARITHMETIC_EFFICIENCY, BANDWIDTH_EFFICIENCY, TENSOR_EFFICIENCY
 from dljob.perf.workload import structure
@@ -18,7 +19,7 @@ def hardware_table(device: str, profile: HardwareProfile, hardware: Hardware) ->
     Below the table are notes about what was not measured, and warnings about implausible values. Rates of computing are
     those that plans expect, not peaks. ``hardware``: the planner's constants of ``profile``.
     """
-    sheet, factors = sheet_of(device, profile.kind), hardware.factors
+    sheet, factors = slowed(sheet_of(device, profile.kind)), hardware.factors
     per = "of the GPU" if profile.kind == "gpu" else "of a core"
     product, convolution, traffic = _sheet_rates(sheet)
     rows = [

@@ -110,9 +110,28 @@ def decision(found: Decision) -> list[str]:
         rows = [_row(c, c == found.chosen) for c in found.trade_offs]
         first = HEADER.index("TRAINING")
         lines += table([header[0], *header[first:]], [[row[0], *row[first:]] for row in rows])
+    lines += _power_limits(found)
     if found.refusals:
         lines += ["", "Ruled out", *(f"  {r.summary}: {r.reason}" for r in found.refusals)]
     return lines + _unsupported(found)
+
+
+def _power_limits(found: Decision) -> list[str]:
+    """Return the lines that compare the chosen plan under several power limits.
+
+    An asterisk marks the present limits, and > the advised ones.
+    """
+    if not found.power_limits:
+        return []
+    header = ["  LIMIT", "STEP", "P90", "TRAINING", "ENERGY", "COST", *_header(found.chosen)[len(HEADER) :]]
+    rows = []
+    for each in found.power_limits:
+        p, mark = each.prediction, "* " if each.now else "> " if each.advised else "  "
+        times = [duration(p.step_s), duration(p.step_p90_s), duration(p.total_s), joules(p.energy_J or 0)]
+        carbon = [] if p.carbon_g is None else [grams(p.carbon_g)]
+        rows.append([mark + each.limits, *times, cost(p.cost_usd), *carbon])
+    title = "Power limits: the chosen plan if its GPUs ran under others, which dljob does not set (* now, > advised)"
+    return ["", title, *table(header, rows)]
 
 
 def _unsupported(found: Decision | Infeasible) -> list[str]:

@@ -11,6 +11,7 @@ from importlib.resources import files
 from typing import Literal
 
 from dlcontract import Precision
+from dlcontract.pods import without_power_limit
 
 CORE_PRICE_USD_PER_H = 0.04
 """Price of a CPU in US dollars per hour, if the administrator has set none.
@@ -67,6 +68,8 @@ class Device:
     """Peak operations per second in matrix products of float16 numbers with float32 sums; 0 without units for them."""
     assumed: bool = False
     """True if the device is not in the catalogue and its figures come from another device."""
+    power_limit_W: float | None = None
+    """Power limit that an administrator has set; None: the peak power. Speed and peak power are those without it."""
     computing_power_W: float | None = None
     """Power while computing; None: a fraction of the peak power (``perf.resources.energy.COMPUTING_PART``)."""
     host_power_W: float | None = None
@@ -129,8 +132,18 @@ def _catalogue() -> dict[str, Device]:
 
 
 def gpu(label: str) -> Device | None:
-    """Return the GPU with this product name or node label, or None if it is not in the catalogue."""
-    return _catalogue().get(canonical(label))
+    """Return the GPU with this product name or node label, or None if it is not in the catalogue.
+
+    The name may end with a power limit (``dlcontract.pods.with_power_limit``).
+    """
+    product, limit_W = without_power_limit(label)
+    known = _catalogue().get(canonical(product))
+    return known if known is None or limit_W is None else _limited(known, limit_W)
+
+
+@cache
+def _limited(device: Device, limit_W: float) -> Device:
+    return replace(device, power_limit_W=limit_W)
 
 
 def gpu_names() -> tuple[str, ...]:
@@ -176,9 +189,11 @@ def _slice(label: str) -> Device | None:
     """Return the MIG instance (part of a GPU) with this label, such as NVIDIA-A100-SXM4-40GB-MIG-1g.5gb.
 
     Return None if the label has another form or if the GPU is not in the catalogue. The figures are proportional to
-    those of the whole GPU. An A30 has four compute slices, other GPUs have seven (NVIDIA's MIG user guide).
+    those of the whole GPU, and so is a power limit. An A30 has four compute slices, other GPUs have seven (NVIDIA's MIG
+    user guide).
     """
-    if (found := MIG.match(label)) is None or (whole := gpu(found[1])) is None:
+    product, limit_W = without_power_limit(label)
+    if (found := MIG.match(product)) is None or (whole := gpu(found[1])) is None:
         return None
     nbytes = int(found[3]) * 2**30
     assert whole.memory_nbytes is not None, "a GPU has memory of its own"
@@ -194,6 +209,7 @@ def _slice(label: str) -> Device | None:
         memory_bandwidth_Bps=memory * whole.memory_bandwidth_Bps,
         peak_power_W=part * whole.peak_power_W,
         idle_power_W=part * whole.idle_power_W,
+        power_limit_W=None if limit_W is None else part * limit_W,
         usd_per_h=part * whole.usd_per_h,
         source=f"a part of {whole.name}, in proportion",
         assumed=True,

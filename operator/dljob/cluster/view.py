@@ -12,6 +12,7 @@ from decimal import Decimal
 from typing import Any
 
 from dljob.cluster.catalogue import gpu
+from dljob.cluster.power_limits import POWER_LIMIT_LABEL, device_type, power_limit_error
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,9 @@ class Node:
 
     name: str
     device: str
-    """Device type: the GPU's product name, or the node's CPU class (label ``dljob.dev/device``, default ``cpu``)."""
+    """Device type: the GPU's product name, or the node's CPU class (label ``dljob.dev/device``, default ``cpu``).
+
+    That of GPUs under a power limit also has the limit (``power_limits.device_type``)."""
     devices: int = 1
     """Number of devices on the node."""
     free_devices: int = 1
@@ -98,6 +101,7 @@ _FIELDS = (
     "rack",
     "machine",
     "machineCpu",
+    "powerLimit",
 )
 MACHINE_LABEL = "dljob.dev/machine"
 """Label of nodes with the name of the physical machine on which they run."""
@@ -117,7 +121,8 @@ def cluster_view(document: object) -> ClusterView:
     (default 1), ``free`` devices (default all), ``cpu`` (default 1), ``memory`` (default 8Gi), ``storage`` on disk
     (ephemeral storage; default unknown), network ``bandwidth`` in bytes/s, ``labels``, ``zone`` and ``rack`` (short for
     the labels topology.kubernetes.io/zone and rack), ``machine`` and ``machineCpu`` (short for the labels
-    dljob.dev/machine and machine-cpu), and ``taints`` as in a node's spec. A device that is not in the catalogue is a
+    dljob.dev/machine and machine-cpu), ``powerLimit`` of each GPU in watts (short for the label
+    dljob.dev/power-limit), and ``taints`` as in a node's spec. A device that is not in the catalogue is a
     CPU class, unless the entry has ``gpu: true``. Raise ValueError with the entry, the found and the expected value.
     """
     entries = document.get("nodes") if isinstance(document, Mapping) else None
@@ -161,10 +166,12 @@ def _nodes(index: int, entry: object) -> Iterator[Node]:
     is_gpu = entry.get("gpu", gpu(device) is not None)
     if not isinstance(is_gpu, bool):
         raise ValueError(f".gpu: found {is_gpu!r}; expected true or false")  # noqa: TRY004 - user input
+    labels = _labels(entry.get("labels", {})) | _place(entry)
     for i in range(count):
+        node = f"{name}-{i}" if "count" in entry else str(name)
         yield Node(
-            name=f"{name}-{i}" if "count" in entry else str(name),
-            device=device,
+            name=node,
+            device=device_type(device, is_gpu, labels),
             devices=devices,
             free_devices=_whole(entry, "free", devices, least=0, most=devices),
             cpu=float(cpu or 0),
@@ -172,9 +179,10 @@ def _nodes(index: int, entry: object) -> Iterator[Node]:
             free_memory_nbytes=int(memory or 0),
             link_bandwidth_Bps=float(bandwidth) if bandwidth is not None else None,
             is_gpu=is_gpu,
-            labels=_labels(entry.get("labels", {})) | _place(entry),
+            labels=labels,
             taints=_taints(entry.get("taints", [])),
             storage_nbytes=int(storage) if storage is not None else None,
+            left_out=power_limit_error(node, device, is_gpu, labels),
         )
 
 
@@ -221,6 +229,8 @@ def _place(entry: Mapping[Any, Any]) -> dict[str, str]:
         found[label] = value
     if (cpu := _amount(entry, "machineCpu", None)) is not None:
         found[MACHINE_CPU_LABEL] = str(cpu)
+    if (limit := entry.get("powerLimit")) is not None:
+        found[POWER_LIMIT_LABEL] = str(limit)
     return found
 
 

@@ -34,12 +34,12 @@ from dljob.planner.explanation.devices import mixed_devices, not_on_gpus, withou
 from dljob.planner.explanation.explain import (
     memory_refusals,
     model_parallel_refusals,
-    power_advice,
     shown,
     slower,
     warning,
 )
 from dljob.planner.explanation.infeasible import no_such_device, nothing_fits, too_few
+from dljob.planner.explanation.power_limits import power_limits
 from dljob.planner.explanation.recomputation import recomputation_reason
 from dljob.planner.explanation.storage import prices, too_little_storage
 from dljob.planner.observed import (
@@ -55,7 +55,7 @@ from dljob.planner.search import model_split, objective, probing, strategy_searc
 from dljob.planner.search.enumeration import Search
 from dljob.planner.search.pareto import front
 from dljob.planner.search.screen import Screen
-from dljob.planner.types import Choice, CollectiveName, Decision, Infeasible, Refusal, Request, Strategy
+from dljob.planner.types import Choice, CollectiveName, Decision, Infeasible, PowerLimit, Refusal, Request, Strategy
 from dljob.planner.unpredicted import plan_unpredicted
 
 EVALUATED_ROWS = 10
@@ -208,12 +208,14 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
     refusals += model_parallel_refusals(request, chosen, choices, candidates)
     refusals += slower(request, chosen, choices, candidates)
     measure = None
+    advice: tuple[str | None, tuple[PowerLimit, ...]] = (None, ())
     if parts := next(parts for parts, c in found if c is chosen):
         typed = recomputation.of_choice(workload, chosen)
         refusals += more_cores(
             request, chosen, parts, typed, lambda pool, each: _options(pool, each, typed, request, learned, made)
         )
         refusals += strategy_search.others(request, chosen, parts, typed)
+        advice = power_limits(request, chosen, parts, typed)
         option = parts[0].option.single or parts[0].option
         measure = None if request.fixed or option.micro_batches > 1 else probing.suggested(request, option)
     unique = tuple(dict.fromkeys(refusals))
@@ -223,7 +225,8 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
         unique[:MAX_REFUSALS],
         warning(request, chosen, nodes, learned),
         measure,
-        power_advice(request, chosen),
+        power_advice=advice[0],
+        power_limits=advice[1],
         trade_offs=front(chosen, choices, objective.INDISTINCT),
         checkpoint_s=checkpoint_s(workload, in_store=request.checkpoints_in_store),
         precision_reason=precision.reason(request, chosen),

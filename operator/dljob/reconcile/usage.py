@@ -14,7 +14,7 @@ from dljob.cluster import catalogue
 from dljob.cluster.site import Site
 from dljob.job.defaults import site_of
 from dljob.job.plan.stored import PodGroup, StoredPlan
-from dljob.perf.resources import energy
+from dljob.perf.resources import energy, power
 from dljob.reconcile.parsed import ParsedJob
 
 NOTHING = UsageRate()
@@ -114,7 +114,7 @@ def _device(group: PodGroup, site: Site) -> catalogue.Device:
     """Return one GPU of a group or, on CPUs, the CPUs that one of its pods requests together as one device."""
     cores = 1.0 if group.is_gpu else group.cpu_m / 1000
     found = catalogue.gpu_or_assumed(group.device) if group.is_gpu else catalogue.cpu(group.device, cores)
-    return site.energy.device(site.prices.device(found, group.device, cores), group.device, cores)
+    return power.limited(site.energy.device(site.prices.device(found, group.device, cores), group.device, cores))
 
 
 def _overhead(site: Site) -> float:

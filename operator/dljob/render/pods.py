@@ -18,10 +18,12 @@ from dlcontract import (
     TLS_DIR,
     UID_VARIABLE,
 )
+from dlcontract.pods import without_power_limit
 from dljob.api import DLJobSpec
 from dljob.api.spec.environment import EnvSource
 from dljob.cluster import quantity
 from dljob.cluster.catalogue import GPU_RESOURCES, vendor
+from dljob.cluster.power_limits import POWER_LIMIT_LABEL
 from dljob.job.observed import JOB_LABEL, TRAINER_CONTAINER, JobSeen
 from dljob.job.plan.node_terms import NodeRequirement
 from dljob.job.plan.stored import PodGroup, StoredPlan
@@ -197,16 +199,18 @@ def _affinity(job: JobSeen, group: PodGroup) -> Manifest:
 
 
 def _device_terms(group: PodGroup) -> list[Manifest]:
-    def is_in(label: str) -> Manifest:
-        return {"key": label, "operator": "In", "values": [group.device]}
+    product, limit_W = without_power_limit(group.device)
+
+    def is_in(label: str, value: str = product) -> Manifest:
+        return {"key": label, "operator": "In", "values": [value]}
 
     def absent(label: str) -> Manifest:
         return {"key": label, "operator": "DoesNotExist"}
 
     if group.is_gpu:
-        return [
-            {"matchExpressions": [is_in(label)]} for label in (GPU_PRODUCT_LABELS[vendor(group.device)], DEVICE_LABEL)
-        ]
+        limit = absent(POWER_LIMIT_LABEL) if limit_W is None else is_in(POWER_LIMIT_LABEL, str(limit_W))
+        products = GPU_PRODUCT_LABELS[vendor(product)], DEVICE_LABEL
+        return [{"matchExpressions": [is_in(label), limit]} for label in products]
     labelled = {"matchExpressions": [is_in(DEVICE_LABEL)]}
     if group.device != PLAIN_CPU:
         return [labelled]

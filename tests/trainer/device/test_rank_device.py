@@ -36,6 +36,9 @@ from support.trainer.ranks import BODIES, environment, run_ranks
         ("AMD Instinct MI300X OAM", "AMD_Instinct_MI300X_OAM", True),
         ("NVIDIA A100-SXM4-40GB", "NVIDIA-A100-SXM4-80GB", False),
         ("NVIDIA A10", "NVIDIA-A100-SXM4-40GB", False),
+        ("NVIDIA A100-SXM4-40GB", "NVIDIA-A100-SXM4-40GB@250W", True),
+        ("Tesla T4", "Tesla-T4-SHARED@60W", True),
+        ("NVIDIA A100-SXM4-40GB", "NVIDIA-A100-SXM4-80GB@250W", False),
     ],
 )
 def test_node_label_matches_the_gpu_name_of_torch(name: str, label: str, same: bool) -> None:

@@ -33,11 +33,28 @@ def cluster_on(page: Path) -> Any:
     return yaml.safe_load(found[1])
 
 
-# Page, example, cluster (None: the one that the page shows), profile, first words of the block, where the block ends.
-SHOWN: dict[str, tuple[Path, str, Any, Any, str, str]] = {
+GPU = {"nodes": [{"count": 2, "device": "NVIDIA-A100-SXM4-40GB", "cpu": 16, "memory": "256Gi"}]}
+GPU_JOB = {
+    "apiVersion": "dljob.dev/v1alpha1",
+    "kind": "DLJob",
+    "metadata": {"name": "energy"},
+    "spec": {
+        "model": {"name": "resnet50"},
+        "dataset": {"name": "synthetic-images"},
+        "globalBatchSize": 512,
+        "steps": 10000,
+        "nodes": {"max": 1},
+        "objective": {"minimize": "Energy"},
+    },
+}
+
+
+# Page, example or job, cluster (None: the one that the page shows), profile, first words of the block, where the block ends.
+SHOWN: dict[str, tuple[Path, Any, Any, Any, str, str]] = {
     "a plan": (PLANNING, "plan-only", None, None, "plan-only: ", ""),
     "batches": (PLANNING, "batch-size", PLAIN, NOISE_PROFILE, "Global batch: ", "\nScaling"),
     "parts of the model": (PLANNING, "auto-strategy", PLAIN, None, "auto-strategy: ", "\nScaling"),
+    "power limits": (PLANNING, GPU_JOB, GPU, None, "Power limits: ", "\nScaling"),
     "README": (README, "mixed-devices", None, None, "mixed: ", "\nRuled out"),
     "first job": (FIRST_JOB, "digits", PLAIN, None, "digits: ", "\nRuled out"),
 }
@@ -51,7 +68,10 @@ def test_page_shows_the_output_of_the_command(case: str, tmp_path: Path, capsys:
         if content:
             (tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")
             files += [f"--{name}", str(tmp_path / f"{name}.yaml")]
-    assert main(["plan", str(ROOT / f"examples/{example}.yaml"), *files]) == 0
+    job = ROOT / f"examples/{example}.yaml" if isinstance(example, str) else tmp_path / "job.yaml"
+    if not isinstance(example, str):
+        job.write_text(yaml.safe_dump(example), encoding="utf-8")
+    assert main(["plan", str(job), *files]) == 0
     text = capsys.readouterr().out
     expected = text[text.index(start) : text.index(end) if end else None]
     content = page.read_text(encoding="utf-8")

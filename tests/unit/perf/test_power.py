@@ -1,18 +1,11 @@
 """Tests of predicted time and energy under power limits."""
 
-import re
-from dataclasses import replace
-from typing import Any
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dljob.cluster import catalogue
-from dljob.perf.resources import power
-from dljob.perf.resources.power import LOWEST_PART, LimitPoint, best_limit, under_limits
-from support.planner_questions import A100, RESNET, decided, view
+from dljob.perf.resources.power import LimitPoint, under_limits
 
 seconds, watts = st.floats(0.1, 1e4), st.floats(20.0, 400.0)
 
@@ -59,47 +52,6 @@ def test_limit_above_the_consumption_changes_nothing() -> None:
     time_s, power_W = under_limits(LimitPoint(100, 10.0, 41.0), LimitPoint(250, 10.2, 40.0), np.array([125.0, 200.0]))
     assert time_s == pytest.approx([(10.0 * 10.2) ** 0.5] * 2)
     assert power_W == pytest.approx([(41.0 * 40.0) ** 0.5] * 2)
-
-
-@given(st.sampled_from(["a100", "v100", "h100-sxm5-80gb", "p100"]), st.floats(1.001, 3.0), st.floats(1.001, 3.0))
-def test_advice_saves_more_energy_with_a_larger_allowed_slowdown(label: str, a: float, b: float) -> None:
-    device = catalogue.gpu_or_assumed(label)
-    few, many = (power.advised(device, s) for s in sorted((a, b)))
-    for found, slowdown in zip((few, many), sorted((a, b)), strict=True):
-        if found is not None:
-            assert found.seconds_ratio <= slowdown and found.energy_ratio < 1
-            assert LOWEST_PART * device.peak_power_W <= found.limit_W < device.peak_power_W
-    assert (few.energy_ratio if few else 1.0) >= (many.energy_ratio if many else 1.0) - 1e-9
-    assert power.advised(device, 1.0) is None, "no slowdown is allowed"
-    assert power.advised(catalogue.gpu_or_assumed("t4"), a) is None, "its range is only 60 to 70 W"
-
-
-@pytest.mark.parametrize(
-    ("deadline_s", "minimize", "advises"),
-    [
-        pytest.param(None, "Energy", True, id="minimize energy"),
-        pytest.param(None, "Time", False, id="minimize time"),
-        pytest.param(1e6, "Energy", True, id="loose deadline"),
-        pytest.param(60.0, "Energy", False, id="tight deadline"),
-    ],
-)
-def test_plan_that_minimizes_energy_advises_a_power_limit(
-    deadline_s: float | None, minimize: Any, advises: bool
-) -> None:
-    cluster = view({"device": A100, "devices": 1, "cpu": 16, "memory": "256Gi"})
-    request = replace(RESNET, minimize=minimize, deadline_s=deadline_s, total_steps=10**4)
-    advice = decided(request, cluster).power_advice
-    assert (advice is not None) == advises
-    if advice is not None:
-        assert re.fullmatch(rf"\d+ W on {A100} \(of 400\): typically \d+ % less energy for 1?\d % more .*", advice)
-
-
-def test_best_limit_saves_energy_within_the_allowed_slowdown() -> None:
-    low, high = LimitPoint(100, 20.0, 98.0), LimitPoint(250, 10.0, 218.0)
-    limits = np.array([100.0, 125.0, 150.0, 175.0, 200.0, 225.0, 250.0])
-    free, tight = best_limit(low, high, limits), best_limit(low, high, limits, slowdown=1.1)
-    assert 100 < free < tight <= 250
-    assert best_limit(low, high, limits, slowdown=1.0) == 250
 
 
 @pytest.mark.parametrize("field, value", [("seconds", 0.0), ("power_W", float("nan")), ("limit_W", -5.0)])

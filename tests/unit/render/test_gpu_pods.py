@@ -8,6 +8,7 @@ from support.builders import A100, DIGITS, Json, nodes, rendered, seen
 MI300X = "AMD_Instinct_MI300X_OAM"
 
 
+@pytest.mark.parametrize("limit", [None, "250"], ids=["no power limit", "power limit"])
 @pytest.mark.parametrize(
     ("device", "resource", "label"),
     [
@@ -17,10 +18,20 @@ MI300X = "AMD_Instinct_MI300X_OAM"
     ids=["NVIDIA", "AMD"],
 )
 def test_pod_requests_the_resource_of_its_vendor_and_tolerates_its_taint(
-    device: str, resource: str, label: str
+    device: str, resource: str, label: str, limit: str | None
 ) -> None:
     taint = {"key": resource, "value": "present", "effect": "NoSchedule"}
-    view = nodes({"count": 2, "device": device, "devices": 4, "cpu": 48, "memory": "180Gi", "taints": [taint]})
+    view = nodes(
+        {
+            "count": 2,
+            "device": device,
+            "devices": 4,
+            "cpu": 48,
+            "memory": "180Gi",
+            "taints": [taint],
+            "powerLimit": limit,
+        }
+    )
     collective: Json = {**DIGITS, "nodes": {"min": 2, "max": 2}, "collective": "Ring"}
     objects = rendered(seen(collective, view))
     (pod,) = (item["spec"]["template"]["spec"] for item in objects if item["kind"] == "StatefulSet")
@@ -29,8 +40,13 @@ def test_pod_requests_the_resource_of_its_vendor_and_tolerates_its_taint(
     assert resources["requests"][resource] == str(ranks) and ranks >= 1
     assert pod["tolerations"] == [{"key": resource, "operator": "Exists", "effect": "NoSchedule"}]
     terms = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    key = "dljob.dev/power-limit"
+    state: Json = (
+        {"key": key, "operator": "In", "values": [limit]} if limit else {"key": key, "operator": "DoesNotExist"}
+    )
     chosen = [
-        {"matchExpressions": [{"key": k, "operator": "In", "values": [device]}]} for k in (label, "dljob.dev/device")
+        {"matchExpressions": [{"key": k, "operator": "In", "values": [device]}, state]}
+        for k in (label, "dljob.dev/device")
     ]
     assert terms == chosen
     (shm,) = (volume["emptyDir"] for volume in pod["volumes"] if volume["name"] == "shm")

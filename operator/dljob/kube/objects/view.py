@@ -6,6 +6,7 @@ from sys import intern
 from typing import Any
 
 from dljob.cluster import ClusterView, Node
+from dljob.cluster.power_limits import device_type, power_limit_error
 from dljob.kube.objects.trim import NodeSeen
 from dljob.render.pods import DEVICE_LABEL, GPU_PRODUCT_LABELS, PLAIN_CPU
 from dljob.scheduling import BoundPod, Ledger, NodeCapacity, amount, pod_requests
@@ -63,7 +64,7 @@ def devices_of(node: NodeSeen) -> Devices:
     # If the device plugin of a GPU node does not run, the node has no free device. It must not count as a CPU node,
     # because CPU pods are not placed on nodes with a GPU label.
     if product and (count > 0 or DEVICE_LABEL not in node.labels):
-        return Devices(product, count, True)
+        return Devices(device_type(product, True, node.labels), count, True)
     return Devices(node.labels.get(DEVICE_LABEL, PLAIN_CPU), 1, False)
 
 
@@ -91,7 +92,7 @@ def node_capacity(node: NodeSeen) -> NodeCapacity | None:
         is_gpu=found.is_gpu,
         labels=node.labels,
         taints=tuple(taint for taint in node.taints if taint[2] != "PreferNoSchedule"),
-        left_out=absurd,
+        left_out=absurd or power_limit_error(node.name, found.type, found.is_gpu, node.labels),
         storage_nbytes=int(storage) if (storage := amount(node.allocatable.get("ephemeral-storage", "0"))) else None,
     )
     return NodeCapacity(shown, replace(total, devices=found.count) if found.is_gpu else total)

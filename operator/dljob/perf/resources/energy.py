@@ -41,17 +41,19 @@ def device_watts(device: Device, busy: float) -> float:
     ``busy``: fraction of the step in which the rank computes (0 to 1).
     """
     reach, computing = device.peak_power_W - device.idle_power_W, device.computing_power_W
-    computing_W = device.idle_power_W + COMPUTING_PART * reach if computing is None else computing
-    return busy * computing_W + (1 - busy) * (device.idle_power_W + WAITING_PART * reach)
+    limit_W = device.power_limit_W or device.peak_power_W
+    computing_W = min(device.idle_power_W + COMPUTING_PART * reach, limit_W) if computing is None else computing
+    return busy * computing_W + (1 - busy) * min(device.idle_power_W + WAITING_PART * reach, limit_W)
 
 
 def believable_watts(device: Device, measured_W: float) -> float:
     """Return the measured power of a computing device, limited to values that the device can have.
 
-    It is at least the idle power, and at most ``MAX_OF_PEAK`` times the peak power. A profile that is wrong by a factor
-    of 100 must not decide which device uses the least energy.
+    It is at least the idle power, and at most ``MAX_OF_PEAK`` times the power limit or, without one, the peak power. A
+    profile that is wrong by a factor of 100 must not decide which device uses the least energy.
     """
-    return min(max(measured_W, device.idle_power_W), MAX_OF_PEAK * device.peak_power_W)
+    most_W = MAX_OF_PEAK * (device.power_limit_W or device.peak_power_W)
+    return min(max(measured_W, device.idle_power_W), most_W)
 
 
 def host_watts(device: Device) -> float:

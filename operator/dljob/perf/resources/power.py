@@ -11,7 +11,8 @@ The work takes the time t0 at the mean power P0 under the lowest limit, and t1 a
   f = (P - s) / (P1 - s).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -28,9 +29,6 @@ ROUNDING = 0.5
 
 LOWEST_PART = 0.4
 """Lowest power limit of a GPU divided by its highest. The ratio is 0.4 on a V100 (PCIe) and 0.5 on a P100."""
-WIDE_FROM_W = 200.0
-"""Minimum peak power in watts of devices for which a power limit is advised. Smaller devices have a narrow range of
-limits (T4: 60 to 70 W, A10: 100 to 150 W)."""
 CLOCKED_PART = 0.2
 """Fraction of the computing time that scales with the clock, assumed for a job that was not measured.
 
@@ -75,38 +73,16 @@ def under_limits(low: LimitPoint, high: LimitPoint, limits_W: Floats) -> tuple[F
     return high.seconds + (low.seconds - high.seconds) * slowed / slowest, power
 
 
-def best_limit(low: LimitPoint, high: LimitPoint, limits_W: Floats, slowdown: float = np.inf) -> float:
-    """Return the power limit (in watts, one of ``limits_W``) under which the work needs the least energy.
+def typical(device: Device, demand_W: float | None = None) -> tuple[LimitPoint, LimitPoint]:
+    """Return typical points at (lowest limit, highest limit) for a job.
 
-    ``low``, ``high``: measurements of the work at two limits. Consider only limits under which the work takes at most
-    ``slowdown`` times the shortest time under any of them.
+    The work takes one second at the highest limit. There the job draws ``demand_W``, its measured power; None: the
+    power of a rank that keeps the device busy (``energy.COMPUTING_PART``). At the lowest limit, it draws at most that
+    limit and takes 1 + k (1/f - 1) seconds, where k is ``CLOCKED_PART`` and f is the clock divided by the clock at the
+    highest limit.
     """
-    seconds, power = under_limits(low, high, limits_W)
-    energy = np.where(seconds <= slowdown * seconds.min(), seconds * power, np.inf)
-    return float(np.asarray(limits_W)[int(np.argmin(energy))])
-
-
-@dataclass(frozen=True)
-class Advice:
-    """An advised power limit in watts for each device of a type, and its effect on computing.
-
-    ``seconds_ratio`` and ``energy_ratio``: computing time and energy under this limit, divided by those under the
-    device's highest limit.
-    """
-
-    limit_W: float
-    seconds_ratio: float
-    energy_ratio: float
-
-
-def typical(device: Device) -> tuple[LimitPoint, LimitPoint]:
-    """Return typical points at (lowest limit, highest limit) for a job that keeps the device busy.
-
-    The work takes one second at the highest limit. There the job draws the power of a computing rank
-    (``energy.COMPUTING_PART``). At the lowest limit, it draws at most that limit and takes 1 + k (1/f - 1) seconds,
-    where k is ``CLOCKED_PART`` and f is the clock divided by the clock at the highest limit.
-    """
-    demand_W = device.idle_power_W + COMPUTING_PART * (device.peak_power_W - device.idle_power_W)
+    if demand_W is None:
+        demand_W = device.idle_power_W + COMPUTING_PART * (device.peak_power_W - device.idle_power_W)
     limit_W = LOWEST_PART * device.peak_power_W
     power_W = min(limit_W, demand_W)
     static_W = STATIC_PART * power_W
@@ -115,18 +91,49 @@ def typical(device: Device) -> tuple[LimitPoint, LimitPoint]:
     return slowest, LimitPoint(device.peak_power_W, 1.0, demand_W)
 
 
-def advised(device: Device, slowdown: float) -> Advice | None:
-    """Return the limit with the least energy for a typical job, together with its effect on computing.
+def under_limit(device: Device, demand_W: float | None = None) -> LimitPoint:
+    """Return the time and the power of a typical job under the device's own limit; it takes 1 s without a limit.
 
-    Under this limit, the job computes for at most ``slowdown`` times as long as under the highest limit. Return None if
-    no such limit saves energy, or if the device's peak power is below ``WIDE_FROM_W`` watts. The limits of so small a
-    device differ too little.
+    ``demand_W``: the power that the job was measured to draw without a limit; None: that of a typical job.
+
+    Nothing was published about limits below the usual lowest one. There, the speed is assumed to be proportional to the
+    power above idle, so that the job needs more energy than under the usual lowest limit.
     """
-    if device.peak_power_W < WIDE_FROM_W:
-        return None
-    low, high = typical(device)
-    limits_W = np.linspace(low.limit_W, high.limit_W, 61).round()
-    limit_W = best_limit(low, high, limits_W, slowdown)
+    low, high = typical(device, demand_W)
+    limit_W = device.power_limit_W or device.peak_power_W
     seconds, power = under_limits(low, high, np.array([limit_W]))
-    found = Advice(limit_W, float(seconds[0]), float(seconds[0] * power[0] / (high.seconds * high.power_W)))
-    return found if limit_W < high.limit_W and found.energy_ratio < 1 else None
+    above_W, low_above_W = (max(each - device.idle_power_W, 0.05 * each) for each in (limit_W, low.limit_W))
+    slowdown = max(1.0, low_above_W / above_W) if limit_W < high.power_W else 1.0
+    return LimitPoint(limit_W, float(seconds[0]) * slowdown, min(float(power[0]), limit_W))
+
+
+@lru_cache(maxsize=256)
+def slowed(device: Device) -> Device:
+    """Return ``device`` with the speed that it has under its power limit.
+
+    The framework's overhead on the host stays, as the host has no limit.
+    """
+    return device if device.power_limit_W is None else at_speed(device, 1 / under_limit(device).seconds)
+
+
+def at_speed(device: Device, factor: float) -> Device:
+    """Return ``device`` with arithmetic and memory traffic at ``factor`` times their speed, and without a power limit.
+
+    Both change by the same factor, because the model knows only what becomes of the time of whole steps.
+    """
+    return replace(
+        device,
+        fp32_FLOPs=factor * device.fp32_FLOPs,
+        conv_FLOPs=factor * device.conv_FLOPs,
+        bf16_FLOPs=factor * device.bf16_FLOPs,
+        fp16_FLOPs=factor * device.fp16_FLOPs,
+        memory_bandwidth_Bps=factor * device.memory_bandwidth_Bps,
+        power_limit_W=None,
+    )
+
+
+def limited(device: Device) -> Device:
+    """Return ``device`` with the power that a computing job typically draws under its limit, unless it was measured."""
+    if device.power_limit_W is None or device.computing_power_W is not None:
+        return device
+    return replace(device, computing_power_W=under_limit(device).power_W)

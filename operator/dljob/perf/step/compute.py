@@ -15,6 +15,7 @@ from dlcontract import Precision
 from dljob.cluster.catalogue import Device, TimeFactors
 from dljob.perf.fit.curve import Curve, nondecreasing
 from dljob.perf.fit.few_points import knots_through
+from dljob.perf.resources.power import slowed
 from dljob.perf.step.core_scaling import ONE_CORE, CoreUse
 from dljob.perf.workload import structure
 from dljob.perf.workload.layers import PRODUCTS, Layer
@@ -74,6 +75,7 @@ def update_s(workload: Workload, device: Device, use: CoreUse = ONE_CORE) -> flo
 
 
 def _sheet_update_s(workload: Workload, device: Device) -> float:
+    device = slowed(device)
     accesses = 4 + 2 * workload.optimizer_slots
     return (
         device.factors.weight
@@ -150,9 +152,10 @@ def roofline(workload: Workload, device: Device, cores: float = 1.0) -> Curve:
     bandwidth include the usual efficiency. With activation checkpointing, F and the forward pass's part of M and 3 P
     count twice in layers of blocks. The sum over the layers is piecewise linear in b, with a knot where a layer turns
     from memory-bound to compute-bound. The optimizer's update is added. On a GPU, the longer of device time and host
-    time counts, because the host runs ahead of the device; on a CPU, the two add up. ``cores``: CPUs that the rank's
-    framework threads may use.
+    time counts, because the host runs ahead of the device; on a CPU, the two add up. A power limit of the device slows
+    down what it does, not the host. ``cores``: CPUs that the rank's framework threads may use.
     """
+    device = slowed(device)
     bandwidth = device.memory_bandwidth_Bps * BANDWIDTH_EFFICIENCY
     arithmetic, traffic, weights = (
         np.array(column)
@@ -178,6 +181,7 @@ def arithmetic_FLOPs(workload: Workload, device: Device) -> float:  # noqa: N802
 
     Each layer reaches its usual efficiency.
     """
+    device = slowed(device)
     bandwidth = device.memory_bandwidth_Bps
     lines = [_line(layer, device, bandwidth, workload.precision)[0] for layer in workload.layers]
     operations = sum(layer.forward_FLOPs + layer.backward_FLOPs for layer in workload.layers)

@@ -10,7 +10,7 @@ from dljob.calibrate.scaling import Posterior
 from dljob.cluster.catalogue import Device
 from dljob.cluster.hardware import Hardware
 from dljob.perf.fit.curve import Curve
-from dljob.perf.resources import energy, memory
+from dljob.perf.resources import energy, memory, power
 from dljob.perf.resources.memory import PROCESS_NBYTES
 from dljob.perf.step import communication, input_data
 from dljob.perf.step.backends import Backend
@@ -177,7 +177,7 @@ def _with_nodes(
     disk_Bps = input_data.DISK_BANDWIDTH_Bps if hardware is None or hardware.disk_Bps is None else hardware.disk_Bps
     found = rank_speed(pool, layout, workload, request, learned)
     device = request.prices.device(found.device, pool.device, layout.cores)
-    device = request.energy.device(device, pool.device, found.cores)
+    device = power.limited(request.energy.device(device, pool.device, found.cores))
     if known is not None and known.computing_W is not None:
         measured_W = known.computing_W * (1.0 if pool.is_gpu else found.cores)
         device = replace(device, computing_power_W=energy.believable_watts(device, measured_W))

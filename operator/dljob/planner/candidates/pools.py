@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
 
+from dlcontract.pods import without_power_limit
 from dljob.cluster import ClusterView, Node
 from dljob.cluster.catalogue import GPU_RESOURCES, VENDORS, canonical, gpu, vendor
 from dljob.cluster.domains import Crossing
@@ -181,10 +182,13 @@ def wanted(device: str, names: Iterable[str]) -> bool:
     """Return True if a node's device matches one of the names in the spec.
 
     GPU names match without vendor and punctuation, and a family name matches its members: a100 matches
-    NVIDIA-A100-SXM4-40GB, but a10 does not. CPU classes must match exactly.
+    NVIDIA-A100-SXM4-40GB, but a10 does not. CPU classes must match exactly. A name without a power limit matches GPUs
+    under any limit.
     """
-    is_gpu = gpu(device) is not None
-    return any(device == name or (is_gpu and (_is(device, name) or _family(device, name))) for name in names)
+    is_gpu, product = gpu(device) is not None, without_power_limit(device)[0]
+    return any(
+        name in (device, product) or (is_gpu and (_is(product, name) or _family(device, name))) for name in names
+    )
 
 
 def _is(device: str, name: str) -> bool:

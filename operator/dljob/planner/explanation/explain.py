@@ -5,7 +5,7 @@ from math import ceil
 
 from dljob.calibrate.learned import Learned, hardware_of
 from dljob.cluster import catalogue
-from dljob.perf.resources import memory, power
+from dljob.perf.resources import memory
 from dljob.perf.workload.workload import Workload
 from dljob.planner.candidates.accumulation import room
 from dljob.planner.candidates.evaluate import too_large
@@ -17,9 +17,6 @@ from dljob.planner.types import Choice, Refusal, Request
 from dljob.planner.types.request import PRECISIONS
 from dljob.planner.types.texts import duration, duration_at_least, grams, joules, samples
 
-MAX_SLOWDOWN = 1.1
-"""Maximum factor by which an advised power limit may lengthen the computing time. With 10 % more time, a job saves two
-thirds of the energy that power limits can save."""
 MAX_RATIO = 100.0
 """Largest ratio of a plan's time to the time until the deadline that texts state. Texts call larger ones 'more than'
 this number, because hardly any time is left then."""
@@ -164,34 +161,6 @@ def model_parallel_refusals(
             why = f"{part}{worse(request, best, chosen)}"
         lines.append(Refusal(best.summary, f"{why}; {best.prediction.bottleneck}"))
     return lines
-
-
-def power_advice(request: Request, chosen: Choice) -> str | None:
-    """Return a text with the power limit that saves the most energy on each GPU type in the plan, or None.
-
-    Return None if the request does not minimize energy, if the plan has no GPUs, or if no power limit would save energy
-    without missing the deadline. With the advised limits, the plan still meets its deadline. Example: '240 W on
-    NVIDIA-A100-SXM4-40GB (of 400): typically 14 % less energy for 10 % more computing time'.
-    """
-    if request.minimize != "Energy":
-        return None
-    p = chosen.prediction
-    slowdown = MAX_SLOWDOWN
-    if request.deadline_s is not None:
-        # A power limit slows down computing only. The time left until the deadline bounds the slowdown.
-        spare_s = request.deadline_s - objective.STARTUP_S - p.total_p90_s
-        slowdown = min(slowdown, 1 + spare_s / p.total_p90_s)
-    lines = []
-    for label in dict.fromkeys(g.device for g in chosen.groups if g.is_gpu):
-        device = catalogue.gpu(label)
-        found = power.advised(device, slowdown) if device is not None and slowdown > 1 else None
-        if device is not None and found is not None:
-            lines.append(
-                f"{found.limit_W:.0f} W on {label} (of {device.peak_power_W:.0f}): typically "
-                f"{100 * (1 - found.energy_ratio):.0f} % less energy for {100 * (found.seconds_ratio - 1):.0f} % more "
-                "computing time"
-            )
-    return "; ".join(lines) or None
 
 
 def warning(

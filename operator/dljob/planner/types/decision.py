@@ -136,6 +136,20 @@ class Unsupported:
 
 
 @dataclass(frozen=True)
+class PowerLimit:
+    """The chosen plan under certain power limits of its GPUs.
+
+    ``limits``: text such as '250 W'. ``now``: True for the limits under which the GPUs run. ``advised``: True for the
+    best limits.
+    """
+
+    limits: str
+    prediction: Prediction
+    now: bool = False
+    advised: bool = False
+
+
+@dataclass(frozen=True)
 class BatchOption:
     """A global batch size that was planned, to compare it with the chosen one."""
 
@@ -182,7 +196,9 @@ class Decision:
     next_measurement: str | None = None
     """The run whose measurement would most reduce the uncertainty of predictions; None if no run is worth it."""
     power_advice: str | None = None
-    """Power limits that would save energy; only for plans that minimize energy."""
+    """Power limits of GPUs that would save energy, cost or carbon; None for plans that minimize time."""
+    power_limits: tuple[PowerLimit, ...] = ()
+    """The chosen plan under its power limits and under others, if ``power_advice`` names better ones."""
     precision_reason: str | None = None
     """The precision of the chosen plan and the reason for it; None for float32 if the job asks for no other."""
     recomputation_reason: str | None = None

@@ -61,6 +61,13 @@ class TestZeus:
         assert clean.rows == dirty.rows
         assert "line 16" in dirty.note and "line 17" in dirty.note and "line 18" in dirty.note
 
+    def test_device_of_the_catalogue_has_tables_without_measurements(self, tmp_path: Path) -> None:
+        write(tmp_path / "summary_power_v100.csv", [POWER_HEADER, *self.rows()])
+        _, time, energy = runner("zeus")(tmp_path, QUICK)
+        assert "v100: time" in time.title and "v100: energy" in energy.title
+        for table in (time, energy):
+            assert max(mean_of(table, name) for name in ("power known", "typical job")) < mean_of(table, "no effect")
+
     def test_missing_column_is_rejected(self, tmp_path: Path) -> None:
         write(tmp_path / "summary_power_x1.csv", [POWER_HEADER[:-1], *(row[:-1] for row in self.rows())])
         with pytest.raises(ValueError, match="no column average_power"):

@@ -15,7 +15,7 @@ from dljob.kube.objects.view import devices_of, node_capacity
 from dljob.scheduling import Reservation, amount, without_reserved
 
 Json = dict[str, Any]
-A100 = "NVIDIA-A100-SXM4-40GB"
+A100, LIMIT = "NVIDIA-A100-SXM4-40GB", "dljob.dev/power-limit"
 
 
 def node(name: str = "n1", *, ready: str = "True", labels: Json | None = None, **more: Any) -> Json:
@@ -66,6 +66,7 @@ class TestView:
             gpu_node("g", 8),
             gpu_node("g", 0),
             node("g", labels={"dljob.dev/device": "T4"}, allocatable={"amd.com/gpu": "2"}),
+            node("g", labels={"dljob.dev/device": "T4", LIMIT: "60"}, allocatable={"amd.com/gpu": "2"}),
             node(),
         ],
     )
@@ -91,6 +92,13 @@ class TestView:
     def test_gpus_are_recognized_by_other_labels(self, labels: Json, resource: str, device: str) -> None:
         [found] = view([node("g", labels=labels, allocatable={resource: "4"})], [pod("g", {resource: "1"})]).nodes
         assert (found.device, found.devices, found.free_devices, found.is_gpu) == (device, 4, 3, True)
+
+    def test_power_limit_is_part_of_the_device_type(self) -> None:
+        limited, wrong = gpu_node("g", 4), gpu_node("bad", 4)
+        limited["metadata"]["labels"][LIMIT], wrong["metadata"]["labels"][LIMIT] = "250", "20"
+        bad, good = view([limited, wrong]).nodes
+        assert (good.device, good.left_out) == (f"{A100}@250W", None)
+        assert bad.device == A100 and "node bad: found '20'" in bad.left_out
 
     def test_gpu_node_without_device_plugin_is_not_a_cpu_node(self) -> None:
         [found] = view([gpu_node("g", 0)]).nodes

@@ -11,6 +11,7 @@ from dljob.calibrate.learned import Learned, LearnedPoint
 from dljob.cluster import catalogue
 from dljob.cluster.catalogue import Device
 from dljob.perf.fit.new_device import Point, Sheet, seconds
+from dljob.perf.resources.power import slowed
 from dljob.perf.step.compute import arithmetic_FLOPs
 from dljob.perf.workload.workload import Workload
 
@@ -54,7 +55,8 @@ def carried(
 
 
 def _sheet(workload: Workload, device: Device) -> Sheet:
-    return Sheet(arithmetic_FLOPs(workload, device), device.memory_bandwidth_Bps, catalogue.vendor(device.name))
+    bandwidth_Bps = slowed(device).memory_bandwidth_Bps
+    return Sheet(arithmetic_FLOPs(workload, device), bandwidth_Bps, catalogue.vendor(device.name))
 
 
 def _thinned(points: tuple[LearnedPoint, ...]) -> list[LearnedPoint]:
