@@ -181,8 +181,8 @@ def test_pods_of_jobs_are_created_only_for_tasks(enabled: bool) -> None:
     assert image == (container["image"] if enabled else "")
 
 
-def test_without_both_features_the_role_in_the_own_namespace_is_for_the_plan_key_only() -> None:
-    role = own_role(render({"leaderElection": {"enabled": False}, "nodeFaults": {"enabled": False}}))
+def test_without_features_the_role_in_the_own_namespace_is_for_the_plan_key_only() -> None:
+    role = own_role(render({name: {"enabled": False} for name in ("leaderElection", "nodeFaults", "probes")}))
     assert role is not None
     assert {resource for _, resource, _ in permissions(role["rules"])} == {"secrets"}
 

@@ -81,7 +81,7 @@ def test_no_class_is_measured_on_nodes_that_other_pods_use(entry: dict[str, Any]
 
 def test_gpus_are_measured_only_if_the_administrator_wants_it() -> None:
     pool = view({"cpu": 8, "device": "b"}, {"cpu": 8, "device": T4, "devices": 4})
-    assert started(pool, {}, (), {}, (), False) == ["b", T4]
+    assert started(pool, {}, (), {}, (), False) == [T4, "b"]
     only_cpus = decide(pool, {}, (), {}, (), False, gpus=False)
     assert [action.target.device for action in only_cpus if isinstance(action, Start)] == ["b"]
 
