@@ -29,7 +29,14 @@ from dljob.reconcile.hardware_probes import (
     Store,
     decide,
 )
-from dljob.render.helpers.probe import BY_OPERATOR, DEVICE_ANNOTATION, NODE_ANNOTATION, PROBE_LABEL, ProbeImage, probe_pod
+from dljob.render.helpers.probe import (
+    BY_OPERATOR,
+    DEVICE_ANNOTATION,
+    NODE_ANNOTATION,
+    PROBE_LABEL,
+    ProbeImage,
+    probe_pod,
+)
 from dljob.status import Event
 from dljob.status.events import MAX_MESSAGE
 

@@ -263,8 +263,8 @@ class Metrics:
         )
         self.hardware_probes = Counter(
             f"{prefix}_hardware_probes",
-            "Hardware probes that ended, by result: measured, failed, refused (by the API server) or gave_way (to a job). "
-            "If failed or refused rises, look at the events HardwareNotMeasured.",
+            "Hardware probes that ended, by result: measured, failed, refused (by the API server) or gave_way (to a "
+            "job). If failed or refused rises, look at the events HardwareNotMeasured.",
             ["result"],
             registry=registry,
         )

@@ -20,7 +20,7 @@ UNBOUND_S = 60.0
 MAX_PODS = 4
 """Maximum number of probe pods that exist at the same time. Each is on a machine of its own."""
 MAX_CROWDED = 1.3
-"""Largest (elapsed time / CPU time) of a probe's steps that the operator accepts. Above it, other processes use the node.
+"""Largest (elapsed time / CPU time) of a probe's steps that the operator accepts. Above, other processes use the node.
 
 ``dltrain.hardware_probe`` measures several cores only below the same limit."""
 
@@ -117,7 +117,9 @@ def _may_start(before: Starts | None) -> bool:
     return before is None or (before.count < MAX_STARTS and before.ago_s >= RETRY_S)
 
 
-def _end(pod: ProbePod, known: Mapping[tuple[str, str], Learned], busy: Collection[str], waiting: bool) -> Action | None:
+def _end(
+    pod: ProbePod, known: Mapping[tuple[str, str], Learned], busy: Collection[str], waiting: bool
+) -> Action | None:
     """Return how a probe pod ends now; None if it goes on."""
     if hardware_of(pod.device, known) is not None:
         return Remove(pod, "its class was measured meanwhile")

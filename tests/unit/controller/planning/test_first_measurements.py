@@ -10,7 +10,9 @@ from support.builders import NOW, T4
 from support.controller.fake_operator import SPEC, Operator, on_two_nodes
 from support.servers.fake_api import FakeCluster
 
-MEASURE = HardwareMeasure(device=T4, kind="gpu", cores=4, node_cores=4, steps=(TimedStep(net="conv", batch=32, s=0.01),))
+MEASURE = HardwareMeasure(
+    device=T4, kind="gpu", cores=4, node_cores=4, steps=(TimedStep(net="conv", batch=32, s=0.01),)
+)
 
 
 def measured(operator: Operator) -> None:
