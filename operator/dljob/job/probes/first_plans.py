@@ -10,7 +10,6 @@ WAIT_S = 20.0
 """Seconds after the start of the first probe of a device class for which first plans on these devices wait at most.
 
 Each class makes plans wait only once. A warm quickstart of 23 s therefore takes at most 43 s."""
-MEASURING = "MeasuringHardware"
 CATALOGUE = "catalogue"
 """``predicted.basis`` of a plan that rests on data sheets."""
 
@@ -67,4 +66,6 @@ class FirstMeasurements:
             f"found no measurement of {', '.join(sorted(devices))}; expected the one that runs now. Wait: the job is "
             f"planned when it ends, or after {self._wait_s:g} s from data sheets"
         )
-        return AwaitsMeasurement(MEASURING, "spec.devices", text, transient=True, devices=devices)
+        return AwaitsMeasurement(
+            reason="MeasuringHardware", field="spec.devices", message=text, transient=True, devices=devices
+        )

@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 from dlcontract.hardware import HardwareMeasure, TimedStep
-from dljob.job.probes.first_plans import MEASURING, WAIT_S
+from dljob.job.probes.first_plans import WAIT_S
 from dljob.job.probes.hardware import hardware_body, hardware_profile
 from dljob.kube.kinds import PROFILE
 from support.builders import NOW, T4
@@ -29,7 +29,7 @@ def test_first_plan_uses_the_measurement_that_runs() -> None:
         operator.measurements.begin(T4)
         key = cluster.submit("first", **SPEC)
         await operator.watch(5.0)
-        assert operator.condition(key, "Planned") == ("False", MEASURING)
+        assert operator.condition(key, "Planned") == ("False", "MeasuringHardware")
         assert T4 in operator.message(key, "Planned")
         assert operator.planning.place(key) is None, "it is not in the queue of those that wait for devices"
         measured(operator)
@@ -46,7 +46,7 @@ def test_first_plan_waits_no_longer_than_this() -> None:
         operator.measurements.begin(T4)
         key = cluster.submit("first", **SPEC)
         await operator.watch(WAIT_S - 1.0)
-        assert operator.planned(key) == MEASURING
+        assert operator.planned(key) == "MeasuringHardware"
         await operator.watch(3.0)
         assert operator.planned(key) == "Planned"
         job = operator.cache.job(key)
