@@ -8,6 +8,7 @@ import yaml
 
 from dljob.job.observed import JobSeen
 from dljob.render.helpers.look import look_objects
+from dljob.render.helpers.probe import PROBE_PRIORITY
 from dljob.render.support import _role
 from support.manifests.helm_chart import CHART, of_kind, one, render
 
@@ -38,8 +39,7 @@ def test_cluster_wide_permissions() -> None:
     objects = render()
     assert permissions(operators(objects)["rules"]) == permissions(TABLE["cluster"] + TABLE["jobs"])
     assert [r["metadata"]["name"] for r in of_kind(objects, "Role")] == ["dljob-self"]
-    by_default = [rule for rule in TABLE["self"] if rule.get("feature") != "probes"]
-    assert permissions(one(objects, "Role")["rules"]) == permissions(by_default)
+    assert permissions(one(objects, "Role")["rules"]) == permissions(TABLE["self"])
 
 
 @pytest.mark.parametrize(
@@ -136,12 +136,40 @@ def test_hardware_probes_may_create_pods_only_in_the_own_namespace() -> None:
     role = own_role(render({"probes": {"enabled": True}}))
     assert role is not None
     assert {verb for _, name, verb in permissions(role["rules"]) if name == "pods"} == {"create", "list", "delete"}
-    without = own_role(render({}))
-    assert without is not None
-    assert "pods" not in {name for _, name, _ in permissions(without["rules"])}
     for enabled in (False, True):
         rules = permissions(operators(render({"probes": {"enabled": enabled}, "tasks": {"enabled": False}}))["rules"])
         assert ("", "pods", "create") not in rules
+
+
+LIMITED: Json = {"watchNamespaces": ["a", "b"]}
+
+
+@pytest.mark.parametrize(
+    ("values", "on"),
+    [
+        ({}, True),
+        ({"probes": {"enabled": False}}, False),
+        ({"singleNamespaceInstall": True}, False),
+        (LIMITED, False),
+        ({**LIMITED, "operator": {"countAllPods": True}}, True),
+    ],
+)
+def test_hardware_is_measured_only_if_the_operator_sees_all_pods(values: Json, on: bool) -> None:
+    """Otherwise, it does not know which nodes are idle."""
+    objects = render(values)
+    role = own_role(objects)
+    assert role is not None
+    assert ("pods" in {name for _, name, _ in permissions(role["rules"])}) is on
+    [container] = one(objects, "Deployment")["spec"]["template"]["spec"]["containers"]
+    env = {item["name"]: item.get("value") for item in container["env"]}
+    assert env["DLJOB_PROBES"] == str(on).lower()
+    made = [each for each in of_kind(objects, "PriorityClass") if each["value"] < 0]
+    assert len(made) == on
+    for each in made:
+        assert each["metadata"]["name"] == env["DLJOB_PROBE_PRIORITY_CLASS"]
+        assert (each["value"], each["preemptionPolicy"]) == (PROBE_PRIORITY, "Never")
+    named = render({**values, "probes": {**values.get("probes", {}), "priorityClassName": "background"}})
+    assert all(each["value"] > 0 for each in of_kind(named, "PriorityClass"))
 
 
 @pytest.mark.parametrize("enabled", [True, False])
@@ -153,8 +181,8 @@ def test_pods_of_jobs_are_created_only_for_tasks(enabled: bool) -> None:
     assert image == (container["image"] if enabled else "")
 
 
-def test_without_both_features_the_role_in_the_own_namespace_is_for_the_plan_key_only() -> None:
-    role = own_role(render({"leaderElection": {"enabled": False}, "nodeFaults": {"enabled": False}}))
+def test_without_features_the_role_in_the_own_namespace_is_for_the_plan_key_only() -> None:
+    role = own_role(render({name: {"enabled": False} for name in ("leaderElection", "nodeFaults", "probes")}))
     assert role is not None
     assert {resource for _, resource, _ in permissions(role["rules"])} == {"secrets"}
 

@@ -80,9 +80,12 @@ def test_node_faults_reach_the_settings() -> None:
     assert Settings.of(environment({"nodeFaults": {"enabled": False}})).fault_policy is None
 
 
-def test_hardware_probes_are_off_unless_switched_on() -> None:
-    assert not Settings.of(environment({})).probes
-    assert Settings.of(environment({"probes": {"enabled": True}})).probes
+def test_hardware_probes_are_on_unless_switched_off() -> None:
+    assert Settings.of(environment({})).probes
+    assert not Settings.of(environment({"probes": {"enabled": False}})).probes
+    assert not Settings.of(environment({})).probe_gpus
+    named = Settings.of(environment({"probes": {"gpus": True, "priorityClassName": "background"}}))
+    assert named.probe_gpus and named.probe_priority_class == "background"
 
 
 def test_operator_watches_all_namespaces_by_default() -> None:

@@ -47,7 +47,11 @@
 - name: DLJOB_SHARE_PROFILES
   value: {{ .Values.profiles.shared | quote }}
 - name: DLJOB_PROBES
-  value: {{ .Values.probes.enabled | quote }}
+  value: {{ ternary "true" "false" (eq (include "dljob.probes" .) "true") | quote }}
+- name: DLJOB_PROBE_GPUS
+  value: {{ .Values.probes.gpus | quote }}
+- name: DLJOB_PROBE_PRIORITY_CLASS
+  value: {{ include "dljob.probePriorityClassName" . }}
 - name: DLJOB_NODE_FAULTS
   value: {{ ternary (int .Values.nodeFaults.limit) 0 .Values.nodeFaults.enabled | quote }}
 - name: DLJOB_NODE_FAULT_WINDOW_SECONDS

@@ -58,6 +58,9 @@ name becomes the release's full name.
 {{- $root := .root }}
 {{- range .rules }}
 {{- $off := and .feature (not (index $root.Values .feature).enabled) }}
+{{- if eq (.feature | default "") "probes" }}
+{{- $off = not (include "dljob.probes" $root) }}
+{{- end }}
 {{- if not (or $off (eq (.unlessOverrides | default "") $root.Values.overrides)) }}
 - apiGroups: {{ .apiGroups | toJson }}
   resources: {{ .resources | toJson }}
@@ -75,6 +78,18 @@ name becomes the release's full name.
 {{- $served := or (.Capabilities.APIVersions.Has "kueue.x-k8s.io/v1beta1") (.Capabilities.APIVersions.Has "kueue.x-k8s.io/v1beta2") }}
 {{- if or (eq $enabled "true") (and (eq $enabled "auto") $served) }}true{{ end }}
 {{- end -}}
+
+{{/*
+Not empty if the operator measures hardware by itself. It must see the pods of all namespaces, to measure idle nodes only.
+*/}}
+{{- define "dljob.probes" -}}
+{{- if and .Values.probes.enabled (not .Values.singleNamespaceInstall) (or (not .Values.watchNamespaces) .Values.operator.countAllPods) }}true{{ end }}
+{{- end -}}
+
+{{/* The priority class of the pods that measure hardware: the one that the values name, or the chart's own. */}}
+{{- define "dljob.probePriorityClassName" -}}
+{{- .Values.probes.priorityClassName | default (printf "%s-%s-probes" .Release.Namespace (include "dljob.fullname" .) | trunc 63 | trimAll "-") }}
+{{- end }}
 
 {{/* The priority class of the operator's pod: the one that the values name, or the chart's own; empty for none. */}}
 {{- define "dljob.priorityClassName" -}}

@@ -31,11 +31,13 @@ from dljob.controller.watches import LABELLED, WATCHED, Watches
 from dljob.controller.work_queue import WorkQueue
 from dljob.job.log_fields import log_fields
 from dljob.job.observed import JOB_LABEL
+from dljob.job.probes.first_plans import FirstMeasurements
 from dljob.kube import Api, ApiError, Cache, JobKey, Kube, NodeFaults, PlanKeySecret, WarningEvents
 from dljob.kube.background import BackgroundLoop
 from dljob.kube.kinds import DLJOB, PROFILE
 from dljob.kube.leader import Leader, LeaseLostError
 from dljob.kube.objects.cache import utc_now
+from dljob.render.helpers.probe import configured
 
 log = logging.getLogger("dljob")
 
@@ -117,8 +119,9 @@ class Operator:
                 about=lambda key: log_fields(key, self._cache.job(key)),
             )
             stack.push_async_callback(planner.close)
+            measurements = FirstMeasurements(monotonic)
             self._planning = planning = Planning(
-                self._cache, planner.plan, self._queue.add, self._metrics,
+                self._cache, planner.plan, self._queue.add, self._metrics, measurements=measurements,
                 preempts=settings.preempts, policy=settings.queue_policy, together=settings.assigns_together,
             )  # fmt: skip
             if settings.queues:
@@ -138,7 +141,11 @@ class Operator:
                 stack.push_async_callback(lambda: background.run(leader.release()))
             probes = None
             if settings.probes:
-                probes = HardwareProbes(api, self._cache, settings.namespace, config, utc_now)
+                probes = HardwareProbes(
+                    api, self._cache, settings.namespace, configured(config, settings.probe_priority_class), utc_now,
+                    self._metrics, kube.record_node_event, measurements, planning.capacity_changed,
+                    gpus=settings.probe_gpus,
+                )  # fmt: skip
             tasks = {
                 "heartbeat": self._beat(),
                 "work": self._work(self._controller, planning, planner, watches, background, queues, probes),

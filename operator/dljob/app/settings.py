@@ -25,6 +25,8 @@
 | DLJOB_PREEMPTION | Never | LowerPriority: waiting jobs may stop running ones of a lower priority; or Never |
 | DLJOB_SHARE_PROFILES | false | plans of all namespaces use what the jobs of each namespace measure |
 | DLJOB_PROBES | false | measure the hardware of device classes that no measurement knows, in DLJOB_NAMESPACE |
+| DLJOB_PROBE_GPUS | false | measure GPUs, too |
+| DLJOB_PROBE_PRIORITY_CLASS | (none) | PriorityClass of the pods that measure |
 | DLJOB_NODE_FAULTS | 2 | faults after which new plans leave a node out; 0: never |
 | DLJOB_NODE_FAULT_WINDOW_SECONDS | 3600 | time within which the DLJOB_NODE_FAULTS faults occur |
 | DLJOB_NODE_LEFT_OUT_SECONDS | 3600 | for how long a node is left out; each repetition doubles it |
@@ -94,6 +96,8 @@ class Settings:
     preempts: bool
     share_profiles: bool
     probes: bool
+    probe_gpus: bool
+    probe_priority_class: str | None
     node_faults: int
     node_fault_window_s: float
     node_left_out_s: float
@@ -150,6 +154,8 @@ class Settings:
             preempts=_one_of(env, "DLJOB_PREEMPTION", "Never", ("Never", "LowerPriority")) == "LowerPriority",
             share_profiles=_one_of(env, "DLJOB_SHARE_PROFILES", "false", (*_TRUE, *_FALSE)) in _TRUE,
             probes=_one_of(env, "DLJOB_PROBES", "false", (*_TRUE, *_FALSE)) in _TRUE,
+            probe_gpus=_one_of(env, "DLJOB_PROBE_GPUS", "false", (*_TRUE, *_FALSE)) in _TRUE,
+            probe_priority_class=env.get("DLJOB_PROBE_PRIORITY_CLASS") or None,
             node_faults=int(_number(env, "DLJOB_NODE_FAULTS", 2, 0, MAX_FAULTS)),
             node_fault_window_s=_number(env, "DLJOB_NODE_FAULT_WINDOW_SECONDS", 3600, 60, 86400),
             node_left_out_s=left_out_s,

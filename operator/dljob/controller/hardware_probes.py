@@ -3,32 +3,51 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Callable, Mapping
-from datetime import datetime
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime, timedelta
 from typing import Any
 
 from dlcontract.hardware import HardwareMeasure
 from dljob.calibrate.learned import hardware_of
 from dljob.cluster.hardware import KEY
+from dljob.controller.metrics import Metrics
 from dljob.job.probes.changes import Software, changed_classes
+from dljob.job.probes.first_plans import FirstMeasurements
 from dljob.job.probes.hardware import hardware_body, hardware_profile
+from dljob.job.probes.targets import Target
 from dljob.job.profiles import MANAGED_LABEL, MANAGER, learned_by_model
 from dljob.kube import Api, ApiError, Cache
 from dljob.kube.kinds import POD, PROFILE
-from dljob.reconcile.hardware_probes import Action, ProbePod, Remove, Start, Starts, Store, decide
-from dljob.render import RenderConfig
+from dljob.reconcile.hardware_probes import (
+    MAX_CROWDED,
+    MAX_STARTS,
+    Action,
+    ProbePod,
+    Remove,
+    Start,
+    Starts,
+    Store,
+    decide,
+)
 from dljob.render.helpers.probe import (
     BY_OPERATOR,
     DEVICE_ANNOTATION,
     NODE_ANNOTATION,
     PROBE_LABEL,
-    configured,
+    ProbeImage,
     probe_pod,
 )
+from dljob.status import Event
+from dljob.status.events import MAX_MESSAGE
 
 log = logging.getLogger("dljob")
 
 LOOK_S = 10.0
+"""Seconds between two looks while no probe runs."""
+LOOK_RUNNING_S = 1.0
+"""Seconds between two looks while a probe runs: a job may need its node, and first plans wait for its result."""
+Record = Callable[[str, Event, datetime], Awaitable[None]]
+"""Function that posts an event about the node with this name."""
 
 
 class HardwareProbes:
@@ -38,17 +57,34 @@ class HardwareProbes:
     """
 
     def __init__(
-        self, api: Api, cache: Cache, namespace: str, config: RenderConfig, now: Callable[[], datetime]
+        self,
+        api: Api,
+        cache: Cache,
+        namespace: str,
+        image: ProbeImage,
+        now: Callable[[], datetime],
+        metrics: Metrics,
+        record: Record,
+        measurements: FirstMeasurements,
+        ended: Callable[[], None],
+        *,
+        gpus: bool = True,
     ) -> None:
-        self._api, self._cache, self._namespace, self._config, self._now = api, cache, namespace, config, now
+        """``namespace``: the operator's own. ``measurements``: those that first plans await.
+
+        ``ended``: called when plans no longer wait for a measurement. ``gpus``: False to measure no GPUs.
+        """
+        self._api, self._cache, self._namespace, self._image, self._now = api, cache, namespace, image, now
+        self._metrics, self._record, self._measurements, self._ended = metrics, record, measurements, ended
         self._starts: dict[str, tuple[int, datetime]] = {}
         """Device class → number of tries since its last measurement, and the time of the last try."""
-        self._gave_way: set[str] = set()
-        """Names of probe pods that still exist and gave way to a job."""
+        self._over: set[str] = set()
+        """Names of probe pods that are being deleted and still exist."""
+        self._running, self._gpus = False, gpus
         self._said = ""
 
     async def run(self) -> None:
-        """Call ``look`` every ``LOOK_S`` seconds, until cancelled. Log an error of the API server once, and go on."""
+        """Call ``look`` again and again, until cancelled. Log an error of the API server once, and go on."""
         while True:
             try:
                 await self.look()
@@ -57,7 +93,7 @@ class HardwareProbes:
                 if str(error) != self._said:
                     log.warning("hardware probes wait for the API server (%s); trying again in %.0f s", error, LOOK_S)
                     self._said = str(error)
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(LOOK_RUNNING_S if self._running else LOOK_S)
 
     async def look(self) -> None:
         """Decide once which probe pods to start or delete, and which measurements to store, and do this.
@@ -69,7 +105,7 @@ class HardwareProbes:
         listed = await self._api.find(POD, self._namespace, labelSelector=f"{PROBE_LABEL}={BY_OPERATOR}")
         pods = [_seen(body, now) for body in listed]
         jobs = [pod for job in self._cache.jobs() for pod in self._cache.pods_of(job.key)]
-        self._gave_way &= {pod.name for pod in pods}
+        self._over &= {pod.name for pod in pods}
         profiles = self._cache.profiles()
         changed = changed_classes(profiles, self._software())
         learned = learned_by_model(profiles, self._namespace)
@@ -77,6 +113,9 @@ class HardwareProbes:
         for device, (_, last) in self._starts.items():
             if hardware_of(device, known) is not None:
                 self._starts[device] = (0, last)
+        for pod in pods:  # Those that a former leader has started count, too.
+            self._starts.setdefault(pod.device, (1, now - timedelta(seconds=pod.age_s)))
+            self._measurements.begin(pod.device, pod.age_s)
         starts = {device: Starts(count, (now - last).total_seconds()) for device, (count, last) in self._starts.items()}
         actions = decide(
             self._cache.ledger.view(),
@@ -85,45 +124,88 @@ class HardwareProbes:
             starts,
             {pod.node for pod in jobs if pod.node is not None},
             any(pod.node is None for pod in jobs),
-            configured(self._config).tolerations,
+            self._image.tolerations,
+            gpus=self._gpus,
         )
         for action in actions:
             if isinstance(action, Start) and (why := changed.get(action.target.device)):
                 log.info("the hardware of %s is measured again: %s", action.target.device, why)
             await self._act(action, now)
+        self._running = bool(pods) or any(isinstance(action, Start) for action in actions)
 
     def _software(self) -> dict[str, Software]:
         return {node.name: Software.of(node.kernel, node.labels) for node in self._cache.nodes()}
 
     async def _act(self, action: Action, now: datetime) -> None:
         if isinstance(action, Start):
-            target = action.target
-            name = f"dljob-probe-{secrets.token_hex(3)}"
-            self._starts[target.device] = (self._starts.get(target.device, (0, now))[0] + 1, now)
-            log.info("measuring the hardware of %s on node %s in pod %s", target.device, target.node, name)
-            body = probe_pod(name, self._namespace, target, configured(self._config), by=BY_OPERATOR)
-            await self._api.create(POD, body)
+            await self._start(action.target, now)
             return
-        if isinstance(action, Store):
-            await self._store(action.pod, now)
-        elif isinstance(action, Remove):
-            log.info("hardware probe of %s: pod %s ends, because %s", action.pod.device, action.pod.name, action.why)
-        await self._api.delete(POD, self._namespace, action.pod.name, grace_s=0)
-        if isinstance(action, Remove) and action.for_job and action.pod.name not in self._gave_way:
-            self._gave_way.add(action.pod.name)
-            if (before := self._starts.get(action.pod.device)) is not None:
-                self._starts[action.pod.device] = (max(before[0] - 1, 0), before[1])
+        pod = action.pod
+        if pod.name not in self._over:
+            if isinstance(action, Store):
+                await self._store(pod, now)
+            else:
+                await self._removed(action, now)
+            self._over.add(pod.name)
+            self._measurements.end(pod.device)
+            self._ended()
+        await self._api.delete(POD, self._namespace, pod.name, grace_s=0)
+
+    async def _removed(self, action: Remove, now: datetime) -> None:
+        pod = action.pod
+        log.info("hardware probe of %s: pod %s ends, because %s", pod.device, pod.name, action.why)
+        if not action.for_job:
+            await self._failed(pod.device, pod.node, action.why, now)
+            return
+        self._metrics.hardware_probes.labels("gave_way").inc()
+        if (before := self._starts.get(pod.device)) is not None:
+            self._starts[pod.device] = (max(before[0] - 1, 0), before[1])
+
+    async def _start(self, target: Target, now: datetime) -> None:
+        """Start a probe pod. If the API server rejects it, such as for a quota, this counts as a failed try."""
+        name = f"dljob-probe-{secrets.token_hex(3)}"
+        self._starts[target.device] = (self._starts.get(target.device, (0, now))[0] + 1, now)
+        log.info("measuring the hardware of %s on node %s in pod %s", target.device, target.node, name)
+        try:
+            await self._api.create(POD, probe_pod(name, self._namespace, target, self._image, by=BY_OPERATOR))
+        except ApiError as error:
+            if not error.rejected:
+                raise
+            await self._failed(target.device, target.node, f"the API server rejected its pod: {error}", now, "refused")
+            return
+        self._measurements.begin(target.device)
+
+    async def _failed(self, device: str, node: str, why: str, now: datetime, result: str = "failed") -> None:
+        """Say in the log, in an event about the node and in a metric that a class was not measured."""
+        tries = self._starts.get(device, (1, now))[0]
+        left = MAX_STARTS - tries
+        then = f"{left} more tries" if left > 0 else "no more tries until the operator restarts; see dljob probe"
+        text = f"the hardware of {device} was not measured on node {node}, because {why}; {then}"
+        self._metrics.hardware_probes.labels(result).inc()
+        log.warning("%s", text)
+        await self._post(node, Event("Warning", "HardwareNotMeasured", text[:MAX_MESSAGE]), now)
+
+    async def _post(self, node: str, event: Event, now: datetime) -> None:
+        try:
+            await self._record(node, event, now)
+        except ApiError as error:  # An operator that is limited to some namespaces may not post it.
+            log.debug("an event about node %s was not posted: %s", node, error)
 
     async def _store(self, pod: ProbePod, now: datetime) -> None:
-        """Store what a pod has measured. If its message is no document of the probe, log that."""
+        """Store what a pod has measured. If it cannot be used, count this as a failed try."""
         try:
             measure = HardwareMeasure.parse(pod.message)
         except ValueError as error:
             reason = " ".join(str(error).split())[:200]
-            log.warning(
-                "hardware probe of %s: found the termination message %r of pod %s (%s); expected the document of the "
-                "hardware probe. This measurement is not used", pod.device, pod.message[:60], pod.name, reason,
-            )  # fmt: skip
+            why = (
+                f"found the termination message {pod.message[:60]!r} of pod {pod.name} ({reason}); expected the "
+                "document of the hardware probe"
+            )
+            await self._failed(pod.device, pod.node, why, now)
+            return
+        if measure.crowded > MAX_CROWDED:
+            why = f"other processes used the node: steps took {measure.crowded:.1f} times their CPU time"
+            await self._failed(pod.device, pod.node, f"{why} (expected at most {MAX_CROWDED:g})", now)
             return
         # In a sandboxed container, the probe sees another kernel than the node's. The node's words are compared later.
         node = self._software().get(pod.node, Software())
@@ -140,7 +222,10 @@ class HardwareProbes:
                 raise
         answer = await self._api.merge(PROFILE, None, name, {"status": body["status"]}, subresource="status")
         self._cache.put(PROFILE, answer)
-        log.info("hardware of %s: measured on node %s, stored as dlprofile/%s", pod.device, pod.node, name)
+        self._metrics.hardware_probes.labels("measured").inc()
+        text = f"hardware of {pod.device}: measured on node {pod.node}, stored as dlprofile/{name}"
+        log.info("%s", text)
+        await self._post(pod.node, Event("Normal", "HardwareMeasured", text), now)
 
 
 def _seen(body: Mapping[str, Any], now: datetime) -> ProbePod:
@@ -157,4 +242,5 @@ def _seen(body: Mapping[str, Any], now: datetime) -> ProbePod:
         str(status.get("phase") or "Pending"),
         message or str(status.get("message") or ""),
         (now - created).total_seconds(),
+        bool(body["spec"].get("nodeName")),
     )

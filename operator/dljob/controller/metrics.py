@@ -261,6 +261,13 @@ class Metrics:
             ["scope"],
             registry=registry,
         )
+        self.hardware_probes = Counter(
+            f"{prefix}_hardware_probes",
+            "Hardware probes that ended, by result: measured, failed, refused (by the API server) or gave_way (to a "
+            "job). If failed or refused rises, look at the events HardwareNotMeasured.",
+            ["result"],
+            registry=registry,
+        )
         self.requests = Counter(
             f"{prefix}_api_requests",
             "Requests to the API server by verb, resource and code. Code 0: no answer.",
@@ -276,6 +283,8 @@ class Metrics:
         )
         for kind in FaultKind:
             self.node_faults.labels(kind.value)
+        for result in ("measured", "failed", "refused", "gave_way"):
+            self.hardware_probes.labels(result)
         self.count_left_out(())
         for phase in PHASES:
             self.jobs.labels(phase)

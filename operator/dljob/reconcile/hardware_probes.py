@@ -15,11 +15,22 @@ RETRY_S = 600.0
 """Seconds between two tries to measure the same device class."""
 LIFE_S = 660.0
 """Age of a probe pod in seconds at which the operator deletes it. Kubernetes should have ended it after 600 s."""
+UNBOUND_S = 60.0
+"""Age of a probe pod in seconds at which the operator deletes it if no scheduler has placed it on its node."""
+MAX_PODS = 4
+"""Maximum number of probe pods that exist at the same time. Each is on a machine of its own."""
+MAX_CROWDED = 1.3
+"""Largest (elapsed time / CPU time) of a probe's steps that the operator accepts. Above, other processes use the node.
+
+``dltrain.hardware_probe`` measures several cores only below the same limit."""
 
 
 @dataclass(frozen=True)
 class ProbePod:
-    """A pod of the operator that measures ``device`` on ``node``. ``message``: its termination message, if it ended."""
+    """A pod of the operator that measures ``device`` on ``node``. ``message``: its termination message, if it ended.
+
+    ``bound``: True if a scheduler has placed it.
+    """
 
     name: str
     device: str
@@ -27,6 +38,7 @@ class ProbePod:
     phase: str
     message: str
     age_s: float
+    bound: bool = True
 
 
 @dataclass(frozen=True)
@@ -72,42 +84,55 @@ def decide(
     busy: Collection[str],
     waiting: bool,
     tolerations: Sequence[Mapping[str, object]] = (),
+    *,
+    gpus: bool = True,
 ) -> tuple[Action, ...]:
-    """Return what to do now: at most one probe pod runs at a time, and each device class is measured once.
+    """Return what to do now, so that each device class is measured once, on idle machines.
 
-    ``known``: measured constants by (model key, device type), with those of measured hardware. ``pods``: the probe pods
-    of the operator. ``starts``: tries by device class. ``busy``: nodes on which pods of jobs run; a probe on such a
-    node, or on another node of its machine, would disturb the job, so its pod is deleted. ``waiting``: True if pods of
-    jobs wait for a node. They may get any node, so no probe starts, and one that has not begun to run is deleted.
-    ``tolerations``: those of probe pods.
+    Of each class, and on each machine, one pod runs at a time; at most ``MAX_PODS`` in total. ``known``: measured
+    constants by (model key, device type), with those of measured hardware. ``pods``: the probe pods of the operator.
+    ``starts``: tries by device class. ``busy``: nodes on which pods of jobs run; a probe on such a node, or on another
+    node of its machine, would disturb the job, so its pod is deleted. ``waiting``: True if pods of jobs wait for a
+    node. They may get any node, so no probe starts, and those that run are deleted. ``tolerations``: those of probe
+    pods. ``gpus``: False to measure no GPUs.
     """
     busy = neighbours(view.nodes, busy)
-    found: list[Action] = [_of_pod(pod, known, busy, waiting) for pod in pods if _is_over(pod, known, busy, waiting)]
-    if pods or waiting:
+    found: list[Action] = [end for pod in pods if (end := _end(pod, known, busy, waiting)) is not None]
+    if waiting:
         return tuple(found)
-    targets, _ = probe_targets(view, known, busy=busy, tolerations=tolerations)
-    for target in targets:
-        before = starts.get(target.device)
-        if before is None or (before.count < MAX_STARTS and before.ago_s >= RETRY_S):
-            return (Start(target),)
-    return ()
+    measured, occupied = {pod.device for pod in pods}, busy | {pod.node for pod in pods}
+    for _ in range(MAX_PODS - len(pods)):
+        targets, _why = probe_targets(view, known, busy=occupied, tolerations=tolerations, idle=True)
+        wanted = [each for each in targets if each.device not in measured and (gpus or not each.is_gpu)]
+        target = next((each for each in wanted if _may_start(starts.get(each.device))), None)
+        if target is None:
+            break
+        found.append(Start(target))
+        measured.add(target.device)
+        occupied = occupied | {target.node}
+    return tuple(found)
 
 
-def _is_over(pod: ProbePod, known: Mapping[tuple[str, str], Learned], busy: Collection[str], waiting: bool) -> bool:
-    if pod.phase in ("Succeeded", "Failed") or pod.age_s > LIFE_S or pod.node in busy:
-        return True
-    return (waiting and pod.phase == "Pending") or hardware_of(pod.device, known) is not None
+def _may_start(before: Starts | None) -> bool:
+    return before is None or (before.count < MAX_STARTS and before.ago_s >= RETRY_S)
 
 
-def _of_pod(pod: ProbePod, known: Mapping[tuple[str, str], Learned], busy: Collection[str], waiting: bool) -> Action:
-    if pod.phase == "Succeeded" and hardware_of(pod.device, known) is None:
+def _end(
+    pod: ProbePod, known: Mapping[tuple[str, str], Learned], busy: Collection[str], waiting: bool
+) -> Action | None:
+    """Return how a probe pod ends now; None if it goes on."""
+    if hardware_of(pod.device, known) is not None:
+        return Remove(pod, "its class was measured meanwhile")
+    if pod.phase == "Succeeded":
         return Store(pod)
     if pod.phase == "Failed":
         return Remove(pod, f"it failed: {pod.message[:200] or 'without a message'}")
-    if hardware_of(pod.device, known) is not None:
-        return Remove(pod, "its class was measured meanwhile")
     if pod.node in busy:
         return Remove(pod, "a job began on its node or machine", for_job=True)
-    if waiting and pod.phase == "Pending":
+    if waiting:
         return Remove(pod, "jobs wait for nodes", for_job=True)
-    return Remove(pod, f"it is {pod.phase} after {pod.age_s:.0f} s")
+    if not pod.bound and pod.age_s > UNBOUND_S:
+        return Remove(pod, f"no scheduler has placed it within {UNBOUND_S:.0f} s")
+    if pod.age_s > LIFE_S:
+        return Remove(pod, f"it is {pod.phase} after {pod.age_s:.0f} s")
+    return None

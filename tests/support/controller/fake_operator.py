@@ -13,6 +13,7 @@ from dljob.controller.planning.background import Planning
 from dljob.controller.planning.parsed_objects import Profiles
 from dljob.controller.work_queue import WorkQueue
 from dljob.job.plan.stored import StoredPlan
+from dljob.job.probes.first_plans import FirstMeasurements
 from dljob.kube import Cache, JobKey, Kube, NodeFaults, PlanKeySecret, WarningEvents
 from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
@@ -66,9 +67,10 @@ class Operator:
         self.plan_key = PlanKeySecret(api, "dljob-system", "plan-key", self.cache.plans)
         self.kube, self.metrics = Kube(api, self.cache, 600.0, plan_key=self.plan_key), Metrics()
         cluster.listed(self.cache)
+        self.measurements = FirstMeasurements(now_s)
         self.planning = Planning(
             self.cache, self._plan, self.queue.add, self.metrics, now_s, lambda: self.now,
-            preempts=preempts, policy=policy, together=together,
+            preempts=preempts, policy=policy, together=together, measurements=self.measurements,
         )  # fmt: skip
         self.controller = Controller(
             self.kube, self.cache, WarningEvents(api), self.queue, config, self.metrics, self.planning, lambda: self.now,

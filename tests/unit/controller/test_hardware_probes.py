@@ -10,10 +10,14 @@ import pytest
 
 from dlcontract.hardware import HardwareMeasure, TimedStep
 from dljob.controller.hardware_probes import HardwareProbes
-from dljob.kube import ApiError, Cache
+from dljob.controller.metrics import Metrics
+from dljob.job.probes.first_plans import WAIT_S, FirstMeasurements
+from dljob.kube import Cache
 from dljob.kube.kinds import NODE, POD, PROFILE
 from dljob.reconcile.hardware_probes import MAX_STARTS, RETRY_S
 from dljob.render import RenderConfig
+from dljob.render.helpers.probe import PROBE_PRIORITY, configured
+from dljob.status import Event
 from support.servers.fake_api import FakeApi
 
 MEASURE = HardwareMeasure(device="A Processor", cores=4, node_cores=4, steps=(TimedStep(net="conv", batch=24, s=0.05),))
@@ -23,13 +27,14 @@ class Operator:
     def __init__(self, *nodes: str) -> None:
         self.api, self.cache = FakeApi(), Cache()
         self.now = datetime(2026, 1, 1, tzinfo=UTC)
+        self.metrics, self.events = Metrics(), list[tuple[str, Event]]()
+        self.measurements, self.ends = FirstMeasurements(lambda: self.now.timestamp()), 0
+        image = configured(RenderConfig("example.org/trainer:1", "Always"), "dljob-probes")
+        api: Any = self.api
         self.probes = HardwareProbes(
-            self.api,  # type: ignore[arg-type]
-            self.cache,
-            "dljob-system",
-            RenderConfig("example.org/trainer:1", "Always"),
-            lambda: self.now,
-        )
+            api, self.cache, "dljob-system", image, lambda: self.now, self.metrics, self._record, self.measurements,
+            self._ended,
+        )  # fmt: skip
         self.bodies: dict[str, dict[str, Any]] = {}
         size = {"cpu": "4", "memory": "16Gi", "pods": "110"}
         for i, name in enumerate(nodes):
@@ -39,6 +44,16 @@ class Operator:
             body = {"metadata": meta | {"labels": {}}, "spec": {}, "status": status}
             self.cache.put(NODE, body)
             self.bodies[name] = body
+
+    async def _record(self, node: str, event: Event, now: datetime) -> None:
+        self.events.append((node, event))
+
+    def _ended(self) -> None:
+        self.ends += 1
+
+    def count(self, result: str) -> float:
+        """Return how many probes have ended with a result."""
+        return self.metrics.registry.get_sample_value("dljob_operator_hardware_probes_total", {"result": result}) or 0
 
     def upgrade(self, name: str, kernel: str, driver: str = "") -> None:
         """Let a node report a kernel and a driver."""
@@ -75,30 +90,93 @@ def test_a_class_is_measured_once() -> None:
     (profile,) = operator.profiles
     assert profile["metadata"]["labels"] == {"app.kubernetes.io/managed-by": "dljob"}
     assert profile["status"]["hardware"]["node"] == "n0"
+    assert [(node, event.reason) for node, event in operator.events] == [("n0", "HardwareMeasured")]
+    assert (operator.count("measured"), operator.count("failed")) == (1, 0)
     operator.now += timedelta(days=1)
     assert operator.look() == []
 
 
-def test_what_is_no_document_is_not_stored_and_tried_again_later() -> None:
+@pytest.mark.parametrize(
+    ("message", "phase", "why"),
+    [
+        ("something else", "Succeeded", "expected the document"),
+        ("ModuleNotFoundError", "Failed", "ModuleNotFoundError"),
+        (MEASURE.model_copy(update={"crowded": 2.5}).to_json(), "Succeeded", "other processes used the node"),
+    ],
+)
+def test_failed_measurement_is_not_stored_and_tried_a_few_times(message: str, phase: str, why: str) -> None:
     operator = Operator("n0")
-    operator.look()
-    operator.end("something else")
+    for tries in range(1, MAX_STARTS + 1):
+        assert len(operator.look()) == 1
+        operator.end(message, phase)
+        assert operator.look() == []
+        assert operator.profiles == []
+        assert operator.look() == [], "not at once"
+        node, event = operator.events[-1]
+        assert (node, event.type, event.reason) == ("n0", "Warning", "HardwareNotMeasured") and why in event.message
+        assert (len(operator.events), operator.count("failed")) == (tries, tries)
+        operator.now += timedelta(seconds=RETRY_S)
+    operator.now += timedelta(days=30)
     assert operator.look() == []
-    assert operator.profiles == []
-    assert operator.look() == []
-    operator.now += timedelta(hours=1)
-    assert len(operator.look()) == 1
 
 
-def test_a_cluster_that_refuses_the_pod_is_not_asked_without_pause() -> None:
+def test_a_cluster_that_refuses_the_pod_is_asked_a_few_times_with_pauses() -> None:
+    """A quota of the namespace, or a policy, may refuse it."""
     operator = Operator("n0")
     operator.api.refused.add("Pod")
-    try:
-        operator.look()
-    except ApiError as error:
-        assert error.forbidden
+    for tries in range(1, MAX_STARTS + 1):
+        for _ in range(3):
+            assert operator.look() == []
+        assert operator.count("refused") == len(operator.events) == tries
+        operator.now += timedelta(seconds=RETRY_S)
     operator.api.refused.clear()
     assert operator.look() == []
+
+
+def test_plans_wait_for_the_first_try_only() -> None:
+    operator = Operator("n0")
+
+    def awaited() -> bool:
+        return bool(operator.measurements.awaited(["cpu"]))
+
+    assert not awaited()
+    operator.look()
+    assert awaited()
+    operator.now += timedelta(seconds=WAIT_S)
+    assert not awaited(), "no longer than this"
+    operator = Operator("n0")
+    operator.look()
+    operator.end("out of memory", "Failed")
+    operator.look()
+    assert not awaited() and operator.ends == 1
+    operator.now += timedelta(seconds=RETRY_S)
+    assert len(operator.look()) == 1
+    assert not awaited(), "the second try delays no plan"
+
+
+def test_next_leader_counts_the_pod_that_it_finds() -> None:
+    operator, heir = Operator("n0"), Operator("n0")
+    operator.look()
+    heir.api.objects = operator.api.objects
+    heir.now += timedelta(seconds=5)
+    assert len(heir.look()) == 1
+    assert heir.measurements.left_s() is not None
+    heir.end("out of memory", "Failed")
+    heir.look()
+    assert heir.look() == [], "not at once"
+
+
+def test_pods_have_the_priority_class_and_leave_their_node_to_others() -> None:
+    operator = Operator("n0")
+    (pod,) = operator.look()
+    assert pod["spec"]["priorityClassName"] == "dljob-probes"
+    free = operator.cache.ledger.view().nodes[0].free_cpu
+    pod["spec"] |= {"nodeName": "n0", "priority": 0}
+    operator.cache.put(POD, copy.deepcopy(pod))
+    assert operator.cache.ledger.view().nodes[0].free_cpu == free - 1, "without the class, it takes its CPU"
+    pod["spec"] |= {"priority": PROBE_PRIORITY}
+    operator.cache.put(POD, copy.deepcopy(pod))
+    assert operator.cache.ledger.view().nodes[0].free_cpu == free
 
 
 def test_a_cluster_without_nodes_is_left_alone() -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from dljob.api import PlanningMode
 from dljob.job.plan.stored import StoredPlan
+from dljob.job.probes.first_plans import AwaitsMeasurement
 from dljob.kube import JobKey
 from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob
@@ -68,11 +69,13 @@ class Answer:
         """Return True if the job has no plan because others use devices that it could use.
 
         Return False for a job that the quotas or limit ranges of its namespace do not admit, which waits for jobs or
-        the administrator of its own namespace, and for a job in a queue of Kueue, which waits for Kueue.
+        the administrator of its own namespace, for a job in a queue of Kueue, which waits for Kueue, and for a job that
+        waits only until its devices are measured.
         """
         found = self.decision
         return (
             isinstance(found, Infeasible)
+            and not isinstance(found, AwaitsMeasurement)
             and found.transient
             and found.reason not in OF_NAMESPACE
             and not self.question.queued

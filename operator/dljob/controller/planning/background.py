@@ -26,6 +26,7 @@ from dljob.controller.planning.queueing import Queue
 from dljob.controller.planning.reserving import Reserving
 from dljob.job.log_fields import log_fields
 from dljob.job.observed import Observed, Outlook, Preemption, RoomFor
+from dljob.job.probes.first_plans import AwaitsMeasurement, FirstMeasurements
 from dljob.kube import Cache, JobKey
 from dljob.kube.objects.cache import utc_now
 from dljob.planner import Infeasible
@@ -57,11 +58,12 @@ class Planning:
         preempts: bool = False,
         together: bool = False,
         policy: QueuePolicy = answers.DEFAULT_POLICY,
+        measurements: FirstMeasurements | None = None,
     ) -> None:
         """``planner``: makes one plan. ``requeue``: called with a job's key when it must be reconciled.
 
         ``preempts``: True: waiting jobs may preempt running jobs of lower priority. ``together``: True: devices are
-        assigned to all jobs together; False: to one after another.
+        assigned to all jobs together; False: to one after another. ``measurements``: those that first plans await.
         """
         self._beat_s: float | None = None
         """Time when ``run`` began its last round, or got its last answer of the planner; None while it does not run."""
@@ -88,6 +90,7 @@ class Planning:
         self._assigning = Assigning(cache, self._queue, self._reserving.plans, requeue, clock, now, on=together)
         self._free: tuple[tuple[int, int], ClusterView] | None = None
         self._namespaces, self._wakeup = answers.NamespaceTurns(), asyncio.Event()
+        self._measurements = measurements or FirstMeasurements(clock)
 
     def decision(self, key: JobKey, parsed: ParsedJob) -> Decision | None:
         """Return the plan of a job, or why none is possible; None until planning ends, which calls ``requeue``.
@@ -220,7 +223,7 @@ class Planning:
                 if not await self._assigning.look(waiting, self._ask):
                     await self._make_room()
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(TICK_S):
+                    async with asyncio.timeout(min(TICK_S, self._measurements.left_s() or TICK_S)):
                         await self._wakeup.wait()
         finally:
             self._current = self._free = self._beat_s = None
@@ -269,6 +272,7 @@ class Planning:
         decision, behind, error = None, None, ""
         try:
             decision, behind = await self._decide(key, asked, view, profiles, share)
+            decision = self._measurements.postponed(decision, first=question.accepted is None)
         except PlanningError as failure:
             error = str(failure)
         except Exception as failure:  # An error in one job must not stop the others.
@@ -343,6 +347,8 @@ class Planning:
         if answer.profiles_version != self._cache.profiles_version:
             return False
         self._look()
+        if isinstance(answer.decision, AwaitsMeasurement):
+            return bool(self._measurements.awaited(answer.decision.devices))
         if isinstance(answer.decision, Infeasible):
             if answer.share != self._assigning.of(answer.question.observed.job.key):
                 return False

@@ -12,6 +12,8 @@ from dljob.planner.candidates.pools import tolerates
 
 MIN_CPU = 0.5
 """Free CPUs that a node needs. With less, the probe would measure its share instead of the node."""
+IDLE_CPU = 0.5
+"""Fraction of the CPUs of an idle node that no pod requests."""
 MIN_MEMORY_NBYTES = 2 * 2**30 + PROCESS_NBYTES // 4
 
 
@@ -36,13 +38,16 @@ def probe_targets(
     node: str | None = None,
     busy: Collection[str] = (),
     tolerations: Sequence[Mapping[str, object]] = (),
+    *,
+    idle: bool = False,
 ) -> tuple[list[Target], list[str]]:
     """Return one target for each device class that no measurement knows, and why others have none.
 
     ``devices``: only these classes, also those that were measured before; empty: all. ``node``: only this node, and the
     class of its device. ``busy``: names of nodes on which pods of jobs run. Such nodes, and others on their machines,
     are not measured, because the probe and the job would disturb each other. ``tolerations``: those of the probe's
-    pods. ``known``: measured constants by (model key, device type).
+    pods. ``known``: measured constants by (model key, device type). ``idle``: True to measure only nodes on which other
+    pods have no GPU and request at most half of the CPUs.
     """
     near = neighbours(view.nodes, busy)
     named = [each for each in view.nodes if each.name == node]
@@ -57,8 +62,8 @@ def probe_targets(
             why.append(f"--device: found {device}; expected one of {what}")
         elif not devices and node is None and hardware_of(device, known) is not None:
             why.append(f"{device}: measured before; measure it again with --device {device}")
-        elif not (able := [each for each in nodes if _obstacle(each, busy, near, tolerations) is None]):
-            reasons = {_obstacle(each, busy, near, tolerations) or "" for each in nodes}
+        elif not (able := [each for each in nodes if _obstacle(each, busy, near, tolerations, idle=idle) is None]):
+            reasons = {_obstacle(each, busy, near, tolerations, idle=idle) or "" for each in nodes}
             why.append(f"{device}: not measured, because on its nodes {' or '.join(sorted(reasons))}")
         else:
             able.sort(key=lambda each: (-each.free_cpu, each.name))
@@ -72,11 +77,17 @@ def probe_targets(
 
 
 def _obstacle(
-    node: Node, busy: Collection[str], near: Collection[str], tolerations: Sequence[Mapping[str, object]]
+    node: Node,
+    busy: Collection[str],
+    near: Collection[str],
+    tolerations: Sequence[Mapping[str, object]],
+    *,
+    idle: bool = False,
 ) -> str | None:
     """Return why a node cannot be measured now, or None.
 
-    ``busy``: names of nodes with pods of jobs. ``near``: names of all nodes on the machines of these nodes.
+    ``busy``: names of nodes with pods of jobs. ``near``: names of all nodes on the machines of these nodes. ``idle``:
+    as of ``probe_targets``.
     """
     for taint in node.taints:
         of_gpus = node.is_gpu and taint[0] in GPU_RESOURCES.values()
@@ -94,4 +105,8 @@ def _obstacle(
         return f"fewer than {MIN_CPU:g} CPUs are free"
     if node.free_memory_nbytes < MIN_MEMORY_NBYTES:
         return "too little memory is free"
+    if idle and node.is_gpu and node.free_devices < node.devices:
+        return "other pods use GPUs"
+    if idle and node.free_cpu < node.cpu * IDLE_CPU:
+        return f"other pods request more than {1 - IDLE_CPU:.0%} of the CPUs"
     return None

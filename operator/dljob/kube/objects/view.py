@@ -8,6 +8,7 @@ from typing import Any
 from dljob.cluster import ClusterView, Node
 from dljob.cluster.power_limits import device_type, power_limit_error
 from dljob.kube.objects.trim import NodeSeen
+from dljob.render.helpers.probe import gives_way
 from dljob.render.pods import DEVICE_LABEL, GPU_PRODUCT_LABELS, PLAIN_CPU
 from dljob.scheduling import BoundPod, Ledger, NodeCapacity, amount, pod_requests
 from dljob.scheduling.requests import NOTHING, Requests, in_units, resources
@@ -33,11 +34,11 @@ def cluster_view(nodes: Iterable[NodeSeen], pods: Iterable[Mapping[str, Any]]) -
 def bound_pod(body: Mapping[str, Any]) -> BoundPod | None:
     """Return the name of a pod's node and the resources that the pod requests there; None if it takes none.
 
-    A pod takes nothing if it has no node yet or has ended.
+    A pod takes nothing if it has no node yet or has ended, or if it is a hardware probe that leaves its node to others.
     """
     spec, status = body["spec"], body.get("status") or {}
     name = spec.get("nodeName")
-    if not name or status.get("phase") in ("Succeeded", "Failed"):
+    if not name or status.get("phase") in ("Succeeded", "Failed") or gives_way(body):
         return None
     return BoundPod(intern(name), pod_requests(spec, status))  # All pods of a node share its name.
 

@@ -1,7 +1,8 @@
 """The pod that measures the hardware of a node. It meets the Pod Security Standard ``restricted``."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 from dljob.api.defaults import JobDefaults
 from dljob.cluster.catalogue import GPU_RESOURCES, vendor
@@ -18,6 +19,9 @@ PEER_PORT = 28470
 DEADLINE_S = 600
 """Seconds after which Kubernetes ends the pod, with the time to pull its image. The program takes 10 to 20 s."""
 SCRATCH, SCRATCH_SIZE, MEMORY = "/scratch", "1Gi", "2Gi"
+PROBE_PRIORITY = -1000
+"""Priority of the operator's probe pods, by the chart's PriorityClass. Any other pod takes their place, and the Cluster
+Autoscaler adds and keeps no nodes for pods below its cut-off of -10."""
 SERVES_S = 300
 """Seconds for which the peer answers. The command deletes it earlier."""
 
@@ -31,11 +35,19 @@ class ProbeImage:
     runtime_class: str | None = None
     tolerations: tuple[Manifest, ...] = ()
     pull_policy: str = "IfNotPresent"
+    priority_class: str | None = None
 
 
-def configured(config: RenderConfig) -> ProbeImage:
+def configured(config: RenderConfig, priority_class: str | None = None) -> ProbeImage:
     """Return the operator's trainer image, with the administrator's defaults for pods of jobs."""
-    return with_defaults(config.trainer_image, config.job_defaults, config.image_pull_policy)
+    image = with_defaults(config.trainer_image, config.job_defaults, config.image_pull_policy)
+    return replace(image, priority_class=priority_class)
+
+
+def gives_way(body: Mapping[str, Any]) -> bool:
+    """Return True if a pod is a probe of the operator, which leaves its node to every other pod."""
+    labels, priority = body["metadata"].get("labels") or {}, body["spec"].get("priority")
+    return labels.get(PROBE_LABEL) == BY_OPERATOR and isinstance(priority, int) and priority <= PROBE_PRIORITY
 
 
 def with_defaults(image: str, defaults: JobDefaults, pull_policy: str = "IfNotPresent") -> ProbeImage:
@@ -130,6 +142,8 @@ def _pod(
         pod["tolerations"] = tolerations
     if image.pull_secrets:
         pod["imagePullSecrets"] = [{"name": each} for each in image.pull_secrets]
+    if image.priority_class:
+        pod["priorityClassName"] = image.priority_class
     if image.runtime_class:
         pod["runtimeClassName"] = image.runtime_class
     labels = {"app.kubernetes.io/managed-by": "dljob", PROBE_LABEL: by}
