@@ -42,6 +42,7 @@ def init(
     checkpoints: str | None = None,
     precision: str = "FP32",
     activation_checkpointing: bool = False,
+    strategy: str = "Data",
 ) -> "Trainer":
     """Join the other ranks of this run. Call it once, before the script creates its model.
 
@@ -54,7 +55,8 @@ def init(
     HalvingDoubling, Torch, DDP, or Auto, which measures several at the start and uses the fastest. ``checkpoints``: a
     directory or ``s3://BUCKET/PREFIX`` to save checkpoints to and to resume from; None: save no checkpoints.
     ``precision``: FP32, BF16 or FP16, for ``t.autocast`` and ``t.grad_scaler``. ``activation_checkpointing``: True if
-    the modules of ``t.checkpoint_activations`` keep only their inputs for the backward pass.
+    the modules of ``t.checkpoint_activations`` keep only their inputs for the backward pass. ``strategy``: Data,
+    Optimizer (sharded optimizer) or Sharded (sharded parameters, gradients and optimizer, by PyTorch's fully_shard).
 
     When the script ends, all its ranks end together. An exception becomes the reason in the job's status.
     """
@@ -78,4 +80,5 @@ def init(
         checkpoints=checkpoints,
         precision=precision,
         activation_checkpointing=activation_checkpointing,
+        strategy=strategy,
     )

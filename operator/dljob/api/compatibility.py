@@ -35,6 +35,7 @@ _SERVER = ("Auto", "ParameterServer")
 COMPATIBLE: Mapping[str, Mapping[AxisName, tuple[str, ...]]] = {
     # Each entry lists the values that the other axes may have. An axis that is not listed may have any value.
     "Optimizer": {"collective": ("Auto", "Ring", "Torch")},
+    "Sharded": {"collective": ("Auto", "Torch")},
     "Pipeline": {"collective": ("Auto",)},
     "Tensor": {"collective": ("Auto", *(name for name in COLLECTIVES if name not in (*SERVERS, "DDP")))},
     "Asynchronous": {"collective": _SERVER, "strategy": ("Data",)},

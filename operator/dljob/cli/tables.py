@@ -20,9 +20,9 @@ BASIS = {
     "profile": "measurements of earlier runs (kubectl get dlprofiles)",
 }
 BASIS_OF_PARTS = {
-    "catalogue": "data sheets; later plans do not use measurements of runs with model parallelism",
-    "probe": "measured hardware (dljob probe); later plans do not use measurements of runs with model parallelism",
-    "profile": "measurements of earlier runs without model parallelism (kubectl get dlprofiles)",
+    "catalogue": "data sheets; later plans do not use measurements of runs with this strategy",
+    "probe": "measured hardware (dljob probe); later plans do not use measurements of runs with this strategy",
+    "profile": "measurements of earlier runs with strategy Data or Optimizer (kubectl get dlprofiles)",
 }
 
 
@@ -86,7 +86,7 @@ def decision(found: Decision) -> list[str]:
     lines.append(
         f"Memory:     {gibibytes(p.memory_nbytes)} for the largest rank, {gibibytes(p.host_memory_nbytes)} per pod"
     )
-    lines.append(f"Based on:   {(BASIS_OF_PARTS if found.chosen.splits_model else BASIS)[p.basis]}")
+    lines.append(f"Based on:   {(BASIS_OF_PARTS if found.chosen.in_parts else BASIS)[p.basis]}")
     if found.data_text:
         lines.append(f"Dataset:    {found.data_text}")
     if found.precision_reason:

@@ -55,9 +55,10 @@ def partial_minimum(spec: DLJobSpec, accepted: StoredPlan) -> int | None:
     """Return the smallest number of pods with which Kueue may admit the job; None if it needs all pods of its plan.
 
     Kueue can reduce the pods of one podSet only, so a plan with several groups needs all its pods. A plan that splits
-    the model and a plan whose groups the user fixes need all their pods, too.
+    or shards the model and a plan whose groups the user fixes need all their pods, too.
     """
-    if len(accepted.groups) > 1 or accepted.plan.splits_model or spec.planning.mode is PlanningMode.FIXED:
+    whole = accepted.plan.splits_model or accepted.plan.shards_model
+    if len(accepted.groups) > 1 or whole or spec.planning.mode is PlanningMode.FIXED:
         return None
     least = max(2, spec.nodes.min) if spec.parallelism.asynchronous else spec.nodes.min
     return least if least < accepted.nodes else None

@@ -51,7 +51,7 @@ from dljob.planner.observed import (
     with_measured_step,
 )
 from dljob.planner.placement import in_best_domain
-from dljob.planner.search import model_split, objective, probing, strategy_search, unsupported
+from dljob.planner.search import model_split, objective, probing, sharded, strategy_search, unsupported
 from dljob.planner.search.enumeration import Search
 from dljob.planner.search.pareto import front
 from dljob.planner.search.screen import Screen
@@ -169,6 +169,12 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
         if isinstance(asked, Infeasible):
             return asked
         found, refusals = [([], choice) for choice in asked[0]], asked[1]
+    elif request.strategy == "Sharded":
+        fixed = fixed_parts(request, nodes, workload, learned) if request.fixed else []
+        asked = fixed if isinstance(fixed, Infeasible) else sharded.candidates(request, nodes, workload, learned, fixed)
+        if isinstance(asked, Infeasible):
+            return asked
+        found, refusals = [([], choice) for choice in asked[0]], asked[1]
     elif request.fixed:
         typed = in_precision(workload, precision.of_groups(request, nodes.pools))
         for each, strategy in product(recomputation.variants(request, typed), strategies(request)):
@@ -202,6 +208,7 @@ def _plan(request: Request, view: ClusterView, learned: Constants, made: Made) -
         request, nodes, workload, lambda pool, each, typed: _options(pool, each, typed, request, learned, made), chosen
     )
     if chosen is None:
+        refusals += sharded.offered(request, nodes, workload, learned)
         wrong = with_cause(request, workload, nodes, nothing_fits(request, tuple(refusals)))
         return replace(wrong, unsupported=better) if wrong.reason == "DoesNotFit" else wrong
     candidates = shown(request, chosen, choices)

@@ -255,13 +255,13 @@ def measurements(
     """Return the measurements of a run with which the operator updates profiles, or None.
 
     Return None without a plan, because only devices that the plan names count. Return None also for a plan with model
-    parallelism. A job whose spec lacks fields that describe its training (``spec.missing``) has at most the observed
-    structure of its script, on the devices of rank 0. The field
+    parallelism or strategy Sharded. A job whose spec lacks fields that describe its training (``spec.missing``) has at
+    most the observed structure of its script, on the devices of rank 0. The field
     ``place`` of the result is set only for a plan with one group of pods, without a parameter server and without
     gradient accumulation. The link of a run on one node is left out, because it is the node's shared memory, and not
     the network. ``machine_nodes``: number of the run's nodes that share the cores of one machine.
     """
-    if accepted is None or accepted.plan.splits_model:
+    if accepted is None or accepted.plan.splits_model or accepted.plan.shards_model:
         return None
     if spec.missing:
         structure = observed_structure(spec, report, accepted)

@@ -13,11 +13,37 @@ PLANNING: dict[str, tuple[Json, str]] = {
     "sharded optimizer by a tree": (
         {"parallelism": {"strategy": "Optimizer"}, "collective": "Tree"}, "needs collective Ring or Torch",
     ),
+    "sharded model of a script": (
+        {"parallelism": {"strategy": "Sharded", "microBatches": 2}, "trainer": {"command": ["a"]}, "collective": "Torch"}, "",
+    ),
+    "chosen micro-batches of a sharded model": (
+        {"parallelism": {"strategy": "Sharded", "gradientAccumulation": "Auto"}, "trainer": {"command": ["a"]}}, "",
+    ),
+    "sharded built-in model": ({"parallelism": {"strategy": "Sharded"}}, "Sharded supports training scripts only"),
+    "sharded model by a ring": (
+        {"parallelism": {"strategy": "Sharded"}, "trainer": {"command": ["a"]}, "collective": "Ring"},
+        "Sharded needs collective Torch",
+    ),
+    "sharded model in bfloat16": (
+        {"parallelism": {"strategy": "Sharded"}, "trainer": {"command": ["a"]}, "precision": "BF16"},
+        "precision BF16 and FP16 need parallelism.strategy Data",
+    ),
+    "sharded model of a torchrun script": (
+        {"parallelism": {"strategy": "Sharded"}, "trainer": {"command": ["a"], "framework": "Torchrun"}}, "orchrun",
+    ),
+    "sharded model in two groups": (
+        {
+            "parallelism": {"strategy": "Sharded"},
+            "trainer": {"command": ["a"]},
+            "planning": {"mode": "Fixed", "groups": [{"device": "a", "nodes": 1}, {"device": "b", "nodes": 1}]},
+        },
+        "Sharded needs one device type",
+    ),
     "pipeline": ({"parallelism": {"strategy": "Pipeline", "stages": 2, "microBatches": 3}}, ""),
     "pipeline without stages": ({"parallelism": {"strategy": "Pipeline"}}, "strategy Pipeline, which needs it"),
     "stages of nothing": ({"parallelism": {"stages": 2}}, "stages is for parallelism.strategy Pipeline"),
     "micro-batches of nothing": (
-        {"parallelism": {"strategy": "Tensor", "microBatches": 2}}, "microBatches needs strategy Data, Optimizer or Pipeline",
+        {"parallelism": {"strategy": "Tensor", "microBatches": 2}}, "microBatches needs strategy Data, Optimizer, Sharded or Pipeline",
     ),
     "micro-batches of Auto": (
         {"parallelism": {"strategy": "Auto", "microBatches": 2}}, "microBatches needs strategy Data",

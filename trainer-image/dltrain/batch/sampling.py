@@ -95,6 +95,26 @@ class Sampler:
         return Part(epoch, mine, parts[rank] / len(batch), len(batch), index == self.steps_per_epoch - 1)
 
 
+def once_together(samples: int, largest: Sequence[int], rank: int) -> list[Part]:
+    """Return the batches of ``rank`` as ``once`` does, but equally many on all ranks.
+
+    ``largest``: the maximum number of samples in a batch of each rank. It is exceeded if batches of one sample were too
+    many. Raise ValueError if there are fewer samples than ranks.
+    """
+    if samples < len(largest):
+        raise ValueError(f"found {samples} samples for {len(largest)} ranks; expected at least one for each rank")
+    sizes = [max(1, size) for size in largest]
+    while (count := -(-samples // sum(sizes))) * len(sizes) > samples:
+        sizes = [size + 1 for size in sizes]
+    # Each of the ``count`` batches of a rank has a sample. The others are divided in proportion to what still fits.
+    rest = samples - count * len(sizes)
+    parts = [count + more for more in apportion(rest, [size - 1 for size in sizes])] if rest else [count] * len(sizes)
+    mine = np.arange(sum(parts[:rank]), sum(parts[: rank + 1]))
+    return [
+        Part(0, batch, 1.0, len(batch), number == count - 1) for number, batch in enumerate(np.array_split(mine, count))
+    ]
+
+
 def once(samples: int, shares: Sequence[int], rank: int, largest: int | None = None) -> list[Part]:
     """Return the batches of ``rank`` when all ranks together go through all samples once, as for an evaluation.
 

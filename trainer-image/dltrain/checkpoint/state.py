@@ -55,25 +55,32 @@ def capture(
     state: dict[str, Any],
     staging: Staging | None = None,
     kept: Mapping[str, Tensor] | None = None,
+    *,
+    copied: bool = False,
 ) -> Snapshot:
     """Return a copy of the training state in main memory, which later steps do not modify.
 
     ``step``: number of completed steps. ``model``, ``optimizer``: the ``state_dict()`` of each. ``state``: additional
     data for JSON. ``kept``: tensors of the objects that the script has passed to ``t.keep``. ``staging``: memory for
-    the copy; None: new memory. The next capture with the same ``staging`` overwrites the snapshot.
+    the copy; None: new memory. The next capture with the same ``staging`` overwrites the snapshot. ``copied``: True if
+    the tensors of model and optimizer are copies in main memory already.
     """
     staging = staging or Staging()
+
+    def copy(name: str, tensor: Tensor) -> Tensor:
+        return tensor if copied else staging.copy(name, tensor)
+
     tensors: dict[str, Tensor] = {}
     scalars: dict[str, dict[str, Any]] = {}
     for index, entry in optimizer["state"].items():
         for key, value in entry.items():
             if isinstance(value, Tensor):
-                tensors[f"{index}.{key}"] = staging.copy(f"optimizer {index}.{key}", value)
+                tensors[f"{index}.{key}"] = copy(f"optimizer {index}.{key}", value)
             else:
                 scalars.setdefault(str(index), {})[key] = value
     snapshot = Snapshot(
         step,
-        {name: staging.copy(f"model {name}", tensor) for name, tensor in model.items()},
+        {name: copy(f"model {name}", tensor) for name, tensor in model.items()},
         tensors,
         state | {"optimizer": {"groups": optimizer["param_groups"], "scalars": scalars}},
         {name: staging.copy(f"kept {name}", tensor) for name, tensor in (kept or {}).items()},

@@ -291,7 +291,7 @@ class CheckpointManager:
 
     def _open_memory(self) -> Writer | None:
         """Return the writer of this pod's copy; None if this rank writes no copy or has no directory for it."""
-        if self.plan.splits_model:
+        if self.plan.splits_model or self.plan.shards_model:
             return None  # The ranks would have to gather the whole state every few seconds.
         try:
             place = memory_copy.directory(self.process_group)
@@ -334,14 +334,15 @@ class CheckpointManager:
         *,
         durable: bool = True,
         gathered_s: float = 0.0,
+        copied: bool = False,
     ) -> None:
         """Start to save the state after ``step`` steps to the volume and to the pods' memory, in the background.
 
         All ranks must call this method. It does not write a checkpoint of the same step to the volume twice, and makes
         no copy in memory while the previous copy is in progress. ``kept``: tensors of the objects that the script has
         passed to ``t.keep``. ``durable``: False to copy the state to the pods' memory only. ``gathered_s``: seconds
-        that were spent on comparing and gathering the state of all ranks. Raise OSError if writing the previous
-        checkpoint failed.
+        that were spent on comparing and gathering the state of all ranks. ``copied``: see ``capture``. Raise OSError if
+        writing the previous checkpoint failed.
         """
         writers = []
         if durable:
@@ -356,7 +357,8 @@ class CheckpointManager:
             agreed = {"global_batch": self.plan.global_batch, "seed": self.plan.seed}
             # A checkpoint that is still being written occupies the staging memory.
             free = not any(writer is not None and writer.busy for writer in (self._writer, self._memory))
-            snapshot = capture(step, model, optimizer, state | agreed, self._staging if free else None, kept)
+            staging = self._staging if free else None
+            snapshot = capture(step, model, optimizer, state | agreed, staging, kept, copied=copied)
             for writer in writers:
                 self._begin(writer, snapshot, gathered_s + time.monotonic() - began)
         self._pace.copied(gathered_s + time.monotonic() - began)

@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -79,15 +80,24 @@ class Team:
             raise MisuseError("t.wrap: found no call yet; expected t.wrap(model, optimizer) first")
         return self._parallel
 
-    def take(self, model: nn.Module, optimizer: Optimizer, sample: Tensor | None) -> None:
+    @property
+    def shards_model(self) -> bool:
+        """Return True if ranks shard the model. The parallelism strategy then moves the parameters to the devices."""
+        return self.plan.shards_model and self.size > 1
+
+    def take(
+        self, model: nn.Module, optimizer: Optimizer, sample: Tensor | None, device: torch.device | None = None
+    ) -> None:
         """Set the model and the optimizer to train, and create the gradient buffers and the parallelism strategy.
 
-        ``sample``: an input with batch size 1, which only a pipeline needs. Raise ValueError if the optimizer has
-        parameters outside the model.
+        ``sample``: an input with batch size 1, which only a pipeline needs. ``device``: this rank's torch device; by
+        default, the device of the model's parameters. Raise ValueError if the optimizer has parameters outside the
+        model.
         """
         check_trained(model, optimizer)
         optimizer.register_step_pre_hook(without_closure)
         self.model, self._optimizer, self._sample = model, optimizer, sample
+        self._device = device or next(model.parameters()).device
         self._rebuild()
 
     def measure(self, step: int, steps: int, *, always: bool) -> bool:
@@ -249,6 +259,10 @@ class Team:
             made = Pipeline(self.plan, self.process_group, self.model, self._optimizer, self._sample, tail)
         elif self.plan.parallelism == "Tensor" and self.size > 1:
             made = TensorParallel(self.plan, self.process_group, self.model, self._optimizer, tail)
+        elif self.shards_model:
+            from dltrain.parallel.pytorch.fsdp import fully_sharded  # imports torch.distributed
+
+            made = fully_sharded(self.plan, self.process_group, self.model, self._optimizer, self._device, tail)
         elif self.plan.collective == "LayeredServer" and self.size > 1:
             made = layered_server(self.plan, self.process_group, self.model, self._optimizer, tail)
         elif self.plan.collective == "DDP" and self.size > 1:

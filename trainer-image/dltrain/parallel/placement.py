@@ -26,6 +26,9 @@ class Placement:
     sharded = False
     """True if a rank gets only its part of the reduced gradient. A script then cannot use ``p.grad``."""
 
+    copies_state = False
+    """True if ``weights`` and ``optimizer_state`` return copies in main memory, which later steps do not change."""
+
     def part(self, sampler: Sampler, step: int, shares: Sequence[int], rank: int) -> Part:
         """Return the samples of a step's batch that ``rank`` processes. ``shares``: local batch size of each rank."""
         return sampler.part(step, shares, rank)

@@ -6,10 +6,11 @@ from typing import Any
 from dlcontract import Plan
 from dltrain.analysis.result import Analysis
 from dltrain.batch.micro_batches import MicroBatches
-from dltrain.batch.sampling import once
+from dltrain.batch.sampling import Part, once, once_together
 from dltrain.data.feeding.feed import Feed
 from dltrain.data.feeding.loader import Loader, check_loader
 from dltrain.elastic.ranks import Ranks
+from dltrain.protocol.errors import MisuseError
 from dltrain.train.progress import Progress
 from dltrain.train.sharded_data import check_held_out
 
@@ -25,7 +26,8 @@ class HeldOut(Ranks):
         """Yield this rank's part of the held-out data once, in batches of its local batch size.
 
         Each sample is on exactly one rank. Ranks may get different numbers of batches, or no batch, so call ``sum``
-        only after the loop. ``dltrain.evaluate`` analyses the predictions of all ranks.
+        only after the loop. With parallelism.strategy Sharded, all ranks get equally many batches, because each forward
+        pass needs all ranks. ``dltrain.evaluate`` analyses the predictions of all ranks.
         """
         return self.progress.evaluating(held_out_batches(loader, self.shares, self.rank, self.plan))
 
@@ -45,9 +47,21 @@ def held_out_batches(loader: Loader, shares: Sequence[int], rank: int, plan: Pla
     """
     check_loader("t.held_out", loader)
     check_held_out(loader)
-    parts = once(loader.samples, shares, rank, MicroBatches(plan).largest(shares, rank))
+    micro_batches = MicroBatches(plan)
+    if plan.shards_model:
+        parts = _together(loader.samples, [micro_batches.largest(shares, each) for each in range(len(shares))], rank)
+    else:
+        parts = once(loader.samples, shares, rank, micro_batches.largest(shares, rank))
     if not parts:
         return
     with Feed(loader, lambda number: parts[number], plan.seed, len(parts)) as feed:
         for number, part in enumerate(parts):
             yield feed.take(number, part)
+
+
+def _together(samples: int, largest: Sequence[int], rank: int) -> list[Part]:
+    try:
+        return once_together(samples, largest, rank)
+    except ValueError as error:
+        remedy = "because each forward pass with parallelism.strategy Sharded needs all ranks. Hold out more samples"
+        raise MisuseError(f"t.held_out: {error}, {remedy}") from None

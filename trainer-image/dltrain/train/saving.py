@@ -137,7 +137,16 @@ class Saving:
         optimizer = parallel.optimizer_state(self._optimizer)
         weights = parallel.weights(self._model)
         gathered_s = time.monotonic() - began
-        self._checkpoint_manager.save(step, weights, optimizer, state, tensors, durable=durable, gathered_s=gathered_s)
+        self._checkpoint_manager.save(
+            step,
+            weights,
+            optimizer,
+            state,
+            tensors,
+            durable=durable,
+            gathered_s=gathered_s,
+            copied=parallel.copies_state,
+        )
 
     def fits(self, step: int, left_s: float) -> bool:
         """Return True if a checkpoint that begins now is durable before the first rank is killed.

@@ -70,6 +70,7 @@ def init_script(
     checkpoints: str | None,
     precision: str,
     activation_checkpointing: bool,
+    strategy: str,
 ) -> Trainer:
     """Implement ``dltrain.init``, which describes the arguments.
 
@@ -89,6 +90,7 @@ def init_script(
         checkpoints=checkpoints,
         precision=precision,
         activation_checkpointing=activation_checkpointing,
+        strategy=strategy,
     )
     trainer = session.start(script.reporter, make_plan)
     script.trainer = trainer

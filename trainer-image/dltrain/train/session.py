@@ -40,6 +40,8 @@ from dltrain.train.steps.mixed_precision import check_units
 from dltrain.train.trainer import Trainer
 
 PRECISIONS: dict[str, Precision] = {precision: precision for precision in get_args(Precision)}
+STRATEGIES = {"Data": AUTO, "Optimizer": "Ring", "Sharded": "Torch"}
+"""Parallelism strategies of local runs, and the collective of each."""
 REPORT_VARIABLE = "DLTRAIN_REPORT"
 """Name of the environment variable with the folder for the run report of a local run."""
 ECHO_S = 3.0
@@ -78,6 +80,7 @@ def local_plan(
     optimizer: OptimizerRef | None = None,
     precision: str = "FP32",
     activation_checkpointing: bool = False,
+    strategy: str = "Data",
 ) -> Plan:
     """Return a plan for a run of ``world_size`` ranks on this machine, without an operator.
 
@@ -85,8 +88,8 @@ def local_plan(
     ``collective``: name of the all-reduce algorithm, or Auto. ``checkpoints``: directory, or an s3:// URI; None: no
     checkpoints. ``model``: by default, the running script. ``dataset``: by default, the path in $DLJOB_DATASET.
     ``optimizer``: by default, SGD (``OptimizerRef()``). ``precision``: FP32, BF16 or FP16.
-    ``activation_checkpointing``: True to let blocks keep only their inputs. Raise BadInputError for an invalid
-    ``batch``, ``collective`` or ``precision``.
+    ``activation_checkpointing``: True to let blocks keep only their inputs. ``strategy``: Data, Optimizer or Sharded.
+    Raise BadInputError for an invalid ``batch``, ``collective``, ``precision`` or ``strategy``.
     """
     if not isinstance(batch, int) or batch < world_size:
         raise BadInputError(
@@ -99,6 +102,10 @@ def local_plan(
         raise BadInputError("collective", repr(collective), ", ".join(names), "choose one of these collectives")
     if precision not in PRECISIONS:
         raise BadInputError("precision", repr(precision), ", ".join(PRECISIONS), "choose one of these precisions")
+    if strategy not in STRATEGIES:
+        raise BadInputError("strategy", repr(strategy), ", ".join(STRATEGIES), "choose one of these strategies")
+    if strategy != "Data" and collective == AUTO:
+        collective = STRATEGIES[strategy]
     shares = apportion(batch, [1] * world_size)
     gpu = torch.cuda.is_available()
     device = torch.cuda.get_device_name().replace(" ", "-") if gpu else "cpu"
@@ -115,6 +122,8 @@ def local_plan(
         global_batch=batch,
         collective="Ring" if collective == AUTO else collective,
         measure_collective=collective == AUTO and world_size > 1,
+        parallelism=strategy,
+        min_ranks=world_size if strategy == "Sharded" else 1,
         **({"bucket_nbytes": DDP_BUCKET_NBYTES} if collective == "DDP" else {}),
         model=model or ModelRef(command=tuple(sys.argv)),
         dataset=dataset or DatasetRef(path=os.environ.get(DATASET_VARIABLE)),

@@ -53,7 +53,7 @@ class Plan(Record):
         Literal["BF16", "FP16"] | None,
         Field(description="Number format of compressed gradients, with error feedback. None: no compression."),
     ] = None
-    parallelism: Literal["Data", "Optimizer", "Pipeline", "Tensor"] = "Data"
+    parallelism: Literal["Data", "Optimizer", "Sharded", "Pipeline", "Tensor"] = "Data"
     synchronization: Literal["Synchronous", "Asynchronous", "StaleSynchronous"] = "Synchronous"
     staleness_bound: Annotated[
         int | None, Field(ge=1, description="Steps that workers may be apart, with StaleSynchronous.")
@@ -172,14 +172,17 @@ class Plan(Record):
             )
         if self.parallelism != "Data" and self.collective == "DDP":
             raise ValueError(f"collective: found DDP with parallelism {self.parallelism}; expected parallelism Data")
+        if self.shards_model:
+            self._check_shards_model()
         if self.parallelism != "Data" and self.optimizer.scaling == "AdaScale":
             raise ValueError(f"optimizer.scaling: found AdaScale with parallelism {self.parallelism}; expected Data")
         accumulates = self.parallelism in ("Data", "Optimizer") and self.synchronization == "Synchronous"
-        if self.micro_batches > (self.global_batch if accumulates or self.parallelism == "Pipeline" else 1):
+        divides = accumulates or self.parallelism == "Pipeline" or self.shards_model
+        if self.micro_batches > (self.global_batch if divides else 1):
             raise ValueError(
                 f"micro_batches: found {self.micro_batches} with parallelism {self.parallelism} and synchronization "
                 f"{self.synchronization}; expected 1, or from 1 to global_batch {self.global_batch} with parallelism "
-                "Pipeline, or with Data or Optimizer and synchronization Synchronous"
+                "Pipeline or Sharded, or with Data or Optimizer and synchronization Synchronous"
             )
         if self.precision != "FP32":
             self._check_precision(accumulates=accumulates)
@@ -274,11 +277,24 @@ class Plan(Record):
     def _check_sharded(self) -> None:
         """Raise ValueError if other fields of the plan do not allow distribution Sharded of the dataset."""
         framework = self.model.framework
-        if self.splits_model or self.synchronization != "Synchronous" or framework != "DLTrain":
+        whole = self.parallelism in ("Data", "Optimizer")
+        if not whole or self.synchronization != "Synchronous" or framework != "DLTrain":
             raise ValueError(
                 f"dataset.distribution: found Sharded with parallelism {self.parallelism}, synchronization "
                 f"{self.synchronization} and framework {framework}; expected Full, or parallelism Data or Optimizer, "
                 "Synchronous, and framework DLTrain"
+            )
+
+    def _check_shards_model(self) -> None:
+        """Raise ValueError if other fields of the plan do not allow parallelism Sharded."""
+        script = bool(self.model.command) and self.model.framework == "DLTrain"
+        synchronous = self.synchronization == "Synchronous"
+        if self.collective != "Torch" or not script or not synchronous or self.min_ranks < len(self.ranks):
+            raise ValueError(
+                f"parallelism: found Sharded with collective {self.collective}, command {self.model.command}, "
+                f"framework {self.model.framework}, synchronization {self.synchronization} and min_ranks "
+                f"{self.min_ranks}; expected Torch, a command (a training script), DLTrain, Synchronous and "
+                f"{len(self.ranks)}"
             )
 
     def _check_model_parallel(self) -> None:
@@ -305,6 +321,11 @@ class Plan(Record):
     def splits_model(self) -> bool:
         """Return True with model parallelism: each rank holds a part of the model and processes the whole batch."""
         return self.parallelism in ("Pipeline", "Tensor")
+
+    @property
+    def shards_model(self) -> bool:
+        """Return True if each rank stores a part of the parameters, the gradients and the optimizer state (ZeRO-3)."""
+        return self.parallelism == "Sharded"
 
     @property
     def pods(self) -> tuple[str, ...]:

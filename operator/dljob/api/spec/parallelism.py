@@ -43,6 +43,7 @@ class ActivationCheckpointing(StrEnum):
 class ParallelismStrategy(StrEnum):
     DATA = "Data"
     OPTIMIZER = "Optimizer"
+    SHARDED = "Sharded"
     PIPELINE = "Pipeline"
     TENSOR = "Tensor"
     AUTO = "Auto"
@@ -67,7 +68,7 @@ class Synchronization(StrEnum):
     STALE_SYNCHRONOUS = "StaleSynchronous"
 
 
-_ACCUMULATES = (ParallelismStrategy.DATA, ParallelismStrategy.OPTIMIZER)
+_ACCUMULATES = (ParallelismStrategy.DATA, ParallelismStrategy.OPTIMIZER, ParallelismStrategy.SHARDED)
 _SYNCHRONIZED_STRATEGY = compatible(
     "synchronization", "Asynchronous", "StaleSynchronous", other="strategy", inside="parallelism"
 )
@@ -83,11 +84,11 @@ class Parallelism(ApiModel):
         ),
         Rule(
             "microBatches",
-            "(!has(self.strategy) || self.strategy in ['Data', 'Optimizer']) && "
+            "(!has(self.strategy) || self.strategy in ['Data', 'Optimizer', 'Sharded']) && "
             "(!has(self.synchronization) || self.synchronization == 'Synchronous') || "
             "(!has(self.microBatches) || (has(self.strategy) && self.strategy == 'Pipeline'))",
-            "microBatches needs strategy Data, Optimizer or Pipeline, and synchronization Synchronous: choose them, or "
-            "remove microBatches",
+            "microBatches needs strategy Data, Optimizer, Sharded or Pipeline, and synchronization Synchronous: choose "
+            "them, or remove microBatches",
             # Pipeline may not be asynchronous either, which another rule says.
             lambda p: (
                 p.micro_batches is None
@@ -105,9 +106,9 @@ class Parallelism(ApiModel):
         Rule(
             "gradientAccumulation",
             "!has(self.gradientAccumulation) || self.gradientAccumulation == 'Never' || !has(self.strategy) || "
-            "self.strategy in ['Data', 'Optimizer', 'Auto']",
-            "gradientAccumulation Auto needs strategy Data, Optimizer or Auto, because Pipeline divides batches: "
-            "remove gradientAccumulation",
+            "self.strategy in ['Data', 'Optimizer', 'Sharded', 'Auto']",
+            "gradientAccumulation Auto needs strategy Data, Optimizer, Sharded or Auto, because Pipeline divides "
+            "batches: remove gradientAccumulation",
             lambda p: p.gradient_accumulation is not GradientAccumulation.AUTO or not p.strategy.splits_model,
         ),
         Rule(
@@ -137,7 +138,9 @@ class Parallelism(ApiModel):
         Field(
             description="Data: data parallelism; every rank holds the whole model and updates all parameters. "
             "Optimizer: data parallelism with a sharded optimizer (ZeRO-1); each rank updates a part of the parameters "
-            "and stores only that part of the optimizer state. Pipeline: pipeline parallelism; each rank holds "
+            "and stores only that part of the optimizer state. Sharded: fully sharded data parallelism (ZeRO-3) by "
+            "PyTorch's fully_shard, for training scripts; each rank stores a part of the parameters, the gradients and "
+            "the optimizer state. Pipeline: pipeline parallelism; each rank holds "
             "consecutive layers (one stage). Tensor: tensor parallelism; each rank holds a part of the linear layers. "
             "All give the same result. Auto: the strategy with the best objective for built-in models, Data for "
             "training scripts. Auto chooses Pipeline or Tensor only if its advantage exceeds the uncertainty of the "
@@ -154,18 +157,18 @@ class Parallelism(ApiModel):
             ge=1,
             le=4096,
             description="Number of micro-batches. Pipeline splits each batch into so many (default: four times the "
-            "number of stages); with p stages and k micro-batches, each stage is idle in p-1 of k+p-1 turns. With Data "
-            "and Optimizer, each rank splits its part of a batch into so many and accumulates their gradients; a "
-            "training script needs t.steps(loader, accumulate=True). Default: see gradientAccumulation.",
+            "number of stages); with p stages and k micro-batches, each stage is idle in p-1 of k+p-1 turns. With "
+            "Data, Optimizer and Sharded, each rank splits its part of a batch into so many and accumulates their "
+            "gradients; a training script needs t.steps(loader, accumulate=True). Default: see gradientAccumulation.",
         ),
     ] = None
     gradient_accumulation: Annotated[
         GradientAccumulation | None,
         Field(
             description="Auto: the planner may divide each rank's part of a batch into micro-batches with strategies "
-            "Data and Optimizer, for example if the whole part does not fit into memory; a training script needs "
-            "t.steps(loader, accumulate=True). Never: each rank computes its part of a batch at once. Default: Auto "
-            "for built-in models, Never for training scripts. Scripts for Torchrun and MPI accumulate gradients "
+            "Data, Optimizer and Sharded, for example if the whole part does not fit into memory; a training script "
+            "needs t.steps(loader, accumulate=True). Never: each rank computes its part of a batch at once. Default: "
+            "Auto for built-in models, Never for training scripts. Scripts for Torchrun and MPI accumulate gradients "
             "themselves, so this field and microBatches have no effect on them."
         ),
     ] = None

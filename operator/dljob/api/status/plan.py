@@ -144,7 +144,7 @@ class PlanStatus(ApiModel):
     ranks: Annotated[int, Field(ge=1)]
     collective: str
     parallelism: Annotated[
-        str | None, Field(description="Parallelism strategy: Data, Optimizer, Pipeline or Tensor.")
+        str | None, Field(description="Parallelism strategy: Data, Optimizer, Sharded, Pipeline or Tensor.")
     ] = None
     micro_batches: Annotated[
         int | None,

@@ -88,12 +88,12 @@ def parallelism(spec: DLJobSpec, chosen: Choice) -> str:
 def _min_ranks(spec: DLJobSpec, choice: Choice) -> int:
     """Return the smallest number of ranks with which the trainer may continue after other ranks have failed.
 
-    With model parallelism, the trainer needs all ranks. Otherwise, sort the nodes by their numbers of ranks, the fewest
-    ranks first, and add up the ranks of the first ``spec.nodes.min`` nodes. The number of parameter servers (ranks
-    without samples) is added to this sum. The remaining ranks must also have space for all shards of the data. The
-    result is at most the number of all ranks.
+    With model parallelism and strategy Sharded, the trainer needs all ranks. Otherwise, sort the nodes by their numbers
+    of ranks, the fewest ranks first, and add up the ranks of the first ``spec.nodes.min`` nodes. The number of
+    parameter servers (ranks without samples) is added to this sum. The remaining ranks must also have space for all
+    shards of the data. The result is at most the number of all ranks.
     """
-    if choice.splits_model:
+    if choice.in_parts:
         return sum(len(g.shares) for g in choice.groups)
     servers = sum(share == 0 for g in choice.groups for share in g.shares)
     per_node = sorted(g.ranks_per_node for g in choice.groups for _ in range(g.nodes))
@@ -232,7 +232,7 @@ def trainer_plan(
         rebalance=spec.planning.uneven
         and all(group.batch_per_rank is None for group in spec.planning.groups)
         and spec.trainer.framework is Framework.DLTRAIN
-        and not chosen.splits_model
+        and not chosen.in_parts
         and not spec.parallelism.asynchronous,
         checkpoint=_checkpoint(spec, decision.domain),
         compare_steps=spec.run_policy.compare_parameters_steps,

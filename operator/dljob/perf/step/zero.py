@@ -17,10 +17,13 @@ from typing import Literal
 
 from dljob.perf.step.communication import Link, scatter_gather_s
 from dljob.perf.step.step import BUCKET_NBYTES, buckets, exposed_s
-from dljob.perf.workload.workload import HALF_NBYTES, REAL_NBYTES, Workload
+from dljob.perf.workload.workload import HALF_NBYTES, HINTED, REAL_NBYTES, Workload
 
 Stage = Literal[0, 1, 2, 3]
 """Stage of ZeRO, from 1 to 3; 0: plain data parallelism, in which each rank holds all state."""
+UNKNOWN_UNIT = 0.25
+"""Assumed part of all parameters in a unit of a model without known layers. In the smallest GPT-2, the embeddings have
+0.31, and a layer 0.06."""
 GATHERED_UNITS = 2
 """Units whose parameters a rank of stage 3 holds as a whole: the one that it computes, and the next one."""
 
@@ -29,9 +32,12 @@ def unit_parameters(workload: Workload) -> int:
     """Return the number of parameters of a unit, which is gathered and reduced as a whole.
 
     A unit is the layer with the most parameters, or a bucket if that is larger. In transformers, this is the token
-    embedding, which has about as many as a whole transformer layer: 210 and 201 million with 4,096 hidden features.
+    embedding, which has about as many as a whole transformer layer: 210 and 201 million with 4,096 hidden features. If
+    the layers are not known, the fraction ``UNKNOWN_UNIT`` of all parameters is assumed.
     """
     largest = max((layer.parameters for layer in workload.layers), default=0)
+    if workload.name == HINTED:
+        largest = ceil(UNKNOWN_UNIT * workload.parameters)
     return min(workload.parameters, max(largest, BUCKET_NBYTES // REAL_NBYTES))
 
 

@@ -175,6 +175,8 @@ def of_layers(name: str, net: Net, data: Dataset, optimizer: Optimizer = "SGD", 
     )
 
 
+HINTED = "hinted"
+"""Name of workloads whose layers are not known: their figures are divided evenly among equal layers."""
 HINTED_LAYERS = 50
 """Assumed number of layers of a model that only ``spec.model.hints`` describe. It determines the overhead per step."""
 LEAST_FLOPs = 1.0
@@ -225,7 +227,7 @@ def hinted(
         for i in range(n)
     )
     return Workload(
-        name="hinted",
+        name=HINTED,
         layers=layers,
         activation_nbytes=activation_nbytes_per_sample,
         transient_nbytes=2 * activation_nbytes_per_sample / n,

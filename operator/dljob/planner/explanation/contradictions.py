@@ -94,7 +94,7 @@ def with_cause(request: Request, workload: Workload, nodes: Eligible, wrong: Inf
     whole = workload
     if request.strategy in ("Auto", "Optimizer"):  # With many ranks, each has next to no optimizer state.
         workload = replace(workload, optimizer_slots=0.0)
-    if not nodes.pools or request.strategy in ("Pipeline", "Tensor"):
+    if not nodes.pools or request.strategy in ("Sharded", "Pipeline", "Tensor"):
         return wrong
     pool = max(nodes.pools, key=lambda each: _room_nbytes(each, request))
     room, one = _room_nbytes(pool, request), memory.rank_nbytes(workload, 1, pool.is_gpu)

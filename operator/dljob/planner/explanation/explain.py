@@ -138,7 +138,7 @@ def model_parallel_refusals(
     prediction is too uncertain (``objective.surely_better``). Example of a summary and a reason: '3 x cpu, Pipeline of
     3 stages, 12 micro-batches' and '18 % slower: 9.4ms per step instead of 8ms; ...'.
     """
-    if chosen.splits_model:
+    if chosen.in_parts:
         return []
     lines = []
     for strategy in ("Pipeline", "Tensor"):

@@ -60,7 +60,9 @@ def candidates(
             "stages: use fewer stages"
         )
         return Infeasible("BadWorkload", "spec.parallelism.stages", text)
-    parts = [part for part in (fixed or _parts(request, nodes, workload, learned)) if _fits(request, part, model.pairs)]
+    parts = [
+        part for part in (fixed or equal_parts(request, nodes, workload, learned)) if _fits(request, part, model.pairs)
+    ]
     if not parts:
         found = sum(part.ranks for part in fixed) if fixed else sum(sum(pool.free) for pool in nodes.pools)
         most = model.pairs.units if model.pairs is not None else found
@@ -123,7 +125,7 @@ def _asked(part: Part, request: Request) -> list[SplitCandidate]:
     return [SplitCandidate(part, "Tensor", name) for name in _collectives(request, part.option)]
 
 
-def _parts(
+def equal_parts(
     request: Request, nodes: Eligible, workload: Workload, learned: Mapping[tuple[str, str], Learned]
 ) -> list[Part]:
     """Return the groups of nodes to consider. Each has one type of device, and its ranks split the model.

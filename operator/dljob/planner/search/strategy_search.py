@@ -1,6 +1,7 @@
 """Compare the chosen plan's step time with that of strategies that the user did not request.
 
-These strategies are the sharded optimizer, model parallelism, and asynchronous or stale-synchronous training.
+These strategies are the sharded optimizer, sharded parameters, model parallelism, and asynchronous or stale-synchronous
+training.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from dljob.perf.workload.workload import Workload
 from dljob.planner.candidates.collectives import HALVES, summing
 from dljob.planner.candidates.evaluate import Part, describe, evaluate
 from dljob.planner.candidates.options import Option
-from dljob.planner.search import model_split, objective
+from dljob.planner.search import model_split, objective, sharded
 from dljob.planner.types import Choice, Refusal, Request
 from dljob.planner.types.texts import duration, gibibytes
 
@@ -36,6 +37,7 @@ def others(request: Request, chosen: Choice, parts: Sequence[Part], workload: Wo
     whole = [replace(part, option=part.option.single or part.option) for part in parts]
     return [
         *_sharded(request, chosen, parts, workload),
+        *_fully_sharded(request, chosen, whole, workload),
         *_in_parts(request, chosen, whole, workload),
         *_synchronization(request, chosen, whole, workload),
     ]
@@ -51,6 +53,13 @@ def _sharded(request: Request, chosen: Choice, parts: Sequence[Part], workload: 
     if isinstance(found, Refusal):
         return []
     return [_not_asked_for("Optimizer or Auto", found, chosen)]
+
+
+def _fully_sharded(request: Request, chosen: Choice, parts: Sequence[Part], workload: Workload) -> list[Refusal]:
+    if len(parts) > 1 or not sharded.can_use(request):
+        return []
+    found = sharded.evaluate(parts[0], request, workload)
+    return [] if isinstance(found, Refusal) else [_not_asked_for("Sharded", found, chosen)]
 
 
 def _sharing(option: Option) -> Option:

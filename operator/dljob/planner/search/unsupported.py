@@ -20,6 +20,7 @@ from dljob.planner.candidates.pools import Eligible, Pool
 from dljob.planner.candidates.strategies import zero
 from dljob.planner.candidates.strategies.model_split import SplitCandidate, micro_batch_counts, predict
 from dljob.planner.search import objective
+from dljob.planner.search import sharded as sharding
 from dljob.planner.search.model_split import MICRO_BATCHES_PER_STAGE
 from dljob.planner.types import Choice, Prediction, Refusal, Request, Unsupported
 from dljob.planner.types.texts import duration, gibibytes
@@ -53,9 +54,11 @@ def search(
     ``chosen``: the chosen plan, which they beat by ``PAYS``; None if no plan fits into memory. ``options_of``: function
     from a pool, a layout and a workload to the options to use the pool. Return an empty tuple unless
     ``request.asks_unsupported`` is true and training is synchronous, without a parameter server or another collective
-    that NCCL lacks, without groups that the user fixes, and not with a script that reduces gradients itself.
+    that NCCL lacks, without groups that the user fixes, and neither with strategy Sharded nor with a script that
+    reduces gradients itself.
     """
-    equals = request.synchronization == "Synchronous" and request.collective in (None, *NCCL_NAMES)
+    equals = request.strategy != "Sharded" and request.synchronization == "Synchronous"
+    equals = equals and request.collective in (None, *NCCL_NAMES)
     if not (request.asks_unsupported and equals) or request.fixed or request.reduced_by_script:
         return ()
     devices = None if chosen is None else {group.device for group in chosen.groups}
@@ -131,6 +134,8 @@ def _of_part(part: Part, request: Request, typed: Workload, model: split.Model) 
     how = f"{f', {typed.precision}' if typed.precision != 'FP32' else ''}"
     how += ", activation checkpointing" if typed.recomputes else ""
     for stage in get_args(ZeroStage):
+        if stage == 3 and sharding.can_use(request) and typed.precision == "FP32" and not typed.recomputes:
+            continue  # the trainer can run it, if the user requests strategy Sharded
         sharded = zero.candidate(part, stage, request, typed)
         if sharded is not None:
             p = zero.predict(sharded, request, typed)

@@ -10,7 +10,7 @@ from dljob.perf.workload.observed import Structure
 Strategy = Literal["Data", "Optimizer"]
 """Strategies in which each rank holds the whole model: data parallelism without or with sharded optimizer (ZeRO-1)."""
 
-Parallelism = Literal["Data", "Optimizer", "Pipeline", "Tensor"]
+Parallelism = Literal["Data", "Optimizer", "Sharded", "Pipeline", "Tensor"]
 """All strategies: those in ``Strategy``, and the two model-parallel ones.
 
 With Pipeline, each rank holds some consecutive layers. With Tensor, each rank holds a part of the split layers."""
@@ -112,6 +112,14 @@ class Choice:
     def splits_model(self) -> bool:
         """Return True for model parallelism: each rank holds a part of the model and sees the whole batch."""
         return self.strategy in ("Pipeline", "Tensor")
+
+    @property
+    def in_parts(self) -> bool:
+        """Return True if every rank holds only a part of the model (Sharded, Pipeline, Tensor).
+
+        The ranks are then equal, all of them are needed, and profiles do not learn from the run.
+        """
+        return self.splits_model or self.strategy == "Sharded"
 
 
 @dataclass(frozen=True)

@@ -117,7 +117,7 @@ class Request:
     """The collective that the user requests; None: the planner chooses."""
     reduced_by_script: bool = False
     """True if the job's script reduces gradients itself (torchrun, MPI), whatever the collective of the plan is."""
-    strategy: Literal["Data", "Optimizer", "Pipeline", "Tensor", "Auto"] = "Data"
+    strategy: Literal["Data", "Optimizer", "Sharded", "Pipeline", "Tensor", "Auto"] = "Data"
     """The strategy that the user requests. Auto: the planner chooses."""
     no_split_reason: str | None = None
     """With Auto, the reason why model parallelism is not allowed; None if it is allowed."""

@@ -6,6 +6,7 @@ from dljob.api.spec.model import PAIRED_MODELS
 from dljob.api.spec.optimizer import ScalingRule
 from dljob.api.spec.parallelism import ParallelismStrategy
 from dljob.api.spec.rules.computation import COMPUTATION_RULES
+from dljob.api.spec.rules.sharded import SHARDED_RULES
 from dljob.api.spec.rules.task import TASK_RULES
 
 SPLITS_MODEL = chosen("strategy", "Pipeline", "Tensor")
@@ -321,6 +322,7 @@ RULES = (
         "choose Full, or remove batchSizeRange",
         lambda s: not s.dataset.sharded or s.batch_size_range is None,
     ),
+    *SHARDED_RULES,
     *COMPUTATION_RULES,
     Rule(
         "globalBatchSize",

@@ -103,7 +103,7 @@ def predict(candidate: SplitCandidate, request: Request, model: split.Model) -> 
             f"{gibibytes(option.memory_nbytes)}"
         )
         return Refusal(f"{describe([part])}, {candidate.strategy}", why)
-    host, room = _host_nbytes(part, batch, model.workload, held), _host_room_nbytes(part, request)
+    host, room = _host_nbytes(part, batch, model.workload, held), host_room_nbytes(part, request)
     if host > room:
         why = (
             f"does not fit: a pod creates the whole model in main memory and needs {gibibytes(host)}, but a pod can "
@@ -315,7 +315,7 @@ def _host_nbytes(part: Part, batch: int, workload: Workload, held: int) -> int:
     return beside_ranks + part.option.ranks_per_node * share
 
 
-def _host_room_nbytes(part: Part, request: Request) -> int:
+def host_room_nbytes(part: Part, request: Request) -> int:
     """Return the main memory in bytes that each pod of ``part`` can use.
 
     If the job has a memory request, that is the result. Otherwise the pods are assumed to run on the ``part.nodes``

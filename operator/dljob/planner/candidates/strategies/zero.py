@@ -1,7 +1,8 @@
 """Predicted step time and memory of plans with sharded gradients (ZeRO-2) or parameters (ZeRO-3), on equal ranks.
 
-The trainer cannot run such plans yet. They have the same number of samples on each rank, and as few micro-batches as
-the memory allows, because each micro-batch repeats the communication.
+The trainer runs training scripts with ZeRO-3 in float32 (strategy Sharded), and no others yet. The plans have
+the same number of samples on each rank, and as few micro-batches as the memory allows, because each micro-batch
+repeats the communication.
 """
 
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from math import ceil
 from typing import Literal
 
 from dljob.perf.resources import memory
+from dljob.perf.step import model_split as split
 from dljob.perf.step import zero
 from dljob.perf.workload.workload import REAL_NBYTES, Workload
 from dljob.planner.candidates.accumulation import MAX_MICRO_BATCHES, repeated, update_part_s
@@ -36,10 +38,13 @@ class ZeroCandidate:
 def held_nbytes(workload: Workload, stage: zero.Stage, ranks: int, samples: int, is_gpu: bool) -> float:
     """Return the memory in bytes of one of ``ranks`` ranks with ``samples`` samples in a micro-batch.
 
-    ``stage``: stage of ZeRO, which says what the ranks shard.
+    ``stage``: stage of ZeRO, which says what the ranks shard. With stage 3 on CPUs, the result includes parameters and
+    optimizer state of the whole model: each rank first creates the whole model, and rank 0 gathers checkpoints.
     """
     kept = samples * (workload.activation_nbytes + memory.PREFETCHED_BATCHES * workload.sample_nbytes)
     state = zero.state_nbytes(workload, stage, ranks)
+    if stage == 3 and not is_gpu:
+        state += split.state_nbytes(workload)
     return memory.held_nbytes(state, kept, samples * workload.transient_nbytes, is_gpu)
 
 
@@ -80,15 +85,22 @@ def predict(found: ZeroCandidate, request: Request, workload: Workload) -> Predi
         spread=spread,
     )
     held = int(held_nbytes(workload, found.stage, n, samples, option.pool.is_gpu))
-    return prediction_of(part, step, request, workload, samples, held, _host_nbytes(part, workload, samples, held))
+    return prediction_of(part, step, request, workload, samples, held, host_nbytes(found, workload, samples, held))
 
 
-def _host_nbytes(part: Part, workload: Workload, samples: int, held: int) -> int:
-    """Return the main memory in bytes of a pod: for checkpoints, each GPU rank copies its shards to main memory."""
+def host_nbytes(found: ZeroCandidate, workload: Workload, samples: int, held: int) -> int:
+    """Return the main memory in bytes of a pod whose ranks have ``samples`` samples and need ``held`` bytes each.
+
+    For checkpoints, each GPU rank copies its shards to main memory. With stage 3, rank 0 gathers the whole state there,
+    and each rank first creates the whole model in main memory.
+    """
+    part = found.part
     ranks, is_gpu = part.option.ranks_per_node, part.option.pool.is_gpu
     fixed = memory.AGENT_NBYTES + workload.beside_ranks_nbytes + memory.shm_nbytes(ranks, is_gpu)
     if not is_gpu:
         return fixed + ranks * held
     copies = (1 + workload.optimizer_slots) * REAL_NBYTES * workload.parameters / part.ranks
     batches = memory.PREFETCHED_BATCHES * samples * workload.sample_nbytes
+    if found.stage == 3:
+        copies = max(REAL_NBYTES * workload.parameters, split.state_nbytes(workload) / ranks)
     return fixed + ranks * int(memory.GPU_PROCESS_NBYTES + memory.MARGIN * (copies + batches))

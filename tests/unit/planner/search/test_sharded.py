@@ -1,0 +1,100 @@
+"""Tests of plans with strategy Sharded: what they need, when they are chosen or named, and that the trainer accepts them."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from dljob.api import DLJobSpec
+from dljob.cluster import ClusterView, Node
+from dljob.job.plan.request import planner_request
+from dljob.job.plan.trainer import trainer_plan
+from dljob.planner import Choice, Decision, FixedChoice, Infeasible, Request, plan
+from support.planner_questions import rejected
+
+A100 = "NVIDIA-A100-SXM4-80GB"
+CLUSTER = ClusterView(
+    tuple(Node(f"n{i}", A100, 8, 8, 64, 64, 2**40, link_bandwidth_Bps=25e9, is_gpu=True) for i in range(4))
+)
+CPUS = ClusterView(tuple(Node(f"c{i}", "cpu", 1, 1, 16, 16, 64 * 2**30) for i in range(3)))
+XL = Request(
+    job="xl", global_batch=512, total_steps=1000, like="GPT-2-XL", optimizer="AdamW", chooses_micro_batches=True
+)
+LARGE = replace(XL, like=None, parameters=8 * 10**9, flops_per_sample=5e13, activation_nbytes_per_sample=10**9)
+SHARDED: dict[str, Any] = {"strategy": "Sharded"}
+
+
+def chosen(request: Request, view: ClusterView = CLUSTER) -> Choice:
+    found = plan(request, view, {})
+    assert isinstance(found, Decision), found
+    assert found.unsupported == ()
+    return found.chosen
+
+
+def test_ranks_need_less_memory_the_more_they_are() -> None:
+    single = replace(XL, chooses_micro_batches=False, micro_batches=512)  # one sample in each micro-batch
+    found = {n: chosen(replace(single, **SHARDED, fixed=(FixedChoice(A100, n, 8),))) for n in (1, 2, 4)}
+    assert all(each.strategy == "Sharded" and each.collective == "Torch" for each in found.values())
+    one, two, four = (each.prediction.memory_nbytes for each in found.values())
+    assert one > two > four
+    assert chosen(single).prediction.memory_nbytes - four > 11 * 1_557_611_200, "most of 16 bytes per parameter"
+
+
+def test_model_that_fits_in_no_other_way_is_planned_if_requested_and_otherwise_named() -> None:
+    """A model of 8 billion parameters needs 128 GB with AdamW in float32, which no GPU has."""
+    best = chosen(replace(LARGE, **SHARDED))
+    assert best.prediction.memory_nbytes <= 80 * 2**30 and best.summary.endswith(("Sharded", "micro-batches"))
+    refused = rejected(LARGE, CLUSTER)
+    assert refused.reason == "DoesNotFit"
+    assert any("not requested (parallelism.strategy Sharded), would fit" in each.reason for each in refused.refusals)
+
+
+def test_strategy_is_compared_with_the_chosen_plan() -> None:
+    found = plan(replace(XL, chooses_micro_batches=False, micro_batches=64), CLUSTER, {})
+    assert isinstance(found, Decision) and found.chosen.strategy == "Data"
+    assert any("not requested (parallelism.strategy Sharded)" in each.reason for each in found.refusals), found.refusals
+    assert not any("ZeRO-3" in each.summary for each in found.unsupported)
+
+
+def test_known_layers_need_less_memory_than_unknown_ones() -> None:
+    """Without known layers, a quarter of the parameters is assumed in each unit."""
+    known = replace(XL, **SHARDED)
+    hinted = replace(
+        known, like=None, parameters=1_557_611_200, flops_per_sample=1e13, activation_nbytes_per_sample=10**8
+    )
+    fixed = (FixedChoice(A100, 4, 8),)
+    a, b = (
+        chosen(replace(each, fixed=fixed, chooses_micro_batches=False, micro_batches=16)) for each in (known, hinted)
+    )
+    parameters_nbytes = 4 * 1_557_611_200
+    assert b.prediction.memory_nbytes > 0.75 * parameters_nbytes
+    assert a.prediction.host_memory_nbytes > 3 * parameters_nbytes, "rank 0 gathers checkpoints in main memory"
+
+
+def test_ranks_on_cpus_hold_the_whole_model_at_their_start() -> None:
+    small = replace(LARGE, **SHARDED, parameters=10**9, activation_nbytes_per_sample=10**7, flops_per_sample=6e9)
+    assert chosen(small, CPUS).prediction.memory_nbytes > 12 * 10**9
+    refused = plan(replace(small, parameters=10**10), CPUS, {})
+    assert isinstance(refused, Infeasible) and refused.reason == "DoesNotFit"
+    assert any("does not fit" in each.reason and "Sharded" in each.summary for each in refused.refusals)
+
+
+@pytest.mark.parametrize("batch", [512, 510])
+def test_trainer_accepts_the_plan(batch: int) -> None:
+    given: dict[str, Any] = {
+        "model": {"hints": {"parameters": 8 * 10**9, "flopsPerSample": 5e13, "activationBytesPerSample": 10**8}},
+        "trainer": {"command": ["python", "t.py"]},
+        "dataset": {"uri": "pvc://a/b", "samples": 10**6, "sampleBytes": 1000},
+        "globalBatchSize": batch,
+        "steps": 100,
+        "parallelism": {"strategy": "Sharded", "gradientAccumulation": "Auto"},
+        "optimizer": {"name": "AdamW"},
+    }
+    spec = DLJobSpec.model_validate(given)
+    decision = plan(planner_request("job", spec), CLUSTER, {})
+    assert isinstance(decision, Decision), decision
+    made = trainer_plan("job", "ns", "uid", spec, decision, 1, 1, "service", "cluster.local")
+    assert made.shards_model and made.collective == "Torch" and made.min_ranks == len(made.ranks)
+    shares = [rank.share for rank in made.ranks]
+    assert sum(shares) == batch and max(shares) - min(shares) <= 1
+    assert not made.rebalance and not made.measure_collective

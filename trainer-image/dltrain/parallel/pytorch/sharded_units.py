@@ -1,0 +1,164 @@
+"""The modules whose parameters fully_shard gathers and reduces together, and the communication of each such unit.
+
+A unit is gathered before its forward and its backward pass, and freed after each. Its gradients are reduced when its
+backward pass ends, so that every rank gets the sum for its part.
+"""
+
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+
+from dltrain.comm.algorithms.torch_distributed import raise_lost
+from dltrain.protocol.errors import BadInputError, MisuseError
+from dltrain.timing.stopwatch import Lap, reading
+
+UNIT_NBYTES = 2**18
+"""Minimum size in bytes of the parameters of a unit. Smaller modules belong to the unit of the whole model, because
+each unit costs three messages per step."""
+WARN_NBYTES, MAX_PART = 2**26, 0.5
+"""Ranks warn if a model with at least so many bytes of parameters has a unit with more than this part of them."""
+_CONTAINERS = (nn.ModuleList, nn.Sequential, nn.ModuleDict)
+
+
+def units_of(model: nn.Module, min_nbytes: int) -> list[nn.Module]:
+    """Return the modules whose parameters are gathered together, without the model itself, which has all others.
+
+    These are the outermost elements of lists (ModuleList, Sequential, ModuleDict) with at least ``min_nbytes`` bytes of
+    parameters, such as the layers of a transformer. A module that shares a parameter with a module outside of it (tied
+    weights) is no unit, because two units cannot have the same parameter.
+    """
+    uses = Counter(id(p) for module in model.modules() for p in module.parameters(recurse=False))
+
+    def is_unit(module: nn.Module) -> bool:
+        within = Counter(id(p) for inner in module.modules() for p in inner.parameters(recurse=False))
+        large = sum(p.nbytes for p in module.parameters()) >= min_nbytes
+        return large and all(uses[key] == count for key, count in within.items())
+
+    def walk(module: nn.Module) -> Iterator[nn.Module]:
+        for child in module.children():
+            if isinstance(module, _CONTAINERS) and not isinstance(child, _CONTAINERS) and is_unit(child):
+                yield child
+            else:
+                yield from walk(child)
+
+    return list(dict.fromkeys(walk(model)))
+
+
+def shard(model: nn.Module, mesh: Any, communication: "UnitCommunication", min_nbytes: int) -> list[nn.Module]:
+    """Shard the parameters of ``model`` over the ranks of ``mesh``, in place. Return the units, last the model.
+
+    ``communication``: the collectives of all units. ``min_nbytes``: minimum size of a unit's parameters.
+
+    Raise BadInputError if the installed torch is too old, and MisuseError for parameters that cannot be sharded.
+    """
+    if not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
+        raise BadInputError(
+            "spec.parallelism.strategy",
+            f"Sharded with torch {torch.__version__}",
+            "torch 2.13 or newer",
+            "choose a newer image, or another strategy",
+        )
+    units = [*units_of(model, min_nbytes), model]
+    _check_parameters(model, units)
+    _warn_of_large_units(model, units)
+    for unit in units:
+        fully_shard(unit, mesh=mesh, reshard_after_forward=True)
+    for unit in units:
+        assert isinstance(unit, FSDPModule), "fully_shard has just made it one"
+        unit.set_gradient_divide_factor(1.0)  # the gradients are weighted before they are summed
+        unit.set_force_sum_reduction_for_comms(True)
+        unit.set_reduce_scatter_unused_params(True)  # a layer may be without gradients on some ranks only
+        unit.set_custom_all_gather(communication.all_gather)  # type: ignore[arg-type]
+        unit.set_custom_reduce_scatter(communication.reduce_scatter)  # type: ignore[arg-type]
+    return units
+
+
+def _warn_of_large_units(model: nn.Module, units: Sequence[nn.Module]) -> None:
+    """Warn on rank 0 if ranks gather most of a large model at once, so that sharding saves little memory."""
+    total, inner = (
+        sum(p.nbytes for p in model.parameters()),
+        [sum(p.nbytes for p in u.parameters()) for u in units[:-1]],
+    )
+    largest = max([total - sum(inner), *inner])
+    if total >= WARN_NBYTES and largest > MAX_PART * total and torch.distributed.get_rank() == 0:
+        warnings.warn(
+            f"t.wrap: model: found {100 * largest / total:.0f} % of the parameters in one unit of parallelism.strategy "
+            f"Sharded; expected at most {100 * MAX_PART:.0f} %, because ranks gather a unit as a whole. Put the layers "
+            "into an nn.ModuleList or nn.Sequential, each element of which becomes a unit",
+            stacklevel=2,
+        )
+
+
+def _check_parameters(model: nn.Module, units: Sequence[nn.Module]) -> None:
+    names = [name for name, parameter in model.named_parameters() if not parameter.dim()]
+    if names:
+        raise MisuseError(
+            f"model: found parameters of shape () ({', '.join(names)}) with parallelism.strategy Sharded; expected at "
+            "least one dimension, along which ranks divide a parameter. Use torch.zeros(1) in place of torch.zeros(())"
+        )
+    rest = {parameter for parameter in model.parameters() if parameter.requires_grad}
+    for unit in units:
+        own = rest.intersection(unit.parameters())
+        rest -= own
+        dtypes = {str(parameter.dtype) for parameter in own}
+        if len(dtypes) > 1:
+            raise MisuseError(
+                f"model: found parameters of {', '.join(sorted(dtypes))} in {type(unit).__name__} with "
+                "parallelism.strategy Sharded; expected one dtype, because ranks exchange a layer's parameters together"
+            )
+
+
+class UnitCommunication:
+    """The collectives of all units, by torch.distributed, with this rank's weight for its gradients."""
+
+    def __init__(self) -> None:
+        self.weight = 1.0
+        """Factor by which this rank's gradients are multiplied before they are summed over ranks."""
+        self.waited = Lap()
+        """Time in this step during which the calling thread ran collectives. On a GPU, they run in other streams."""
+        self.all_gather, self.reduce_scatter = _AllGather(self), _ReduceScatter(self)
+
+    def run(self, operation: Any, output: Tensor, given: Tensor, **options: Any) -> Any:
+        """Run a function of torch.distributed, measure its time and return its result.
+
+        Raise PeerLostError if another rank is lost, and RuntimeError if this rank itself fails.
+        """
+        began = reading()
+        try:
+            return operation(output, given, **options)
+        except RuntimeError as error:
+            raise_lost(error)
+        finally:
+            self.waited += reading() - began
+
+
+class _Communication:
+    """Memory of a collective, from torch's allocator. The methods are those of the interface of ``FSDPModule``."""
+
+    def __init__(self, of: UnitCommunication) -> None:
+        self._of = of
+
+    def allocate(self, size: Any, *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class _AllGather(_Communication):
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False) -> Any:
+        return self._of.run(
+            torch.distributed.all_gather_single, output_tensor, input_tensor, group=group, async_op=async_op
+        )
+
+
+class _ReduceScatter(_Communication):
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: Any, op: Any, async_op: bool = False) -> Any:
+        weight, scatter = self._of.weight, torch.distributed.reduce_scatter_single
+        if not weight:
+            input_tensor.zero_()  # the mean over no samples is NaN, and 0 * NaN is NaN
+        elif weight != 1.0:
+            input_tensor.mul_(weight)
+        return self._of.run(scatter, output_tensor, input_tensor, op=op, group=group, async_op=async_op)
