@@ -31,7 +31,7 @@ from dljob.controller.watches import LABELLED, WATCHED, Watches
 from dljob.controller.work_queue import WorkQueue
 from dljob.job.log_fields import log_fields
 from dljob.job.observed import JOB_LABEL
-from dljob.job.probes.first_plans import FirstMeasurements
+from dljob.job.plan.first_plans import FirstMeasurements
 from dljob.kube import Api, ApiError, Cache, JobKey, Kube, NodeFaults, PlanKeySecret, WarningEvents
 from dljob.kube.background import BackgroundLoop
 from dljob.kube.kinds import DLJOB, PROFILE

@@ -11,8 +11,8 @@ from dlcontract.hardware import HardwareMeasure
 from dljob.calibrate.learned import hardware_of
 from dljob.cluster.hardware import KEY
 from dljob.controller.metrics import Metrics
+from dljob.job.plan.first_plans import FirstMeasurements
 from dljob.job.probes.changes import Software, changed_classes
-from dljob.job.probes.first_plans import FirstMeasurements
 from dljob.job.probes.hardware import hardware_body, hardware_profile
 from dljob.job.probes.targets import Target
 from dljob.job.profiles import MANAGED_LABEL, MANAGER, learned_by_model

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil, isfinite
 from pathlib import Path
 
@@ -31,7 +31,7 @@ from dljob.suggest.inspection.table import TableFacts
 from dljob.suggest.project import render
 from dljob.suggest.reading.archive import is_archive
 from dljob.suggest.reading.text import text_files
-from dljob.suggest.recommendation.limit import START_S, fitted
+from dljob.suggest.recommendation.limit import START_S, fitted, race_nbytes, with_race
 from dljob.suggest.recommendation.model import Baseline, Settings
 from dljob.suggest.recommendation.page import MEASURES, data_lines
 from dljob.suggest.recommendation.prediction import Prediction, predicted
@@ -112,7 +112,11 @@ def _look(
     models = subject.models(found)
     if question.within_s is not None:
         left_s = question.within_s - (clock() - began_s)
-        models = [settings for settings, _ in fitted(models, _predict(subject, view), left_s, reading_s, 1.0)]
+        rows = fitted(models, _predict(subject, view), left_s, reading_s, 1.0)
+        chosen, race = with_race(rows[0], models, left_s, reading_s, 1.0)
+        if chosen.race:
+            chosen = replace(chosen, why=f"{chosen.why}. A race chooses one of {race}")
+        models = [chosen, *(settings for settings, _ in rows[1:])]
     project = subject.project(models[0], left_s)
     scripts = {
         name: text
@@ -227,7 +231,7 @@ def _suggestion(
             epochs=chosen.epochs,
             samples=source.samples,
             sample_nbytes=source.sample_nbytes,
-            data_nbytes=source.memory_nbytes,
+            data_nbytes=source.memory_nbytes + race_nbytes(chosen),
         ),
         alternatives=tuple(
             Alternative(

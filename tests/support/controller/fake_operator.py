@@ -12,8 +12,8 @@ from dljob.controller.planning.answers import DEFAULT_POLICY, PlanningError
 from dljob.controller.planning.background import Planning
 from dljob.controller.planning.parsed_objects import Profiles
 from dljob.controller.work_queue import WorkQueue
+from dljob.job.plan.first_plans import FirstMeasurements
 from dljob.job.plan.stored import StoredPlan
-from dljob.job.probes.first_plans import FirstMeasurements
 from dljob.kube import Cache, JobKey, Kube, NodeFaults, PlanKeySecret, WarningEvents
 from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob

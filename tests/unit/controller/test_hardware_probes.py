@@ -11,7 +11,7 @@ import pytest
 from dlcontract.hardware import HardwareMeasure, TimedStep
 from dljob.controller.hardware_probes import HardwareProbes
 from dljob.controller.metrics import Metrics
-from dljob.job.probes.first_plans import WAIT_S, FirstMeasurements
+from dljob.job.plan.first_plans import WAIT_S, FirstMeasurements
 from dljob.kube import Cache
 from dljob.kube.kinds import NODE, POD, PROFILE
 from dljob.reconcile.hardware_probes import MAX_STARTS, RETRY_S

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dljob.suggest.recommendation.limit import MIN_EPOCHS, START_S, fitted, total_s
-from dljob.suggest.recommendation.model import Settings
+from dljob.suggest.recommendation.limit import MARGIN, MIN_EPOCHS, START_S, fitted, race_s, total_s, with_race
+from dljob.suggest.recommendation.model import Candidate, Settings
 from dljob.suggest.recommendation.prediction import Prediction
 
 LARGE = Settings("large", "", 1000, 6000, 10, "loss", 32, (16, 64), 30, 0.1)
@@ -59,3 +59,31 @@ def test_plan_fits_or_is_one_epoch_of_the_fastest(left_s: float, reading_s: floa
 def test_too_little_time_leaves_one_epoch(left_s: float, epochs: int) -> None:
     slow = replace(SMALL, flops_per_sample=60_000)
     assert fitted([replace(LARGE, flops_per_sample=600_000), slow], predict, left_s, 1, 1.0)[0][0].epochs == epochs
+
+
+RACING = replace(LARGE, rivals=(Candidate(0.1, 0.0, 0.0),) * 3)
+
+
+@given(left_s=st.floats(1, 1e5), reading_s=st.floats(0, 100), pace=st.floats(0.1, 100))
+def test_a_race_fits_beside_the_whole_training(left_s: float, reading_s: float, pace: float) -> None:
+    chosen = fitted([RACING], predict, left_s, reading_s, pace)[0]
+    settings, line = with_race(chosen, [RACING], left_s, reading_s, pace)
+    assert settings.race != line.startswith("none")
+    if settings.race:
+        assert settings.epochs == RACING.epochs
+        assert total_s(chosen, reading_s, pace) + race_s(chosen, pace) <= MARGIN * left_s
+
+
+@pytest.mark.parametrize(
+    ("settings", "left_s", "expected"),
+    [
+        (RACING, 3600.0, "4 settings"),
+        (LARGE, 3600.0, "other settings"),
+        (replace(RACING, parameters=10**7), 3600.0, "memory"),
+        (RACING, 400.0, "no time"),
+        (RACING, 200.0, "the limit cuts the epochs"),
+    ],
+)
+def test_a_race_or_the_reason_for_none_is_in_a_line(settings: Settings, left_s: float, expected: str) -> None:
+    chosen = fitted([settings], predict, left_s, 1, 1.0)[0]
+    assert expected in with_race(chosen, [settings], left_s, 1, 1.0)[1]

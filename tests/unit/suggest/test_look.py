@@ -17,7 +17,7 @@ import pytest
 from dljob.api.spec import TaskType
 from dljob.cli import look as program
 from dljob.cluster import cluster_view
-from dljob.job.task.suggestion import FILES, JUDGED, SCRIPTS, SUGGESTION_KEY, Suggestion
+from dljob.job.task.suggestion import JUDGED, RACE, SCRIPTS, SUGGESTION_KEY, Suggestion
 from dljob.suggest.look import Question, baseline_limit_s, look
 from dljob.suggest.recommendation.model import Baseline, Score
 from dljob.suggest.subject import Subject
@@ -105,6 +105,17 @@ def test_a_limit_of_time_includes_the_baseline(tmp_path: Path) -> None:
     _, scripts = look(question, NODE, lambda: next(ticks), slow)
     assert asked_for == [15.0]
     assert 'TIME_LIMIT_S") or 46)' in scripts["train.py"]
+
+
+@pytest.mark.parametrize(("within_s", "raced"), [(3600.0, True), (None, False)])
+def test_a_race_comes_with_a_limit_that_has_time_for_it(tmp_path: Path, within_s: float | None, raced: bool) -> None:
+    people(tmp_path / "people.csv", 200)
+    question = Question(tmp_path / "people.csv", URI, TaskType.TABULAR_CLASSIFICATION, "bought", within_s=within_s)
+    suggestion, scripts = look(question, NODE, lambda: 0.0, judge)
+    assert suggestion.model is not None
+    assert (RACE in scripts) == ("from race import race" in scripts["train.py"]) == raced
+    assert ("A race chooses one of 4 settings" in suggestion.model.why) == raced
+    assert Suggestion.parse(suggestion.to_json()) == suggestion
 
 
 @pytest.mark.parametrize(
@@ -234,7 +245,7 @@ def test_the_program_writes_to_a_folder(tmp_path: Path, capsys: pytest.CaptureFi
     path, folder = people(tmp_path / "people.csv"), tmp_path / "out"
     given = [str(path), "--type", "TabularClassification", "--target", "bought", "--to", str(folder)]
     assert program.main(given) == 0
-    assert {each.name for each in folder.iterdir()} == {*FILES, SUGGESTION_KEY}
+    assert {each.name for each in folder.iterdir()} == {*SCRIPTS, JUDGED, SUGGESTION_KEY}
     assert "linear model" in capsys.readouterr().out
     suggestion = Suggestion.parse((folder / SUGGESTION_KEY).read_text())
     assert suggestion.baseline is not None and suggestion.baseline.problem is None

@@ -20,7 +20,7 @@ from dljob.suggest.errors import DataError
 from dljob.suggest.project import render
 from dljob.suggest.reading.remote import copy_of, is_uri
 from dljob.suggest.recommendation import model
-from dljob.suggest.recommendation.limit import START_S, fitted
+from dljob.suggest.recommendation.limit import NO_LIMIT, START_S, fitted, race_nbytes, with_race
 from dljob.suggest.recommendation.page import limit_lines, page
 from dljob.suggest.recommendation.prediction import Prediction, predicted
 from dljob.suggest.subject import TASKS, Facts, Options, Subject, read_subject
@@ -124,7 +124,7 @@ def _run(given: argparse.Namespace, began_s: float, limit_s: float | None, folde
     def predict(settings: model.Settings) -> Prediction:
         return predicted(render.job(settings, subject.source), view, subject.source.memory_nbytes, here=here)
 
-    models, notes, left_s = subject.models(found), [], None
+    models, notes, left_s, race = subject.models(found), [], None, NO_LIMIT
     try:
         if limit_s is None:
             rows = [(settings, predict(settings)) for settings in models]
@@ -143,13 +143,16 @@ def _run(given: argparse.Namespace, began_s: float, limit_s: float | None, folde
                     (s, replace(f, memory_nbytes=max(f.memory_nbytes, pace.memory_nbytes))) for s, f in rows[:1]
                 ] + rows[1:]
             left_s = limit_s - (time.monotonic() - began_s)
+            chosen, race = with_race(rows[0], models, left_s, reading_s, pace.factor if pace else 1.0)
+            memory_nbytes = rows[0][1].memory_nbytes + race_nbytes(chosen)
+            rows = [(chosen, replace(rows[0][1], memory_nbytes=memory_nbytes)), *rows[1:]]
             notes = limit_lines(limit_s, left_s, rows[0], models, reading_s, pace.factor if pace else None)
     except ValueError as error:
         raise BadInputError(f"--dataset-uri: {error}" if given.dataset_uri else str(error)) from None
     if given.json:
-        print(json.dumps(_document(subject.facts, rows, found, left_s), indent=2))
+        print(json.dumps(_document(subject.facts, rows, found, left_s, race), indent=2))
     else:
-        print("\n".join([*page(subject.facts, rows, found), *notes]))
+        print("\n".join([*page(subject.facts, rows, found, race), *notes]))
     if folder is not None:
         try:
             write(folder, subject, rows[0][0], left_s, found)
@@ -249,10 +252,12 @@ def _document(
     rows: Sequence[tuple[model.Settings, Prediction]],
     baseline: model.Baseline | None,
     left_s: float | None,
+    race: str,
 ) -> Mapping[str, Any]:
     return {
         "facts": asdict(facts),
         "baseline": None if baseline is None else asdict(baseline),
         "models": [{"settings": asdict(settings), "predicted": asdict(found)} for settings, found in rows],
+        "race": race,
         "timeLimitSeconds": left_s,
     }

@@ -8,8 +8,8 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from dljob.api import PlanningMode
+from dljob.job.plan.first_plans import AwaitsMeasurement
 from dljob.job.plan.stored import StoredPlan
-from dljob.job.probes.first_plans import AwaitsMeasurement
 from dljob.kube import JobKey
 from dljob.planner import Infeasible
 from dljob.reconcile import ParsedJob

@@ -26,7 +26,7 @@ from dljob.controller.planning.queueing import Queue
 from dljob.controller.planning.reserving import Reserving
 from dljob.job.log_fields import log_fields
 from dljob.job.observed import Observed, Outlook, Preemption, RoomFor
-from dljob.job.probes.first_plans import AwaitsMeasurement, FirstMeasurements
+from dljob.job.plan.first_plans import AwaitsMeasurement, FirstMeasurements
 from dljob.kube import Cache, JobKey
 from dljob.kube.objects.cache import utc_now
 from dljob.planner import Infeasible

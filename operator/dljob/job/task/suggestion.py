@@ -15,7 +15,9 @@ SCRIPTS = ("data.py", "model.py", "train.py", "predict.py", "baseline.py")
 """Names of the keys with scripts."""
 JUDGED = "baseline.json"
 """Key with the scores of the baseline on the test part, which ``train.py`` compares with those of its model."""
-FILES = (*SCRIPTS, JUDGED)
+RACE = "race.py"
+"""Key with the script of a race between settings, in a project whose training begins with one."""
+FILES = (*SCRIPTS, JUDGED, RACE)
 """Names of all keys but ``SUGGESTION_KEY``."""
 BASELINE_S = 120
 """Seconds after which the look pod stops the baseline, at the latest. Chosen, not measured."""

@@ -1,4 +1,4 @@
-"""Search for plans with strategy Sharded (ZeRO-3) on equal ranks of one type of device, as ``cost.zero`` predicts them.
+"""Search for plans with strategy Sharded (ZeRO-3) on equal ranks of one device type, with ``strategies.zero``.
 
 The user requests the strategy. With other strategies, its best plan is named if no other plan fits into memory.
 """
@@ -9,10 +9,10 @@ from math import ceil
 from dljob.calibrate.learned import Learned
 from dljob.perf.workload.workload import Workload
 from dljob.planner.candidates.accumulation import MAX_MICRO_BATCHES
-from dljob.planner.candidates.cost import zero
-from dljob.planner.candidates.cost.model_split import host_room_nbytes
 from dljob.planner.candidates.evaluate import Part, describe
 from dljob.planner.candidates.pools import Eligible
+from dljob.planner.candidates.strategies import zero
+from dljob.planner.candidates.strategies.model_split import host_room_nbytes
 from dljob.planner.search.model_split import Found, equal_parts
 from dljob.planner.types import Choice, Group, Infeasible, Refusal, Request
 from dljob.planner.types.texts import duration, gibibytes, group_names

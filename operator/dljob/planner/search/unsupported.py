@@ -1,6 +1,6 @@
 """Search for better plans that the trainer cannot run yet: sharded gradients or parameters, and hybrids.
 
-The plans are those of ``cost.zero`` (ZeRO-2, ZeRO-3) and of ``cost.model_split`` with several replicas (data
+The plans are those of ``strategies.zero`` (ZeRO-2, ZeRO-3) and ``strategies.model_split`` with several replicas (data
 parallelism combined with pipelines or tensor parallelism), on equal ranks of one type of device. They are never chosen.
 The search is small: for each type of device, one or two numbers of ranks per node and at most ``MAX_COUNTS`` numbers of
 nodes.

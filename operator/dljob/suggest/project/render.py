@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from dlcontract import CHECKPOINT_DIR
-from dljob.job.task.suggestion import JUDGED, SCRIPTS
+from dljob.job.task.suggestion import JUDGED, RACE, SCRIPTS
 from dljob.suggest.inspection.columns import ISO, MISSING, Kind
 from dljob.suggest.inspection.images import ImageFacts
 from dljob.suggest.inspection.table import CLASSIFICATION, TableFacts
@@ -20,10 +20,10 @@ from dljob.suggest.inspection.text import TextFacts
 from dljob.suggest.reading.archive import LABELS
 from dljob.suggest.reading.images import ARCHIVE, ARRAYS, COPY, FOLDER, PARTS, SUFFIXES
 from dljob.suggest.reading.table import CSV, JSON_LINES, PARQUET, Table
-from dljob.suggest.recommendation.model import Baseline, Settings
+from dljob.suggest.recommendation.model import RACE_PART, Baseline, Settings
 
 TEMPLATES = files("dljob.suggest.project") / "templates"
-IN_JOB = ("data.py", "model.py", "train.py")
+IN_JOB = ("data.py", "model.py", "train.py", RACE)
 """Scripts that a job's pods need."""
 TEST_BYTES = {
     "table": "repr(test_rows).encode()",
@@ -37,6 +37,20 @@ MOST_WRONG = {
     "text": " `most_wrong.json` has the texts of the surest errors.",
 }
 """Kind of project → sentence of its README about the samples that it writes down."""
+RACE_CALLS = {
+    "race_import": "from race import race\n",
+    "race": """\
+left_s = max(1.0, TIME_LIMIT_S - (time.monotonic() - BEGAN_S)) if TIME_LIMIT_S else 0
+chosen = race(t, model, opt, train_rows, x, y, weights, BATCH, EPOCHS, SEED, left_s)
+PENALTY = chosen["penalty"]
+""",
+    "race_result": '    run["race"] = chosen\n',
+}
+"""Placeholder in ``train.py`` → its text if the training begins with a race."""
+RACE_ROW = "| `race.py` | A race between settings before the training, on the training part only |\n"
+RACE_SETTINGS = """
+A race chooses learning rate, penalty and dropout (`CANDIDATES` in `race.py`). `metrics.json` has its result."""
+"""Texts of the README if the training begins with a race."""
 AMOUNT_COLUMN = """
     if kind.startswith("amount"):
         return np.array([[amount(cell, kind)] for cell in cells])"""
@@ -198,16 +212,30 @@ def project_files(
         "test_data": repr(str(source.test)) if source.test else "None",
         "in_dataset": f" + {f'/{source.training_folder}'!r}" if source.training_folder else "",
     }
+    common |= RACE_CALLS if settings.race else dict.fromkeys(RACE_CALLS, "")
     common["other_models"] = Template(shared("other_models")).substitute(test_bytes=TEST_BYTES[kind])
     common["paths"] = Template(shared("paths")).substitute(where).rstrip("\n")
     project = {
         name: Template((TEMPLATES / kind / f"{name}.txt").read_text(encoding="utf-8")).substitute({**values, **common})
         for name in SCRIPTS
     }
-    project["job.yaml"] = manifests({name: project[name] for name in IN_JOB}, job(settings, source))
+    if settings.race:
+        text = (TEMPLATES / kind / f"{RACE}.txt").read_text(encoding="utf-8")
+        project[RACE] = Template(text).substitute(candidates=_candidates(settings), race_part=repr(RACE_PART))
+    in_job = {name: project[name] for name in IN_JOB if name in project}
+    project["job.yaml"] = manifests(in_job, job(settings, source))
     readme = Template(shared("README.md"))
     project["README.md"] = readme.substitute(_readme_values(kind, settings, source, facts))
     return project
+
+
+def _candidates(settings: Settings) -> str:
+    """Return the settings of a race as a list in Python."""
+    lines = [
+        f'    {{"learning_rate": {c.learning_rate:g}, "penalty": {c.penalty:.4g}, "dropout": {c.dropout:g}}},\n'
+        for c in settings.candidates
+    ]
+    return f"[\n{''.join(lines)}]"
 
 
 def _mapping(columns: Mapping[str, str | None]) -> str:
@@ -320,5 +348,8 @@ def _readme_values(kind: str, settings: Settings, source: Source, facts: Facts) 
         "uri": job(settings, source)["spec"]["dataset"]["uri"],
         "test": f" and `{source.test.name}` beside it" if source.test and not source.training_folder else "",
         "most_wrong": MOST_WRONG.get(kind, ""),
+        "race_row": RACE_ROW if settings.race else "",
+        "race_file": f" --from-file={RACE}" if settings.race else "",
+        "race_settings": RACE_SETTINGS if settings.race else "",
         "findings": "".join(f"- {line}\n" for line in facts.findings) or "- Nothing unusual.\n",
     }

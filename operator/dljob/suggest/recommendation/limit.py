@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from dljob.suggest.recommendation.model import Settings
+from dljob.suggest.recommendation.model import RACE_PART, Settings
 from dljob.suggest.recommendation.prediction import Prediction
 
 START_S = 8.0
@@ -15,6 +15,16 @@ MARGIN = 0.9
 """Part of the time left that a prediction may fill. The script stops itself if it takes longer."""
 MIN_EPOCHS = 1 / 3
 """A model is preferred to a smaller one if this part of its epochs fits. Chosen, not measured."""
+
+RACE_TIME = 1.7
+"""A race takes this multiple of the training's time: four candidates a quarter of the epochs, two of them then a half.
+
+Each trains on four fifths of the samples, which makes 1.6. The rest is the evaluation of the candidates.
+"""
+MAX_RACE_NBYTES = 32 * 2**20
+"""Memory of the candidates of a race, at most. A prediction of memory has room for it."""
+STATE_NBYTES = 16
+"""Bytes of a parameter with its gradient and the two moments of Adam, in float32."""
 
 
 def fitted(
@@ -39,6 +49,43 @@ def fitted(
 
     best = min(range(len(found)), key=rank)
     return [found[best], *found[:best], *found[best + 1 :]]
+
+
+def race_nbytes(settings: Settings) -> int:
+    """Return the memory of the models of a race, with gradients and the state of their optimizers, in bytes."""
+    return STATE_NBYTES * settings.parameters * len(settings.candidates) if settings.race else 0
+
+
+def race_s(model: tuple[Settings, Prediction], pace: float) -> float:
+    """Return the predicted seconds of a race between the settings of a model. ``pace``: as in ``fitted``."""
+    return RACE_TIME * pace * model[1].time_s
+
+
+NO_LIMIT = "none, because without --within no time is set aside for one"
+
+
+def with_race(
+    model: tuple[Settings, Prediction], whole: Sequence[Settings], left_s: float, reading_s: float, pace: float
+) -> tuple[Settings, str]:
+    """Return the settings with a race if one is of use and fits into the limit, and a line that says so, or why not.
+
+    ``model``: the recommended model within the limit. ``whole``: the models without a limit. The others: as in
+    ``fitted``.
+    """
+    settings, needed_s = model[0], race_s(model, pace)
+    if not settings.rivals:
+        return settings, "none, because other settings are not expected to be better"
+    raced = replace(settings, race=True)
+    if race_nbytes(raced) > MAX_RACE_NBYTES:
+        return settings, "none, because the models of a race would need much more memory"
+    if any(other.name == settings.name and other.epochs > settings.epochs for other in whole):
+        return settings, "none, because the limit cuts the epochs"
+    room_s = MARGIN * left_s - total_s(model, reading_s, pace)
+    if needed_s > min(room_s, MARGIN * RACE_PART * (left_s - START_S - reading_s)):
+        return settings, f"none, because it would take {needed_s:.0f} s more, for which there is no time"
+    count = len(settings.candidates)
+    line = f"{count} settings (learning rate, penalty, dropout) in about {needed_s:.0f} s before the training"
+    return raced, line
 
 
 def fraction(cut: Settings, whole: Settings) -> float:

@@ -22,10 +22,23 @@ before the weights were as large as a weak penalty lets them become.
 """
 MIN_STEPS, MAX_EPOCHS = 1000, 200
 """Bounds of the training. Chosen, not measured: small tables get enough steps of Adam to converge."""
+MIN_RACE_ROWS = 100
+"""Rows of the training part from which a race is of use: at least 20 of them judge. Chosen, not measured."""
+RACE_PART = 0.5
+"""Part of the time left to which train.py limits a race. A race that needs more chooses the recommended settings."""
 LARGE_ROWS = 5000
 """Rows from which a network is recommended if no baseline was run."""
 IMAGE_PASSES = 45_000
 """Image passes of a training: 30 epochs of 1,500 images. Chosen, not measured."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """Settings that a race can choose. They change neither the size of a model nor the time of a step."""
+
+    learning_rate: float
+    penalty: float
+    dropout: float
 
 
 @dataclass(frozen=True)
@@ -54,6 +67,15 @@ class Settings:
     augmentation: str = "none"
     flip: bool = False
     class_weights: bool = False
+    rivals: tuple[Candidate, ...] = ()
+    """Settings with which the recommended ones can be compared in a race; empty: a race is of no use."""
+    race: bool = False
+    """True: the training begins with a race."""
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Return the settings of a race, the recommended ones first."""
+        return Candidate(self.learning_rate, self.penalty, self.dropout), *self.rivals
 
 
 @dataclass(frozen=True)
@@ -126,6 +148,14 @@ def _table(facts: TableFacts, baseline: Baseline | None, name: str, why: str, wi
     steps = ceil(train / batch)
     strength = baseline.strength if baseline else 1.0
     classify = facts.task == CLASSIFICATION
+    rate, dropout = (0.003, 0.2) if width else (LINEAR_RATE, 0.0)
+    penalty = strength / train / (2 if classify else 1)
+    if width:
+        others = ((rate, penalty, 0.0), (rate, 10 * penalty, dropout), (3 * rate, penalty, dropout))
+    else:
+        others = ((rate, penalty / 10, 0.0), (rate, 10 * penalty, 0.0), (rate, 100 * penalty, 0.0))
+    # The baseline's cross-validation has chosen the penalty of a linear model already.
+    useful = train >= MIN_RACE_ROWS and (width > 0 or baseline is None)
     return Settings(
         name=name,
         why=why,
@@ -136,11 +166,12 @@ def _table(facts: TableFacts, baseline: Baseline | None, name: str, why: str, wi
         batch=batch,
         batch_range=(max(16, batch // 4), min(4 * batch, max(batch, train))),
         epochs=min(MAX_EPOCHS, max(10, ceil(MIN_STEPS / steps))),
-        learning_rate=0.003 if width else LINEAR_RATE,
+        learning_rate=rate,
         width=width,
-        dropout=0.2 if width else 0.0,
-        penalty=strength / train / (2 if classify else 1),
+        dropout=dropout,
+        penalty=penalty,
         class_weights=facts.rare,
+        rivals=tuple(Candidate(*each) for each in others) if useful else (),
     )
 
 

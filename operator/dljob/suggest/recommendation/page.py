@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dljob.suggest.inspection.images import ImageFacts
 from dljob.suggest.inspection.table import TableFacts
 from dljob.suggest.inspection.text import TextFacts
-from dljob.suggest.recommendation.limit import total_s
+from dljob.suggest.recommendation.limit import NO_LIMIT, race_s, total_s
 from dljob.suggest.recommendation.model import Baseline, Settings
 from dljob.suggest.recommendation.prediction import Prediction
 
@@ -23,8 +23,12 @@ def page(
     facts: Facts,
     models: Sequence[tuple[Settings, Prediction]],
     baseline: Baseline | None,
+    race: str = NO_LIMIT,
 ) -> list[str]:
-    """Return the lines that ``dljob suggest`` prints. ``models``: the recommended model, then the alternatives."""
+    """Return the lines that ``dljob suggest`` prints. ``models``: the recommended model, then the alternatives.
+
+    ``race``: the line of ``with_race``.
+    """
     chosen = models[0][0]
     lines = ["Data", *data_lines(facts), "", "Findings"]
     lines += [f"  - {text}" for text in facts.findings or ("Nothing unusual.",)]
@@ -37,6 +41,7 @@ def page(
         f"  epochs         {chosen.epochs}",
         f"  learning rate  up to {chosen.learning_rate:g}, one cycle of warm-up and decay (Adam)",
         f"  augmentation   {chosen.augmentation}",
+        f"  race           {race}",
         "",
         "Predicted by the planner (data sheets; a first run replaces them by measurements)",
     ]
@@ -134,13 +139,16 @@ def limit_lines(
     """
     settings = chosen[0]
     recommended = next(other for other in whole if other.name == settings.name)
-    total = total_s(chosen, reading_s, pace or 1.0)
+    race = race_s(chosen, pace or 1.0) if settings.race else 0.0
+    total = total_s(chosen, reading_s, pace or 1.0) + race
     lines = [
         "",
         f"Time limit of {_seconds(limit_s)}",
         f"  used by this command   {_seconds(limit_s - left_s)}: reading, baseline"
         + (" and a short training that measured the pace" if pace else ""),
-        f"  predicted for train.py {_seconds(total)}: start, reading, {settings.epochs} epochs, evaluation"
+        f"  predicted for train.py {_seconds(total)}: start, reading, "
+        + (f"the race ({_seconds(race)}), " if race else "")
+        + f"{settings.epochs} epochs, evaluation"
         + (f" (steps took {pace:.1f} times the planner's time)" if pace else " (not measured on this machine)"),
         f"  left for train.py      {_seconds(left_s)}; it ends its training in time to evaluate within that",
     ]

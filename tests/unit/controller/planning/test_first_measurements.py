@@ -3,7 +3,7 @@
 from datetime import timedelta
 
 from dlcontract.hardware import HardwareMeasure, TimedStep
-from dljob.job.probes.first_plans import WAIT_S
+from dljob.job.plan.first_plans import WAIT_S
 from dljob.job.probes.hardware import hardware_body, hardware_profile
 from dljob.kube.kinds import PROFILE
 from support.builders import NOW, T4

@@ -1,7 +1,7 @@
 """Rules of a DLJobSpec about ``parallelism.strategy`` Sharded."""
 
 from dljob.api.base import Rule
-from dljob.api.spec.rules.compatibility import COMPATIBLE, chosen
+from dljob.api.compatibility import COMPATIBLE, chosen
 
 _SHARDED = chosen("strategy", "Sharded")
 # Begins with the new value, so that the API policy sees that every stored object fulfils it.
