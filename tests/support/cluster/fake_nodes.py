@@ -5,6 +5,8 @@ Tests take the trainer's part and write its report.
 
 import asyncio
 import threading
+from concurrent.futures import wait
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Self
 
@@ -36,6 +38,7 @@ class HollowNodes:
         self.conditions: dict[str, dict[str, str]] = {}
         """Name of a node → type and status of its conditions besides Ready."""
         self._loop = asyncio.new_event_loop()
+        self._ending = asyncio.Event()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._session: Any = None
 
@@ -52,7 +55,9 @@ class HollowNodes:
         self._task = asyncio.run_coroutine_threadsafe(self._live(), self._loop)
 
     def stop(self) -> None:
-        self._task.cancel()
+        # A request that is cancelled would leave its TLS connection open, and the loop would end before it is closed.
+        self._loop.call_soon_threadsafe(self._ending.set)
+        wait([self._task], 30)
         self._call(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(5)
@@ -101,7 +106,7 @@ class HollowNodes:
 
     async def _live(self) -> None:
         beat = 0.0
-        while True:
+        while not self._ending.is_set():
             if self._loop.time() - beat > HEARTBEAT_S:
                 beat = self._loop.time()
                 await self._beat()
@@ -112,7 +117,8 @@ class HollowNodes:
                     except ApiError as error:
                         if not (error.not_found or error.conflict):
                             raise
-            await asyncio.sleep(POLL_S)
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), POLL_S)
 
     async def _beat(self) -> None:
         size = {"cpu": "32", "memory": "64Gi", "ephemeral-storage": "100Gi", "pods": "100"}
