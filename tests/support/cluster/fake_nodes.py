@@ -102,6 +102,8 @@ class HollowNodes:
             for pod in await self._pods(name):
                 await self._remove(pod)
             await self._api.delete(NODE, None, name)
+        # Without a TLS shutdown, for which the loop would have to wait: an open connection is a warning in a later test.
+        await self._session.connector.close(abort_ssl=True)
         await self._session.close()
 
     async def _live(self) -> None:
